@@ -1,0 +1,42 @@
+"""Convert raw image trees into pre-resized shards, WebDataset tars and DALI-readable TFRecords.
+
+    from precache import Recipe, convert, open_dataset, verify
+
+    convert("data/raw", "data/shards", Recipe(format="shards", size=256))
+
+This package never imports torch: it runs on CPU-only hosts, and its workers start fast.
+"""
+
+from precache.convert import Conversion, convert
+from precache.errors import (
+    DatasetError,
+    DownloadError,
+    ImageError,
+    MissingDependencyError,
+    PrecacheError,
+    SettingError,
+    SourceError,
+    WorkerError,
+)
+from precache.manifest import ConvertedDataset, Manifest, open_dataset, verify
+from precache.recipe import Recipe
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Conversion",
+    "ConvertedDataset",
+    "DatasetError",
+    "DownloadError",
+    "ImageError",
+    "Manifest",
+    "MissingDependencyError",
+    "PrecacheError",
+    "Recipe",
+    "SettingError",
+    "SourceError",
+    "WorkerError",
+    "convert",
+    "open_dataset",
+    "verify",
+]

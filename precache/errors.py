@@ -1,0 +1,75 @@
+"""Every error that this project raises on purpose.
+
+    PrecacheError                 one line: the path or value, what was expected, the remedy
+    ├── SettingError              a value that a caller or a flag gave (also a ValueError)
+    ├── SourceError               a raw image tree: missing, empty, without class folders
+    ├── ImageError                one picture that cannot be decoded
+    ├── DatasetError              a converted folder: no manifest, wrong format, damaged file
+    ├── DownloadError             a public dataset that could not be fetched
+    ├── WorkerError               a worker process or thread that died
+    └── MissingDependencyError    a package that a backend needs (also an ImportError)
+
+Catch `PrecacheError` for all of them. The commands print it on one line and exit with 2.
+"""
+
+from collections.abc import Iterable
+
+
+class PrecacheError(Exception):
+    """Base of the tree above. `str(error)` is one line."""
+
+
+class SettingError(PrecacheError, ValueError):
+    """A setting is out of range or unknown; the message names it, its value and the choices."""
+
+
+class SourceError(PrecacheError):
+    """A raw image tree cannot be read as class folders with pictures."""
+
+
+class ImageError(PrecacheError):
+    """One picture cannot be read or decoded.
+
+    Attributes:
+        path: of the picture, as it was given.
+        reason: what is wrong with it, without the path.
+    """
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(path, reason)  # both, so that the error survives pickling
+        self.path = path
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.reason}"
+
+
+class DatasetError(PrecacheError):
+    """A converted folder cannot be used as asked: missing, damaged, or of another format."""
+
+
+class DownloadError(PrecacheError):
+    """A public dataset could not be downloaded, checked or unpacked."""
+
+
+class WorkerError(PrecacheError):
+    """A worker died without an exception of its own."""
+
+
+class MissingDependencyError(PrecacheError, ImportError):
+    """An optional package is not installed; the message holds the install command."""
+
+
+def check_choice(name: str, value: str, choices: Iterable[str]) -> None:
+    """Raise SettingError unless `value` is one of `choices`."""
+    choices = sorted(choices)
+    if value not in choices:
+        raise SettingError(f"unknown {name} {value!r}; choose from: {', '.join(choices)}")
+
+
+def check_range(name: str, value: int, low: int, high: int | None = None) -> None:
+    """Raise SettingError unless `value` is an int with low <= value <= high."""
+    wanted = f"an integer of at least {low:,}" if high is None else f"an integer from {low:,} to {high:,}"
+    is_int = isinstance(value, int) and not isinstance(value, bool)
+    if not is_int or value < low or (high is not None and value > high):
+        raise SettingError(f"{name} must be {wanted}, got {value!r}")

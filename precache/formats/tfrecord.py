@@ -1,0 +1,145 @@
+"""Format `dali`: JPEGs in TFRecord files, with DALI's index beside each.
+
+    record      uint64 length | uint32 crc(length) | data | uint32 crc(data)   (little-endian)
+    data        a tf.train.Example:
+                    image/encoded      bytes   a baseline JPEG of the recipe's size and quality
+                    image/class/label  int64   the label
+                    sample/id          int64   the sample's id
+    crc         CRC-32C, masked: rotated right by 15 bits, plus 0xA282EAD8
+
+The index `.idx` has one line per record, `<offset> <bytes>`, headers counted in, as DALI's
+tfrecord2idx writes it. Sources: https://www.tensorflow.org/tutorials/load_data/tfrecord and
+https://github.com/tensorflow/tensorflow/blob/master/tensorflow/core/example/example.proto
+"""
+
+import struct
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import google_crc32c
+
+from precache.errors import DatasetError
+from precache.formats.sample import Format, Sample, StoredSample
+from precache.images import encode_jpeg
+from precache.recipe import Recipe
+from precache.storage import atomic_write
+
+SUFFIX = ".tfrecord"
+INDEX_SUFFIX = ".idx"
+IMAGE_KEY, LABEL_KEY, ID_KEY = "image/encoded", "image/class/label", "sample/id"
+
+
+def write_shard(base: Path, samples: Iterable[Sample], recipe: Recipe) -> list[Path]:
+    """Write `base` + '.tfrecord' and, after it, `base` + '.idx'."""
+    path, index_path = base.with_name(base.name + SUFFIX), base.with_name(base.name + INDEX_SUFFIX)
+    index: list[str] = []
+    with atomic_write(path) as file:
+        for sample in samples:
+            record = _record(_encode_example(sample, recipe.quality))
+            index.append(f"{file.tell()} {len(record)}\n")
+            file.write(record)
+    with atomic_write(index_path) as file:
+        file.write("".join(index).encode())
+    return [path, index_path]
+
+
+def read_shard(path: Path) -> Iterator[StoredSample]:
+    """The samples of a TFRecord file in stored order, read sequentially, checksums checked."""
+    try:
+        with open(path, "rb") as file:
+            while head := file.read(12):
+                (length,) = struct.unpack_from("<Q", head)
+                if struct.unpack_from("<I", head, 8) != (_masked_crc(head[:8]),):
+                    raise ValueError("a record's length does not match its checksum")
+                data, crc = file.read(length), file.read(4)
+                if len(data) != length or struct.unpack("<I", crc) != (_masked_crc(data),):
+                    raise ValueError("a record does not match its checksum")
+                yield _decode_example(data)
+    except (OSError, struct.error, ValueError, KeyError, IndexError) as error:
+        raise DatasetError(
+            f"{path}: cannot be read as TFRecords ({error}); run 'precache verify' on its folder, "
+            f"then 'precache convert --overwrite' to rewrite it"
+        ) from error
+
+
+def _masked_crc(data: bytes) -> int:
+    crc = google_crc32c.value(data)
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def _record(data: bytes) -> bytes:
+    length = struct.pack("<Q", len(data))
+    return b"".join(
+        (length, struct.pack("<I", _masked_crc(length)), data, struct.pack("<I", _masked_crc(data)))
+    )
+
+
+# Protocol buffers, as far as tf.train.Example needs them. A message is a run of fields, each
+# `varint(number << 3 | wire type)` and a value; wire type 0 is a varint, 2 is length and bytes.
+#   Example   { Features features = 1; }
+#   Features  { map<string, Feature> feature = 1; }      a map entry is { key = 1; value = 2; }
+#   Feature   { BytesList bytes_list = 1; FloatList float_list = 2; Int64List int64_list = 3; }
+#   BytesList { repeated bytes value = 1; }    Int64List { repeated int64 value = 1 [packed]; }
+
+
+def _encode_example(sample: Sample, quality: int) -> bytes:
+    features = {
+        IMAGE_KEY: _field(1, _field(1, encode_jpeg(sample.pixels, quality))),
+        LABEL_KEY: _field(3, _field(1, _varint(sample.label))),
+        ID_KEY: _field(3, _field(1, _varint(sample.id))),
+    }
+    entries = (_field(1, _field(1, key.encode()) + _field(2, value)) for key, value in features.items())
+    return _field(1, b"".join(entries))
+
+
+def _decode_example(data: bytes) -> StoredSample:
+    features: dict[str, bytes] = {}
+    for entry in _fields(_only_field(data)):
+        key, value = _fields(entry)
+        features[key.decode()] = _only_field(_only_field(value))
+    label, _ = _read_varint(features[LABEL_KEY], 0)
+    sample_id, _ = _read_varint(features[ID_KEY], 0)
+    return StoredSample(sample_id, label, features[IMAGE_KEY])
+
+
+def _field(number: int, content: bytes) -> bytes:
+    return _varint(number << 3 | 2) + _varint(len(content)) + content
+
+
+def _fields(message: bytes) -> Iterator[bytes]:
+    position = 0
+    while position < len(message):
+        tag, position = _read_varint(message, position)
+        if tag & 7 != 2:
+            raise ValueError(f"unexpected wire type {tag & 7}")
+        length, position = _read_varint(message, position)
+        yield message[position : position + length]
+        position += length
+
+
+def _only_field(message: bytes) -> bytes:
+    (content,) = _fields(message)
+    return content
+
+
+def _varint(value: int) -> bytes:
+    encoded = bytearray()
+    while value > 0x7F:
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    encoded.append(value)
+    return bytes(encoded)
+
+
+def _read_varint(message: bytes, position: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = message[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, position
+        shift += 7
+
+
+FORMAT = Format(SUFFIX, INDEX_SUFFIX, write_shard, read_shard)

@@ -1,0 +1,213 @@
+"""`dataset.json`: what a converted dataset is. Written last, so a folder without it is not one."""
+
+import hashlib
+import json
+import os
+from collections import Counter
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from precache.errors import DatasetError, SettingError
+from precache.recipe import Recipe
+from precache.storage import atomic_write, sha256_file
+
+MANIFEST_NAME = "dataset.json"
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class FileEntry:
+    """One file of a shard: its name in the dataset's folder, bytes, and SHA-256 in hex."""
+
+    name: str
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class RejectedSample:
+    """A picture that could not be converted; `path` is relative to the source tree."""
+
+    id: int
+    path: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ShardEntry:
+    """One finished shard: the shard file first, then its index where the format has one."""
+
+    name: str
+    split: str
+    samples: int
+    files: tuple[FileEntry, ...]
+
+    @property
+    def file_name(self) -> str:
+        """Name of the shard file."""
+        return self.files[0].name
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Manifest:
+    """A converted dataset.
+
+    Attributes:
+        recipe: the settings that it was made with.
+        made_by: versions of what decoded and encoded the pictures.
+        source_digest: SHA-256 over the source tree's sorted sample paths.
+        source_bytes: size of the source pictures in bytes.
+        classes: class names; a label is an index of it.
+        samples_per_class: split -> number of samples of each class.
+        shards: in written order, split by split.
+        rejected: pictures that could not be decoded.
+        ignored: (path, reason) of what the source tree holds beside pictures.
+    """
+
+    recipe: Recipe
+    made_by: dict[str, str]
+    source_digest: str
+    source_bytes: int
+    classes: tuple[str, ...]
+    samples_per_class: dict[str, tuple[int, ...]]
+    shards: tuple[ShardEntry, ...]
+    rejected: tuple[RejectedSample, ...]
+    ignored: tuple[tuple[str, str], ...]
+
+    @property
+    def samples(self) -> int:
+        """Samples in all splits."""
+        return sum(shard.samples for shard in self.shards)
+
+    @property
+    def stored_bytes(self) -> int:
+        """Size of all shards and their indexes in bytes."""
+        return sum(file.bytes for shard in self.shards for file in shard.files)
+
+    def split_shards(self, split: str) -> tuple[ShardEntry, ...]:
+        """The shards of `split`; SettingError names the splits that there are."""
+        shards = tuple(shard for shard in self.shards if shard.split == split)
+        if not shards:
+            splits = ", ".join(sorted({shard.split for shard in self.shards}))
+            raise SettingError(f"unknown split {split!r}; choose from: {splits}")
+        return shards
+
+    def digest(self) -> str:
+        """SHA-256 (hex) of the manifest: the identity of the dataset."""
+        return hashlib.sha256(_encode(self)).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class ConvertedDataset:
+    """A folder that holds a manifest and the files that it names."""
+
+    path: Path
+    manifest: Manifest
+
+    def shard_path(self, shard: ShardEntry) -> Path:
+        """Path of the shard's file."""
+        return self.path / shard.file_name
+
+
+def is_converted(path: Path) -> bool:
+    """Whether `path` is a folder with a manifest."""
+    return (path / MANIFEST_NAME).is_file()
+
+
+def open_dataset(path: str | os.PathLike[str]) -> ConvertedDataset:
+    """Read the manifest of the converted dataset in folder `path`.
+
+    Raises:
+        DatasetError: no such folder, no manifest in it, or one that is damaged or too new.
+    """
+    folder = Path(path)
+    manifest_path = folder / MANIFEST_NAME
+    try:
+        content = json.loads(manifest_path.read_bytes())
+    except OSError as error:
+        reason = "no such folder" if not folder.is_dir() else f"no {MANIFEST_NAME} in it"
+        raise DatasetError(
+            f"{folder}: not a converted dataset ({reason}); "
+            f"make one with 'precache convert SRC {folder} --format FORMAT'"
+        ) from error
+    except ValueError as error:
+        raise DatasetError(f"{manifest_path}: not valid JSON ({error}); convert the dataset again") from error
+    return ConvertedDataset(folder, _decode(content, manifest_path))
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write `dataset.json` into `folder`: the commit of a conversion."""
+    with atomic_write(folder / MANIFEST_NAME) as file:
+        file.write(_encode(manifest))
+
+
+def verify(path: str | os.PathLike[str]) -> list[str]:
+    """Compare every file of the dataset in `path` with the manifest's sizes and checksums.
+
+    Returns:
+        One line per damaged or missing file; empty if all are as they were written.
+
+    Raises:
+        DatasetError: `path` is not a converted dataset.
+    """
+    dataset = open_dataset(path)
+    files = (file for shard in dataset.manifest.shards for file in shard.files)
+    return [problem for file in files if (problem := check_file(dataset.path, file))]
+
+
+def check_file(folder: Path, file: FileEntry) -> str | None:
+    """What is wrong with a file, as one line, or None."""
+    path = folder / file.name
+    if not path.is_file():
+        return f"{path}: missing"
+    if path.stat().st_size != file.bytes:
+        return f"{path}: expected {file.bytes:,} bytes, got {path.stat().st_size:,}"
+    if sha256_file(path) != file.sha256:
+        return f"{path}: its checksum is not the manifest's (the bytes changed)"
+    return None
+
+
+def count_reasons(reasons: list[str]) -> dict[str, int]:
+    """Reasons and how often each occurs, most frequent first."""
+    return dict(Counter(reasons).most_common())
+
+
+def _encode(manifest: Manifest) -> bytes:
+    counts = {
+        "scanned": manifest.samples + len(manifest.rejected) + len(manifest.ignored),
+        "converted": manifest.samples,
+        "rejected": len(manifest.rejected),
+        "ignored": len(manifest.ignored),
+    }
+    content = {"version": VERSION, "counts": counts, **asdict(manifest)}
+    content["recipe"] = manifest.recipe.to_json()
+    return (json.dumps(content, indent=1) + "\n").encode()
+
+
+def _decode(content: Any, path: Path) -> Manifest:
+    try:
+        version = content.pop("version")
+        if version != VERSION:
+            raise DatasetError(
+                f"{path}: manifest version {version}, expected {VERSION}; "
+                f"convert the dataset again or use the release that wrote it"
+            )
+        content.pop("counts")
+        content["recipe"] = Recipe(**content["recipe"])
+        content["classes"] = tuple(content["classes"])
+        per_class = content["samples_per_class"]
+        content["samples_per_class"] = {split: tuple(counts) for split, counts in per_class.items()}
+        content["rejected"] = tuple(RejectedSample(**entry) for entry in content["rejected"])
+        content["ignored"] = tuple((entry[0], entry[1]) for entry in content["ignored"])
+        content["shards"] = tuple(_decode_shard(entry) for entry in content["shards"])
+        return Manifest(**content)
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        raise DatasetError(
+            f"{path}: not a manifest of this project ({error!r}); convert the dataset again"
+        ) from error
+
+
+def _decode_shard(entry: dict[str, Any]) -> ShardEntry:
+    files = tuple(FileEntry(**file) for file in entry.pop("files"))
+    return ShardEntry(files=files, **entry)

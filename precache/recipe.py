@@ -1,0 +1,50 @@
+"""Every setting that changes the bytes of a converted dataset."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from precache.errors import check_choice, check_range
+
+FORMAT_NAMES = ("dali", "shards", "webdataset")
+MAX_SIZE = 8192
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recipe:
+    """How a raw tree becomes a converted dataset; checked once, here.
+
+    Attributes:
+        format: `shards`, `webdataset` or `dali`.
+        size: side of the stored square in pixels, 1 to 8,192. The shorter side of a picture is
+            resized to it, then the centre is cropped.
+        quality: JPEG quality of `webdataset` and `dali`, 1 to 100. From 95 on, colour is stored
+            in full resolution (4:4:4), below that in a quarter of it (4:2:0).
+        shard_bytes: decoded pixels per shard in bytes, at most. The same for all formats, so that
+            shard k holds the same samples in each of them.
+        seed: of the order in which samples are written.
+
+    Raises:
+        SettingError: a value is out of range or unknown.
+    """
+
+    format: str
+    size: int = 256
+    quality: int = 95
+    shard_bytes: int = 64 * 2**20
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_choice("format", self.format, FORMAT_NAMES)
+        check_range("size", self.size, 1, MAX_SIZE)
+        check_range("quality", self.quality, 1, 100)
+        check_range("shard_bytes", self.shard_bytes, 1)
+        check_range("seed", self.seed, 0)
+
+    @property
+    def samples_per_shard(self) -> int:
+        """The most samples that one shard holds; at least one."""
+        return max(1, self.shard_bytes // (self.size * self.size * 3))
+
+    def to_json(self) -> dict[str, Any]:
+        """The settings as plain JSON values; `Recipe(**recipe.to_json()) == recipe`."""
+        return asdict(self)

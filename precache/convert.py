@@ -13,10 +13,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import PIL
-from PIL import features
-
 from precache import executors, images
+from precache.doctor import made_by
 from precache.errors import DatasetError, ImageError, SettingError, check_range
 from precache.formats import FORMATS, Sample
 from precache.manifest import (
@@ -101,37 +99,31 @@ def convert(
     source, destination = Path(source), Path(destination)
     scan = scan_tree(source)
     _check_apart(source, destination)
-    target = {"recipe": recipe.to_json(), "source_digest": scan.digest()}
     if overwrite:
         _remove_ours(destination)
     elif is_converted(destination):
         manifest = open_dataset(destination).manifest
         _check_same(
-            destination, target, {"recipe": manifest.recipe.to_json(), "source_digest": manifest.source_digest}
+            destination, _target(recipe, scan.digest()), _target(manifest.recipe, manifest.source_digest)
         )
         return Conversion(manifest, 0, time.perf_counter() - start_s)
     try:
-        return _run(scan, destination, recipe, target, workers, on_progress, start_s)
+        manifest, converted = _run(scan, recipe, destination, workers, on_progress)
     except OSError as error:
         raise DatasetError(
             f"{error.filename or destination}: cannot be written ({error.strerror}); finished shards "
             f"are kept: make room or fix permissions, then run the same command again"
         ) from error
+    return Conversion(manifest, converted, time.perf_counter() - start_s)
 
 
 def _run(
-    scan: Scan,
-    destination: Path,
-    recipe: Recipe,
-    target: dict[str, Any],
-    workers: int,
-    on_progress: Progress | None,
-    start_s: float,
-) -> Conversion:
-    finished = _open_journal(destination, target)
+    scan: Scan, recipe: Recipe, destination: Path, workers: int, on_progress: Progress | None
+) -> tuple[Manifest, int]:
+    """Write what is missing, commit the manifest; (manifest, pictures converted by this call)."""
+    finished = _open_journal(destination, _target(recipe, scan.digest()))
     plan = plan_conversion(scan.samples, recipe)
     waiting = [shard for shard in plan.shards if shard.name not in finished]
-    tasks = [_Task(shard, str(scan.root), destination, recipe) for shard in waiting]
     total = len(scan.samples)
     done = total - sum(len(shard.samples) for shard in waiting)
 
@@ -141,19 +133,25 @@ def _run(
         if on_progress is not None:
             on_progress(done, total)
 
-    converted = 0
     report(0)
-    if tasks:
+    converted = 0
+    if waiting:
+        tasks = [_Task(shard, str(scan.root), destination, recipe) for shard in waiting]
         with open(destination / JOURNAL_NAME, "a", encoding="utf-8") as journal:
             for result in executors.run(_write_shard, tasks, workers, report):
-                _append(journal, {"entry": asdict(result.entry), "rejected": [asdict(r) for r in result.rejected]})
+                _append(journal, asdict(result))
                 finished[result.entry.name] = result
                 converted += result.entry.samples
     manifest = _manifest(scan, plan, finished)
     write_manifest(destination, manifest)
     (destination / JOURNAL_NAME).unlink()
     fsync_folder(destination)
-    return Conversion(manifest, converted, time.perf_counter() - start_s)
+    return manifest, converted
+
+
+def _target(recipe: Recipe, source_digest: str) -> dict[str, Any]:
+    """What a conversion makes, as its journal's first line says it."""
+    return {"recipe": recipe.to_json(), "source_digest": source_digest}
 
 
 def _write_shard(task: _Task, tick: Callable[[], None]) -> _Done:
@@ -212,16 +210,6 @@ def _manifest(scan: Scan, plan: ConvertPlan, finished: dict[str, _Done]) -> Mani
     if not manifest.samples:
         raise DatasetError(f"{scan.root}: none of its pictures can be decoded; first: {rejected[0].reason}")
     return manifest
-
-
-def made_by() -> dict[str, str]:
-    """Names and versions of what decodes and encodes pictures here."""
-    simd = ".post" in PIL.__version__ or "simd" in PIL.__version__
-    return {
-        "pillow": PIL.__version__,
-        "pillow_flavour": "pillow-simd" if simd else "pillow",
-        "pillow_libjpeg_turbo": features.version("libjpeg_turbo") or "none",
-    }
 
 
 def _check_apart(source: Path, destination: Path) -> None:

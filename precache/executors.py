@@ -22,7 +22,8 @@ class Counter(Protocol):
 
     value: int
 
-    def get_lock(self) -> AbstractContextManager[Any]: ...
+    def get_lock(self) -> AbstractContextManager[Any]:
+        """The lock to hold while changing `value`."""
 
 
 _progress: Counter | None = None

@@ -13,7 +13,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 import simplejpeg
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from precache.errors import ImageError
 
@@ -61,7 +61,7 @@ def decode(data: bytes, path: str) -> Image.Image:
                 return _upright_rgb(image, data)
     except Exception as error:  # decoders raise nearly anything on damaged bytes
         reason = " ".join(str(error).split()) or type(error).__name__
-        if isinstance(error, Image.UnidentifiedImageError):
+        if isinstance(error, UnidentifiedImageError):
             reason = "not a known image format"
         raise ImageError(path, f"cannot be decoded ({reason})") from error
 

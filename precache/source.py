@@ -102,9 +102,7 @@ def scan_tree(root: str | os.PathLike[str]) -> Scan:
     return Scan(root, tuple(classes), tuple(samples), tuple(ignored))
 
 
-def _pictures(
-    folder: "os.DirEntry[str]", ignored: list[IgnoredPath]
-) -> Iterator["os.DirEntry[str]"]:
+def _pictures(folder: "os.DirEntry[str]", ignored: list[IgnoredPath]) -> Iterator["os.DirEntry[str]"]:
     for entry in _sorted_entries(folder.path):
         reason = _why_not_a_picture(entry)
         if reason is None:

@@ -63,7 +63,7 @@ def read_shard(path: Path) -> Iterator[StoredSample]:
 
 
 def _masked_crc(data: bytes) -> int:
-    crc = google_crc32c.value(data)
+    crc: int = google_crc32c.value(data)
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 

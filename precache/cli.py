@@ -1,0 +1,200 @@
+"""The command `precache`: parsing, messages, exit codes."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+from tqdm import tqdm
+
+import precache
+from precache import commandline, datasets, doctor, executors, sample
+from precache.commandline import human_bytes
+from precache.convert import Conversion
+from precache.errors import check_choice
+from precache.manifest import Manifest, count_reasons
+from precache.recipe import FORMAT_NAMES, Recipe
+
+DATA = Path("data")
+RAW = DATA / "raw"
+_PATH = click.Path(path_type=Path)
+
+
+@click.group(cls=commandline.Group, name="precache")
+@click.version_option(precache.__version__, prog_name="precache")
+def main() -> None:
+    """Convert raw image trees into datasets that do not keep a GPU waiting."""
+
+
+@main.command(name="sample")
+@click.argument("dst", type=_PATH, default=RAW)
+@click.option("--images", default=512, show_default=True, help="Pictures in all.")
+@click.option("--classes", default=16, show_default=True, help="Class folders.")
+@click.option("--seed", default=0, show_default=True, help="Same seed, same bytes.")
+def sample_command(dst: Path, images: int, classes: int, seed: int) -> None:
+    """Generate an image tree shaped like Caltech-256 in DST (default data/raw)."""
+    with tqdm(total=images, unit="image", desc="sample") as bar:
+        sample.make_sample(dst, images=images, classes=classes, seed=seed, on_progress=bar.update)
+    click.echo(f"{dst}: {images:,} pictures in {classes:,} classes")
+
+
+@main.command()
+@click.argument("name")
+@click.argument("dst", type=_PATH, default=RAW)
+@click.option("--url", help="Download the same archive from here, a mirror, instead.")
+def fetch(name: str, dst: Path, url: str | None) -> None:
+    """Download the dataset NAME (caltech256 or caltech101) to DST (default data/raw)."""
+    check_choice("dataset", name, datasets.DATASETS)
+    dataset = datasets.DATASETS[name]
+    with tqdm(unit="B", unit_scale=True, unit_divisor=1024, desc=dataset.file_name) as bar:
+
+        def report(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+
+        images = datasets.fetch(dataset, dst, url=url, on_progress=report)
+    click.echo(f"{dst}: {images:,} pictures, checksum and count as published")
+
+
+@main.command()
+@click.argument("src", type=_PATH, default=RAW)
+@click.argument("dst", type=_PATH, required=False)
+@click.option("--format", "format_name", required=True, help=f"One of: {', '.join(FORMAT_NAMES)}.")
+@click.option("--size", default=256, show_default=True, help="Side of the stored square, pixels.")
+@click.option("--quality", default=95, show_default=True, help="JPEG quality (webdataset, dali).")
+@click.option("--seed", default=0, show_default=True, help="Seed of the written order.")
+@click.option("--workers", type=int, help="Processes.  [default: one per CPU]")
+@click.option("--overwrite", is_flag=True, help="Replace another conversion in DST.")
+def convert(
+    src: Path, dst: Path | None, format_name: str, workers: int | None, overwrite: bool, **settings: int
+) -> None:
+    """Convert the image tree SRC (default data/raw) into DST (default data/FORMAT)."""
+    recipe = Recipe(format=format_name, **settings)
+    destination = DATA / format_name if dst is None else dst
+    with tqdm(unit="image", desc=f"convert to {format_name}") as bar:
+
+        def report(done: int, total: int) -> None:
+            if bar.total is None:
+                bar.reset(total)
+                bar.initial = bar.n = done  # a resumed run's rate counts its own pictures only
+            bar.update(done - bar.n)
+
+        result = precache.convert(
+            src, destination, recipe, workers=workers, overwrite=overwrite, on_progress=report
+        )
+    _print_conversion(result, destination)
+
+
+@main.command()
+@click.argument("dst", type=_PATH)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
+def inspect(dst: Path, as_json: bool) -> None:
+    """Show what the converted dataset in DST holds."""
+    manifest = precache.open_dataset(dst).manifest
+    if as_json:
+        click.echo(json.dumps(_summary(manifest), indent=1))
+    else:
+        _print_manifest(manifest, dst)
+
+
+@main.command()
+@click.argument("dst", type=_PATH)
+def verify(dst: Path) -> None:
+    """Compare every file of the dataset in DST with its manifest's checksums."""
+    problems = precache.verify(dst)
+    manifest = precache.open_dataset(dst).manifest
+    for problem in problems:
+        click.echo(problem, err=True)
+    if problems:
+        remedy = f"precache convert SRC {dst} --format {manifest.recipe.format} --overwrite"
+        click.echo(f"{dst}: {len(problems):,} files are damaged; rewrite it with '{remedy}'", err=True)
+        raise click.exceptions.Exit(1)
+    size = human_bytes(manifest.stored_bytes)
+    click.echo(f"{dst}: {len(manifest.shards):,} shards, {size}: all as written")
+
+
+@main.command(name="doctor")
+def doctor_command() -> None:
+    """Show what this machine has, and the command that installs what it lacks."""
+    findings = doctor.examine()
+    width = max(len(finding.subject) for finding in findings)
+    for finding in findings:
+        click.echo(f"{finding.subject:<{width}}  {finding.found}")
+        if finding.install:
+            click.echo(f"{'':<{width}}  install: {finding.install}")
+    click.echo(f"{'cpus':<{width}}  {executors.available_cpus()}")
+
+
+def _print_conversion(result: Conversion, destination: Path) -> None:
+    manifest = result.manifest
+    if result.converted == 0:
+        click.echo(f"{destination}: already converted with these settings; nothing to do")
+        return
+    click.echo(
+        f"{destination}: {manifest.samples:,} images, {len(manifest.rejected):,} rejected, "
+        f"{len(manifest.ignored):,} ignored; {human_bytes(manifest.source_bytes)} in, "
+        f"{human_bytes(manifest.stored_bytes)} out; {result.converted / result.elapsed_s:,.0f} images/s "
+        f"({result.elapsed_s:.1f} s)"
+    )
+    for rejected in manifest.rejected[:10]:
+        click.echo(f"  rejected {rejected.path}: {rejected.reason}", err=True)
+    if len(manifest.rejected) > 10:
+        click.echo(f"  ... all of them: precache inspect {destination}", err=True)
+
+
+def _summary(manifest: Manifest) -> dict[str, Any]:
+    return {
+        "format": manifest.recipe.format,
+        "recipe": manifest.recipe.to_json(),
+        "made_by": manifest.made_by,
+        "samples": manifest.samples,
+        "splits": {
+            split: {"samples": sum(counts), "classes": dict(zip(manifest.classes, counts, strict=True))}
+            for split, counts in manifest.samples_per_class.items()
+        },
+        "shards": len(manifest.shards),
+        "source_bytes": manifest.source_bytes,
+        "stored_bytes": manifest.stored_bytes,
+        "rejected": [{"id": r.id, "path": r.path, "reason": r.reason} for r in manifest.rejected],
+        "ignored": [{"path": path, "reason": reason} for path, reason in manifest.ignored],
+    }
+
+
+def _print_manifest(manifest: Manifest, path: Path) -> None:
+    console = Console(highlight=False)
+    facts = Table(box=None, show_header=False)
+    recipe = ", ".join(f"{name} {value}" for name, value in manifest.recipe.to_json().items())
+    made_by = ", ".join(f"{name} {value}" for name, value in manifest.made_by.items())
+    for name, value in (
+        ("dataset", str(path)),
+        ("format", manifest.recipe.format),
+        ("samples", f"{manifest.samples:,} in {len(manifest.classes):,} classes"),
+        ("shards", f"{len(manifest.shards):,}"),
+        ("on disk", f"{human_bytes(manifest.stored_bytes)} (source: {human_bytes(manifest.source_bytes)})"),
+        ("recipe", recipe),
+        ("made by", made_by),
+        ("rejected", f"{len(manifest.rejected):,}"),
+        ("ignored", f"{len(manifest.ignored):,}"),
+    ):
+        facts.add_row(name, value)
+    console.print(facts)
+    classes = Table(box=None)
+    classes.add_column("class")
+    for split in manifest.samples_per_class:
+        classes.add_column(split, justify="right")
+    for label, name in enumerate(manifest.classes):
+        counts = (f"{per_class[label]:,}" for per_class in manifest.samples_per_class.values())
+        classes.add_row(name, *counts)
+    console.print(classes)
+    for rejected in manifest.rejected:
+        console.print(f"rejected {rejected.path}: {rejected.reason}", markup=False)
+    for reason, count in count_reasons([reason for _, reason in manifest.ignored]).items():
+        console.print(f"ignored {count:,}: {reason}", markup=False)
+
+
+def entry_point() -> None:
+    """Entry point of the console script."""
+    sys.exit(commandline.run(main, "precache"))

@@ -1,0 +1,83 @@
+"""How every command of this project runs: one-line errors, exit codes, `--debug`.
+
+0    done
+1    done, and what was checked is not as it should be
+2    bad input: one line on stderr that names it and the remedy
+130  interrupted
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from precache.errors import PrecacheError
+
+_DEBUG = "precache.debug"
+
+
+class Command(click.Command):
+    """A click command that also takes `--debug`."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        debug = click.Option(
+            ["--debug"],
+            is_flag=True,
+            is_eager=True,
+            expose_value=False,
+            help="Show the traceback of an error.",
+            callback=lambda context, _, value: context.meta.update({_DEBUG: value}),
+        )
+        self.params.append(debug)
+
+
+class Group(click.Group):
+    """A group of `Command`s."""
+
+    command_class = Command
+
+
+def run(group: click.Group, program: str, arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code; errors become one line on stderr."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    context: click.Context | None = None
+    try:
+        with group.make_context(program, arguments) as context:
+            group.invoke(context)
+        sys.stdout.flush()
+    except click.exceptions.Exit as stop:
+        return stop.exit_code
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        return 2
+    except click.UsageError as error:
+        where = error.ctx.command_path if error.ctx else program
+        _complain(where, f"{error.format_message()} (see '{where} --help')")
+    except (PrecacheError, click.ClickException) as error:
+        if context is not None and context.meta.get(_DEBUG):
+            raise
+        _complain(program, str(error))
+    except (KeyboardInterrupt, click.Abort):
+        _complain(program, "interrupted; what is finished is kept, run the same command again to go on")
+        return 130
+    except BrokenPipeError:  # the reader, say `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    else:
+        return 0
+    return 2
+
+
+def _complain(program: str, message: str) -> None:
+    print(f"{program}: error: {' '.join(message.split())}", file=sys.stderr)
+
+
+def human_bytes(count: float) -> str:
+    """Bytes in binary units, three digits: 1,798,237,072 -> '1.67 GiB'."""
+    power = 0
+    while abs(count) >= 1024 and power < 4:
+        count, power = count / 1024, power + 1
+    return f"{count:.0f} B" if power == 0 else f"{count:.3g} {('KiB', 'MiB', 'GiB', 'TiB')[power - 1]}"

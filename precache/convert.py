@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from precache import executors, images
 from precache.doctor import made_by
 from precache.errors import DatasetError, ImageError, SettingError, check_range
@@ -24,14 +26,16 @@ from precache.manifest import (
     RejectedSample,
     ShardEntry,
     check_file,
+    file_entry,
     is_converted,
     open_dataset,
+    write_index,
     write_manifest,
 )
 from precache.plan import ConvertPlan, ShardPlan, plan_conversion
 from precache.recipe import Recipe
 from precache.source import Scan, scan_tree
-from precache.storage import TEMPORARY_SUFFIX, fsync_folder, sha256_file
+from precache.storage import TEMPORARY_SUFFIX, fsync_folder
 
 JOURNAL_NAME = "journal.jsonl"
 Progress = Callable[[int, int], None]
@@ -142,8 +146,7 @@ def _run(
                 _append(journal, asdict(result))
                 finished[result.entry.name] = result
                 converted += result.entry.samples
-    manifest = _manifest(scan, plan, finished)
-    write_manifest(destination, manifest)
+    manifest = _commit(scan, plan, finished, destination)
     (destination / JOURNAL_NAME).unlink()
     fsync_folder(destination)
     return manifest, converted
@@ -164,7 +167,7 @@ def _write_shard(task: _Task, tick: Callable[[], None]) -> _Done:
         for path in paths:
             path.unlink()
         paths = []
-    files = tuple(FileEntry(path.name, path.stat().st_size, sha256_file(path)) for path in paths)
+    files = tuple(file_entry(path) for path in paths)
     entry = ShardEntry(task.shard.name, task.shard.split, count, files)
     return _Done(entry, tuple(rejected))
 
@@ -182,15 +185,30 @@ def _samples(task: _Task, rejected: list[RejectedSample], tick: Callable[[], Non
         tick()
 
 
-def _manifest(scan: Scan, plan: ConvertPlan, finished: dict[str, _Done]) -> Manifest:
+def _commit(scan: Scan, plan: ConvertPlan, finished: dict[str, _Done], destination: Path) -> Manifest:
+    """Check that the counts add up, then write the index and, last, the manifest."""
     done = [finished[shard.name] for shard in plan.shards]
     rejected = sorted((sample for result in done for sample in result.rejected), key=lambda r: r.id)
     rejected_ids = {sample.id for sample in rejected}
-    per_class: dict[str, list[int]] = {}
-    for shard in plan.shards:
-        counts = per_class.setdefault(shard.split, [0] * len(scan.classes))
-        for ref in shard.samples:
-            counts[ref.label] += ref.id not in rejected_ids
+    kept = [
+        (shard.split, ref) for shard in plan.shards for ref in shard.samples if ref.id not in rejected_ids
+    ]
+    written = sum(result.entry.samples for result in done)
+    if not written == len(kept) == len(scan.samples) - len(rejected):
+        raise DatasetError(
+            f"{scan.root}: {len(scan.samples):,} pictures scanned, but {written:,} converted "
+            f"and {len(rejected):,} rejected; this is a defect, please report it"
+        )
+    if not kept:
+        raise DatasetError(
+            f"{scan.root}: none of its {len(scan.samples):,} pictures can be converted; "
+            f"the first one, {rejected[0].path}, {rejected[0].reason}"
+        )
+    per_class = {shard.split: [0] * len(scan.classes) for shard in plan.shards}
+    for split, ref in kept:
+        per_class[split][ref.label] += 1
+    ids = np.array([ref.id for _, ref in kept], np.int64)
+    labels = np.array([ref.label for _, ref in kept], np.int64)
     manifest = Manifest(
         recipe=plan.recipe,
         made_by=made_by(),
@@ -199,16 +217,11 @@ def _manifest(scan: Scan, plan: ConvertPlan, finished: dict[str, _Done]) -> Mani
         classes=scan.classes,
         samples_per_class={split: tuple(counts) for split, counts in per_class.items()},
         shards=tuple(result.entry for result in done if result.entry.samples),
+        index=write_index(destination, ids, labels),
         rejected=tuple(rejected),
         ignored=tuple((ignored.path, ignored.reason) for ignored in scan.ignored),
     )
-    if manifest.samples + len(rejected) != len(scan.samples):
-        raise DatasetError(
-            f"{scan.root}: {len(scan.samples):,} pictures scanned, but {manifest.samples:,} converted "
-            f"and {len(rejected):,} rejected; this is a defect, please report it"
-        )
-    if not manifest.samples:
-        raise DatasetError(f"{scan.root}: none of its pictures can be decoded; first: {rejected[0].reason}")
+    write_manifest(destination, manifest)
     return manifest
 
 

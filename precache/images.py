@@ -69,21 +69,33 @@ def decode(data: bytes, path: str) -> Image.Image:
 def fit(image: Image.Image, size: int) -> Pixels:
     """Resize the shorter side of an RGB image to `size`, then crop the centre.
 
-    Sizes and offsets round as in torchvision 0.29 (`_compute_resized_output_size`, `center_crop`).
     Only what the crop keeps is resized: less work, and a 1 x 30,000 picture needs no more memory
     than any other. Pillow rounds the box to float32, which moves few values, and those by 1.
     """
-    width, height = image.size
+    left, top, right, bottom = crop_box(*image.size, size)
+    if (right - left, bottom - top) == (size, size):
+        return np.asarray(image.crop((round(left), round(top), round(right), round(bottom))))
+    box = (left, top, right, bottom)
+    return np.asarray(image.resize((size, size), Image.Resampling.BILINEAR, box))
+
+
+def crop_box(width: int, height: int, size: int) -> tuple[float, float, float, float]:
+    """The part of a picture that `fit` keeps: left, top, right, bottom in source pixels.
+
+    Sizes and offsets round as in torchvision 0.29 (`_compute_resized_output_size`, `center_crop`).
+    """
     if width <= height:
         resized_width, resized_height = size, int(size * height / width)
     else:
         resized_width, resized_height = int(size * width / height), size
-    left, top = round((resized_width - size) / 2), round((resized_height - size) / 2)
-    if (resized_width, resized_height) == (width, height):
-        return np.asarray(image.crop((left, top, left + size, top + size)))
+    left, top = centre_offset(resized_width, size), centre_offset(resized_height, size)
     x_scale, y_scale = width / resized_width, height / resized_height
-    box = (left * x_scale, top * y_scale, (left + size) * x_scale, (top + size) * y_scale)
-    return np.asarray(image.resize((size, size), Image.Resampling.BILINEAR, box))
+    return left * x_scale, top * y_scale, (left + size) * x_scale, (top + size) * y_scale
+
+
+def centre_offset(side: int, size: int) -> int:
+    """Where a centred crop of `size` starts in a side of `side` pixels, as torchvision rounds it."""
+    return round((side - size) / 2)
 
 
 def encode_jpeg(pixels: Pixels, quality: int) -> bytes:

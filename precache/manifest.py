@@ -1,4 +1,8 @@
-"""`dataset.json`: what a converted dataset is. Written last, so a folder without it is not one."""
+"""`dataset.json`: what a converted dataset is. Written last, so a folder without it is not one.
+
+Beside it lies `index.safetensors`: `ids` and `labels`, int64 [samples], of all shards in written
+order. With it a loader knows every sample without opening a shard.
+"""
 
 import hashlib
 import json
@@ -6,14 +10,21 @@ import os
 from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save
 
 from precache.errors import DatasetError, SettingError
 from precache.recipe import Recipe
 from precache.storage import atomic_write, sha256_file
 
 MANIFEST_NAME = "dataset.json"
+INDEX_NAME = "index.safetensors"
 VERSION = 1
+Ints: TypeAlias = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +72,7 @@ class Manifest:
         classes: class names; a label is an index of it.
         samples_per_class: split -> number of samples of each class.
         shards: in written order, split by split.
+        index: the file with the ids and labels of all samples.
         rejected: pictures that could not be decoded.
         ignored: (path, reason) of what the source tree holds beside pictures.
     """
@@ -72,6 +84,7 @@ class Manifest:
     classes: tuple[str, ...]
     samples_per_class: dict[str, tuple[int, ...]]
     shards: tuple[ShardEntry, ...]
+    index: FileEntry
     rejected: tuple[RejectedSample, ...]
     ignored: tuple[tuple[str, str], ...]
 
@@ -82,8 +95,13 @@ class Manifest:
 
     @property
     def stored_bytes(self) -> int:
-        """Size of all shards and their indexes in bytes."""
-        return sum(file.bytes for shard in self.shards for file in shard.files)
+        """Size of all files that the manifest names, in bytes."""
+        return sum(file.bytes for file in self.files)
+
+    @property
+    def files(self) -> tuple[FileEntry, ...]:
+        """All files of the dataset beside the manifest."""
+        return (*(file for shard in self.shards for file in shard.files), self.index)
 
     def split_shards(self, split: str) -> tuple[ShardEntry, ...]:
         """The shards of `split`; SettingError names the splits that there are."""
@@ -108,6 +126,24 @@ class ConvertedDataset:
     def shard_path(self, shard: ShardEntry) -> Path:
         """Path of the shard's file."""
         return self.path / shard.file_name
+
+    def read_index(self, split: str) -> tuple[Ints, Ints]:
+        """(ids, labels) of the split's samples in written order, int64 [n] each."""
+        path = self.path / INDEX_NAME
+        try:
+            index = load_file(path)
+            ids, labels = index["ids"], index["labels"]
+        except (OSError, SafetensorError, KeyError) as error:
+            raise DatasetError(f"{path}: cannot be read ({error}); convert the dataset again") from error
+        in_split = np.repeat(
+            [shard.split == split for shard in self.manifest.shards],
+            [shard.samples for shard in self.manifest.shards],
+        )
+        if not len(ids) == len(labels) == len(in_split):
+            raise DatasetError(
+                f"{path}: expected {len(in_split):,} samples, got {len(ids):,}; convert the dataset again"
+            )
+        return ids[in_split], labels[in_split]
 
 
 def is_converted(path: Path) -> bool:
@@ -142,6 +178,19 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
         file.write(_encode(manifest))
 
 
+def write_index(folder: Path, ids: Ints, labels: Ints) -> FileEntry:
+    """Write `index.safetensors` into `folder`."""
+    path = folder / INDEX_NAME
+    with atomic_write(path) as file:
+        file.write(save({"ids": ids, "labels": labels}))
+    return file_entry(path)
+
+
+def file_entry(path: Path) -> FileEntry:
+    """Name, size and checksum of the file at `path`."""
+    return FileEntry(path.name, path.stat().st_size, sha256_file(path))
+
+
 def verify(path: str | os.PathLike[str]) -> list[str]:
     """Compare every file of the dataset in `path` with the manifest's sizes and checksums.
 
@@ -152,8 +201,7 @@ def verify(path: str | os.PathLike[str]) -> list[str]:
         DatasetError: `path` is not a converted dataset.
     """
     dataset = open_dataset(path)
-    files = (file for shard in dataset.manifest.shards for file in shard.files)
-    return [problem for file in files if (problem := check_file(dataset.path, file))]
+    return [problem for file in dataset.manifest.files if (problem := check_file(dataset.path, file))]
 
 
 def check_file(folder: Path, file: FileEntry) -> str | None:
@@ -195,6 +243,7 @@ def _decode(content: Any, path: Path) -> Manifest:
             )
         content.pop("counts")
         content["recipe"] = Recipe(**content["recipe"])
+        content["index"] = FileEntry(**content["index"])
         content["classes"] = tuple(content["classes"])
         per_class = content["samples_per_class"]
         content["samples_per_class"] = {split: tuple(counts) for split, counts in per_class.items()}

@@ -54,13 +54,13 @@ def make_sample(
     classes: int = 16,
     seed: int = 0,
     workers: int | None = None,
-    on_progress: Callable[[int], None] = lambda count: None,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> None:
     """Write `images` pictures in `classes` folders to the new folder `destination`.
 
     Mostly RGB JPEGs; of every 32 pictures one each is greyscale, a PNG, EXIF-rotated and CMYK. The
-    same arguments and library versions give the same bytes. `on_progress` gets pictures written
-    since its last call.
+    same arguments and library versions give the same bytes. `on_progress` gets (pictures
+    written, pictures in all).
 
     Raises:
         SettingError: a value is out of range, or `destination` exists and is not empty.
@@ -82,7 +82,14 @@ def make_sample(
         (partial / name).mkdir(parents=True, exist_ok=True)
         count = bounds[label + 1] - bounds[label]
         tasks.append(_Task(partial / name, label, classes, count, bounds[label], seed))
-    for _ in executors.run(_write_class, tasks, workers, on_progress):
+    done = 0
+
+    def report(count: int) -> None:
+        nonlocal done
+        done += count
+        on_progress(done, images)
+
+    for _ in executors.run(_write_class, tasks, workers, report):
         pass
     if destination.exists():
         destination.rmdir()

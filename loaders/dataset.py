@@ -1,0 +1,112 @@
+"""What a path holds: a raw tree or a converted folder, seen the same way."""
+
+import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from loaders.batch import Positions
+from precache.errors import DatasetError, SettingError, SourceError
+from precache.images import centre_offset
+from precache.manifest import MANIFEST_NAME, ConvertedDataset, is_converted, open_dataset
+from precache.source import Scan, scan_tree
+
+RAW = "raw"
+RAW_SIZE = 224
+
+
+@dataclass(frozen=True, slots=True)
+class SplitData:
+    """The samples of one split, in stored order.
+
+    Attributes:
+        path: the folder.
+        kind: `raw`, or the format of a converted folder.
+        ids: int64 [n], ranks in the sorted scan of the source tree.
+        labels: int64 [n].
+        shard_samples: samples per shard, in stored order; a raw tree is one shard.
+        files: paths of the shards; of the pictures themselves for a raw tree.
+        classes: class names.
+        size: side of the stored squares in pixels; for a raw tree the default to resize to.
+        digest: identity of the dataset, hex.
+    """
+
+    path: Path
+    kind: str
+    ids: Positions
+    labels: Positions
+    shard_samples: tuple[int, ...]
+    files: tuple[str, ...]
+    classes: tuple[str, ...]
+    size: int
+    digest: str
+
+    def served_size(self, size: int | None) -> int:
+        """The side to serve if `size` was asked for; SettingError if more than is stored."""
+        if size is not None and self.kind != RAW and size > self.size:
+            raise SettingError(
+                f"size {size} is more than {self.path} stores ({self.size}); "
+                f"ask for at most {self.size}, or convert again with --size {size}"
+            )
+        return self.size if size is None else size
+
+    def centre_crop(self, size: int) -> slice:
+        """Rows, and columns, of a stored square that a served one of `size` consists of."""
+        offset = centre_offset(self.size, size)
+        return slice(offset, offset + size)
+
+
+def open_split(path: str | os.PathLike[str], split: str) -> SplitData:
+    """List the samples of `split` in the raw tree or converted folder at `path`.
+
+    Raises:
+        SourceError, DatasetError: there is neither at `path`.
+        SettingError: it has no such split.
+    """
+    path = Path(path)
+    if is_converted(path):
+        return _converted(open_dataset(path), split)
+    try:
+        scan = scan_tree(path)
+    except SourceError as error:
+        if path.is_dir():
+            raise DatasetError(
+                f"{path}: neither a converted dataset (no {MANIFEST_NAME}) nor a tree of class folders "
+                f"with pictures; finish it with 'precache convert', or name another folder"
+            ) from error
+        raise
+    if split != "train":
+        raise SettingError(f"unknown split {split!r}; the raw tree {path} has one: train")
+    return _raw(scan)
+
+
+def _converted(dataset: ConvertedDataset, split: str) -> SplitData:
+    shards = dataset.manifest.split_shards(split)
+    ids, labels = dataset.read_index(split)
+    return SplitData(
+        path=dataset.path,
+        kind=dataset.manifest.recipe.format,
+        ids=ids,
+        labels=labels,
+        shard_samples=tuple(shard.samples for shard in shards),
+        files=tuple(str(dataset.shard_path(shard)) for shard in shards),
+        classes=dataset.manifest.classes,
+        size=dataset.manifest.recipe.size,
+        digest=dataset.manifest.digest(),
+    )
+
+
+def _raw(scan: Scan) -> SplitData:
+    return SplitData(
+        path=scan.root,
+        kind=RAW,
+        ids=np.array([sample.id for sample in scan.samples], np.int64),
+        labels=np.array([sample.label for sample in scan.samples], np.int64),
+        shard_samples=(len(scan.samples),),
+        files=tuple(f"{scan.root}/{sample.path}" for sample in scan.samples),
+        classes=scan.classes,
+        size=RAW_SIZE,
+        digest=hashlib.sha256(f"raw {scan.digest()}".encode()).hexdigest(),
+    )

@@ -1,0 +1,51 @@
+"""Which sample comes when. Pure: NumPy only, no state, the same on every machine.
+
+An order is a permutation of positions, a position being a sample's rank in the stored order of its
+split. It depends on the seed, the epoch and what is stored, never on workers or timing.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from loaders.batch import Positions
+
+_FULL_TAG, _WINDOW_TAG = 3, 4
+WINDOW_SHARDS = 8
+
+
+def full_order(ids: Positions, seed: int, epoch: int) -> Positions:
+    """A permutation of all samples.
+
+    Each sample draws its key by its id, so that two datasets of the same source serve the samples
+    that both hold in the same order, however each stores them.
+    """
+    largest = int(ids.max(initial=-1))
+    keys = np.random.default_rng((seed, epoch, _FULL_TAG)).random(largest + 1)
+    return np.argsort(keys[ids], kind="stable")
+
+
+def window_order(
+    shard_samples: Sequence[int], seed: int, epoch: int, window_shards: int = WINDOW_SHARDS
+) -> Positions:
+    """Shards in random order, samples shuffled within windows of `window_shards` shards.
+
+    Who reads shards sequentially holds no more than `window_shards` of them at a time.
+    """
+    rng = np.random.default_rng((seed, epoch, _WINDOW_TAG))
+    stops = np.cumsum(shard_samples)
+    shards = [np.arange(stop - count, stop) for stop, count in zip(stops, shard_samples, strict=True)]
+    shuffled = [shards[index] for index in rng.permutation(len(shards))]
+    windows = [
+        rng.permutation(np.concatenate(shuffled[start : start + window_shards]))
+        for start in range(0, len(shuffled), window_shards)
+    ]
+    return np.concatenate(windows) if windows else np.empty(0, np.int64)
+
+
+def cut(order: Positions, batch_size: int, last: str) -> list[Positions]:
+    """Batches of `order`; the short one at the end is kept (`partial`) or left out (`drop`)."""
+    batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+    if last == "drop" and batches and len(batches[-1]) < batch_size:
+        batches.pop()
+    return batches

@@ -1,0 +1,93 @@
+"""Backend `pytorch`: the raw tree through a DataLoader's worker processes.
+
+Pictures are decoded and resized exactly as the converter does it, so that what a model sees is what
+shards of the same size hold. Batches cross the process boundary as uint8.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from loaders.batch import DecodedBatch, LoaderSpec, Positions
+from loaders.dataset import SplitData
+from precache import images
+from precache.errors import ImageError, WorkerError
+
+
+def open_reader(spec: LoaderSpec, data: SplitData, size: int) -> "PytorchReader":
+    """A reader over `data`, a raw tree."""
+    return PytorchReader(data, size, spec.workers)
+
+
+class PytorchReader:
+    """Keeps its worker processes from the first epoch to `close`."""
+
+    random_access = True
+    threaded = False  # the workers already run ahead
+
+    def __init__(self, data: SplitData, size: int, workers: int) -> None:
+        self._batches: list[list[int]] = []
+        self._loader: DataLoader[Any] = DataLoader(
+            _RawTree(data, size),
+            batch_sampler=self._batches,
+            num_workers=workers,
+            collate_fn=_as_is,
+            persistent_workers=workers > 0,
+        )
+
+    def read(self, batches: Sequence[Positions]) -> Iterator[DecodedBatch]:
+        """Yield one decoded batch per array of positions."""
+        self._batches[:] = [batch.tolist() for batch in batches]
+        try:
+            for batch in self._loader:
+                if isinstance(batch, ImageError):
+                    raise batch
+                yield DecodedBatch(*batch)
+        except RuntimeError as error:
+            if "DataLoader worker" not in str(error):
+                raise
+            raise WorkerError(
+                f"{' '.join(str(error).split())}; the machine may be out of memory: "
+                f"build the loader with fewer workers or a smaller batch_size"
+            ) from error
+
+    def close(self) -> None:
+        """End the worker processes."""
+        iterator = getattr(self._loader, "_iterator", None)
+        if iterator is not None:
+            iterator._shutdown_workers()
+            self._loader._iterator = None
+
+
+class _RawTree(Dataset[Any]):
+    """Batches of a raw tree, decoded where this is called: in a worker."""
+
+    def __init__(self, data: SplitData, size: int) -> None:
+        self._data = data
+        self._size = size
+
+    def __len__(self) -> int:
+        return len(self._data.ids)
+
+    def __getitems__(self, positions: list[int]) -> tuple[torch.Tensor, ...] | ImageError:
+        """(images, labels, ids); an error is returned, for raising it here would fold in a traceback."""
+        pixels = torch.empty((len(positions), self._size, self._size, 3), dtype=torch.uint8)
+        rows = pixels.numpy()
+        try:
+            for row, position in enumerate(positions):
+                rows[row] = images.load(self._data.files[position], self._size)
+        except ImageError as error:
+            return error
+        taken = np.array(positions)
+        return (
+            pixels,
+            torch.from_numpy(self._data.labels[taken]),
+            torch.from_numpy(self._data.ids[taken]),
+        )
+
+
+def _as_is(batch: Any) -> Any:
+    return batch

@@ -1,0 +1,71 @@
+"""Backend `webdataset`: tars read sequentially by the webdataset library, JPEGs decoded by threads."""
+
+import tarfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import torch
+
+from loaders.batch import DecodedBatch, LoaderSpec, Positions
+from loaders.dataset import SplitData
+from loaders.encoded import read_batches
+from precache.errors import DatasetError, MissingDependencyError
+from precache.formats import StoredSample
+from precache.images import Pixels
+
+
+def open_reader(spec: LoaderSpec, data: SplitData, size: int) -> "WebdatasetReader":
+    """A reader over `data`, a folder of format `webdataset`."""
+    try:
+        import webdataset  # noqa: F401
+    except ImportError as error:
+        raise MissingDependencyError(
+            "backend 'webdataset' needs the package webdataset; install it with 'pip install webdataset'"
+        ) from error
+    return WebdatasetReader(data, size, max(1, spec.workers))
+
+
+class WebdatasetReader:
+    """Decodes in `threads` threads; the JPEG decoder releases the interpreter lock."""
+
+    random_access = False
+    threaded = True
+
+    def __init__(self, data: SplitData, size: int, threads: int) -> None:
+        self._data = data
+        self._size = size
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="decode")
+
+    def read(self, batches: Sequence[Positions]) -> Iterator[DecodedBatch]:
+        """Yield one decoded batch per array of positions."""
+        for samples in read_batches(self._data, batches, read_tar):
+            out = torch.empty((len(samples), self._size, self._size, 3), dtype=torch.uint8)
+            list(self._pool.map(self._decode, samples, out.numpy()))
+            yield DecodedBatch(
+                out,
+                torch.tensor([sample.label for sample in samples]),
+                torch.tensor([sample.id for sample in samples]),
+            )
+
+    def close(self) -> None:
+        """End the threads."""
+        self._pool.shutdown()
+
+    def _decode(self, sample: StoredSample, out: Pixels) -> None:
+        crop = self._data.centre_crop(self._size)
+        np.copyto(out, sample.pixels(str(self._data.path))[crop, crop])
+
+
+def read_tar(path: str) -> list[StoredSample]:
+    """All samples of a tar, in stored order, as the webdataset library groups its files."""
+    from webdataset.tariterators import group_by_keys, tar_file_expander
+
+    try:
+        with open(path, "rb") as stream:
+            grouped = group_by_keys(tar_file_expander([{"url": path, "stream": stream}]))
+            return [StoredSample(int(s["__key__"]), int(s["cls"]), s["jpg"]) for s in grouped]
+    except (OSError, tarfile.TarError, ValueError, KeyError) as error:
+        raise DatasetError(
+            f"{path}: cannot be read as a tar of samples ({error}); run 'precache verify' on its folder"
+        ) from error

@@ -8,11 +8,10 @@ from typing import Any
 import click
 from rich.console import Console
 from rich.table import Table
-from tqdm import tqdm
 
 import precache
 from precache import commandline, datasets, doctor, executors, sample
-from precache.commandline import human_bytes
+from precache.commandline import ProgressBar, human_bytes
 from precache.convert import Conversion
 from precache.errors import check_choice
 from precache.manifest import Manifest, count_reasons
@@ -36,7 +35,7 @@ def main() -> None:
 @click.option("--seed", default=0, show_default=True, help="Same seed, same bytes.")
 def sample_command(dst: Path, images: int, classes: int, seed: int) -> None:
     """Generate an image tree shaped like Caltech-256 in DST (default data/raw)."""
-    with _Bar("sample", "image") as bar:
+    with ProgressBar("sample", "image") as bar:
         sample.make_sample(dst, images=images, classes=classes, seed=seed, on_progress=bar)
     click.echo(f"{dst}: {images:,} pictures in {classes:,} classes")
 
@@ -49,7 +48,7 @@ def fetch(name: str, dst: Path, url: str | None) -> None:
     """Download the dataset NAME (caltech256 or caltech101) to DST (default data/raw)."""
     check_choice("dataset", name, datasets.DATASETS)
     dataset = datasets.DATASETS[name]
-    with _Bar(dataset.file_name, "B", unit_scale=True, unit_divisor=1024) as bar:
+    with ProgressBar(dataset.file_name, "B", unit_scale=True, unit_divisor=1024) as bar:
         images = datasets.fetch(dataset, dst, url=url, on_progress=bar)
     click.echo(f"{dst}: {images:,} pictures, checksum and count as published")
 
@@ -69,7 +68,7 @@ def convert(
     """Convert the image tree SRC (default data/raw) into DST (default data/FORMAT)."""
     recipe = Recipe(format=format_name, **settings)
     destination = DATA / format_name if dst is None else dst
-    with _Bar(f"convert to {format_name}", "image") as bar:
+    with ProgressBar(f"convert to {format_name}", "image") as bar:
         result = precache.convert(
             src, destination, recipe, workers=workers, overwrite=overwrite, on_progress=bar
         )
@@ -114,27 +113,6 @@ def doctor_command() -> None:
         if finding.install:
             click.echo(f"{'':<{width}}  install: {finding.install}")
     click.echo(f"{'cpus':<{width}}  {executors.available_cpus()}")
-
-
-class _Bar:
-    """A progress bar on stderr that appears with the first report of (done, total)."""
-
-    def __init__(self, title: str, unit: str, **options: Any) -> None:
-        self._options = {"desc": title, "unit": unit, **options}
-        self._bar: Any = None
-
-    def __enter__(self) -> "_Bar":
-        return self
-
-    def __call__(self, done: int, total: int) -> None:
-        if self._bar is None:
-            # a resumed run starts where it stopped: its rate counts its own work only
-            self._bar = tqdm(total=total, initial=done, **self._options)
-        self._bar.update(done - self._bar.n)
-
-    def __exit__(self, *error: object) -> None:
-        if self._bar is not None:
-            self._bar.close()
 
 
 def _print_conversion(result: Conversion, destination: Path) -> None:

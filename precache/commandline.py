@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import click
+from tqdm import tqdm
 
 from precache.errors import PrecacheError
 
@@ -38,6 +39,28 @@ class Group(click.Group):
     """A group of `Command`s."""
 
     command_class = Command
+
+
+class ProgressBar:
+    """A progress bar on stderr that appears with the first report of (done, total)."""
+
+    def __init__(self, title: str, unit: str, **options: Any) -> None:
+        self._options = {"desc": title, "unit": unit, **options}
+        self._bar: Any = None
+
+    def __enter__(self) -> "ProgressBar":
+        return self
+
+    def __call__(self, done: int, total: int) -> None:
+        """Show that `done` of `total` units are done."""
+        if self._bar is None:
+            # a resumed run starts where it stopped: its rate counts its own work only
+            self._bar = tqdm(total=total, initial=done, **self._options)
+        self._bar.update(done - self._bar.n)
+
+    def __exit__(self, *error: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
 
 
 def run(group: click.Group, program: str, arguments: Sequence[str] | None = None) -> int:

@@ -1,0 +1,164 @@
+"""The command `bench`: parsing, messages, exit codes."""
+
+import json
+import sys
+from pathlib import Path
+
+import click
+import torch
+from rich.console import Console
+
+import precache
+from bench import report
+from bench.comparison import BenchSpec, Result, choose_arms, compare
+from bench.trainers import CHOICES
+from loaders import BACKENDS
+from precache import commandline
+from precache.commandline import ProgressBar
+from precache.convert import convert
+from precache.errors import SettingError, check_choice
+from precache.executors import available_cpus
+from precache.recipe import FORMAT_NAMES, Recipe
+from precache.sample import make_sample
+
+DATA = Path("data")
+QUICKSTART = DATA / "quickstart"
+_PATH = click.Path(path_type=Path)
+_TABLE_WIDTH = 100
+
+
+@click.group(cls=commandline.Group, name="bench")
+@click.version_option(precache.__version__, prog_name="bench")
+def main() -> None:
+    """Find out whether a training step waits for data, and what would mend it."""
+
+
+@main.command()
+@click.argument("data", type=_PATH, nargs=-1)
+@click.option(
+    "--backend", default="all", show_default=True, help=f"all, or some of: {', '.join(sorted(BACKENDS))}."
+)
+@click.option("--trainer", default="auto", show_default=True, help=f"One of: {CHOICES}.")
+@click.option("--batch-size", default=64, show_default=True, help="Samples per batch.")
+@click.option("--workers", type=int, help="Processes or threads of each loader.  [default: one per CPU]")
+@click.option("--size", default=224, show_default=True, help="Side of the served square, pixels.")
+@click.option("--batches", default=40, show_default=True, help="Timed batches of each run.")
+@click.option("--warmup", default=4, show_default=True, help="Batches before the timed ones.")
+@click.option("--repeats", default=3, show_default=True, help="Runs of each kind, interleaved.")
+@click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda.")
+@click.option("--json", "json_path", type=_PATH, help="Write the result here; '-' prints it alone.")
+@click.option("--html", "html_path", type=_PATH, help="Write the report here.")
+@click.option("--markdown", is_flag=True, help="Print the table as Markdown.")
+def loaders(
+    data: tuple[Path, ...],
+    backend: str,
+    trainer: str,
+    workers: int | None,
+    device: str,
+    json_path: Path | None,
+    html_path: Path | None,
+    markdown: bool,
+    **settings: int,
+) -> None:
+    """Compare backends over the folders DATA (default: data/raw, data/shards, ...).
+
+    For each: images/s of the loader alone, of the trainer alone on a batch that stays on the
+    device, and of both together.
+    """
+    spec = BenchSpec(
+        trainers=(trainer,),
+        workers=available_cpus() if workers is None else workers,
+        device=_device(device),
+        **settings,
+    )
+    arms = choose_arms(data, [name.strip() for name in backend.split(",")], DATA)
+    with ProgressBar("bench", "run") as bar:
+        result = compare(arms, spec, bar)
+    if json_path == Path("-"):
+        click.echo(json.dumps(result.to_json(), indent=1))
+        return
+    _print(result, markdown)
+    _write(result, json_path, html_path)
+
+
+@main.command()
+@click.option("--images", default=2048, show_default=True, help="Pictures of the sample tree.")
+@click.option("--batches", default=32, show_default=True, help="Timed batches of each run.")
+@click.option("--repeats", default=3, show_default=True, help="Runs of each kind, interleaved.")
+def quickstart(images: int, batches: int, repeats: int) -> None:
+    """The whole path on a generated tree, in data/quickstart: sample, convert, compare, report."""
+    device = _device("auto")
+    spec = BenchSpec(
+        trainers=("emulated", "resnet50") if device.type == "cuda" else ("emulated",),
+        batch_size=64,
+        workers=available_cpus(),
+        size=224,
+        warmup=4,
+        batches=batches,
+        repeats=repeats,
+        device=device,
+    )
+    raw = QUICKSTART / "raw"
+    if not raw.exists():
+        with ProgressBar("sample", "image") as bar:
+            make_sample(raw, images=images, on_progress=bar)
+    for name in FORMAT_NAMES:
+        with ProgressBar(f"convert to {name}", "image") as bar:
+            convert(raw, QUICKSTART / name, Recipe(format=name), on_progress=bar)
+    with ProgressBar("bench", "run") as bar:
+        result = compare(choose_arms((), ["all"], QUICKSTART), spec, bar)
+    _print(result, as_markdown=False)
+    _write(result, QUICKSTART / "result.json", QUICKSTART / "report.html")
+
+
+@main.command(name="report")
+@click.argument("result_path", metavar="RESULT.json", type=_PATH)
+@click.option("--html", "html_path", type=_PATH, help="Write the report here.")
+@click.option("--markdown", is_flag=True, help="Print the table as Markdown.")
+def report_command(result_path: Path, html_path: Path | None, markdown: bool) -> None:
+    """Show a result that 'bench loaders --json' wrote."""
+    try:
+        content = json.loads(result_path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SettingError(f"{result_path}: cannot be read ({error.strerror})") from error
+    except ValueError as error:
+        raise SettingError(
+            f"{result_path}: not JSON ({error}); give a file of 'bench loaders --json'"
+        ) from error
+    result = Result.from_json(content)
+    _print(result, markdown)
+    _write(result, None, html_path)
+
+
+def _device(name: str) -> torch.device:
+    check_choice("device", name, ("auto", "cpu", "cuda"))
+    if name == "cuda" and not torch.cuda.is_available():
+        raise SettingError("device 'cuda' asked for, but torch finds no GPU; use --device cpu")
+    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def _print(result: Result, as_markdown: bool) -> None:
+    if as_markdown:
+        click.echo(report.markdown(result))
+        return
+    Console(width=_TABLE_WIDTH, highlight=False).print(report.terminal_table(result))
+    for name, reason in result.skipped.items():
+        click.echo(f"skipped {name}: {reason}")
+    click.echo(f"{report.conditions(result)}.")
+    click.echo(report.LEGEND)
+    for sentence in report.headline(result):
+        click.echo(sentence)
+
+
+def _write(result: Result, json_path: Path | None, html_path: Path | None) -> None:
+    contents = {json_path: json.dumps(result.to_json(), indent=1) + "\n", html_path: report.html(result)}
+    for path, content in contents.items():
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(content, encoding="utf-8")
+            click.echo(f"wrote {path}")
+
+
+def entry_point() -> None:
+    """Entry point of the console script."""
+    sys.exit(commandline.run(main, "bench"))

@@ -1,0 +1,122 @@
+"""What consumes batches: the ResNet-50 step, an emulated accelerator, or nothing."""
+
+import time
+from typing import Protocol
+
+import torch
+from torchvision.models import resnet50
+
+from loaders.batch import Batch
+from precache.errors import SettingError
+
+# Samples and seconds of one step of the MLPerf Storage ResNet-50 workload, batch size and
+# computation_time of https://github.com/mlcommons/storage, configs/dlio/workload/resnet50_*.yaml
+EMULATED_PRESETS = {"mlperf-h100": 400 / 0.224, "mlperf-a100": 400 / 0.435}
+DEFAULT_PRESET = "mlperf-h100"
+CHOICES = "auto, emulated, emulated:IMAGES_PER_S, " + ", ".join(
+    [*(f"emulated:{preset}" for preset in EMULATED_PRESETS), "none", "resnet50"]
+)
+
+
+class Trainer(Protocol):
+    """Takes batches one after the other.
+
+    Attributes:
+        name: as given on the command line.
+        dtype: of the images that it takes.
+    """
+
+    name: str
+    dtype: torch.dtype
+
+    def step(self, batch: Batch) -> None:
+        """Train on `batch`; on CUDA the work may still run when this returns."""
+
+
+class NullTrainer:
+    """Drops each batch: with it a loader runs as fast as it can."""
+
+    name = "none"
+    dtype = torch.uint8
+
+    def step(self, batch: Batch) -> None:
+        """Do nothing."""
+
+
+class EmulatedTrainer:
+    """Holds each batch for `batch / images_per_s` seconds without using the CPU."""
+
+    dtype = torch.uint8
+
+    def __init__(self, name: str, images_per_s: float) -> None:
+        self.name = name
+        self.images_per_s = images_per_s
+
+    def step(self, batch: Batch) -> None:
+        """Wait for the batch to arrive, then hold it."""
+        if batch.images.is_cuda:
+            torch.cuda.current_stream(batch.images.device).synchronize()
+        time.sleep(len(batch.labels) / self.images_per_s)
+
+
+class Resnet50Trainer:
+    """torchvision's ResNet-50: SGD with momentum, cross-entropy, channels-last, autocast on CUDA."""
+
+    name = "resnet50"
+
+    def __init__(self, device: torch.device, classes: int) -> None:
+        self._device = device
+        on_gpu = device.type == "cuda"
+        half = torch.bfloat16 if on_gpu and torch.cuda.is_bf16_supported() else torch.float16
+        self.dtype = half if on_gpu else torch.float32
+        if on_gpu:
+            torch.backends.cudnn.benchmark = True
+        model = resnet50(num_classes=classes).to(device)
+        self._model = model.to(memory_format=torch.channels_last).train()
+        self._optimizer = torch.optim.SGD(self._model.parameters(), lr=0.01, momentum=0.9)
+        self._loss = torch.nn.CrossEntropyLoss()
+        # float16 gradients underflow without scaling; bfloat16 and float32 have range enough
+        self._scaler = torch.amp.GradScaler(device.type, enabled=self.dtype == torch.float16)
+
+    def step(self, batch: Batch) -> None:
+        """Forward, backward, update."""
+        with torch.autocast(self._device.type, self.dtype, enabled=self.dtype != torch.float32):
+            loss = self._loss(self._model(batch.images), batch.labels)
+        self._optimizer.zero_grad(set_to_none=True)
+        self._scaler.scale(loss).backward()
+        self._scaler.step(self._optimizer)
+        self._scaler.update()
+
+
+def make_trainer(name: str, device: torch.device, classes: int) -> Trainer:
+    """The trainer called `name`, one of CHOICES; `auto` is the real step where there is a GPU.
+
+    Raises:
+        SettingError: unknown name, or a rate that is not a positive number.
+    """
+    if name == "auto":
+        name = "resnet50" if device.type == "cuda" else f"emulated:{DEFAULT_PRESET}"
+    if name == "none":
+        return NullTrainer()
+    if name == "resnet50":
+        return Resnet50Trainer(device, classes)
+    kind, _, argument = name.partition(":")
+    if kind == "emulated":
+        argument = argument or DEFAULT_PRESET
+        return EmulatedTrainer(f"emulated:{argument}", _images_per_s(argument))
+    raise SettingError(f"unknown trainer {name!r}; choose from: {CHOICES}")
+
+
+def _images_per_s(argument: str) -> float:
+    if argument in EMULATED_PRESETS:
+        return EMULATED_PRESETS[argument]
+    try:
+        rate = float(argument)
+    except ValueError:
+        rate = 0.0
+    if not 0 < rate < float("inf"):
+        raise SettingError(
+            f"unknown rate {argument!r} of the emulated trainer; give images/s, as in 'emulated:1786', "
+            f"or one of: {', '.join(EMULATED_PRESETS)}"
+        )
+    return rate

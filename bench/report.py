@@ -13,7 +13,7 @@ _VERSIONS = ("python", "torch", "torchvision", "pillow", "simplejpeg", "webdatas
 LEGEND = (
     "loader/s, trainer/s, together/s: images per second of the loader alone, of the trainer alone on a "
     "batch that stays on the device, and of the trainer fed by the loader. ratio: together over trainer. "
-    "first s: seconds from building the loader to its first batch. median ms, p95 ms: time per batch, together."
+    "first s: seconds from building the loader to its first batch. med ms, p95 ms: time per batch, together."
 )
 _STYLE = """
 :root { color-scheme: light dark; }
@@ -50,7 +50,7 @@ def headline(result: Result) -> list[str]:
 def columns(result: Result) -> list[str]:
     """Column titles; the trainer's name is one only where several were measured."""
     titles = ["backend", "data", "loader/s", "trainer/s", "together/s", "ratio"]
-    titles += ["first s", "median ms", "p95 ms", "verdict"]
+    titles += ["first s", "med ms", "p95 ms", "verdict"]
     return ["trainer", *titles] if _several_trainers(result) else titles
 
 
@@ -68,7 +68,7 @@ def cells(result: Result) -> list[list[str]]:
             f"{row.first_batch_s.median:.2f}",
             f"{row.batch_s_median * 1e3:.1f}",
             f"{row.batch_s_p95 * 1e3:.1f}",
-            row.verdict,
+            _verdict(row),
         ]
         table.append([row.trainer_name, *values] if _several_trainers(result) else values)
     return table
@@ -76,7 +76,7 @@ def cells(result: Result) -> list[list[str]]:
 
 def terminal_table(result: Result) -> Table:
     """A rich table."""
-    table = Table(box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False, padding=(0, 1))
     left = {"trainer", "backend", "data", "verdict"}
     for title in columns(result):
         table.add_column(title, justify="left" if title in left else "right", no_wrap=True)
@@ -132,6 +132,12 @@ def html(result: Result) -> str:
         f"<p>{escape(LEGEND)}</p>"
         f"{skipped}<h2>Conditions</h2><dl>{details}</dl></body></html>\n"
     )
+
+
+def _verdict(row: Row) -> str:
+    if row.trainer is None or row.verdict != LOADER_BINDS:
+        return row.verdict
+    return f"waits {waiting_share(row.together, row.trainer):.0%}"
 
 
 def _label(row: Row) -> str:

@@ -92,14 +92,12 @@ class Reader(Protocol):
 
     Attributes:
         random_access: whether any order is as good as the stored one.
-        threaded: whether `read` should run ahead of the training loop in a thread.
     """
 
     random_access: bool
-    threaded: bool
 
     def read(self, batches: Sequence[Positions]) -> Iterator[DecodedBatch]:
-        """Yield one decoded batch per array of positions."""
+        """Yield one decoded batch per array of positions. Runs ahead of the caller, in a thread."""
 
     def close(self) -> None:
         """Free threads, processes and files; idempotent."""

@@ -55,8 +55,6 @@ class _Encoded:
 class DaliReader:
     """Keeps its pipeline from epoch to epoch; builds another one after an abandoned epoch."""
 
-    threaded = True  # reading the pictures' bytes is Python's work, beside DALI's own threads
-
     def __init__(self, spec: LoaderSpec, data: SplitData, size: int) -> None:
         self.random_access = data.kind == RAW
         self._spec = spec

@@ -1,6 +1,6 @@
 """Sequential reading of shards that hold JPEGs: each is read whole, once, and the next one ahead."""
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -8,6 +8,7 @@ import numpy as np
 
 from loaders.batch import Positions
 from loaders.dataset import SplitData
+from loaders.order import WINDOW_SHARDS
 from precache.errors import DatasetError
 from precache.formats import StoredSample
 
@@ -19,8 +20,8 @@ def read_batches(
 ) -> Iterator[list[StoredSample]]:
     """Yield the stored samples of each batch of positions, in order.
 
-    A shard is in memory from the first sample that is wanted of it to the last, and one more is
-    read ahead in a thread. With `window_order` that bounds memory to a window and one shard.
+    A shard is in memory from the first sample that is wanted of it to the last; as many as a window
+    has are read ahead, in a thread. With `window_order` memory is bounded to two windows.
 
     Raises:
         DatasetError: a shard is missing, damaged, or holds other samples than the index says.
@@ -29,21 +30,23 @@ def read_batches(
     shards = [np.searchsorted(starts, positions, side="right") - 1 for positions in batches]
     wanted = Counter(np.concatenate(shards).tolist()) if shards else Counter[int]()
     upcoming = iter(wanted)  # in order of first use, as a Counter keeps it
+    ahead: deque[Future[list[StoredSample]]] = deque()
     held: dict[int, list[StoredSample]] = {}
     with ThreadPoolExecutor(1, thread_name_prefix="read-shard") as pool:
 
-        def read_next() -> Future[list[StoredSample]] | None:
+        def read_next() -> None:
             index = next(upcoming, None)
-            return None if index is None else pool.submit(_read_checked, data, index, starts, read_shard)
+            if index is not None:
+                ahead.append(pool.submit(_read_checked, data, index, starts, read_shard))
 
-        ahead = read_next()
+        for _ in range(WINDOW_SHARDS):
+            read_next()
         for positions, batch_shards in zip(batches, shards, strict=True):
             samples = []
             for position, index in zip(positions.tolist(), batch_shards.tolist(), strict=True):
                 if index not in held:
-                    assert ahead is not None  # it reads `index`: shards come in order of first use
-                    held[index] = ahead.result()
-                    ahead = read_next()
+                    held[index] = ahead.popleft().result()  # shards are read in order of first use
+                    read_next()
                 samples.append(held[index][position - starts[index]])
                 wanted[index] -= 1
                 if wanted[index] == 0:

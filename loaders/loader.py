@@ -5,11 +5,9 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
 
-import numpy as np
-
-from loaders.batch import Batch, DecodedBatch, LoaderSpec, Positions, Reader
+from loaders.batch import Batch, DecodedBatch, LoaderSpec, Reader
 from loaders.dataset import SplitData
-from loaders.order import cut, full_order, window_order
+from loaders.order import EpochOrder
 from loaders.prefetch import prefetch
 from loaders.transfer import deliver
 from precache.errors import SettingError, check_range
@@ -18,7 +16,11 @@ _AHEAD_BATCHES = 2
 
 
 class EpochLoader:
-    """Serves each epoch in the order that `(seed, epoch)` gives; see `loaders.batch.Loader`."""
+    """Serves each epoch in the order that `(seed, epoch)` gives; see `loaders.batch.Loader`.
+
+    The reader runs in a thread, `_AHEAD_BATCHES` ahead, over the end of an epoch into the next one:
+    what a backend needs to start an epoch is done while the last one is still being trained on.
+    """
 
     def __init__(self, spec: LoaderSpec, data: SplitData, reader: Reader, size: int) -> None:
         self.spec = spec
@@ -27,13 +29,21 @@ class EpochLoader:
         self.size = size
         self._data = data
         self._reader = reader
-        self._shuffle = _shuffle_kind(spec, reader)
+        self._order = EpochOrder(
+            ids=data.ids,
+            shard_samples=data.shard_samples,
+            kind=_shuffle_kind(spec, reader),
+            seed=spec.seed,
+            batch_size=spec.batch_size,
+            last=spec.last,
+        )
         self._epoch = 0
         self._served_batches = 0  # of this epoch, by the iterator that runs or by a loaded state
         self._resuming = False
         self._closed = False
+        self._next_stream: _Stream | None = None  # stands at the start of an epoch
         # Weak, so that an iterator dropped in the middle ends its thread at once.
-        self._running: weakref.ref[Any] = weakref.ref(self)
+        self._running: weakref.ref[Any] | None = None
 
     def __len__(self) -> int:
         full, rest = divmod(self.samples, self.spec.batch_size)
@@ -78,6 +88,8 @@ class EpochLoader:
         if not self._closed:
             self._closed = True
             self._stop_running()
+            if self._next_stream is not None:
+                self._next_stream.close()
             self._reader.close()
 
     def __enter__(self) -> "EpochLoader":
@@ -92,37 +104,64 @@ class EpochLoader:
         self.close()
 
     def _serve(self, epoch: int, start: int) -> Iterator[Batch]:
-        batches = cut(self._order(epoch), self.spec.batch_size, self.spec.last)[start:]
-        decoded: Iterator[DecodedBatch] = self._reader.read(batches)
-        if self._reader.threaded:
-            decoded = prefetch(decoded, _AHEAD_BATCHES)
-        for batch in decoded:
-            # counted before it is handed out: a state taken in the loop body counts it as served
-            self._served_batches += 1
-            yield deliver(batch, self.spec.device, self.spec.dtype)
+        stream, self._next_stream = self._next_stream, None
+        if stream is not None and (start > 0 or stream.epoch != epoch):
+            stream.close()
+            stream = None
+        if stream is None:
+            stream = _Stream(self._reader, self._order, epoch, start)
+        try:
+            while (batch := stream.next_of_epoch()) is not None:
+                # counted before it is handed out: a state taken in the loop body has it as served
+                self._served_batches += 1
+                yield deliver(batch, self.spec.device, self.spec.dtype)
+        except BaseException:  # GeneratorExit too: dropped in the middle
+            stream.close()
+            raise
         self._epoch, self._served_batches = epoch + 1, 0
-
-    def _order(self, epoch: int) -> Positions:
-        if self._shuffle == "full":
-            return full_order(self._data.ids, self.spec.seed, epoch)
-        if self._shuffle == "window":
-            return window_order(self._data.shard_samples, self.spec.seed, epoch)
-        return np.arange(self.samples)
+        self._next_stream = stream
 
     def _identity(self) -> dict[str, Any]:
         return {
             "dataset": self._data.digest,
             "split": self.spec.split,
             "seed": self.spec.seed,
-            "shuffle": self._shuffle,
+            "shuffle": self._order.kind,
             "batch_size": self.spec.batch_size,
             "last": self.spec.last,
         }
 
     def _stop_running(self) -> None:
-        iterator = self._running()
-        if iterator is not None and iterator is not self:
+        iterator = None if self._running is None else self._running()
+        if iterator is not None:
             iterator.close()
+
+
+class _Stream:
+    """Decoded batches, epoch after epoch, read ahead. Knows no loader, so that one can be dropped."""
+
+    def __init__(self, reader: Reader, order: EpochOrder, epoch: int, start: int) -> None:
+        self.epoch = epoch
+        self._batches = prefetch(_read_epochs(reader, order, epoch, start), _AHEAD_BATCHES)
+
+    def next_of_epoch(self) -> DecodedBatch | None:
+        """The next batch of this epoch, or None once at its end; from then on it is the next epoch."""
+        batch = next(self._batches)
+        if batch is None:
+            self.epoch += 1
+        return batch
+
+    def close(self) -> None:
+        """End the thread."""
+        self._batches.close()
+
+
+def _read_epochs(reader: Reader, order: EpochOrder, epoch: int, start: int) -> Iterator[DecodedBatch | None]:
+    """Batches from number `start` of `epoch` on, without end; None after each epoch."""
+    while True:
+        yield from reader.read(order.batches(epoch)[start:])
+        yield None
+        epoch, start = epoch + 1, 0
 
 
 def _shuffle_kind(spec: LoaderSpec, reader: Reader) -> str:

@@ -5,6 +5,7 @@ split. It depends on the seed, the epoch and what is stored, never on workers or
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -12,6 +13,37 @@ from loaders.batch import Positions
 
 _FULL_TAG, _WINDOW_TAG = 3, 4
 WINDOW_SHARDS = 8
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EpochOrder:
+    """The batches of any epoch.
+
+    Attributes:
+        ids: int64 [n], of the split's samples in stored order.
+        shard_samples: samples per shard, in stored order.
+        kind: `full`, `window` or `none`.
+        seed: with the epoch it gives the order.
+        batch_size: samples per batch.
+        last: `partial` or `drop`, see `cut`.
+    """
+
+    ids: Positions
+    shard_samples: tuple[int, ...]
+    kind: str
+    seed: int
+    batch_size: int
+    last: str
+
+    def batches(self, epoch: int) -> list[Positions]:
+        """Positions of each batch of `epoch`, in the order they are served."""
+        if self.kind == "full":
+            order = full_order(self.ids, self.seed, epoch)
+        elif self.kind == "window":
+            order = window_order(self.shard_samples, self.seed, epoch)
+        else:
+            order = np.arange(len(self.ids))
+        return cut(order, self.batch_size, self.last)
 
 
 def full_order(ids: Positions, seed: int, epoch: int) -> Positions:

@@ -2,7 +2,7 @@
 
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -17,7 +17,7 @@ class _End:
     error: BaseException | None
 
 
-def prefetch(source: Iterator[T], depth: int) -> Iterator[T]:
+def prefetch(source: Iterator[T], depth: int) -> Generator[T, None, None]:
     """Yield what `source` yields, computed up to `depth` elements ahead.
 
     An exception of `source` is raised here. Closing or dropping this generator stops the thread.

@@ -26,7 +26,6 @@ class PytorchReader:
     """Keeps its worker processes from the first epoch to `close`."""
 
     random_access = True
-    threaded = False  # the workers already run ahead
 
     def __init__(self, data: SplitData, size: int, workers: int) -> None:
         self._batches: list[list[int]] = []

@@ -24,7 +24,6 @@ class ShardsReader:
     """Maps each shard when it is first touched, and keeps it mapped until `close`."""
 
     random_access = True
-    threaded = True
 
     def __init__(self, data: SplitData, size: int, threads: int) -> None:
         self._data = data

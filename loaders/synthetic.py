@@ -21,7 +21,6 @@ class SyntheticReader:
     """Holds one batch of noise on the loader's device."""
 
     random_access = True
-    threaded = False
 
     def __init__(self, spec: LoaderSpec, data: SplitData, size: int) -> None:
         generator = torch.Generator().manual_seed(spec.seed)

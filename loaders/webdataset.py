@@ -30,7 +30,6 @@ class WebdatasetReader:
     """Decodes in `threads` threads; the JPEG decoder releases the interpreter lock."""
 
     random_access = False
-    threaded = True
 
     def __init__(self, data: SplitData, size: int, threads: int) -> None:
         self._data = data

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 from precache.errors import SettingError, check_choice, check_range
-from precache.recipe import MAX_SIZE
+from precache.images import MAX_SIZE
 
 Positions: TypeAlias = npt.NDArray[np.int64]
 """int64 [n]: ranks of samples in the stored order of a split."""

@@ -8,7 +8,7 @@ pixels.
 """
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -61,7 +61,7 @@ class DaliReader:
         self._data = data
         self._size = size
         self._pipeline: Any = None
-        self._feed: Iterator[_Encoded] = iter(())
+        self._feed: Generator[_Encoded, None, None]
         self._in_pipeline: deque[_Encoded] = deque()
 
     def read(self, batches: Sequence[Positions]) -> Iterator[DecodedBatch]:
@@ -70,15 +70,18 @@ class DaliReader:
         self._in_pipeline.clear()
         # Kept only if this epoch ends well: one that is left midway holds batches of that epoch.
         pipeline, self._pipeline = self._pipeline or self._build(), None
-        while True:
-            try:
-                (output,) = pipeline.run()
-            except StopIteration:
-                break
-            except RuntimeError as error:
-                raise self._explain(error) from error
-            batch = self._in_pipeline.popleft()
-            yield DecodedBatch(self._to_torch(output), batch.labels, batch.ids)
+        try:
+            while True:
+                try:
+                    (output,) = pipeline.run()
+                except StopIteration:
+                    break
+                except RuntimeError as error:
+                    raise self._explain(error) from error
+                batch = self._in_pipeline.popleft()
+                yield DecodedBatch(self._to_torch(output), batch.labels, batch.ids)
+        finally:
+            self._feed.close()
         pipeline.reset()
         self._pipeline = pipeline
 
@@ -137,14 +140,14 @@ class DaliReader:
         contents, starts, ends = zip(*inputs, strict=True)
         return list(contents), list(starts), list(ends)
 
-    def _read_raw(self, batches: Sequence[Positions]) -> Iterator[_Encoded]:
+    def _read_raw(self, batches: Sequence[Positions]) -> Generator[_Encoded, None, None]:
         for positions in batches:
             files = [self._data.files[position] for position in positions]
             labels, ids = self._data.labels[positions], self._data.ids[positions]
             contents = [images.read_bytes(file) for file in files]
             yield _Encoded(contents, files, torch.from_numpy(labels), torch.from_numpy(ids))
 
-    def _read_shards(self, batches: Sequence[Positions]) -> Iterator[_Encoded]:
+    def _read_shards(self, batches: Sequence[Positions]) -> Generator[_Encoded, None, None]:
         read_shard = FORMATS[self._data.kind].read_shard
 
         def read(path: str) -> list[StoredSample]:

@@ -40,6 +40,7 @@ def prefetch(source: Iterator[T], depth: int) -> Generator[T, None, None]:
                 return
             yield result
     finally:
+        result = None  # an error would hold this frame, which holds the error: a cycle
         stop.set()
         thread.join()
 
@@ -57,6 +58,7 @@ def _produce(source: Iterator[Any], results: "queue.Queue[Any]", stop: threading
         if close is not None:
             close()
     _put(results, _End(error), stop)
+    error = None  # or the error would hold this frame, and with it all that the source had open
 
 
 def _put(results: "queue.Queue[Any]", result: Any, stop: threading.Event) -> bool:

@@ -4,6 +4,7 @@ Pictures are decoded and resized exactly as the converter does it, so that what 
 shards of the same size hold. Batches cross the process boundary as uint8.
 """
 
+import gc
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -41,7 +42,7 @@ class PytorchReader:
         """Yield one decoded batch per array of positions."""
         self._batches[:] = [batch.tolist() for batch in batches]
         try:
-            for batch in self._loader:
+            for batch in self._start_epoch():
                 if isinstance(batch, ImageError):
                     raise batch
                 yield DecodedBatch(*batch)
@@ -52,6 +53,16 @@ class PytorchReader:
                 f"{' '.join(str(error).split())}; the machine may be out of memory: "
                 f"build the loader with fewer workers or a smaller batch_size"
             ) from error
+
+    def _start_epoch(self) -> Iterator[Any]:
+        # A forked worker inherits the objects of this process. To collect one there can run a
+        # finaliser that waits for a thread which exists only here; DALI's pipeline has such a one.
+        gc.collect()
+        gc.freeze()
+        try:
+            return iter(self._loader)
+        finally:
+            gc.unfreeze()
 
     def close(self) -> None:
         """End the worker processes."""

@@ -20,6 +20,9 @@ from precache.errors import ImageError
 Pixels: TypeAlias = npt.NDArray[np.uint8]
 """uint8 [height, width, 3], RGB, 0-255."""
 
+MAX_SIZE = 8192
+"""The largest side in pixels that pictures are resized to."""
+
 _EXIF_ORIENTATION = 0x0112
 _WHITE = (255, 255, 255, 255)
 
@@ -70,7 +73,7 @@ def fit(image: Image.Image, size: int) -> Pixels:
     """Resize the shorter side of an RGB image to `size`, then crop the centre.
 
     Only what the crop keeps is resized: less work, and a 1 x 30,000 picture needs no more memory
-    than any other. Pillow rounds the box to float32, which moves few values, and those by 1.
+    than any other. Pillow rounds the box to float32, which moves a value by 1 at most.
     """
     left, top, right, bottom = crop_box(*image.size, size)
     if (right - left, bottom - top) == (size, size):

@@ -4,9 +4,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from precache.errors import check_choice, check_range
+from precache.images import MAX_SIZE
 
 FORMAT_NAMES = ("dali", "shards", "webdataset")
-MAX_SIZE = 8192
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,0 +1,34 @@
+"""Trees and converted folders that the tests share. None of them is written to by a test."""
+
+from pathlib import Path
+
+import pytest
+
+from precache import Recipe, convert
+from precache.formats import FORMATS
+from precache.sample import make_sample
+
+IMAGES, CLASSES, STORED_SIZE, ROWS_PER_SHARD = 70, 5, 48, 12
+
+
+@pytest.fixture(scope="session")
+def raw_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """70 generated pictures in 5 classes, at least two of each kind that a sample tree has."""
+    path = tmp_path_factory.mktemp("raw") / "tree"
+    make_sample(path, images=IMAGES, classes=CLASSES, seed=1, workers=0)
+    return path
+
+
+@pytest.fixture(scope="session")
+def converted(raw_tree: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The tree in each format: 48 px, 6 shards of 11 or 12 samples."""
+    root = tmp_path_factory.mktemp("converted")
+    for name in FORMATS:
+        convert(raw_tree, root / name, small_recipe(name), workers=0)
+    return {name: root / name for name in FORMATS}
+
+
+def small_recipe(format_name: str, **settings: int) -> Recipe:
+    """A recipe that cuts the small tree into several shards."""
+    defaults = {"size": STORED_SIZE, "shard_bytes": ROWS_PER_SHARD * STORED_SIZE**2 * 3}
+    return Recipe(format=format_name, **{**defaults, **settings})

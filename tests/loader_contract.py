@@ -1,0 +1,164 @@
+"""Properties that every backend keeps; `tests/loaders/test_backends.py` runs them over all of them.
+
+`Build` makes a loader of one backend over the same 70 pictures: `build(batch_size=16, ...)`.
+"""
+
+import gc
+import json
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import psutil
+import torch
+
+from loaders import Loader
+from loaders.transfer import IMAGENET_MEAN, IMAGENET_STD
+from precache import images
+from precache.source import scan_tree
+
+Build: TypeAlias = Callable[..., Loader]
+
+
+def ids_of(batches: Any) -> list[int]:
+    return [int(i) for batch in batches for i in batch.ids]
+
+
+def check_every_sample_once_per_epoch(build: Build, expected: list[tuple[int, int]]) -> None:
+    """`expected` holds (id, label) of all samples."""
+    with build() as loader:
+        for _ in range(3):
+            served = [
+                (int(i), int(y)) for batch in loader for i, y in zip(batch.ids, batch.labels, strict=True)
+            ]
+            assert sorted(served) == expected
+
+
+def check_batches(build: Build, size: int, samples: int) -> None:
+    with build(batch_size=16) as loader:
+        batches = list(loader)
+        assert len(loader) == len(batches) == -(-samples // 16)
+        assert [len(batch.labels) for batch in batches] == [16] * (samples // 16) + [samples % 16]
+        assert (loader.samples, loader.size) == (samples, size)
+        for batch in batches:
+            n = len(batch.labels)
+            images, labels = batch
+            assert images is batch.images
+            assert labels is batch.labels
+            assert images.shape == (n, 3, size, size)
+            assert images.dtype == torch.uint8
+            assert images.is_contiguous(memory_format=torch.channels_last)
+            assert (labels.shape, labels.dtype) == ((n,), torch.int64)
+            assert (batch.ids.shape, batch.ids.dtype) == ((n,), torch.int64)
+
+
+def check_last_drop(build: Build, samples: int) -> None:
+    with build(batch_size=16, last="drop") as loader:
+        assert [len(batch.labels) for batch in loader] == [16] * (samples // 16)
+        assert len(loader) == samples // 16
+
+
+def check_order_depends_on_seed_and_epoch_alone(build: Build) -> None:
+    with build(workers=1) as one, build(workers=2) as two, build(seed=1) as other:
+        epochs = [ids_of(one) for _ in range(3)]
+        assert [ids_of(two) for _ in range(3)] == epochs
+        assert len({tuple(ids) for ids in epochs}) == 3
+        assert ids_of(other) != epochs[0]
+        two.set_epoch(1)
+        assert ids_of(two) == epochs[1]
+        assert ids_of(two) == epochs[2]
+
+
+def check_without_shuffle_the_order_is_the_stored_one(build: Build, stored_ids: list[int]) -> None:
+    with build(shuffle=False) as loader:
+        assert ids_of(loader) == stored_ids
+        assert ids_of(loader) == stored_ids
+
+
+def check_pixels(build: Build, raw_tree: Path, size: int, worst_psnr: float) -> None:
+    """Each picture against the converter's, cropped to `size` as the loader serves it."""
+    scan = scan_tree(raw_tree)
+    with build() as loader:
+        for batch in loader:
+            for picture, sample_id in zip(batch.images, batch.ids, strict=True):
+                path = f"{raw_tree}/{scan.samples[int(sample_id)].path}"
+                expected = images.load(path, size).astype(float)
+                error = np.square(picture.permute(1, 2, 0).cpu().numpy() - expected).mean()
+                psnr = np.inf if error == 0 else 10 * np.log10(255**2 / error)
+                assert psnr >= worst_psnr, f"{path}: {psnr:.1f} dB"
+
+
+def check_floats_are_normalised(build: Build) -> None:
+    mean, std = (torch.tensor(v).view(3, 1, 1) for v in (IMAGENET_MEAN, IMAGENET_STD))
+    for dtype, tolerance in ((torch.float32, 1e-5), (torch.float16, 3e-3), (torch.bfloat16, 2e-2)):
+        with build(shuffle=False) as integers, build(shuffle=False, dtype=dtype) as floats:
+            for ours, theirs in zip(integers, floats, strict=True):
+                expected = (ours.images.cpu().float() / 255 - mean) / std
+                assert theirs.images.dtype == dtype
+                assert theirs.images.is_contiguous(memory_format=torch.channels_last)
+                assert torch.allclose(theirs.images.cpu().float(), expected, atol=tolerance)
+
+
+def check_resume(build: Build) -> None:
+    """A state taken in the loop body, as JSON, in another loader: the rest and nothing but the rest."""
+    with build(batch_size=8) as loader:
+        loader.set_epoch(5)
+        whole = [batch.ids.tolist() for batch in loader]
+        following = ids_of(loader)
+    for served in (0, 1, 4, len(whole)):
+        with build(batch_size=8) as loader:
+            loader.set_epoch(5)
+            iterator = iter(loader)
+            for _ in range(served):
+                next(iterator)
+            state = json.loads(json.dumps(loader.state_dict()))
+            iterator.close()  # type: ignore[attr-defined]
+        with build(batch_size=8, workers=1) as resumed:
+            resumed.load_state_dict(state)
+            resumed.set_epoch(5)
+            assert [batch.ids.tolist() for batch in resumed] == whole[served:]
+            assert ids_of(resumed) == following
+
+
+def check_abandoned_iterators_leave_nothing(build: Build) -> None:
+    before = _running()
+    for _ in range(10):
+        with build(batch_size=8) as loader:
+            for _ in loader:
+                break
+            assert len(ids_of(loader)) == loader.samples, "the same epoch again, whole"
+    dropped = build(batch_size=8)
+    next(iter(dropped))
+    del dropped
+    gc.collect()
+    deadline = time.monotonic() + 10
+    while _running() != before and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert _running() == before
+
+
+def check_an_exception_in_the_loop_leaves_nothing(build: Build) -> None:
+    before = _running()
+    try:
+        with build(batch_size=8) as loader:
+            for _ in loader:
+                raise KeyError("of the training code")
+    except KeyError:
+        pass
+    assert _running() == before
+
+
+def _running() -> tuple[int, int]:
+    """Threads of this process started by Python, and child processes."""
+    children = [child for child in psutil.Process().children() if "resource_tracker" not in _command(child)]
+    return threading.active_count(), len(children)
+
+
+def _command(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""

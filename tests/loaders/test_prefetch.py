@@ -1,0 +1,65 @@
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from loaders.prefetch import prefetch
+
+
+def count_up(started: list[int], limit: int = 1000) -> Iterator[int]:
+    for value in range(limit):
+        started.append(value)
+        yield value
+
+
+def wait_until(condition: object, timeout_s: float = 10.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition() and time.monotonic() < deadline:  # type: ignore[operator]
+        time.sleep(0.005)
+    assert condition()  # type: ignore[operator]
+
+
+def test_order_is_kept_and_the_end_is_seen() -> None:
+    assert list(prefetch(count_up([], 100), 3)) == list(range(100))
+
+
+def test_it_runs_ahead_by_depth_and_no_further() -> None:
+    started: list[int] = []
+    ahead = prefetch(count_up(started), 3)
+    assert next(ahead) == 0
+    wait_until(lambda: len(started) == 5)  # one taken, three queued, one in hand
+    time.sleep(0.05)
+    assert len(started) == 5
+    ahead.close()
+
+
+def test_an_exception_comes_where_it_occurred() -> None:
+    def fail() -> Iterator[int]:
+        yield 1
+        raise OSError("disk on fire")
+
+    ahead = prefetch(fail(), 2)
+    assert next(ahead) == 1
+    with pytest.raises(OSError, match="disk on fire"):
+        next(ahead)
+
+
+@pytest.mark.parametrize("how", ["close", "drop"])
+def test_closing_or_dropping_ends_the_thread_and_closes_the_source(how: str) -> None:
+    closed = threading.Event()
+
+    def source() -> Iterator[int]:
+        try:
+            yield from range(1000)
+        finally:
+            closed.set()
+
+    before = threading.active_count()
+    ahead = prefetch(source(), 2)
+    assert next(ahead) == 0
+    if how == "close":
+        ahead.close()
+    del ahead
+    assert closed.is_set()
+    assert threading.active_count() == before

@@ -1,0 +1,134 @@
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.command import check_bad_input, run
+
+
+def test_the_commands_work_as_typed_on_default_folders(tmp_path: Path) -> None:
+    assert run("precache", "sample", "--images", 20, "--classes", 2, cwd=tmp_path).returncode == 0
+    for name in ("shards", "webdataset", "dali"):
+        converted = run("precache", "convert", "--format", name, "--size", 32, cwd=tmp_path)
+        assert converted.returncode == 0, converted.stderr
+        assert "20 images, 0 rejected" in converted.stdout
+        assert "images/s" in converted.stdout
+        assert "20/20" in converted.stderr, "the progress bar"
+        assert (tmp_path / "data" / name / "dataset.json").is_file()
+        verified = run("precache", "verify", f"data/{name}", cwd=tmp_path)
+        assert (verified.returncode, verified.stderr) == (0, "")
+
+
+def test_inspect_shows_what_a_folder_holds(converted: dict[str, Path], tmp_path: Path) -> None:
+    shown = run("precache", "inspect", converted["dali"], cwd=tmp_path).stdout
+    for mention in ("dali", "70 in 5 classes", "size 48", "001.anchor", "train", "simplejpeg"):
+        assert mention in shown
+    summary = json.loads(run("precache", "inspect", converted["dali"], "--json", cwd=tmp_path).stdout)
+    assert summary["samples"] == summary["splits"]["train"]["samples"] == 70
+    assert sum(summary["splits"]["train"]["classes"].values()) == 70
+    assert summary["recipe"]["size"] == 48
+    assert summary["rejected"] == []
+
+
+def test_rejected_pictures_are_shown(raw_tree: Path, tmp_path: Path) -> None:
+    tree = Path(shutil.copytree(raw_tree, tmp_path / "tree"))
+    bad = sorted(tree.glob("*/*.jpg"))[0]
+    bad.write_bytes(b"<html>")
+    result = run("precache", "convert", tree, "out", "--format", "shards", "--size", 16, cwd=tmp_path)
+    assert result.returncode == 0
+    assert "69 images, 1 rejected" in result.stdout
+    for text in (result.stderr, run("precache", "inspect", "out", cwd=tmp_path).stdout):
+        assert "rejected 001.anchor/001_0001.jpg: cannot be decoded" in text
+
+
+def test_verify_names_the_damage_and_exits_with_1(converted: dict[str, Path], tmp_path: Path) -> None:
+    path = Path(shutil.copytree(converted["webdataset"], tmp_path / "copy"))
+    (path / "train-00001.tar").unlink()
+    result = run("precache", "verify", "copy", cwd=tmp_path)
+    assert result.returncode == 1
+    assert "copy/train-00001.tar: missing" in result.stderr
+    assert "precache convert SRC copy --format webdataset --overwrite" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "mentions"),
+    [
+        (["convert", "nowhere", "out", "--format", "shards"], ["nowhere: does not exist", "precache sample"]),
+        (["convert", "empty", "out", "--format", "shards"], ["empty: no class folder with pictures"]),
+        (
+            ["convert", "flat", "out", "--format", "shards"],
+            ["flat: no class folder", "flat/CLASS/picture.jpg"],
+        ),
+        (["convert", "tree", "flat", "--format", "shards"], ["flat: exists, is not empty", "another DST"]),
+        (
+            ["convert", "tree", "out", "--format", "sharks"],
+            ["unknown format 'sharks'", "dali, shards, webdataset"],
+        ),
+        (["convert", "tree", "out", "--format", "dali", "--size", "0"], ["size", "1 to 8,192", "got 0"]),
+        (
+            ["convert", "tree", "out", "--format", "dali", "--size", "8193"],
+            ["size", "1 to 8,192", "got 8193"],
+        ),
+        (["convert", "tree", "out", "--format", "dali", "--size", "big"], ["--size", "'big'"]),
+        (["convert", "tree", "out", "--format", "dali", "--workers", "-1"], ["workers", "got -1"]),
+        (["convert", "tree", "out"], ["--format", "precache convert --help"]),
+        (["inspect", "tree"], ["tree: not a converted dataset", "dataset.json", "precache convert"]),
+        (["verify", "nowhere"], ["nowhere: not a converted dataset (no such folder)"]),
+        (["fetch", "imagenet"], ["unknown dataset 'imagenet'", "caltech101, caltech256"]),
+        (["fetch", "caltech256", "flat"], ["flat: exists and is not empty"]),
+        (["sample", "flat"], ["flat: exists and is not empty"]),
+        (["sample", "new", "--images", "0"], ["images must be an integer of at least 16, got 0"]),
+        (["frobnicate"], ["frobnicate", "precache --help"]),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(
+    raw_tree: Path, tmp_path: Path, arguments: list[str], mentions: list[str]
+) -> None:
+    (tmp_path / "tree").symlink_to(raw_tree)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "flat").mkdir()
+    (tmp_path / "flat" / "picture.jpg").write_bytes(b"\xff\xd8\xff")
+    before = sorted(tmp_path.rglob("*"))
+    check_bad_input(run("precache", *arguments, cwd=tmp_path), *mentions)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_debug_shows_the_traceback(tmp_path: Path) -> None:
+    result = run("precache", "verify", "nowhere", "--debug", cwd=tmp_path)
+    assert result.returncode != 0
+    assert "Traceback" in result.stderr
+    assert "DatasetError" in result.stderr
+
+
+def test_doctor_names_backends_and_install_commands(tmp_path: Path) -> None:
+    result = run("precache", "doctor", cwd=tmp_path)
+    assert result.returncode == 0
+    for mention in ("pillow", "libjpeg", "backend pytorch", "backend shards", "backend dali", "gpu"):
+        assert mention in result.stdout
+
+
+def test_doctor_gives_the_command_that_installs_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    from importlib import metadata
+
+    from precache import doctor
+
+    installed = metadata.version
+
+    def without_dali(package: str) -> str:
+        if package == "nvidia-dali-cuda120":
+            raise metadata.PackageNotFoundError(package)
+        return installed(package)
+
+    monkeypatch.setattr(doctor.metadata, "version", without_dali)
+    (dali,) = (finding for finding in doctor.examine() if finding.subject == "backend dali")
+    assert dali.found == "missing nvidia-dali-cuda120"
+    assert dali.install is not None
+    assert dali.install.endswith(" -m pip install nvidia-dali-cuda120")
+
+
+def test_help_of_every_command_fits_and_exits_with_0(tmp_path: Path) -> None:
+    for command in ("sample", "fetch", "convert", "inspect", "verify", "doctor"):
+        result = run("precache", command, "--help", cwd=tmp_path)
+        assert result.returncode == 0
+        assert "--debug" in result.stdout

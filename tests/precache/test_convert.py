@@ -1,0 +1,237 @@
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from precache import convert, executors, open_dataset, verify
+from precache.convert import JOURNAL_NAME
+from precache.errors import DatasetError, SettingError, WorkerError
+from precache.manifest import INDEX_NAME, MANIFEST_NAME
+from tests.conftest import IMAGES, small_recipe
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in path.iterdir()}
+
+
+@pytest.fixture
+def tree(raw_tree: Path, tmp_path: Path) -> Path:
+    """A copy that the test may damage."""
+    return Path(shutil.copytree(raw_tree, tmp_path / "tree"))
+
+
+def test_the_manifest_describes_the_dataset(converted: dict[str, Path]) -> None:
+    manifest = open_dataset(converted["webdataset"]).manifest
+    assert manifest.samples == IMAGES
+    assert sum(manifest.samples_per_class["train"]) == IMAGES
+    assert manifest.classes[0] == "001.anchor"
+    assert {file.name for file in manifest.files} | {MANIFEST_NAME} == set(contents(converted["webdataset"]))
+    assert all((converted["webdataset"] / file.name).stat().st_size == file.bytes for file in manifest.files)
+    assert set(manifest.made_by) >= {"pillow", "pillow_flavour", "simplejpeg"}
+
+
+def test_a_finished_destination_is_left_as_it_is(tree: Path, tmp_path: Path) -> None:
+    first = convert(tree, tmp_path / "out", small_recipe("shards"), workers=0)
+    before = {file.name: file.stat().st_mtime_ns for file in (tmp_path / "out").iterdir()}
+    again = convert(tree, tmp_path / "out", small_recipe("shards"), workers=0)
+    assert (first.converted, again.converted) == (IMAGES, 0)
+    assert again.manifest == first.manifest
+    assert {file.name: file.stat().st_mtime_ns for file in (tmp_path / "out").iterdir()} == before
+
+
+def test_another_recipe_or_source_is_refused_with_the_difference(tree: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    convert(tree, out, small_recipe("shards"), workers=0)
+    before = contents(out)
+    with pytest.raises(DatasetError, match=r"size 48, asked for 32.*--overwrite"):
+        convert(tree, out, small_recipe("shards", size=32), workers=0)
+    next(tree.glob("*/*.jpg")).unlink()
+    with pytest.raises(DatasetError, match="another source tree"):
+        convert(tree, out, small_recipe("shards"), workers=0)
+    assert contents(out) == before
+
+
+def test_overwrite_replaces_another_conversion(tree: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    convert(tree, out, small_recipe("dali"), workers=0)
+    convert(tree, out, small_recipe("shards", size=32), workers=0, overwrite=True)
+    convert(tree, tmp_path / "fresh", small_recipe("shards", size=32), workers=0)
+    assert contents(out) == contents(tmp_path / "fresh")
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_folder_that_is_not_ours_is_not_touched(tree: Path, tmp_path: Path, overwrite: bool) -> None:
+    out = tmp_path / "home"
+    out.mkdir()
+    (out / "thesis.safetensors").write_text("years of work")
+    with pytest.raises(DatasetError, match="holds no conversion of ours"):
+        convert(tree, out, small_recipe("shards"), workers=0, overwrite=overwrite)
+    assert contents(out) == {"thesis.safetensors": b"years of work"}
+
+
+def test_folders_inside_one_another_are_refused(tree: Path) -> None:
+    for destination in (tree, tree / "001.anchor" / "out", tree.parent):
+        with pytest.raises(SettingError, match="inside the source tree"):
+            convert(tree, destination, small_recipe("shards"), workers=0)
+
+
+def test_corrupt_pictures_are_named_counted_and_left_out(tree: Path, tmp_path: Path) -> None:
+    paths = sorted(path for path in tree.glob("*/*.jpg"))
+    paths[3].write_bytes(b"<html>404 not found</html>")
+    paths[10].write_bytes(paths[10].read_bytes()[: paths[10].stat().st_size // 2])
+    (tree / "notes.txt").write_text("notes")
+    for name in ("shards", "webdataset", "dali"):
+        manifest = convert(tree, tmp_path / name, small_recipe(name), workers=0).manifest
+        assert [(r.path, r.reason) for r in manifest.rejected] == [
+            (str(paths[3].relative_to(tree)), "cannot be decoded (not a known image format)"),
+            (str(paths[10].relative_to(tree)), manifest.rejected[1].reason),
+        ]
+        assert "truncated" in manifest.rejected[1].reason
+        counts = json.loads((tmp_path / name / MANIFEST_NAME).read_text())["counts"]
+        assert counts == {"scanned": IMAGES + 1, "converted": IMAGES - 2, "rejected": 2, "ignored": 1}
+        assert verify(tmp_path / name) == []
+        ids, _ = open_dataset(tmp_path / name).read_index("train")
+        assert set(ids.tolist()) == set(range(IMAGES)) - {r.id for r in manifest.rejected}
+
+
+def test_a_shard_whose_pictures_are_all_corrupt_is_left_out(tree: Path, tmp_path: Path) -> None:
+    recipe = small_recipe("webdataset", shard_bytes=1)  # one picture per shard
+    bad = sorted(tree.glob("*/*.jpg"))[5]
+    bad.write_bytes(b"")
+    manifest = convert(tree, tmp_path / "out", recipe, workers=0).manifest
+    assert len(manifest.shards) == IMAGES - 1
+    assert [r.reason for r in manifest.rejected] == ["cannot be decoded (the file is empty)"]
+    assert {file.name for file in manifest.files} | {MANIFEST_NAME} == set(contents(tmp_path / "out"))
+
+
+def test_a_tree_of_corrupt_pictures_only_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "tree/class").mkdir(parents=True)
+    (tmp_path / "tree/class/a.jpg").write_bytes(b"no picture")
+    with pytest.raises(DatasetError, match=r"none of its 1 pictures can be converted.*class/a\.jpg"):
+        convert(tmp_path / "tree", tmp_path / "out", small_recipe("shards"), workers=0)
+    assert not (tmp_path / "out" / MANIFEST_NAME).exists()
+
+
+def test_an_interrupted_run_is_continued_to_the_same_bytes(
+    raw_tree: Path, tmp_path: Path, converted: dict[str, Path]
+) -> None:
+    out = tmp_path / "out"
+
+    def stop(done: int, total: int) -> None:
+        if done == 30:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        convert(raw_tree, out, small_recipe("webdataset"), workers=0, on_progress=stop)
+    assert not (out / MANIFEST_NAME).exists()
+    finished = len((out / JOURNAL_NAME).read_text().splitlines()) - 1
+    assert finished == 2
+    first_shard = next(out.glob("*00000.tar"))
+    untouched = first_shard.stat().st_mtime_ns
+    next(out.glob("*00001.tar")).write_bytes(b"damaged since")
+    with open(out / JOURNAL_NAME, "a") as journal:
+        journal.write('{"entry": {"na')  # killed while it wrote a line
+    resumed = convert(raw_tree, out, small_recipe("webdataset"), workers=0)
+    assert 0 < resumed.converted < IMAGES
+    assert first_shard.stat().st_mtime_ns == untouched
+    assert contents(out) == contents(converted["webdataset"])
+
+
+def test_a_killed_parent_leaves_a_resumable_folder(
+    raw_tree: Path, tmp_path: Path, converted: dict[str, Path]
+) -> None:
+    out = tmp_path / "out"
+    script = (
+        "from tests.conftest import small_recipe; from precache import convert; import sys\n"
+        "if __name__ == '__main__':\n"
+        "    convert(sys.argv[1], sys.argv[2], small_recipe('shards'), workers=0)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", script, raw_tree, out])
+    deadline = time.monotonic() + 60
+    while not list(out.glob("*.safetensors")) and time.monotonic() < deadline:
+        time.sleep(0.001)
+    process.kill()
+    process.wait()
+    convert(raw_tree, out, small_recipe("shards"), workers=0)
+    assert contents(out) == contents(converted["shards"])
+
+
+def test_an_unfinished_conversion_of_another_recipe_is_refused(raw_tree: Path, tmp_path: Path) -> None:
+    def stop(done: int, total: int) -> None:
+        if done:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        convert(raw_tree, tmp_path / "out", small_recipe("dali"), workers=0, on_progress=stop)
+    with pytest.raises(DatasetError, match="seed 0, asked for 7"):
+        convert(raw_tree, tmp_path / "out", small_recipe("dali", seed=7), workers=0)
+
+
+def die(task: int, tick: object) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_worker_that_dies_is_an_error_not_a_hang() -> None:
+    with pytest.raises(WorkerError, match="worker died"):
+        list(executors.run(die, [1, 2], 2, lambda count: None))
+
+
+def test_progress_reaches_the_total(raw_tree: Path, tmp_path: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    convert(
+        raw_tree, tmp_path / "out", small_recipe("shards"), workers=2, on_progress=lambda *p: seen.append(p)
+    )
+    assert seen[0] == (0, IMAGES)
+    assert seen[-1] == (IMAGES, IMAGES)
+    assert seen == sorted(seen)
+
+
+@pytest.mark.parametrize("damage", ["flip", "truncate", "remove", "index"])
+def test_verify_names_the_damaged_file(converted: dict[str, Path], tmp_path: Path, damage: str) -> None:
+    path = Path(shutil.copytree(converted["dali"], tmp_path / "copy"))
+    assert verify(path) == []
+    shard = path / (INDEX_NAME if damage == "index" else "train-00002.tfrecord")
+    content = bytearray(shard.read_bytes())
+    if damage == "remove":
+        shard.unlink()
+    elif damage == "truncate":
+        shard.write_bytes(content[:-1])
+    else:
+        content[len(content) // 2] ^= 1
+        shard.write_bytes(content)
+    (problem,) = verify(path)
+    assert problem.startswith(f"{shard}: ")
+
+
+def test_a_read_only_destination_is_a_clear_error(
+    raw_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise PermissionError(13, "Permission denied", str(tmp_path / "out"))
+
+    # the tests may run as root, whom no permission stops
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(DatasetError, match=r"out: cannot be written \(Permission denied\)"):
+        convert(raw_tree, tmp_path / "out", small_recipe("shards"), workers=0)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"{", "not valid JSON"),
+        (b'{"version": 99}', "manifest version 99, expected 1"),
+        (b'{"version": 1}', "not a manifest of this project"),
+        (b"[]", "not a manifest of this project"),
+    ],
+)
+def test_a_damaged_manifest_names_its_file(tmp_path: Path, content: bytes, message: str) -> None:
+    (tmp_path / MANIFEST_NAME).write_bytes(content)
+    with pytest.raises(DatasetError, match=message) as caught:
+        open_dataset(tmp_path)
+    assert str(tmp_path / MANIFEST_NAME) in str(caught.value)

@@ -1,0 +1,143 @@
+"""Pixels against the reference: Pillow's decode, then torchvision's Resize and CenterCrop."""
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image, ImageOps
+from torchvision.transforms import CenterCrop, InterpolationMode, Resize
+
+from precache import images
+from precache.errors import ImageError
+from precache.source import scan_tree
+
+
+def reference(path: str, size: int) -> np.ndarray:
+    image = ImageOps.exif_transpose(Image.open(path)).convert("RGB")
+    resized = Resize(size, InterpolationMode.BILINEAR, antialias=True)(image)
+    return np.asarray(CenterCrop(size)(resized))
+
+
+def noise(width: int, height: int, channels: int = 3) -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 256, (height, width, channels), dtype=np.uint8)
+
+
+def encoded(image: Image.Image, kind: str, **options: object) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("size", [32, 64, 224, 300])
+def test_pixels_are_the_references_but_for_rounding(raw_tree: Path, size: int) -> None:
+    """No value off by more than 1, no picture under 50 dB: the bound that the README states."""
+    for sample in scan_tree(raw_tree).samples:
+        path = f"{raw_tree}/{sample.path}"
+        difference = np.abs(images.load(path, size).astype(int) - reference(path, size))
+        assert difference.max() <= 1, path
+        assert 255**2 / max(np.square(difference).mean(), 1e-9) > 10 ** (50 / 10), path
+
+
+@pytest.mark.parametrize(
+    ("width", "height"), [(300, 200), (200, 300), (64, 64), (64, 201), (1, 500), (37, 64)]
+)
+def test_any_aspect_gives_a_square_as_torchvision_crops_it(tmp_path: Path, width: int, height: int) -> None:
+    path = str(tmp_path / "noise.png")
+    Image.fromarray(noise(width, height)).save(path)
+    served = images.load(path, 64)
+    assert served.shape == (64, 64, 3)
+    assert served.dtype == np.uint8
+    assert np.abs(served.astype(int) - reference(path, 64)).max() <= 1
+
+
+def test_an_extreme_aspect_needs_no_extreme_memory() -> None:
+    image = images.decode(encoded(Image.new("RGB", (1, 30_000), "red"), "PNG"), "tall.png")
+    assert (images.fit(image, 256) == (255, 0, 0)).all()
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
+def test_exif_orientation_is_applied(orientation: int, mode: str) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    image = Image.new(mode, (40, 20))
+    image.paste(Image.new(mode, (20, 10), "white"), (0, 0))
+    data = encoded(image, "JPEG", exif=exif, quality=95)
+    upright = images.decode(data, "x.jpg")
+    expected = ImageOps.exif_transpose(Image.open(io.BytesIO(data))).convert("RGB")
+    assert upright.size == ((40, 20) if orientation < 5 else (20, 40))
+    assert upright.mode == "RGB"
+    assert np.array_equal(np.asarray(upright), np.asarray(expected))
+
+
+def test_transparency_is_composited_on_white() -> None:
+    rgba = np.zeros((8, 8, 4), np.uint8)
+    rgba[:, 4:] = (255, 0, 0, 255)
+    for image in (
+        Image.fromarray(rgba),
+        Image.fromarray(rgba).convert("PA"),
+        Image.fromarray(rgba).convert("P"),
+    ):
+        decoded = np.asarray(images.decode(encoded(image.convert("RGBA"), "PNG"), "x.png"))
+        assert (decoded[:, :4] == 255).all()
+        assert (decoded[:, 4:] == (255, 0, 0)).all()
+    palette = Image.new("P", (8, 8), 0)
+    palette.putpalette([0, 0, 0, 0, 0, 255])
+    palette.paste(1, (4, 0, 8, 8))
+    decoded = np.asarray(images.decode(encoded(palette, "PNG", transparency=0), "x.png"))
+    assert (decoded[:, :4] == 255).all()
+    assert (decoded[:, 4:] == (0, 0, 255)).all()
+
+
+def test_16_bit_grey_keeps_its_upper_bits() -> None:
+    grey = (np.arange(64, dtype=np.uint16) * 1000).reshape(8, 8)
+    decoded = np.asarray(images.decode(encoded(Image.fromarray(grey), "PNG"), "x.png"))
+    assert np.array_equal(decoded[..., 0], grey >> 8)
+
+
+@pytest.mark.parametrize("kind", ["GIF", "BMP", "TIFF", "WEBP", "PNG", "JPEG"])
+def test_content_counts_not_the_name(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "wrong.jpg"
+    path.write_bytes(encoded(Image.new("RGB", (30, 20), (0, 128, 255)), kind))
+    assert np.abs(images.load(str(path), 16).astype(int) - (0, 128, 255)).max() < 12
+
+
+JPEG = encoded(Image.fromarray(noise(64, 64)), "JPEG")
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"", "the file is empty"),
+        (b"<html>404</html>", "not a known image format"),
+        (JPEG[: len(JPEG) // 2], "truncated"),
+        (JPEG[:20], "cannot be decoded"),
+        (encoded(Image.fromarray(noise(64, 64)), "PNG")[:3000], "cannot be decoded"),
+    ],
+)
+def test_a_damaged_picture_names_path_and_reason(tmp_path: Path, data: bytes, reason: str) -> None:
+    path = tmp_path / "bad.jpg"
+    path.write_bytes(data)
+    with pytest.raises(ImageError, match=reason) as caught:
+        images.load(str(path), 32)
+    assert caught.value.path == str(path)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_picture_names_its_path(tmp_path: Path) -> None:
+    with pytest.raises(ImageError, match=r"gone\.jpg: cannot be read \(No such file"):
+        images.load(str(tmp_path / "gone.jpg"), 32)
+
+
+def test_a_jpeg_with_harmless_garbage_is_decoded_as_pillow_does() -> None:
+    """Real trees hold JPEGs that libjpeg warns about; only Pillow's verdict counts."""
+    warned = JPEG[:-2] + b"\x00\x00\x00" + JPEG[-2:]
+    expected = np.asarray(Image.open(io.BytesIO(warned)).convert("RGB"))
+    assert np.array_equal(np.asarray(images.decode(warned, "x.jpg")), expected)
+
+
+def test_a_decompression_bomb_is_refused() -> None:
+    with pytest.raises(ImageError, match="decompression bomb"):
+        images.decode(encoded(Image.new("1", (20_000, 20_000)), "PNG"), "bomb.png")

@@ -1,0 +1,80 @@
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from precache.errors import SourceError
+from precache.source import scan_tree
+
+
+def put(path: Path, content: bytes = b"\xff\xd8\xff") -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+
+
+def test_ids_are_ranks_in_the_sorted_scan(tmp_path: Path) -> None:
+    for name in ("b/2.jpg", "b/10.jpg", "a/z.PNG", "a/y.jpeg"):
+        put(tmp_path / name)
+    scan = scan_tree(tmp_path)
+    assert [(s.id, s.path, s.label) for s in scan.samples] == [
+        (0, "a/y.jpeg", 0),
+        (1, "a/z.PNG", 0),
+        (2, "b/10.jpg", 1),
+        (3, "b/2.jpg", 1),
+    ]
+    assert scan.classes == ("a", "b")
+    assert [s.bytes for s in scan.samples] == [3, 3, 3, 3]
+
+
+def test_what_is_not_a_picture_is_ignored_with_its_path(tmp_path: Path) -> None:
+    """Caltech-256 holds 056.dog/greg/ and 198.spider/RENAME2, Caltech-101 a JPEG named tmp."""
+    put(tmp_path / "056.dog/056_0001.jpg")
+    put(tmp_path / "056.dog/greg/vision309/x.jpg")
+    put(tmp_path / "198.spider/RENAME2", b"#!/bin/sh\nmv a b\n")
+    put(tmp_path / "198.spider/tmp")
+    put(tmp_path / "198.spider/._198_0001.jpg")
+    put(tmp_path / "notes.txt", b"notes")
+    put(tmp_path / ".git/x.jpg")
+    (tmp_path / "empty").mkdir()
+    scan = scan_tree(tmp_path)
+    assert [s.path for s in scan.samples] == ["056.dog/056_0001.jpg", "198.spider/tmp"]
+    assert {ignored.path for ignored in scan.ignored} == {
+        "056.dog/greg",
+        "198.spider/RENAME2",
+        "198.spider/._198_0001.jpg",
+        "notes.txt",
+        ".git",
+        "empty",
+    }
+    assert scan.classes == ("056.dog", "198.spider")
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "GIF", "BMP", "TIFF", "WEBP"])
+def test_a_picture_without_extension_is_known_by_its_content(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "class").mkdir()
+    Image.new("RGB", (4, 4)).save(tmp_path / "class/picture", format=kind)
+    assert len(scan_tree(tmp_path).samples) == 1
+
+
+@pytest.mark.parametrize("make", ["missing", "empty", "flat", "file"])
+def test_a_tree_without_class_folders_is_an_error_that_names_it(tmp_path: Path, make: str) -> None:
+    root = tmp_path / "root"
+    if make == "file":
+        put(root)
+    elif make != "missing":
+        root.mkdir()
+        if make == "flat":
+            put(root / "picture.jpg")
+    with pytest.raises(SourceError, match=str(root)) as caught:
+        scan_tree(root)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_digest_tells_trees_apart(tmp_path: Path) -> None:
+    put(tmp_path / "a/1.jpg")
+    first = scan_tree(tmp_path).digest()
+    assert scan_tree(tmp_path).digest() == first
+    put(tmp_path / "a/1.jpg", b"\xff\xd8\xff\xd9")
+    changed = scan_tree(tmp_path).digest()
+    put(tmp_path / "a/2.jpg")
+    assert len({first, changed, scan_tree(tmp_path).digest()}) == 3

@@ -1,0 +1,56 @@
+"""The packages depend on one another in one direction; read from the code's own imports."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.command import ROOT
+
+LOADERS_MAY_USE = {"errors", "executors", "formats", "images", "manifest", "source"}
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Dotted names that the file imports, `from a import b` as 'a.b'."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def files(package: str) -> list[Path]:
+    found = sorted((ROOT / package).rglob("*.py"))
+    assert found
+    return found
+
+
+@pytest.mark.parametrize(
+    ("package", "forbidden"),
+    [("precache", {"loaders", "bench", "torch", "torchvision"}), ("loaders", {"bench"})],
+)
+def test_imports_go_one_way(package: str, forbidden: set[str]) -> None:
+    for path in files(package):
+        used = {name.split(".")[0] for name in imports(path)}
+        assert not used & forbidden, path
+
+
+def test_loaders_use_only_these_modules_of_precache() -> None:
+    for path in files("loaders"):
+        used = {name.split(".")[1] for name in imports(path) if name.startswith("precache.")}
+        assert used <= LOADERS_MAY_USE, path
+
+
+def test_errors_import_nothing_of_ours() -> None:
+    assert not [n for n in imports(ROOT / "precache/errors.py") if n.startswith(("precache", "loaders"))]
+
+
+def test_files_stay_short_enough_to_hold_one_idea() -> None:
+    long = {
+        str(p): n
+        for pkg in ("precache", "loaders", "bench")
+        for p in files(pkg)
+        if (n := len(p.read_text().splitlines())) > 350
+    }
+    assert not long

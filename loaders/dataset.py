@@ -68,6 +68,11 @@ def open_split(path: str | os.PathLike[str], split: str) -> SplitData:
     path = Path(path)
     if is_converted(path):
         return _converted(open_dataset(path), split)
+    if not path.exists():
+        raise DatasetError(
+            f"{path}: does not exist; expected a tree of class folders with pictures ('precache sample' "
+            f"or 'precache fetch' makes one) or what 'precache convert' made of one"
+        )
     try:
         scan = scan_tree(path)
     except SourceError as error:

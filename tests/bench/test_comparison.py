@@ -1,0 +1,143 @@
+"""The comparison on real loaders, with trainers slow enough to tell."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from bench import report
+from bench.comparison import Arm, BenchSpec, Result, choose_arms, compare
+from bench.verdict import KEEPS_UP, LOADER_BINDS, NO_TRAINER
+from precache.errors import DatasetError, SettingError
+
+DEVICES = [
+    "cpu",
+    pytest.param(
+        "cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
+    ),
+]
+
+
+def spec(*trainers: str, **settings: object) -> BenchSpec:
+    defaults = {
+        "batch_size": 8, "workers": 1, "size": 32, "warmup": 1, "batches": 4, "repeats": 2,
+        "device": torch.device("cpu"),
+    }  # fmt: skip
+    return BenchSpec(trainers=trainers, **{**defaults, **settings})
+
+
+@pytest.fixture(scope="module")
+def result(raw_tree: Path, converted: dict[str, Path]) -> Result:
+    arms = choose_arms([raw_tree, *converted.values()], ["all"], Path("unused"))
+    return compare(arms, spec("emulated:200"))
+
+
+def test_every_backend_reads_every_folder_that_it_can(result: Result) -> None:
+    pairs = {(row.backend, row.data) for row in result.rows} | {
+        (name.split(" on ")[0], "skipped") for name in result.skipped
+    }
+    assert pairs >= {("pytorch", "raw tree"), ("shards", "shards"), ("webdataset", "webdataset")}
+    assert {data for backend, data in pairs if backend == "dali"} in (
+        {"raw tree", "webdataset", "dali"},
+        {"skipped"},
+    )
+    assert {data for backend, data in pairs if backend == "synthetic"} == {
+        "raw tree", "shards", "webdataset", "dali",
+    }  # fmt: skip
+
+
+def test_a_slow_trainer_is_kept_busy_by_fast_loaders(result: Result) -> None:
+    for row in result.rows:
+        assert row.trainer is not None
+        assert row.ratio is not None
+        assert 150 < row.trainer.median <= 200
+        assert row.together.median <= 200.5
+        assert row.loader.low > 0
+        assert row.first_batch_s.median > 0
+        assert 0.04 <= row.batch_s_median <= row.batch_s_p95
+    by_backend = {(row.backend, row.data): row for row in result.rows}
+    assert by_backend["shards", "shards"].verdict == KEEPS_UP
+
+
+def test_a_trainer_faster_than_any_decoder_waits(raw_tree: Path) -> None:
+    (row,) = compare([Arm("pytorch", raw_tree)], spec("emulated:1000000", size=224)).rows
+    assert row.verdict == LOADER_BINDS
+    assert row.ratio is not None
+    assert row.ratio.high < 0.5
+
+
+def test_without_a_trainer_the_loader_is_measured_alone(converted: dict[str, Path]) -> None:
+    (row,) = compare([Arm("shards", converted["shards"])], spec("none")).rows
+    assert (row.trainer, row.ratio, row.verdict) == (None, None, NO_TRAINER)
+    assert row.loader == row.together
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_real_step_runs_in_the_same_comparison(converted: dict[str, Path], device: str) -> None:
+    settings = {"batch_size": 2, "batches": 2, "repeats": 1, "device": torch.device(device)}
+    rows = compare([Arm("shards", converted["shards"])], spec("emulated", "resnet50", **settings)).rows
+    assert [row.trainer_name for row in rows] == ["emulated:mlperf-h100", "resnet50"]
+    assert all(row.trainer is not None and row.trainer.median > 0 for row in rows)
+
+
+def test_what_cannot_run_is_skipped_with_the_reason(converted: dict[str, Path], tmp_path: Path) -> None:
+    arms = [Arm("shards", converted["shards"]), Arm("webdataset", tmp_path / "webdataset")]
+    result = compare(arms, spec("none"))
+    assert len(result.rows) == 1
+    assert list(result.skipped) == [f"webdataset on {tmp_path / 'webdataset'}"]
+    with pytest.raises(DatasetError, match="nothing to measure: webdataset on"):
+        compare(arms[1:], spec("none"))
+
+
+def test_default_arms_are_the_folders_that_backends_are_made_for() -> None:
+    arms = {arm.backend: arm.path.name for arm in choose_arms([], ["all"], Path("data"))}
+    assert arms == {
+        "dali": "dali", "pytorch": "raw", "shards": "shards", "synthetic": "raw", "webdataset": "webdataset",
+    }  # fmt: skip
+
+
+def test_a_folder_that_no_chosen_backend_reads_is_an_error(converted: dict[str, Path]) -> None:
+    with pytest.raises(DatasetError, match="holds shards: none of it is read by backend webdataset"):
+        choose_arms([converted["shards"]], ["webdataset"], Path("data"))
+    with pytest.raises(SettingError, match="unknown backend 'dalli'"):
+        choose_arms([], ["dalli"], Path("data"))
+
+
+def test_a_result_survives_json(result: Result) -> None:
+    again = Result.from_json(json.loads(json.dumps(result.to_json())))
+    assert again.rows == result.rows
+    assert again.machine == result.machine
+    with pytest.raises(SettingError, match="not a result of 'bench loaders'"):
+        Result.from_json({"rows": [{}]})
+
+
+def test_a_result_says_what_one_needs_to_repeat_it(result: Result) -> None:
+    text = report.conditions(result)
+    for mention in ("CPUs", "torch", "batch 8 of 32x32", "1 workers", "page cache warm", "median of 2"):
+        assert mention in text
+    assert result.machine["date"] in text
+
+
+def test_the_page_is_self_contained_and_holds_every_row(result: Result) -> None:
+    page = report.html(result)
+    assert page.startswith("<!doctype html>")
+    assert "http" not in page.replace("http-equiv", "")
+    assert page.count("<tr>") == len(result.rows) + 1
+    for sentence in report.headline(result):
+        assert sentence in page
+    assert result.machine["cpu"] in page
+
+
+def test_markdown_has_a_row_per_row(result: Result) -> None:
+    lines = report.markdown(result).splitlines()
+    assert len([line for line in lines if line.startswith("|")]) == len(result.rows) + 2
+    assert len({line.count("|") for line in lines if line.startswith("|")}) == 1
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"), [("batch_size", 0), ("batches", 0), ("repeats", 0), ("warmup", -1), ("size", 0)]
+)
+def test_a_bad_setting_is_named(setting: str, value: int) -> None:
+    with pytest.raises(SettingError, match=f"{setting} must be an integer of at least"):
+        spec("none", **{setting: value})

@@ -1,0 +1,82 @@
+"""A slice of Caltech-101, where its tar lies beside the project: all formats, all backends.
+
+The tar is looked for at ../shared/data/caltech101.tar, or where CALTECH101_TAR says.
+"""
+
+import os
+import tarfile
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+
+import loaders
+from bench.comparison import BenchSpec, choose_arms, compare
+from precache import convert, open_dataset, verify
+from precache.source import scan_tree
+from tests.command import ROOT
+from tests.conftest import small_recipe
+
+TAR = Path(os.environ.get("CALTECH101_TAR", ROOT.parent / "shared/data/caltech101.tar"))
+PER_CLASS = 25
+CLASSES = ("BACKGROUND_Google", "accordion", "airplanes", "car_side", "yin_yang")
+
+pytestmark = [
+    pytest.mark.realdata,
+    pytest.mark.skipif(
+        not TAR.is_file(), reason=f"real pictures are not there: {TAR} (or set CALTECH101_TAR)"
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The first 25 pictures of five classes, and the JPEG without extension."""
+    root = tmp_path_factory.mktemp("caltech101")
+    taken: Counter[str] = Counter()
+    with tarfile.open(TAR) as tar:
+        for member in tar:
+            _, *parts = Path(member.name).parts
+            if not member.isfile() or len(parts) != 2 or parts[0] not in CLASSES:
+                continue
+            taken[parts[0]] += 1
+            if taken[parts[0]] > PER_CLASS and parts[1] != "tmp":
+                continue
+            file = tar.extractfile(member)
+            assert file is not None
+            (root / parts[0]).mkdir(exist_ok=True)
+            (root / parts[0] / parts[1]).write_bytes(file.read())
+    return root
+
+
+def test_real_pictures_go_the_whole_way(tree: Path, tmp_path: Path) -> None:
+    scan = scan_tree(tree)
+    assert "BACKGROUND_Google/tmp" in {sample.path for sample in scan.samples}
+    assert 5 * PER_CLASS <= len(scan.samples) <= 5 * PER_CLASS + 1
+    everything = sorted((sample.id, sample.label) for sample in scan.samples)
+    for name in ("shards", "webdataset", "dali"):
+        recipe = small_recipe(name, size=128, shard_bytes=2**20)
+        manifest = convert(tree, tmp_path / name, recipe, workers=2).manifest
+        assert (manifest.samples, manifest.rejected) == (len(scan.samples), ())
+        assert verify(tmp_path / name) == []
+        assert open_dataset(tmp_path / name).manifest == manifest
+    arms = choose_arms([tree, *(tmp_path / n for n in ("shards", "webdataset", "dali"))], ["all"], tmp_path)
+    for arm in arms:
+        if arm.backend == "dali":
+            pytest.importorskip(
+                "nvidia.dali", reason="DALI is not installed: pip install nvidia-dali-cuda120"
+            )
+        with loaders.build(arm.path, backend=arm.backend, size=112, workers=2) as loader:
+            served = [pair for b in loader for pair in zip(b.ids.tolist(), b.labels.tolist(), strict=True)]
+        assert sorted(served) == everything, arm
+
+
+def test_real_pictures_are_benchmarked(tree: Path) -> None:
+    spec = BenchSpec(
+        trainers=("emulated:400",), batch_size=16, workers=2, size=112, warmup=1, batches=4, repeats=2,
+        device=torch.device("cpu"),
+    )  # fmt: skip
+    result = compare(choose_arms([tree], ["pytorch", "synthetic"], tree), spec)
+    assert [row.backend for row in result.rows] == ["pytorch", "synthetic"]
+    assert all(row.together.median <= 400.5 for row in result.rows)

@@ -1,7 +1,7 @@
 """The types that pass between a loader, its backend and the training loop."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, Protocol, TypeAlias
@@ -96,8 +96,12 @@ class Reader(Protocol):
 
     random_access: bool
 
-    def read(self, batches: Sequence[Positions]) -> Iterator[DecodedBatch]:
-        """Yield one decoded batch per array of positions. Runs ahead of the caller, in a thread."""
+    def read(self, batches: Iterator[Positions]) -> Iterator[DecodedBatch]:
+        """Yield one decoded batch per array of positions; runs in a thread, ahead of the training.
+
+        `batches` goes on from epoch to epoch without end. A reader may look ahead in it. It is left
+        midway, by closing the generator, where the caller wants another epoch than the next.
+        """
 
     def close(self) -> None:
         """Free threads, processes and files; idempotent."""

@@ -8,7 +8,7 @@ pixels.
 """
 
 from collections import deque
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -53,41 +53,36 @@ class _Encoded:
 
 
 class DaliReader:
-    """Keeps its pipeline from epoch to epoch; builds another one after an abandoned epoch."""
+    """Builds a pipeline for each `read`: one that is left midway still holds batches of it."""
 
     def __init__(self, spec: LoaderSpec, data: SplitData, size: int) -> None:
         self.random_access = data.kind == RAW
         self._spec = spec
         self._data = data
         self._size = size
-        self._pipeline: Any = None
         self._feed: Generator[_Encoded, None, None]
         self._in_pipeline: deque[_Encoded] = deque()
 
-    def read(self, batches: Sequence[Positions]) -> Iterator[DecodedBatch]:
+    def read(self, batches: Iterator[Positions]) -> Iterator[DecodedBatch]:
         """Yield one decoded batch per array of positions."""
         self._feed = self._read_raw(batches) if self.random_access else self._read_shards(batches)
         self._in_pipeline.clear()
-        # Kept only if this epoch ends well: one that is left midway holds batches of that epoch.
-        pipeline, self._pipeline = self._pipeline or self._build(), None
+        pipeline = self._build()
         try:
             while True:
                 try:
                     (output,) = pipeline.run()
                 except StopIteration:
-                    break
+                    return
                 except RuntimeError as error:
                     raise self._explain(error) from error
                 batch = self._in_pipeline.popleft()
                 yield DecodedBatch(self._to_torch(output), batch.labels, batch.ids)
         finally:
             self._feed.close()
-        pipeline.reset()
-        self._pipeline = pipeline
 
     def close(self) -> None:
-        """Free the pipeline and its threads."""
-        self._pipeline = None
+        """Nothing to free: the pipeline goes with the `read` that built it."""
 
     def _build(self) -> Any:
         from nvidia.dali import Pipeline, fn, types
@@ -131,7 +126,7 @@ class DaliReader:
         return pipeline
 
     def _next_input(self) -> tuple[list[npt.NDArray[Any]], ...]:
-        """What `external_source` takes for one batch; its StopIteration ends the epoch."""
+        """What `external_source` takes for one batch; its StopIteration ends the run."""
         batch = next(self._feed)
         self._in_pipeline.append(batch)
         if not self.random_access:
@@ -140,14 +135,14 @@ class DaliReader:
         contents, starts, ends = zip(*inputs, strict=True)
         return list(contents), list(starts), list(ends)
 
-    def _read_raw(self, batches: Sequence[Positions]) -> Generator[_Encoded, None, None]:
+    def _read_raw(self, batches: Iterator[Positions]) -> Generator[_Encoded, None, None]:
         for positions in batches:
             files = [self._data.files[position] for position in positions]
             labels, ids = self._data.labels[positions], self._data.ids[positions]
             contents = [images.read_bytes(file) for file in files]
             yield _Encoded(contents, files, torch.from_numpy(labels), torch.from_numpy(ids))
 
-    def _read_shards(self, batches: Sequence[Positions]) -> Generator[_Encoded, None, None]:
+    def _read_shards(self, batches: Iterator[Positions]) -> Generator[_Encoded, None, None]:
         read_shard = FORMATS[self._data.kind].read_shard
 
         def read(path: str) -> list[StoredSample]:

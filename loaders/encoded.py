@@ -1,7 +1,7 @@
-"""Sequential reading of shards that hold JPEGs: each is read whole, once, and the next one ahead."""
+"""Sequential reading of shards that hold JPEGs: each is read whole, and ahead of its first use."""
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
@@ -16,42 +16,45 @@ ReadShard = Callable[[str], list[StoredSample]]
 
 
 def read_batches(
-    data: SplitData, batches: Sequence[Positions], read_shard: ReadShard
+    data: SplitData, batches: Iterator[Positions], read_shard: ReadShard
 ) -> Iterator[list[StoredSample]]:
     """Yield the stored samples of each batch of positions, in order.
 
-    A shard is in memory from the first sample that is wanted of it to the last; as many as a window
-    has are read ahead, in a thread. With `window_order` memory is bounded to two windows.
+    Looks ahead by as many samples as a window of shards holds: the shards of those samples are in
+    memory, or being read by a thread; no others are. In the order of `window_order` each shard is
+    then read once an epoch, and memory is bounded by two windows.
 
     Raises:
         DatasetError: a shard is missing, damaged, or holds other samples than the index says.
     """
     starts = np.concatenate(([0], np.cumsum(data.shard_samples)))
-    shards = [np.searchsorted(starts, positions, side="right") - 1 for positions in batches]
-    wanted = Counter(np.concatenate(shards).tolist()) if shards else Counter[int]()
-    upcoming = iter(wanted)  # in order of first use, as a Counter keeps it
-    ahead: deque[Future[list[StoredSample]]] = deque()
-    held: dict[int, list[StoredSample]] = {}
-    with ThreadPoolExecutor(1, thread_name_prefix="read-shard") as pool:
-
-        def read_next() -> None:
-            index = next(upcoming, None)
-            if index is not None:
-                ahead.append(pool.submit(_read_checked, data, index, starts, read_shard))
-
-        for _ in range(WINDOW_SHARDS):
-            read_next()
-        for positions, batch_shards in zip(batches, shards, strict=True):
-            samples = []
-            for position, index in zip(positions.tolist(), batch_shards.tolist(), strict=True):
-                if index not in held:
-                    held[index] = ahead.popleft().result()  # shards are read in order of first use
-                    read_next()
-                samples.append(held[index][position - starts[index]])
-                wanted[index] -= 1
+    horizon = sum(sorted(data.shard_samples)[-WINDOW_SHARDS:])
+    pending: deque[tuple[list[int], list[int]]] = deque()  # positions and their shards, per batch
+    wanted: Counter[int] = Counter()  # shard -> its samples in `pending`
+    shards: dict[int, Future[list[StoredSample]]] = {}
+    pool = ThreadPoolExecutor(1, thread_name_prefix="read-shard")
+    try:
+        while True:
+            while wanted.total() < horizon and (positions := next(batches, None)) is not None:
+                indexes = (np.searchsorted(starts, positions, side="right") - 1).tolist()
+                pending.append((positions.tolist(), indexes))
+                wanted.update(indexes)
+                for index in dict.fromkeys(indexes):
+                    if index not in shards:
+                        shards[index] = pool.submit(_read_checked, data, index, starts, read_shard)
+            if not pending:
+                return
+            taken, indexes = pending.popleft()
+            yield [
+                shards[index].result()[position - starts[index]]
+                for position, index in zip(taken, indexes, strict=True)
+            ]
+            wanted.subtract(indexes)
+            for index in set(indexes):
                 if wanted[index] == 0:
-                    del held[index]
-            yield samples
+                    del wanted[index], shards[index]
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _read_checked(

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
 
-from loaders.batch import Batch, DecodedBatch, LoaderSpec, Reader
+from loaders.batch import Batch, LoaderSpec, Positions, Reader
 from loaders.dataset import SplitData
 from loaders.order import EpochOrder
 from loaders.prefetch import prefetch
@@ -19,7 +19,7 @@ class EpochLoader:
     """Serves each epoch in the order that `(seed, epoch)` gives; see `loaders.batch.Loader`.
 
     The reader runs in a thread, `_AHEAD_BATCHES` ahead, over the end of an epoch into the next one:
-    what a backend needs to start an epoch is done while the last one is still being trained on.
+    for a backend there are no epochs, only batches without end.
     """
 
     def __init__(self, spec: LoaderSpec, data: SplitData, reader: Reader, size: int) -> None:
@@ -111,15 +111,17 @@ class EpochLoader:
         if stream is None:
             stream = _Stream(self._reader, self._order, epoch, start)
         try:
-            while (batch := stream.next_of_epoch()) is not None:
+            for _ in range(start, len(self)):
+                batch = next(stream.batches)
                 # counted before it is handed out: a state taken in the loop body has it as served
                 self._served_batches += 1
                 yield deliver(batch, self.spec.device, self.spec.dtype)
         except BaseException:  # GeneratorExit too: dropped in the middle
             stream.close()
             raise
-        self._epoch, self._served_batches = epoch + 1, 0
+        stream.epoch = epoch + 1
         self._next_stream = stream
+        self._epoch, self._served_batches = epoch + 1, 0
 
     def _identity(self) -> dict[str, Any]:
         return {
@@ -138,29 +140,26 @@ class EpochLoader:
 
 
 class _Stream:
-    """Decoded batches, epoch after epoch, read ahead. Knows no loader, so that one can be dropped."""
+    """Decoded batches, read ahead. Knows no loader, so that a dropped loader takes it along.
+
+    Attributes:
+        epoch: that the next batch is of.
+        batches: epoch after epoch, without end.
+    """
 
     def __init__(self, reader: Reader, order: EpochOrder, epoch: int, start: int) -> None:
         self.epoch = epoch
-        self._batches = prefetch(_read_epochs(reader, order, epoch, start), _AHEAD_BATCHES)
-
-    def next_of_epoch(self) -> DecodedBatch | None:
-        """The next batch of this epoch, or None once at its end; from then on it is the next epoch."""
-        batch = next(self._batches)
-        if batch is None:
-            self.epoch += 1
-        return batch
+        self.batches = prefetch(reader.read(_positions(order, epoch, start)), _AHEAD_BATCHES)
 
     def close(self) -> None:
         """End the thread."""
-        self._batches.close()
+        self.batches.close()
 
 
-def _read_epochs(reader: Reader, order: EpochOrder, epoch: int, start: int) -> Iterator[DecodedBatch | None]:
-    """Batches from number `start` of `epoch` on, without end; None after each epoch."""
-    while True:
-        yield from reader.read(order.batches(epoch)[start:])
-        yield None
+def _positions(order: EpochOrder, epoch: int, start: int) -> Iterator[Positions]:
+    """Positions of each batch from number `start` of `epoch` on, epoch after epoch."""
+    while batches := order.batches(epoch):
+        yield from batches[start:]
         epoch, start = epoch + 1, 0
 
 

@@ -5,7 +5,7 @@ shards of the same size hold. Batches cross the process boundary as uint8.
 """
 
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -24,25 +24,25 @@ def open_reader(spec: LoaderSpec, data: SplitData, size: int) -> "PytorchReader"
 
 
 class PytorchReader:
-    """Keeps its worker processes from the first epoch to `close`."""
+    """Keeps its worker processes from the first batch to `close`."""
 
     random_access = True
 
     def __init__(self, data: SplitData, size: int, workers: int) -> None:
-        self._batches: list[list[int]] = []
+        self._sampler = _Sampler()
         self._loader: DataLoader[Any] = DataLoader(
             _RawTree(data, size),
-            batch_sampler=self._batches,
+            batch_sampler=self._sampler,
             num_workers=workers,
             collate_fn=_as_is,
             persistent_workers=workers > 0,
         )
 
-    def read(self, batches: Sequence[Positions]) -> Iterator[DecodedBatch]:
+    def read(self, batches: Iterator[Positions]) -> Iterator[DecodedBatch]:
         """Yield one decoded batch per array of positions."""
-        self._batches[:] = [batch.tolist() for batch in batches]
+        self._sampler.batches = batches
         try:
-            for batch in self._start_epoch():
+            for batch in self._start():
                 if isinstance(batch, ImageError):
                     raise batch
                 yield DecodedBatch(*batch)
@@ -54,7 +54,7 @@ class PytorchReader:
                 f"build the loader with fewer workers or a smaller batch_size"
             ) from error
 
-    def _start_epoch(self) -> Iterator[Any]:
+    def _start(self) -> Iterator[Any]:
         # A forked worker inherits the objects of this process. To collect one there can run a
         # finaliser that waits for a thread which exists only here; DALI's pipeline has such a one.
         gc.collect()
@@ -70,6 +70,15 @@ class PytorchReader:
         if iterator is not None:
             iterator._shutdown_workers()
             self._loader._iterator = None
+
+
+class _Sampler:
+    """Hands the positions of one `read` to the DataLoader, which is built before them."""
+
+    batches: Iterator[Positions] = iter(())
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return (positions.tolist() for positions in self.batches)
 
 
 class _RawTree(Dataset[Any]):

@@ -1,6 +1,6 @@
 """Backend `shards`: rows of mapped safetensors files, gathered by threads into each batch."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -33,7 +33,7 @@ class ShardsReader:
         self._starts = np.concatenate(([0], np.cumsum(data.shard_samples)))
         self._shards: list[ShardArrays | None] = [None] * len(data.files)
 
-    def read(self, batches: Sequence[Positions]) -> Iterator[DecodedBatch]:
+    def read(self, batches: Iterator[Positions]) -> Iterator[DecodedBatch]:
         """Yield one gathered batch per array of positions."""
         for positions in batches:
             shards = np.searchsorted(self._starts, positions, side="right") - 1

@@ -4,7 +4,7 @@ Costs next to nothing per batch: what a training loop reaches with it is the mos
 can give it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import torch
 
@@ -29,7 +29,7 @@ class SyntheticReader:
         self._noise = noise.to(spec.device)
         self._data = data
 
-    def read(self, batches: Sequence[Positions]) -> Iterator[DecodedBatch]:
+    def read(self, batches: Iterator[Positions]) -> Iterator[DecodedBatch]:
         """Yield one batch of the same noise per array of positions."""
         for positions in batches:
             yield DecodedBatch(

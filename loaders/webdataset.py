@@ -1,7 +1,7 @@
 """Backend `webdataset`: tars read sequentially by the webdataset library, JPEGs decoded by threads."""
 
 import tarfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -36,7 +36,7 @@ class WebdatasetReader:
         self._size = size
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="decode")
 
-    def read(self, batches: Sequence[Positions]) -> Iterator[DecodedBatch]:
+    def read(self, batches: Iterator[Positions]) -> Iterator[DecodedBatch]:
         """Yield one decoded batch per array of positions."""
         for samples in read_batches(self._data, batches, read_tar):
             out = torch.empty((len(samples), self._size, self._size, 3), dtype=torch.uint8)

@@ -24,7 +24,7 @@ from precache.sample import make_sample
 DATA = Path("data")
 QUICKSTART = DATA / "quickstart"
 _PATH = click.Path(path_type=Path)
-_TABLE_WIDTH = 100
+_TABLE_WIDTH = 130
 
 
 @click.group(cls=commandline.Group, name="bench")
@@ -141,6 +141,7 @@ def _print(result: Result, as_markdown: bool) -> None:
     if as_markdown:
         click.echo(report.markdown(result))
         return
+    # wide enough for any row: a redirected table is not cut either
     Console(width=_TABLE_WIDTH, highlight=False).print(report.terminal_table(result))
     for name, reason in result.skipped.items():
         click.echo(f"skipped {name}: {reason}")

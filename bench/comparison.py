@@ -26,6 +26,7 @@ from precache.errors import (
     check_choice,
     check_range,
 )
+from precache.images import MAX_SIZE
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,7 @@ class BenchSpec:
     def __post_init__(self) -> None:
         check_range("batch_size", self.batch_size, 1)
         check_range("workers", self.workers, 0)
-        check_range("size", self.size, 1)
+        check_range("size", self.size, 1, MAX_SIZE)
         check_range("warmup", self.warmup, 0)
         check_range("batches", self.batches, 1)
         check_range("repeats", self.repeats, 1)

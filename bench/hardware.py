@@ -21,7 +21,7 @@ def describe_machine(device: torch.device) -> dict[str, str]:
         "cpu": f"{_cpu_model()}, {available_cpus()} CPUs",
         "memory": f"{psutil.virtual_memory().total / 2**30:.0f} GiB",
         "accelerator": torch.cuda.get_device_name(device) if device.type == "cuda" else "none",
-        "system": f"{platform.system()} {platform.release()}",
+        "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         **{name: metadata.version(name) for name in _PACKAGES if _installed(name)},
         **made_by(),

@@ -11,9 +11,10 @@ from bench.verdict import KEEPS_UP, LOADER_BINDS, waiting_share
 
 _VERSIONS = ("python", "torch", "torchvision", "pillow", "simplejpeg", "webdataset", "nvidia-dali-cuda120")
 LEGEND = (
-    "loader/s, trainer/s, together/s: images per second of the loader alone, of the trainer alone on a "
-    "batch that stays on the device, and of the trainer fed by the loader. ratio: together over trainer. "
-    "first s: seconds from building the loader to its first batch. med ms, p95 ms: time per batch, together."
+    "loader, trainer, together: images per second of the loader alone, of the trainer alone on a batch "
+    "that stays on the device, and of the trainer fed by the loader. ratio: together over trainer, and "
+    "the farthest repeat from it. first s: seconds from building the loader to its first batch. "
+    "med ms, p95 ms: time per batch, together."
 )
 _STYLE = """
 :root { color-scheme: light dark; }
@@ -49,9 +50,9 @@ def headline(result: Result) -> list[str]:
 
 def columns(result: Result) -> list[str]:
     """Column titles; the trainer's name is one only where several were measured."""
-    titles = ["backend", "data", "loader/s", "trainer/s", "together/s", "ratio"]
+    titles = ["backend", "data", "loader", "trainer", "together", "ratio"]
     titles += ["first s", "med ms", "p95 ms", "verdict"]
-    return ["trainer", *titles] if _several_trainers(result) else titles
+    return ["step", *titles] if _several_trainers(result) else titles
 
 
 def cells(result: Result) -> list[list[str]]:
@@ -64,7 +65,7 @@ def cells(result: Result) -> list[list[str]]:
             _rate(row.loader),
             _rate(row.trainer),
             _rate(row.together),
-            "-" if row.ratio is None else f"{row.ratio.median:.2f}",
+            _ratio(row.ratio),
             f"{row.first_batch_s.median:.2f}",
             f"{row.batch_s_median * 1e3:.1f}",
             f"{row.batch_s_p95 * 1e3:.1f}",
@@ -76,8 +77,8 @@ def cells(result: Result) -> list[list[str]]:
 
 def terminal_table(result: Result) -> Table:
     """A rich table."""
-    table = Table(box=None, pad_edge=False, padding=(0, 1))
-    left = {"trainer", "backend", "data", "verdict"}
+    table = Table(box=None, pad_edge=False)
+    left = {"step", "backend", "data", "verdict"}
     for title in columns(result):
         table.add_column(title, justify="left" if title in left else "right", no_wrap=True)
     for row in cells(result):
@@ -132,6 +133,12 @@ def html(result: Result) -> str:
         f"<p>{escape(LEGEND)}</p>"
         f"{skipped}<h2>Conditions</h2><dl>{details}</dl></body></html>\n"
     )
+
+
+def _ratio(ratio: Estimate | None) -> str:
+    if ratio is None:
+        return "-"
+    return f"{ratio.median:.2f} ±{max(ratio.high - ratio.median, ratio.median - ratio.low):.2f}"
 
 
 def _verdict(row: Row) -> str:

@@ -4,7 +4,7 @@ from bench.stats import Estimate
 
 KEEPS_UP = "keeps up"
 LOADER_BINDS = "loader binds"
-NO_TRAINER = "no trainer"
+NO_TRAINER = "-"
 # Less is not worth acting on, however well it can be told from nothing.
 NEGLIGIBLE_SHARE = 0.02
 

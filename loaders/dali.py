@@ -60,6 +60,8 @@ class DaliReader:
         self._spec = spec
         self._data = data
         self._size = size
+        on_gpu = spec.device.type == "cuda"
+        self._stream = torch.cuda.Stream(spec.device) if on_gpu else None  # type: ignore[no-untyped-call]
         self._feed: Generator[_Encoded, None, None]
         self._in_pipeline: deque[_Encoded] = deque()
 
@@ -162,9 +164,13 @@ class DaliReader:
 
         dense = output.as_tensor()
         device = self._spec.device
-        copy = torch.empty(tuple(dense.shape()), dtype=torch.uint8, device=device)
-        stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
-        feed_ndarray(dense, copy, cuda_stream=stream)
+        # A stream of its own: waiting for the copy must not mean waiting for the training step.
+        # None, that is none, on the CPU.
+        with torch.cuda.stream(self._stream):
+            copy = torch.empty(tuple(dense.shape()), dtype=torch.uint8, device=device)
+            feed_ndarray(dense, copy, cuda_stream=self._stream)
+        if self._stream is not None:
+            self._stream.synchronize()
         return copy
 
     def _explain(self, error: RuntimeError) -> Exception:

@@ -64,8 +64,7 @@ class EpochLoader:
         """Serve epoch `epoch` next, from its start unless a loaded state stands in that epoch."""
         check_range("epoch", epoch, 0)
         if epoch != self._epoch:
-            self._resuming = False
-        self._epoch = epoch
+            self._epoch, self._served_batches, self._resuming = epoch, 0, False
 
     def state_dict(self) -> dict[str, Any]:
         """Epoch, batches served in it, and what they were served from."""

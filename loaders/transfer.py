@@ -30,4 +30,7 @@ def normalise(images: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 def _move(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     if device.type == "cuda" and tensor.device.type == "cpu":
         return tensor.pin_memory().to(device, non_blocking=True)
+    if tensor.is_cuda:
+        # made on a backend's own stream: its memory must outlive what this stream does with it
+        tensor.record_stream(torch.cuda.current_stream(device))
     return tensor.to(device)

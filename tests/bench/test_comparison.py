@@ -136,8 +136,9 @@ def test_markdown_has_a_row_per_row(result: Result) -> None:
 
 
 @pytest.mark.parametrize(
-    ("setting", "value"), [("batch_size", 0), ("batches", 0), ("repeats", 0), ("warmup", -1), ("size", 0)]
+    ("setting", "value"),
+    [("batch_size", 0), ("batches", 0), ("repeats", 0), ("warmup", -1), ("size", 0), ("size", 8193)],
 )
 def test_a_bad_setting_is_named(setting: str, value: int) -> None:
-    with pytest.raises(SettingError, match=f"{setting} must be an integer of at least"):
+    with pytest.raises(SettingError, match=f"{setting} must be an integer .*, got {value}"):
         spec("none", **{setting: value})

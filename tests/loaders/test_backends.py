@@ -312,6 +312,22 @@ def test_a_state_of_other_data_or_settings_is_refused(converted: dict[str, Path]
         loader.load_state_dict(state)
 
 
+def test_another_epoch_starts_at_its_beginning(converted: dict[str, Path]) -> None:
+    with loaders.build(converted["shards"], batch_size=16) as loader:
+        next(iter(loader))
+        assert (loader.state_dict()["epoch"], loader.state_dict()["served_batches"]) == (0, 1)
+        loader.set_epoch(3)
+        assert (loader.state_dict()["epoch"], loader.state_dict()["served_batches"]) == (3, 0)
+        assert len(contract.ids_of(loader)) == IMAGES
+        assert loader.state_dict()["epoch"] == 4
+
+
+def test_a_split_smaller_than_a_dropped_batch_is_an_empty_epoch(converted: dict[str, Path]) -> None:
+    with loaders.build(converted["shards"], batch_size=IMAGES + 1, last="drop") as loader:
+        assert len(loader) == 0
+        assert list(loader) == []
+
+
 def test_iterating_again_ends_the_iterator_before(converted: dict[str, Path]) -> None:
     with loaders.build(converted["shards"], batch_size=16) as loader:
         first = iter(loader)

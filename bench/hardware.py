@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import torch
 
-from precache.doctor import made_by
+from precache.codecs import made_by
 from precache.executors import available_cpus
 
 _PACKAGES = ("torch", "torchvision", "numpy", "webdataset", "nvidia-dali-cuda120")

@@ -7,6 +7,7 @@
 """
 
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -66,6 +67,26 @@ class ProgressBar:
 def run(group: click.Group, program: str, arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code; errors become one line on stderr."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    previous = signal.signal(signal.SIGTERM, _on_sigterm)
+    try:
+        return _run(group, program, arguments)
+    except (KeyboardInterrupt, click.Abort, _Terminated) as stop:
+        word, code = ("terminated", 143) if isinstance(stop, _Terminated) else ("interrupted", 130)
+        _complain(program, f"{word}; what is finished is kept, run the same command again to go on")
+        return code
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+class _Terminated(BaseException):
+    """SIGTERM came: like KeyboardInterrupt, nobody's business to catch on the way."""
+
+
+def _on_sigterm(*_: object) -> None:
+    raise _Terminated
+
+
+def _run(group: click.Group, program: str, arguments: list[str]) -> int:
     context: click.Context | None = None
     try:
         with group.make_context(program, arguments) as context:
@@ -83,9 +104,6 @@ def run(group: click.Group, program: str, arguments: Sequence[str] | None = None
         if context is not None and context.meta.get(_DEBUG):
             raise
         _complain(program, str(error))
-    except (KeyboardInterrupt, click.Abort):
-        _complain(program, "interrupted; what is finished is kept, run the same command again to go on")
-        return 130
     except BrokenPipeError:  # the reader, say `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

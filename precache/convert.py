@@ -1,31 +1,28 @@
 """From a raw tree to a converted dataset: scan, plan, write shards, commit the manifest.
 
-While a conversion runs, DST holds `journal.jsonl`: a first line that says what is being made, then
-a line per finished shard. The same command continues an unfinished run from it. The manifest is
-written last, the journal removed after it.
+Killed at any moment, a conversion loses the shards in work and nothing else: finished ones are in
+the journal, and the manifest is written last. The same command continues it.
 """
 
-import json
 import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from precache import executors, images
-from precache.doctor import made_by
-from precache.errors import DatasetError, ImageError, SettingError, check_range
+from precache.codecs import made_by
+from precache.destination import beside, check_nothing_else, finish_swap, hold_lock, swap_in
+from precache.errors import DatasetError, ImageError, SettingError, SourceError, check_range
 from precache.formats import FORMATS, Sample
+from precache.journal import JOURNAL_NAME, FinishedShard, Journal, Target
 from precache.manifest import (
-    MANIFEST_NAME,
-    FileEntry,
     Manifest,
     RejectedSample,
     ShardEntry,
-    check_file,
     file_entry,
     is_converted,
     open_dataset,
@@ -34,10 +31,8 @@ from precache.manifest import (
 )
 from precache.plan import ConvertPlan, ShardPlan, plan_conversion
 from precache.recipe import Recipe
-from precache.source import Scan, scan_tree
-from precache.storage import TEMPORARY_SUFFIX, fsync_folder
+from precache.source import SampleRef, Scan, scan_tree
 
-JOURNAL_NAME = "journal.jsonl"
 Progress = Callable[[int, int], None]
 
 
@@ -64,14 +59,6 @@ class _Task:
     recipe: Recipe
 
 
-@dataclass(frozen=True, slots=True)
-class _Done:
-    """A finished shard, as the journal records it; without files if every picture was rejected."""
-
-    entry: ShardEntry
-    rejected: tuple[RejectedSample, ...]
-
-
 def convert(
     source: str | os.PathLike[str],
     destination: str | os.PathLike[str],
@@ -88,12 +75,14 @@ def convert(
 
     Args:
         workers: processes; default one per CPU, 0 for the calling process.
-        overwrite: replace a destination that holds another conversion.
+        overwrite: convert although the destination is finished: the new dataset is built beside
+            it and takes its place at the end. An unfinished one of other settings is discarded.
         on_progress: called with (pictures done, pictures in all), a few times a second.
 
     Raises:
-        SourceError: no such tree, or none with class folders.
-        DatasetError: the destination holds something else, or cannot be written.
+        SourceError: no such tree, none with class folders, or one that changes meanwhile.
+        DatasetError: the destination holds something else, is being written by another process,
+            or cannot be written.
         SettingError: a value is out of range, or one folder lies inside the other.
         WorkerError: a worker process died.
     """
@@ -103,16 +92,25 @@ def convert(
     source, destination = Path(source), Path(destination)
     scan = scan_tree(source)
     _check_apart(source, destination)
-    if overwrite:
-        _remove_ours(destination)
-    elif is_converted(destination):
-        manifest = open_dataset(destination).manifest
-        _check_same(
-            destination, _target(recipe, scan.digest()), _target(manifest.recipe, manifest.source_digest)
-        )
-        return Conversion(manifest, 0, time.perf_counter() - start_s)
+    target = Target(recipe, scan.digest(), made_by())
     try:
-        manifest, converted = _run(scan, recipe, destination, workers, on_progress)
+        with hold_lock(destination):
+            finish_swap(destination)
+            finished = is_converted(destination)
+            if finished:  # killed between its manifest and the end, it may still hold its journal
+                (destination / JOURNAL_NAME).unlink(missing_ok=True)
+            if finished and overwrite:
+                check_nothing_else(destination)
+            elif finished:
+                manifest = open_dataset(destination).manifest
+                found = {"recipe": manifest.recipe.to_json(), "source_digest": manifest.source_digest}
+                target.check_same(destination, found)
+                return Conversion(manifest, 0, time.perf_counter() - start_s)
+            folder = beside(destination, ".new") if finished else destination
+            with Journal(folder, target, replace=overwrite) as journal:
+                manifest, converted = _run(scan, journal, target, folder, workers, on_progress)
+            if finished:
+                swap_in(destination)
     except OSError as error:
         raise DatasetError(
             f"{error.filename or destination}: cannot be written ({error.strerror}); finished shards "
@@ -122,12 +120,16 @@ def convert(
 
 
 def _run(
-    scan: Scan, recipe: Recipe, destination: Path, workers: int, on_progress: Progress | None
+    scan: Scan,
+    journal: Journal,
+    target: Target,
+    folder: Path,
+    workers: int,
+    on_progress: Progress | None,
 ) -> tuple[Manifest, int]:
     """Write what is missing, commit the manifest; (manifest, pictures converted by this call)."""
-    finished = _open_journal(destination, _target(recipe, scan.digest()))
-    plan = plan_conversion(scan.samples, recipe)
-    waiting = [shard for shard in plan.shards if shard.name not in finished]
+    plan = plan_conversion(scan.samples, target.recipe)
+    waiting = [shard for shard in plan.shards if shard.name not in journal.finished]
     total = len(scan.samples)
     done = total - sum(len(shard.samples) for shard in waiting)
 
@@ -139,25 +141,17 @@ def _run(
 
     report(0)
     converted = 0
-    if waiting:
-        tasks = [_Task(shard, str(scan.root), destination, recipe) for shard in waiting]
-        with open(destination / JOURNAL_NAME, "a", encoding="utf-8") as journal:
-            for result in executors.run(_write_shard, tasks, workers, report):
-                _append(journal, asdict(result))
-                finished[result.entry.name] = result
-                converted += result.entry.samples
-    manifest = _commit(scan, plan, finished, destination)
-    (destination / JOURNAL_NAME).unlink()
-    fsync_folder(destination)
+    tasks = [_Task(shard, str(scan.root), folder, target.recipe) for shard in waiting]
+    with closing(executors.run(_write_shard, tasks, workers, report)) as finished:
+        for shard in finished:
+            journal.record(shard)
+            converted += shard.entry.samples
+    manifest = _commit(scan, plan, journal.finished, folder)
+    journal.remove()
     return manifest, converted
 
 
-def _target(recipe: Recipe, source_digest: str) -> dict[str, Any]:
-    """What a conversion makes, as its journal's first line says it."""
-    return {"recipe": recipe.to_json(), "source_digest": source_digest}
-
-
-def _write_shard(task: _Task, tick: Callable[[], None]) -> _Done:
+def _write_shard(task: _Task, tick: Callable[[], None]) -> FinishedShard:
     """Decode, resize and write one shard; runs in a worker."""
     rejected: list[RejectedSample] = []
     base = task.destination / task.shard.name
@@ -169,14 +163,14 @@ def _write_shard(task: _Task, tick: Callable[[], None]) -> _Done:
         paths = []
     files = tuple(file_entry(path) for path in paths)
     entry = ShardEntry(task.shard.name, task.shard.split, count, files)
-    return _Done(entry, tuple(rejected))
+    return FinishedShard(entry, tuple(rejected))
 
 
 def _samples(task: _Task, rejected: list[RejectedSample], tick: Callable[[], None]) -> Iterator[Sample]:
     for ref in task.shard.samples:
         path = os.path.join(task.source, ref.path)
         try:
-            image = images.decode(images.read_bytes(path), path)
+            image = images.decode(_read_unchanged(path, ref), path)
         except ImageError as error:
             rejected.append(RejectedSample(ref.id, ref.path, error.reason))
         else:
@@ -185,7 +179,20 @@ def _samples(task: _Task, rejected: list[RejectedSample], tick: Callable[[], Non
         tick()
 
 
-def _commit(scan: Scan, plan: ConvertPlan, finished: dict[str, _Done], destination: Path) -> Manifest:
+def _read_unchanged(path: str, ref: SampleRef) -> bytes:
+    """The picture as the scan found it: what is rejected, or converted, must not depend on when."""
+    if not os.path.exists(path):
+        raise SourceError(f"{path}: vanished while it was converted; run the same command again")
+    data = images.read_bytes(path)
+    if len(data) != ref.bytes:
+        raise SourceError(
+            f"{path}: changed while it was converted (expected {ref.bytes:,} bytes, got {len(data):,}); "
+            f"let the source tree alone, and convert with --overwrite"
+        )
+    return data
+
+
+def _commit(scan: Scan, plan: ConvertPlan, finished: dict[str, FinishedShard], destination: Path) -> Manifest:
     """Check that the counts add up, then write the index and, last, the manifest."""
     done = [finished[shard.name] for shard in plan.shards]
     rejected = sorted((sample for result in done for sample in result.rejected), key=lambda r: r.id)
@@ -232,82 +239,3 @@ def _check_apart(source: Path, destination: Path) -> None:
             f"{destination}: lies inside the source tree {source}, or the other way round; "
             f"choose a DST beside it"
         )
-
-
-def _open_journal(destination: Path, target: dict[str, Any]) -> dict[str, _Done]:
-    """Start a journal in `destination`, or return the intact shards that an earlier run left."""
-    journal_path = destination / JOURNAL_NAME
-    destination.mkdir(parents=True, exist_ok=True)
-    if not journal_path.exists():
-        if any(destination.iterdir()):
-            raise DatasetError(
-                f"{destination}: exists, is not empty and holds no conversion of ours; "
-                f"choose another DST or empty it yourself"
-            )
-        with open(journal_path, "w", encoding="utf-8") as journal:
-            _append(journal, target)
-        fsync_folder(destination)
-        return {}
-    for leftover in destination.glob(f"*{TEMPORARY_SUFFIX}"):
-        leftover.unlink()
-    lines = _read_journal(journal_path)
-    _check_same(destination, target, lines[0] if lines else target)
-    with open(journal_path, "w", encoding="utf-8") as journal:
-        _append(journal, target)
-        finished = {}
-        for line in lines[1:]:
-            result = _decode_done(line)
-            if all(check_file(destination, file) is None for file in result.entry.files):
-                finished[result.entry.name] = result
-                _append(journal, line)
-    return finished
-
-
-def _append(journal: Any, content: dict[str, Any]) -> None:
-    journal.write(json.dumps(content) + "\n")
-    journal.flush()
-    os.fsync(journal.fileno())
-
-
-def _read_journal(path: Path) -> list[dict[str, Any]]:
-    lines = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            lines.append(json.loads(line))
-        except ValueError:
-            break  # the last line of a run that was killed while it wrote it
-    return lines
-
-
-def _decode_done(line: dict[str, Any]) -> _Done:
-    entry = line["entry"]
-    files = tuple(FileEntry(**file) for file in entry["files"])
-    rejected = tuple(RejectedSample(**sample) for sample in line["rejected"])
-    return _Done(ShardEntry(entry["name"], entry["split"], entry["samples"], files), rejected)
-
-
-def _check_same(destination: Path, wanted: dict[str, Any], found: dict[str, Any]) -> None:
-    """Raise unless the conversion in `destination` is of the same recipe and source."""
-    differences = [
-        f"{name} {found['recipe'].get(name)}, asked for {value}"
-        for name, value in wanted["recipe"].items()
-        if found["recipe"].get(name) != value
-    ]
-    if found["source_digest"] != wanted["source_digest"]:
-        differences.append("another source tree, or one that changed since")
-    if differences:
-        raise DatasetError(
-            f"{destination}: holds another conversion ({'; '.join(differences)}); "
-            f"choose another DST, or pass --overwrite to replace it"
-        )
-
-
-def _remove_ours(destination: Path) -> None:
-    """Remove a conversion, finished or not, and nothing that is not part of one."""
-    if not is_converted(destination) and not (destination / JOURNAL_NAME).exists():
-        return
-    (destination / MANIFEST_NAME).unlink(missing_ok=True)  # first: from now on it is no dataset
-    suffixes = {s for f in FORMATS.values() for s in (f.suffix, f.index_suffix) if s is not None}
-    for path in destination.iterdir():
-        if path.suffix in suffixes | {TEMPORARY_SUFFIX} or path.name == JOURNAL_NAME:
-            path.unlink()

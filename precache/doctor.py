@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from importlib import metadata
 
 import PIL
-from PIL import features
+
+from precache import codecs
 
 _SIMD_NEEDS = "a C compiler and the headers of libjpeg and zlib"
 
@@ -23,21 +24,6 @@ class Finding:
     subject: str
     found: str
     install: str | None = None
-
-
-def made_by() -> dict[str, str]:
-    """Names and versions of what decodes, resizes and encodes pictures here."""
-    return {
-        "pillow_flavour": "pillow-simd" if pillow_is_simd() else "pillow",
-        "pillow": PIL.__version__,
-        "pillow_jpeg": _pillow_jpeg(),
-        "simplejpeg": metadata.version("simplejpeg"),
-    }
-
-
-def pillow_is_simd() -> bool:
-    """Whether the PIL that is imported is Pillow-SIMD; its releases alone are named `X.Y.Z.postN`."""
-    return ".post" in PIL.__version__
 
 
 def examine() -> list[Finding]:
@@ -61,19 +47,16 @@ def pip_install(*arguments: str) -> str:
 
 def _pillow() -> Finding:
     installed = [name for name in ("pillow", "pillow-simd") if _version(name)]
-    if pillow_is_simd():
-        found = f"Pillow-SIMD {PIL.__version__}, {_pillow_jpeg()}"
+    if codecs.pillow_is_simd():
+        found = f"Pillow-SIMD {PIL.__version__}, {codecs.pillow_jpeg()}"
         if "pillow" in installed:
             found += "; Pillow is recorded as installed too, pip may put it back"
         return Finding("pillow", found)
-    found = f"Pillow {PIL.__version__}, {_pillow_jpeg()} (Pillow-SIMD resizes faster; it needs {_SIMD_NEEDS})"
+    found = (
+        f"Pillow {PIL.__version__}, {codecs.pillow_jpeg()} (Pillow-SIMD resizes faster; needs {_SIMD_NEEDS})"
+    )
     uninstall = shlex.join([sys.executable, "-m", "pip", "uninstall", "-y", "pillow"])
     return Finding("pillow", found, f"{uninstall} && {pip_install('--no-deps', 'pillow-simd')}")
-
-
-def _pillow_jpeg() -> str:
-    turbo = features.version("libjpeg_turbo")
-    return f"libjpeg-turbo {turbo}" if turbo else f"libjpeg {features.version('jpg')}"
 
 
 def _package(subject: str, *packages: str) -> Finding:

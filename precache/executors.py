@@ -1,32 +1,24 @@
 """Where a plan runs: in processes of this machine, or in the calling one."""
 
-import ctypes
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import AbstractContextManager
-from typing import Any, Protocol, TypeVar
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+from typing import Any, TypeVar
 
 from precache.errors import WorkerError
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
-_POLL_S = 0.1
-
-
-class Counter(Protocol):
-    """A shared integer with its lock, as of `multiprocessing.Value`."""
-
-    value: int
-
-    def get_lock(self) -> AbstractContextManager[Any]:
-        """The lock to hold while changing `value`."""
-
-
-_progress: Counter | None = None
+Function = Callable[[Task, Callable[[], None]], Result]
+_REPORT_S = 0.1
+_MAX_ATTEMPTS = 2
 
 
 def available_cpus() -> int:
@@ -37,58 +29,134 @@ def available_cpus() -> int:
 
 
 def run(
-    function: Callable[[Task, Callable[[], None]], Result],
+    function: Function[Task, Result],
     tasks: Sequence[Task],
     workers: int,
     on_progress: Callable[[int], None],
-) -> Iterator[Result]:
+) -> Generator[Result, None, None]:
     """Yield `function(task, tick)` for each task as it finishes, in any order.
 
     `function` calls `tick()` once per unit of progress; `on_progress` gets the units done since
-    its last call. `workers=0` runs the tasks in this process.
+    its last call, a negative number where a dead worker's are done again. `workers=0` runs the
+    tasks in this process. An exception of `function` is raised here. Leaving the iterator, by an
+    exception or by closing it, ends the workers at once.
 
     Raises:
-        WorkerError: a worker process died (killed, or out of memory).
+        WorkerError: a task's worker died, and so did the one that tried again.
     """
     if workers == 0:
         for task in tasks:
             yield function(task, lambda: on_progress(1))
         return
-    # spawn: forking a process that holds threads, as one with torch does, can deadlock
-    context = multiprocessing.get_context("spawn")
-    progress = context.Value(ctypes.c_longlong, 0)
-    pool = ProcessPoolExecutor(
-        min(workers, len(tasks)), mp_context=context, initializer=_start_worker, initargs=(progress,)
-    )
+    waiting = deque(_Attempt(task) for task in tasks)
+    pool = [_Worker(function) for _ in range(min(workers, len(tasks)))]
     try:
-        pending: set[Future[Result]] = {pool.submit(_call, function, task) for task in tasks}
-        reported = 0
-        while pending:
-            done, pending = wait(pending, timeout=_POLL_S, return_when=FIRST_COMPLETED)
-            on_progress(progress.value - reported)
-            reported = progress.value
-            for future in done:
-                yield future.result()
-    except BrokenProcessPool as error:
-        raise WorkerError(
-            "a conversion worker died (killed, or out of memory); finished shards are kept: "
-            "run the same command again, with fewer --workers if memory was short"
-        ) from error
+        while waiting or any(worker.attempt for worker in pool):
+            for worker in pool:
+                if worker.attempt is None and waiting:
+                    worker.start(waiting.popleft())
+            wait([worker.connection for worker in pool if worker.attempt], timeout=_REPORT_S)
+            for index, worker in enumerate(pool):
+                yield from worker.receive(on_progress)
+                if worker.lost:
+                    on_progress(-worker.lost.progress)
+                    waiting.appendleft(worker.lost.again(worker.process.exitcode))
+                    worker.end()
+                    pool[index] = _Worker(function)
     finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+        for worker in pool:
+            worker.end()
 
 
-def _start_worker(progress: Counter) -> None:
-    global _progress
-    _progress = progress
+@dataclass(slots=True)
+class _Attempt:
+    """A task, how often it was tried, and its progress in the present try."""
+
+    task: Any
+    number: int = 1
+    progress: int = 0
+
+    def again(self, exit_code: int | None) -> "_Attempt":
+        if self.number == _MAX_ATTEMPTS:
+            raise WorkerError(
+                f"a conversion worker died twice over the same shard (exit code {exit_code}; -9 is killed, "
+                f"often for want of memory); finished shards are kept: run the same command again, "
+                f"with fewer --workers if memory was short"
+            )
+        return _Attempt(self.task, self.number + 1)
+
+
+@dataclass(slots=True)
+class _Worker:
+    """A process that runs one task at a time; `lost` is the one that it died over."""
+
+    function: Callable[..., Any]
+    attempt: _Attempt | None = None
+    lost: _Attempt | None = None
+    process: SpawnProcess = field(init=False)
+    connection: "Connection[Any, Any]" = field(init=False)
+
+    def __post_init__(self) -> None:
+        # spawn: forking a process that holds threads, as one with torch does, can deadlock
+        context = multiprocessing.get_context("spawn")
+        self.connection, theirs = context.Pipe()
+        self.process = context.Process(target=_serve, args=(theirs, self.function), daemon=True)
+        self.process.start()
+        theirs.close()  # so that reading fails once the worker is gone
+
+    def start(self, attempt: _Attempt) -> None:
+        self.attempt = attempt
+        with suppress(OSError):  # it is dead: `receive` finds that out
+            self.connection.send(attempt.task)
+
+    def receive(self, on_progress: Callable[[int], None]) -> Iterator[Any]:
+        """Take what the worker sent: progress is passed on, a result yielded, an error raised."""
+        try:
+            while self.attempt is not None and self.connection.poll():
+                kind, content = self.connection.recv()
+                if kind == "progress":
+                    self.attempt.progress += content
+                    on_progress(content)
+                    continue
+                self.attempt = None
+                if kind == "error":
+                    raise content
+                yield content
+        except (EOFError, ConnectionError):  # its end of the connection closed: it is dead
+            self.process.join()
+            self.attempt, self.lost = None, self.attempt
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.join()
+        self.process.close()
+        self.connection.close()
+
+
+def _serve(connection: "Connection[Any, Any]", function: Callable[..., Any]) -> None:
+    """Run the tasks that the parent sends, until it is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends the run; a worker prints nothing
+    pending = 0
+    reported_s = time.monotonic()
 
+    def tick() -> None:
+        nonlocal pending, reported_s
+        pending += 1
+        if time.monotonic() - reported_s >= _REPORT_S:
+            connection.send(("progress", pending))
+            pending, reported_s = 0, time.monotonic()
 
-def _call(function: Callable[[Task, Callable[[], None]], Result], task: Task) -> Result:
-    return function(task, _tick)
-
-
-def _tick() -> None:
-    assert _progress is not None
-    with _progress.get_lock():
-        _progress.value += 1
+    try:
+        while True:
+            task = connection.recv()
+            try:
+                result = ("result", function(task, tick))
+            except BrokenPipeError:
+                raise
+            except Exception as error:
+                result = ("error", error)
+            connection.send(("progress", pending))
+            pending = 0
+            connection.send(result)
+    except (EOFError, OSError):
+        return  # the parent is gone, and whoever runs the same command again does this task

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from precache import convert, executors, open_dataset, verify
-from precache.convert import JOURNAL_NAME
 from precache.errors import DatasetError, SettingError, WorkerError
+from precache.journal import JOURNAL_NAME
 from precache.manifest import INDEX_NAME, MANIFEST_NAME
 from tests.conftest import IMAGES, small_recipe
 
@@ -178,7 +178,7 @@ def die(task: int, tick: object) -> None:
 
 
 def test_a_worker_that_dies_is_an_error_not_a_hang() -> None:
-    with pytest.raises(WorkerError, match="worker died"):
+    with pytest.raises(WorkerError, match="worker died twice"):
         list(executors.run(die, [1, 2], 2, lambda count: None))
 
 

@@ -1,0 +1,27 @@
+"""Which libraries decode, resize and encode pictures here: they are part of what a dataset is."""
+
+from importlib import metadata
+
+import PIL
+from PIL import features
+
+
+def made_by() -> dict[str, str]:
+    """Names and versions, as the manifest and the benchmarks record them."""
+    return {
+        "pillow_flavour": "pillow-simd" if pillow_is_simd() else "pillow",
+        "pillow": PIL.__version__,
+        "pillow_jpeg": pillow_jpeg(),
+        "simplejpeg": metadata.version("simplejpeg"),
+    }
+
+
+def pillow_is_simd() -> bool:
+    """Whether the PIL that is imported is Pillow-SIMD; its releases alone are named `X.Y.Z.postN`."""
+    return ".post" in PIL.__version__
+
+
+def pillow_jpeg() -> str:
+    """The JPEG library that Pillow was built with."""
+    turbo = features.version("libjpeg_turbo")
+    return f"libjpeg-turbo {turbo}" if turbo else f"libjpeg {features.version('jpg')}"

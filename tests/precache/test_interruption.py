@@ -1,0 +1,305 @@
+"""Killed at any moment, a conversion loses nothing; the same command ends with the same bytes."""
+
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from precache import convert, executors
+from precache.destination import beside, hold_lock
+from precache.errors import DatasetError, SourceError
+from precache.formats import FORMATS
+from precache.journal import JOURNAL_NAME
+from precache.manifest import MANIFEST_NAME, is_converted
+from tests.command import ROOT, run
+from tests.conftest import small_recipe
+
+# Each picture takes its time, so that there are moments in which to kill.
+SLOWLY = """
+import sys, time
+from precache import Recipe, convert, images
+decode = images.decode
+def slow_decode(data, path):
+    time.sleep(0.004)
+    return decode(data, path)
+images.decode = slow_decode
+if __name__ == "__main__":
+    source, out, name, workers, overwrite = sys.argv[1:]
+    recipe = Recipe(format=name, size=48, shard_bytes=12 * 48 * 48 * 3)
+    convert(source, out, recipe, workers=int(workers), overwrite=overwrite == "yes")
+"""
+
+
+def start(
+    tree: Path, out: Path, name: str, workers: int, overwrite: bool = False
+) -> "subprocess.Popen[bytes]":
+    script = out.parent / "slowly.py"
+    script.write_text(SLOWLY)
+    command = [sys.executable, script, tree, out, name, str(workers), "yes" if overwrite else "no"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in path.iterdir()}
+
+
+def check_killed_runs_end_alike(
+    tree: Path, expected: Path, tmp_path: Path, name: str, kills: int, seed: int
+) -> None:
+    """Kill the parent, or one worker, after a random time; nothing half-written counts; go on."""
+    moments = random.Random(seed)
+    out = tmp_path / "out"
+    killed = 0
+    while killed < kills:
+        workers = moments.choice((0, 1, 2))
+        process = start(tree, out, name, workers)
+        time.sleep(moments.uniform(0.1, 0.9))
+        victim = psutil.Process(process.pid)
+        if moments.random() < 0.3 and (children := victim.children()):
+            victim = moments.choice(children)
+        if victim.is_running() and process.poll() is None:
+            victim.kill()
+            killed += 1
+        if victim.pid == process.pid:
+            process.wait()
+        elif process.wait(timeout=60) == 0:  # the shard was tried again
+            assert contents(out) == contents(expected)
+        if is_converted(out):
+            assert contents(out).keys() - {JOURNAL_NAME} == contents(expected).keys()
+            shutil.rmtree(out)
+    convert(tree, out, small_recipe(name), workers=0)
+    assert contents(out) == contents(expected)
+    assert not beside(out, ".lock").exists()
+
+
+@pytest.mark.parametrize("name", sorted(FORMATS))
+def test_killed_runs_end_with_the_same_bytes(
+    name: str, raw_tree: Path, converted: dict[str, Path], tmp_path: Path
+) -> None:
+    check_killed_runs_end_alike(raw_tree, converted[name], tmp_path, name, kills=3, seed=0)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", sorted(FORMATS))
+def test_many_killed_runs_end_with_the_same_bytes(
+    name: str, raw_tree: Path, converted: dict[str, Path], tmp_path: Path
+) -> None:
+    check_killed_runs_end_alike(raw_tree, converted[name], tmp_path, name, kills=50, seed=1)
+
+
+def test_an_overwrite_killed_at_any_moment_leaves_the_old_dataset_or_the_new(
+    raw_tree: Path, converted: dict[str, Path], tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    convert(raw_tree, out, small_recipe("shards", size=24), workers=0)
+    old = contents(out)
+    for delay_s in (0.3, 0.5, 0.7):
+        process = start(raw_tree, out, "shards", 0, overwrite=True)
+        time.sleep(delay_s)
+        process.kill()
+        process.wait()
+        assert not out.exists() or contents(out) in (old, contents(converted["shards"]))
+    convert(raw_tree, out, small_recipe("shards"), workers=0, overwrite=True)
+    assert contents(out) == contents(converted["shards"])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "slowly.py"]
+
+
+@pytest.mark.parametrize("state", ["old moved away", "new in place", "manifest just written"])
+def test_a_swap_is_completed_by_the_next_run(
+    state: str, raw_tree: Path, converted: dict[str, Path], tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(converted["shards"], beside(out, ".new") if state != "new in place" else out)
+    if state == "manifest just written":
+        shutil.copytree(converted["dali"], out)
+        (beside(out, ".new") / JOURNAL_NAME).write_text("{}\n")
+    else:
+        shutil.copytree(converted["dali"], beside(out, ".old"))
+    again = convert(raw_tree, out, small_recipe("shards"), workers=0)
+    assert again.converted == 0
+    assert contents(out) == contents(converted["shards"])
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_an_old_dataset_moved_away_comes_back_if_the_new_one_is_unfinished(
+    raw_tree: Path, converted: dict[str, Path], tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(converted["shards"], beside(out, ".old"))
+    assert convert(raw_tree, out, small_recipe("shards"), workers=0).converted == 0
+    assert contents(out) == contents(converted["shards"])
+
+
+def test_overwrite_spares_what_is_not_part_of_the_dataset(
+    raw_tree: Path, converted: dict[str, Path], tmp_path: Path
+) -> None:
+    out = Path(shutil.copytree(converted["shards"], tmp_path / "out"))
+    (out / "notes.txt").write_text("mine")
+    with pytest.raises(DatasetError, match=r"not part of its dataset \(notes.txt\)"):
+        convert(raw_tree, out, small_recipe("shards"), workers=0, overwrite=True)
+    assert (out / "notes.txt").read_text() == "mine"
+
+
+def test_an_unfinished_conversion_of_other_settings_is_discarded_by_overwrite(
+    raw_tree: Path, converted: dict[str, Path], tmp_path: Path
+) -> None:
+    def stop(done: int, total: int) -> None:
+        if done > 40:
+            raise KeyboardInterrupt
+
+    out = tmp_path / "out"
+    with pytest.raises(KeyboardInterrupt):
+        convert(raw_tree, out, small_recipe("dali"), workers=0, on_progress=stop)
+    convert(raw_tree, out, small_recipe("shards"), workers=0, overwrite=True)
+    assert contents(out) == contents(converted["shards"])
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_signals_end_with_one_line_and_their_code(
+    number: signal.Signals, code: int, raw_tree: Path, converted: dict[str, Path], tmp_path: Path
+) -> None:
+    script = tmp_path / "slowly.py"
+    script.write_text(
+        SLOWLY.split("if __name__", maxsplit=1)[0] + "from precache.cli import entry_point\nentry_point()\n"
+    )
+    arguments = ["convert", raw_tree, "out", "--format", "shards", "--size", "48", "--workers", "0"]
+    process = subprocess.Popen(
+        [sys.executable, script, *arguments], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    journal = tmp_path / "out" / JOURNAL_NAME
+    deadline = time.monotonic() + 60
+    while not journal.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == code
+    assert "Traceback" not in errors
+    assert errors.splitlines()[-1].startswith("precache: error: ")
+    assert not (tmp_path / "out" / MANIFEST_NAME).exists()
+    assert not (tmp_path / "out.lock").exists()
+    assert run("precache", *arguments, cwd=tmp_path).returncode == 0
+
+
+def fail_once(task: str, tick: object) -> str:
+    """Die over the task the first time."""
+    path = Path(task)
+    if not path.exists():
+        path.write_text("tried")
+        os.kill(os.getpid(), signal.SIGKILL)
+    return task
+
+
+def test_a_task_whose_worker_died_is_tried_again(tmp_path: Path) -> None:
+    tasks = [str(tmp_path / str(number)) for number in range(5)]
+    assert sorted(executors.run(fail_once, tasks, 2, lambda count: None)) == tasks
+
+
+def sleep_long(task: int, tick: object) -> None:
+    time.sleep(60 if task else 0)
+
+
+def test_leaving_the_iterator_ends_the_workers_at_once() -> None:
+    before = psutil.Process().children()
+    results = executors.run(sleep_long, [0, 1, 2], 2, lambda count: None)
+    next(results)
+    start_s = time.monotonic()
+    results.close()
+    assert time.monotonic() - start_s < 10
+    assert [
+        c for c in psutil.Process().children() if c not in before and "tracker" not in " ".join(c.cmdline())
+    ] == []
+
+
+def test_a_worker_ends_when_its_parent_is_gone(raw_tree: Path, tmp_path: Path) -> None:
+    process = start(raw_tree, tmp_path / "out", "shards", 2)
+    deadline = time.monotonic() + 60
+    while not list((tmp_path).glob("out/*.safetensors*")) and time.monotonic() < deadline:
+        time.sleep(0.005)
+    workers = psutil.Process(process.pid).children()
+    process.kill()
+    process.wait()
+    _, alive = psutil.wait_procs(workers, timeout=30)
+    assert alive == []
+
+
+# One at a time.
+
+
+def test_two_conversions_into_one_destination_are_refused(raw_tree: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with hold_lock(out), pytest.raises(DatasetError, match=rf"being converted by process {os.getpid()} on"):
+        convert(raw_tree, out, small_recipe("shards"), workers=0)
+    convert(raw_tree, out, small_recipe("shards"), workers=0)
+    assert not beside(out, ".lock").exists()
+
+
+@pytest.mark.parametrize("holder", ["dead", "reused", "elsewhere", "torn"])
+def test_a_stale_lock_is_recognised(holder: str, tmp_path: Path) -> None:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    pid = process.pid if holder == "dead" else os.getpid()
+    host = "another-host" if holder == "elsewhere" else socket.gethostname()
+    content = json.dumps({"host": host, "pid": pid, "started": 1.0})
+    lock = tmp_path / "out.lock"
+    lock.write_text("{" if holder == "torn" else content)
+    if holder in ("dead", "reused"):
+        with hold_lock(tmp_path / "out"):
+            assert json.loads(lock.read_text())["pid"] == os.getpid()
+        assert not lock.exists()
+    else:
+        with (
+            pytest.raises(DatasetError, match=f"remove {lock} if it does not run"),
+            hold_lock(tmp_path / "out"),
+        ):
+            pass
+        assert lock.exists()
+
+
+# Trouble with disks and sources.
+
+
+def test_a_full_disk_is_a_clear_error_and_resumable(
+    raw_tree: Path, converted: dict[str, Path], tmp_path: Path
+) -> None:
+    """A file-size limit stands in for the disk; SIGXFSZ is ignored by Python, so write() fails."""
+    out = tmp_path / "out"
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, hard))
+    try:
+        with pytest.raises(DatasetError, match=r"cannot be written \(File too large\).*same command again"):
+            convert(raw_tree, out, small_recipe("shards"), workers=0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert [path.name for path in out.iterdir()] == [JOURNAL_NAME]
+    convert(raw_tree, out, small_recipe("shards"), workers=0)
+    assert contents(out) == contents(converted["shards"])
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("change", ["vanished", "changed"])
+def test_a_source_that_changes_meanwhile_is_named(
+    change: str, workers: int, raw_tree: Path, tmp_path: Path
+) -> None:
+    tree = Path(shutil.copytree(raw_tree, tmp_path / "tree"))
+    victim = sorted(tree.glob("*/*.jpg"))[20]
+
+    def meddle(done: int, total: int) -> None:
+        if done == 0 and victim.exists():  # the scan is over, no picture is read yet
+            victim.unlink() if change == "vanished" else victim.write_bytes(b"another picture")
+
+    with pytest.raises(SourceError, match=f"{victim}: {change} while it was converted"):
+        convert(tree, tmp_path / "out", small_recipe("shards"), workers=workers, on_progress=meddle)
+    assert not (tmp_path / "out" / MANIFEST_NAME).exists()

@@ -14,7 +14,7 @@ from precache import commandline, datasets, doctor, executors, sample
 from precache.commandline import ProgressBar, human_bytes
 from precache.convert import Conversion
 from precache.errors import check_choice
-from precache.manifest import Manifest, count_reasons
+from precache.manifest import REJECTED_NAME, Manifest, count_reasons
 from precache.recipe import FORMAT_NAMES, Recipe
 
 DATA = Path("data")
@@ -61,16 +61,36 @@ def fetch(name: str, dst: Path, url: str | None) -> None:
 @click.option("--quality", default=95, show_default=True, help="JPEG quality (webdataset, dali).")
 @click.option("--seed", default=0, show_default=True, help="Seed of the written order.")
 @click.option("--workers", type=int, help="Processes.  [default: one per CPU]")
-@click.option("--overwrite", is_flag=True, help="Replace another conversion in DST.")
+@click.option("--overwrite", is_flag=True, help="Convert again; the result takes DST's place at the end.")
+@click.option("--max-rejects", default=0.01, show_default=True, help="Share of pictures that may be corrupt.")
+@click.option("--strict", is_flag=True, help="The same as --max-rejects 0.")
 def convert(
-    src: Path, dst: Path | None, format_name: str, workers: int | None, overwrite: bool, **settings: int
+    src: Path,
+    dst: Path | None,
+    format_name: str,
+    workers: int | None,
+    overwrite: bool,
+    max_rejects: float,
+    strict: bool,
+    **settings: int,
 ) -> None:
     """Convert the image tree SRC (default data/raw) into DST (default data/FORMAT)."""
     recipe = Recipe(format=format_name, **settings)
     destination = DATA / format_name if dst is None else dst
+
+    def show_size(predicted: int, free: int) -> None:
+        click.echo(f"{destination}: will take about {human_bytes(predicted)}; {human_bytes(free)} are free")
+
     with ProgressBar(f"convert to {format_name}", "image") as bar:
         result = precache.convert(
-            src, destination, recipe, workers=workers, overwrite=overwrite, on_progress=bar
+            src,
+            destination,
+            recipe,
+            workers=workers,
+            overwrite=overwrite,
+            max_rejects=0 if strict else max_rejects,
+            on_start=show_size,
+            on_progress=bar,
         )
     _print_conversion(result, destination)
 
@@ -128,8 +148,11 @@ def _print_conversion(result: Conversion, destination: Path) -> None:
     )
     for rejected in manifest.rejected[:10]:
         click.echo(f"  rejected {rejected.path}: {rejected.reason}", err=True)
-    if len(manifest.rejected) > 10:
-        click.echo(f"  ... all of them: precache inspect {destination}", err=True)
+    if manifest.rejected:
+        click.echo(
+            f"  WARNING: {len(manifest.rejected):,} pictures are left out: see {destination}/{REJECTED_NAME}",
+            err=True,
+        )
 
 
 def _summary(manifest: Manifest) -> dict[str, Any]:

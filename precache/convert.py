@@ -4,9 +4,11 @@ Killed at any moment, a conversion loses the shards in work and nothing else: fi
 the journal, and the manifest is written last. The same command continues it.
 """
 
+import math
 import os
+import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +18,15 @@ import numpy as np
 from precache import executors, images
 from precache.codecs import made_by
 from precache.destination import beside, check_nothing_else, finish_swap, hold_lock, swap_in
-from precache.errors import DatasetError, ImageError, SettingError, SourceError, check_range
+from precache.errors import (
+    DatasetError,
+    ImageError,
+    SettingError,
+    SourceError,
+    check_range,
+    check_share,
+)
+from precache.estimate import predict_bytes
 from precache.formats import FORMATS, Sample
 from precache.journal import JOURNAL_NAME, FinishedShard, Journal, Target
 from precache.manifest import (
@@ -28,6 +38,7 @@ from precache.manifest import (
     open_dataset,
     write_index,
     write_manifest,
+    write_rejected,
 )
 from precache.plan import ConvertPlan, ShardPlan, plan_conversion
 from precache.recipe import Recipe
@@ -66,7 +77,9 @@ def convert(
     *,
     workers: int | None = None,
     overwrite: bool = False,
-    on_progress: Progress | None = None,
+    max_rejects: float = 0.01,
+    on_start: Callable[[int, int], None] = lambda predicted, free: None,
+    on_progress: Progress = lambda done, total: None,
 ) -> Conversion:
     """Convert the raw tree `source` into the folder `destination` by `recipe`.
 
@@ -77,18 +90,22 @@ def convert(
         workers: processes; default one per CPU, 0 for the calling process.
         overwrite: convert although the destination is finished: the new dataset is built beside
             it and takes its place at the end. An unfinished one of other settings is discarded.
+        max_rejects: share of the pictures, 0 to 1, that may be undecodable, rounded up to whole
+            pictures; more, and nothing is published.
+        on_start: called with (bytes that the dataset will take, bytes free), before the work.
         on_progress: called with (pictures done, pictures in all), a few times a second.
 
     Raises:
         SourceError: no such tree, none with class folders, or one that changes meanwhile.
         DatasetError: the destination holds something else, is being written by another process,
-            or cannot be written.
+            cannot be written or is too small; or too many pictures are rejected.
         SettingError: a value is out of range, or one folder lies inside the other.
         WorkerError: a worker process died.
     """
     start_s = time.perf_counter()
     workers = executors.available_cpus() if workers is None else workers
     check_range("workers", workers, 0)
+    check_share("max_rejects", max_rejects)
     source, destination = Path(source), Path(destination)
     scan = scan_tree(source)
     _check_apart(source, destination)
@@ -108,7 +125,13 @@ def convert(
                 return Conversion(manifest, 0, time.perf_counter() - start_s)
             folder = beside(destination, ".new") if finished else destination
             with Journal(folder, target, replace=overwrite) as journal:
-                manifest, converted = _run(scan, journal, target, folder, workers, on_progress)
+                tasks = _waiting(scan, journal, target.recipe, folder)
+                _check_room(scan, tasks, target.recipe, folder, on_start)
+                limit = math.ceil(max_rejects * len(scan.samples))
+                converted = _run(tasks, journal, workers, limit, _Reporter(scan, tasks, on_progress))
+                plan = plan_conversion(scan.samples, target.recipe)
+                manifest = _commit(scan, plan, journal.finished, folder)
+                journal.remove()
             if finished:
                 swap_in(destination)
     except OSError as error:
@@ -119,36 +142,67 @@ def convert(
     return Conversion(manifest, converted, time.perf_counter() - start_s)
 
 
-def _run(
+class _Reporter:
+    """Turns counts of pictures into (done, total)."""
+
+    def __init__(self, scan: Scan, tasks: Sequence[_Task], on_progress: Progress) -> None:
+        self._total = len(scan.samples)
+        self._done = self._total - sum(len(task.shard.samples) for task in tasks)
+        self._on_progress = on_progress
+
+    def __call__(self, count: int) -> None:
+        self._done += count
+        self._on_progress(self._done, self._total)
+
+
+def _waiting(scan: Scan, journal: Journal, recipe: Recipe, folder: Path) -> list[_Task]:
+    """The shards of the plan that are not finished."""
+    shards = plan_conversion(scan.samples, recipe).shards
+    return [
+        _Task(shard, str(scan.root), folder, recipe) for shard in shards if shard.name not in journal.finished
+    ]
+
+
+def _check_room(
     scan: Scan,
-    journal: Journal,
-    target: Target,
+    tasks: Sequence[_Task],
+    recipe: Recipe,
     folder: Path,
-    workers: int,
-    on_progress: Progress | None,
-) -> tuple[Manifest, int]:
-    """Write what is missing, commit the manifest; (manifest, pictures converted by this call)."""
-    plan = plan_conversion(scan.samples, target.recipe)
-    waiting = [shard for shard in plan.shards if shard.name not in journal.finished]
-    total = len(scan.samples)
-    done = total - sum(len(shard.samples) for shard in waiting)
+    on_start: Callable[[int, int], None],
+) -> None:
+    """Raise DatasetError if the disk cannot take what is still to be written."""
+    predicted = predict_bytes(scan, recipe)
+    share = sum(len(task.shard.samples) for task in tasks) / len(scan.samples)
+    free = shutil.disk_usage(folder).free
+    on_start(predicted, free)
+    if predicted * share > free:
+        raise DatasetError(
+            f"{folder}: the dataset needs about {predicted * share:,.0f} bytes, {free:,} are free; "
+            f"make room, choose a DST on another disk, or a smaller --size"
+        )
 
-    def report(count: int) -> None:
-        nonlocal done
-        done += count
-        if on_progress is not None:
-            on_progress(done, total)
 
+def _run(tasks: Sequence[_Task], journal: Journal, workers: int, limit: int, report: _Reporter) -> int:
+    """Write the shards of `tasks`; the number of pictures converted by this call."""
     report(0)
     converted = 0
-    tasks = [_Task(shard, str(scan.root), folder, target.recipe) for shard in waiting]
+    _check_rejects(journal, limit)
     with closing(executors.run(_write_shard, tasks, workers, report)) as finished:
         for shard in finished:
             journal.record(shard)
             converted += shard.entry.samples
-    manifest = _commit(scan, plan, journal.finished, folder)
-    journal.remove()
-    return manifest, converted
+            _check_rejects(journal, limit)
+    return converted
+
+
+def _check_rejects(journal: Journal, limit: int) -> None:
+    rejected = [sample for shard in journal.finished.values() for sample in shard.rejected]
+    if len(rejected) > limit:
+        raise DatasetError(
+            f"{journal.folder}: not published, {len(rejected):,} pictures are rejected and {limit:,} may "
+            f"be (first: {rejected[0].path}, {rejected[0].reason}); repair or remove them and pass "
+            f"--overwrite, or run the same command again with a higher --max-rejects"
+        )
 
 
 def _write_shard(task: _Task, tick: Callable[[], None]) -> FinishedShard:
@@ -228,6 +282,7 @@ def _commit(scan: Scan, plan: ConvertPlan, finished: dict[str, FinishedShard], d
         rejected=tuple(rejected),
         ignored=tuple((ignored.path, ignored.reason) for ignored in scan.ignored),
     )
+    write_rejected(destination, rejected)
     write_manifest(destination, manifest)
     return manifest
 

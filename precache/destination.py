@@ -18,7 +18,7 @@ import psutil
 
 from precache.errors import DatasetError
 from precache.journal import JOURNAL_NAME
-from precache.manifest import MANIFEST_NAME, is_converted, open_dataset
+from precache.manifest import MANIFEST_NAME, REJECTED_NAME, is_converted, open_dataset
 from precache.storage import fsync_folder
 
 
@@ -54,7 +54,8 @@ def hold_lock(destination: Path) -> Iterator[None]:
 
 def check_nothing_else(destination: Path) -> None:
     """Raise DatasetError if the finished dataset's folder holds files of somebody else."""
-    ours = {file.name for file in open_dataset(destination).manifest.files} | {MANIFEST_NAME}
+    ours = {file.name for file in open_dataset(destination).manifest.files}
+    ours |= {MANIFEST_NAME, REJECTED_NAME}
     others = sorted(path.name for path in destination.iterdir() if path.name not in ours)
     if others:
         raise DatasetError(

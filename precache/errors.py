@@ -73,3 +73,9 @@ def check_range(name: str, value: int, low: int, high: int | None = None) -> Non
     is_int = isinstance(value, int) and not isinstance(value, bool)
     if not is_int or value < low or (high is not None and value > high):
         raise SettingError(f"{name} must be {wanted}, got {value!r}")
+
+
+def check_share(name: str, value: float) -> None:
+    """Raise SettingError unless 0 <= value <= 1."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
+        raise SettingError(f"{name} must be a share from 0 to 1, got {value!r}")

@@ -73,6 +73,7 @@ class Journal:
     """
 
     def __init__(self, folder: Path, target: Target, *, replace: bool = False) -> None:
+        self.folder = folder
         self._path = folder / JOURNAL_NAME
         folder.mkdir(parents=True, exist_ok=True)
         lines = _read_lines(self._path)

@@ -4,10 +4,13 @@ Beside it lies `index.safetensors`: `ids` and `labels`, int64 [samples], of all 
 order. With it a loader knows every sample without opening a shard.
 """
 
+import csv
 import hashlib
+import io
 import json
 import os
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -23,6 +26,7 @@ from precache.storage import atomic_write, sha256_file
 
 MANIFEST_NAME = "dataset.json"
 INDEX_NAME = "index.safetensors"
+REJECTED_NAME = "rejected.csv"
 VERSION = 1
 Ints: TypeAlias = npt.NDArray[np.int64]
 
@@ -184,6 +188,18 @@ def write_index(folder: Path, ids: Ints, labels: Ints) -> FileEntry:
     with atomic_write(path) as file:
         file.write(save({"ids": ids, "labels": labels}))
     return file_entry(path)
+
+
+def write_rejected(folder: Path, rejected: Sequence[RejectedSample]) -> None:
+    """Write `rejected.csv` into `folder`, for people; the manifest has the same. None if none is."""
+    if not rejected:
+        return
+    text = io.StringIO()
+    writer = csv.writer(text)
+    writer.writerow(("id", "path", "reason"))
+    writer.writerows((sample.id, sample.path, sample.reason) for sample in rejected)
+    with atomic_write(folder / REJECTED_NAME) as file:
+        file.write(text.getvalue().encode(errors="backslashreplace"))
 
 
 def file_entry(path: Path) -> FileEntry:

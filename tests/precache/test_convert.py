@@ -87,7 +87,7 @@ def test_corrupt_pictures_are_named_counted_and_left_out(tree: Path, tmp_path: P
     paths[10].write_bytes(paths[10].read_bytes()[: paths[10].stat().st_size // 2])
     (tree / "notes.txt").write_text("notes")
     for name in ("shards", "webdataset", "dali"):
-        manifest = convert(tree, tmp_path / name, small_recipe(name), workers=0).manifest
+        manifest = convert(tree, tmp_path / name, small_recipe(name), workers=0, max_rejects=0.03).manifest
         assert [(r.path, r.reason) for r in manifest.rejected] == [
             (str(paths[3].relative_to(tree)), "cannot be decoded (not a known image format)"),
             (str(paths[10].relative_to(tree)), manifest.rejected[1].reason),
@@ -96,6 +96,9 @@ def test_corrupt_pictures_are_named_counted_and_left_out(tree: Path, tmp_path: P
         counts = json.loads((tmp_path / name / MANIFEST_NAME).read_text())["counts"]
         assert counts == {"scanned": IMAGES + 1, "converted": IMAGES - 2, "rejected": 2, "ignored": 1}
         assert verify(tmp_path / name) == []
+        listed = (tmp_path / name / "rejected.csv").read_text().splitlines()
+        assert listed[0] == "id,path,reason"
+        assert [line.split(",")[1] for line in listed[1:]] == [r.path for r in manifest.rejected]
         ids, _ = open_dataset(tmp_path / name).read_index("train")
         assert set(ids.tolist()) == set(range(IMAGES)) - {r.id for r in manifest.rejected}
 
@@ -107,14 +110,45 @@ def test_a_shard_whose_pictures_are_all_corrupt_is_left_out(tree: Path, tmp_path
     manifest = convert(tree, tmp_path / "out", recipe, workers=0).manifest
     assert len(manifest.shards) == IMAGES - 1
     assert [r.reason for r in manifest.rejected] == ["cannot be decoded (the file is empty)"]
-    assert {file.name for file in manifest.files} | {MANIFEST_NAME} == set(contents(tmp_path / "out"))
+    files = {file.name for file in manifest.files} | {MANIFEST_NAME, "rejected.csv"}
+    assert files == set(contents(tmp_path / "out"))
+
+
+def test_too_many_rejects_publish_nothing_and_can_be_allowed(tree: Path, tmp_path: Path) -> None:
+    """1% of 70 pictures is one; the share is rounded up to whole pictures."""
+    for path in sorted(tree.glob("*/*.jpg"))[:2]:
+        path.write_bytes(b"<html>")
+    out = tmp_path / "out"
+    for share, allowed in ((0.01, 1), (0, 0)):
+        with pytest.raises(DatasetError, match=rf"not published, . pictures are rejected and {allowed} may"):
+            convert(tree, out, small_recipe("shards"), workers=0, max_rejects=share)
+        assert not (out / MANIFEST_NAME).exists()
+    assert len(convert(tree, out, small_recipe("shards"), workers=0, max_rejects=0.02).manifest.rejected) == 2
+    for share in (-0.1, 1.1, True):
+        with pytest.raises(SettingError, match="max_rejects must be a share from 0 to 1"):
+            convert(tree, out, small_recipe("shards"), workers=0, max_rejects=share)
+
+
+@pytest.mark.parametrize("name", ["shards", "webdataset", "dali"])
+def test_the_size_is_predicted_and_checked_against_the_disk(
+    name: str, raw_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[int, int]] = []
+    settings = {"recipe": small_recipe(name, size=128, shard_bytes=2**20), "workers": 0}
+    manifest = convert(raw_tree, tmp_path / "out", on_start=lambda *s: seen.append(s), **settings).manifest
+    ((predicted, free),) = seen
+    assert abs(predicted / manifest.stored_bytes - 1) < 0.15
+    assert free > 0
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9, 1000))
+    with pytest.raises(DatasetError, match=r"needs about [\d,]+ bytes, 1,000 are free"):
+        convert(raw_tree, tmp_path / "other", **settings)
 
 
 def test_a_tree_of_corrupt_pictures_only_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "tree/class").mkdir(parents=True)
     (tmp_path / "tree/class/a.jpg").write_bytes(b"no picture")
     with pytest.raises(DatasetError, match=r"none of its 1 pictures can be converted.*class/a\.jpg"):
-        convert(tmp_path / "tree", tmp_path / "out", small_recipe("shards"), workers=0)
+        convert(tmp_path / "tree", tmp_path / "out", small_recipe("shards"), workers=0, max_rejects=1)
     assert not (tmp_path / "out" / MANIFEST_NAME).exists()
 
 

@@ -11,9 +11,10 @@ from rich.table import Table
 
 import precache
 from precache import commandline, datasets, doctor, executors, sample
-from precache.commandline import ProgressBar, human_bytes
+from precache.commandline import ProgressBar, human_bytes, parse_bytes
 from precache.convert import Conversion
 from precache.errors import check_choice
+from precache.images import RESAMPLING
 from precache.manifest import REJECTED_NAME, Manifest, count_reasons
 from precache.recipe import FORMAT_NAMES, Recipe
 
@@ -59,7 +60,11 @@ def fetch(name: str, dst: Path, url: str | None) -> None:
 @click.option("--format", "format_name", required=True, help=f"One of: {', '.join(FORMAT_NAMES)}.")
 @click.option("--size", default=256, show_default=True, help="Side of the stored square, pixels.")
 @click.option("--quality", default=95, show_default=True, help="JPEG quality (webdataset, dali).")
-@click.option("--seed", default=0, show_default=True, help="Seed of the written order.")
+@click.option("--fit", default="crop", show_default=True, help="One of: crop, pad, stretch.")
+@click.option("--resample", default="bilinear", show_default=True, help=f"One of: {', '.join(RESAMPLING)}.")
+@click.option("--splits", default="train=1", show_default=True, help="Shares, as train=0.8,val=0.2.")
+@click.option("--shard-bytes", default="64MiB", show_default=True, help="Decoded pixels per shard.")
+@click.option("--seed", default=0, show_default=True, help="Seed of the written order and the splits.")
 @click.option("--workers", type=int, help="Processes.  [default: one per CPU]")
 @click.option("--overwrite", is_flag=True, help="Convert again; the result takes DST's place at the end.")
 @click.option("--max-rejects", default=0.01, show_default=True, help="Share of pictures that may be corrupt.")
@@ -72,10 +77,11 @@ def convert(
     overwrite: bool,
     max_rejects: float,
     strict: bool,
-    **settings: int,
+    shard_bytes: str,
+    **settings: Any,
 ) -> None:
     """Convert the image tree SRC (default data/raw) into DST (default data/FORMAT)."""
-    recipe = Recipe(format=format_name, **settings)
+    recipe = Recipe(format=format_name, shard_bytes=parse_bytes(shard_bytes), **settings)
     destination = DATA / format_name if dst is None else dst
 
     def show_size(predicted: int, free: int) -> None:

@@ -7,6 +7,7 @@
 """
 
 import os
+import re
 import signal
 import sys
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from typing import Any
 import click
 from tqdm import tqdm
 
-from precache.errors import PrecacheError
+from precache.errors import PrecacheError, SettingError
 
 _DEBUG = "precache.debug"
 
@@ -122,3 +123,16 @@ def human_bytes(count: float) -> str:
     while abs(count) >= 1024 and power < 4:
         count, power = count / 1024, power + 1
     return f"{count:.0f} B" if power == 0 else f"{count:.3g} {('KiB', 'MiB', 'GiB', 'TiB')[power - 1]}"
+
+
+def parse_bytes(text: str) -> int:
+    """`128MiB`, `2GB` or `1000` to bytes; SettingError if it is something else."""
+    match = re.fullmatch(r"([0-9.]+)\s*([kKMGT]?)(iB|B)?", text.strip())
+    try:
+        number = float(match[1]) if match else 0.0
+    except ValueError:
+        number = 0.0
+    if match is None or not number:
+        raise SettingError(f"{text!r} is not a number of bytes; write it as in 128MiB, 2GB or 1000")
+    power = " kMGT".index(match[2].replace("K", "k") or " ")
+    return int(number * (1024 if match[3] == "iB" else 1000) ** power)

@@ -228,7 +228,8 @@ def _samples(task: _Task, rejected: list[RejectedSample], tick: Callable[[], Non
         except ImageError as error:
             rejected.append(RejectedSample(ref.id, ref.path, error.reason))
         else:
-            pixels = images.fit(image, task.recipe.size)
+            recipe = task.recipe
+            pixels = images.fit(image, recipe.size, recipe.fit, recipe.resample)
             yield Sample(ref.id, ref.label, pixels, ref.path, image.size)
         tick()
 

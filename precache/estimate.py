@@ -23,9 +23,10 @@ def predict_bytes(scan: Scan, recipe: Recipe) -> int:
     for sample in scan.samples[::step]:
         path = f"{scan.root}/{sample.path}"
         try:
-            pixels = images.load(path, recipe.size)
+            image = images.decode(images.read_bytes(path), path)
         except ImageError:
             continue  # the conversion says what is wrong with it
+        pixels = images.fit(image, recipe.size, recipe.fit, recipe.resample)
         sizes.append(len(images.encode_jpeg(pixels, recipe.quality)))
     tar = recipe.format == "webdataset"
     mean = sum(sizes) / len(sizes) if sizes else 0

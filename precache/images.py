@@ -23,6 +23,14 @@ Pixels: TypeAlias = npt.NDArray[np.uint8]
 MAX_SIZE = 8192
 """The largest side in pixels that pictures are resized to."""
 
+RESAMPLING = {
+    "area": Image.Resampling.BOX,
+    "bicubic": Image.Resampling.BICUBIC,
+    "bilinear": Image.Resampling.BILINEAR,
+    "lanczos": Image.Resampling.LANCZOS,
+}
+FITS = ("crop", "pad", "stretch")
+
 _EXIF_ORIENTATION = 0x0112
 _WHITE = (255, 255, 255, 255)
 
@@ -69,17 +77,21 @@ def decode(data: bytes, path: str) -> Image.Image:
         raise ImageError(path, f"cannot be decoded ({reason})") from error
 
 
-def fit(image: Image.Image, size: int) -> Pixels:
-    """Resize the shorter side of an RGB image to `size`, then crop the centre.
+def fit(image: Image.Image, size: int, how: str = "crop", resample: str = "bilinear") -> Pixels:
+    """Make a square of `size` of an RGB image; `how` and `resample` as in `precache.Recipe`.
 
-    Only what the crop keeps is resized: less work, and a 1 x 30,000 picture needs no more memory
-    than any other. Pillow rounds the box to float32, which moves a value by 1 at most.
+    For `crop`, only what is kept is resized: less work, and a 1 x 30,000 picture needs no more
+    memory than any other. Pillow rounds the box to float32, which moves a value by 1 at most.
     """
+    kernel = RESAMPLING[resample]
+    if how == "stretch":
+        return np.asarray(image.resize((size, size), kernel))
+    if how == "pad":
+        return _pad(image, size, kernel)
     left, top, right, bottom = crop_box(*image.size, size)
     if (right - left, bottom - top) == (size, size):
         return np.asarray(image.crop((round(left), round(top), round(right), round(bottom))))
-    box = (left, top, right, bottom)
-    return np.asarray(image.resize((size, size), Image.Resampling.BILINEAR, box))
+    return np.asarray(image.resize((size, size), kernel, (left, top, right, bottom)))
 
 
 def crop_box(width: int, height: int, size: int) -> tuple[float, float, float, float]:
@@ -117,6 +129,16 @@ def decode_jpeg(data: bytes, path: str) -> Pixels:
     except ValueError as error:
         raise ImageError(path, f"cannot be decoded ({error})") from error
     return pixels
+
+
+def _pad(image: Image.Image, size: int, kernel: Image.Resampling) -> Pixels:
+    """The whole picture, as large as it fits, centred on black."""
+    longer = max(image.size)
+    width, height = (max(1, round(side * size / longer)) for side in image.size)
+    square = Image.new("RGB", (size, size))
+    resized = image.resize((width, height), kernel)
+    square.paste(resized, (centre_offset(size, width), centre_offset(size, height)))
+    return np.asarray(square)
 
 
 def _upright_rgb(image: Image.Image, data: bytes) -> Image.Image:

@@ -1,12 +1,14 @@
 """Every setting that changes the bytes of a converted dataset."""
 
+import re
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from precache.errors import check_choice, check_range
-from precache.images import MAX_SIZE
+from precache.errors import SettingError, check_choice, check_range
+from precache.images import FITS, MAX_SIZE, RESAMPLING
 
 FORMAT_NAMES = ("dali", "shards", "webdataset")
+_SPLIT = re.compile(r"([A-Za-z][A-Za-z0-9_]*)=([0-9.]+)")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,7 +23,12 @@ class Recipe:
             in full resolution (4:4:4), below that in a quarter of it (4:2:0).
         shard_bytes: decoded pixels per shard in bytes, at most. The same for all formats, so that
             shard k holds the same samples in each of them.
-        seed: of the order in which samples are written.
+        seed: of the order in which samples are written, and of the splits.
+        splits: names and shares, as `train=0.8,val=0.2`; the shares sum to 1. Each class is split
+            by them.
+        fit: `crop`, shorter side to `size` and centre crop; `pad`, longer side to `size` and black
+            bars; `stretch`, both sides to `size`.
+        resample: `bilinear`, `bicubic`, `lanczos` or `area`, all antialiased.
 
     Raises:
         SettingError: a value is out of range or unknown.
@@ -32,6 +39,9 @@ class Recipe:
     quality: int = 95
     shard_bytes: int = 64 * 2**20
     seed: int = 0
+    splits: str = "train=1"
+    fit: str = "crop"
+    resample: str = "bilinear"
 
     def __post_init__(self) -> None:
         check_choice("format", self.format, FORMAT_NAMES)
@@ -39,6 +49,9 @@ class Recipe:
         check_range("quality", self.quality, 1, 100)
         check_range("shard_bytes", self.shard_bytes, 1)
         check_range("seed", self.seed, 0)
+        check_choice("fit", self.fit, FITS)
+        check_choice("resample", self.resample, RESAMPLING)
+        parse_splits(self.splits)
 
     @property
     def samples_per_shard(self) -> int:
@@ -48,3 +61,15 @@ class Recipe:
     def to_json(self) -> dict[str, Any]:
         """The settings as plain JSON values; `Recipe(**recipe.to_json()) == recipe`."""
         return asdict(self)
+
+
+def parse_splits(text: str) -> dict[str, float]:
+    """`train=0.8,val=0.2` to shares by name, in order; SettingError if they do not sum to 1."""
+    parts = [_SPLIT.fullmatch(part.strip()) for part in text.split(",")]
+    try:
+        shares = {part[1]: float(part[2]) for part in parts if part is not None}
+    except ValueError:
+        shares = {}
+    if len(shares) != len(parts) or min(shares.values()) <= 0 or abs(sum(shares.values()) - 1) > 1e-9:
+        raise SettingError(f"splits must be shares that sum to 1, as in 'train=0.8,val=0.2', got {text!r}")
+    return shares

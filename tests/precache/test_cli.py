@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from precache.commandline import parse_bytes
 from tests.command import check_bad_input, run
 
 
@@ -72,6 +73,8 @@ def test_verify_names_the_damage_and_exits_with_1(converted: dict[str, Path], tm
         ),
         (["convert", "tree", "out", "--format", "dali", "--size", "big"], ["--size", "'big'"]),
         (["convert", "tree", "out", "--format", "dali", "--workers", "-1"], ["workers", "got -1"]),
+        (["convert", "tree", "out", "--format", "dali", "--shard-bytes", "big"], ["'big'", "128MiB"]),
+        (["convert", "tree", "out", "--format", "dali", "--splits", "a=2"], ["splits", "train=0.8,val=0.2"]),
         (["convert", "tree", "out"], ["--format", "precache convert --help"]),
         (["inspect", "tree"], ["tree: not a converted dataset", "dataset.json", "precache convert"]),
         (["verify", "nowhere"], ["nowhere: not a converted dataset (no such folder)"]),
@@ -132,3 +135,38 @@ def test_help_of_every_command_fits_and_exits_with_0(tmp_path: Path) -> None:
         result = run("precache", command, "--help", cwd=tmp_path)
         assert result.returncode == 0
         assert "--debug" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("128MiB", 2**27), ("2GB", 2 * 10**9), ("1.5KiB", 1536), ("1000", 1000), ("7 kB", 7000)],
+)
+def test_bytes_are_parsed_with_their_units(text: str, count: int) -> None:
+    assert parse_bytes(text) == count
+
+
+def test_a_converted_folder_with_splits_is_inspected_and_loaded(raw_tree: Path, tmp_path: Path) -> None:
+    import loaders
+
+    arguments = (
+        "--format",
+        "webdataset",
+        "--size",
+        32,
+        "--splits",
+        "train=0.8,val=0.2",
+        "--shard-bytes",
+        "20KiB",
+    )
+    assert run("precache", "convert", raw_tree, "out", *arguments, cwd=tmp_path).returncode == 0
+    summary = json.loads(run("precache", "inspect", "out", "--json", cwd=tmp_path).stdout)
+    assert {split: counts["samples"] for split, counts in summary["splits"].items()} == {
+        "train": 56,
+        "val": 14,
+    }
+    ids = []
+    for split in ("train", "val"):
+        with loaders.build(tmp_path / "out", split=split) as loader:
+            assert loader.samples == summary["splits"][split]["samples"]
+            ids += [int(i) for batch in loader for i in batch.ids]
+    assert sorted(ids) == list(range(70))

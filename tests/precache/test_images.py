@@ -141,3 +141,18 @@ def test_a_jpeg_with_harmless_garbage_is_decoded_as_pillow_does() -> None:
 def test_a_decompression_bomb_is_refused() -> None:
     with pytest.raises(ImageError, match="decompression bomb"):
         images.decode(encoded(Image.new("1", (20_000, 20_000)), "PNG"), "bomb.png")
+
+
+def test_pad_keeps_the_whole_picture_between_black_bars() -> None:
+    served = images.fit(Image.new("RGB", (80, 40), "white"), 32, "pad")
+    assert (served[8:24] == 255).all()
+    assert (served[:8] == 0).all()
+    assert (served[24:] == 0).all()
+
+
+@pytest.mark.parametrize("resample", sorted(images.RESAMPLING))
+def test_stretch_is_pillows_resize(resample: str) -> None:
+    image = Image.fromarray(noise(80, 40))
+    expected = image.resize((32, 32), images.RESAMPLING[resample])
+    assert np.array_equal(images.fit(image, 32, "stretch", resample), np.asarray(expected))
+    assert images.fit(image, 32, "crop", resample).shape == (32, 32, 3)

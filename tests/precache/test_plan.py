@@ -1,7 +1,7 @@
 import pytest
 
 from precache.errors import SettingError
-from precache.plan import plan_conversion
+from precache.plan import plan_conversion, split_samples
 from precache.recipe import FORMAT_NAMES, Recipe
 from precache.source import SampleRef
 
@@ -44,6 +44,12 @@ def test_a_sample_larger_than_a_shard_gets_one_of_its_own() -> None:
         ("size", True, "size must be an integer from 1 to 8,192, got True"),
         ("quality", 101, "quality must be an integer from 1 to 100, got 101"),
         ("shard_bytes", 0, "shard_bytes must be an integer of at least 1, got 0"),
+        ("fit", "squash", "unknown fit 'squash'; choose from: crop, pad, stretch"),
+        ("resample", "nearest", "unknown resample 'nearest'; choose from: area, bicubic, bilinear, lanczos"),
+        *(
+            ("splits", bad, f"splits must be shares that sum to 1, as in 'train=0.8,val=0.2', got {bad!r}")
+            for bad in ("train=0.8", "train", "train=0.8,train=0.2", "a=0.5,b=0.4", "a=1,b=0", "a=.,b=1", "")
+        ),
         ("seed", -1, "seed must be an integer of at least 0, got -1"),
     ],
 )
@@ -55,3 +61,29 @@ def test_a_bad_setting_names_field_value_and_choices(setting: str, value: object
 
 def test_a_recipe_survives_json() -> None:
     assert Recipe(**recipe().to_json()) == recipe()
+
+
+@pytest.mark.parametrize("shares", [{"train": 0.8, "val": 0.2}, {"a": 0.5, "b": 0.3, "c": 0.2}, {"x": 1.0}])
+def test_splits_are_stratified_seeded_and_within_one_sample_of_their_shares(shares: dict[str, float]) -> None:
+    samples = [
+        SampleRef(i, f"{i}.jpg", label, 1) for i, label in enumerate(sorted([*range(50)] * 7 + [3] * 4))
+    ]
+    splits = split_samples(samples, shares, seed=0)
+    assert sorted(s.id for members in splits.values() for s in members) == list(range(len(samples)))
+    for name, share in shares.items():
+        assert abs(len(splits[name]) - share * len(samples)) <= 1
+        for label in range(50):
+            in_class = sum(s.label == label for s in samples)
+            assert abs(sum(s.label == label for s in splits[name]) - share * in_class) <= 1
+    assert split_samples(samples, shares, seed=0) == splits
+    assert len(shares) == 1 or split_samples(samples, shares, seed=1) != splits
+
+
+def test_each_split_has_shards_of_its_own_name() -> None:
+    plan = plan_conversion(SAMPLES, recipe(splits="train=0.8,val=0.2"))
+    assert {shard.split for shard in plan.shards} == {"train", "val"}
+    assert all(shard.name.startswith(f"{shard.split}-") for shard in plan.shards)
+    counts = {
+        split: sum(len(s.samples) for s in plan.shards if s.split == split) for split in ("train", "val")
+    }
+    assert counts == {"train": 80, "val": 20}

@@ -18,8 +18,9 @@ from precache.errors import (
     SourceError,
     WorkerError,
 )
-from precache.manifest import ConvertedDataset, Manifest, open_dataset, verify
+from precache.manifest import ConvertedDataset, Manifest, open_dataset
 from precache.recipe import Recipe
+from precache.verification import verify, verify_across, verify_deep
 
 __version__ = "0.1.0"
 
@@ -39,4 +40,6 @@ __all__ = [
     "convert",
     "open_dataset",
     "verify",
+    "verify_across",
+    "verify_deep",
 ]

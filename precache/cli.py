@@ -13,7 +13,7 @@ import precache
 from precache import commandline, datasets, doctor, executors, sample
 from precache.commandline import ProgressBar, human_bytes, parse_bytes
 from precache.convert import Conversion
-from precache.errors import check_choice
+from precache.errors import SettingError, check_choice
 from precache.images import RESAMPLING
 from precache.manifest import REJECTED_NAME, Manifest, count_reasons
 from precache.recipe import FORMAT_NAMES, Recipe
@@ -115,18 +115,36 @@ def inspect(dst: Path, as_json: bool) -> None:
 
 @main.command()
 @click.argument("dst", type=_PATH)
-def verify(dst: Path) -> None:
+@click.argument("others", metavar="[SRC | DST ...]", type=_PATH, nargs=-1)
+@click.option("--deep", is_flag=True, help="Decode the tree SRC again and compare every picture.")
+@click.option("--across", is_flag=True, help="Compare ids, labels and splits of several folders DST.")
+@click.option("--workers", type=int, help="Processes of --deep.  [default: one per CPU]")
+def verify(dst: Path, others: tuple[Path, ...], deep: bool, across: bool, workers: int | None) -> None:
     """Compare every file of the dataset in DST with its manifest's checksums."""
-    problems = precache.verify(dst)
+    if deep and across:
+        raise SettingError("--deep and --across are two questions; ask one at a time")
+    if (deep and len(others) != 1) or (across and not others) or (others and not (deep or across)):
+        raise SettingError("verify takes DST; with --deep, DST and SRC; with --across, two folders or more")
+    if across:
+        _finish_check(
+            precache.verify_across([dst, *others]), f"{dst}: {len(others)} others hold the same samples"
+        )
+        return
     manifest = precache.open_dataset(dst).manifest
-    for problem in problems:
-        click.echo(problem, err=True)
-    if problems:
-        remedy = f"precache convert SRC {dst} --format {manifest.recipe.format} --overwrite"
-        click.echo(f"{dst}: {len(problems):,} files are damaged; rewrite it with '{remedy}'", err=True)
-        raise click.exceptions.Exit(1)
+    remedy = f"precache convert SRC {dst} --format {manifest.recipe.format} --overwrite"
     size = human_bytes(manifest.stored_bytes)
-    click.echo(f"{dst}: {len(manifest.shards):,} shards, {size}: all as written")
+    problems = precache.verify(dst)
+    if problems:
+        problems.append(f"{dst}: {len(problems):,} files are damaged; rewrite it with '{remedy}'")
+    _finish_check(problems, f"{dst}: {len(manifest.shards):,} shards, {size}: all as written")
+    if deep:
+        with ProgressBar("verify", "image") as bar:
+            report = precache.verify_deep(dst, others[0], workers=workers, on_progress=bar)
+        click.echo(
+            f"{dst}: {report.samples:,} pictures, {report.mean_psnr:.1f} dB from the reference on average, "
+            f"worst {report.worst_psnr:.1f} dB ({report.worst})"
+        )
+        _finish_check(list(report.problems), f"{dst}: every picture is what {others[0]} gives")
 
 
 @main.command(name="doctor")
@@ -139,6 +157,15 @@ def doctor_command() -> None:
         if finding.install:
             click.echo(f"{'':<{width}}  install: {finding.install}")
     click.echo(f"{'cpus':<{width}}  {executors.available_cpus()}")
+
+
+def _finish_check(problems: list[str], all_well: str) -> None:
+    """Print `all_well`, or the problems and end with exit code 1."""
+    for problem in problems:
+        click.echo(problem, err=True)
+    if problems:
+        raise click.exceptions.Exit(1)
+    click.echo(all_well)
 
 
 def _print_conversion(result: Conversion, destination: Path) -> None:

@@ -94,18 +94,30 @@ def fit(image: Image.Image, size: int, how: str = "crop", resample: str = "bilin
     return np.asarray(image.resize((size, size), kernel, (left, top, right, bottom)))
 
 
+def reference(image: Image.Image, size: int) -> Pixels:
+    """torchvision's `Resize(size)` and `CenterCrop(size)` of a Pillow image: resize all, then crop."""
+    width, height = _resized(*image.size, size)
+    left, top = centre_offset(width, size), centre_offset(height, size)
+    resized = image.resize((width, height), Image.Resampling.BILINEAR)
+    return np.asarray(resized.crop((left, top, left + size, top + size)))
+
+
 def crop_box(width: int, height: int, size: int) -> tuple[float, float, float, float]:
     """The part of a picture that `fit` keeps: left, top, right, bottom in source pixels.
 
     Sizes and offsets round as in torchvision 0.29 (`_compute_resized_output_size`, `center_crop`).
     """
-    if width <= height:
-        resized_width, resized_height = size, int(size * height / width)
-    else:
-        resized_width, resized_height = int(size * width / height), size
+    resized_width, resized_height = _resized(width, height, size)
     left, top = centre_offset(resized_width, size), centre_offset(resized_height, size)
     x_scale, y_scale = width / resized_width, height / resized_height
     return left * x_scale, top * y_scale, (left + size) * x_scale, (top + size) * y_scale
+
+
+def _resized(width: int, height: int, size: int) -> tuple[int, int]:
+    """Width and height once the shorter side is `size`."""
+    if width <= height:
+        return size, int(size * height / width)
+    return int(size * width / height), size
 
 
 def centre_offset(side: int, size: int) -> int:

@@ -207,19 +207,6 @@ def file_entry(path: Path) -> FileEntry:
     return FileEntry(path.name, path.stat().st_size, sha256_file(path))
 
 
-def verify(path: str | os.PathLike[str]) -> list[str]:
-    """Compare every file of the dataset in `path` with the manifest's sizes and checksums.
-
-    Returns:
-        One line per damaged or missing file; empty if all are as they were written.
-
-    Raises:
-        DatasetError: `path` is not a converted dataset.
-    """
-    dataset = open_dataset(path)
-    return [problem for file in dataset.manifest.files if (problem := check_file(dataset.path, file))]
-
-
 def check_file(folder: Path, file: FileEntry) -> str | None:
     """What is wrong with a file, as one line, or None."""
     path = folder / file.name

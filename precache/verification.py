@@ -1,0 +1,190 @@
+"""Is a converted dataset what it says it is: its files, its pixels, and that of its siblings."""
+
+import math
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from precache import executors, images
+from precache.errors import DatasetError, ImageError
+from precache.formats import FORMATS
+from precache.images import Pixels
+from precache.manifest import ConvertedDataset, ShardEntry, check_file, open_dataset
+from precache.recipe import Recipe
+from precache.source import SampleRef, scan_tree
+
+# A stored JPEG may lie this much further from its picture than the same encoder puts it today.
+JPEG_TOLERANCE_DB = 1.0
+
+
+def verify(path: str | os.PathLike[str]) -> list[str]:
+    """Compare every file of the dataset in `path` with the manifest's sizes and checksums.
+
+    Returns:
+        One line per damaged or missing file; empty if all are as they were written.
+
+    Raises:
+        DatasetError: `path` is not a converted dataset.
+    """
+    dataset = open_dataset(path)
+    return [problem for file in dataset.manifest.files if (problem := check_file(dataset.path, file))]
+
+
+def verify_across(paths: Sequence[str | os.PathLike[str]]) -> list[str]:
+    """Compare ids, labels, splits and class names of several datasets with those of the first.
+
+    Returns:
+        One line per difference; empty if all hold the same samples in the same splits.
+
+    Raises:
+        DatasetError: one of `paths` is not a converted dataset.
+    """
+    first, *others = (open_dataset(path) for path in paths)
+    problems = []
+    for other in others:
+        names = f"{other.path} and {first.path}"
+        if other.manifest.classes != first.manifest.classes:
+            problems.append(f"{names}: their classes differ")
+        ours, theirs = _samples_by_split(first), _samples_by_split(other)
+        if ours.keys() != theirs.keys():
+            problems.append(f"{names}: their splits differ ({', '.join(theirs)}; {', '.join(ours)})")
+        for split in ours.keys() & theirs.keys():
+            if ours[split] != theirs[split]:
+                different = {sample for sample, _ in ours[split] ^ theirs[split]}
+                problems.append(f"{names}: split {split} differs in {len(different):,} samples")
+    return problems
+
+
+@dataclass(frozen=True, slots=True)
+class DeepReport:
+    """What `verify_deep` found.
+
+    Attributes:
+        samples: compared.
+        problems: one line per sample that is not what the converter makes of its source.
+        mean_psnr, worst_psnr: in dB, of what is stored against the reference (Pillow's decode, the
+            whole picture resized, then cropped); infinite where they are equal.
+        worst: path of the worst sample in the source tree.
+    """
+
+    samples: int
+    problems: tuple[str, ...]
+    mean_psnr: float
+    worst_psnr: float
+    worst: str
+
+
+def verify_deep(
+    path: str | os.PathLike[str],
+    source: str | os.PathLike[str],
+    *,
+    workers: int | None = None,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> DeepReport:
+    """Decode every source picture again and compare it with what is stored.
+
+    Pixels of `shards` must be equal; a JPEG must be as near as encoding the picture again gets,
+    less `JPEG_TOLERANCE_DB`.
+
+    Raises:
+        DatasetError: not a converted dataset, a damaged shard, or one of another source tree.
+        SourceError: `source` is not an image tree.
+    """
+    dataset = open_dataset(path)
+    scan = scan_tree(source)
+    if scan.digest() != dataset.manifest.source_digest:
+        raise DatasetError(f"{dataset.path}: was not made of {source}, or that tree changed since")
+    tasks = []
+    for split in dict.fromkeys(shard.split for shard in dataset.manifest.shards):
+        ids, _ = dataset.read_index(split)
+        shards = dataset.manifest.split_shards(split)
+        stops = np.cumsum([shard.samples for shard in shards])
+        for shard, members in zip(shards, np.split(ids, stops[:-1]), strict=True):
+            refs = {sample_id: scan.samples[sample_id] for sample_id in members.tolist()}
+            path = dataset.shard_path(shard)
+            tasks.append(_DeepTask(path, shard, dataset.manifest.recipe, str(source), refs))
+    done = 0
+
+    def report(count: int) -> None:
+        nonlocal done
+        done += count
+        on_progress(done, dataset.manifest.samples)
+
+    workers = executors.available_cpus() if workers is None else workers
+    compared = [c for shard in executors.run(_compare_shard, tasks, workers, report) for c in shard]
+    worst = min(compared, key=lambda c: (c.psnr, c.path))
+    return DeepReport(
+        samples=len(compared),
+        problems=tuple(sorted(c.problem for c in compared if c.problem)),
+        mean_psnr=sum(c.psnr for c in compared) / len(compared),
+        worst_psnr=worst.psnr,
+        worst=worst.path,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _DeepTask:
+    path: Path
+    shard: ShardEntry
+    recipe: Recipe
+    source: str
+    refs: dict[int, SampleRef]
+
+
+@dataclass(frozen=True, slots=True)
+class _Compared:
+    path: str
+    psnr: float
+    problem: str
+
+
+def _compare_shard(task: _DeepTask, tick: Callable[[], None]) -> list[_Compared]:
+    compared = []
+    for sample in FORMATS[task.recipe.format].read_shard(task.path):
+        ref = task.refs.get(sample.id)
+        if ref is None:
+            raise DatasetError(f"{task.path}: holds sample {sample.id}, which the dataset's index does not")
+        compared.append(_compare(task, ref, sample.pixels(str(task.path)), sample.label))
+        tick()
+    if len(compared) != task.shard.samples:
+        raise DatasetError(f"{task.path}: expected {task.shard.samples:,} samples, got {len(compared):,}")
+    return compared
+
+
+def _compare(task: _DeepTask, ref: SampleRef, stored: Pixels, label: int) -> _Compared:
+    recipe, where = task.recipe, f"{task.path}: sample {ref.id} ({ref.path})"
+    path = os.path.join(task.source, ref.path)
+    try:
+        image = images.decode(images.read_bytes(path), path)
+    except ImageError as error:
+        return _Compared(ref.path, 0.0, f"{where} {error.reason}")
+    expected = images.fit(image, recipe.size, recipe.fit, recipe.resample)
+    problem = ""
+    if label != ref.label:
+        problem = f"{where} has label {label}, its class is {ref.label}"
+    elif recipe.format == "shards":
+        if not np.array_equal(stored, expected):
+            problem = f"{where} is not what its source gives ({psnr(stored, expected):.1f} dB)"
+    else:
+        again = images.decode_jpeg(images.encode_jpeg(expected, recipe.quality), path)
+        bound = psnr(again, expected) - JPEG_TOLERANCE_DB
+        if psnr(stored, expected) < bound:
+            problem = f"{where} is {psnr(stored, expected):.1f} dB from its source, expected {bound:.1f}"
+    reference = images.reference(image, recipe.size) if recipe.fit == "crop" else expected
+    return _Compared(ref.path, psnr(stored, reference), problem)
+
+
+def psnr(one: Pixels, other: Pixels) -> float:
+    """Peak signal-to-noise ratio in dB of two pictures of 0-255; infinite if they are equal."""
+    error = float(np.square(one.astype(np.float32) - other).mean())
+    return math.inf if error == 0 else 10 * math.log10(255**2 / error)
+
+
+def _samples_by_split(dataset: ConvertedDataset) -> dict[str, set[tuple[int, int]]]:
+    splits = {shard.split: dataset.read_index(shard.split) for shard in dataset.manifest.shards}
+    return {
+        split: set(zip(ids.tolist(), labels.tolist(), strict=True)) for split, (ids, labels) in splits.items()
+    }

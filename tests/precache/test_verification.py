@@ -1,0 +1,103 @@
+import math
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from precache import convert, open_dataset, verify_across, verify_deep
+from precache.errors import DatasetError
+from precache.formats import FORMATS, Sample
+from precache.formats.shards import DATA_START
+from precache.manifest import write_manifest
+from tests.command import check_bad_input, run
+from tests.conftest import IMAGES, STORED_SIZE, small_recipe
+
+
+@pytest.mark.parametrize("name", sorted(FORMATS))
+def test_deep_finds_every_picture_as_its_source_gives_it(
+    name: str, raw_tree: Path, converted: dict[str, Path]
+) -> None:
+    report = verify_deep(converted[name], raw_tree, workers=2)
+    assert (report.samples, report.problems) == (IMAGES, ())
+    assert report.worst_psnr >= (50 if name == "shards" else 33)
+    assert report.mean_psnr > report.worst_psnr
+    assert (raw_tree / report.worst).is_file()
+
+
+def test_deep_names_a_picture_whose_pixels_changed(
+    raw_tree: Path, converted: dict[str, Path], tmp_path: Path
+) -> None:
+    path = Path(shutil.copytree(converted["shards"], tmp_path / "copy"))
+    shard = path / "train-00002.safetensors"
+    content = bytearray(shard.read_bytes())
+    content[DATA_START + STORED_SIZE**2 * 3 * 4 + 100] ^= 1  # one bit of row 4
+    shard.write_bytes(content)
+    sample_id = open_dataset(path).read_index("train")[0].tolist()
+    first = sum(s.samples for s in open_dataset(path).manifest.shards[:2])
+    (problem,) = verify_deep(path, raw_tree, workers=0).problems
+    assert f"{shard}: sample {sample_id[first + 4]} (" in problem
+    assert "is not what its source gives" in problem
+
+
+@pytest.mark.parametrize("name", ["webdataset", "dali"])
+def test_deep_names_a_jpeg_of_lower_quality(name: str, raw_tree: Path, tmp_path: Path) -> None:
+    """A folder that claims quality 95 and holds 90."""
+    convert(raw_tree, tmp_path / "out", small_recipe(name, quality=90), workers=0)
+    manifest = open_dataset(tmp_path / "out").manifest
+    write_manifest(tmp_path / "out", replace(manifest, recipe=replace(manifest.recipe, quality=95)))
+    report = verify_deep(tmp_path / "out", raw_tree, workers=0)
+    assert len(report.problems) > IMAGES / 2
+    assert "dB from its source, expected" in report.problems[0]
+
+
+def test_deep_refuses_another_tree(converted: dict[str, Path], tmp_path: Path) -> None:
+    (tmp_path / "class").mkdir()
+    Image.new("RGB", (8, 8)).save(tmp_path / "class/a.png")
+    with pytest.raises(DatasetError, match="was not made of"):
+        verify_deep(converted["shards"], tmp_path)
+
+
+def test_across_finds_all_formats_alike(converted: dict[str, Path]) -> None:
+    assert verify_across(list(converted.values())) == []
+
+
+def test_across_names_what_differs(raw_tree: Path, converted: dict[str, Path], tmp_path: Path) -> None:
+    tree = Path(shutil.copytree(raw_tree, tmp_path / "tree"))
+    sorted(tree.glob("005.*/*"))[-1].unlink()
+    convert(tree, tmp_path / "fewer", small_recipe("dali"), workers=0)
+    (problem,) = verify_across([converted["shards"], tmp_path / "fewer"])
+    assert problem.endswith("split train differs in 1 samples")
+    convert(raw_tree, tmp_path / "split", small_recipe("dali", splits="train=0.5,val=0.5"), workers=0)
+    assert any("splits differ" in p for p in verify_across([converted["dali"], tmp_path / "split"]))
+
+
+def test_the_commands_say_what_they_compared(
+    raw_tree: Path, converted: dict[str, Path], tmp_path: Path
+) -> None:
+    deep = run("precache", "verify", "--deep", converted["shards"], raw_tree, cwd=tmp_path)
+    assert deep.returncode == 0, deep.stderr
+    assert "dB from the reference on average, worst" in deep.stdout
+    across = run("precache", "verify", "--across", *converted.values(), cwd=tmp_path)
+    assert "2 others hold the same samples" in across.stdout
+    check_bad_input(run("precache", "verify", "--deep", converted["shards"], cwd=tmp_path), "DST and SRC")
+    check_bad_input(run("precache", "verify", raw_tree, converted["dali"], cwd=tmp_path), "verify takes DST")
+
+
+def test_a_sample_of_the_wrong_class_is_named(
+    raw_tree: Path, converted: dict[str, Path], tmp_path: Path
+) -> None:
+    path = Path(shutil.copytree(converted["shards"], tmp_path / "copy"))
+    dataset = open_dataset(path)
+    shard = dataset.manifest.shards[0]
+    wrong = [
+        Sample(s.id, 4 - s.label if s.label != 2 else 1, np.asarray(s.data), "", (1, 1))
+        for s in FORMATS["shards"].read_shard(dataset.shard_path(shard))
+    ]
+    FORMATS["shards"].write_shard(path / shard.name, wrong, dataset.manifest.recipe)
+    problems = verify_deep(path, raw_tree, workers=0).problems
+    assert len(problems) == shard.samples
+    assert "has label" in problems[0]
+    assert math.isfinite(verify_deep(path, raw_tree, workers=0).worst_psnr)

@@ -141,8 +141,9 @@ def verify(dst: Path, others: tuple[Path, ...], deep: bool, across: bool, worker
         with ProgressBar("verify", "image") as bar:
             report = precache.verify_deep(dst, others[0], workers=workers, on_progress=bar)
         click.echo(
-            f"{dst}: {report.samples:,} pictures, {report.mean_psnr:.1f} dB from the reference on average, "
-            f"worst {report.worst_psnr:.1f} dB ({report.worst})"
+            f"{dst}: {report.samples:,} pictures, {report.equal:,} equal the reference, the others are "
+            f"{report.mean_psnr:.1f} dB from it on average, at worst {report.worst_psnr:.1f} dB "
+            f"({report.worst})"
         )
         _finish_check(list(report.problems), f"{dst}: every picture is what {others[0]} gives")
 

@@ -65,13 +65,15 @@ class DeepReport:
     Attributes:
         samples: compared.
         problems: one line per sample that is not what the converter makes of its source.
-        mean_psnr, worst_psnr: in dB, of what is stored against the reference (Pillow's decode, the
-            whole picture resized, then cropped); infinite where they are equal.
+        equal: samples that equal the reference: Pillow's decode, the whole picture resized, then
+            cropped.
+        mean_psnr, worst_psnr: in dB, of the others against the reference; infinite if there are none.
         worst: path of the worst sample in the source tree.
     """
 
     samples: int
     problems: tuple[str, ...]
+    equal: int
     mean_psnr: float
     worst_psnr: float
     worst: str
@@ -115,11 +117,13 @@ def verify_deep(
 
     workers = executors.available_cpus() if workers is None else workers
     compared = [c for shard in executors.run(_compare_shard, tasks, workers, report) for c in shard]
+    finite = [c.psnr for c in compared if math.isfinite(c.psnr)]
     worst = min(compared, key=lambda c: (c.psnr, c.path))
     return DeepReport(
         samples=len(compared),
         problems=tuple(sorted(c.problem for c in compared if c.problem)),
-        mean_psnr=sum(c.psnr for c in compared) / len(compared),
+        equal=len(compared) - len(finite),
+        mean_psnr=sum(finite) / len(finite) if finite else math.inf,
         worst_psnr=worst.psnr,
         worst=worst.path,
     )

@@ -79,7 +79,7 @@ def test_the_commands_say_what_they_compared(
 ) -> None:
     deep = run("precache", "verify", "--deep", converted["shards"], raw_tree, cwd=tmp_path)
     assert deep.returncode == 0, deep.stderr
-    assert "dB from the reference on average, worst" in deep.stdout
+    assert "dB from it on average, at worst" in deep.stdout
     across = run("precache", "verify", "--across", *converted.values(), cwd=tmp_path)
     assert "2 others hold the same samples" in across.stdout
     check_bad_input(run("precache", "verify", "--deep", converted["shards"], cwd=tmp_path), "DST and SRC")

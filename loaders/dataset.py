@@ -82,9 +82,7 @@ def open_split(path: str | os.PathLike[str], split: str) -> SplitData:
                 f"with pictures; finish it with 'precache convert', or name another folder"
             ) from error
         raise
-    if split != "train":
-        raise SettingError(f"unknown split {split!r}; the raw tree {path} has one: train")
-    return _raw(scan)
+    return _raw(scan, split)
 
 
 def _converted(dataset: ConvertedDataset, split: str) -> SplitData:
@@ -103,14 +101,18 @@ def _converted(dataset: ConvertedDataset, split: str) -> SplitData:
     )
 
 
-def _raw(scan: Scan) -> SplitData:
+def _raw(scan: Scan, split: str) -> SplitData:
+    samples = [sample for sample in scan.samples if (sample.split or "train") == split]
+    if not samples:
+        splits = dict.fromkeys(sample.split or "train" for sample in scan.samples)
+        raise SettingError(f"unknown split {split!r}; choose from: {', '.join(splits)}")
     return SplitData(
         path=scan.root,
         kind=RAW,
-        ids=np.array([sample.id for sample in scan.samples], np.int64),
-        labels=np.array([sample.label for sample in scan.samples], np.int64),
-        shard_samples=(len(scan.samples),),
-        files=tuple(f"{scan.root}/{sample.path}" for sample in scan.samples),
+        ids=np.array([sample.id for sample in samples], np.int64),
+        labels=np.array([sample.label for sample in samples], np.int64),
+        shard_samples=(len(samples),),
+        files=tuple(f"{scan.root}/{sample.path}" for sample in samples),
         classes=scan.classes,
         size=RAW_SIZE,
         digest=hashlib.sha256(f"raw {scan.digest()}".encode()).hexdigest(),

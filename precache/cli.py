@@ -16,7 +16,7 @@ from precache.convert import Conversion
 from precache.errors import SettingError, check_choice
 from precache.images import RESAMPLING
 from precache.manifest import REJECTED_NAME, Manifest, count_reasons
-from precache.recipe import FORMAT_NAMES, Recipe
+from precache.recipe import DEFAULT_SPLITS, FORMAT_NAMES, Recipe
 
 DATA = Path("data")
 RAW = DATA / "raw"
@@ -62,7 +62,7 @@ def fetch(name: str, dst: Path, url: str | None) -> None:
 @click.option("--quality", default=95, show_default=True, help="JPEG quality (webdataset, dali).")
 @click.option("--fit", default="crop", show_default=True, help="One of: crop, pad, stretch.")
 @click.option("--resample", default="bilinear", show_default=True, help=f"One of: {', '.join(RESAMPLING)}.")
-@click.option("--splits", default="train=1", show_default=True, help="Shares, as train=0.8,val=0.2.")
+@click.option("--splits", default=DEFAULT_SPLITS, show_default=True, help="Shares, as train=0.8,val=0.2.")
 @click.option("--shard-bytes", default="64MiB", show_default=True, help="Decoded pixels per shard.")
 @click.option("--seed", default=0, show_default=True, help="Seed of the written order and the splits.")
 @click.option("--workers", type=int, help="Processes.  [default: one per CPU]")

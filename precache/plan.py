@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from precache.recipe import Recipe, parse_splits
+from precache.errors import SettingError
+from precache.recipe import DEFAULT_SPLITS, Recipe, parse_splits
 from precache.source import SampleRef
 
 _SHUFFLE_TAG, _SPLIT_TAG = 1, 5
@@ -33,14 +34,29 @@ def plan_conversion(samples: Sequence[SampleRef], recipe: Recipe) -> ConvertPlan
 
     The plan does not depend on `recipe.format`: the same tree gives the same shards in every
     format. It is written shuffled because sequential readers can shuffle only within a window.
+
+    Raises:
+        SettingError: the samples have splits already, and the recipe asks for others.
     """
     shards = []
-    for split, members in split_samples(samples, parse_splits(recipe.splits), recipe.seed).items():
+    for split, members in _splits(samples, recipe).items():
         order = np.random.default_rng((recipe.seed, _SHUFFLE_TAG)).permutation(len(members))
         shard_count = -(-len(members) // recipe.samples_per_shard)
         for index, rows in enumerate(np.array_split(order, shard_count) if shard_count else []):
             shards.append(ShardPlan(f"{split}-{index:05d}", split, tuple(members[row] for row in rows)))
     return ConvertPlan(recipe, tuple(shards))
+
+
+def _splits(samples: Sequence[SampleRef], recipe: Recipe) -> dict[str, list[SampleRef]]:
+    if not samples or not samples[0].split:
+        return split_samples(samples, parse_splits(recipe.splits), recipe.seed)
+    names = list(dict.fromkeys(sample.split for sample in samples))
+    if recipe.splits != DEFAULT_SPLITS:
+        raise SettingError(
+            f"splits {recipe.splits!r} asked for, but the source has its own: {', '.join(names)}; "
+            f"leave --splits out to keep them"
+        )
+    return {name: [sample for sample in samples if sample.split == name] for name in names}
 
 
 def split_samples(

@@ -8,6 +8,7 @@ from precache.errors import SettingError, check_choice, check_range
 from precache.images import FITS, MAX_SIZE, RESAMPLING
 
 FORMAT_NAMES = ("dali", "shards", "webdataset")
+DEFAULT_SPLITS = "train=1"
 _SPLIT = re.compile(r"([A-Za-z][A-Za-z0-9_]*)=([0-9.]+)")
 
 
@@ -25,7 +26,7 @@ class Recipe:
             shard k holds the same samples in each of them.
         seed: of the order in which samples are written, and of the splits.
         splits: names and shares, as `train=0.8,val=0.2`; the shares sum to 1. Each class is split
-            by them.
+            by them. A source with `train` and `val` folders keeps its own.
         fit: `crop`, shorter side to `size` and centre crop; `pad`, longer side to `size` and black
             bars; `stretch`, both sides to `size`.
         resample: `bilinear`, `bicubic`, `lanczos` or `area`, all antialiased.
@@ -39,7 +40,7 @@ class Recipe:
     quality: int = 95
     shard_bytes: int = 64 * 2**20
     seed: int = 0
-    splits: str = "train=1"
+    splits: str = DEFAULT_SPLITS
     fit: str = "crop"
     resample: str = "bilinear"
 

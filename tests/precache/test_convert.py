@@ -269,3 +269,24 @@ def test_a_damaged_manifest_names_its_file(tmp_path: Path, content: bytes, messa
     with pytest.raises(DatasetError, match=message) as caught:
         open_dataset(tmp_path)
     assert str(tmp_path / MANIFEST_NAME) in str(caught.value)
+
+
+def test_a_tree_with_splits_keeps_them(raw_tree: Path, tmp_path: Path) -> None:
+    import loaders
+
+    tree = tmp_path / "tree"
+    shutil.copytree(raw_tree, tree / "train", ignore=shutil.ignore_patterns("*_000[1-4].*"))
+    for path in raw_tree.glob("*/*_000[1-4].*"):
+        (tree / "val" / path.parent.name).mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, tree / "val" / path.parent.name)
+    counts = {split: len(list((tree / split).glob("*/*.*"))) for split in ("train", "val")}
+    convert(tree, tmp_path / "out", small_recipe("shards"), workers=0)
+    for path in (tree, tmp_path / "out"):
+        for split, count in counts.items():
+            with loaders.build(path, split=split, size=32, workers=0) as loader:
+                assert loader.samples == count
+                assert len({int(i) for batch in loader for i in batch.ids}) == count
+        with pytest.raises(SettingError, match="unknown split 'test'; choose from: train, val"):
+            loaders.build(path, split="test")
+    with pytest.raises(SettingError, match="the source has its own: train, val"):
+        convert(tree, tmp_path / "other", small_recipe("shards", splits="a=0.5,b=0.5"), workers=0)

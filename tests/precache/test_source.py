@@ -78,3 +78,24 @@ def test_the_digest_tells_trees_apart(tmp_path: Path) -> None:
     changed = scan_tree(tmp_path).digest()
     put(tmp_path / "a/2.jpg")
     assert len({first, changed, scan_tree(tmp_path).digest()}) == 3
+
+
+def test_train_and_val_folders_are_splits_with_common_classes(tmp_path: Path) -> None:
+    for name in ("train/b/1.jpg", "train/c/2.jpg", "val/a/3.jpg", "val/b/4.jpg"):
+        put(tmp_path / name)
+    put(tmp_path / "val/notes.txt", b"notes")
+    scan = scan_tree(tmp_path)
+    assert scan.classes == ("a", "b", "c")
+    assert [(s.path, s.label, s.split) for s in scan.samples] == [
+        ("train/b/1.jpg", 1, "train"),
+        ("train/c/2.jpg", 2, "train"),
+        ("val/a/3.jpg", 0, "val"),
+        ("val/b/4.jpg", 1, "val"),
+    ]
+    assert [ignored.path for ignored in scan.ignored] == ["val/notes.txt"]
+
+
+def test_a_class_called_train_is_a_class(tmp_path: Path) -> None:
+    put(tmp_path / "train/1.jpg")
+    put(tmp_path / "test/2.jpg")
+    assert scan_tree(tmp_path).classes == ("test", "train")

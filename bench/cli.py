@@ -20,6 +20,7 @@ from precache.errors import SettingError, check_choice
 from precache.executors import available_cpus
 from precache.recipe import FORMAT_NAMES, Recipe
 from precache.sample import make_sample
+from precache.source import scan_tree
 
 DATA = Path("data")
 QUICKSTART = DATA / "quickstart"
@@ -71,11 +72,17 @@ def loaders(
         device=_device(device),
         **settings,
     )
+    for path in (json_path, html_path):  # now, not after minutes of measuring
+        if path is not None and path != Path("-"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if path.is_dir():
+                raise SettingError(f"{path}: is a folder; name a file in it")
     arms = choose_arms(data, [name.strip() for name in backend.split(",")], DATA)
     with ProgressBar("bench", "run") as bar:
         result = compare(arms, spec, bar)
     if json_path == Path("-"):
         click.echo(json.dumps(result.to_json(), indent=1))
+        _write(result, None, html_path, quiet=True)
         return
     _print(result, markdown)
     _write(result, json_path, html_path)
@@ -99,7 +106,13 @@ def quickstart(images: int, batches: int, repeats: int) -> None:
         device=device,
     )
     raw = QUICKSTART / "raw"
-    if not raw.exists():
+    if raw.exists():
+        found = len(scan_tree(raw).samples)
+        if found != images:
+            raise SettingError(
+                f"{raw}: has {found:,} pictures, --images asks for {images:,}; remove {QUICKSTART}"
+            )
+    else:
         with ProgressBar("sample", "image") as bar:
             make_sample(raw, images=images, on_progress=bar)
     for name in FORMAT_NAMES:
@@ -125,7 +138,10 @@ def report_command(result_path: Path, html_path: Path | None, markdown: bool) ->
         raise SettingError(
             f"{result_path}: not JSON ({error}); give a file of 'bench loaders --json'"
         ) from error
-    result = Result.from_json(content)
+    try:
+        result = Result.from_json(content)
+    except SettingError as error:
+        raise SettingError(f"{result_path}: {error}; give a file of 'bench loaders --json'") from error
     _print(result, markdown)
     _write(result, None, html_path)
 
@@ -151,13 +167,14 @@ def _print(result: Result, as_markdown: bool) -> None:
         click.echo(sentence)
 
 
-def _write(result: Result, json_path: Path | None, html_path: Path | None) -> None:
+def _write(result: Result, json_path: Path | None, html_path: Path | None, quiet: bool = False) -> None:
     contents = {json_path: json.dumps(result.to_json(), indent=1) + "\n", html_path: report.html(result)}
     for path, content in contents.items():
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(content, encoding="utf-8")
-            click.echo(f"wrote {path}")
+            if not quiet:
+                click.echo(f"wrote {path}")
 
 
 def entry_point() -> None:

@@ -115,8 +115,13 @@ class Result:
         """Read what `to_json` gave; SettingError if it is something else."""
         try:
             rows = tuple(_row_from_json(row) for row in content["rows"])
-            return cls(content["machine"], content["settings"], rows, content["skipped"])
-        except (KeyError, TypeError) as error:
+            result = cls(content["machine"], content["settings"], rows, content["skipped"])
+            missing = {"cpu", "memory", "accelerator", "date"} - result.machine.keys()
+            missing |= {"trainers", "batch_size", "size", "workers", "repeats"} - result.settings.keys()
+            if missing:
+                raise KeyError(*sorted(missing))
+            return result
+        except (KeyError, TypeError, AttributeError) as error:
             raise SettingError(f"not a result of 'bench loaders' ({error!r})") from error
 
 
@@ -132,7 +137,7 @@ def choose_arms(data: Sequence[Path], backends: Sequence[str], root: Path) -> li
     if not data:
         return [Arm(name, root / loaders.READS[name][0]) for name in names]
     kinds = {path: open_split(path, "train").kind for path in data}
-    arms = [Arm(name, path) for name in names for path in data if kinds[path] in loaders.READS[name]]
+    arms = [Arm(name, path) for name in names for path in kinds if kinds[path] in loaders.READS[name]]
     if not arms:
         held = ", ".join(f"{path} holds {kind}" for path, kind in kinds.items())
         raise DatasetError(f"{held}: none of it is read by backend {', '.join(names)}; use --backend all")
@@ -225,7 +230,8 @@ def _resident_batch(spec: BenchSpec, trainer: Trainer, classes: int) -> Batch:
 
 def _warm_cache(path: Path) -> bool:
     """Read every file below `path` once; False if they are more than half of the free memory."""
-    files = [Path(folder) / name for folder, _, names in os.walk(path) for name in names]
+    entries = (Path(folder) / name for folder, _, names in os.walk(path) for name in names)
+    files = [entry for entry in entries if entry.is_file()]  # no pipes, no dangling links
     if sum(file.stat().st_size for file in files) > psutil.virtual_memory().available / 2:
         return False
     for file in files:
@@ -244,6 +250,7 @@ def _row(arm: Arm, trainer_name: str, trials: dict[tuple[Arm | None, str], list[
     with_trainer = (None, trainer_name) in trials
     trainer = stats.estimate(rates(None, trainer_name)) if with_trainer else None
     together = stats.estimate(rates(arm, trainer_name))
+    ratio = stats.ratio(rates(arm, trainer_name), rates(None, trainer_name)) if with_trainer else None
     batch_s = [seconds for trial in fed for seconds in trial.batch_s]
     kind = open_split(arm.path, "train").kind
     return Row(
@@ -253,11 +260,11 @@ def _row(arm: Arm, trainer_name: str, trials: dict[tuple[Arm | None, str], list[
         loader=stats.estimate(rates(arm, NullTrainer.name)),
         trainer=trainer,
         together=together,
-        ratio=stats.ratio(rates(arm, trainer_name), rates(None, trainer_name)) if with_trainer else None,
+        ratio=ratio,
         first_batch_s=stats.estimate([trial.first_batch_s for trial in alone]),
         batch_s_median=stats.percentile(batch_s, 0.5),
         batch_s_p95=stats.percentile(batch_s, 0.95),
-        verdict=judge(together, trainer),
+        verdict=judge(ratio),
     )
 
 

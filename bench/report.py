@@ -7,7 +7,7 @@ from rich.table import Table
 
 from bench.comparison import Result, Row
 from bench.stats import Estimate
-from bench.verdict import KEEPS_UP, LOADER_BINDS, waiting_share
+from bench.verdict import KEEPS_UP, LOADER_BINDS, NOT_DISTINGUISHABLE, waiting_share
 
 _VERSIONS = ("python", "torch", "torchvision", "pillow", "simplejpeg", "webdataset", "nvidia-dali-cuda120")
 LEGEND = (
@@ -37,12 +37,15 @@ def headline(result: Result) -> list[str]:
         rows = [row for row in result.rows if row.trainer_name == name and row.trainer is not None]
         keeping = [_label(row) for row in rows if row.verdict == KEEPS_UP]
         waiting = [
-            f"{_label(row)} ({waiting_share(row.together, row.trainer):.0%} of the time)"
+            f"{_label(row)} ({waiting_share(row.ratio):.0%} of the time)"
             for row in rows
-            if row.verdict == LOADER_BINDS and row.trainer is not None
+            if row.verdict == LOADER_BINDS and row.ratio is not None
         ]
+        unclear = [_label(row) for row in rows if row.verdict == NOT_DISTINGUISHABLE]
         if waiting:
             sentences.append(f"With {name} the trainer waits for {', '.join(waiting)}.")
+        if unclear:
+            sentences.append(f"With {name} not distinguishable from keeping up: {', '.join(unclear)}.")
         if keeping:
             sentences.append(f"With {name} these keep up: {', '.join(keeping)}.")
     return sentences
@@ -142,9 +145,11 @@ def _ratio(ratio: Estimate | None) -> str:
 
 
 def _verdict(row: Row) -> str:
-    if row.trainer is None or row.verdict != LOADER_BINDS:
+    if row.verdict == NOT_DISTINGUISHABLE:
+        return "unclear"
+    if row.ratio is None or row.verdict != LOADER_BINDS:
         return row.verdict
-    return f"waits {waiting_share(row.together, row.trainer):.0%}"
+    return f"waits {waiting_share(row.ratio):.0%}"
 
 
 def _label(row: Row) -> str:

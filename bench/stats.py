@@ -14,10 +14,6 @@ class Estimate:
     low: float
     high: float
 
-    def overlaps(self, other: "Estimate") -> bool:
-        """Whether the two ranges have a value in common."""
-        return self.low <= other.high and other.low <= self.high
-
 
 def estimate(values: Sequence[float]) -> Estimate:
     """The estimate of at least one measurement."""

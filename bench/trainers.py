@@ -12,6 +12,7 @@ from precache.errors import SettingError
 # Samples and seconds of one step of the MLPerf Storage ResNet-50 workload, batch size and
 # computation_time of https://github.com/mlcommons/storage, configs/dlio/workload/resnet50_*.yaml
 EMULATED_PRESETS = {"mlperf-h100": 400 / 0.224, "mlperf-a100": 400 / 0.435}
+_SLOWEST = 1e-3  # images/s
 DEFAULT_PRESET = "mlperf-h100"
 CHOICES = "auto, emulated, emulated:IMAGES_PER_S, " + ", ".join(
     [*(f"emulated:{preset}" for preset in EMULATED_PRESETS), "none", "resnet50"]
@@ -114,7 +115,7 @@ def _images_per_s(argument: str) -> float:
         rate = float(argument)
     except ValueError:
         rate = 0.0
-    if not 0 < rate < float("inf"):
+    if not _SLOWEST <= rate < float("inf"):
         raise SettingError(
             f"unknown rate {argument!r} of the emulated trainer; give images/s, as in 'emulated:1786', "
             f"or one of: {', '.join(EMULATED_PRESETS)}"

@@ -17,7 +17,7 @@ from loaders import dali, pytorch, shards, synthetic, webdataset
 from loaders.batch import Batch, Loader, LoaderSpec, Reader, Shuffle
 from loaders.dataset import RAW, SplitData, open_split
 from loaders.loader import EpochLoader
-from precache.errors import DatasetError, check_choice
+from precache.errors import DatasetError, SettingError, check_choice
 from precache.executors import available_cpus
 
 BACKENDS: dict[str, Callable[[LoaderSpec, SplitData, int], Reader]] = {
@@ -88,7 +88,7 @@ def build(
         batch_size=batch_size,
         shuffle=shuffle,
         seed=seed,
-        device=torch.device(device),
+        device=_device(device),
         size=size,
         dtype=dtype,
         last=last,
@@ -105,6 +105,16 @@ def build(
     served_size = data.served_size(spec.size)
     reader = BACKENDS[backend](spec, data, served_size)
     return EpochLoader(spec, data, reader, served_size)
+
+
+def _device(device: str | torch.device) -> torch.device:
+    try:
+        found = torch.device(device)
+    except RuntimeError:
+        found = None
+    if found is None or found.type not in ("cpu", "cuda"):
+        raise SettingError(f"unknown device {str(device)!r}; choose from: cpu, cuda, cuda:0, ...")
+    return found
 
 
 def _describe(kind: str) -> str:

@@ -72,7 +72,7 @@ class LoaderSpec:
 
     def __post_init__(self) -> None:
         check_range("batch_size", self.batch_size, 1)
-        check_range("seed", self.seed, 0)
+        check_range("seed", self.seed, 0, 2**63 - 1)
         check_range("workers", self.workers, 0)
         check_choice("last", self.last, ("drop", "partial"))
         if self.size is not None:
@@ -111,6 +111,7 @@ class Loader(Protocol):
     """What `loaders.build` returns.
 
     Iterating serves one epoch, each sample of the split once; the next iteration serves the next.
+    One iterator runs at a time: a new one ends the one before.
     """
 
     classes: tuple[str, ...]

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import simplejpeg
 import torch
 from PIL import Image
 
@@ -151,12 +152,15 @@ class DaliReader:
             return list(read_shard(Path(path)))
 
         for samples in read_batches(self._data, batches, read):
-            yield _Encoded(
-                [sample.data for sample in samples if isinstance(sample.data, bytes)],
-                [f"{self._data.path}: sample {sample.id}" for sample in samples],
-                torch.tensor([sample.label for sample in samples]),
-                torch.tensor([sample.id for sample in samples]),
+            encoded = _Encoded(
+                [sample.data for sample, _ in samples if isinstance(sample.data, bytes)],
+                [f"{shard}: sample {sample.id}" for sample, shard in samples],
+                torch.tensor([sample.label for sample, _ in samples]),
+                torch.tensor([sample.id for sample, _ in samples]),
             )
+            for content, file in zip(encoded.contents, encoded.files, strict=True):
+                _check_header(content, file, self._data.size)
+            yield encoded
 
     def _to_torch(self, output: Any) -> torch.Tensor:
         """A copy of DALI's output, uint8 [n, size, size, 3]: DALI reuses its buffers."""
@@ -184,6 +188,18 @@ class DaliReader:
         return DatasetError(f"{self._data.path}: DALI cannot decode a picture of it: {error}")
 
 
+def _check_header(content: bytes, file: str, size: int) -> None:
+    """Raise ImageError for what is no JPEG of `size`: DALI 2.4 crashes on some damaged headers."""
+    try:
+        height, width, *_ = simplejpeg.decode_jpeg_header(content)
+    except ValueError as error:
+        raise ImageError(file, f"cannot be decoded ({error}); run 'precache verify' on its folder") from error
+    if (height, width) != (size, size):
+        raise ImageError(
+            file, f"is {width}x{height}, expected {size}x{size}; run 'precache verify' on its folder"
+        )
+
+
 def _prepare(content: bytes, file: str, size: int) -> tuple[npt.NDArray[Any], ...]:
     """(encoded picture, start, end): what DALI decodes, and the (y, x) box that it resizes."""
     width, height, plain = _upright_size(content)
@@ -205,8 +221,11 @@ def _upright_size(content: bytes) -> tuple[int, int, bool]:
         with Image.open(BytesIO(content)) as picture:
             width, height = picture.size
             plain = picture.format in ("JPEG", "MPO") and picture.mode in ("RGB", "L")
-            if picture.getexif().get(_EXIF_ORIENTATION) in _SIDEWAYS:
+            orientation = picture.getexif().get(_EXIF_ORIENTATION, 1)
+            if orientation in _SIDEWAYS:
                 width, height = height, width
+            if orientation != 1 and "exif" not in picture.info:
+                plain = False  # it stands in XMP, which Pillow reads and DALI does not
             return width, height, plain
     except Exception:  # images.decode says what is wrong with it
         return 0, 0, False

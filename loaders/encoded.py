@@ -17,8 +17,8 @@ ReadShard = Callable[[str], list[StoredSample]]
 
 def read_batches(
     data: SplitData, batches: Iterator[Positions], read_shard: ReadShard
-) -> Iterator[list[StoredSample]]:
-    """Yield the stored samples of each batch of positions, in order.
+) -> Iterator[list[tuple[StoredSample, str]]]:
+    """Yield the stored samples of each batch of positions, in order, each with its shard's path.
 
     Looks ahead by as many samples as a window of shards holds: the shards of those samples are in
     memory, or being read by a thread; no others are. In the order of `window_order` each shard is
@@ -46,7 +46,7 @@ def read_batches(
                 return
             taken, indexes = pending.popleft()
             yield [
-                shards[index].result()[position - starts[index]]
+                (shards[index].result()[position - starts[index]], data.files[index])
                 for position, index in zip(taken, indexes, strict=True)
             ]
             wanted.subtract(indexes)
@@ -61,8 +61,9 @@ def _read_checked(
     data: SplitData, index: int, starts: Positions, read_shard: ReadShard
 ) -> list[StoredSample]:
     samples = read_shard(data.files[index])
-    ids = [sample.id for sample in samples]
-    if ids != data.ids[starts[index] : starts[index + 1]].tolist():
+    rows = slice(starts[index], starts[index + 1])
+    expected = zip(data.ids[rows].tolist(), data.labels[rows].tolist(), strict=True)
+    if [(sample.id, sample.label) for sample in samples] != list(expected):
         raise DatasetError(
             f"{data.files[index]}: holds other samples than the dataset's index says; "
             f"run 'precache verify {data.path}'"

@@ -78,8 +78,12 @@ class EpochLoader:
                     f"this state was taken with {name} {state.get(name)!r}, the loader has {ours!r}; "
                     f"build it with the same data and settings"
                 )
+        epoch, served = state.get("epoch"), state.get("served_batches")
+        for name, value in (("epoch", epoch), ("served_batches", served)):
+            if not isinstance(value, int) or value < 0 or (name == "served_batches" and value > len(self)):
+                raise SettingError(f"this state has {name} {value!r}; take one with state_dict()")
         self._stop_running()
-        self._epoch, self._served_batches = state["epoch"], state["served_batches"]
+        self._epoch, self._served_batches = int(epoch or 0), int(served or 0)
         self._resuming = True
 
     def close(self) -> None:
@@ -120,7 +124,8 @@ class EpochLoader:
             raise
         stream.epoch = epoch + 1
         self._next_stream = stream
-        self._epoch, self._served_batches = epoch + 1, 0
+        if self._epoch == epoch:  # unless set_epoch was called meanwhile
+            self._epoch, self._served_batches = epoch + 1, 0
 
     def _identity(self) -> dict[str, Any]:
         return {

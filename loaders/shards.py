@@ -61,7 +61,14 @@ class ShardsReader:
         path = self._data.files[index]
         shard = open_shard(Path(path))
         start = self._starts[index]
-        if not np.array_equal(shard.ids, self._data.ids[start : self._starts[index + 1]]):
+        rows = slice(start, self._starts[index + 1])
+        same_ids = np.array_equal(shard.ids, self._data.ids[rows])
+        if shard.images.shape[1:3] != (self._data.size, self._data.size):
+            raise DatasetError(
+                f"{path}: holds pictures of {shard.images.shape[2]} px, the manifest says {self._data.size}; "
+                f"run 'precache verify {self._data.path}'"
+            )
+        if not same_ids or not np.array_equal(shard.labels, self._data.labels[rows]):
             raise DatasetError(
                 f"{path}: holds other samples than the dataset's index says; "
                 f"run 'precache verify {self._data.path}'"

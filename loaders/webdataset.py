@@ -43,17 +43,18 @@ class WebdatasetReader:
             list(self._pool.map(self._decode, samples, out.numpy()))
             yield DecodedBatch(
                 out,
-                torch.tensor([sample.label for sample in samples]),
-                torch.tensor([sample.id for sample in samples]),
+                torch.tensor([sample.label for sample, _ in samples]),
+                torch.tensor([sample.id for sample, _ in samples]),
             )
 
     def close(self) -> None:
         """End the threads."""
         self._pool.shutdown()
 
-    def _decode(self, sample: StoredSample, out: Pixels) -> None:
+    def _decode(self, stored: tuple[StoredSample, str], out: Pixels) -> None:
+        sample, shard = stored
         crop = self._data.centre_crop(self._size)
-        np.copyto(out, sample.pixels(str(self._data.path))[crop, crop])
+        np.copyto(out, sample.pixels(shard)[crop, crop])
 
 
 def read_tar(path: str) -> list[StoredSample]:

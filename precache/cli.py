@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 import precache
@@ -131,7 +132,7 @@ def verify(dst: Path, others: tuple[Path, ...], deep: bool, across: bool, worker
         )
         return
     manifest = precache.open_dataset(dst).manifest
-    remedy = f"precache convert SRC {dst} --format {manifest.recipe.format} --overwrite"
+    remedy = f"precache convert SRC {dst} {manifest.recipe.to_flags()} --overwrite"
     size = human_bytes(manifest.stored_bytes)
     problems = precache.verify(dst)
     if problems:
@@ -231,7 +232,7 @@ def _print_manifest(manifest: Manifest, path: Path) -> None:
         classes.add_column(split, justify="right")
     for label, name in enumerate(manifest.classes):
         counts = (f"{per_class[label]:,}" for per_class in manifest.samples_per_class.values())
-        classes.add_row(name, *counts)
+        classes.add_row(escape(name), *counts)
     console.print(classes)
     for rejected in manifest.rejected:
         console.print(f"rejected {rejected.path}: {rejected.reason}", markup=False)

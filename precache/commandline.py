@@ -73,7 +73,7 @@ def run(group: click.Group, program: str, arguments: Sequence[str] | None = None
         return _run(group, program, arguments)
     except (KeyboardInterrupt, click.Abort, _Terminated) as stop:
         word, code = ("terminated", 143) if isinstance(stop, _Terminated) else ("interrupted", 130)
-        _complain(program, f"{word}; what is finished is kept, run the same command again to go on")
+        _complain(program, f"{word}; run the same command again to go on, or to start anew")
         return code
     finally:
         signal.signal(signal.SIGTERM, previous)
@@ -105,9 +105,13 @@ def _run(group: click.Group, program: str, arguments: list[str]) -> int:
         if context is not None and context.meta.get(_DEBUG):
             raise
         _complain(program, str(error))
-    except BrokenPipeError:  # the reader, say `head`, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    except OSError as error:
+        if isinstance(error, BrokenPipeError):  # the reader, say `head`, has seen enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 0
+        if context is not None and context.meta.get(_DEBUG):
+            raise
+        _complain(program, f"{error.filename or 'input or output'}: {error.strerror}; check the path")
     else:
         return 0
     return 2

@@ -109,6 +109,8 @@ def convert(
     source, destination = Path(source), Path(destination)
     scan = scan_tree(source)
     _check_apart(source, destination)
+    if destination.exists() and not destination.is_dir():
+        raise DatasetError(f"{destination}: is a file; choose a folder as DST")
     target = Target(recipe, scan.digest(), made_by())
     try:
         with hold_lock(destination):

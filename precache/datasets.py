@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 
 from precache.errors import DownloadError, SettingError
 from precache.source import scan_tree
-from precache.storage import TEMPORARY_SUFFIX
+from precache.storage import TEMPORARY_SUFFIX, atomic_folder
 
 _TIMEOUT_S = 30
 _PART_BYTES = 1 << 20
@@ -95,22 +95,18 @@ def fetch(
     if not archive.exists():
         _download(url or dataset.url, archive, on_progress)
     _check_md5(dataset, archive)
-    unpacked = destination.with_name(destination.name + TEMPORARY_SUFFIX)
-    shutil.rmtree(unpacked, ignore_errors=True)
     try:
-        with _open_tar(dataset, archive) as tar:
-            _unpack(tar, dataset.folder, unpacked, archive)
-        images = len(scan_tree(unpacked).samples)
-    except (OSError, tarfile.TarError, zipfile.BadZipFile, KeyError, EOFError) as error:
+        with atomic_folder(destination) as folder:
+            with _open_tar(dataset, archive) as tar:
+                _unpack(tar, dataset.folder, folder, archive)
+            images = len(scan_tree(folder).samples)
+            if images != dataset.images:
+                raise DownloadError(
+                    f"{archive}: expected {dataset.images:,} pictures in it, got {images:,}; "
+                    f"remove it and fetch again"
+                )
+    except (OSError, tarfile.TarError, zipfile.BadZipFile, KeyError, ValueError, EOFError) as error:
         raise DownloadError(f"{archive}: cannot be unpacked ({error}); remove it and fetch again") from error
-    if images != dataset.images:
-        raise DownloadError(
-            f"{unpacked}: expected {dataset.images:,} pictures, got {images:,}; "
-            f"remove {archive} and fetch again"
-        )
-    if destination.exists():
-        destination.rmdir()
-    os.replace(unpacked, destination)
     return images
 
 
@@ -122,7 +118,7 @@ def _download(url: str, archive: Path, on_progress: Progress) -> None:
         try:
             total = _download_rest(url, partial, start, on_progress)
             break
-        except (OSError, HTTPException) as error:
+        except (OSError, HTTPException, ValueError) as error:
             done = partial.stat().st_size if partial.exists() else 0
             if done > start:
                 continue  # the connection broke, but it made headway: go on from there

@@ -6,7 +6,7 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
@@ -101,7 +101,8 @@ class _Worker:
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
         self.process = context.Process(target=_serve, args=(theirs, self.function), daemon=True)
-        self.process.start()
+        with _without_sigint():
+            self.process.start()
         theirs.close()  # so that reading fails once the worker is gone
 
     def start(self, attempt: _Attempt) -> None:
@@ -133,9 +134,21 @@ class _Worker:
         self.connection.close()
 
 
+@contextmanager
+def _without_sigint() -> Iterator[None]:
+    """Block SIGINT, in what is started in the block for good: the parent ends the run on Ctrl-C."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _serve(connection: "Connection[Any, Any]", function: Callable[..., Any]) -> None:
     """Run the tasks that the parent sends, until it is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends the run; a worker prints nothing
     pending = 0
     reported_s = time.monotonic()
 

@@ -17,6 +17,7 @@ from precache.recipe import Recipe
 from precache.storage import TEMPORARY_SUFFIX, atomic_write, fsync_folder
 
 JOURNAL_NAME = "journal.jsonl"
+_SHARD_FILES = "*-[0-9][0-9][0-9][0-9][0-9].*"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,15 +83,19 @@ class Journal:
                 f"{folder}: exists, is not empty and holds no conversion of ours; "
                 f"choose another DST or empty it yourself"
             )
-        for leftover in folder.glob(f"*{TEMPORARY_SUFFIX}"):
-            leftover.unlink()
         header, *shards = lines or [asdict(target)]
+        if not {"recipe", "source_digest"} <= header.keys():
+            raise DatasetError(
+                f"{self._path}: not a journal of ours; choose another DST or remove it yourself"
+            )
         if replace and target.differences(header):
             shards = []
-            for stray in folder.glob("*-[0-9][0-9][0-9][0-9][0-9].*"):
+            for stray in folder.glob(_SHARD_FILES):
                 stray.unlink()
         else:
             target.check_same(folder, header)
+        for leftover in folder.glob(f"{_SHARD_FILES}{TEMPORARY_SUFFIX}"):
+            leftover.unlink()
         intact = [line for line in shards if _is_intact(folder, _decode(line))]
         with atomic_write(self._path) as file:
             file.write("".join(_encode(line) for line in [asdict(target), *intact]).encode())
@@ -138,9 +143,10 @@ def _read_lines(path: Path) -> list[dict[str, Any]] | None:
     lines = []
     for line in text.splitlines():
         try:
-            lines.append(json.loads(line))
+            content = json.loads(line)
         except ValueError:
             break
+        lines.append(content if isinstance(content, dict) else {})
     return lines
 
 

@@ -253,11 +253,24 @@ def _decode(content: Any, path: Path) -> Manifest:
         content["rejected"] = tuple(RejectedSample(**entry) for entry in content["rejected"])
         content["ignored"] = tuple((entry[0], entry[1]) for entry in content["ignored"])
         content["shards"] = tuple(_decode_shard(entry) for entry in content["shards"])
-        return Manifest(**content)
+        manifest = Manifest(**content)
+        _check_types(manifest)
+        return manifest
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise DatasetError(
             f"{path}: not a manifest of this project ({error!r}); convert the dataset again"
         ) from error
+
+
+def _check_types(manifest: Manifest) -> None:
+    """Raise ValueError where an edited manifest would fail later, and less clearly."""
+    files_ok = all(
+        isinstance(file.name, str) and "/" not in file.name and isinstance(file.bytes, int)
+        for file in manifest.files
+    )
+    shards_ok = all(shard.files and isinstance(shard.samples, int) for shard in manifest.shards)
+    if not (files_ok and shards_ok and manifest.shards and manifest.index.name == INDEX_NAME):
+        raise ValueError("a shard, a file or the index is not as this project writes it")
 
 
 def _decode_shard(entry: dict[str, Any]) -> ShardEntry:

@@ -1,7 +1,7 @@
 """Every setting that changes the bytes of a converted dataset."""
 
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from precache.errors import SettingError, check_choice, check_range
@@ -53,6 +53,16 @@ class Recipe:
         check_choice("fit", self.fit, FITS)
         check_choice("resample", self.resample, RESAMPLING)
         parse_splits(self.splits)
+
+    def to_flags(self) -> str:
+        """The flags of `precache convert` that give this recipe."""
+        settings = {**self.to_json(), "format": self.format}
+        defaults = {field.name: field.default for field in fields(self)}
+        return " ".join(
+            f"--{name.replace('_', '-')} {value}"
+            for name, value in settings.items()
+            if value != defaults[name]
+        )
 
     @property
     def samples_per_shard(self) -> int:

@@ -6,8 +6,8 @@ background of fractal noise. Sizes, aspects and bytes per pixel spread like thos
 
 import colorsys
 import os
-import shutil
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from PIL import Image
 
 from precache import executors
 from precache.errors import SettingError, check_range
-from precache.storage import TEMPORARY_SUFFIX
+from precache.storage import atomic_folder
 
 _TAG = 2
 _NAMES = (
@@ -72,16 +72,7 @@ def make_sample(
     destination = Path(destination)
     if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
         raise SettingError(f"{destination}: exists and is not empty; choose another DST or remove it")
-    partial = destination.with_name(destination.name + TEMPORARY_SUFFIX)
-    shutil.rmtree(partial, ignore_errors=True)
     bounds = np.linspace(0, images, classes + 1).astype(int).tolist()
-    tasks = []
-    for label in range(classes):
-        repeat = label // len(_NAMES)
-        name = f"{label + 1:03d}.{_NAMES[label % len(_NAMES)]}{'' if repeat == 0 else f'-{repeat + 1}'}"
-        (partial / name).mkdir(parents=True, exist_ok=True)
-        count = bounds[label + 1] - bounds[label]
-        tasks.append(_Task(partial / name, label, classes, count, bounds[label], seed))
     done = 0
 
     def report(count: int) -> None:
@@ -89,11 +80,21 @@ def make_sample(
         done += count
         on_progress(done, images)
 
-    for _ in executors.run(_write_class, tasks, workers, report):
-        pass
-    if destination.exists():
-        destination.rmdir()
-    os.replace(partial, destination)
+    with atomic_folder(destination) as folder:
+        tasks = []
+        for label in range(classes):
+            name = _class_name(label)
+            (folder / name).mkdir()
+            count = bounds[label + 1] - bounds[label]
+            tasks.append(_Task(folder / name, label, classes, count, bounds[label], seed))
+        with closing(executors.run(_write_class, tasks, workers, report)) as finished:
+            for _ in finished:
+                pass
+
+
+def _class_name(label: int) -> str:
+    repeat = label // len(_NAMES)
+    return f"{label + 1:03d}.{_NAMES[label % len(_NAMES)]}{'' if repeat == 0 else f'-{repeat + 1}'}"
 
 
 def _write_class(task: _Task, tick: Callable[[], None]) -> None:

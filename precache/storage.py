@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,6 +29,23 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
         temporary.unlink(missing_ok=True)
         raise
     fsync_folder(path.parent)
+
+
+@contextmanager
+def atomic_folder(path: Path) -> Iterator[Path]:
+    """A new folder to fill, which becomes `path`, missing or empty before, if the block succeeds."""
+    path = path.resolve()
+    temporary = path.with_name(f".{path.name}-{os.getpid()}{TEMPORARY_SUFFIX}")
+    temporary.mkdir(parents=True)
+    try:
+        yield temporary
+        if path.exists():  # empty; it may be the working folder, or a mount point: keep it itself
+            for child in temporary.iterdir():
+                os.replace(child, path / child.name)
+        else:
+            os.replace(temporary, path)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def fsync_folder(folder: Path) -> None:

@@ -13,15 +13,6 @@ def test_ratio_pairs_repeats() -> None:
         ratio([1.0], [1.0, 2.0])
 
 
-@pytest.mark.parametrize(
-    ("a", "b", "overlap"),
-    [((2, 1, 3), (4, 3, 5), True), ((2, 1, 3), (5, 4, 6), False), ((2, 1, 9), (4, 3, 5), True)],
-)
-def test_overlap_is_symmetric(a: tuple[int, ...], b: tuple[int, ...], overlap: bool) -> None:
-    assert Estimate(*a).overlaps(Estimate(*b)) is overlap
-    assert Estimate(*b).overlaps(Estimate(*a)) is overlap
-
-
 def test_percentile_is_the_nearest_rank() -> None:
     values = [float(v) for v in range(1, 101)]
     assert [percentile(values, share) for share in (0, 0.5, 0.95, 1)] == [1, 50, 95, 100]

@@ -168,7 +168,7 @@ def test_classes_are_the_folders(raw_tree: Path, converted: dict[str, Path]) -> 
         ({"batch_size": 0}, "batch_size must be an integer of at least 1, got 0"),
         ({"batch_size": -1}, "batch_size must be an integer of at least 1, got -1"),
         ({"workers": -1}, "workers must be an integer of at least 0, got -1"),
-        ({"seed": -1}, "seed must be an integer of at least 0, got -1"),
+        ({"seed": -1}, "seed must be an integer from 0 to .*, got -1"),
         ({"size": 0}, "size must be an integer from 1 to 8,192, got 0"),
         ({"size": 49}, "size 49 is more than .* stores \\(48\\)"),
         ({"last": "some"}, "unknown last 'some'; choose from: drop, partial"),

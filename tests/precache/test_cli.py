@@ -49,7 +49,10 @@ def test_verify_names_the_damage_and_exits_with_1(converted: dict[str, Path], tm
     result = run("precache", "verify", "copy", cwd=tmp_path)
     assert result.returncode == 1
     assert "copy/train-00001.tar: missing" in result.stderr
-    assert "precache convert SRC copy --format webdataset --overwrite" in result.stderr
+    assert (
+        "precache convert SRC copy --format webdataset --size 48 --shard-bytes 82944 --overwrite"
+        in result.stderr
+    )
 
 
 @pytest.mark.parametrize(

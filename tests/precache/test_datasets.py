@@ -181,7 +181,7 @@ def test_a_wrong_checksum_is_refused(dataset: PublicDataset, tmp_path: Path) -> 
 
 
 def test_a_wrong_count_is_refused(dataset: PublicDataset, tmp_path: Path) -> None:
-    with pytest.raises(DownloadError, match="expected 71 pictures, got 70"):
+    with pytest.raises(DownloadError, match="expected 71 pictures in it, got 70"):
         fetch(replace(dataset, images=71), tmp_path / "raw")
     assert not (tmp_path / "raw").exists()
 

@@ -81,7 +81,6 @@ class Row:
         ratio: together over trainer, repeat by repeat.
         first_batch_s: from before the loader is built until its first batch is there.
         batch_s_median, batch_s_p95: of the time per batch, together; over all repeats.
-        verdict: see `bench.verdict`.
     """
 
     backend: str
@@ -94,7 +93,11 @@ class Row:
     first_batch_s: stats.Estimate
     batch_s_median: float
     batch_s_p95: float
-    verdict: str
+
+    @property
+    def verdict(self) -> str:
+        """What the measurements mean; see `bench.verdict`."""
+        return judge(self.ratio)
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,11 +267,11 @@ def _row(arm: Arm, trainer_name: str, trials: dict[tuple[Arm | None, str], list[
         first_batch_s=stats.estimate([trial.first_batch_s for trial in alone]),
         batch_s_median=stats.percentile(batch_s, 0.5),
         batch_s_p95=stats.percentile(batch_s, 0.95),
-        verdict=judge(ratio),
     )
 
 
 def _row_from_json(content: dict[str, Any]) -> Row:
     estimates = ("loader", "trainer", "together", "ratio", "first_batch_s")
     read = {name: stats.Estimate(**content[name]) if content[name] else None for name in estimates}
-    return Row(**{**content, **read})
+    kept = {name: value for name, value in content.items() if name != "verdict"}
+    return Row(**{**kept, **read})

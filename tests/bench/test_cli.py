@@ -94,8 +94,13 @@ def test_quickstart_goes_the_whole_way_and_again(tmp_path: Path) -> None:
             ["data/shards holds shards", "--backend all"],
         ),
         (["loaders", "data/shards", "--backend", "shards", "--size", "64"], ["size 64 is more than", "(48)"]),
+        (["loaders", "--trainer", "emulated:1e-12"], ["unknown rate '1e-12'", "images/s"]),
+        (["loaders", "--json", "data"], ["data: is a folder", "a file in it"]),
         (["report", "nowhere.json"], ["nowhere.json: cannot be read"]),
-        (["report", "data/shards/dataset.json"], ["not a result of 'bench loaders'"]),
+        (
+            ["report", "data/shards/dataset.json"],
+            ["data/shards/dataset.json: not a result of 'bench loaders'"],
+        ),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(

@@ -97,6 +97,21 @@ def test_default_arms_are_the_folders_that_backends_are_made_for() -> None:
     }  # fmt: skip
 
 
+def test_a_folder_named_twice_is_measured_once(converted: dict[str, Path]) -> None:
+    path = converted["shards"]
+    assert choose_arms([path, path], ["shards"], Path("data")) == [Arm("shards", path)]
+
+
+def test_pipes_and_dangling_links_in_a_tree_do_no_harm(raw_tree: Path, tmp_path: Path) -> None:
+    import os
+    import shutil
+
+    tree = Path(shutil.copytree(raw_tree, tmp_path / "tree"))
+    os.mkfifo(tree / "001.anchor" / "pipe")
+    (tree / "001.anchor" / "link.jpg").symlink_to("nowhere")
+    assert len(compare([Arm("pytorch", tree)], spec("none")).rows) == 1
+
+
 def test_a_folder_that_no_chosen_backend_reads_is_an_error(converted: dict[str, Path]) -> None:
     with pytest.raises(DatasetError, match="holds shards: none of it is read by backend webdataset"):
         choose_arms([converted["shards"]], ["webdataset"], Path("data"))

@@ -8,10 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import loaders
 from loaders.dataset import open_split
+from precache import open_dataset
 from precache.errors import DatasetError, PrecacheError, SettingError
+from precache.manifest import write_index
 from precache.source import scan_tree
 from tests import loader_contract as contract
 from tests.conftest import IMAGES, STORED_SIZE
@@ -173,6 +176,8 @@ def test_classes_are_the_folders(raw_tree: Path, converted: dict[str, Path]) -> 
         ({"size": 49}, "size 49 is more than .* stores \\(48\\)"),
         ({"last": "some"}, "unknown last 'some'; choose from: drop, partial"),
         ({"shuffle": "a bit"}, "unknown shuffle 'a bit'; choose from: full, window"),
+        ({"device": "gpu"}, "unknown device 'gpu'; choose from: cpu, cuda"),
+        ({"device": "mps"}, "unknown device 'mps'; choose from: cpu, cuda"),
         ({"split": "validation"}, "unknown split 'validation'; choose from: train"),
         ({"dtype": torch.int32}, "unknown dtype torch.int32; choose from: torch.uint8"),
     ],
@@ -273,6 +278,74 @@ def test_a_damaged_shard_is_named(
             list(loader)
         assert "\n" not in str(caught.value)
         assert "precache verify" in str(caught.value)
+
+
+@pytest.mark.parametrize("backend", ["webdataset", "dali"])
+def test_a_jpeg_with_a_damaged_header_is_named(
+    backend: str, converted: dict[str, Path], tmp_path: Path
+) -> None:
+    """DALI 2.4 itself crashes on this one."""
+    if backend == "dali":
+        pytest.importorskip("nvidia.dali", reason="DALI is not installed")
+    path = Path(shutil.copytree(converted["webdataset"], tmp_path / "copy"))
+    shard = path / "train-00000.tar"
+    content = bytearray(shard.read_bytes())
+    content[512:812] = bytes(300)
+    shard.write_bytes(content)
+    with (
+        loaders.build(path, backend=backend, shuffle=False, workers=2) as loader,
+        pytest.raises(PrecacheError, match=f"{shard}: sample .* cannot be decoded"),
+    ):
+        list(loader)
+
+
+@pytest.mark.parametrize("backend", ["shards", "webdataset", "dali"])
+def test_labels_that_differ_from_the_index_are_refused(
+    backend: str, converted: dict[str, Path], tmp_path: Path
+) -> None:
+    if backend == "dali":
+        pytest.importorskip("nvidia.dali", reason="DALI is not installed")
+    path = Path(shutil.copytree(converted[backend], tmp_path / "copy"))
+    ids, labels = open_dataset(path).read_index("train")
+    write_index(path, ids, np.roll(labels, 1))
+    with (
+        loaders.build(path, workers=1) as loader,
+        pytest.raises(DatasetError, match="holds other samples than the dataset's index says"),
+    ):
+        list(loader)
+
+
+def test_orientation_in_xmp_is_applied_by_every_backend(tmp_path: Path) -> None:
+    """Pillow reads it there, DALI does not."""
+    pytest.importorskip("nvidia.dali", reason="DALI is not installed")
+    (tmp_path / "class").mkdir()
+    xmp = b'<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:RDF><d tiff:Orientation="6"/></rdf:RDF></x:xmpmeta>'
+    picture = Image.new("RGB", (60, 40), "black")
+    picture.paste("white", (0, 0, 20, 40))
+    picture.save(tmp_path / "class/a.jpg", quality=95, xmp=xmp)
+    served = []
+    for backend in ("pytorch", "dali"):
+        with loaders.build(tmp_path, backend=backend, size=32, workers=0) as loader:
+            served.append(next(iter(loader)).images.int())
+    assert served[0][0, :, 0].min() > 200, "turned: the white left side is on top"
+    assert (served[0] - served[1]).abs().max() < 16
+
+
+@pytest.mark.parametrize(
+    "state", [{}, {"epoch": "x"}, {"epoch": 0, "served_batches": -3}, {"epoch": 0, "served_batches": 99}]
+)
+def test_a_malformed_state_is_refused(converted: dict[str, Path], state: dict[str, object]) -> None:
+    with loaders.build(converted["shards"]) as loader:
+        whole = {k: v for k, v in loader.state_dict().items() if k not in ("epoch", "served_batches")}
+        with pytest.raises(SettingError, match="this state has"):
+            loader.load_state_dict({**whole, **state})
+
+
+def test_set_epoch_in_the_middle_of_an_epoch_holds_for_the_next(converted: dict[str, Path]) -> None:
+    with loaders.build(converted["shards"], batch_size=16) as loader:
+        for _ in loader:
+            loader.set_epoch(5)
+        assert loader.state_dict()["epoch"] == 5
 
 
 def test_a_killed_worker_is_an_error_not_a_hang(raw_tree: Path) -> None:

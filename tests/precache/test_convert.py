@@ -75,6 +75,27 @@ def test_a_folder_that_is_not_ours_is_not_touched(tree: Path, tmp_path: Path, ov
     assert contents(out) == {"thesis.safetensors": b"years of work"}
 
 
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("name", [JOURNAL_NAME, MANIFEST_NAME])
+def test_a_file_of_our_name_makes_no_folder_ours(
+    tree: Path, tmp_path: Path, name: str, overwrite: bool
+) -> None:
+    out = tmp_path / "home"
+    out.mkdir()
+    for file in (name, "photos.tar", "download.partial"):
+        (out / file).write_text('{"a": 1}\n')
+    before = contents(out)
+    with pytest.raises(DatasetError):
+        convert(tree, out, small_recipe("dali"), workers=0, overwrite=overwrite)
+    assert contents(out) == before
+
+
+def test_a_file_as_destination_is_refused(tree: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(DatasetError, match="file: is a file; choose a folder"):
+        convert(tree, tmp_path / "file", small_recipe("dali"), workers=0)
+
+
 def test_folders_inside_one_another_are_refused(tree: Path) -> None:
     for destination in (tree, tree / "001.anchor" / "out", tree.parent):
         with pytest.raises(SettingError, match="inside the source tree"):
@@ -262,9 +283,20 @@ def test_a_read_only_destination_is_a_clear_error(
         (b'{"version": 99}', "manifest version 99, expected 1"),
         (b'{"version": 1}', "not a manifest of this project"),
         (b"[]", "not a manifest of this project"),
+        ("samples", "not a manifest of this project"),
+        ("shards", "not a manifest of this project"),
     ],
 )
-def test_a_damaged_manifest_names_its_file(tmp_path: Path, content: bytes, message: str) -> None:
+def test_a_damaged_manifest_names_its_file(
+    tmp_path: Path, content: bytes | str, message: str, converted: dict[str, Path]
+) -> None:
+    if isinstance(content, str):  # an edited one
+        edited = json.loads((converted["dali"] / MANIFEST_NAME).read_text())
+        if content == "shards":
+            edited["shards"] = []
+        else:
+            edited["shards"][0]["samples"] = "many"
+        content = json.dumps(edited).encode()
     (tmp_path / MANIFEST_NAME).write_bytes(content)
     with pytest.raises(DatasetError, match=message) as caught:
         open_dataset(tmp_path)

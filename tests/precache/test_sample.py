@@ -82,6 +82,19 @@ def test_bad_settings_are_named(tmp_path: Path, settings: dict[str, int], messag
     assert not (tmp_path / "tree").exists()
 
 
+def test_an_empty_folder_is_filled_and_neighbours_are_spared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "photos.partial").mkdir()
+    (tmp_path / "photos.partial" / "mine.jpg").write_text("mine")
+    (tmp_path / "photos").mkdir()
+    monkeypatch.chdir(tmp_path / "photos")
+    make_sample(".", images=4, classes=2, workers=0)
+    assert len(scan_tree(tmp_path / "photos").samples) == 4
+    assert (tmp_path / "photos.partial" / "mine.jpg").read_text() == "mine"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["photos", "photos.partial"]
+
+
 def test_an_existing_tree_is_not_touched(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "file").write_text("mine")

@@ -102,18 +102,19 @@ def _converted(dataset: ConvertedDataset, split: str) -> SplitData:
 
 
 def _raw(scan: Scan, split: str) -> SplitData:
-    samples = [sample for sample in scan.samples if (sample.split or "train") == split]
-    if not samples:
-        splits = dict.fromkeys(sample.split or "train" for sample in scan.samples)
-        raise SettingError(f"unknown split {split!r}; choose from: {', '.join(splits)}")
+    samples = scan.samples
+    names = [name or "train" for name in samples.split_names]
+    if split not in names:
+        raise SettingError(f"unknown split {split!r}; choose from: {', '.join(names)}")
+    rows = np.flatnonzero(samples.splits == names.index(split))
     return SplitData(
         path=scan.root,
         kind=RAW,
-        ids=np.array([sample.id for sample in samples], np.int64),
-        labels=np.array([sample.label for sample in samples], np.int64),
-        shard_samples=(len(samples),),
-        files=tuple(f"{scan.root}/{sample.path}" for sample in samples),
+        ids=samples.ids[rows],
+        labels=samples.labels[rows],
+        shard_samples=(len(rows),),
+        files=tuple(f"{scan.root}/{samples[row].path}" for row in rows.tolist()),
         classes=scan.classes,
         size=RAW_SIZE,
-        digest=hashlib.sha256(f"raw {scan.digest()}".encode()).hexdigest(),
+        digest=hashlib.sha256(f"raw {scan.digest}".encode()).hexdigest(),
     )

@@ -63,7 +63,16 @@ def fetch(name: str, dst: Path, url: str | None) -> None:
 @click.option("--quality", default=95, show_default=True, help="JPEG quality (webdataset, dali).")
 @click.option("--fit", default="crop", show_default=True, help="One of: crop, pad, stretch.")
 @click.option("--resample", default="bilinear", show_default=True, help=f"One of: {', '.join(RESAMPLING)}.")
-@click.option("--splits", default=DEFAULT_SPLITS, show_default=True, help="Shares, as train=0.8,val=0.2.")
+@click.option("--background", default="white", show_default=True, help="Colour below transparency.")
+@click.option("--decode", default="full", show_default=True, help="full, or scaled: faster, less exact.")
+@click.option("--allow-truncated", is_flag=True, help="Convert damaged JPEGs, grey where data is missing.")
+@click.option("--passthrough", is_flag=True, help="Keep the bytes of JPEGs that have the size (not shards).")
+@click.option(
+    "--splits",
+    default=DEFAULT_SPLITS,
+    show_default=True,
+    help="Shares, as train=0.8,val=0.2, or a file of lines path,split.",
+)
 @click.option("--shard-bytes", default="64MiB", show_default=True, help="Decoded pixels per shard.")
 @click.option("--seed", default=0, show_default=True, help="Seed of the written order and the splits.")
 @click.option("--workers", type=int, help="Processes.  [default: one per CPU]")
@@ -79,10 +88,14 @@ def convert(
     max_rejects: float,
     strict: bool,
     shard_bytes: str,
+    splits: str,
     **settings: Any,
 ) -> None:
     """Convert the image tree SRC (default data/raw) into DST (default data/FORMAT)."""
-    recipe = Recipe(format=format_name, shard_bytes=parse_bytes(shard_bytes), **settings)
+    split_list = None if "=" in splits else Path(splits)
+    if split_list is not None:
+        splits = DEFAULT_SPLITS
+    recipe = Recipe(format=format_name, shard_bytes=parse_bytes(shard_bytes), splits=splits, **settings)
     destination = DATA / format_name if dst is None else dst
 
     def show_size(predicted: int, free: int) -> None:
@@ -96,6 +109,7 @@ def convert(
             workers=workers,
             overwrite=overwrite,
             max_rejects=0 if strict else max_rejects,
+            split_list=split_list,
             on_start=show_size,
             on_progress=bar,
         )

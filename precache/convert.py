@@ -8,32 +8,21 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from precache import executors, images
+from precache import executors
 from precache.codecs import made_by
 from precache.destination import beside, check_nothing_else, finish_swap, hold_lock, swap_in
-from precache.errors import (
-    DatasetError,
-    ImageError,
-    SettingError,
-    SourceError,
-    check_range,
-    check_share,
-)
+from precache.errors import DatasetError, SettingError, check_range, check_share
 from precache.estimate import predict_bytes
-from precache.formats import FORMATS, Sample
 from precache.journal import JOURNAL_NAME, FinishedShard, Journal, Target
 from precache.manifest import (
     Manifest,
-    RejectedSample,
-    ShardEntry,
-    file_entry,
     is_converted,
     open_dataset,
     write_index,
@@ -42,7 +31,9 @@ from precache.manifest import (
 )
 from precache.plan import ConvertPlan, ShardPlan, plan_conversion
 from precache.recipe import Recipe
-from precache.source import SampleRef, Scan, scan_tree
+from precache.shard_writer import ShardTask, finish_shard, write_shard
+from precache.source import Ints, Scan, scan_tree
+from precache.splits import apply_list
 
 Progress = Callable[[int, int], None]
 
@@ -62,14 +53,6 @@ class Conversion:
     elapsed_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class _Task:
-    shard: ShardPlan
-    source: str
-    destination: Path
-    recipe: Recipe
-
-
 def convert(
     source: str | os.PathLike[str],
     destination: str | os.PathLike[str],
@@ -78,6 +61,7 @@ def convert(
     workers: int | None = None,
     overwrite: bool = False,
     max_rejects: float = 0.01,
+    split_list: str | os.PathLike[str] | None = None,
     on_start: Callable[[int, int], None] = lambda predicted, free: None,
     on_progress: Progress = lambda done, total: None,
 ) -> Conversion:
@@ -92,6 +76,8 @@ def convert(
             it and takes its place at the end. An unfinished one of other settings is discarded.
         max_rejects: share of the pictures, 0 to 1, that may be undecodable, rounded up to whole
             pictures; more, and nothing is published.
+        split_list: a file of lines `path,split` that says what is converted, into which splits
+            (see `precache.splits`).
         on_start: called with (bytes that the dataset will take, bytes free), before the work.
         on_progress: called with (pictures done, pictures in all), a few times a second.
 
@@ -108,10 +94,14 @@ def convert(
     check_share("max_rejects", max_rejects)
     source, destination = Path(source), Path(destination)
     scan = scan_tree(source)
+    if split_list is not None:
+        scan, recipe = apply_list(scan, recipe, split_list)
+    elif recipe.listed:
+        raise SettingError(f"splits {recipe.splits!r} stand for a list file; pass it as split_list")
     _check_apart(source, destination)
     if destination.exists() and not destination.is_dir():
         raise DatasetError(f"{destination}: is a file; choose a folder as DST")
-    target = Target(recipe, scan.digest(), made_by())
+    target = Target(recipe, scan.digest, made_by())
     try:
         with hold_lock(destination):
             finish_swap(destination)
@@ -127,11 +117,11 @@ def convert(
                 return Conversion(manifest, 0, time.perf_counter() - start_s)
             folder = beside(destination, ".new") if finished else destination
             with Journal(folder, target, replace=overwrite) as journal:
-                tasks = _waiting(scan, journal, target.recipe, folder)
-                _check_room(scan, tasks, target.recipe, folder, on_start)
+                plan = plan_conversion(scan.samples, recipe)
+                waiting = [shard for shard in plan.shards if shard.name not in journal.finished]
+                _check_room(scan, waiting, recipe, folder, on_start)
                 limit = math.ceil(max_rejects * len(scan.samples))
-                converted = _run(tasks, journal, workers, limit, _Reporter(scan, tasks, on_progress))
-                plan = plan_conversion(scan.samples, target.recipe)
+                converted = _run(scan, waiting, recipe, journal, workers, limit, on_progress)
                 manifest = _commit(scan, plan, journal.finished, folder)
                 journal.remove()
             if finished:
@@ -144,37 +134,16 @@ def convert(
     return Conversion(manifest, converted, time.perf_counter() - start_s)
 
 
-class _Reporter:
-    """Turns counts of pictures into (done, total)."""
-
-    def __init__(self, scan: Scan, tasks: Sequence[_Task], on_progress: Progress) -> None:
-        self._total = len(scan.samples)
-        self._done = self._total - sum(len(task.shard.samples) for task in tasks)
-        self._on_progress = on_progress
-
-    def __call__(self, count: int) -> None:
-        self._done += count
-        self._on_progress(self._done, self._total)
-
-
-def _waiting(scan: Scan, journal: Journal, recipe: Recipe, folder: Path) -> list[_Task]:
-    """The shards of the plan that are not finished."""
-    shards = plan_conversion(scan.samples, recipe).shards
-    return [
-        _Task(shard, str(scan.root), folder, recipe) for shard in shards if shard.name not in journal.finished
-    ]
-
-
 def _check_room(
     scan: Scan,
-    tasks: Sequence[_Task],
+    waiting: Sequence[ShardPlan],
     recipe: Recipe,
     folder: Path,
     on_start: Callable[[int, int], None],
 ) -> None:
     """Raise DatasetError if the disk cannot take what is still to be written."""
     predicted = predict_bytes(scan, recipe)
-    share = sum(len(task.shard.samples) for task in tasks) / len(scan.samples)
+    share = sum(len(shard.rows) for shard in waiting) / len(scan.samples)
     free = shutil.disk_usage(folder).free
     on_start(predicted, free)
     if predicted * share > free:
@@ -184,12 +153,40 @@ def _check_room(
         )
 
 
-def _run(tasks: Sequence[_Task], journal: Journal, workers: int, limit: int, report: _Reporter) -> int:
-    """Write the shards of `tasks`; the number of pictures converted by this call."""
+def _run(
+    scan: Scan,
+    waiting: Sequence[ShardPlan],
+    recipe: Recipe,
+    journal: Journal,
+    workers: int,
+    limit: int,
+    on_progress: Progress,
+) -> int:
+    """Write the shards of `waiting`; the number of pictures converted by this call."""
+    total = len(scan.samples)
+    done = total - sum(len(shard.rows) for shard in waiting)
+
+    def report(count: int) -> None:
+        nonlocal done
+        done += count
+        on_progress(done, total)
+
     report(0)
     converted = 0
     _check_rejects(journal, limit)
-    with closing(executors.run(_write_shard, tasks, workers, report)) as finished:
+    tasks = (  # one after another: a task holds the paths of its pictures
+        ShardTask(
+            shard.name,
+            shard.split,
+            tuple(scan.samples[row] for row in shard.rows),
+            str(scan.root),
+            journal.folder,
+            recipe,
+        )
+        for shard in waiting
+    )
+    workers = min(workers, len(waiting))
+    with closing(executors.run(write_shard, tasks, workers, report, finish=finish_shard)) as finished:
         for shard in finished:
             journal.record(shard)
             converted += shard.entry.samples
@@ -207,87 +204,52 @@ def _check_rejects(journal: Journal, limit: int) -> None:
         )
 
 
-def _write_shard(task: _Task, tick: Callable[[], None]) -> FinishedShard:
-    """Decode, resize and write one shard; runs in a worker."""
-    rejected: list[RejectedSample] = []
-    base = task.destination / task.shard.name
-    paths = FORMATS[task.recipe.format].write_shard(base, _samples(task, rejected, tick), task.recipe)
-    count = len(task.shard.samples) - len(rejected)
-    if count == 0:
-        for path in paths:
-            path.unlink()
-        paths = []
-    files = tuple(file_entry(path) for path in paths)
-    entry = ShardEntry(task.shard.name, task.shard.split, count, files)
-    return FinishedShard(entry, tuple(rejected))
-
-
-def _samples(task: _Task, rejected: list[RejectedSample], tick: Callable[[], None]) -> Iterator[Sample]:
-    for ref in task.shard.samples:
-        path = os.path.join(task.source, ref.path)
-        try:
-            image = images.decode(_read_unchanged(path, ref), path)
-        except ImageError as error:
-            rejected.append(RejectedSample(ref.id, ref.path, error.reason))
-        else:
-            recipe = task.recipe
-            pixels = images.fit(image, recipe.size, recipe.fit, recipe.resample)
-            yield Sample(ref.id, ref.label, pixels, ref.path, image.size)
-        tick()
-
-
-def _read_unchanged(path: str, ref: SampleRef) -> bytes:
-    """The picture as the scan found it: what is rejected, or converted, must not depend on when."""
-    if not os.path.exists(path):
-        raise SourceError(f"{path}: vanished while it was converted; run the same command again")
-    data = images.read_bytes(path)
-    if len(data) != ref.bytes:
-        raise SourceError(
-            f"{path}: changed while it was converted (expected {ref.bytes:,} bytes, got {len(data):,}); "
-            f"let the source tree alone, and convert with --overwrite"
-        )
-    return data
-
-
 def _commit(scan: Scan, plan: ConvertPlan, finished: dict[str, FinishedShard], destination: Path) -> Manifest:
     """Check that the counts add up, then write the index and, last, the manifest."""
     done = [finished[shard.name] for shard in plan.shards]
-    rejected = sorted((sample for result in done for sample in result.rejected), key=lambda r: r.id)
-    rejected_ids = {sample.id for sample in rejected}
-    kept = [
-        (shard.split, ref) for shard in plan.shards for ref in shard.samples if ref.id not in rejected_ids
-    ]
-    written = sum(result.entry.samples for result in done)
-    if not written == len(kept) == len(scan.samples) - len(rejected):
+    rejected = sorted((sample for shard in done for sample in shard.rejected), key=lambda r: r.id)
+    rows = np.concatenate([shard.rows for shard in plan.shards])
+    kept = rows[~np.isin(scan.samples.ids[rows], [sample.id for sample in rejected])]
+    sizes = np.concatenate([shard.source_sizes for shard in done])
+    written = sum(shard.entry.samples for shard in done)
+    if not (
+        written == len(kept) == len(sizes) and scan.scanned == written + len(rejected) + len(scan.ignored)
+    ):
         raise DatasetError(
-            f"{scan.root}: {len(scan.samples):,} pictures scanned, but {written:,} converted "
-            f"and {len(rejected):,} rejected; this is a defect, please report it"
+            f"{scan.root}: {scan.scanned:,} files scanned, but {written:,} converted, {len(rejected):,} "
+            f"rejected and {len(scan.ignored):,} ignored; this is a defect, please report it"
         )
-    if not kept:
+    if not written:
         raise DatasetError(
             f"{scan.root}: none of its {len(scan.samples):,} pictures can be converted; "
             f"the first one, {rejected[0].path}, {rejected[0].reason}"
         )
-    per_class = {shard.split: [0] * len(scan.classes) for shard in plan.shards}
-    for split, ref in kept:
-        per_class[split][ref.label] += 1
-    ids = np.array([ref.id for _, ref in kept], np.int64)
-    labels = np.array([ref.label for _, ref in kept], np.int64)
+    ids, labels = scan.samples.ids[kept], scan.samples.labels[kept]
     manifest = Manifest(
         recipe=plan.recipe,
         made_by=made_by(),
-        source_digest=scan.digest(),
-        source_bytes=sum(ref.bytes for ref in scan.samples),
+        source_digest=scan.digest,
+        source_bytes=int(scan.samples.file_bytes.sum()),
         classes=scan.classes,
-        samples_per_class={split: tuple(counts) for split, counts in per_class.items()},
-        shards=tuple(result.entry for result in done if result.entry.samples),
-        index=write_index(destination, ids, labels),
+        samples_per_class=_count_classes(scan, done, labels),
+        shards=tuple(shard.entry for shard in done if shard.entry.samples),
+        index=write_index(destination, ids, labels, sizes),
+        scanned=scan.scanned,
         rejected=tuple(rejected),
         ignored=tuple((ignored.path, ignored.reason) for ignored in scan.ignored),
     )
     write_rejected(destination, rejected)
     write_manifest(destination, manifest)
     return manifest
+
+
+def _count_classes(scan: Scan, done: Sequence[FinishedShard], labels: Ints) -> dict[str, tuple[int, ...]]:
+    """Split -> number of samples of each class; `labels` of all samples in written order."""
+    split_of = np.repeat([shard.entry.split for shard in done], [shard.entry.samples for shard in done])
+    return {
+        split: tuple(np.bincount(labels[split_of == split], minlength=len(scan.classes)).tolist())
+        for split in dict.fromkeys(shard.entry.split for shard in done)
+    }
 
 
 def _check_apart(source: Path, destination: Path) -> None:

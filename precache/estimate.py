@@ -5,6 +5,7 @@ import math
 from precache import images
 from precache.errors import ImageError
 from precache.recipe import Recipe
+from precache.shard_writer import store
 from precache.source import Scan
 
 _PICTURES = 24
@@ -20,14 +21,14 @@ def predict_bytes(scan: Scan, recipe: Recipe) -> int:
         return len(scan.samples) * (recipe.size * recipe.size * 3 + _ROW_BYTES)
     step = max(1, len(scan.samples) // _PICTURES)
     sizes = []
-    for sample in scan.samples[::step]:
-        path = f"{scan.root}/{sample.path}"
+    for row in range(0, len(scan.samples), step):
+        path = f"{scan.root}/{scan.samples[row].path}"
         try:
-            image = images.decode(images.read_bytes(path), path)
+            stored, _ = store(images.read_bytes(path), path, recipe)
         except ImageError:
             continue  # the conversion says what is wrong with it
-        pixels = images.fit(image, recipe.size, recipe.fit, recipe.resample)
-        sizes.append(len(images.encode_jpeg(pixels, recipe.quality)))
+        jpeg = stored if isinstance(stored, bytes) else images.encode_jpeg(stored, recipe.quality)
+        sizes.append(len(jpeg))
     tar = recipe.format == "webdataset"
     mean = sum(sizes) / len(sizes) if sizes else 0
     shards = math.ceil(len(scan.samples) / recipe.samples_per_shard)

@@ -3,9 +3,11 @@
 import multiprocessing
 import os
 import signal
+import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
@@ -15,8 +17,6 @@ from typing import Any, TypeVar
 from precache.errors import WorkerError
 
 Task = TypeVar("Task")
-Result = TypeVar("Result")
-Function = Callable[[Task, Callable[[], None]], Result]
 _REPORT_S = 0.1
 _MAX_ATTEMPTS = 2
 
@@ -28,41 +28,58 @@ def available_cpus() -> int:
     return os.cpu_count() or 1
 
 
+def _unchanged(produced: Any) -> Any:
+    return produced
+
+
 def run(
-    function: Function[Task, Result],
-    tasks: Sequence[Task],
+    function: Callable[[Task, Callable[[], None]], Any],
+    tasks: Iterable[Task],
     workers: int,
     on_progress: Callable[[int], None],
-) -> Generator[Result, None, None]:
-    """Yield `function(task, tick)` for each task as it finishes, in any order.
+    *,
+    finish: Callable[[Any], Any] = _unchanged,
+) -> Generator[Any, None, None]:
+    """Yield `finish(function(task, tick))` for each task as it is done, in any order.
 
-    `function` calls `tick()` once per unit of progress; `on_progress` gets the units done since
-    its last call, a negative number where a dead worker's are done again. `workers=0` runs the
-    tasks in this process. An exception of `function` is raised here. Leaving the iterator, by an
-    exception or by closing it, ends the workers at once.
+    `function` is for what needs the CPU, `finish` for what waits for the disk: it runs in a thread of
+    its worker, while the next task's `function` begins. `function` calls `tick()` once per unit of
+    progress; `on_progress` gets the units done since its last call, a negative number where a dead
+    worker's are done again. `workers=0` runs all in this process. An exception of either is raised
+    here. Leaving the iterator, by an exception or by closing it, ends the workers at once.
+
+    Args:
+        tasks: taken one by one, as workers ask for them.
 
     Raises:
         WorkerError: a task's worker died, and so did the one that tried again.
     """
     if workers == 0:
         for task in tasks:
-            yield function(task, lambda: on_progress(1))
+            yield finish(function(task, lambda: on_progress(1)))
         return
-    waiting = deque(_Attempt(task) for task in tasks)
-    pool = [_Worker(function) for _ in range(min(workers, len(tasks)))]
+    waiting = (_Attempt(task) for task in tasks)
+    retries: deque[_Attempt] = deque()
+    pool = [_Worker(function, finish) for _ in range(workers)]
     try:
-        while waiting or any(worker.attempt for worker in pool):
+        while True:
             for worker in pool:
-                if worker.attempt is None and waiting:
-                    worker.start(waiting.popleft())
-            wait([worker.connection for worker in pool if worker.attempt], timeout=_REPORT_S)
+                if worker.free and (attempt := retries.popleft() if retries else next(waiting, None)):
+                    worker.start(attempt)
+            busy = [worker.connection for worker in pool if worker.attempts]
+            if not busy:
+                return
+            wait(busy, timeout=_REPORT_S)
             for index, worker in enumerate(pool):
                 yield from worker.receive(on_progress)
-                if worker.lost:
-                    on_progress(-worker.lost.progress)
-                    waiting.appendleft(worker.lost.again(worker.process.exitcode))
+                if worker.dead:
+                    for attempt in worker.attempts:
+                        on_progress(-attempt.progress)
+                        # what it was finishing besides is not what it died over
+                        died_over = attempt is worker.attempts[-1]
+                        retries.append(attempt.again(died_over, worker.process.exitcode))
                     worker.end()
-                    pool[index] = _Worker(function)
+                    pool[index] = _Worker(function, finish)
     finally:
         for worker in pool:
             worker.end()
@@ -76,23 +93,32 @@ class _Attempt:
     number: int = 1
     progress: int = 0
 
-    def again(self, exit_code: int | None) -> "_Attempt":
-        if self.number == _MAX_ATTEMPTS:
+    def again(self, died_over: bool, exit_code: int | None) -> "_Attempt":
+        """The next try; WorkerError if a worker has died over the task before."""
+        if died_over and self.number == _MAX_ATTEMPTS:
             raise WorkerError(
                 f"a conversion worker died twice over the same shard (exit code {exit_code}; -9 is killed, "
                 f"often for want of memory); finished shards are kept: run the same command again, "
                 f"with fewer --workers if memory was short"
             )
-        return _Attempt(self.task, self.number + 1)
+        return _Attempt(self.task, self.number + died_over)
 
 
 @dataclass(slots=True)
 class _Worker:
-    """A process that runs one task at a time; `lost` is the one that it died over."""
+    """A process that works on one task, while it may still finish the one before.
+
+    Attributes:
+        attempts: what it works on, oldest first.
+        free: whether it takes another task.
+        dead: whether it ended by itself; `attempts` are then lost.
+    """
 
     function: Callable[..., Any]
-    attempt: _Attempt | None = None
-    lost: _Attempt | None = None
+    finish: Callable[..., Any]
+    attempts: deque[_Attempt] = field(default_factory=deque)
+    free: bool = True
+    dead: bool = False
     process: SpawnProcess = field(init=False)
     connection: "Connection[Any, Any]" = field(init=False)
 
@@ -100,32 +126,35 @@ class _Worker:
         # spawn: forking a process that holds threads, as one with torch does, can deadlock
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs, self.function), daemon=True)
+        self.process = context.Process(target=_serve, args=(theirs, self.function, self.finish), daemon=True)
         with _without_sigint():
             self.process.start()
         theirs.close()  # so that reading fails once the worker is gone
 
     def start(self, attempt: _Attempt) -> None:
-        self.attempt = attempt
+        self.attempts.append(attempt)
+        self.free = False
         with suppress(OSError):  # it is dead: `receive` finds that out
             self.connection.send(attempt.task)
 
     def receive(self, on_progress: Callable[[int], None]) -> Iterator[Any]:
         """Take what the worker sent: progress is passed on, a result yielded, an error raised."""
         try:
-            while self.attempt is not None and self.connection.poll():
+            while self.attempts and self.connection.poll():
                 kind, content = self.connection.recv()
                 if kind == "progress":
-                    self.attempt.progress += content
+                    self.attempts[-1].progress += content
                     on_progress(content)
-                    continue
-                self.attempt = None
-                if kind == "error":
+                elif kind == "free":
+                    self.free = True
+                elif kind == "error":
                     raise content
-                yield content
+                else:
+                    self.attempts.popleft()
+                    yield content
         except (EOFError, ConnectionError):  # its end of the connection closed: it is dead
             self.process.join()
-            self.attempt, self.lost = None, self.attempt
+            self.dead = True
 
     def end(self) -> None:
         self.process.kill()
@@ -147,29 +176,58 @@ def _without_sigint() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _serve(connection: "Connection[Any, Any]", function: Callable[..., Any]) -> None:
+def _serve(
+    connection: "Connection[Any, Any]", function: Callable[..., Any], finish: Callable[..., Any]
+) -> None:
     """Run the tasks that the parent sends, until it is gone."""
-    pending = 0
-    reported_s = time.monotonic()
-
-    def tick() -> None:
-        nonlocal pending, reported_s
-        pending += 1
-        if time.monotonic() - reported_s >= _REPORT_S:
-            connection.send(("progress", pending))
-            pending, reported_s = 0, time.monotonic()
-
-    try:
+    link = _Link(connection)
+    with ThreadPoolExecutor(1) as finisher, suppress(EOFError, OSError):  # the parent is gone: somebody
+        finishing: Future[None] | None = None  # runs the same command again, and does this task
         while True:
             task = connection.recv()
             try:
-                result = ("result", function(task, tick))
+                produced = function(task, link.tick)
             except BrokenPipeError:
                 raise
             except Exception as error:
-                result = ("error", error)
-            connection.send(("progress", pending))
-            pending = 0
-            connection.send(result)
-    except (EOFError, OSError):
-        return  # the parent is gone, and whoever runs the same command again does this task
+                link.send("error", error)
+                return
+            if finishing is not None:
+                finishing.result()  # at most one is under way: what they hold is not held twice
+            link.send("free")
+            finishing = finisher.submit(_finish, link, finish, produced)
+
+
+def _finish(link: "_Link", finish: Callable[..., Any], produced: Any) -> None:
+    try:
+        result = finish(produced)
+    except Exception as error:
+        link.send("error", error)
+    else:
+        link.send("result", result)
+
+
+class _Link:
+    """The worker's end of the connection, used by two threads; progress goes out in bundles."""
+
+    def __init__(self, connection: "Connection[Any, Any]") -> None:
+        self._connection = connection
+        self._lock = threading.Lock()
+        self._pending = 0
+        self._reported_s = time.monotonic()
+
+    def tick(self) -> None:
+        self._pending += 1
+        if time.monotonic() - self._reported_s >= _REPORT_S:
+            self._report()
+
+    def send(self, kind: str, content: Any = None) -> None:
+        if kind == "free":  # the task's last progress comes before the next task's first
+            self._report()
+        with self._lock:
+            self._connection.send((kind, content))
+
+    def _report(self) -> None:
+        with self._lock:
+            self._connection.send(("progress", self._pending))
+        self._pending, self._reported_s = 0, time.monotonic()

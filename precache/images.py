@@ -3,11 +3,13 @@
 The pixels are those of Pillow's decode, EXIF orientation applied, converted to RGB, then
 torchvision's antialiased bilinear `Resize(size)` and `CenterCrop(size)`. Plain JPEGs are decoded by
 simplejpeg, which drives the same libjpeg-turbo with the same settings and gives the same pixels in
-less than half the time; everything else, and whatever it objects to, goes through Pillow.
+less than half the time; everything else goes through Pillow.
 """
 
 import io
+import math
 import warnings
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
@@ -15,10 +17,14 @@ import numpy.typing as npt
 import simplejpeg
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from precache.codecs import pillow_is_simd
 from precache.errors import ImageError
 
 Pixels: TypeAlias = npt.NDArray[np.uint8]
 """uint8 [height, width, 3], RGB, 0-255."""
+
+Color: TypeAlias = tuple[int, int, int]
+WHITE: Color = (255, 255, 255)
 
 MAX_SIZE = 8192
 """The largest side in pixels that pictures are resized to."""
@@ -31,8 +37,53 @@ RESAMPLING = {
 }
 FITS = ("crop", "pad", "stretch")
 
+_JPEG_START = b"\xff\xd8\xff"
+_BASELINE = 0xC0
 _EXIF_ORIENTATION = 0x0112
-_WHITE = (255, 255, 255, 255)
+_SIDEWAYS = (5, 6, 7, 8)
+# Where an orientation can stand; in entropy-coded data these bytes only cost the slower look.
+_ORIENTATION_MARKS = (b"Exif\0\0", b"http://ns.adobe.com/xap/")
+# What libjpeg says of scan data that breaks off or cannot be; it fills the rest with grey and goes on.
+# Bytes too many, in contrast, are in many a picture that looks as it should.
+_DAMAGE = ("premature end", "bad huffman code", "instead of rst")
+# Pillow-SIMD works on four bytes at a time; a wrapped RGBX saves it the copy into its own layout.
+_COLOUR_MODE = "RGBX" if pillow_is_simd() else "RGB"
+# A scaled decode must leave this many times the pixels needed, a side: see README, Pixels.
+SCALED_MARGIN = 2.5
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rendering:
+    """How a picture becomes a square of pixels; the settings are those of `precache.Recipe`.
+
+    Attributes:
+        size: side of the square in pixels.
+        fit: one of FITS.
+        resample: one of RESAMPLING.
+        background: RGB that transparency is composited on.
+        allow_truncated: decode what there is of a damaged JPEG; the rest becomes grey.
+        scaled_decode: let libjpeg decode large JPEGs at 1/2, 1/4 or 1/8 of their size.
+    """
+
+    size: int
+    fit: str = "crop"
+    resample: str = "bilinear"
+    background: Color = WHITE
+    allow_truncated: bool = False
+    scaled_decode: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """An upright picture of `width` x `height` pixels, of which `image` has every `reduction`-th.
+
+    The mode of `image` is L, RGB or RGBX.
+    """
+
+    image: Image.Image
+    width: int
+    height: int
+    reduction: int = 1
 
 
 def load(path: str, size: int) -> Pixels:
@@ -41,23 +92,37 @@ def load(path: str, size: int) -> Pixels:
     Raises:
         ImageError: the file cannot be read or decoded; names `path` and the reason.
     """
-    return fit(decode(read_bytes(path), path), size)
+    return render(read_bytes(path), path, Rendering(size=size))[0]
+
+
+def render(data: bytes, path: str, how: Rendering) -> tuple[Pixels, tuple[int, int]]:
+    """Decode and fit: (uint8 [size, size, 3], RGB; width and height of the upright picture).
+
+    Raises:
+        ImageError: as `decode_for`.
+    """
+    decoded = decode_for(data, path, how)
+    return fit(decoded, how), (decoded.width, decoded.height)
 
 
 def read_bytes(path: str) -> bytes:
     """The content of the picture at `path`, or an ImageError that names it."""
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", buffering=0) as file:
             return file.read()
     except OSError as error:
         raise ImageError(path, f"cannot be read ({error.strerror})") from error
 
 
 def decode(data: bytes, path: str) -> Image.Image:
-    """Decode the bytes of a picture to an upright Pillow image of mode RGB; `path` is for messages.
+    """As `decode_for`, to a Pillow image of mode RGB in full size, transparency on white."""
+    return decode_for(data, path, Rendering(size=1)).image.convert("RGB")
 
-    The first frame of an animation; transparency is composited on white; 16-bit greyscale keeps
-    its upper 8 bits.
+
+def decode_for(data: bytes, path: str, how: Rendering) -> Decoded:
+    """Decode the bytes of a picture, as far as `how` needs it; `path` is for messages.
+
+    The first frame of an animation; 16-bit greyscale keeps its upper 8 bits.
 
     Raises:
         ImageError: not a picture, damaged, truncated, or so large that Pillow suspects a bomb.
@@ -65,11 +130,8 @@ def decode(data: bytes, path: str) -> Image.Image:
     if not data:
         raise ImageError(path, "cannot be decoded (the file is empty)")
     try:
-        with warnings.catch_warnings():
-            # Pillow warns of pictures over 89 million pixels and refuses those twice as large.
-            warnings.simplefilter("ignore")
-            with Image.open(io.BytesIO(data)) as image:
-                return _upright_rgb(image, data)
+        decoded = _decode_jpeg(data, how) if data.startswith(_JPEG_START) else None
+        return decoded or _decode_any(data, how)
     except Exception as error:  # decoders raise nearly anything on damaged bytes
         reason = " ".join(str(error).split()) or type(error).__name__
         if isinstance(error, UnidentifiedImageError):
@@ -77,21 +139,29 @@ def decode(data: bytes, path: str) -> Image.Image:
         raise ImageError(path, f"cannot be decoded ({reason})") from error
 
 
-def fit(image: Image.Image, size: int, how: str = "crop", resample: str = "bilinear") -> Pixels:
-    """Make a square of `size` of an RGB image; `how` and `resample` as in `precache.Recipe`.
+def fit(decoded: Decoded, how: Rendering) -> Pixels:
+    """Make a square of a decoded picture: uint8 [size, size, 3], RGB."""
+    if how.fit == "pad":
+        return _pad(decoded, how)
+    box = (0.0, 0.0, float(decoded.width), float(decoded.height))
+    if how.fit == "crop":
+        box = crop_box(decoded.width, decoded.height, how.size)
+    return _resize(decoded, (how.size, how.size), box, how.resample)
 
-    For `crop`, only what is kept is resized: less work, and a 1 x 30,000 picture needs no more
-    memory than any other. Pillow rounds the box to float32, which moves a value by 1 at most.
+
+def is_square_jpeg(data: bytes, size: int) -> bool:
+    """Whether `data` is a whole, upright, baseline JPEG of `size` x `size`, in YCbCr or grey.
+
+    Any JPEG decoder reads these, GPU ones too, and turns them into the same picture. The markers are
+    looked at, the scan data is not.
     """
-    kernel = RESAMPLING[resample]
-    if how == "stretch":
-        return np.asarray(image.resize((size, size), kernel))
-    if how == "pad":
-        return _pad(image, size, kernel)
-    left, top, right, bottom = crop_box(*image.size, size)
-    if (right - left, bottom - top) == (size, size):
-        return np.asarray(image.crop((round(left), round(top), round(right), round(bottom))))
-    return np.asarray(image.resize((size, size), kernel, (left, top, right, bottom)))
+    if not (data.startswith(_JPEG_START) and data.endswith(b"\xff\xd9") and _frame_marker(data) == _BASELINE):
+        return False
+    try:
+        height, width, colorspace, _ = simplejpeg.decode_jpeg_header(data)
+    except ValueError:
+        return False
+    return (width, height) == (size, size) and colorspace in ("YCbCr", "Gray") and _orientation(data) == 1
 
 
 def reference(image: Image.Image, size: int) -> Pixels:
@@ -103,7 +173,7 @@ def reference(image: Image.Image, size: int) -> Pixels:
 
 
 def crop_box(width: int, height: int, size: int) -> tuple[float, float, float, float]:
-    """The part of a picture that `fit` keeps: left, top, right, bottom in source pixels.
+    """The part of a picture that `fit="crop"` keeps: left, top, right, bottom in source pixels.
 
     Sizes and offsets round as in torchvision 0.29 (`_compute_resized_output_size`, `center_crop`).
     """
@@ -143,37 +213,147 @@ def decode_jpeg(data: bytes, path: str) -> Pixels:
     return pixels
 
 
-def _pad(image: Image.Image, size: int, kernel: Image.Resampling) -> Pixels:
+def _resize(
+    decoded: Decoded, size: tuple[int, int], box: tuple[float, float, float, float], resample: str
+) -> Pixels:
+    """The part `box` of the picture, resized to `size`.
+
+    Only what is kept is resized: less work, and a 1 x 30,000 picture needs no more memory than any
+    other. Pillow rounds the box to float32, which moves a value by 1 at most.
+    """
+    image, (left, top, right, bottom) = decoded.image, (side / decoded.reduction for side in box)
+    if (right - left, bottom - top) == size:
+        return _pixels(image.crop((round(left), round(top), round(right), round(bottom))))
+    return _pixels(image.resize(size, RESAMPLING[resample], (left, top, right, bottom)))
+
+
+def _pad(decoded: Decoded, how: Rendering) -> Pixels:
     """The whole picture, as large as it fits, centred on black."""
-    longer = max(image.size)
-    width, height = (max(1, round(side * size / longer)) for side in image.size)
-    square = Image.new("RGB", (size, size))
-    resized = image.resize((width, height), kernel)
-    square.paste(resized, (centre_offset(size, width), centre_offset(size, height)))
-    return np.asarray(square)
+    longer = max(decoded.width, decoded.height)
+    width, height = (max(1, round(side * how.size / longer)) for side in (decoded.width, decoded.height))
+    square = np.zeros((how.size, how.size, 3), np.uint8)
+    left, top = centre_offset(how.size, width), centre_offset(how.size, height)
+    box = (0.0, 0.0, float(decoded.width), float(decoded.height))
+    square[top : top + height, left : left + width] = _resize(decoded, (width, height), box, how.resample)
+    return square
 
 
-def _upright_rgb(image: Image.Image, data: bytes) -> Image.Image:
-    if image.format in ("JPEG", "MPO") and image.mode in ("RGB", "L"):
-        orientation = image.getexif().get(_EXIF_ORIENTATION, 1)
-        try:
-            decoded = Image.fromarray(simplejpeg.decode_jpeg(data, colorspace="RGB"))
-        except ValueError:  # strict about warnings; Pillow decides what is beyond repair
-            pass
-        else:
-            if orientation == 1:
-                return decoded
-            decoded.getexif()[_EXIF_ORIENTATION] = orientation
-            return ImageOps.exif_transpose(decoded)
-    return _to_rgb(ImageOps.exif_transpose(image))
+def _pixels(image: Image.Image) -> Pixels:
+    if image.mode == "RGBX":
+        packed = np.frombuffer(image.tobytes("raw", "RGB"), np.uint8)
+        return packed.reshape(image.height, image.width, 3)
+    return np.asarray(image.convert("RGB") if image.mode == "L" else image)
 
 
-def _to_rgb(image: Image.Image) -> Image.Image:
+def _decode_jpeg(data: bytes, how: Rendering) -> Decoded | None:
+    """A grey or colour JPEG by simplejpeg; None for what it cannot decode and Pillow perhaps can."""
+    try:
+        height, width, colorspace, _ = simplejpeg.decode_jpeg_header(data, strict=False)
+    except ValueError:
+        return None
+    limit = Image.MAX_IMAGE_PIXELS
+    if colorspace in ("CMYK", "YCCK") or (limit is not None and width * height > 2 * limit):
+        return None
+    orientation = _orientation(data)
+    reduction = _reduction(width, height, orientation, how)
+    pixels = _jpeg_pixels(data, "GRAY" if colorspace == "Gray" else _COLOUR_MODE, reduction, how)
+    if pixels is None:
+        return None
+    decoded = _wrap(pixels)
+    if orientation != 1:
+        decoded.getexif()[_EXIF_ORIENTATION] = orientation
+        decoded = ImageOps.exif_transpose(decoded)
+    if orientation in _SIDEWAYS:
+        width, height = height, width
+    return Decoded(decoded, width, height, reduction)
+
+
+def _orientation(data: bytes) -> int:
+    """EXIF orientation of a JPEG, 1 to 8; from XMP where EXIF has none."""
+    if not any(mark in data for mark in _ORIENTATION_MARKS):
+        return 1
+    with Image.open(io.BytesIO(data)) as image:
+        orientation: int = image.getexif().get(_EXIF_ORIENTATION, 1)
+        return orientation
+
+
+def _frame_marker(data: bytes) -> int | None:
+    """The second byte of a JPEG's start-of-frame marker: 0xC0 baseline, 0xC2 progressive (T.81, B.1.1.3)."""
+    position = 2
+    while data[position : position + 1] == b"\xff" and position + 4 <= len(data):
+        marker = data[position + 1]
+        if 0xC0 <= marker <= 0xCF and marker not in (
+            0xC4,
+            0xC8,
+            0xCC,
+        ):  # Huffman tables, reserved, arithmetic
+            return marker
+        position += 2 + int.from_bytes(data[position + 2 : position + 4], "big")
+    return None
+
+
+def _reduction(width: int, height: int, orientation: int, how: Rendering) -> int:
+    """8, 4, 2 or 1: by how much libjpeg may reduce the picture while it decodes it."""
+    if not how.scaled_decode:
+        return 1
+    needed = SCALED_MARGIN * how.size
+    kept = max(width, height) if how.fit == "pad" else min(width, height)
+    for factor in (8, 4, 2):
+        # The last row and column of a reduced picture may stand for less than the others; turned,
+        # they would be the first ones.
+        whole = orientation == 1 or (width % factor == 0 and height % factor == 0)
+        if whole and kept / factor >= needed:
+            return factor
+    return 1
+
+
+def _jpeg_pixels(data: bytes, colorspace: str, reduction: int, how: Rendering) -> Pixels | None:
+    """The pixels of a JPEG by simplejpeg, or None where Pillow decides what is beyond repair."""
+    options: dict[str, float] = {}
+    if reduction > 1:
+        height, width, *_ = simplejpeg.decode_jpeg_header(data, strict=False)
+        options = {
+            "min_height": math.ceil(height / reduction),
+            "min_width": math.ceil(width / reduction),
+            "min_factor": reduction,
+        }
+    try:
+        pixels: Pixels = simplejpeg.decode_jpeg(data, colorspace=colorspace, **options)
+    except ValueError as error:  # strict: it also refuses what libjpeg only warns about
+        if not any(words in str(error).lower() for words in _DAMAGE):
+            return None
+        if not how.allow_truncated:
+            raise ValueError(f"truncated or damaged: {error}") from error
+        pixels = simplejpeg.decode_jpeg(data, colorspace=colorspace, strict=False, **options)
+    return pixels
+
+
+def _wrap(pixels: Pixels) -> Image.Image:
+    """A Pillow image of decoded pixels; L and RGBX are Pillow's own layout and are not copied."""
+    height, width, channels = pixels.shape
+    if channels == 3:
+        return Image.fromarray(pixels)
+    mode = "L" if channels == 1 else "RGBX"
+    return Image.frombuffer(mode, (width, height), pixels, "raw", mode, 0, 1)
+
+
+def _decode_any(data: bytes, how: Rendering) -> Decoded:
+    """Whatever Pillow opens."""
+    with warnings.catch_warnings():
+        # Pillow warns of pictures over 89 million pixels and refuses those twice as large.
+        warnings.simplefilter("ignore")
+        with Image.open(io.BytesIO(data)) as image:
+            upright = _to_rgb(ImageOps.exif_transpose(image), how.background)
+            return Decoded(upright, *upright.size)
+
+
+def _to_rgb(image: Image.Image, background: Color) -> Image.Image:
     if image.mode in ("I", "F") or image.mode.startswith("I;16"):
         return _deep_grey_to_rgb(image)
     if "A" in image.getbands() or "a" in image.getbands() or "transparency" in image.info:
         rgba = image.convert("RGBA")
-        return Image.alpha_composite(Image.new("RGBA", rgba.size, _WHITE), rgba).convert("RGB")
+        below = Image.new("RGBA", rgba.size, (*background, 255))
+        return Image.alpha_composite(below, rgba).convert("RGB")
     return image.convert("RGB")
 
 

@@ -11,8 +11,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import numpy as np
+
 from precache.errors import DatasetError
-from precache.manifest import FileEntry, RejectedSample, ShardEntry, check_file
+from precache.manifest import FileEntry, RejectedSample, ShardEntry, Sizes, check_file
 from precache.recipe import Recipe
 from precache.storage import TEMPORARY_SUFFIX, atomic_write, fsync_folder
 
@@ -55,12 +57,19 @@ class Target:
             )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class FinishedShard:
-    """A shard that is written; without files if every picture of it was rejected."""
+    """A shard that is written; without files if every picture of it was rejected.
+
+    Attributes:
+        entry: its line in the manifest.
+        rejected: the pictures that it lacks.
+        source_sizes: int32 [n, 2], width and height of the upright source pictures, in stored order.
+    """
 
     entry: ShardEntry
     rejected: tuple[RejectedSample, ...]
+    source_sizes: Sizes
 
 
 class Journal:
@@ -104,7 +113,12 @@ class Journal:
 
     def record(self, shard: FinishedShard) -> None:
         """Note that `shard` is finished; durable when this returns."""
-        self._file.write(_encode(asdict(shard)))
+        line = {
+            "entry": asdict(shard.entry),
+            "rejected": [asdict(sample) for sample in shard.rejected],
+            "source_sizes": shard.source_sizes.tolist(),
+        }
+        self._file.write(_encode(line))
         self._file.flush()
         os.fsync(self._file.fileno())
         self.finished[shard.entry.name] = shard
@@ -154,4 +168,5 @@ def _decode(line: dict[str, Any]) -> FinishedShard:
     entry = dict(line["entry"])
     files = tuple(FileEntry(**file) for file in entry.pop("files"))
     rejected = tuple(RejectedSample(**sample) for sample in line["rejected"])
-    return FinishedShard(ShardEntry(files=files, **entry), rejected)
+    sizes = np.array(line["source_sizes"], np.int32).reshape(-1, 2)
+    return FinishedShard(ShardEntry(files=files, **entry), rejected, sizes)

@@ -1,7 +1,8 @@
 """`dataset.json`: what a converted dataset is. Written last, so a folder without it is not one.
 
-Beside it lies `index.safetensors`: `ids` and `labels`, int64 [samples], of all shards in written
-order. With it a loader knows every sample without opening a shard.
+Beside it lies `index.safetensors`: of all samples, in written order, `ids` and `labels`, int64 [n], and
+`source_sizes`, int32 [n, 2], width and height of the upright source picture in pixels. With it a loader
+knows every sample without opening a shard.
 """
 
 import csv
@@ -22,22 +23,23 @@ from safetensors.numpy import load_file, save
 
 from precache.errors import DatasetError, SettingError
 from precache.recipe import Recipe
-from precache.storage import atomic_write, sha256_file
+from precache.storage import atomic_write, crc32c_file
 
 MANIFEST_NAME = "dataset.json"
 INDEX_NAME = "index.safetensors"
 REJECTED_NAME = "rejected.csv"
-VERSION = 1
+VERSION = 2
 Ints: TypeAlias = npt.NDArray[np.int64]
+Sizes: TypeAlias = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
-    """One file of a shard: its name in the dataset's folder, bytes, and SHA-256 in hex."""
+    """One file of a shard: its name in the dataset's folder, bytes, and CRC-32C in hex."""
 
     name: str
     bytes: int
-    sha256: str
+    crc32c: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +73,13 @@ class Manifest:
     Attributes:
         recipe: the settings that it was made with.
         made_by: versions of what decoded and encoded the pictures.
-        source_digest: SHA-256 over the source tree's sorted sample paths.
+        source_digest: SHA-256 over the source tree's sorted sample paths and sizes.
         source_bytes: size of the source pictures in bytes.
         classes: class names; a label is an index of it.
         samples_per_class: split -> number of samples of each class.
         shards: in written order, split by split.
-        index: the file with the ids and labels of all samples.
+        index: the file with ids, labels and source sizes of all samples.
+        scanned: what the source tree holds: samples, rejected and ignored.
         rejected: pictures that could not be decoded.
         ignored: (path, reason) of what the source tree holds beside pictures.
     """
@@ -89,6 +92,7 @@ class Manifest:
     samples_per_class: dict[str, tuple[int, ...]]
     shards: tuple[ShardEntry, ...]
     index: FileEntry
+    scanned: int
     rejected: tuple[RejectedSample, ...]
     ignored: tuple[tuple[str, str], ...]
 
@@ -133,21 +137,30 @@ class ConvertedDataset:
 
     def read_index(self, split: str) -> tuple[Ints, Ints]:
         """(ids, labels) of the split's samples in written order, int64 [n] each."""
-        path = self.path / INDEX_NAME
-        try:
-            index = load_file(path)
-            ids, labels = index["ids"], index["labels"]
-        except (OSError, SafetensorError, KeyError) as error:
-            raise DatasetError(f"{path}: cannot be read ({error}); convert the dataset again") from error
+        ids, labels, _ = self._read_index()
         in_split = np.repeat(
             [shard.split == split for shard in self.manifest.shards],
             [shard.samples for shard in self.manifest.shards],
         )
-        if not len(ids) == len(labels) == len(in_split):
-            raise DatasetError(
-                f"{path}: expected {len(in_split):,} samples, got {len(ids):,}; convert the dataset again"
-            )
         return ids[in_split], labels[in_split]
+
+    def read_source_sizes(self) -> Sizes:
+        """int32 [samples, 2]: width and height of all source pictures, in written order."""
+        return self._read_index()[2]
+
+    def _read_index(self) -> tuple[Ints, Ints, Sizes]:
+        path = self.path / INDEX_NAME
+        try:
+            index = load_file(path)
+            ids, labels, sizes = index["ids"], index["labels"], index["source_sizes"]
+        except (OSError, SafetensorError, KeyError) as error:
+            raise DatasetError(f"{path}: cannot be read ({error}); convert the dataset again") from error
+        if not len(ids) == len(labels) == len(sizes) == self.manifest.samples:
+            raise DatasetError(
+                f"{path}: expected {self.manifest.samples:,} samples, got {len(ids):,}; "
+                f"convert the dataset again"
+            )
+        return ids, labels, sizes
 
 
 def is_converted(path: Path) -> bool:
@@ -182,11 +195,11 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
         file.write(_encode(manifest))
 
 
-def write_index(folder: Path, ids: Ints, labels: Ints) -> FileEntry:
+def write_index(folder: Path, ids: Ints, labels: Ints, source_sizes: Sizes) -> FileEntry:
     """Write `index.safetensors` into `folder`."""
     path = folder / INDEX_NAME
     with atomic_write(path) as file:
-        file.write(save({"ids": ids, "labels": labels}))
+        file.write(save({"ids": ids, "labels": labels, "source_sizes": source_sizes}))
     return file_entry(path)
 
 
@@ -204,7 +217,7 @@ def write_rejected(folder: Path, rejected: Sequence[RejectedSample]) -> None:
 
 def file_entry(path: Path) -> FileEntry:
     """Name, size and checksum of the file at `path`."""
-    return FileEntry(path.name, path.stat().st_size, sha256_file(path))
+    return FileEntry(path.name, path.stat().st_size, crc32c_file(path))
 
 
 def check_file(folder: Path, file: FileEntry) -> str | None:
@@ -214,7 +227,7 @@ def check_file(folder: Path, file: FileEntry) -> str | None:
         return f"{path}: missing"
     if path.stat().st_size != file.bytes:
         return f"{path}: expected {file.bytes:,} bytes, got {path.stat().st_size:,}"
-    if sha256_file(path) != file.sha256:
+    if crc32c_file(path) != file.crc32c:
         return f"{path}: its checksum is not the manifest's (the bytes changed)"
     return None
 
@@ -226,12 +239,13 @@ def count_reasons(reasons: list[str]) -> dict[str, int]:
 
 def _encode(manifest: Manifest) -> bytes:
     counts = {
-        "scanned": manifest.samples + len(manifest.rejected) + len(manifest.ignored),
+        "scanned": manifest.scanned,
         "converted": manifest.samples,
         "rejected": len(manifest.rejected),
         "ignored": len(manifest.ignored),
     }
     content = {"version": VERSION, "counts": counts, **asdict(manifest)}
+    del content["scanned"]
     content["recipe"] = manifest.recipe.to_json()
     return (json.dumps(content, indent=1) + "\n").encode()
 
@@ -244,7 +258,7 @@ def _decode(content: Any, path: Path) -> Manifest:
                 f"{path}: manifest version {version}, expected {VERSION}; "
                 f"convert the dataset again or use the release that wrote it"
             )
-        content.pop("counts")
+        content["scanned"] = content.pop("counts")["scanned"]
         content["recipe"] = Recipe(**content["recipe"])
         content["index"] = FileEntry(**content["index"])
         content["classes"] = tuple(content["classes"])

@@ -1,24 +1,30 @@
 """Which sample goes into which shard, as which row. Pure: touches no disk."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from precache.errors import SettingError
 from precache.recipe import DEFAULT_SPLITS, Recipe, parse_splits
-from precache.source import SampleRef
+from precache.source import Ints, Samples
 
 _SHUFFLE_TAG, _SPLIT_TAG = 1, 5
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class ShardPlan:
-    """One shard to write: `name` has no suffix, `samples` are in the order of their rows."""
+    """One shard to write.
+
+    Attributes:
+        name: without suffix.
+        split: that it belongs to.
+        rows: int64 [n], positions in the scan's samples, in the order in which they are written.
+    """
 
     name: str
     split: str
-    samples: tuple[SampleRef, ...]
+    rows: Ints
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +35,7 @@ class ConvertPlan:
     shards: tuple[ShardPlan, ...]
 
 
-def plan_conversion(samples: Sequence[SampleRef], recipe: Recipe) -> ConvertPlan:
+def plan_conversion(samples: Samples, recipe: Recipe) -> ConvertPlan:
     """Shuffle `samples` globally by `recipe.seed` and cut them into shards of near-equal count.
 
     The plan does not depend on `recipe.format`: the same tree gives the same shards in every
@@ -38,50 +44,57 @@ def plan_conversion(samples: Sequence[SampleRef], recipe: Recipe) -> ConvertPlan
     Raises:
         SettingError: the samples have splits already, and the recipe asks for others.
     """
-    shards = []
-    for split, members in _splits(samples, recipe).items():
+    shards: list[ShardPlan] = []
+    for split, members in _splits(samples, recipe):
         order = np.random.default_rng((recipe.seed, _SHUFFLE_TAG)).permutation(len(members))
         shard_count = -(-len(members) // recipe.samples_per_shard)
-        for index, rows in enumerate(np.array_split(order, shard_count) if shard_count else []):
-            shards.append(ShardPlan(f"{split}-{index:05d}", split, tuple(members[row] for row in rows)))
+        for index, rows in enumerate(np.array_split(members[order], shard_count) if shard_count else []):
+            shards.append(ShardPlan(f"{split}-{index:05d}", split, rows))
     return ConvertPlan(recipe, tuple(shards))
 
 
-def _splits(samples: Sequence[SampleRef], recipe: Recipe) -> dict[str, list[SampleRef]]:
-    if not samples or not samples[0].split:
-        return split_samples(samples, parse_splits(recipe.splits), recipe.seed)
-    names = list(dict.fromkeys(sample.split for sample in samples))
-    if recipe.splits != DEFAULT_SPLITS:
+def _splits(samples: Samples, recipe: Recipe) -> Iterator[tuple[str, Ints]]:
+    """(split, rows of its samples)."""
+    if samples.split_names == ("",):
+        shares = parse_splits(recipe.splits)
+        split_of = split_samples(samples.labels, list(shares.values()), recipe.seed)
+        names = tuple(shares)
+    elif recipe.splits == DEFAULT_SPLITS or recipe.listed:
+        split_of, names = samples.splits, samples.split_names
+    else:
         raise SettingError(
-            f"splits {recipe.splits!r} asked for, but the source has its own: {', '.join(names)}; "
-            f"leave --splits out to keep them"
+            f"splits {recipe.splits!r} asked for, but the source has its own: "
+            f"{', '.join(samples.split_names)}; leave --splits out to keep them"
         )
-    return {name: [sample for sample in samples if sample.split == name] for name in names}
+    for index, name in enumerate(names):
+        yield name, np.flatnonzero(split_of == index)
 
 
-def split_samples(
-    samples: Sequence[SampleRef], shares: dict[str, float], seed: int
-) -> dict[str, list[SampleRef]]:
+def split_samples(labels: Ints, shares: list[float], seed: int) -> Ints:
     """Put each sample into one split, class by class, by the largest remainder.
 
     What a class's whole numbers leave over or short is carried to the next class, so that both
-    each class and the whole set are within one sample of their shares. Members keep their order.
+    each class and the whole set are within one sample of their shares.
+
+    Args:
+        labels: int64 [n], of the samples.
+        shares: of the splits; they sum to 1.
+
+    Returns:
+        int64 [n]: each sample's index of `shares`.
     """
-    classes: dict[int, list[SampleRef]] = {}
-    for sample in samples:
-        classes.setdefault(sample.label, []).append(sample)
-    names = list(shares)
-    wanted = np.array(list(shares.values()))
-    carried = np.zeros(len(names))
-    split_of: dict[int, str] = {}
-    for label, members in classes.items():
+    wanted = np.array(shares)
+    carried = np.zeros(len(shares))
+    split_of = np.zeros(len(labels), np.int64)
+    by_class = np.argsort(labels, kind="stable")
+    for members in np.split(by_class, np.flatnonzero(np.diff(labels[by_class])) + 1):
         quota = len(members) * wanted
         counts = np.floor(quota).astype(int)
         remainder = quota - counts
         for index in np.argsort(-(remainder + carried), kind="stable")[: len(members) - counts.sum()]:
             counts[index] += 1
         carried += quota - counts
-        order = np.random.default_rng((seed, _SPLIT_TAG, label)).permutation(len(members))
-        for name, rows in zip(names, np.split(order, np.cumsum(counts)[:-1]), strict=True):
-            split_of.update((members[row].id, name) for row in rows)
-    return {name: [s for s in samples if split_of[s.id] == name] for name in names}
+        order = np.random.default_rng((seed, _SPLIT_TAG, labels[members[0]])).permutation(len(members))
+        for index, taken in enumerate(np.split(members[order], np.cumsum(counts)[:-1])):
+            split_of[taken] = index
+    return split_of

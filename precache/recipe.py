@@ -4,11 +4,15 @@ import re
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from PIL import ImageColor
+
 from precache.errors import SettingError, check_choice, check_range
-from precache.images import FITS, MAX_SIZE, RESAMPLING
+from precache.images import FITS, MAX_SIZE, RESAMPLING, Color, Rendering
 
 FORMAT_NAMES = ("dali", "shards", "webdataset")
+DECODES = ("full", "scaled")
 DEFAULT_SPLITS = "train=1"
+_LISTED = re.compile(r"list:[0-9a-f]{64}")
 _SPLIT = re.compile(r"([A-Za-z][A-Za-z0-9_]*)=([0-9.]+)")
 
 
@@ -26,10 +30,17 @@ class Recipe:
             shard k holds the same samples in each of them.
         seed: of the order in which samples are written, and of the splits.
         splits: names and shares, as `train=0.8,val=0.2`; the shares sum to 1. Each class is split
-            by them. A source with `train` and `val` folders keeps its own.
+            by them. A source with `train` and `val` folders keeps its own; `list:` and a SHA-256
+            stand for a list file (see `precache.splits`).
         fit: `crop`, shorter side to `size` and centre crop; `pad`, longer side to `size` and black
             bars; `stretch`, both sides to `size`.
         resample: `bilinear`, `bicubic`, `lanczos` or `area`, all antialiased.
+        background: colour that transparency is composited on, a CSS name or `#rrggbb`.
+        decode: `full`, or `scaled`: JPEGs of at least five times `size` are decoded at 1/2, 1/4 or
+            1/8 of their sides, which is faster and a little less exact.
+        allow_truncated: convert damaged JPEGs, with grey where data is missing.
+        passthrough: `webdataset` and `dali` keep the bytes of JPEGs that have `size` already: upright
+            baseline ones, `size` x `size`. Their scan data is not decoded, so not checked either.
 
     Raises:
         SettingError: a value is out of range or unknown.
@@ -43,6 +54,10 @@ class Recipe:
     splits: str = DEFAULT_SPLITS
     fit: str = "crop"
     resample: str = "bilinear"
+    background: str = "white"
+    decode: str = "full"
+    allow_truncated: bool = False
+    passthrough: bool = False
 
     def __post_init__(self) -> None:
         check_choice("format", self.format, FORMAT_NAMES)
@@ -52,16 +67,43 @@ class Recipe:
         check_range("seed", self.seed, 0)
         check_choice("fit", self.fit, FITS)
         check_choice("resample", self.resample, RESAMPLING)
-        parse_splits(self.splits)
+        check_choice("decode", self.decode, DECODES)
+        parse_color(self.background)
+        for name in ("allow_truncated", "passthrough"):
+            if not isinstance(getattr(self, name), bool):
+                raise SettingError(f"{name} must be True or False, got {getattr(self, name)!r}")
+        if self.passthrough and self.format == "shards":
+            raise SettingError("passthrough keeps JPEG bytes, but shards hold pixels; choose another format")
+        if not self.listed:
+            parse_splits(self.splits)
 
     def to_flags(self) -> str:
         """The flags of `precache convert` that give this recipe."""
         settings = {**self.to_json(), "format": self.format}
         defaults = {field.name: field.default for field in fields(self)}
-        return " ".join(
-            f"--{name.replace('_', '-')} {value}"
-            for name, value in settings.items()
-            if value != defaults[name]
+        flags = []
+        for name, value in settings.items():
+            if value != defaults[name]:
+                flag = f"--{name.replace('_', '-')}"
+                shown = "LIST.csv" if name == "splits" and _LISTED.fullmatch(value) else value
+                flags.append(flag if value is True else f"{flag} {shown}")
+        return " ".join(flags)
+
+    @property
+    def listed(self) -> bool:
+        """Whether a list file says which sample belongs to which split."""
+        return _LISTED.fullmatch(self.splits) is not None
+
+    @property
+    def rendering(self) -> Rendering:
+        """The settings that make pixels of a picture."""
+        return Rendering(
+            size=self.size,
+            fit=self.fit,
+            resample=self.resample,
+            background=parse_color(self.background),
+            allow_truncated=self.allow_truncated,
+            scaled_decode=self.decode == "scaled",
         )
 
     @property
@@ -84,3 +126,14 @@ def parse_splits(text: str) -> dict[str, float]:
     if len(shares) != len(parts) or min(shares.values()) <= 0 or abs(sum(shares.values()) - 1) > 1e-9:
         raise SettingError(f"splits must be shares that sum to 1, as in 'train=0.8,val=0.2', got {text!r}")
     return shares
+
+
+def parse_color(text: str) -> Color:
+    """RGB of a CSS colour name or `#rrggbb`; SettingError if it is neither."""
+    try:
+        color = ImageColor.getrgb(text)
+    except (ValueError, AttributeError, TypeError):
+        color = (0, 0, 0, 0)
+    if len(color) != 3:  # none, or one that is transparent itself
+        raise SettingError(f"background must be a colour as 'black' or '#1e90ff', got {text!r}")
+    return color

@@ -87,7 +87,7 @@ def make_sample(
             (folder / name).mkdir()
             count = bounds[label + 1] - bounds[label]
             tasks.append(_Task(folder / name, label, classes, count, bounds[label], seed))
-        with closing(executors.run(_write_class, tasks, workers, report)) as finished:
+        with closing(executors.run(_write_class, tasks, min(workers, classes), report)) as finished:
             for _ in finished:
                 pass
 

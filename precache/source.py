@@ -13,11 +13,18 @@ holds a JPEG named 'tmp'. Whether a picture can be decoded shows only when it is
 
 import hashlib
 import os
-from collections.abc import Iterator
+from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
 
 from precache.errors import SourceError
+
+Ints: TypeAlias = npt.NDArray[np.int64]
 
 IMAGE_EXTENSIONS = frozenset(
     (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".gif", ".webp", ".bmp", ".tif", ".tiff")
@@ -53,21 +60,91 @@ class IgnoredPath:
     reason: str
 
 
+class Samples(Sequence[SampleRef]):
+    """The samples of a tree, in columns: 1,000,000 of them take some 80 MB, as objects ten times that.
+
+    Attributes:
+        ids: int64 [n], ascending.
+        labels: int64 [n].
+        file_bytes: int64 [n], sizes of the files.
+        splits: int64 [n], indices of `split_names`.
+        split_names: "" alone where the tree has no splits.
+    """
+
+    def __init__(
+        self,
+        ids: Ints,
+        labels: Ints,
+        file_bytes: Ints,
+        splits: Ints,
+        split_names: Sequence[str],
+        paths: bytes,
+        path_ends: Ints,
+    ) -> None:
+        self.ids, self.labels, self.file_bytes, self.splits = ids, labels, file_bytes, splits
+        self.split_names = tuple(split_names)
+        self._paths, self._path_ends = paths, path_ends
+
+    @classmethod
+    def of(cls, refs: Sequence[SampleRef]) -> "Samples":
+        """The columns of `refs`."""
+        names = list(dict.fromkeys(ref.split for ref in refs))
+        paths = [os.fsencode(ref.path) for ref in refs]
+        return cls(
+            np.array([ref.id for ref in refs], np.int64),
+            np.array([ref.label for ref in refs], np.int64),
+            np.array([ref.bytes for ref in refs], np.int64),
+            np.array([names.index(ref.split) for ref in refs], np.int64),
+            names,
+            b"".join(paths),
+            np.cumsum([len(path) for path in paths], dtype=np.int64),
+        )
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __getitem__(self, index: int) -> SampleRef:  # type: ignore[override]  # no slices
+        start = int(self._path_ends[index - 1]) if index else 0
+        path = self._paths[start : int(self._path_ends[index])]
+        return SampleRef(
+            int(self.ids[index]),
+            os.fsdecode(path),
+            int(self.labels[index]),
+            int(self.file_bytes[index]),
+            self.split_names[self.splits[index]],
+        )
+
+    def select(self, rows: Ints, splits: Ints, split_names: Sequence[str]) -> "Samples":
+        """The samples at `rows`, with other splits."""
+        lengths = np.diff(self._path_ends, prepend=0)[rows]
+        starts = self._path_ends[rows] - lengths
+        paths = b"".join(
+            self._paths[a : a + n] for a, n in zip(starts.tolist(), lengths.tolist(), strict=True)
+        )
+        columns = (self.ids[rows], self.labels[rows], self.file_bytes[rows])
+        return Samples(*columns, splits, split_names, paths, np.cumsum(lengths))
+
+
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """What a tree holds. Labels index `classes`; both are in sorted order of folder name."""
+    """What a tree holds.
+
+    Attributes:
+        root: of the tree.
+        classes: names of the class folders, sorted; labels index them.
+        samples: sorted by split, class folder and file name.
+        ignored: what is not a sample, and why.
+        scanned: files and folders that were looked at; each is a sample or ignored.
+        digest: SHA-256 (hex) over the samples' paths and sizes: tells two trees apart without
+            reading pictures.
+    """
 
     root: Path
     classes: tuple[str, ...]
-    samples: tuple[SampleRef, ...]
+    samples: Samples
     ignored: tuple[IgnoredPath, ...]
-
-    def digest(self) -> str:
-        """SHA-256 (hex) over paths and sizes: tells two trees apart without reading pictures."""
-        hasher = hashlib.sha256()
-        for sample in self.samples:
-            hasher.update(os.fsencode(sample.path) + b"\0%d\0" % sample.bytes)
-        return hasher.hexdigest()
+    scanned: int
+    digest: str
 
 
 def scan_tree(root: str | os.PathLike[str]) -> Scan:
@@ -83,23 +160,63 @@ def scan_tree(root: str | os.PathLike[str]) -> Scan:
             f"{root}: {reason}; expected a folder of class folders with pictures "
             f"(make one with 'precache sample {root}')"
         )
-    ignored: list[IgnoredPath] = []
-    found: list[tuple[str, str, str, int]] = []  # split, class, path, bytes
+    found = _Found()
     for split, prefix in _split_folders(root):
-        for class_name, path, size in _class_pictures(root, prefix, ignored):
-            found.append((split, class_name, path, size))
-    classes = sorted({class_name for _, class_name, _, _ in found})
-    label_of = {name: label for label, name in enumerate(classes)}
-    samples = [
-        SampleRef(rank, path, label_of[class_name], size, split)
-        for rank, (split, class_name, path, size) in enumerate(found)
-    ]
-    if not samples:
+        for entry in _sorted_entries(root / prefix):
+            found.scanned += _scan_folder(found, split, f"{prefix}{entry.name}", entry)
+    if not found.sizes:
         raise SourceError(
             f"{root}: no class folder with pictures in it; expected {root}/CLASS/picture.jpg "
             f"(make a sample tree with 'precache sample DST')"
         )
-    return Scan(root, tuple(classes), tuple(samples), tuple(ignored))
+    return found.scan(root)
+
+
+class _Found:
+    """What a scan has found so far; grows by a few dozen bytes per picture."""
+
+    def __init__(self) -> None:
+        self.ignored: list[IgnoredPath] = []
+        self.scanned = 0
+        self.sizes = array("q")
+        self._paths = bytearray()
+        self._path_ends = array("q")
+        self._folders: list[tuple[str, str]] = []  # split and class name
+        self._folder_of = array("q")
+        self._digest = hashlib.sha256()
+
+    def add(self, split: str, class_name: str, path: str, size: int) -> None:
+        """Note a picture; those of one folder come after one another."""
+        if not self._folders or self._folders[-1] != (split, class_name):
+            self._folders.append((split, class_name))
+        encoded = os.fsencode(path)
+        self._paths += encoded
+        self._path_ends.append(len(self._paths))
+        self.sizes.append(size)
+        self._folder_of.append(len(self._folders) - 1)
+        self._digest.update(encoded + b"\0%d\0" % size)
+
+    def ignore(self, path: str, reason: str) -> None:
+        """Note something that is not a picture."""
+        self.ignored.append(IgnoredPath(path, reason))
+
+    def scan(self, root: Path) -> Scan:
+        """All of it."""
+        classes = sorted({class_name for _, class_name in self._folders})
+        label_of = {name: label for label, name in enumerate(classes)}
+        splits = list(dict.fromkeys(split for split, _ in self._folders))
+        folder_of = np.frombuffer(self._folder_of, np.int64)
+        samples = Samples(
+            ids=np.arange(len(self.sizes)),
+            labels=np.array([label_of[name] for _, name in self._folders])[folder_of],
+            file_bytes=np.frombuffer(self.sizes, np.int64),
+            splits=np.array([splits.index(split) for split, _ in self._folders])[folder_of],
+            split_names=splits,
+            paths=bytes(self._paths),
+            path_ends=np.frombuffer(self._path_ends, np.int64),
+        )
+        digest = self._digest.hexdigest()
+        return Scan(root, tuple(classes), samples, tuple(self.ignored), self.scanned, digest)
 
 
 def _split_folders(root: Path) -> list[tuple[str, str]]:
@@ -113,25 +230,26 @@ def _split_folders(root: Path) -> list[tuple[str, str]]:
     return [(folder.name, f"{folder.name}/") for folder in folders]
 
 
-def _class_pictures(root: Path, prefix: str, ignored: list[IgnoredPath]) -> Iterator[tuple[str, str, int]]:
-    """(class, path, bytes) of each picture in the class folders of `root/prefix`, sorted."""
-    for folder in _sorted_entries(root / prefix):
-        path = f"{prefix}{folder.name}"
-        if not folder.is_dir():
-            ignored.append(IgnoredPath(path, "a file beside the class folders"))
-        elif folder.name.startswith("."):
-            ignored.append(IgnoredPath(path, "a hidden folder"))
+def _scan_folder(found: _Found, split: str, path: str, folder: "os.DirEntry[str]") -> int:
+    """Add what the class folder holds, `path` relative to the root; how much was looked at."""
+    if not folder.is_dir():
+        found.ignore(path, "a file beside the class folders")
+        return 1
+    if folder.name.startswith("."):
+        found.ignore(path, "a hidden folder")
+        return 1
+    entries = _sorted_entries(folder.path)
+    pictures = 0
+    for entry in entries:
+        reason = _why_not_a_picture(entry)
+        if reason is None:
+            pictures += 1
+            found.add(split, folder.name, f"{path}/{entry.name}", entry.stat().st_size)
         else:
-            empty = True
-            for entry in _sorted_entries(folder.path):
-                reason = _why_not_a_picture(entry)
-                if reason is None:
-                    empty = False
-                    yield folder.name, f"{path}/{entry.name}", entry.stat().st_size
-                else:
-                    ignored.append(IgnoredPath(f"{path}/{entry.name}", reason))
-            if empty:
-                ignored.append(IgnoredPath(path, "a folder without pictures"))
+            found.ignore(f"{path}/{entry.name}", reason)
+    if pictures == 0:
+        found.ignore(path, "a folder without pictures")
+    return len(entries) + (pictures == 0)
 
 
 def _sorted_entries(folder: str | os.PathLike[str]) -> list["os.DirEntry[str]"]:

@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,11 +10,11 @@ import numpy as np
 
 from precache import executors, images
 from precache.errors import DatasetError, ImageError
-from precache.formats import FORMATS
-from precache.images import Pixels
+from precache.formats import FORMATS, StoredSample
+from precache.images import Decoded, Pixels
 from precache.manifest import ConvertedDataset, ShardEntry, check_file, open_dataset
 from precache.recipe import Recipe
-from precache.source import SampleRef, scan_tree
+from precache.source import SampleRef, Scan, scan_tree
 
 # A stored JPEG may lie this much further from its picture than the same encoder puts it today.
 JPEG_TOLERANCE_DB = 1.0
@@ -96,27 +96,21 @@ def verify_deep(
         SourceError: `source` is not an image tree.
     """
     dataset = open_dataset(path)
+    manifest = dataset.manifest
     scan = scan_tree(source)
-    if scan.digest() != dataset.manifest.source_digest:
+    if scan.digest != manifest.source_digest:
         raise DatasetError(f"{dataset.path}: was not made of {source}, or that tree changed since")
-    tasks = []
-    for split in dict.fromkeys(shard.split for shard in dataset.manifest.shards):
-        ids, _ = dataset.read_index(split)
-        shards = dataset.manifest.split_shards(split)
-        stops = np.cumsum([shard.samples for shard in shards])
-        for shard, members in zip(shards, np.split(ids, stops[:-1]), strict=True):
-            refs = {sample_id: scan.samples[sample_id] for sample_id in members.tolist()}
-            path = dataset.shard_path(shard)
-            tasks.append(_DeepTask(path, shard, dataset.manifest.recipe, str(source), refs))
     done = 0
 
     def report(count: int) -> None:
         nonlocal done
         done += count
-        on_progress(done, dataset.manifest.samples)
+        on_progress(done, manifest.samples)
 
     workers = executors.available_cpus() if workers is None else workers
-    compared = [c for shard in executors.run(_compare_shard, tasks, workers, report) for c in shard]
+    tasks = _deep_tasks(dataset, scan)
+    shards = executors.run(_compare_shard, tasks, min(workers, len(manifest.shards)), report)
+    compared = [compared for shard in shards for compared in shard]
     finite = [c.psnr for c in compared if math.isfinite(c.psnr)]
     worst = min(compared, key=lambda c: (c.psnr, c.path))
     return DeepReport(
@@ -138,6 +132,18 @@ class _DeepTask:
     refs: dict[int, SampleRef]
 
 
+def _deep_tasks(dataset: ConvertedDataset, scan: Scan) -> Iterator[_DeepTask]:
+    """One task per shard, made when a worker asks for it."""
+    recipe = dataset.manifest.recipe
+    for split in dict.fromkeys(shard.split for shard in dataset.manifest.shards):
+        ids, _ = dataset.read_index(split)
+        shards = dataset.manifest.split_shards(split)
+        stops = np.cumsum([shard.samples for shard in shards])
+        for shard, members in zip(shards, np.split(ids, stops[:-1]), strict=True):
+            refs = {sample_id: scan.samples[sample_id] for sample_id in members.tolist()}
+            yield _DeepTask(dataset.shard_path(shard), shard, recipe, str(scan.root), refs)
+
+
 @dataclass(frozen=True, slots=True)
 class _Compared:
     path: str
@@ -151,34 +157,43 @@ def _compare_shard(task: _DeepTask, tick: Callable[[], None]) -> list[_Compared]
         ref = task.refs.get(sample.id)
         if ref is None:
             raise DatasetError(f"{task.path}: holds sample {sample.id}, which the dataset's index does not")
-        compared.append(_compare(task, ref, sample.pixels(str(task.path)), sample.label))
+        compared.append(_compare(task, ref, sample))
         tick()
     if len(compared) != task.shard.samples:
         raise DatasetError(f"{task.path}: expected {task.shard.samples:,} samples, got {len(compared):,}")
     return compared
 
 
-def _compare(task: _DeepTask, ref: SampleRef, stored: Pixels, label: int) -> _Compared:
+def _compare(task: _DeepTask, ref: SampleRef, sample: StoredSample) -> _Compared:
     recipe, where = task.recipe, f"{task.path}: sample {ref.id} ({ref.path})"
+    stored = sample.pixels(str(task.path))
     path = os.path.join(task.source, ref.path)
     try:
-        image = images.decode(images.read_bytes(path), path)
+        data = images.read_bytes(path)
+        decoded = images.decode_for(data, path, recipe.rendering)
     except ImageError as error:
         return _Compared(ref.path, 0.0, f"{where} {error.reason}")
-    expected = images.fit(image, recipe.size, recipe.fit, recipe.resample)
+    expected = images.fit(decoded, recipe.rendering)
     problem = ""
-    if label != ref.label:
-        problem = f"{where} has label {label}, its class is {ref.label}"
+    if sample.label != ref.label:
+        problem = f"{where} has label {sample.label}, its class is {ref.label}"
     elif recipe.format == "shards":
         if not np.array_equal(stored, expected):
             problem = f"{where} is not what its source gives ({psnr(stored, expected):.1f} dB)"
-    else:
+    elif not (recipe.passthrough and sample.data == data):
         again = images.decode_jpeg(images.encode_jpeg(expected, recipe.quality), path)
         bound = psnr(again, expected) - JPEG_TOLERANCE_DB
         if psnr(stored, expected) < bound:
             problem = f"{where} is {psnr(stored, expected):.1f} dB from its source, expected {bound:.1f}"
-    reference = images.reference(image, recipe.size) if recipe.fit == "crop" else expected
+    reference = _reference(data, path, recipe, decoded) if recipe.fit == "crop" else expected
     return _Compared(ref.path, psnr(stored, reference), problem)
+
+
+def _reference(data: bytes, path: str, recipe: Recipe, decoded: Decoded) -> Pixels:
+    """The reference's pixels: of the whole decode, whatever the recipe takes."""
+    if decoded.reduction == 1:
+        return images.reference(decoded.image.convert("RGB"), recipe.size)
+    return images.reference(images.decode(data, path), recipe.size)
 
 
 def psnr(one: Pixels, other: Pixels) -> float:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from precache.images import Pixels, decode_jpeg
+from precache.images import Pixels, decode_jpeg, encode_jpeg
 from precache.recipe import Recipe
 
 
@@ -15,16 +15,20 @@ class Sample:
     Attributes:
         id: rank in the sorted scan of the source tree.
         label: index of its class.
-        pixels: uint8 [size, size, 3], RGB.
+        data: uint8 [size, size, 3], RGB, or the bytes of a JPEG that is stored as it is.
         path: in the source tree, relative to its root.
         original_size: (width, height) of the upright source picture, in pixels.
     """
 
     id: int
     label: int
-    pixels: Pixels
+    data: bytes | Pixels
     path: str
     original_size: tuple[int, int]
+
+    def jpeg(self, quality: int) -> bytes:
+        """The bytes of its JPEG, encoded if need be."""
+        return self.data if isinstance(self.data, bytes) else encode_jpeg(self.data, quality)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +53,9 @@ class Format:
     Attributes:
         suffix: of the shard files, with its dot.
         index_suffix: of the index file beside each shard, or None.
-        write_shard: `(path without suffix, samples, recipe) -> files written`, shard first. The
-            samples are consumed one at a time; each file is written beside and renamed.
+        write_shard: `(path without suffix, samples, recipe) -> paths`, shard first. The samples are
+            consumed one at a time. The files are written beside their paths: they are there once
+            `storage.publish` is called on them.
         read_shard: `path -> samples` in stored order; a damaged file raises DatasetError.
     """
 

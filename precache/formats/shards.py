@@ -26,7 +26,7 @@ from precache.errors import DatasetError
 from precache.formats.sample import Format, Sample, StoredSample
 from precache.images import Pixels
 from precache.recipe import Recipe
-from precache.storage import atomic_write
+from precache.storage import write_beside
 
 SUFFIX = ".safetensors"
 DATA_START = 4096
@@ -50,14 +50,14 @@ class ShardArrays:
 
 
 def write_shard(base: Path, samples: Iterable[Sample], recipe: Recipe) -> list[Path]:
-    """Write `base` + '.safetensors'; pixels stream through, only labels and ids are held."""
+    """Write `base` + '.safetensors' beside; pixels stream through, only labels and ids are held."""
     path = base.with_name(base.name + SUFFIX)
     labels: list[int] = []
     ids: list[int] = []
-    with atomic_write(path) as file:
+    with write_beside(path) as file:
         file.seek(DATA_START)
         for sample in samples:
-            file.write(np.ascontiguousarray(sample.pixels).data)
+            file.write(np.ascontiguousarray(sample.data).data)
             labels.append(sample.label)
             ids.append(sample.id)
         file.write(np.array(labels, "<i8").tobytes())

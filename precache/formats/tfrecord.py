@@ -20,9 +20,8 @@ import google_crc32c
 
 from precache.errors import DatasetError
 from precache.formats.sample import Format, Sample, StoredSample
-from precache.images import encode_jpeg
 from precache.recipe import Recipe
-from precache.storage import atomic_write
+from precache.storage import write_beside
 
 SUFFIX = ".tfrecord"
 INDEX_SUFFIX = ".idx"
@@ -30,15 +29,15 @@ IMAGE_KEY, LABEL_KEY, ID_KEY = "image/encoded", "image/class/label", "sample/id"
 
 
 def write_shard(base: Path, samples: Iterable[Sample], recipe: Recipe) -> list[Path]:
-    """Write `base` + '.tfrecord' and, after it, `base` + '.idx'."""
+    """Write `base` + '.tfrecord' and `base` + '.idx' beside."""
     path, index_path = base.with_name(base.name + SUFFIX), base.with_name(base.name + INDEX_SUFFIX)
     index: list[str] = []
-    with atomic_write(path) as file:
+    with write_beside(path) as file:
         for sample in samples:
             record = _record(_encode_example(sample, recipe.quality))
             index.append(f"{file.tell()} {len(record)}\n")
             file.write(record)
-    with atomic_write(index_path) as file:
+    with write_beside(index_path) as file:
         file.write("".join(index).encode())
     return [path, index_path]
 
@@ -84,7 +83,7 @@ def _record(data: bytes) -> bytes:
 
 def _encode_example(sample: Sample, quality: int) -> bytes:
     features = {
-        IMAGE_KEY: _field(1, _field(1, encode_jpeg(sample.pixels, quality))),
+        IMAGE_KEY: _field(1, _field(1, sample.jpeg(quality))),
         LABEL_KEY: _field(3, _field(1, _varint(sample.label))),
         ID_KEY: _field(3, _field(1, _varint(sample.id))),
     }

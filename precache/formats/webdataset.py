@@ -10,33 +10,32 @@ line per sample with `<extension> <data offset> <bytes> <name>` for each of its 
 the format of DALI's own tool: https://github.com/NVIDIA/DALI/blob/main/tools/wds2idx.py
 """
 
-import io
 import json
 import tarfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from precache.errors import DatasetError
 from precache.formats.sample import Format, Sample, StoredSample
-from precache.images import encode_jpeg
 from precache.recipe import Recipe
-from precache.storage import atomic_write
+from precache.storage import write_beside
 
 SUFFIX = ".tar"
 INDEX_SUFFIX = ".idx"
+_BLOCK = tarfile.BLOCKSIZE
 
 
 def write_shard(base: Path, samples: Iterable[Sample], recipe: Recipe) -> list[Path]:
-    """Write `base` + '.tar' and, after it, `base` + '.idx'."""
+    """Write `base` + '.tar' and `base` + '.idx' beside."""
     path, index_path = base.with_name(base.name + SUFFIX), base.with_name(base.name + INDEX_SUFFIX)
     index: list[str] = []
-    with (
-        atomic_write(path) as file,
-        tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as tar,
-    ):
+    with write_beside(path) as file:
         for sample in samples:
-            index.append(" ".join(_add_sample(tar, sample, recipe.quality)))
-    with atomic_write(index_path) as file:
+            index.append(" ".join(_add_sample(file, sample, recipe.quality)))
+        file.write(bytes(2 * _BLOCK))
+        file.write(bytes(-file.tell() % tarfile.RECORDSIZE))
+    with write_beside(index_path) as file:
         file.write("\n".join([f"v1.2 {len(index)}", *index, ""]).encode())
     return [path, index_path]
 
@@ -59,21 +58,37 @@ def read_shard(path: Path) -> Iterator[StoredSample]:
         ) from error
 
 
-def _add_sample(tar: tarfile.TarFile, sample: Sample, quality: int) -> Iterator[str]:
+def _add_sample(file: BinaryIO, sample: Sample, quality: int) -> Iterator[str]:
+    """Append the three files of a sample; yields their entries of the index."""
     width, height = sample.original_size
     origin = {"height": height, "path": sample.path, "width": width}
     contents = {
-        "jpg": encode_jpeg(sample.pixels, quality),
+        "jpg": sample.jpeg(quality),
         "cls": str(sample.label).encode(),
         "json": json.dumps(origin).encode(),
     }
     for extension, content in contents.items():
-        member = tarfile.TarInfo(f"{sample.id:08d}.{extension}")
-        member.size = len(content)
-        member.mode = 0o644
-        # ustar with a short name: the header is one block of 512 bytes, then the data
-        yield f"{extension} {tar.offset + 512} {len(content)} {member.name}"
-        tar.addfile(member, io.BytesIO(content))
+        name = f"{sample.id:08d}.{extension}"
+        yield f"{extension} {file.tell() + _BLOCK} {len(content)} {name}"
+        file.write(_header(name, len(content)) + content + bytes(-len(content) % _BLOCK))
 
 
+def _header(name: str, size: int) -> bytes:
+    """A ustar header: what the `tarfile` module makes of `name` and `size`, in a tenth of its time."""
+    header = bytearray(_EMPTY_HEADER)
+    header[: len(name)] = name.encode()
+    header[_SIZE] = b"%011o" % size
+    header[_CHECKSUM] = b" " * 8  # as blanks it goes into its own sum
+    header[_CHECKSUM] = b"%06o\0 " % sum(header)
+    return bytes(header)
+
+
+def _empty_header() -> bytes:
+    member = tarfile.TarInfo()
+    member.mode = 0o644
+    return member.tobuf(tarfile.USTAR_FORMAT)
+
+
+_SIZE, _CHECKSUM = slice(124, 135), slice(148, 156)  # where POSIX has them
+_EMPTY_HEADER = _empty_header()
 FORMAT = Format(SUFFIX, INDEX_SUFFIX, write_shard, read_shard)

@@ -307,7 +307,7 @@ def test_labels_that_differ_from_the_index_are_refused(
         pytest.importorskip("nvidia.dali", reason="DALI is not installed")
     path = Path(shutil.copytree(converted[backend], tmp_path / "copy"))
     ids, labels = open_dataset(path).read_index("train")
-    write_index(path, ids, np.roll(labels, 1))
+    write_index(path, ids, np.roll(labels, 1), open_dataset(path).read_source_sizes())
     with (
         loaders.build(path, workers=1) as loader,
         pytest.raises(DatasetError, match="holds other samples than the dataset's index says"),
@@ -354,10 +354,11 @@ def test_a_killed_worker_is_an_error_not_a_hang(raw_tree: Path) -> None:
 
     import psutil
 
+    before = psutil.Process().children()
     with loaders.build(raw_tree, size=32, workers=1, batch_size=1) as loader:
         iterator = iter(loader)
         next(iterator)
-        (worker,) = (c for c in psutil.Process().children() if c.status() != psutil.STATUS_ZOMBIE)
+        (worker,) = (c for c in psutil.Process().children() if c not in before)
         os.kill(worker.pid, signal.SIGKILL)
         with pytest.raises(PrecacheError, match="fewer workers"):
             list(iterator)

@@ -274,8 +274,8 @@ def test_a_destination_that_cannot_be_written_is_a_clear_error(raw_tree: Path) -
     ("content", "message"),
     [
         (b"{", "not valid JSON"),
-        (b'{"version": 99}', "manifest version 99, expected 1"),
-        (b'{"version": 1}', "not a manifest of this project"),
+        (b'{"version": 99}', "manifest version 99, expected 2"),
+        (b'{"version": 2}', "not a manifest of this project"),
         (b"[]", "not a manifest of this project"),
         ("samples", "not a manifest of this project"),
         ("shards", "not a manifest of this project"),

@@ -28,11 +28,11 @@ from tests.conftest import small_recipe
 SLOWLY = """
 import sys, time
 from precache import Recipe, convert, images
-decode = images.decode
-def slow_decode(data, path):
+render = images.render
+def slow_render(*arguments):
     time.sleep(0.004)
-    return decode(data, path)
-images.decode = slow_decode
+    return render(*arguments)
+images.render = slow_render
 if __name__ == "__main__":
     source, out, name, workers, overwrite = sys.argv[1:]
     recipe = Recipe(format=name, size=48, shard_bytes=12 * 48 * 48 * 3)

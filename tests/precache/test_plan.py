@@ -1,11 +1,12 @@
+import numpy as np
 import pytest
 
 from precache.errors import SettingError
 from precache.plan import plan_conversion, split_samples
 from precache.recipe import FORMAT_NAMES, Recipe
-from precache.source import SampleRef
+from precache.source import SampleRef, Samples
 
-SAMPLES = tuple(SampleRef(i, f"c/{i}.jpg", i % 3, 1) for i in range(100))
+SAMPLES = Samples.of([SampleRef(i, f"c/{i}.jpg", i % 3, 1) for i in range(100)])
 
 
 def recipe(**settings: object) -> Recipe:
@@ -14,21 +15,24 @@ def recipe(**settings: object) -> Recipe:
 
 def test_every_sample_is_in_exactly_one_shard() -> None:
     plan = plan_conversion(SAMPLES, recipe())
-    ids = [sample.id for shard in plan.shards for sample in shard.samples]
+    ids = [row for shard in plan.shards for row in shard.rows]
     assert sorted(ids) == list(range(100))
     assert ids != sorted(ids)
 
 
 def test_shards_are_near_equal_and_within_their_bytes() -> None:
-    counts = {len(shard.samples) for shard in plan_conversion(SAMPLES, recipe()).shards}
+    counts = {len(shard.rows) for shard in plan_conversion(SAMPLES, recipe()).shards}
     assert max(counts) <= 7
     assert max(counts) - min(counts) <= 1
 
 
 def test_the_plan_is_the_same_for_every_format_and_differs_by_seed() -> None:
-    plans = [plan_conversion(SAMPLES, recipe(format=name)).shards for name in FORMAT_NAMES]
+    def rows(**settings: object) -> dict[str, list[int]]:
+        return {s.name: s.rows.tolist() for s in plan_conversion(SAMPLES, recipe(**settings)).shards}
+
+    plans = [rows(format=name) for name in FORMAT_NAMES]
     assert plans[0] == plans[1] == plans[2]
-    assert plan_conversion(SAMPLES, recipe(seed=1)).shards != plans[0]
+    assert rows(seed=1) != plans[0]
 
 
 def test_a_sample_larger_than_a_shard_gets_one_of_its_own() -> None:
@@ -65,25 +69,21 @@ def test_a_recipe_survives_json() -> None:
 
 @pytest.mark.parametrize("shares", [{"train": 0.8, "val": 0.2}, {"a": 0.5, "b": 0.3, "c": 0.2}, {"x": 1.0}])
 def test_splits_are_stratified_seeded_and_within_one_sample_of_their_shares(shares: dict[str, float]) -> None:
-    samples = [
-        SampleRef(i, f"{i}.jpg", label, 1) for i, label in enumerate(sorted([*range(50)] * 7 + [3] * 4))
-    ]
-    splits = split_samples(samples, shares, seed=0)
-    assert sorted(s.id for members in splits.values() for s in members) == list(range(len(samples)))
-    for name, share in shares.items():
-        assert abs(len(splits[name]) - share * len(samples)) <= 1
+    labels = np.array(sorted([*range(50)] * 7 + [3] * 4))
+    split_of = split_samples(labels, list(shares.values()), seed=0)
+    for index, share in enumerate(shares.values()):
+        assert abs((split_of == index).sum() - share * len(labels)) <= 1
         for label in range(50):
-            in_class = sum(s.label == label for s in samples)
-            assert abs(sum(s.label == label for s in splits[name]) - share * in_class) <= 1
-    assert split_samples(samples, shares, seed=0) == splits
-    assert len(shares) == 1 or split_samples(samples, shares, seed=1) != splits
+            in_class = split_of[labels == label]
+            assert abs((in_class == index).sum() - share * len(in_class)) <= 1
+    assert np.array_equal(split_samples(labels, list(shares.values()), seed=0), split_of)
+    if len(shares) > 1:
+        assert not np.array_equal(split_samples(labels, list(shares.values()), seed=1), split_of)
 
 
 def test_each_split_has_shards_of_its_own_name() -> None:
     plan = plan_conversion(SAMPLES, recipe(splits="train=0.8,val=0.2"))
     assert {shard.split for shard in plan.shards} == {"train", "val"}
     assert all(shard.name.startswith(f"{shard.split}-") for shard in plan.shards)
-    counts = {
-        split: sum(len(s.samples) for s in plan.shards if s.split == split) for split in ("train", "val")
-    }
+    counts = {split: sum(len(s.rows) for s in plan.shards if s.split == split) for split in ("train", "val")}
     assert counts == {"train": 80, "val": 20}

@@ -72,12 +72,12 @@ def test_a_tree_without_class_folders_is_an_error_that_names_it(tmp_path: Path, 
 
 def test_the_digest_tells_trees_apart(tmp_path: Path) -> None:
     put(tmp_path / "a/1.jpg")
-    first = scan_tree(tmp_path).digest()
-    assert scan_tree(tmp_path).digest() == first
+    first = scan_tree(tmp_path).digest
+    assert scan_tree(tmp_path).digest == first
     put(tmp_path / "a/1.jpg", b"\xff\xd8\xff\xd9")
-    changed = scan_tree(tmp_path).digest()
+    changed = scan_tree(tmp_path).digest
     put(tmp_path / "a/2.jpg")
-    assert len({first, changed, scan_tree(tmp_path).digest()}) == 3
+    assert len({first, changed, scan_tree(tmp_path).digest}) == 3
 
 
 def test_train_and_val_folders_are_splits_with_common_classes(tmp_path: Path) -> None:

@@ -1,0 +1,102 @@
+"""What a worker does: read, decode and resize the pictures of one shard, and write it."""
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from precache import images
+from precache.errors import ImageError, SourceError
+from precache.formats import FORMATS, Sample
+from precache.images import Pixels
+from precache.journal import FinishedShard
+from precache.manifest import RejectedSample, ShardEntry, file_entry
+from precache.recipe import Recipe
+from precache.source import SampleRef
+from precache.storage import publish
+
+
+@dataclass(frozen=True, slots=True)
+class ShardTask:
+    """One shard to write: `name` has no suffix, `samples` are in the order of their rows."""
+
+    name: str
+    split: str
+    samples: tuple[SampleRef, ...]
+    source: str
+    destination: Path
+    recipe: Recipe
+
+
+@dataclass(slots=True)
+class WrittenShard:
+    """A shard whose files are written, but neither durable nor under their names yet."""
+
+    task: ShardTask
+    paths: list[Path]
+    rejected: list[RejectedSample]
+    sizes: list[tuple[int, int]]
+
+
+def write_shard(task: ShardTask, tick: Callable[[], None]) -> WrittenShard:
+    """Decode, resize and write the pictures of `task`: the part that needs the CPU."""
+    written = WrittenShard(task, [], [], [])
+    base = task.destination / task.name
+    written.paths = FORMATS[task.recipe.format].write_shard(base, _samples(task, written, tick), task.recipe)
+    return written
+
+
+def finish_shard(written: WrittenShard) -> FinishedShard:
+    """Make the files durable and give them their names: the part that waits for the disk."""
+    publish(written.paths)
+    if not written.sizes:  # every picture was rejected
+        for path in written.paths:
+            path.unlink()
+        written.paths = []
+    files = tuple(file_entry(path) for path in written.paths)
+    entry = ShardEntry(written.task.name, written.task.split, len(written.sizes), files)
+    return FinishedShard(entry, tuple(written.rejected), np.array(written.sizes, np.int32).reshape(-1, 2))
+
+
+def store(data: bytes, path: str, recipe: Recipe) -> tuple[bytes | Pixels, tuple[int, int]]:
+    """What `recipe` stores of a picture, and the picture's upright (width, height).
+
+    Raises:
+        ImageError: it cannot be decoded; names `path`.
+    """
+    if recipe.passthrough and images.is_square_jpeg(data, recipe.size):
+        return data, (recipe.size, recipe.size)
+    return images.render(data, path, recipe.rendering)
+
+
+def _samples(task: ShardTask, written: WrittenShard, tick: Callable[[], None]) -> Iterator[Sample]:
+    for ref in task.samples:
+        path = os.path.join(task.source, ref.path)
+        try:
+            stored, size = store(_read_unchanged(path, ref), path, task.recipe)
+        except ImageError as error:
+            written.rejected.append(RejectedSample(ref.id, ref.path, error.reason))
+        else:
+            written.sizes.append(size)
+            yield Sample(ref.id, ref.label, stored, ref.path, size)
+        tick()
+
+
+def _read_unchanged(path: str, ref: SampleRef) -> bytes:
+    """The picture as the scan found it: what is rejected, or converted, must not depend on when."""
+    try:
+        data = images.read_bytes(path)
+    except ImageError as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            raise SourceError(
+                f"{path}: vanished while it was converted; run the same command again"
+            ) from error
+        raise
+    if len(data) != ref.bytes:
+        raise SourceError(
+            f"{path}: changed while it was converted (expected {ref.bytes:,} bytes, got {len(data):,}); "
+            f"let the source tree alone, and convert with --overwrite"
+        )
+    return data

@@ -1,4 +1,7 @@
-"""The command `precache`: parsing, messages, exit codes."""
+"""The command `precache`: parsing, messages, exit codes.
+
+What only one command needs is imported there: `convert` should not wait for an HTTP client.
+"""
 
 import json
 import sys
@@ -6,17 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 import precache
-from precache import commandline, datasets, doctor, executors, sample
+from precache import commandline, executors
 from precache.commandline import ProgressBar, human_bytes, parse_bytes
 from precache.convert import Conversion
 from precache.errors import SettingError, check_choice
 from precache.images import RESAMPLING
-from precache.manifest import REJECTED_NAME, Manifest, count_reasons
+from precache.manifest import REJECTED_NAME
 from precache.recipe import DEFAULT_SPLITS, FORMAT_NAMES, Recipe
 
 DATA = Path("data")
@@ -37,6 +37,8 @@ def main() -> None:
 @click.option("--seed", default=0, show_default=True, help="Same seed, same bytes.")
 def sample_command(dst: Path, images: int, classes: int, seed: int) -> None:
     """Generate an image tree shaped like Caltech-256 in DST (default data/raw)."""
+    from precache import sample
+
     with ProgressBar("sample", "image") as bar:
         sample.make_sample(dst, images=images, classes=classes, seed=seed, on_progress=bar)
     click.echo(f"{dst}: {images:,} pictures in {classes:,} classes")
@@ -48,6 +50,8 @@ def sample_command(dst: Path, images: int, classes: int, seed: int) -> None:
 @click.option("--url", help="Download the same archive from here, a mirror, instead.")
 def fetch(name: str, dst: Path, url: str | None) -> None:
     """Download the dataset NAME (caltech256 or caltech101) to DST (default data/raw)."""
+    from precache import datasets
+
     check_choice("dataset", name, datasets.DATASETS)
     dataset = datasets.DATASETS[name]
     with ProgressBar(dataset.file_name, "B", unit_scale=True, unit_divisor=1024) as bar:
@@ -119,13 +123,19 @@ def convert(
 @main.command()
 @click.argument("dst", type=_PATH)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
-def inspect(dst: Path, as_json: bool) -> None:
+@click.option("--html", type=_PATH, help="Write a page to look at: pictures, distributions, rejects.")
+def inspect(dst: Path, as_json: bool, html: Path | None) -> None:
     """Show what the converted dataset in DST holds."""
-    manifest = precache.open_dataset(dst).manifest
+    from precache import inspection
+
+    dataset = precache.open_dataset(dst)
+    if html is not None:
+        inspection.write_html(dataset, html)
+        click.echo(f"{html}: {human_bytes(html.stat().st_size)}", err=as_json)
     if as_json:
-        click.echo(json.dumps(_summary(manifest), indent=1))
-    else:
-        _print_manifest(manifest, dst)
+        click.echo(json.dumps(inspection.summary(dataset.manifest), indent=1))
+    elif html is None:
+        inspection.print_tables(dataset)
 
 
 @main.command()
@@ -166,6 +176,8 @@ def verify(dst: Path, others: tuple[Path, ...], deep: bool, across: bool, worker
 @main.command(name="doctor")
 def doctor_command() -> None:
     """Show what this machine has, and the command that installs what it lacks."""
+    from precache import doctor
+
     findings = doctor.examine()
     width = max(len(finding.subject) for finding in findings)
     for finding in findings:
@@ -202,56 +214,6 @@ def _print_conversion(result: Conversion, destination: Path) -> None:
             f"  WARNING: {len(manifest.rejected):,} pictures are left out: see {destination}/{REJECTED_NAME}",
             err=True,
         )
-
-
-def _summary(manifest: Manifest) -> dict[str, Any]:
-    return {
-        "format": manifest.recipe.format,
-        "recipe": manifest.recipe.to_json(),
-        "made_by": manifest.made_by,
-        "samples": manifest.samples,
-        "splits": {
-            split: {"samples": sum(counts), "classes": dict(zip(manifest.classes, counts, strict=True))}
-            for split, counts in manifest.samples_per_class.items()
-        },
-        "shards": len(manifest.shards),
-        "source_bytes": manifest.source_bytes,
-        "stored_bytes": manifest.stored_bytes,
-        "rejected": [{"id": r.id, "path": r.path, "reason": r.reason} for r in manifest.rejected],
-        "ignored": [{"path": path, "reason": reason} for path, reason in manifest.ignored],
-    }
-
-
-def _print_manifest(manifest: Manifest, path: Path) -> None:
-    console = Console(highlight=False)
-    facts = Table(box=None, show_header=False)
-    recipe = ", ".join(f"{name} {value}" for name, value in manifest.recipe.to_json().items())
-    made_by = ", ".join(f"{name} {value}" for name, value in manifest.made_by.items())
-    for name, value in (
-        ("dataset", str(path)),
-        ("format", manifest.recipe.format),
-        ("samples", f"{manifest.samples:,} in {len(manifest.classes):,} classes"),
-        ("shards", f"{len(manifest.shards):,}"),
-        ("on disk", f"{human_bytes(manifest.stored_bytes)} (source: {human_bytes(manifest.source_bytes)})"),
-        ("recipe", recipe),
-        ("made by", made_by),
-        ("rejected", f"{len(manifest.rejected):,}"),
-        ("ignored", f"{len(manifest.ignored):,}"),
-    ):
-        facts.add_row(name, value)
-    console.print(facts)
-    classes = Table(box=None)
-    classes.add_column("class")
-    for split in manifest.samples_per_class:
-        classes.add_column(split, justify="right")
-    for label, name in enumerate(manifest.classes):
-        counts = (f"{per_class[label]:,}" for per_class in manifest.samples_per_class.values())
-        classes.add_row(escape(name), *counts)
-    console.print(classes)
-    for rejected in manifest.rejected:
-        console.print(f"rejected {rejected.path}: {rejected.reason}", markup=False)
-    for reason, count in count_reasons([reason for _, reason in manifest.ignored]).items():
-        console.print(f"ignored {count:,}: {reason}", markup=False)
 
 
 def entry_point() -> None:

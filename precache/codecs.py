@@ -1,8 +1,7 @@
 """Which libraries decode, resize and encode pictures here: they are part of what a dataset is."""
 
-from importlib import metadata
-
 import PIL
+import simplejpeg
 from PIL import features
 
 
@@ -12,7 +11,7 @@ def made_by() -> dict[str, str]:
         "pillow_flavour": "pillow-simd" if pillow_is_simd() else "pillow",
         "pillow": PIL.__version__,
         "pillow_jpeg": pillow_jpeg(),
-        "simplejpeg": metadata.version("simplejpeg"),
+        "simplejpeg": simplejpeg.__version__,
     }
 
 

@@ -14,8 +14,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from precache.errors import DatasetError
 from precache.journal import JOURNAL_NAME
 from precache.manifest import MANIFEST_NAME, REJECTED_NAME, is_converted, open_dataset
@@ -107,6 +105,8 @@ def _remove_stale(path: Path, destination: Path) -> None:
 
 def _started(pid: int) -> float | None:
     """When the process was started; tells it from a later one with the same number."""
+    import psutil  # for the process that converts; its workers need not load it
+
     try:
         return float(psutil.Process(pid).create_time())
     except psutil.NoSuchProcess:

@@ -127,7 +127,7 @@ class _Worker:
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
         self.process = context.Process(target=_serve, args=(theirs, self.function, self.finish), daemon=True)
-        with _without_sigint():
+        with _without_sigint(), _environment(OPENBLAS_NUM_THREADS="1"):  # NumPy's threads would idle
             self.process.start()
         theirs.close()  # so that reading fails once the worker is gone
 
@@ -174,6 +174,21 @@ def _without_sigint() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def _environment(**variables: str) -> Iterator[None]:
+    """Set environment variables for what is started in the block."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def _serve(

@@ -12,10 +12,10 @@ from precache.errors import ImageError, SourceError
 from precache.formats import FORMATS, Sample
 from precache.images import Pixels
 from precache.journal import FinishedShard
-from precache.manifest import RejectedSample, ShardEntry, file_entry
+from precache.manifest import FileEntry, RejectedSample, ShardEntry
+from precache.output import OutputFile, publish
 from precache.recipe import Recipe
 from precache.source import SampleRef
-from precache.storage import publish
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class WrittenShard:
     """A shard whose files are written, but neither durable nor under their names yet."""
 
     task: ShardTask
-    paths: list[Path]
+    files: list[OutputFile]
     rejected: list[RejectedSample]
     sizes: list[tuple[int, int]]
 
@@ -44,18 +44,20 @@ def write_shard(task: ShardTask, tick: Callable[[], None]) -> WrittenShard:
     """Decode, resize and write the pictures of `task`: the part that needs the CPU."""
     written = WrittenShard(task, [], [], [])
     base = task.destination / task.name
-    written.paths = FORMATS[task.recipe.format].write_shard(base, _samples(task, written, tick), task.recipe)
+    samples = _samples(task, written, tick)
+    write = FORMATS[task.recipe.format].write_shard
+    written.files = write(base, samples, len(task.samples), task.recipe)
     return written
 
 
 def finish_shard(written: WrittenShard) -> FinishedShard:
     """Make the files durable and give them their names: the part that waits for the disk."""
-    publish(written.paths)
+    publish(written.files)
     if not written.sizes:  # every picture was rejected
-        for path in written.paths:
-            path.unlink()
-        written.paths = []
-    files = tuple(file_entry(path) for path in written.paths)
+        for file in written.files:
+            file.path.unlink()
+        written.files = []
+    files = tuple(FileEntry(file.path.name, file.bytes, file.crc32c) for file in written.files)
     entry = ShardEntry(written.task.name, written.task.split, len(written.sizes), files)
     return FinishedShard(entry, tuple(written.rejected), np.array(written.sizes, np.int32).reshape(-1, 2))
 

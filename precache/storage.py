@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -15,48 +15,27 @@ _READ_BYTES = 1 << 20  # stays in the CPU's cache
 
 
 @contextmanager
-def write_beside(path: Path) -> Iterator[BinaryIO]:
-    """Open a file for writing beside `path`; `publish([path])` gives it its name.
-
-    If the block raises, nothing is left of it.
-    """
-    temporary = _temporary(path)
-    try:
-        with open(temporary, "wb") as file:
-            yield file
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-
-
-def publish(paths: Sequence[Path]) -> None:
-    """Make files that `write_beside` wrote, all of one folder, durable, and give them their names.
+def atomic_write(path: Path) -> Iterator[BinaryIO]:
+    """Open a file for writing that appears at `path`, durable, only if the block ends well.
 
     Readers see the old file or the new one, never a part; a file that somebody has mapped is
     replaced, not truncated. After a crash a `*.partial` file may be left beside it.
     """
+    temporary = temporary_path(path)
     try:
-        for path in paths:
-            with open(_temporary(path), "rb+") as file:
-                os.fsync(file.fileno())
-            os.replace(_temporary(path), path)
+        with open(temporary, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
     except BaseException:
-        for path in paths:
-            _temporary(path).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
-    for folder in {path.parent for path in paths}:
-        fsync_folder(folder)
+    fsync_folder(path.parent)
 
 
-@contextmanager
-def atomic_write(path: Path) -> Iterator[BinaryIO]:
-    """Open a file for writing that appears at `path`, durable, only if the block ends well."""
-    with write_beside(path) as file:
-        yield file
-    publish([path])
-
-
-def _temporary(path: Path) -> Path:
+def temporary_path(path: Path) -> Path:
+    """The name under which a file is written before it becomes `path`."""
     return path.with_name(path.name + TEMPORARY_SUFFIX)
 
 

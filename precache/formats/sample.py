@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from precache.images import Pixels, decode_jpeg, encode_jpeg
+from precache.output import OutputFile
 from precache.recipe import Recipe
 
 
@@ -53,13 +54,13 @@ class Format:
     Attributes:
         suffix: of the shard files, with its dot.
         index_suffix: of the index file beside each shard, or None.
-        write_shard: `(path without suffix, samples, recipe) -> paths`, shard first. The samples are
-            consumed one at a time. The files are written beside their paths: they are there once
-            `storage.publish` is called on them.
+        write_shard: `(path without suffix, samples, count, recipe) -> files`, shard first. At most
+            `count` samples come, and are consumed one at a time. The files are not at their paths
+            before `output.publish` is called on them.
         read_shard: `path -> samples` in stored order; a damaged file raises DatasetError.
     """
 
     suffix: str
     index_suffix: str | None
-    write_shard: Callable[[Path, Iterable[Sample], Recipe], list[Path]]
+    write_shard: Callable[[Path, Iterable[Sample], int, Recipe], list[OutputFile]]
     read_shard: Callable[[Path], Iterator[StoredSample]]

@@ -25,8 +25,8 @@ import numpy.typing as npt
 from precache.errors import DatasetError
 from precache.formats.sample import Format, Sample, StoredSample
 from precache.images import Pixels
+from precache.output import OutputFile, write_beside
 from precache.recipe import Recipe
-from precache.storage import write_beside
 
 SUFFIX = ".safetensors"
 DATA_START = 4096
@@ -49,22 +49,22 @@ class ShardArrays:
     ids: npt.NDArray[np.int64]
 
 
-def write_shard(base: Path, samples: Iterable[Sample], recipe: Recipe) -> list[Path]:
+def write_shard(base: Path, samples: Iterable[Sample], count: int, recipe: Recipe) -> list[OutputFile]:
     """Write `base` + '.safetensors' beside; pixels stream through, only labels and ids are held."""
     path = base.with_name(base.name + SUFFIX)
     labels: list[int] = []
     ids: list[int] = []
     with write_beside(path) as file:
-        file.seek(DATA_START)
+        file.write(_header(count, recipe.size))
         for sample in samples:
             file.write(np.ascontiguousarray(sample.data).data)
             labels.append(sample.label)
             ids.append(sample.id)
         file.write(np.array(labels, "<i8").tobytes())
         file.write(np.array(ids, "<i8").tobytes())
-        file.seek(0)
-        file.write(_header(len(ids), recipe.size))
-    return [path]
+        if len(ids) < count:
+            file.replace_start(_header(len(ids), recipe.size))
+    return [file]
 
 
 def read_shard(path: Path) -> Iterator[StoredSample]:

@@ -20,26 +20,26 @@ import google_crc32c
 
 from precache.errors import DatasetError
 from precache.formats.sample import Format, Sample, StoredSample
+from precache.output import OutputFile, write_beside
 from precache.recipe import Recipe
-from precache.storage import write_beside
 
 SUFFIX = ".tfrecord"
 INDEX_SUFFIX = ".idx"
 IMAGE_KEY, LABEL_KEY, ID_KEY = "image/encoded", "image/class/label", "sample/id"
 
 
-def write_shard(base: Path, samples: Iterable[Sample], recipe: Recipe) -> list[Path]:
+def write_shard(base: Path, samples: Iterable[Sample], count: int, recipe: Recipe) -> list[OutputFile]:
     """Write `base` + '.tfrecord' and `base` + '.idx' beside."""
     path, index_path = base.with_name(base.name + SUFFIX), base.with_name(base.name + INDEX_SUFFIX)
     index: list[str] = []
     with write_beside(path) as file:
         for sample in samples:
             record = _record(_encode_example(sample, recipe.quality))
-            index.append(f"{file.tell()} {len(record)}\n")
+            index.append(f"{file.bytes} {len(record)}\n")
             file.write(record)
-    with write_beside(index_path) as file:
-        file.write("".join(index).encode())
-    return [path, index_path]
+    with write_beside(index_path) as index_file:
+        index_file.write("".join(index).encode())
+    return [file, index_file]
 
 
 def read_shard(path: Path) -> Iterator[StoredSample]:

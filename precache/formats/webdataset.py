@@ -14,19 +14,18 @@ import json
 import tarfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO
 
 from precache.errors import DatasetError
 from precache.formats.sample import Format, Sample, StoredSample
+from precache.output import OutputFile, write_beside
 from precache.recipe import Recipe
-from precache.storage import write_beside
 
 SUFFIX = ".tar"
 INDEX_SUFFIX = ".idx"
 _BLOCK = tarfile.BLOCKSIZE
 
 
-def write_shard(base: Path, samples: Iterable[Sample], recipe: Recipe) -> list[Path]:
+def write_shard(base: Path, samples: Iterable[Sample], count: int, recipe: Recipe) -> list[OutputFile]:
     """Write `base` + '.tar' and `base` + '.idx' beside."""
     path, index_path = base.with_name(base.name + SUFFIX), base.with_name(base.name + INDEX_SUFFIX)
     index: list[str] = []
@@ -34,10 +33,10 @@ def write_shard(base: Path, samples: Iterable[Sample], recipe: Recipe) -> list[P
         for sample in samples:
             index.append(" ".join(_add_sample(file, sample, recipe.quality)))
         file.write(bytes(2 * _BLOCK))
-        file.write(bytes(-file.tell() % tarfile.RECORDSIZE))
-    with write_beside(index_path) as file:
-        file.write("\n".join([f"v1.2 {len(index)}", *index, ""]).encode())
-    return [path, index_path]
+        file.write(bytes(-file.bytes % tarfile.RECORDSIZE))
+    with write_beside(index_path) as index_file:
+        index_file.write("\n".join([f"v1.2 {len(index)}", *index, ""]).encode())
+    return [file, index_file]
 
 
 def read_shard(path: Path) -> Iterator[StoredSample]:
@@ -58,7 +57,7 @@ def read_shard(path: Path) -> Iterator[StoredSample]:
         ) from error
 
 
-def _add_sample(file: BinaryIO, sample: Sample, quality: int) -> Iterator[str]:
+def _add_sample(file: OutputFile, sample: Sample, quality: int) -> Iterator[str]:
     """Append the three files of a sample; yields their entries of the index."""
     width, height = sample.original_size
     origin = {"height": height, "path": sample.path, "width": width}
@@ -69,7 +68,7 @@ def _add_sample(file: BinaryIO, sample: Sample, quality: int) -> Iterator[str]:
     }
     for extension, content in contents.items():
         name = f"{sample.id:08d}.{extension}"
-        yield f"{extension} {file.tell() + _BLOCK} {len(content)} {name}"
+        yield f"{extension} {file.bytes + _BLOCK} {len(content)} {name}"
         file.write(_header(name, len(content)) + content + bytes(-len(content) % _BLOCK))
 
 

@@ -12,7 +12,7 @@ from precache.errors import DatasetError
 from precache.formats import FORMATS, Sample
 from precache.formats.shards import DATA_START
 from precache.manifest import write_manifest
-from precache.storage import publish
+from precache.output import publish
 from tests.command import check_bad_input, run
 from tests.conftest import IMAGES, STORED_SIZE, small_recipe
 
@@ -97,7 +97,7 @@ def test_a_sample_of_the_wrong_class_is_named(
         Sample(s.id, 4 - s.label if s.label != 2 else 1, np.asarray(s.data), "", (1, 1))
         for s in FORMATS["shards"].read_shard(dataset.shard_path(shard))
     ]
-    publish(FORMATS["shards"].write_shard(path / shard.name, wrong, dataset.manifest.recipe))
+    publish(FORMATS["shards"].write_shard(path / shard.name, wrong, len(wrong), dataset.manifest.recipe))
     problems = verify_deep(path, raw_tree, workers=0).problems
     assert len(problems) == shard.samples
     assert "has label" in problems[0]

@@ -1,0 +1,233 @@
+"""What a converted dataset holds: as JSON, as tables, and as one HTML page to look at."""
+
+import base64
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from rich.console import Console
+from rich.markup import escape as escape_markup
+from rich.table import Table
+
+from precache import images
+from precache.commandline import human_bytes
+from precache.formats import FORMATS, StoredSample
+from precache.images import Pixels
+from precache.manifest import ConvertedDataset, Manifest, count_reasons
+from precache.storage import atomic_write
+
+_PICTURES_PER_CLASS = 5
+_THUMBNAIL = 112
+_THUMBNAIL_QUALITY = 85
+_ASPECTS = (0, 1 / 3, 1 / 2, 2 / 3, 3 / 4, 0.95, 1.05, 4 / 3, 3 / 2, 2, 3, np.inf)
+_SIDES = (0, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 4096, np.inf)
+_STYLE = """
+:root { color-scheme: light dark; --bar: #4a7fb5; }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 76rem; margin: 2rem auto; padding: 0 1rem; }
+h1 { font-size: 1.5rem; overflow-wrap: anywhere; } h2 { font-size: 1.2rem; margin-top: 2.5rem; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+th, td { text-align: left; padding: .2rem .8rem .2rem 0; border-bottom: 1px solid #8884; }
+td { overflow-wrap: anywhere; }
+td.number, th.number { text-align: right; white-space: nowrap; }
+td.bar { min-width: 12rem; } td.bar div { background: var(--bar); height: .8rem; border-radius: 2px; }
+dl { display: grid; grid-template-columns: max-content 1fr; gap: .2rem 1rem; }
+dt { opacity: .7; } dd { margin: 0; overflow-wrap: anywhere; }
+.charts { display: flex; flex-wrap: wrap; gap: 2rem; }
+.classes { display: grid; grid-template-columns: repeat(auto-fill, minmax(19rem, 1fr)); gap: 1rem; }
+figure { margin: 0; } figcaption { overflow-wrap: anywhere; }
+figure div { display: flex; gap: 2px; flex-wrap: wrap; }
+figure img { width: 3.6rem; height: 3.6rem; object-fit: cover; }
+.note { opacity: .7; }
+"""
+
+
+def summary(manifest: Manifest) -> dict[str, Any]:
+    """The manifest's content as JSON values, without the shards' names."""
+    return {
+        "format": manifest.recipe.format,
+        "recipe": manifest.recipe.to_json(),
+        "made_by": manifest.made_by,
+        "samples": manifest.samples,
+        "splits": {
+            split: {"samples": sum(counts), "classes": dict(zip(manifest.classes, counts, strict=True))}
+            for split, counts in manifest.samples_per_class.items()
+        },
+        "shards": len(manifest.shards),
+        "source_bytes": manifest.source_bytes,
+        "stored_bytes": manifest.stored_bytes,
+        "rejected": [{"id": r.id, "path": r.path, "reason": r.reason} for r in manifest.rejected],
+        "ignored": [{"path": path, "reason": reason} for path, reason in manifest.ignored],
+    }
+
+
+def print_tables(dataset: ConvertedDataset) -> None:
+    """Print facts, samples per class, and what is left out."""
+    manifest = dataset.manifest
+    console = Console(highlight=False)
+    facts = Table(box=None, show_header=False)
+    for name, value in _facts(dataset).items():
+        facts.add_row(name, escape_markup(value))
+    console.print(facts)
+    classes = Table(box=None)
+    classes.add_column("class")
+    for split in manifest.samples_per_class:
+        classes.add_column(split, justify="right")
+    for label, name in enumerate(manifest.classes):
+        counts = (f"{per_class[label]:,}" for per_class in manifest.samples_per_class.values())
+        classes.add_row(escape_markup(name), *counts)
+    console.print(classes)
+    for rejected in manifest.rejected:
+        console.print(f"rejected {rejected.path}: {rejected.reason}", markup=False)
+    for reason, count in count_reasons([reason for _, reason in manifest.ignored]).items():
+        console.print(f"ignored {count:,}: {reason}", markup=False)
+
+
+def write_html(dataset: ConvertedDataset, path: str | os.PathLike[str]) -> None:
+    """Write one page that needs no network: facts, distributions, pictures of each class, rejected ones.
+
+    Raises:
+        DatasetError: a shard or the index is damaged.
+        ImageError: a stored picture is.
+    """
+    manifest = dataset.manifest
+    sizes = dataset.read_source_sizes()
+    facts = "".join(
+        f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in _facts(dataset).items()
+    )
+    rejected = ((r.path, r.reason) for r in manifest.rejected)
+    title = escape(f"{dataset.path.resolve().name}: {manifest.samples:,} pictures")
+    page = (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{title}</title><style>{_STYLE}</style></head><body><h1>{title}</h1><dl>{facts}</dl>"
+        '<h2>Source pictures</h2><div class="charts">'
+        f"{_histogram('shorter side, pixels', sizes.min(axis=1), _SIDES)}"
+        f"{_histogram('longer side, pixels', sizes.max(axis=1), _SIDES)}"
+        f"{_histogram('width / height', sizes[:, 0] / sizes[:, 1], _ASPECTS)}</div>"
+        f"<h2>Pictures per class</h2>{_class_histogram(manifest)}"
+        f'<h2>As stored</h2><p class="note">The first pictures of each class in stored order, '
+        f"shown smaller.</p>"
+        f'<div class="classes">{_contact_sheet(dataset)}</div>'
+        f"<h2>Rejected</h2>{_path_table(rejected)}<h2>Ignored</h2>{_path_table(manifest.ignored)}"
+        "</body></html>\n"
+    )
+    with atomic_write(Path(path)) as file:
+        file.write(page.encode(errors="backslashreplace"))
+
+
+def _facts(dataset: ConvertedDataset) -> dict[str, str]:
+    manifest = dataset.manifest
+    splits = ", ".join(f"{split} {sum(counts):,}" for split, counts in manifest.samples_per_class.items())
+    return {
+        "dataset": str(dataset.path),
+        "format": manifest.recipe.format,
+        "samples": f"{manifest.samples:,} in {len(manifest.classes):,} classes ({splits})",
+        "shards": f"{len(manifest.shards):,}",
+        "on disk": f"{human_bytes(manifest.stored_bytes)} (source: {human_bytes(manifest.source_bytes)})",
+        "recipe": ", ".join(f"{name} {value}" for name, value in manifest.recipe.to_json().items()),
+        "made by": ", ".join(f"{name} {value}" for name, value in manifest.made_by.items()),
+        "scanned": f"{manifest.scanned:,}",
+        "rejected": f"{len(manifest.rejected):,}",
+        "ignored": f"{len(manifest.ignored):,}",
+    }
+
+
+def _histogram(title: str, values: np.ndarray[Any, Any], edges: Sequence[float]) -> str:
+    counts, _ = np.histogram(values, edges)
+    low, median, high = np.quantile(values, (0, 0.5, 1))
+    rows = [
+        (f"{'under' if first == 0 else 'from'} {_number(last if first == 0 else first)}", int(count))
+        for first, last, count in zip(edges, edges[1:], counts, strict=False)
+    ]
+    while rows and rows[-1][1] == 0:
+        rows.pop()
+    caption = f"from {_number(low)} to {_number(high)}, median {_number(median)}"
+    return (
+        f'<table><thead><tr><th>{escape(title)}</th><th class="number">pictures</th><th></th></tr></thead>'
+        f'<tbody>{_bar_rows(rows)}</tbody><tfoot><tr><td colspan="3" class="note">{caption}</td></tr>'
+        "</tfoot></table>"
+    )
+
+
+def _class_histogram(manifest: Manifest) -> str:
+    splits = manifest.samples_per_class
+    rows = [
+        (name, sum(counts[label] for counts in splits.values()))
+        for label, name in enumerate(manifest.classes)
+    ]
+    head = '<tr><th>class</th><th class="number">pictures</th><th></th></tr>'
+    return f"<table><thead>{head}</thead><tbody>{_bar_rows(rows)}</tbody></table>"
+
+
+def _bar_rows(rows: Sequence[tuple[str, int]]) -> str:
+    most = max((count for _, count in rows), default=1) or 1
+    return "".join(
+        f'<tr><td>{escape(name)}</td><td class="number">{count:,}</td>'
+        f'<td class="bar"><div style="width:{100 * count / most:.1f}%"></div></td></tr>'
+        for name, count in rows
+    )
+
+
+def _contact_sheet(dataset: ConvertedDataset) -> str:
+    shown = _first_pictures(dataset)
+    figures = []
+    for label, name in enumerate(dataset.manifest.classes):
+        pictures = "".join(
+            f'<img alt="sample {sample_id}" title="sample {sample_id}" src="{_data_uri(pixels)}">'
+            for sample_id, pixels in shown[label]
+        )
+        figures.append(f"<figure><div>{pictures}</div><figcaption>{escape(name)}</figcaption></figure>")
+    return "".join(figures)
+
+
+def _first_pictures(dataset: ConvertedDataset) -> dict[int, list[tuple[int, Pixels]]]:
+    """Label -> (id, stored pixels) of its first samples in stored order; reads only their shards."""
+    shown: dict[int, list[tuple[int, Pixels]]] = defaultdict(list)
+    taken: dict[int, int] = defaultdict(int)
+    read_shard = FORMATS[dataset.manifest.recipe.format].read_shard
+    for split in dict.fromkeys(shard.split for shard in dataset.manifest.shards):
+        _, labels = dataset.read_index(split)
+        start = 0
+        for shard in dataset.manifest.split_shards(split):
+            wanted = set()
+            for row, label in enumerate(labels[start : start + shard.samples].tolist()):
+                if taken[label] < _PICTURES_PER_CLASS:
+                    taken[label] += 1
+                    wanted.add(row)
+            start += shard.samples
+            path = dataset.shard_path(shard)
+            for sample in _rows(read_shard(path), wanted) if wanted else ():
+                shown[sample.label].append((sample.id, sample.pixels(str(path))))
+    return shown
+
+
+def _rows(samples: Iterable[StoredSample], wanted: set[int]) -> Iterable[StoredSample]:
+    last = max(wanted)
+    for row, sample in enumerate(samples):
+        if row in wanted:
+            yield sample
+        if row == last:
+            return
+
+
+def _data_uri(pixels: Pixels) -> str:
+    side = min(_THUMBNAIL, len(pixels))
+    small = Image.fromarray(pixels).resize((side, side), Image.Resampling.BILINEAR)
+    jpeg = images.encode_jpeg(np.asarray(small), _THUMBNAIL_QUALITY)
+    return f"data:image/jpeg;base64,{base64.b64encode(jpeg).decode()}"
+
+
+def _path_table(rows: Iterable[tuple[str, str]]) -> str:
+    body = "".join(f"<tr><td>{escape(path)}</td><td>{escape(reason)}</td></tr>" for path, reason in rows)
+    if not body:
+        return '<p class="note">None.</p>'
+    return f"<table><thead><tr><th>path</th><th>reason</th></tr></thead><tbody>{body}</tbody></table>"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 10 else f"{value:.2f}"

@@ -1,0 +1,146 @@
+"""Large files, written once from start to end: in the background, past the page cache, checksummed.
+
+A conversion writes more than any cache holds and reads none of it again. Direct I/O spares the kernel
+the pages for it, and the source the pages that it would lose; a thread writes one buffer while the
+next one fills. Where direct I/O is not to be had (tmpfs, some network file systems, macOS), the same
+calls go through the cache.
+"""
+
+import errno
+import fcntl
+import mmap
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import google_crc32c
+import numpy as np
+
+from precache.storage import crc32c_file, fsync_folder, temporary_path
+
+_BUFFER_BYTES = 4 << 20
+_BLOCK_BYTES = 4096  # direct I/O wants addresses, offsets and lengths in multiples of it
+_DIRECT = getattr(os, "O_DIRECT", 0)
+
+
+class OutputFile:
+    """A file being written under its temporary name; made by `write_beside`.
+
+    Attributes:
+        path: the name that `publish` gives it.
+        bytes: written so far.
+        crc32c: of all bytes, 8 hex digits; there once it is closed.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.bytes = 0
+        self.crc32c = ""
+        self._crc = 0
+        self._descriptor = _open(temporary_path(path))
+        self._buffers = [mmap.mmap(-1, _BUFFER_BYTES), mmap.mmap(-1, _BUFFER_BYTES)]
+        self._filled = 0
+        self._writer = ThreadPoolExecutor(1)
+        self._writing: Future[None] | None = None
+        self._new_start = b""
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Append `data`."""
+        rest = memoryview(data).cast("B")
+        self.bytes += len(rest)
+        while rest:
+            taken = rest[: _BUFFER_BYTES - self._filled]
+            self._buffers[0][self._filled : self._filled + len(taken)] = taken
+            self._filled += len(taken)
+            rest = rest[len(taken) :]
+            if self._filled == _BUFFER_BYTES:
+                self._hand_over()
+
+    def replace_start(self, data: bytes) -> None:
+        """Let the file begin with `data` instead; the checksum then costs reading it again."""
+        self._new_start = data
+
+    def close(self) -> None:
+        """Write what is left; the file is complete, but not durable."""
+        self._hand_over()
+        self._wait()
+        self.abandon()
+        with open(temporary_path(self.path), "rb+") as file:
+            file.truncate(self.bytes)
+            file.write(self._new_start)
+        crc = f"{self._crc:08x}"
+        self.crc32c = crc32c_file(temporary_path(self.path)) if self._new_start else crc
+
+    def abandon(self) -> None:
+        """Stop writing; may be called again."""
+        self._writer.shutdown()
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+        self._descriptor = -1
+
+    def _hand_over(self) -> None:
+        self._wait()
+        self._writing = self._writer.submit(self._put, self._buffers[0], self._filled)
+        self._buffers.reverse()
+        self._filled = 0
+
+    def _wait(self) -> None:
+        if self._writing is not None:
+            self._writing.result()
+
+    def _put(self, buffer: mmap.mmap, count: int) -> None:
+        """Write `count` bytes and, after the last ones, what fills the block."""
+        self._crc = google_crc32c.extend(self._crc, np.frombuffer(buffer, np.uint8, count))
+        rest = memoryview(buffer)[: -(-count // _BLOCK_BYTES) * _BLOCK_BYTES]
+        while rest:
+            rest = rest[self._write(rest) :]
+
+    def _write(self, data: memoryview) -> int:
+        try:
+            return os.write(self._descriptor, data)
+        except OSError as error:
+            flags = fcntl.fcntl(self._descriptor, fcntl.F_GETFL)
+            if error.errno != errno.EINVAL or not flags & _DIRECT:
+                raise
+            fcntl.fcntl(self._descriptor, fcntl.F_SETFL, flags & ~_DIRECT)
+            return os.write(self._descriptor, data)
+
+
+@contextmanager
+def write_beside(path: Path) -> Iterator[OutputFile]:
+    """Write a file beside `path`; `publish` gives it its name. If the block raises, nothing is left."""
+    file = OutputFile(path)
+    try:
+        yield file
+        file.close()
+    except BaseException:
+        file.abandon()
+        temporary_path(path).unlink(missing_ok=True)
+        raise
+
+
+def publish(files: Sequence[OutputFile]) -> None:
+    """Make files of one folder durable, and give them their names."""
+    try:
+        for file in files:
+            with open(temporary_path(file.path), "rb+") as written:
+                os.fsync(written.fileno())
+            os.replace(temporary_path(file.path), file.path)
+    except BaseException:
+        for file in files:
+            temporary_path(file.path).unlink(missing_ok=True)
+        raise
+    for folder in {file.path.parent for file in files}:
+        fsync_folder(folder)
+
+
+def _open(path: Path) -> int:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    try:
+        return os.open(path, flags | _DIRECT, 0o666)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return os.open(path, flags, 0o666)

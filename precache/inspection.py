@@ -31,17 +31,17 @@ _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 76rem; margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.5rem; overflow-wrap: anywhere; } h2 { font-size: 1.2rem; margin-top: 2.5rem; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { text-align: left; padding: .2rem .8rem .2rem 0; border-bottom: 1px solid #8884; }
+th, td { text-align: left; padding: .2rem .6rem .2rem 0; border-bottom: 1px solid #8884; }
 td { overflow-wrap: anywhere; }
 td.number, th.number { text-align: right; white-space: nowrap; }
-td.bar { min-width: 12rem; } td.bar div { background: var(--bar); height: .8rem; border-radius: 2px; }
+td.bar { min-width: 6rem; } td.bar div { background: var(--bar); height: .8rem; border-radius: 2px; }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .2rem 1rem; }
 dt { opacity: .7; } dd { margin: 0; overflow-wrap: anywhere; }
-.charts { display: flex; flex-wrap: wrap; gap: 2rem; }
-.classes { display: grid; grid-template-columns: repeat(auto-fill, minmax(19rem, 1fr)); gap: 1rem; }
-figure { margin: 0; } figcaption { overflow-wrap: anywhere; }
-figure div { display: flex; gap: 2px; flex-wrap: wrap; }
-figure img { width: 3.6rem; height: 3.6rem; object-fit: cover; }
+.charts { display: flex; flex-wrap: wrap; gap: 1.5rem; align-items: start; }
+.wide { overflow-x: auto; }
+td.name { min-width: 8rem; max-width: 16rem; }
+.pictures { display: flex; gap: 2px; flex-wrap: wrap; min-width: 8rem; }
+.pictures img { width: 4rem; height: 4rem; object-fit: cover; }
 .note { opacity: .7; }
 """
 
@@ -109,11 +109,9 @@ def write_html(dataset: ConvertedDataset, path: str | os.PathLike[str]) -> None:
         f"{_histogram('shorter side, pixels', sizes.min(axis=1), _SIDES)}"
         f"{_histogram('longer side, pixels', sizes.max(axis=1), _SIDES)}"
         f"{_histogram('width / height', sizes[:, 0] / sizes[:, 1], _ASPECTS)}</div>"
-        f"<h2>Pictures per class</h2>{_class_histogram(manifest)}"
-        f'<h2>As stored</h2><p class="note">The first pictures of each class in stored order, '
-        f"shown smaller.</p>"
-        f'<div class="classes">{_contact_sheet(dataset)}</div>'
         f"<h2>Rejected</h2>{_path_table(rejected)}<h2>Ignored</h2>{_path_table(manifest.ignored)}"
+        '<h2>Classes</h2><p class="note">With the first pictures in stored order, as stored, shown smaller.'
+        f"</p>{_class_table(dataset)}"
         "</body></html>\n"
     )
     with atomic_write(Path(path)) as file:
@@ -140,49 +138,45 @@ def _facts(dataset: ConvertedDataset) -> dict[str, str]:
 def _histogram(title: str, values: np.ndarray[Any, Any], edges: Sequence[float]) -> str:
     counts, _ = np.histogram(values, edges)
     low, median, high = np.quantile(values, (0, 0.5, 1))
-    rows = [
-        (f"{'under' if first == 0 else 'from'} {_number(last if first == 0 else first)}", int(count))
+    rows = "".join(
+        f"<tr><td>{'under' if first == 0 else 'from'} {_number(first or last)}</td>"
+        f"{_bar(int(count), counts.max())}</tr>"
         for first, last, count in zip(edges, edges[1:], counts, strict=False)
-    ]
-    while rows and rows[-1][1] == 0:
-        rows.pop()
+        if first < high and last > low
+    )
     caption = f"from {_number(low)} to {_number(high)}, median {_number(median)}"
     return (
         f'<table><thead><tr><th>{escape(title)}</th><th class="number">pictures</th><th></th></tr></thead>'
-        f'<tbody>{_bar_rows(rows)}</tbody><tfoot><tr><td colspan="3" class="note">{caption}</td></tr>'
+        f'<tbody>{rows}</tbody><tfoot><tr><td colspan="3" class="note">{caption}</td></tr>'
         "</tfoot></table>"
     )
 
 
-def _class_histogram(manifest: Manifest) -> str:
-    splits = manifest.samples_per_class
-    rows = [
-        (name, sum(counts[label] for counts in splits.values()))
-        for label, name in enumerate(manifest.classes)
-    ]
-    head = '<tr><th>class</th><th class="number">pictures</th><th></th></tr>'
-    return f"<table><thead>{head}</thead><tbody>{_bar_rows(rows)}</tbody></table>"
-
-
-def _bar_rows(rows: Sequence[tuple[str, int]]) -> str:
-    most = max((count for _, count in rows), default=1) or 1
-    return "".join(
-        f'<tr><td>{escape(name)}</td><td class="number">{count:,}</td>'
-        f'<td class="bar"><div style="width:{100 * count / most:.1f}%"></div></td></tr>'
-        for name, count in rows
-    )
-
-
-def _contact_sheet(dataset: ConvertedDataset) -> str:
+def _class_table(dataset: ConvertedDataset) -> str:
+    """Each class: how many pictures, and the first ones."""
+    manifest = dataset.manifest
+    counts = [sum(per_class) for per_class in zip(*manifest.samples_per_class.values(), strict=True)]
     shown = _first_pictures(dataset)
-    figures = []
-    for label, name in enumerate(dataset.manifest.classes):
+    rows = []
+    for label, name in enumerate(manifest.classes):
         pictures = "".join(
             f'<img alt="sample {sample_id}" title="sample {sample_id}" src="{_data_uri(pixels)}">'
             for sample_id, pixels in shown[label]
         )
-        figures.append(f"<figure><div>{pictures}</div><figcaption>{escape(name)}</figcaption></figure>")
-    return "".join(figures)
+        rows.append(
+            f'<tr><td class="name">{escape(name)}</td>{_bar(counts[label], max(counts))}'
+            f'<td><div class="pictures">{pictures}</div></td></tr>'
+        )
+    head = '<tr><th>class</th><th class="number">pictures</th><th></th><th></th></tr>'
+    body = "".join(rows)
+    return f'<div class="wide"><table><thead>{head}</thead><tbody>{body}</tbody></table></div>'
+
+
+def _bar(count: int, most: int) -> str:
+    return (
+        f'<td class="number">{count:,}</td>'
+        f'<td class="bar"><div style="width:{100 * count / most:.1f}%"></div></td>'
+    )
 
 
 def _first_pictures(dataset: ConvertedDataset) -> dict[int, list[tuple[int, Pixels]]]:
@@ -226,7 +220,8 @@ def _path_table(rows: Iterable[tuple[str, str]]) -> str:
     body = "".join(f"<tr><td>{escape(path)}</td><td>{escape(reason)}</td></tr>" for path, reason in rows)
     if not body:
         return '<p class="note">None.</p>'
-    return f"<table><thead><tr><th>path</th><th>reason</th></tr></thead><tbody>{body}</tbody></table>"
+    head = "<tr><th>path</th><th>reason</th></tr>"
+    return f'<div class="wide"><table><thead>{head}</thead><tbody>{body}</tbody></table></div>'
 
 
 def _number(value: float) -> str:

@@ -1,16 +1,20 @@
 """The command `bench`: parsing, messages, exit codes."""
 
 import json
+import re
 import sys
+import tempfile
 from pathlib import Path
+from typing import Any
 
 import click
 import torch
 from rich.console import Console
 
 import precache
-from bench import report
+from bench import conversion, photos, report
 from bench.comparison import BenchSpec, Result, choose_arms, compare
+from bench.peers import WRITERS
 from bench.trainers import CHOICES
 from loaders import BACKENDS
 from precache import commandline
@@ -122,6 +126,66 @@ def quickstart(images: int, batches: int, repeats: int) -> None:
         result = compare(choose_arms((), ["all"], QUICKSTART), spec, bar)
     _print(result, as_markdown=False)
     _write(result, QUICKSTART / "result.json", QUICKSTART / "report.html")
+
+
+@main.command(name="convert")
+@click.argument("src", type=_PATH, default=DATA / "raw")
+@click.option("--format", "format_name", default="shards", show_default=True, help="As of precache convert.")
+@click.option("--size", default=256, show_default=True, help="Side of the stored square, pixels.")
+@click.option("--quality", default=95, show_default=True, help="JPEG quality (webdataset, dali).")
+@click.option("--decode", default="full", show_default=True, help="full or scaled.")
+@click.option("--passthrough", is_flag=True, help="Keep the bytes of JPEGs that have the size.")
+@click.option("--workers", type=int, help="Processes of each writer.  [default: one per CPU]")
+@click.option("--pictures", default=1000, show_default=True, help="Pictures that the stages are timed on.")
+@click.option("--repeats", default=5, show_default=True, help="Runs of each kind, interleaved.")
+@click.option("--against", default="", help=f"Compare with some of: {', '.join(sorted(WRITERS))}.")
+@click.option("--peer-python", default=sys.executable, help="The Python that has them.  [default: this one]")
+@click.option("--scratch", type=_PATH, default=Path(tempfile.gettempdir()), help="Folder to convert into.")
+@click.option("--json", "json_path", type=_PATH, help="Write the result here.")
+def convert_command(
+    src: Path,
+    format_name: str,
+    workers: int | None,
+    pictures: int,
+    repeats: int,
+    against: str,
+    peer_python: str,
+    scratch: Path,
+    json_path: Path | None,
+    **settings: Any,
+) -> None:
+    """Show what converting the tree SRC (default data/raw) spends its time on."""
+    spec = conversion.ConversionSpec(
+        recipe=Recipe(format=format_name, **settings),
+        workers=available_cpus() if workers is None else workers,
+        pictures=pictures,
+        repeats=repeats,
+        against=tuple(name.strip() for name in against.split(",") if name.strip()),
+        peer_python=peer_python,
+        scratch=scratch,
+    )
+    with ProgressBar("bench", "run") as bar:
+        result = conversion.measure(src, spec, bar)
+    click.echo(conversion.text(result))
+    if json_path is not None:
+        json_path.parent.mkdir(parents=True, exist_ok=True)
+        json_path.write_text(json.dumps(result.to_json(), indent=1) + "\n", encoding="utf-8")
+        click.echo(f"wrote {json_path}")
+
+
+@main.command(name="photos")
+@click.argument("src", type=_PATH)
+@click.argument("dst", type=_PATH)
+@click.option("--mean", default="500x400", show_default=True, help="Width and height in pixels.")
+@click.option("--pictures", default=1000, show_default=True, help="How many to make.")
+def photos_command(src: Path, dst: Path, mean: str, pictures: int) -> None:
+    """Make larger photographs of the tree SRC in DST, to measure conversions on."""
+    match = re.fullmatch(r"(\d+)x(\d+)", mean)
+    if match is None:
+        raise SettingError(f"mean must be a size in pixels as 500x400, got {mean!r}")
+    with ProgressBar("photos", "image") as bar:
+        photos.make_photos(src, dst, (int(match[1]), int(match[2])), pictures, bar)
+    click.echo(f"{dst}: {pictures:,} pictures")
 
 
 @main.command(name="report")

@@ -12,7 +12,7 @@ import click
 
 import precache
 from precache import commandline, executors
-from precache.commandline import ProgressBar, human_bytes, parse_bytes
+from precache.commandline import ProgressBar, human_bytes, parse_bytes, printable
 from precache.convert import Conversion
 from precache.errors import SettingError, check_choice
 from precache.images import RESAMPLING
@@ -208,7 +208,7 @@ def _print_conversion(result: Conversion, destination: Path) -> None:
         f"({result.elapsed_s:.1f} s)"
     )
     for rejected in manifest.rejected[:10]:
-        click.echo(f"  rejected {rejected.path}: {rejected.reason}", err=True)
+        click.echo(f"  rejected {printable(rejected.path)}: {rejected.reason}", err=True)
     if manifest.rejected:
         click.echo(
             f"  WARNING: {len(manifest.rejected):,} pictures are left out: see {destination}/{REJECTED_NAME}",

@@ -118,7 +118,12 @@ def _run(group: click.Group, program: str, arguments: list[str]) -> int:
 
 
 def _complain(program: str, message: str) -> None:
-    print(f"{program}: error: {' '.join(message.split())}", file=sys.stderr)
+    print(f"{program}: error: {printable(' '.join(message.split()))}", file=sys.stderr)
+
+
+def printable(text: str) -> str:
+    """`text` on one line: control characters, and bytes that are no text, as escapes."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def human_bytes(count: float) -> str:

@@ -15,7 +15,7 @@ from rich.markup import escape as escape_markup
 from rich.table import Table
 
 from precache import images
-from precache.commandline import human_bytes
+from precache.commandline import human_bytes, printable
 from precache.formats import FORMATS, StoredSample
 from precache.images import Pixels
 from precache.manifest import ConvertedDataset, Manifest, count_reasons
@@ -82,7 +82,7 @@ def print_tables(dataset: ConvertedDataset) -> None:
         classes.add_row(escape_markup(name), *counts)
     console.print(classes)
     for rejected in manifest.rejected:
-        console.print(f"rejected {rejected.path}: {rejected.reason}", markup=False)
+        console.print(f"rejected {printable(rejected.path)}: {rejected.reason}", markup=False)
     for reason, count in count_reasons([reason for _, reason in manifest.ignored]).items():
         console.print(f"ignored {count:,}: {reason}", markup=False)
 

@@ -104,6 +104,7 @@ class Samples(Sequence[SampleRef]):
         return len(self.ids)
 
     def __getitem__(self, index: int) -> SampleRef:  # type: ignore[override]  # no slices
+        index = range(len(self))[index]
         start = int(self._path_ends[index - 1]) if index else 0
         path = self._paths[start : int(self._path_ends[index])]
         return SampleRef(

@@ -3,7 +3,7 @@
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -191,9 +191,9 @@ def _compare(task: _DeepTask, ref: SampleRef, sample: StoredSample) -> _Compared
 
 def _reference(data: bytes, path: str, recipe: Recipe, decoded: Decoded) -> Pixels:
     """The reference's pixels: of the whole decode, whatever the recipe takes."""
-    if decoded.reduction == 1:
-        return images.reference(decoded.image.convert("RGB"), recipe.size)
-    return images.reference(images.decode(data, path), recipe.size)
+    if decoded.reduction > 1:
+        decoded = images.decode_for(data, path, replace(recipe.rendering, scaled_decode=False))
+    return images.reference(decoded.image.convert("RGB"), recipe.size)
 
 
 def psnr(one: Pixels, other: Pixels) -> float:

@@ -28,7 +28,7 @@ def converted(raw_tree: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
     return {name: root / name for name in FORMATS}
 
 
-def small_recipe(format_name: str, **settings: int) -> Recipe:
+def small_recipe(format_name: str, **settings: object) -> Recipe:
     """A recipe that cuts the small tree into several shards."""
     defaults = {"size": STORED_SIZE, "shard_bytes": ROWS_PER_SHARD * STORED_SIZE**2 * 3}
     return Recipe(format=format_name, **{**defaults, **settings})

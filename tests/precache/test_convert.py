@@ -1,3 +1,4 @@
+import csv
 import json
 import os
 import shutil
@@ -7,12 +8,18 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
-from precache import convert, executors, open_dataset, verify
+from bench.processes import run_watched
+from precache import convert, executors, open_dataset, verify, verify_deep
 from precache.errors import DatasetError, SettingError, WorkerError
+from precache.formats import FORMATS
 from precache.journal import JOURNAL_NAME
 from precache.manifest import INDEX_NAME, MANIFEST_NAME
+from precache.source import scan_tree
+from tests.command import ROOT, run
 from tests.conftest import IMAGES, small_recipe
 
 
@@ -316,3 +323,76 @@ def test_a_tree_with_splits_keeps_them(raw_tree: Path, tmp_path: Path) -> None:
             loaders.build(path, split="test")
     with pytest.raises(SettingError, match="the source has its own: train, val"):
         convert(tree, tmp_path / "other", small_recipe("shards", splits="a=0.5,b=0.5"), workers=0)
+
+
+@pytest.mark.parametrize("name", ["webdataset", "dali"])
+def test_passthrough_keeps_the_bytes_of_pictures_that_have_the_size(
+    name: str, raw_tree: Path, tmp_path: Path
+) -> None:
+    tree = Path(shutil.copytree(raw_tree, tmp_path / "tree"))
+    square = tree / "001.anchor" / "square.jpg"
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (48, 48, 3), dtype=np.uint8)).save(square)
+    out = tmp_path / "out"
+    convert(tree, out, small_recipe(name, passthrough=True), workers=0)
+    dataset = open_dataset(out)
+    samples = scan_tree(tree).samples
+    stored = {
+        sample.id: sample.data
+        for shard in dataset.manifest.shards
+        for sample in FORMATS[name].read_shard(dataset.shard_path(shard))
+    }
+    kept = [s.path for s in samples if stored[s.id] == (tree / s.path).read_bytes()]
+    assert kept == ["001.anchor/square.jpg"]
+    report = verify_deep(out, tree, workers=0)
+    assert report.problems == ()
+    assert report.samples == IMAGES + 1
+    with pytest.raises(SettingError, match="passthrough keeps JPEG bytes, but shards hold pixels"):
+        small_recipe("shards", passthrough=True)
+
+
+def test_settings_that_change_pixels_change_them(tree: Path, tmp_path: Path) -> None:
+    clear = tree / "001.anchor" / "clear.png"
+    Image.new("RGBA", (60, 60), (0, 0, 0, 0)).save(clear)
+    broken = sorted(tree.glob("*/*.jpg"))[0]
+    broken.write_bytes(broken.read_bytes()[:-400])
+    recipe = small_recipe("shards", background="#0000ff", allow_truncated=True, decode="scaled", size=16)
+    manifest = convert(tree, tmp_path / "out", recipe, workers=0).manifest
+    assert manifest.rejected == ()
+    ids = {sample.path: sample.id for sample in scan_tree(tree).samples}
+    for shard in manifest.shards:
+        for sample in FORMATS["shards"].read_shard(tmp_path / "out" / shard.file_name):
+            if sample.id == ids["001.anchor/clear.png"]:
+                assert (sample.data == (0, 0, 255)).all()
+    assert verify_deep(tmp_path / "out", tree, workers=0).problems == ()
+    flags = manifest.recipe.to_flags()
+    assert "--background #0000ff --decode scaled --allow-truncated" in flags
+
+
+def test_an_odd_name_ends_up_on_one_line_and_whole_in_the_csv(tree: Path, tmp_path: Path) -> None:
+    (tree / "001.anchor" / "two\nlines.jpg").write_bytes(b"<html>")
+    result = run("precache", "convert", tree, "out", "--format", "shards", "--size", 16, cwd=tmp_path)
+    assert "  rejected 001.anchor/two\\nlines.jpg: cannot be decoded" in result.stderr
+    with open(tmp_path / "out" / "rejected.csv", newline="") as file:
+        assert [row["path"] for row in csv.DictReader(file)] == ["001.anchor/two\nlines.jpg"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", ["shards", "webdataset"])
+def test_memory_does_not_grow_with_the_dataset(name: str, tmp_path: Path) -> None:
+    """10,000 against 300,000 pictures: under 0.15 KiB for each one more, for its name and its labels."""
+    picture = tmp_path / "0.jpg"
+    peaks = []
+    for count in (10_000, 300_000):
+        for number in range(count):
+            folder = tmp_path / f"{count}" / f"{number // 1000:03d}"
+            if number % 1000 == 0:
+                folder.mkdir(parents=True)
+                Image.new("RGB", (16, 16)).save(picture := tmp_path / f"{count}-{number}.jpg")
+            os.link(picture, folder / f"{number:06d}.jpg")
+        arguments = ("convert", tmp_path / f"{count}", tmp_path / f"{count}.out", "--format", name)
+        settings = ("--size", 16, "--shard-bytes", "256KiB", "--workers", 2)
+        command = [sys.executable, "-m", "precache", *map(str, (*arguments, *settings))]
+        peaks.append(run_watched(command, {**os.environ, "PYTHONPATH": str(ROOT)}, memory=True).peak_bytes)
+    assert peaks[1] - peaks[0] < 150 * 290_000
+    assert max(peaks) < 300 * 2**20

@@ -1,10 +1,12 @@
 """Pixels against the reference: Pillow's decode, then torchvision's Resize and CenterCrop."""
 
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import simplejpeg
 from PIL import Image, ImageOps
 from torchvision.transforms import CenterCrop, InterpolationMode, Resize
 
@@ -107,7 +109,128 @@ def test_content_counts_not_the_name(tmp_path: Path, kind: str) -> None:
     assert np.abs(images.load(str(path), 16).astype(int) - (0, 128, 255)).max() < 12
 
 
+def test_adobe_inverted_cmyk_and_ycck_are_pillows_rgb() -> None:
+    inverted = np.zeros((16, 16, 4), np.uint8)
+    inverted[:, :8] = (255, 0, 0, 255)  # stored inverted: no cyan, all magenta and yellow, no black: red
+    inverted[:, 8:] = (0, 0, 255, 255)
+    ycck = simplejpeg.encode_jpeg(inverted, quality=100, colorspace="CMYK")
+    assert simplejpeg.decode_jpeg_header(ycck)[2] == "YCCK"
+    cmyk = encoded(Image.fromarray(255 - inverted, "CMYK"), "JPEG", quality=100)
+    for data in (ycck, cmyk):
+        decoded = np.asarray(images.decode(data, "x.jpg"))
+        assert np.array_equal(decoded, np.asarray(Image.open(io.BytesIO(data)).convert("RGB")))
+    red, blue = np.asarray(images.decode(cmyk, "x.jpg"))[8, [4, 12]].astype(int)
+    assert np.abs(red - (255, 0, 0)).max() < 12
+    assert np.abs(blue - (0, 0, 255)).max() < 12
+
+
+def test_a_palette_picture_has_its_palettes_colours() -> None:
+    palette = Image.new("P", (8, 8), 1)
+    palette.putpalette([0, 0, 0, 10, 200, 30])
+    for kind in ("PNG", "GIF", "BMP", "TIFF"):
+        decoded = np.asarray(images.decode(encoded(palette, kind), "x"))
+        assert (decoded == (10, 200, 30)).all(), kind
+
+
+def test_the_first_frame_counts() -> None:
+    frames = [Image.new("RGB", (8, 8), color) for color in ("red", "lime", "blue")]
+    for kind in ("GIF", "WEBP", "TIFF", "PNG"):
+        data = encoded(frames[0], kind, save_all=True, append_images=frames[1:])
+        decoded = np.asarray(images.decode(data, "x")).astype(int)
+        assert np.abs(decoded - (255, 0, 0)).max() <= 2, kind
+
+
+def test_progressive_and_baseline_jpegs_give_the_references_pixels() -> None:
+    for options in ({"progressive": True}, {"progressive": False}, {"subsampling": 0}, {"subsampling": 1}):
+        data = encoded(Image.fromarray(noise(70, 50)), "JPEG", **options)
+        expected = np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
+        assert np.array_equal(np.asarray(images.decode(data, "x.jpg")), expected), options
+
+
+@pytest.mark.parametrize("mode", ["RGB", "RGBX"])
+@pytest.mark.parametrize("picture", ["RGB", "L"])
+def test_how_a_jpeg_is_wrapped_does_not_change_its_pixels(
+    mode: str, picture: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Grey stays one channel, and Pillow-SIMD gets four, until the picture is resized."""
+    data = encoded(Image.fromarray(noise(90, 60)).convert(picture), "JPEG")
+    monkeypatch.setattr(images, "_COLOUR_MODE", mode)
+    for fit in images.FITS:
+        pixels, _ = images.render(data, "x.jpg", images.Rendering(size=40, fit=fit))
+        monkeypatch.setattr(images, "_JPEG_START", b"never")  # as Pillow decodes it
+        expected, _ = images.render(data, "x.jpg", images.Rendering(size=40, fit=fit))
+        monkeypatch.setattr(images, "_JPEG_START", b"\xff\xd8\xff")
+        assert np.array_equal(pixels, expected), fit
+
+
+def test_the_background_shows_through_transparency() -> None:
+    data = encoded(Image.new("RGBA", (8, 8), (0, 0, 0, 0)), "PNG")
+    pixels, _ = images.render(data, "x.png", images.Rendering(size=8, background=(1, 2, 3)))
+    assert (pixels == (1, 2, 3)).all()
+
+
+def smooth(width: int, height: int) -> Image.Image:
+    return Image.fromarray(noise(width // 16, height // 16)).resize((width, height), Image.Resampling.BICUBIC)
+
+
+@pytest.mark.parametrize("orientation", [1, 6])
+@pytest.mark.parametrize("fit", images.FITS)
+@pytest.mark.parametrize(("width", "height"), [(640, 480), (643, 485)])
+def test_a_scaled_decode_stays_near_the_whole_one(
+    width: int, height: int, fit: str, orientation: int
+) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    data = encoded(smooth(width, height), "JPEG", quality=95, exif=exif)
+    whole = images.Rendering(size=48, fit=fit)
+    pixels, size = images.render(data, "x.jpg", replace(whole, scaled_decode=True))
+    expected, expected_size = images.render(data, "x.jpg", whole)
+    assert size == expected_size == ((width, height) if orientation == 1 else (height, width))
+    assert 10 * np.log10(255**2 / max(np.square(pixels.astype(float) - expected).mean(), 1e-9)) > 45
+
+
+def test_a_scaled_decode_is_for_large_jpegs_only() -> None:
+    how = images.Rendering(size=48, scaled_decode=True)
+    for side, reduction in ((64, 1), (239, 1), (240, 2), (480, 4), (960, 8), (2000, 8)):
+        data = encoded(Image.new("RGB", (side, side)), "JPEG")
+        decoded = images.decode_for(data, "x.jpg", how)
+        assert decoded.reduction == reduction, side
+        assert (decoded.width, decoded.image.width) == (side, -(-side // reduction))
+
+
 JPEG = encoded(Image.fromarray(noise(64, 64)), "JPEG")
+
+
+@pytest.mark.parametrize("damage", ["truncated", "broken off", "without end"])
+def test_a_damaged_jpeg_is_rejected_unless_allowed(damage: str) -> None:
+    half = JPEG[: len(JPEG) // 2]
+    data = {"truncated": half, "broken off": half + b"\xff\xd9", "without end": JPEG[:-2]}[damage]
+    how = images.Rendering(size=64)
+    with pytest.raises(ImageError, match=r"truncated or damaged: .*[Pp]remature end"):
+        images.render(data, "x.jpg", how)
+    pixels, _ = images.render(data, "x.jpg", replace(how, allow_truncated=True))
+    whole, _ = images.render(JPEG, "x.jpg", how)
+    assert np.array_equal(pixels[:15], whole[:15])  # the 16th row's colour reaches into what is missing
+    assert (damage == "without end") == np.array_equal(pixels, whole)
+
+
+def test_only_whole_upright_baseline_jpegs_of_the_size_are_passed_through() -> None:
+    picture = Image.fromarray(noise(64, 64))
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    assert images.is_square_jpeg(JPEG, 64)
+    assert images.is_square_jpeg(encoded(picture.convert("L"), "JPEG"), 64)
+    for data in (
+        b"",
+        JPEG[:-2],
+        JPEG[:300],
+        encoded(picture, "PNG"),
+        encoded(picture, "JPEG", progressive=True),
+        encoded(picture.convert("CMYK"), "JPEG"),
+        encoded(picture, "JPEG", exif=turned),
+        encoded(picture.resize((64, 65)), "JPEG"),
+    ):
+        assert not images.is_square_jpeg(data, 64)
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,12 @@ def test_a_sample_larger_than_a_shard_gets_one_of_its_own() -> None:
             for bad in ("train=0.8", "train", "train=0.8,train=0.2", "a=0.5,b=0.4", "a=1,b=0", "a=.,b=1", "")
         ),
         ("seed", -1, "seed must be an integer of at least 0, got -1"),
+        ("decode", "half", "unknown decode 'half'; choose from: full, scaled"),
+        ("allow_truncated", 1, "allow_truncated must be True or False, got 1"),
+        *(
+            ("background", bad, f"background must be a colour as 'black' or '#1e90ff', got {bad!r}")
+            for bad in ("blackish", "#12", "#11223344", "", 7)
+        ),
     ],
 )
 def test_a_bad_setting_names_field_value_and_choices(setting: str, value: object, message: str) -> None:

@@ -1,0 +1,103 @@
+"""A list file that says which picture belongs to which split."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from precache import Recipe, convert, open_dataset, verify_deep
+from precache.errors import PrecacheError
+from precache.source import scan_tree
+from tests.command import check_bad_input, run
+from tests.conftest import IMAGES, small_recipe
+
+
+def write_list(path: Path, lines: list[str]) -> Path:
+    path.write_text("".join(f"{line}\n" for line in lines))
+    return path
+
+
+def test_each_picture_goes_where_the_list_puts_it(raw_tree: Path, tmp_path: Path) -> None:
+    samples = list(scan_tree(raw_tree).samples)
+    wanted = {s.path: ("val" if s.id % 5 == 0 else "train") for s in samples if s.id % 7}
+    listed = write_list(tmp_path / "list.csv", ["path,split", *(f"{p},{s}" for p, s in wanted.items())])
+    for name in ("shards", "dali"):
+        manifest = convert(
+            raw_tree, tmp_path / name, small_recipe(name), workers=0, split_list=listed
+        ).manifest
+        dataset = open_dataset(tmp_path / name)
+        for split in ("train", "val"):
+            ids, labels = dataset.read_index(split)
+            assert set(ids.tolist()) == {s.id for s in samples if wanted.get(s.path) == split}
+            assert all(samples[i].label == label for i, label in zip(ids, labels, strict=True))
+        left_out = {path for path, reason in manifest.ignored if reason == "not in the list of splits"}
+        assert left_out == {s.path for s in samples} - wanted.keys()
+        assert manifest.scanned == IMAGES == manifest.samples + len(left_out)
+        assert verify_deep(tmp_path / name, raw_tree, workers=0).problems == ()
+
+
+def test_the_list_is_part_of_the_recipe(raw_tree: Path, tmp_path: Path) -> None:
+    paths = [sample.path for sample in scan_tree(raw_tree).samples]
+    out, listed = tmp_path / "out", write_list(tmp_path / "list.csv", [f"{path},train" for path in paths])
+    recipe = small_recipe("shards", size=8)
+    convert(raw_tree, out, recipe, workers=0, split_list=listed)
+    assert convert(raw_tree, out, recipe, workers=0, split_list=listed).converted == 0
+    write_list(listed, [f"{path},train" for path in paths[1:]])
+    with pytest.raises(PrecacheError, match=r"out: holds another conversion \(splits list:"):
+        convert(raw_tree, out, recipe, workers=0, split_list=listed)
+    with pytest.raises(PrecacheError, match="holds another conversion"):
+        convert(raw_tree, out, recipe, workers=0)
+    assert "--splits LIST.csv" in open_dataset(out).manifest.recipe.to_flags()
+
+
+def test_names_with_commas_newlines_and_bytes_that_are_no_text_can_be_listed(tmp_path: Path) -> None:
+    from PIL import Image
+
+    names = [b"a, b.png", b"new\nline.png", b"na\xc3\xafve.png", b"latin\xef.png"]
+    folder = tmp_path / "tree" / "class one"
+    folder.mkdir(parents=True)
+    for name in names:
+        with open(bytes(folder) + b"/" + name, "wb") as file:
+            Image.new("RGB", (9, 9)).save(file, "PNG")
+    listed = tmp_path / "list.csv"
+    listed.write_bytes(b"".join(b'"class one/%s",val\n' % name for name in names))
+    manifest = convert(
+        tmp_path / "tree", tmp_path / "out", Recipe(format="webdataset", size=8), workers=0, split_list=listed
+    ).manifest
+    assert manifest.samples_per_class == {"val": (4,)}
+    assert np.array_equal(np.sort(open_dataset(tmp_path / "out").read_index("val")[0]), np.arange(4))
+
+
+@pytest.mark.parametrize(
+    ("lines", "mentions"),
+    [
+        ([], ["list.csv", "is empty"]),
+        (["001.anchor/001_0001.jpg"], ["list.csv, line 1", "expected 'path,split'"]),
+        (["a,b,c"], ["line 1", "got 'a,b,c'"]),
+        (["x.jpg,0"], ["line 1", "a split such as train"]),
+        (["001.anchor/gone.jpg,train"], ["lists '001.anchor/gone.jpg', which is no picture", "1 such lines"]),
+        (["x.jpg,train", "x.jpg,val"], ["line 2", "twice"]),
+    ],
+)
+def test_a_bad_list_names_file_and_line(
+    lines: list[str], mentions: list[str], raw_tree: Path, tmp_path: Path
+) -> None:
+    write_list(tmp_path / "list.csv", lines)
+    arguments = ("convert", raw_tree, "out", "--format", "shards", "--splits", "list.csv")
+    check_bad_input(run("precache", *arguments, cwd=tmp_path), *mentions)
+
+
+def test_a_list_that_is_missing_or_beside_shares_is_refused(raw_tree: Path, tmp_path: Path) -> None:
+    arguments = ("convert", raw_tree, "out", "--format", "shards", "--splits", "gone.csv")
+    check_bad_input(run("precache", *arguments, cwd=tmp_path), "gone.csv", "No such file")
+    listed = write_list(tmp_path / "list.csv", ["x.jpg,train"])
+    with pytest.raises(PrecacheError, match="exclude one another"):
+        convert(
+            raw_tree,
+            tmp_path / "out",
+            Recipe(format="shards", splits="a=0.5,b=0.5"),
+            workers=0,
+            split_list=listed,
+        )
+    with pytest.raises(PrecacheError, match="pass it as split_list"):
+        convert(raw_tree, tmp_path / "out", Recipe(format="shards", splits=f"list:{'0' * 64}"), workers=0)

@@ -232,6 +232,15 @@ def check_file(folder: Path, file: FileEntry) -> str | None:
     return None
 
 
+def check_manifest(folder: Path) -> str | None:
+    """What is wrong with the manifest of the dataset in `folder`, as one line, or None."""
+    path = folder / MANIFEST_NAME
+    content = json.loads(path.read_bytes())
+    if content["checksum"] != _checksum(content):
+        return f"{path}: was edited since the conversion (its checksum is not that of its content)"
+    return None
+
+
 def count_reasons(reasons: list[str]) -> dict[str, int]:
     """Reasons and how often each occurs, most frequent first."""
     return dict(Counter(reasons).most_common())
@@ -247,7 +256,13 @@ def _encode(manifest: Manifest) -> bytes:
     content = {"version": VERSION, "counts": counts, **asdict(manifest)}
     del content["scanned"]
     content["recipe"] = manifest.recipe.to_json()
-    return (json.dumps(content, indent=1) + "\n").encode()
+    return (json.dumps({**content, "checksum": _checksum(content)}, indent=1) + "\n").encode()
+
+
+def _checksum(content: dict[str, Any]) -> str:
+    """SHA-256 (hex) of everything in a manifest but its checksum."""
+    rest = {name: value for name, value in content.items() if name != "checksum"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
 def _decode(content: Any, path: Path) -> Manifest:
@@ -258,6 +273,7 @@ def _decode(content: Any, path: Path) -> Manifest:
                 f"{path}: manifest version {version}, expected {VERSION}; "
                 f"convert the dataset again or use the release that wrote it"
             )
+        del content["checksum"]
         content["scanned"] = content.pop("counts")["scanned"]
         content["recipe"] = Recipe(**content["recipe"])
         content["index"] = FileEntry(**content["index"])

@@ -12,7 +12,7 @@ from precache import executors, images
 from precache.errors import DatasetError, ImageError
 from precache.formats import FORMATS, StoredSample
 from precache.images import Decoded, Pixels
-from precache.manifest import ConvertedDataset, ShardEntry, check_file, open_dataset
+from precache.manifest import ConvertedDataset, ShardEntry, check_file, check_manifest, open_dataset
 from precache.recipe import Recipe
 from precache.source import SampleRef, Scan, scan_tree
 
@@ -23,6 +23,8 @@ JPEG_TOLERANCE_DB = 1.0
 def verify(path: str | os.PathLike[str]) -> list[str]:
     """Compare every file of the dataset in `path` with the manifest's sizes and checksums.
 
+    The manifest itself carries one, too.
+
     Returns:
         One line per damaged or missing file; empty if all are as they were written.
 
@@ -30,7 +32,8 @@ def verify(path: str | os.PathLike[str]) -> list[str]:
         DatasetError: `path` is not a converted dataset.
     """
     dataset = open_dataset(path)
-    return [problem for file in dataset.manifest.files if (problem := check_file(dataset.path, file))]
+    checks = (check_manifest(dataset.path), *(check_file(dataset.path, f) for f in dataset.manifest.files))
+    return [problem for problem in checks if problem is not None]
 
 
 def verify_across(paths: Sequence[str | os.PathLike[str]]) -> list[str]:

@@ -54,6 +54,31 @@ def test_deep_names_a_jpeg_of_lower_quality(name: str, raw_tree: Path, tmp_path:
     assert "dB from its source, expected" in report.problems[0]
 
 
+@pytest.mark.parametrize("damage", ["flipped bit", "truncated", "missing", "edited manifest"])
+@pytest.mark.parametrize("name", sorted(FORMATS))
+def test_verify_names_the_damaged_file_and_what_to_run(
+    name: str, damage: str, converted: dict[str, Path], tmp_path: Path
+) -> None:
+    path = Path(shutil.copytree(converted[name], tmp_path / "copy"))
+    file = path / open_dataset(path).manifest.shards[2].file_name
+    content = bytearray(file.read_bytes())
+    if damage == "flipped bit":
+        content[len(content) // 3] ^= 4
+        file.write_bytes(content)
+    elif damage == "truncated":
+        file.write_bytes(content[:-1])
+    elif damage == "missing":
+        file.unlink()
+    else:
+        file = path / "dataset.json"
+        file.write_text(file.read_text().replace('"001.anchor"', '"001.ancher"'))
+    result = run("precache", "verify", "copy", cwd=tmp_path)
+    assert result.returncode == 1
+    problem, remedy = result.stderr.splitlines()
+    assert problem.startswith(f"copy/{file.name}: ")
+    assert f"rewrite it with 'precache convert SRC copy --format {name}" in remedy
+
+
 def test_deep_refuses_another_tree(converted: dict[str, Path], tmp_path: Path) -> None:
     (tmp_path / "class").mkdir()
     Image.new("RGB", (8, 8)).save(tmp_path / "class/a.png")

@@ -3,8 +3,9 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
+SIMD   ?= .venv-simd
 
-.PHONY: quickstart test lint clean
+.PHONY: quickstart test test-simd lint clean
 
 # Set up once; again when the dependencies change.
 $(VENV)/.installed: pyproject.toml
@@ -17,11 +18,26 @@ $(VENV)/.installed-test: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --editable '.[dali,gpu,test]'
 	touch $@
 
+# Pillow-SIMD, in front of all that .venv holds: nothing else is installed twice.
+$(SIMD)/.installed: $(VENV)/.installed-test
+	$(PYTHON) -m venv $(SIMD)
+	$(SIMD)/bin/python -m pip install --quiet --no-deps pillow-simd
+	$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
+		> "$$($(SIMD)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/base.pth"
+	$(SIMD)/bin/python -c 'from precache import codecs; assert codecs.pillow_is_simd(), codecs.made_by()'
+	touch $@
+
 quickstart: $(VENV)/.installed
 	$(BIN)/bench quickstart
 
 test: $(VENV)/.installed-test
 	$(BIN)/python -m pytest
+
+# Skipped where Pillow-SIMD cannot be compiled; any other failure fails.
+test-simd: $(VENV)/.installed-test
+	@if $(MAKE) --no-print-directory $(SIMD)/.installed; \
+	then $(SIMD)/bin/python -m pytest; \
+	else echo "SKIPPED: Pillow-SIMD cannot be installed here; it needs a C compiler and the headers of libjpeg and zlib"; fi
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .
@@ -29,4 +45,4 @@ lint: $(VENV)/.installed-test
 	$(BIN)/mypy
 
 clean:
-	rm -rf $(VENV) build *.egg-info data/quickstart
+	rm -rf $(VENV) $(SIMD) build *.egg-info data/quickstart

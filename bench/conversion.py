@@ -22,7 +22,7 @@ import torch
 from bench import peers, stats
 from bench.hardware import describe_machine
 from bench.processes import ProcessRun, run_watched
-from precache import images
+from precache import images, jpeg
 from precache.errors import (
     ImageError,
     MissingDependencyError,
@@ -226,7 +226,7 @@ def time_stages(scan: Scan, recipe: Recipe, pictures: int, scratch: Path) -> dic
         times.append(time.perf_counter())
         pixels = images.fit(decoded, how)
         times.append(time.perf_counter())
-        stored = pixels if recipe.format == "shards" else images.encode_jpeg(pixels, recipe.quality)
+        stored = pixels if recipe.format == "shards" else jpeg.encode_jpeg(pixels, recipe.quality)
         times.append(time.perf_counter())
         moments.append(times)
         samples.append(Sample(len(samples), 0, stored, path, (decoded.width, decoded.height)))

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from precache import executors, images
+from precache import executors, images, jpeg
 from precache.errors import SettingError, check_range
 from precache.source import scan_tree
 from precache.storage import atomic_folder
@@ -84,5 +84,5 @@ def _write_photo(task: _Task, tick: Callable[[], None]) -> None:
         cell = images.decode(images.read_bytes(path), path).resize(_CELL, Image.Resampling.BICUBIC)
         grid.paste(cell, (number % columns * width, number // columns * height))
     photo = grid.resize(task.size, Image.Resampling.BICUBIC)
-    task.path.write_bytes(images.encode_jpeg(np.asarray(photo), _QUALITY))
+    task.path.write_bytes(jpeg.encode_jpeg(np.asarray(photo), _QUALITY))
     tick()

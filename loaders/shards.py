@@ -12,7 +12,7 @@ from loaders.batch import DecodedBatch, LoaderSpec, Positions
 from loaders.dataset import SplitData
 from precache.errors import DatasetError
 from precache.formats.shards import ShardArrays, open_shard
-from precache.images import Pixels
+from precache.jpeg import Pixels
 
 
 def open_reader(spec: LoaderSpec, data: SplitData, size: int) -> "ShardsReader":

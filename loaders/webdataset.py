@@ -12,7 +12,7 @@ from loaders.dataset import SplitData
 from loaders.encoded import read_batches
 from precache.errors import DatasetError, MissingDependencyError
 from precache.formats import StoredSample
-from precache.images import Pixels
+from precache.jpeg import Pixels
 
 
 def open_reader(spec: LoaderSpec, data: SplitData, size: int) -> "WebdatasetReader":

@@ -7,21 +7,18 @@ less than half the time; everything else goes through Pillow.
 """
 
 import io
-import math
 import warnings
 from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import simplejpeg
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from precache import jpeg
 from precache.codecs import pillow_is_simd
 from precache.errors import ImageError
-
-Pixels: TypeAlias = npt.NDArray[np.uint8]
-"""uint8 [height, width, 3], RGB, 0-255."""
+from precache.jpeg import Pixels
 
 Color: TypeAlias = tuple[int, int, int]
 WHITE: Color = (255, 255, 255)
@@ -37,15 +34,7 @@ RESAMPLING = {
 }
 FITS = ("crop", "pad", "stretch")
 
-_JPEG_START = b"\xff\xd8\xff"
-_BASELINE = 0xC0
-_EXIF_ORIENTATION = 0x0112
 _SIDEWAYS = (5, 6, 7, 8)
-# Where an orientation can stand; in entropy-coded data these bytes only cost the slower look.
-_ORIENTATION_MARKS = (b"Exif\0\0", b"http://ns.adobe.com/xap/")
-# What libjpeg says of scan data that breaks off or cannot be; it fills the rest with grey and goes on.
-# Bytes too many, in contrast, are in many a picture that looks as it should.
-_DAMAGE = ("premature end", "bad huffman code", "instead of rst")
 # Pillow-SIMD works on four bytes at a time; a wrapped RGBX saves it the copy into its own layout.
 _COLOUR_MODE = "RGBX" if pillow_is_simd() else "RGB"
 # A scaled decode must leave this many times the pixels needed, a side: see README, Pixels.
@@ -130,7 +119,7 @@ def decode_for(data: bytes, path: str, how: Rendering) -> Decoded:
     if not data:
         raise ImageError(path, "cannot be decoded (the file is empty)")
     try:
-        decoded = _decode_jpeg(data, how) if data.startswith(_JPEG_START) else None
+        decoded = _decode_jpeg(data, how) if data.startswith(jpeg.START) else None
         return decoded or _decode_any(data, how)
     except Exception as error:  # decoders raise nearly anything on damaged bytes
         reason = " ".join(str(error).split()) or type(error).__name__
@@ -147,21 +136,6 @@ def fit(decoded: Decoded, how: Rendering) -> Pixels:
     if how.fit == "crop":
         box = crop_box(decoded.width, decoded.height, how.size)
     return _resize(decoded, (how.size, how.size), box, how.resample)
-
-
-def is_square_jpeg(data: bytes, size: int) -> bool:
-    """Whether `data` is a whole, upright, baseline JPEG of `size` x `size`, in YCbCr or grey.
-
-    Any JPEG decoder reads these, GPU ones too, and turns them into the same picture. The markers are
-    looked at, the scan data is not.
-    """
-    if not (data.startswith(_JPEG_START) and data.endswith(b"\xff\xd9") and _frame_marker(data) == _BASELINE):
-        return False
-    try:
-        height, width, colorspace, _ = simplejpeg.decode_jpeg_header(data)
-    except ValueError:
-        return False
-    return (width, height) == (size, size) and colorspace in ("YCbCr", "Gray") and _orientation(data) == 1
 
 
 def reference(image: Image.Image, size: int) -> Pixels:
@@ -193,24 +167,6 @@ def _resized(width: int, height: int, size: int) -> tuple[int, int]:
 def centre_offset(side: int, size: int) -> int:
     """Where a centred crop of `size` starts in a side of `side` pixels, as torchvision rounds it."""
     return round((side - size) / 2)
-
-
-def encode_jpeg(pixels: Pixels, quality: int) -> bytes:
-    """JPEG bytes of `pixels`, colour in full resolution from quality 95 on, else 4:2:0."""
-    subsampling = "444" if quality >= 95 else "420"
-    encoded: bytes = simplejpeg.encode_jpeg(
-        np.ascontiguousarray(pixels), quality=quality, colorspace="RGB", colorsubsampling=subsampling
-    )
-    return encoded
-
-
-def decode_jpeg(data: bytes, path: str) -> Pixels:
-    """Pixels of a JPEG that `encode_jpeg` wrote; ImageError names `path` if it is damaged."""
-    try:
-        pixels: Pixels = simplejpeg.decode_jpeg(data, colorspace="RGB")
-    except ValueError as error:
-        raise ImageError(path, f"cannot be decoded ({error})") from error
-    return pixels
 
 
 def _resize(
@@ -254,42 +210,19 @@ def _decode_jpeg(data: bytes, how: Rendering) -> Decoded | None:
     limit = Image.MAX_IMAGE_PIXELS
     if colorspace in ("CMYK", "YCCK") or (limit is not None and width * height > 2 * limit):
         return None
-    orientation = _orientation(data)
+    orientation = jpeg.orientation(data)
     reduction = _reduction(width, height, orientation, how)
-    pixels = _jpeg_pixels(data, "GRAY" if colorspace == "Gray" else _COLOUR_MODE, reduction, how)
+    mode = "GRAY" if colorspace == "Gray" else _COLOUR_MODE
+    pixels = jpeg.decode_strictly(data, mode, reduction, allow_truncated=how.allow_truncated)
     if pixels is None:
         return None
     decoded = _wrap(pixels)
     if orientation != 1:
-        decoded.getexif()[_EXIF_ORIENTATION] = orientation
+        decoded.getexif()[jpeg.EXIF_ORIENTATION] = orientation
         decoded = ImageOps.exif_transpose(decoded)
     if orientation in _SIDEWAYS:
         width, height = height, width
     return Decoded(decoded, width, height, reduction)
-
-
-def _orientation(data: bytes) -> int:
-    """EXIF orientation of a JPEG, 1 to 8; from XMP where EXIF has none."""
-    if not any(mark in data for mark in _ORIENTATION_MARKS):
-        return 1
-    with Image.open(io.BytesIO(data)) as image:
-        orientation: int = image.getexif().get(_EXIF_ORIENTATION, 1)
-        return orientation
-
-
-def _frame_marker(data: bytes) -> int | None:
-    """The second byte of a JPEG's start-of-frame marker: 0xC0 baseline, 0xC2 progressive (T.81, B.1.1.3)."""
-    position = 2
-    while data[position : position + 1] == b"\xff" and position + 4 <= len(data):
-        marker = data[position + 1]
-        if 0xC0 <= marker <= 0xCF and marker not in (
-            0xC4,
-            0xC8,
-            0xCC,
-        ):  # Huffman tables, reserved, arithmetic
-            return marker
-        position += 2 + int.from_bytes(data[position + 2 : position + 4], "big")
-    return None
 
 
 def _reduction(width: int, height: int, orientation: int, how: Rendering) -> int:
@@ -305,27 +238,6 @@ def _reduction(width: int, height: int, orientation: int, how: Rendering) -> int
         if whole and kept / factor >= needed:
             return factor
     return 1
-
-
-def _jpeg_pixels(data: bytes, colorspace: str, reduction: int, how: Rendering) -> Pixels | None:
-    """The pixels of a JPEG by simplejpeg, or None where Pillow decides what is beyond repair."""
-    options: dict[str, float] = {}
-    if reduction > 1:
-        height, width, *_ = simplejpeg.decode_jpeg_header(data, strict=False)
-        options = {
-            "min_height": math.ceil(height / reduction),
-            "min_width": math.ceil(width / reduction),
-            "min_factor": reduction,
-        }
-    try:
-        pixels: Pixels = simplejpeg.decode_jpeg(data, colorspace=colorspace, **options)
-    except ValueError as error:  # strict: it also refuses what libjpeg only warns about
-        if not any(words in str(error).lower() for words in _DAMAGE):
-            return None
-        if not how.allow_truncated:
-            raise ValueError(f"truncated or damaged: {error}") from error
-        pixels = simplejpeg.decode_jpeg(data, colorspace=colorspace, strict=False, **options)
-    return pixels
 
 
 def _wrap(pixels: Pixels) -> Image.Image:

@@ -14,10 +14,10 @@ from rich.console import Console
 from rich.markup import escape as escape_markup
 from rich.table import Table
 
-from precache import images
+from precache import jpeg
 from precache.commandline import human_bytes, printable
 from precache.formats import FORMATS, StoredSample
-from precache.images import Pixels
+from precache.jpeg import Pixels
 from precache.manifest import ConvertedDataset, Manifest, count_reasons
 from precache.storage import atomic_write
 
@@ -212,8 +212,8 @@ def _rows(samples: Iterable[StoredSample], wanted: set[int]) -> Iterable[StoredS
 def _data_uri(pixels: Pixels) -> str:
     side = min(_THUMBNAIL, len(pixels))
     small = Image.fromarray(pixels).resize((side, side), Image.Resampling.BILINEAR)
-    jpeg = images.encode_jpeg(np.asarray(small), _THUMBNAIL_QUALITY)
-    return f"data:image/jpeg;base64,{base64.b64encode(jpeg).decode()}"
+    content = jpeg.encode_jpeg(np.asarray(small), _THUMBNAIL_QUALITY)
+    return f"data:image/jpeg;base64,{base64.b64encode(content).decode()}"
 
 
 def _path_table(rows: Iterable[tuple[str, str]]) -> str:

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
-from precache import images
+from precache import images, jpeg
 from precache.errors import ImageError, SourceError
 from precache.formats import FORMATS, Sample
-from precache.images import Pixels
 from precache.journal import FinishedShard
+from precache.jpeg import Pixels
 from precache.manifest import FileEntry, RejectedSample, ShardEntry
 from precache.output import OutputFile, publish
 from precache.recipe import Recipe
@@ -68,7 +68,7 @@ def store(data: bytes, path: str, recipe: Recipe) -> tuple[bytes | Pixels, tuple
     Raises:
         ImageError: it cannot be decoded; names `path`.
     """
-    if recipe.passthrough and images.is_square_jpeg(data, recipe.size):
+    if recipe.passthrough and jpeg.is_square_jpeg(data, recipe.size):
         return data, (recipe.size, recipe.size)
     return images.render(data, path, recipe.rendering)
 

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
-from precache import executors, images
+from precache import executors, images, jpeg
 from precache.errors import DatasetError, ImageError
 from precache.formats import FORMATS, StoredSample
-from precache.images import Decoded, Pixels
+from precache.images import Decoded
+from precache.jpeg import Pixels
 from precache.manifest import ConvertedDataset, ShardEntry, check_file, check_manifest, open_dataset
 from precache.recipe import Recipe
 from precache.source import SampleRef, Scan, scan_tree
@@ -184,7 +185,7 @@ def _compare(task: _DeepTask, ref: SampleRef, sample: StoredSample) -> _Compared
         if not np.array_equal(stored, expected):
             problem = f"{where} is not what its source gives ({psnr(stored, expected):.1f} dB)"
     elif not (recipe.passthrough and sample.data == data):
-        again = images.decode_jpeg(images.encode_jpeg(expected, recipe.quality), path)
+        again = jpeg.decode_jpeg(jpeg.encode_jpeg(expected, recipe.quality), path)
         bound = psnr(again, expected) - JPEG_TOLERANCE_DB
         if psnr(stored, expected) < bound:
             problem = f"{where} is {psnr(stored, expected):.1f} dB from its source, expected {bound:.1f}"

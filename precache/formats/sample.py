@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from precache.images import Pixels, decode_jpeg, encode_jpeg
+from precache.jpeg import Pixels, decode_jpeg, encode_jpeg
 from precache.output import OutputFile
 from precache.recipe import Recipe
 

@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from precache.errors import DatasetError
 from precache.formats.sample import Format, Sample, StoredSample
-from precache.images import Pixels
+from precache.jpeg import Pixels
 from precache.output import OutputFile, write_beside
 from precache.recipe import Recipe
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from precache import convert, images, open_dataset
+from precache import convert, jpeg, open_dataset
 from precache.formats import FORMATS
 from tests.command import check_bad_input, run
 from tests.conftest import CLASSES, small_recipe
@@ -57,7 +57,7 @@ def test_the_page_shows_each_class_as_stored(name: str, converted: dict[str, Pat
     for picture in page.pictures:
         kind, _, data = picture["src"].partition(",")
         assert kind == "data:image/jpeg;base64"
-        shown = images.decode_jpeg(base64.b64decode(data), "page").astype(int)
+        shown = jpeg.decode_jpeg(base64.b64decode(data), "page").astype(int)
         assert np.abs(shown - stored[int(picture["alt"].removeprefix("sample "))]).mean() < 12
     assert not re.search(r"https?://|url\(|<script|<link", text), "needs no network"
 

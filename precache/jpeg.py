@@ -1,0 +1,112 @@
+"""JPEG by libjpeg-turbo, through simplejpeg: decode, encode, and what the markers say."""
+
+import io
+import math
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import simplejpeg
+from PIL import Image
+
+from precache.errors import ImageError
+
+Pixels: TypeAlias = npt.NDArray[np.uint8]
+"""uint8 [height, width, 3], RGB, 0-255."""
+
+START = b"\xff\xd8\xff"
+EXIF_ORIENTATION = 0x0112
+_BASELINE = 0xC0
+# Where an orientation can stand; in entropy-coded data these bytes only cost the slower look.
+_ORIENTATION_MARKS = (b"Exif\0\0", b"http://ns.adobe.com/xap/")
+# What libjpeg says of scan data that breaks off or cannot be; it fills the rest with grey and goes on.
+# Bytes too many, in contrast, are in many a picture that looks as it should.
+_DAMAGE = ("premature end", "bad huffman code", "instead of rst")
+
+
+def encode_jpeg(pixels: Pixels, quality: int) -> bytes:
+    """JPEG bytes of `pixels`, colour in full resolution from quality 95 on, else 4:2:0."""
+    subsampling = "444" if quality >= 95 else "420"
+    encoded: bytes = simplejpeg.encode_jpeg(
+        np.ascontiguousarray(pixels), quality=quality, colorspace="RGB", colorsubsampling=subsampling
+    )
+    return encoded
+
+
+def decode_jpeg(data: bytes, path: str) -> Pixels:
+    """Pixels of a JPEG that `encode_jpeg` wrote; ImageError names `path` if it is damaged."""
+    try:
+        pixels: Pixels = simplejpeg.decode_jpeg(data, colorspace="RGB")
+    except ValueError as error:
+        raise ImageError(path, f"cannot be decoded ({error})") from error
+    return pixels
+
+
+def decode_strictly(
+    data: bytes, colorspace: str, reduction: int = 1, *, allow_truncated: bool = False
+) -> Pixels | None:
+    """The pixels of a JPEG, uint8 [height, width, channels]; None where Pillow decides what it is.
+
+    Args:
+        colorspace: `RGB`, `RGBX` or `GRAY`.
+        reduction: 1, 2, 4 or 8: decode every so many-th row and column, averaged.
+
+    Raises:
+        ValueError: data is missing or cannot be, and `allow_truncated` is not set.
+    """
+    options: dict[str, float] = {}
+    if reduction > 1:
+        height, width, *_ = simplejpeg.decode_jpeg_header(data, strict=False)
+        options = {
+            "min_height": math.ceil(height / reduction),
+            "min_width": math.ceil(width / reduction),
+            "min_factor": reduction,
+        }
+    try:
+        pixels: Pixels = simplejpeg.decode_jpeg(data, colorspace=colorspace, **options)
+    except ValueError as error:  # strict: it also refuses what libjpeg only warns about
+        if not any(words in str(error).lower() for words in _DAMAGE):
+            return None
+        if not allow_truncated:
+            raise ValueError(f"truncated or damaged: {error}") from error
+        pixels = simplejpeg.decode_jpeg(data, colorspace=colorspace, strict=False, **options)
+    return pixels
+
+
+def is_square_jpeg(data: bytes, size: int) -> bool:
+    """Whether `data` is a whole, upright, baseline JPEG of `size` x `size`, in YCbCr or grey.
+
+    Any JPEG decoder reads these, GPU ones too, and turns them into the same picture. The markers are
+    looked at, the scan data is not.
+    """
+    if not (data.startswith(START) and data.endswith(b"\xff\xd9") and _frame_marker(data) == _BASELINE):
+        return False
+    try:
+        height, width, colorspace, _ = simplejpeg.decode_jpeg_header(data)
+    except ValueError:
+        return False
+    return (width, height) == (size, size) and colorspace in ("YCbCr", "Gray") and orientation(data) == 1
+
+
+def orientation(data: bytes) -> int:
+    """EXIF orientation of a JPEG, 1 to 8; from XMP where EXIF has none."""
+    if not any(mark in data for mark in _ORIENTATION_MARKS):
+        return 1
+    with Image.open(io.BytesIO(data)) as image:
+        found: int = image.getexif().get(EXIF_ORIENTATION, 1)
+        return found
+
+
+def _frame_marker(data: bytes) -> int | None:
+    """The second byte of a JPEG's start-of-frame marker: 0xC0 baseline, 0xC2 progressive (T.81, B.1.1.3)."""
+    position = 2
+    while data[position : position + 1] == b"\xff" and position + 4 <= len(data):
+        marker = data[position + 1]
+        if 0xC0 <= marker <= 0xCF and marker not in (
+            0xC4,
+            0xC8,
+            0xCC,
+        ):  # Huffman tables, reserved, arithmetic
+            return marker
+        position += 2 + int.from_bytes(data[position + 2 : position + 4], "big")
+    return None

@@ -17,6 +17,7 @@ import click
 from tqdm import tqdm
 
 from precache.errors import PrecacheError, SettingError
+from precache.executors import blocked
 
 _DEBUG = "precache.debug"
 
@@ -55,10 +56,14 @@ class ProgressBar:
 
     def __call__(self, done: int, total: int) -> None:
         """Show that `done` of `total` units are done."""
-        if self._bar is None:
-            # a resumed run starts where it stopped: its rate counts its own work only
-            self._bar = tqdm(total=total, initial=done, **self._options)
-        self._bar.update(done - self._bar.n)
+        if _received:
+            raise _received[-1]
+        with blocked(signal.SIGINT, signal.SIGTERM):  # half a bar would complain when it is deleted
+            if self._bar is None:
+                tqdm.monitor_interval = 0  # its thread would only refresh the bar, and forbid forks
+                # a resumed run starts where it stopped: its rate counts its own work only
+                self._bar = tqdm(total=total, initial=done, **self._options)
+            self._bar.update(done - self._bar.n)
 
     def __exit__(self, *error: object) -> None:
         if self._bar is not None:
@@ -68,7 +73,8 @@ class ProgressBar:
 def run(group: click.Group, program: str, arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code; errors become one line on stderr."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    previous = signal.signal(signal.SIGTERM, _on_sigterm)
+    _received.clear()
+    previous = {number: signal.signal(number, _on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         return _run(group, program, arguments)
     except (KeyboardInterrupt, click.Abort, _Terminated) as stop:
@@ -76,15 +82,22 @@ def run(group: click.Group, program: str, arguments: Sequence[str] | None = None
         _complain(program, f"{word}; run the same command again to go on, or to start anew")
         return code
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 class _Terminated(BaseException):
     """SIGTERM came: like KeyboardInterrupt, nobody's business to catch on the way."""
 
 
-def _on_sigterm(*_: object) -> None:
-    raise _Terminated
+# What a signal raised. C code, as that of a module being imported, can swallow an exception: then it is
+# raised again at the next step of progress.
+_received: list[BaseException] = []
+
+
+def _on_signal(number: int, _: object) -> None:
+    _received.append(KeyboardInterrupt() if number == signal.SIGINT else _Terminated())
+    raise _received[-1]
 
 
 def _run(group: click.Group, program: str, arguments: list[str]) -> int:

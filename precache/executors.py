@@ -1,8 +1,10 @@
 """Where a plan runs: in processes of this machine, or in the calling one."""
 
+import gc
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
 from collections import deque
@@ -11,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import SpawnProcess
+from multiprocessing.process import BaseProcess
 from typing import Any, TypeVar
 
 from precache.errors import WorkerError
@@ -119,15 +121,17 @@ class _Worker:
     attempts: deque[_Attempt] = field(default_factory=deque)
     free: bool = True
     dead: bool = False
-    process: SpawnProcess = field(init=False)
+    process: BaseProcess = field(init=False)
     connection: "Connection[Any, Any]" = field(init=False)
 
     def __post_init__(self) -> None:
-        # spawn: forking a process that holds threads, as one with torch does, can deadlock
-        context = multiprocessing.get_context("spawn")
+        method = "fork" if _may_fork() else "spawn"
+        context: Any = multiprocessing.get_context(method)
         self.connection, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs, self.function, self.finish), daemon=True)
-        with _without_sigint(), _environment(OPENBLAS_NUM_THREADS="1"):  # NumPy's threads would idle
+        arguments = (theirs, self.function, self.finish, method == "fork")
+        self.process = context.Process(target=_serve, args=arguments, daemon=True)
+        # On Ctrl-C the parent ends the run. NumPy's threads would only idle.
+        with blocked(signal.SIGINT), _environment(OPENBLAS_NUM_THREADS="1"):
             self.process.start()
         theirs.close()  # so that reading fails once the worker is gone
 
@@ -163,13 +167,21 @@ class _Worker:
         self.connection.close()
 
 
+def _may_fork() -> bool:
+    """Whether a fork is as safe as a new process; it is ready at once, where that has to import NumPy.
+
+    A thread of this process may hold a lock that its copy would wait for; torch brings such threads.
+    """
+    return sys.platform == "linux" and threading.active_count() == 1 and "torch" not in sys.modules
+
+
 @contextmanager
-def _without_sigint() -> Iterator[None]:
-    """Block SIGINT, in what is started in the block for good: the parent ends the run on Ctrl-C."""
+def blocked(*signals: signal.Signals) -> Iterator[None]:
+    """Let `signals` wait until the end of the block; in what is started in the block, for good."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:
         yield
     finally:
@@ -192,9 +204,14 @@ def _environment(**variables: str) -> Iterator[None]:
 
 
 def _serve(
-    connection: "Connection[Any, Any]", function: Callable[..., Any], finish: Callable[..., Any]
+    connection: "Connection[Any, Any]",
+    function: Callable[..., Any],
+    finish: Callable[..., Any],
+    forked: bool,
 ) -> None:
     """Run the tasks that the parent sends, until it is gone."""
+    if forked:
+        _let_go(connection.fileno())
     link = _Link(connection)
     with ThreadPoolExecutor(1) as finisher, suppress(EOFError, OSError):  # the parent is gone: somebody
         finishing: Future[None] | None = None  # runs the same command again, and does this task
@@ -220,6 +237,18 @@ def _finish(link: "_Link", finish: Callable[..., Any], produced: Any) -> None:
         link.send("error", error)
     else:
         link.send("result", result)
+
+
+def _let_go(kept: int) -> None:
+    """Drop what a fork inherits: open files, but for the standard ones and `kept`, and the handler.
+
+    A worker that held the parent's ends of the connections would keep itself and others from seeing
+    that the parent is gone.
+    """
+    gc.freeze()  # the parent's objects are not ours to collect
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    os.closerange(3, kept)
+    os.closerange(kept + 1, os.sysconf("SC_OPEN_MAX"))
 
 
 class _Link:

@@ -20,9 +20,11 @@ from loaders.dataset import RAW, open_split
 from loaders.transfer import normalise
 from precache.errors import (
     DatasetError,
+    ImageError,
     MissingDependencyError,
     SettingError,
     SourceError,
+    WorkerError,
     check_choice,
     check_range,
 )
@@ -152,16 +154,15 @@ def compare(
 ) -> Result:
     """Measure each arm alone and with each trainer, all interleaved, `spec.repeats` times.
 
-    An arm whose folder or package is missing is skipped, with the reason.
+    An arm that fails, for want of its folder or package or over a damaged picture, is skipped, with
+    the reason.
 
     Raises:
         DatasetError: no arm can run.
         SettingError: unknown trainer.
     """
     usable, skipped = _check_arms(arms, spec)
-    if not usable:
-        reasons = "; ".join(f"{name}: {reason}" for name, reason in skipped.items())
-        raise DatasetError(f"nothing to measure: {reasons}")
+    _check_any(usable, skipped)
     classes = max(len(open_split(arm.path, "train").classes) for arm in usable)
     trainers = [make_trainer(name, spec.device, classes) for name in spec.trainers]
     cache = "warm" if all(_warm_cache(arm.path) for arm in usable) else "not warmed: larger than memory"
@@ -179,12 +180,17 @@ def compare(
         for trainer in measured:
             alone = run_trainer_alone(trainer, batches[trainer.name], spec.device, spec.warmup, spec.batches)
             record(None, trainer.name, alone)
-        for arm in usable:
-            for trainer in (NullTrainer(), *measured):
-                trial = run_trial(
-                    _opener(arm, spec, trainer), trainer, spec.device, spec.warmup, spec.batches
-                )
-                record(arm, trainer.name, trial)
+        for arm in tuple(usable):
+            try:
+                for trainer in (NullTrainer(), *measured):
+                    trial = run_trial(
+                        _opener(arm, spec, trainer), trainer, spec.device, spec.warmup, spec.batches
+                    )
+                    record(arm, trainer.name, trial)
+            except (DatasetError, ImageError, WorkerError) as error:
+                usable.remove(arm)
+                skipped[f"{arm.backend} on {arm.path}"] = str(error)
+        _check_any(usable, skipped)
     rows = tuple(_row(arm, trainer.name, trials) for trainer in trainers for arm in usable)
     settings = {
         **{name: value for name, value in asdict(spec).items() if name not in ("device", "trainers")},
@@ -193,6 +199,12 @@ def compare(
         "page_cache": cache,
     }
     return Result(describe_machine(spec.device), settings, rows, skipped)
+
+
+def _check_any(usable: Sequence[Arm], skipped: dict[str, str]) -> None:
+    if not usable:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in skipped.items())
+        raise DatasetError(f"nothing to measure: {reasons}")
 
 
 def _check_arms(arms: Sequence[Arm], spec: BenchSpec) -> tuple[list[Arm], dict[str, str]]:
@@ -224,7 +236,13 @@ def _opener(arm: Arm, spec: BenchSpec, trainer: Trainer) -> Callable[[], Loader]
 def _resident_batch(spec: BenchSpec, trainer: Trainer, classes: int) -> Batch:
     """A batch of noise on the device, of the shape and dtype that loaders deliver."""
     shape = (spec.batch_size, spec.size, spec.size, 3)
-    images = torch.randint(0, 256, shape, dtype=torch.uint8, device=spec.device).permute(0, 3, 1, 2)
+    try:
+        images = torch.randint(0, 256, shape, dtype=torch.uint8, device=spec.device).permute(0, 3, 1, 2)
+    except RuntimeError as error:  # torch's word for too little memory
+        raise SettingError(
+            f"batch_size {spec.batch_size:,} of {spec.size}x{spec.size} does not fit into memory; "
+            f"choose a smaller one"
+        ) from error
     if trainer.dtype.is_floating_point:
         images = normalise(images, trainer.dtype)
     labels = torch.randint(0, classes, (spec.batch_size,), device=spec.device)

@@ -14,7 +14,10 @@ from collections.abc import Callable
 import torch
 
 from loaders import dali, pytorch, shards, synthetic, webdataset
+from loaders.augment import Augmentation, source_size
+from loaders.augment import make as make_augmentation
 from loaders.batch import Batch, Loader, LoaderSpec, Reader, Shuffle
+from loaders.cache import CachedReader
 from loaders.dataset import RAW, SplitData, open_split
 from loaders.loader import EpochLoader
 from precache.errors import DatasetError, SettingError, check_choice
@@ -38,7 +41,7 @@ READS: dict[str, tuple[str, ...]] = {
 _AUTO = {RAW: "pytorch", "shards": "shards", "webdataset": "webdataset", "dali": "dali"}
 
 
-def build(
+def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
     path: str | os.PathLike[str],
     *,
     backend: str = "auto",
@@ -51,6 +54,11 @@ def build(
     dtype: torch.dtype = torch.uint8,
     last: str = "partial",
     workers: int | None = None,
+    rank: int | None = None,
+    world_size: int | None = None,
+    check: str = "first-read",
+    cache: str = "none",
+    augment: str | Augmentation | None = None,
 ) -> Loader:
     """Build the loader for the raw tree or the converted folder at `path`.
 
@@ -68,19 +76,32 @@ def build(
         size: side of the served square in pixels. A raw tree is resized to it (default 224) as
             the converter does it; of a converted dataset the centre is cropped (default: all).
         dtype: of the images: uint8, or float32, float16 or bfloat16, normalised.
-        last: of the last, short batch of an epoch: `"partial"` serves it, `"drop"` does not.
+        last: of the samples that fill no batch at the end of an epoch: `"partial"` serves a short
+            batch, `"pad"` fills it up with samples served before, `"drop"` leaves it out. Over
+            several ranks, `"partial"` shares them out, so that some may have one batch less.
         workers: processes that decode (`pytorch`; 0: the calling one), threads that decode or
             copy (others); default one per CPU.
+        rank, world_size: which of how many processes share each epoch, every sample served by one
+            of them; default those of `torch.distributed` where it is initialised, else 0 and 1.
+            `batch_size` is that of one rank.
+        check: `"first-read"` compares each shard's checksum with the manifest's when it is first
+            touched, `shards` in the background; `"never"` does not.
+        cache: `"ram"` keeps every decoded picture of the split in main memory, `"device"` in that of
+            `device`: from the second epoch on nothing is decoded. Order and pixels stay the same.
+        augment: `"train"`, random crops resized to `size` and mirrored every other time, batched on
+            `device`, from all that is stored; `"eval"` or None, the centre; or a function, see
+            `loaders.augment.Augmentation`. Give `size` with `"train"`: the default is all that is stored.
 
     Returns:
         An iterable of `Batch`; one iteration is one epoch.
 
     Raises:
-        SettingError: a value is out of range or unknown.
+        SettingError: a value is out of range or unknown, or the cache does not fit.
         DatasetError, SourceError: `path` does not hold what the backend reads.
         MissingDependencyError: the backend's package is not installed.
     """
     check_choice("backend", backend, [*BACKENDS, "auto"])
+    rank, world_size = _ranks(rank, world_size)
     spec = LoaderSpec(
         path=path,
         backend=backend,
@@ -93,6 +114,10 @@ def build(
         dtype=dtype,
         last=last,
         workers=available_cpus() if workers is None else workers,
+        rank=rank,
+        world_size=world_size,
+        check=check,
+        cache=cache,
     )
     data = open_split(spec.path, spec.split)
     backend = _AUTO[data.kind] if backend == "auto" else backend
@@ -103,8 +128,24 @@ def build(
             f"use backend {_AUTO[data.kind]!r} for it, or name another folder"
         )
     served_size = data.served_size(spec.size)
-    reader = BACKENDS[backend](spec, data, served_size)
-    return EpochLoader(spec, data, reader, served_size)
+    read_size, transform = served_size, make_augmentation(augment, served_size, spec.seed)
+    if transform is not None:
+        read_size = source_size(served_size) if data.kind == RAW else data.size
+    reader = BACKENDS[backend](spec, data, read_size)
+    if spec.cache != "none":
+        device = spec.device if spec.cache == "device" else torch.device("cpu")
+        reader = CachedReader(reader, data, read_size, device)
+    return EpochLoader(spec, data, reader, served_size, transform)
+
+
+def _ranks(rank: int | None, world_size: int | None) -> tuple[int, int]:
+    if (rank is None) != (world_size is None):
+        raise SettingError("rank and world_size belong together; give both or neither")
+    if rank is not None and world_size is not None:
+        return rank, world_size
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    return 0, 1
 
 
 def _device(device: str | torch.device) -> torch.device:

@@ -69,12 +69,20 @@ class LoaderSpec:
     dtype: torch.dtype
     last: str
     workers: int
+    rank: int
+    world_size: int
+    check: str
+    cache: str
 
     def __post_init__(self) -> None:
         check_range("batch_size", self.batch_size, 1)
         check_range("seed", self.seed, 0, 2**63 - 1)
         check_range("workers", self.workers, 0)
-        check_choice("last", self.last, ("drop", "partial"))
+        check_range("world_size", self.world_size, 1)
+        check_range("rank", self.rank, 0, self.world_size - 1)
+        check_choice("last", self.last, ("drop", "pad", "partial"))
+        check_choice("check", self.check, ("first-read", "never"))
+        check_choice("cache", self.cache, ("device", "none", "ram"))
         if self.size is not None:
             check_range("size", self.size, 1, MAX_SIZE)
         if not isinstance(self.shuffle, bool):
@@ -110,7 +118,8 @@ class Reader(Protocol):
 class Loader(Protocol):
     """What `loaders.build` returns.
 
-    Iterating serves one epoch, each sample of the split once; the next iteration serves the next.
+    Iterating serves one epoch, each sample of the split once over all ranks (`last` says what happens
+    to those that fill no batch); the next iteration serves the next.
     One iterator runs at a time: a new one ends the one before.
     """
 

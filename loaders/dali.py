@@ -151,7 +151,7 @@ class DaliReader:
         def read(path: str) -> list[StoredSample]:
             return list(read_shard(Path(path)))
 
-        for samples in read_batches(self._data, batches, read):
+        for samples in read_batches(self._data, batches, read, check=self._spec.check == "first-read"):
             encoded = _Encoded(
                 [sample.data for sample, _ in samples if isinstance(sample.data, bytes)],
                 [f"{shard}: sample {sample.id}" for sample, shard in samples],

@@ -28,6 +28,7 @@ class SplitData:
         labels: int64 [n].
         shard_samples: samples per shard, in stored order; a raw tree is one shard.
         files: paths of the shards; of the pictures themselves for a raw tree.
+        checksums: CRC-32C of the shards, hex; none for a raw tree.
         classes: class names.
         size: side of the stored squares in pixels; for a raw tree the default to resize to.
         digest: identity of the dataset, hex.
@@ -39,6 +40,7 @@ class SplitData:
     labels: Positions
     shard_samples: tuple[int, ...]
     files: tuple[str, ...]
+    checksums: tuple[str, ...]
     classes: tuple[str, ...]
     size: int
     digest: str
@@ -95,6 +97,7 @@ def _converted(dataset: ConvertedDataset, split: str) -> SplitData:
         labels=labels,
         shard_samples=tuple(shard.samples for shard in shards),
         files=tuple(str(dataset.shard_path(shard)) for shard in shards),
+        checksums=tuple(shard.files[0].crc32c for shard in shards),
         classes=dataset.manifest.classes,
         size=dataset.manifest.recipe.size,
         digest=dataset.manifest.digest(),
@@ -114,6 +117,7 @@ def _raw(scan: Scan, split: str) -> SplitData:
         labels=samples.labels[rows],
         shard_samples=(len(rows),),
         files=tuple(f"{scan.root}/{samples[row].path}" for row in rows.tolist()),
+        checksums=(),
         classes=scan.classes,
         size=RAW_SIZE,
         digest=hashlib.sha256(f"raw {scan.digest}".encode()).hexdigest(),

@@ -5,9 +5,10 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
 
+from loaders.augment import Augmentation
 from loaders.batch import Batch, LoaderSpec, Positions, Reader
 from loaders.dataset import SplitData
-from loaders.order import EpochOrder
+from loaders.order import EpochOrder, batch_count
 from loaders.prefetch import prefetch
 from loaders.transfer import deliver
 from precache.errors import SettingError, check_range
@@ -22,13 +23,21 @@ class EpochLoader:
     for a backend there are no epochs, only batches without end.
     """
 
-    def __init__(self, spec: LoaderSpec, data: SplitData, reader: Reader, size: int) -> None:
+    def __init__(
+        self,
+        spec: LoaderSpec,
+        data: SplitData,
+        reader: Reader,
+        size: int,
+        augmentation: Augmentation | None,
+    ) -> None:
         self.spec = spec
         self.classes = data.classes
         self.samples = len(data.ids)
         self.size = size
         self._data = data
         self._reader = reader
+        self._augmentation = augmentation
         self._order = EpochOrder(
             ids=data.ids,
             shard_samples=data.shard_samples,
@@ -36,6 +45,8 @@ class EpochLoader:
             seed=spec.seed,
             batch_size=spec.batch_size,
             last=spec.last,
+            rank=spec.rank,
+            world_size=spec.world_size,
         )
         self._epoch = 0
         self._served_batches = 0  # of this epoch, by the iterator that runs or by a loaded state
@@ -46,8 +57,8 @@ class EpochLoader:
         self._running: weakref.ref[Any] | None = None
 
     def __len__(self) -> int:
-        full, rest = divmod(self.samples, self.spec.batch_size)
-        return full + (rest > 0 and self.spec.last == "partial")
+        spec = self.spec
+        return batch_count(self.samples, spec.batch_size, spec.last, spec.rank, spec.world_size)
 
     def __iter__(self) -> Iterator[Batch]:
         if self._closed:
@@ -67,7 +78,7 @@ class EpochLoader:
             self._epoch, self._served_batches, self._resuming = epoch, 0, False
 
     def state_dict(self) -> dict[str, Any]:
-        """Epoch, batches served in it, and what they were served from."""
+        """Epoch, batches served in it, and what they were served from: the same on every rank."""
         return {"epoch": self._epoch, "served_batches": self._served_batches, **self._identity()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -79,8 +90,10 @@ class EpochLoader:
                     f"build it with the same data and settings"
                 )
         epoch, served = state.get("epoch"), state.get("served_batches")
+        spec = self.spec  # another rank may have a batch more than this one
+        most = batch_count(self.samples, spec.batch_size, spec.last, 0, spec.world_size)
         for name, value in (("epoch", epoch), ("served_batches", served)):
-            if not isinstance(value, int) or value < 0 or (name == "served_batches" and value > len(self)):
+            if not isinstance(value, int) or value < 0 or (name == "served_batches" and value > most):
                 raise SettingError(f"this state has {name} {value!r}; take one with state_dict()")
         self._stop_running()
         self._epoch, self._served_batches = int(epoch or 0), int(served or 0)
@@ -118,7 +131,7 @@ class EpochLoader:
                 batch = next(stream.batches)
                 # counted before it is handed out: a state taken in the loop body has it as served
                 self._served_batches += 1
-                yield deliver(batch, self.spec.device, self.spec.dtype)
+                yield deliver(batch, self.spec.device, self.spec.dtype, epoch, self._augmentation)
         except BaseException:  # GeneratorExit too: dropped in the middle
             stream.close()
             raise
@@ -133,7 +146,7 @@ class EpochLoader:
             "split": self.spec.split,
             "seed": self.spec.seed,
             "shuffle": self._order.kind,
-            "batch_size": self.spec.batch_size,
+            "global_batch_size": self.spec.batch_size * self.spec.world_size,
             "last": self.spec.last,
         }
 

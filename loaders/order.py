@@ -24,8 +24,9 @@ class EpochOrder:
         shard_samples: samples per shard, in stored order.
         kind: `full`, `window` or `none`.
         seed: with the epoch it gives the order.
-        batch_size: samples per batch.
-        last: `partial` or `drop`, see `cut`.
+        batch_size: samples per batch of one rank.
+        last: `partial`, `pad` or `drop`, see `cut`.
+        rank, world_size: which of how many processes share each epoch.
     """
 
     ids: Positions
@@ -34,16 +35,18 @@ class EpochOrder:
     seed: int
     batch_size: int
     last: str
+    rank: int = 0
+    world_size: int = 1
 
     def batches(self, epoch: int) -> list[Positions]:
-        """Positions of each batch of `epoch`, in the order they are served."""
+        """Positions of each batch of this rank in `epoch`, in the order they are served."""
         if self.kind == "full":
             order = full_order(self.ids, self.seed, epoch)
         elif self.kind == "window":
             order = window_order(self.shard_samples, self.seed, epoch)
         else:
             order = np.arange(len(self.ids))
-        return cut(order, self.batch_size, self.last)
+        return cut(order, self.batch_size, self.last, self.rank, self.world_size)
 
 
 def full_order(ids: Positions, seed: int, epoch: int) -> Positions:
@@ -75,9 +78,27 @@ def window_order(
     return np.concatenate(windows) if windows else np.empty(0, np.int64)
 
 
-def cut(order: Positions, batch_size: int, last: str) -> list[Positions]:
-    """Batches of `order`; the short one at the end is kept (`partial`) or left out (`drop`)."""
-    batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
-    if last == "drop" and batches and len(batches[-1]) < batch_size:
-        batches.pop()
+def cut(order: Positions, batch_size: int, last: str, rank: int = 0, world_size: int = 1) -> list[Positions]:
+    """One rank's batches of `order`.
+
+    `order` is cut into global batches of `batch_size * world_size`, of which each rank takes its part:
+    the same global batches for any world size that gives the same product. The short one at the end
+    is shared out evenly (`partial`: some ranks may have one batch less), filled up from the start of
+    `order` (`pad`), or left out (`drop`).
+    """
+    share = slice(rank * batch_size, (rank + 1) * batch_size)
+    global_size = batch_size * world_size
+    whole = len(order) // global_size * global_size
+    batches = [order[start : start + global_size][share] for start in range(0, whole, global_size)]
+    rest = order[whole:]
+    if last == "pad" and len(rest):
+        batches.append(np.resize(np.concatenate((rest, order)), global_size)[share])
+    elif last == "partial" and len(part := np.array_split(rest, world_size)[rank]):
+        batches.append(part)
     return batches
+
+
+def batch_count(samples: int, batch_size: int, last: str, rank: int = 0, world_size: int = 1) -> int:
+    """How many batches `cut` gives for an order of `samples`."""
+    whole, rest = divmod(samples, batch_size * world_size)
+    return whole + (last == "pad" and rest > 0) + (last == "partial" and rank < rest)

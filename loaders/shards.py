@@ -10,6 +10,7 @@ import torch
 
 from loaders.batch import DecodedBatch, LoaderSpec, Positions
 from loaders.dataset import SplitData
+from loaders.integrity import BackgroundCheck
 from precache.errors import DatasetError
 from precache.formats.shards import ShardArrays, open_shard
 from precache.jpeg import Pixels
@@ -17,7 +18,8 @@ from precache.jpeg import Pixels
 
 def open_reader(spec: LoaderSpec, data: SplitData, size: int) -> "ShardsReader":
     """A reader over `data`, a folder of format `shards`."""
-    return ShardsReader(data, size, max(1, spec.workers))
+    check = BackgroundCheck(data) if spec.check == "first-read" else None
+    return ShardsReader(data, size, max(1, spec.workers), check)
 
 
 class ShardsReader:
@@ -25,10 +27,11 @@ class ShardsReader:
 
     random_access = True
 
-    def __init__(self, data: SplitData, size: int, threads: int) -> None:
+    def __init__(self, data: SplitData, size: int, threads: int, check: BackgroundCheck | None) -> None:
         self._data = data
         self._size = size
         self._threads = threads
+        self._check = check
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="gather")
         self._starts = np.concatenate(([0], np.cumsum(data.shard_samples)))
         self._shards: list[ShardArrays | None] = [None] * len(data.files)
@@ -39,6 +42,8 @@ class ShardsReader:
             shards = np.searchsorted(self._starts, positions, side="right") - 1
             for shard in np.unique(shards):
                 self._open(int(shard))
+            if self._check is not None:
+                self._check.raise_failure()
             rows = positions - self._starts[shards]
             out = torch.empty((len(positions), self._size, self._size, 3), dtype=torch.uint8)
             gather = partial(self._gather, shards, rows, out.numpy())
@@ -53,6 +58,8 @@ class ShardsReader:
     def close(self) -> None:
         """End the threads and unmap the shards."""
         self._pool.shutdown()
+        if self._check is not None:
+            self._check.close()
         self._shards = [None] * len(self._shards)
 
     def _open(self, index: int) -> None:
@@ -74,6 +81,8 @@ class ShardsReader:
                 f"run 'precache verify {self._data.path}'"
             )
         self._shards[index] = shard
+        if self._check is not None:
+            self._check.start(index)
 
     def _gather(self, shards: Positions, rows: Positions, out: Pixels, slots: Positions) -> None:
         crop = self._data.centre_crop(self._size)

@@ -2,6 +2,7 @@
 
 import torch
 
+from loaders.augment import Augmentation
 from loaders.batch import Batch, DecodedBatch
 
 # Mean and standard deviation of ImageNet's RGB values in 0-1, as torchvision's models expect them:
@@ -10,10 +11,19 @@ IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
-def deliver(decoded: DecodedBatch, device: torch.device, dtype: torch.dtype) -> Batch:
-    """Move `decoded` to `device`; a floating `dtype` is normalised there."""
+def deliver(
+    decoded: DecodedBatch,
+    device: torch.device,
+    dtype: torch.dtype,
+    epoch: int,
+    augmentation: Augmentation | None,
+) -> Batch:
+    """Move `decoded` to `device`, augment it there, and normalise it if `dtype` is floating."""
     # uint8 crosses the bus: normalising on the device moves 4x fewer bytes than float32.
-    images = _move(decoded.images, device).permute(0, 3, 1, 2)  # NHWC seen as NCHW is channels-last
+    images = _move(decoded.images, device)
+    if augmentation is not None:
+        images = augmentation(images, decoded.ids, epoch)
+    images = images.permute(0, 3, 1, 2)  # NHWC seen as NCHW is channels-last
     labels = _move(decoded.labels, device)
     if dtype.is_floating_point:
         images = normalise(images, dtype)

@@ -23,7 +23,7 @@ def open_reader(spec: LoaderSpec, data: SplitData, size: int) -> "WebdatasetRead
         raise MissingDependencyError(
             "backend 'webdataset' needs the package webdataset; install it with 'pip install webdataset'"
         ) from error
-    return WebdatasetReader(data, size, max(1, spec.workers))
+    return WebdatasetReader(data, size, max(1, spec.workers), check=spec.check == "first-read")
 
 
 class WebdatasetReader:
@@ -31,14 +31,15 @@ class WebdatasetReader:
 
     random_access = False
 
-    def __init__(self, data: SplitData, size: int, threads: int) -> None:
+    def __init__(self, data: SplitData, size: int, threads: int, *, check: bool) -> None:
         self._data = data
+        self._check = check
         self._size = size
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="decode")
 
     def read(self, batches: Iterator[Positions]) -> Iterator[DecodedBatch]:
         """Yield one decoded batch per array of positions."""
-        for samples in read_batches(self._data, batches, read_tar):
+        for samples in read_batches(self._data, batches, read_tar, check=self._check):
             out = torch.empty((len(samples), self._size, self._size, 3), dtype=torch.uint8)
             list(self._pool.map(self._decode, samples, out.numpy()))
             yield DecodedBatch(

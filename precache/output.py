@@ -7,7 +7,6 @@ calls go through the cache.
 """
 
 import errno
-import fcntl
 import mmap
 import os
 from collections.abc import Iterator, Sequence
@@ -101,9 +100,11 @@ class OutputFile:
         try:
             return os.write(self._descriptor, data)
         except OSError as error:
-            flags = fcntl.fcntl(self._descriptor, fcntl.F_GETFL)
-            if error.errno != errno.EINVAL or not flags & _DIRECT:
+            if error.errno != errno.EINVAL or not _DIRECT:
                 raise
+            import fcntl  # where there is direct I/O, there is this
+
+            flags = fcntl.fcntl(self._descriptor, fcntl.F_GETFL)
             fcntl.fcntl(self._descriptor, fcntl.F_SETFL, flags & ~_DIRECT)
             return os.write(self._descriptor, data)
 
@@ -137,7 +138,7 @@ def publish(files: Sequence[OutputFile]) -> None:
 
 
 def _open(path: Path) -> int:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_BINARY", 0)
     try:
         return os.open(path, flags | _DIRECT, 0o666)
     except OSError as error:

@@ -89,16 +89,16 @@ def _samples(task: ShardTask, written: WrittenShard, tick: Callable[[], None]) -
 def _read_unchanged(path: str, ref: SampleRef) -> bytes:
     """The picture as the scan found it: what is rejected, or converted, must not depend on when."""
     try:
-        data = images.read_bytes(path)
-    except ImageError as error:
-        if isinstance(error.__cause__, FileNotFoundError):
-            raise SourceError(
-                f"{path}: vanished while it was converted; run the same command again"
-            ) from error
-        raise
-    if len(data) != ref.bytes:
+        with open(path, "rb", buffering=0) as file:
+            data = file.read()
+            modified_ns = os.fstat(file.fileno()).st_mtime_ns
+    except FileNotFoundError as error:
+        raise SourceError(f"{path}: vanished while it was converted; run the same command again") from error
+    except OSError as error:
+        raise ImageError(path, f"cannot be read ({error.strerror})") from error
+    if len(data) != ref.bytes or modified_ns != ref.modified_ns:
         raise SourceError(
-            f"{path}: changed while it was converted (expected {ref.bytes:,} bytes, got {len(data):,}); "
-            f"let the source tree alone, and convert with --overwrite"
+            f"{path}: changed while it was converted (expected {ref.bytes:,} bytes, got {len(data):,}, "
+            f"or written since); let the source tree alone, and convert with --overwrite"
         )
     return data

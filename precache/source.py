@@ -15,7 +15,7 @@ import hashlib
 import os
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
@@ -43,6 +43,7 @@ class SampleRef:
         label: index of its class.
         bytes: size of the file.
         split: that the tree puts it in, or "" where it has none.
+        modified_ns: when the file was last written, as the file system counts; no part of what it is.
     """
 
     id: int
@@ -50,6 +51,7 @@ class SampleRef:
     label: int
     bytes: int
     split: str = ""
+    modified_ns: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,7 @@ class Samples(Sequence[SampleRef]):
         ids: int64 [n], ascending.
         labels: int64 [n].
         file_bytes: int64 [n], sizes of the files.
+        modified_ns: int64 [n], when they were last written.
         splits: int64 [n], indices of `split_names`.
         split_names: "" alone where the tree has no splits.
     """
@@ -76,12 +79,14 @@ class Samples(Sequence[SampleRef]):
         ids: Ints,
         labels: Ints,
         file_bytes: Ints,
+        modified_ns: Ints,
         splits: Ints,
         split_names: Sequence[str],
         paths: bytes,
         path_ends: Ints,
     ) -> None:
-        self.ids, self.labels, self.file_bytes, self.splits = ids, labels, file_bytes, splits
+        self.ids, self.labels, self.splits = ids, labels, splits
+        self.file_bytes, self.modified_ns = file_bytes, modified_ns
         self.split_names = tuple(split_names)
         self._paths, self._path_ends = paths, path_ends
 
@@ -94,6 +99,7 @@ class Samples(Sequence[SampleRef]):
             np.array([ref.id for ref in refs], np.int64),
             np.array([ref.label for ref in refs], np.int64),
             np.array([ref.bytes for ref in refs], np.int64),
+            np.array([ref.modified_ns for ref in refs], np.int64),
             np.array([names.index(ref.split) for ref in refs], np.int64),
             names,
             b"".join(paths),
@@ -113,6 +119,7 @@ class Samples(Sequence[SampleRef]):
             int(self.labels[index]),
             int(self.file_bytes[index]),
             self.split_names[self.splits[index]],
+            int(self.modified_ns[index]),
         )
 
     def select(self, rows: Ints, splits: Ints, split_names: Sequence[str]) -> "Samples":
@@ -122,7 +129,7 @@ class Samples(Sequence[SampleRef]):
         paths = b"".join(
             self._paths[a : a + n] for a, n in zip(starts.tolist(), lengths.tolist(), strict=True)
         )
-        columns = (self.ids[rows], self.labels[rows], self.file_bytes[rows])
+        columns = (self.ids[rows], self.labels[rows], self.file_bytes[rows], self.modified_ns[rows])
         return Samples(*columns, splits, split_names, paths, np.cumsum(lengths))
 
 
@@ -180,22 +187,24 @@ class _Found:
         self.ignored: list[IgnoredPath] = []
         self.scanned = 0
         self.sizes = array("q")
+        self._modified_ns = array("q")
         self._paths = bytearray()
         self._path_ends = array("q")
         self._folders: list[tuple[str, str]] = []  # split and class name
         self._folder_of = array("q")
         self._digest = hashlib.sha256()
 
-    def add(self, split: str, class_name: str, path: str, size: int) -> None:
+    def add(self, split: str, class_name: str, path: str, status: os.stat_result) -> None:
         """Note a picture; those of one folder come after one another."""
         if not self._folders or self._folders[-1] != (split, class_name):
             self._folders.append((split, class_name))
         encoded = os.fsencode(path)
         self._paths += encoded
         self._path_ends.append(len(self._paths))
-        self.sizes.append(size)
+        self.sizes.append(status.st_size)
+        self._modified_ns.append(status.st_mtime_ns)
         self._folder_of.append(len(self._folders) - 1)
-        self._digest.update(encoded + b"\0%d\0" % size)
+        self._digest.update(encoded + b"\0%d\0" % status.st_size)
 
     def ignore(self, path: str, reason: str) -> None:
         """Note something that is not a picture."""
@@ -211,6 +220,7 @@ class _Found:
             ids=np.arange(len(self.sizes)),
             labels=np.array([label_of[name] for _, name in self._folders])[folder_of],
             file_bytes=np.frombuffer(self.sizes, np.int64),
+            modified_ns=np.frombuffer(self._modified_ns, np.int64),
             splits=np.array([splits.index(split) for split, _ in self._folders])[folder_of],
             split_names=splits,
             paths=bytes(self._paths),
@@ -245,7 +255,7 @@ def _scan_folder(found: _Found, split: str, path: str, folder: "os.DirEntry[str]
         reason = _why_not_a_picture(entry)
         if reason is None:
             pictures += 1
-            found.add(split, folder.name, f"{path}/{entry.name}", entry.stat().st_size)
+            found.add(split, folder.name, f"{path}/{entry.name}", entry.stat())
         else:
             found.ignore(f"{path}/{entry.name}", reason)
     if pictures == 0:

@@ -123,6 +123,42 @@ def check_resume(build: Build) -> None:
             assert ids_of(resumed) == following
 
 
+def check_ranks_share_each_epoch(build: Build, expected: list[int]) -> None:
+    """Every sample once over all ranks; a state goes on in another world of the same global batch."""
+    for world_size in (1, 2, 3):
+        built = [build(batch_size=8, rank=rank, world_size=world_size) for rank in range(world_size)]
+        for _ in range(2):
+            assert sorted(i for loader in built for i in ids_of(loader)) == expected
+        for loader in built:
+            loader.close()
+    padded = [build(batch_size=8, rank=rank, world_size=3, last="pad") for rank in range(3)]
+    served = [ids_of(loader) for loader in padded]
+    assert {len(ids) for ids in served} == {8 * len(loader) for loader in padded}
+    assert set(served[0] + served[1] + served[2]) == set(expected)
+    with build(batch_size=8, rank=0, world_size=2, last="pad") as one:
+        iterator = iter(one)
+        next(iterator)
+        state = json.loads(json.dumps(one.state_dict()))
+        iterator.close()  # type: ignore[attr-defined]
+    with build(batch_size=16, last="pad") as whole, build(batch_size=16, last="pad") as resumed:
+        resumed.load_state_dict(state)
+        assert ids_of(resumed) == ids_of(whole)[16:]
+    for loader in padded:
+        loader.close()
+
+
+def check_a_cache_changes_nothing_but_the_reading(build: Build, cache: str) -> None:
+    """Three epochs, the second abandoned midway, batch for batch."""
+    with build(batch_size=16) as plain, build(batch_size=16, cache=cache) as cached:
+        for epoch in range(4):
+            for number, (ours, theirs) in enumerate(zip(plain, cached, strict=True)):
+                assert torch.equal(ours.ids, theirs.ids)
+                assert torch.equal(ours.labels, theirs.labels)
+                assert torch.equal(ours.images, theirs.images)
+                if epoch in (0, 2) and number == 1:
+                    break
+
+
 def check_abandoned_iterators_leave_nothing(build: Build) -> None:
     before = _running()
     for _ in range(10):

@@ -8,7 +8,7 @@ import pytest
 
 from tests.command import ROOT
 
-LOADERS_MAY_USE = {"errors", "executors", "formats", "images", "jpeg", "manifest", "source"}
+LOADERS_MAY_USE = {"errors", "executors", "formats", "images", "jpeg", "manifest", "source", "storage"}
 
 
 def imports(path: Path) -> Iterator[str]:

@@ -1,6 +1,7 @@
 """The comparison on real loaders, with trainers slow enough to tell."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -157,3 +158,24 @@ def test_markdown_has_a_row_per_row(result: Result) -> None:
 def test_a_bad_setting_is_named(setting: str, value: int) -> None:
     with pytest.raises(SettingError, match=f"{setting} must be an integer .*, got {value}"):
         spec("none", **{setting: value})
+
+
+def test_an_arm_that_meets_a_damaged_picture_is_skipped_and_named(
+    raw_tree: Path, converted: dict[str, Path], tmp_path: Path
+) -> None:
+    tree = Path(shutil.copytree(raw_tree, tmp_path / "tree"))
+    bad = sorted(tree.glob("*/*.jpg"))[5]
+    bad.write_bytes(b"<html>")
+    arms = choose_arms([tree, converted["shards"]], ["pytorch", "shards"], Path("unused"))
+    result = compare(arms, spec("none", batches=20))
+    assert [row.backend for row in result.rows] == ["shards"]
+    assert list(result.skipped) == [f"pytorch on {tree}"]
+    assert str(bad) in result.skipped[f"pytorch on {tree}"]
+    with pytest.raises(DatasetError, match=f"nothing to measure: .*{bad}"):
+        compare(arms[:1], spec("none", batches=20))
+
+
+def test_a_batch_that_fits_nowhere_is_one_line(converted: dict[str, Path]) -> None:
+    arms = choose_arms([converted["shards"]], ["shards"], Path("unused"))
+    with pytest.raises(SettingError, match="batch_size 1,000,000,000 of 32x32 does not fit into memory"):
+        compare(arms, spec("none", batch_size=10**9))

@@ -1,7 +1,9 @@
+from itertools import chain
+
 import numpy as np
 import pytest
 
-from loaders.order import EpochOrder, cut, full_order, window_order
+from loaders.order import EpochOrder, batch_count, cut, full_order, window_order
 
 IDS = np.random.default_rng(0).permutation(1000)
 SHARDS = (100,) * 7 + (75,) * 4
@@ -60,6 +62,74 @@ def test_cut(count: int, last: str, sizes: list[int]) -> None:
     assert np.array_equal(np.concatenate([*batches, []]), np.arange(sum(sizes)))
 
 
+@pytest.mark.parametrize("world_size", [1, 2, 3, 8])
+@pytest.mark.parametrize("count", [0, 1, 5, 24, 70, 100])
+@pytest.mark.parametrize("last", ["partial", "pad", "drop"])
+def test_ranks_share_an_epoch(count: int, last: str, world_size: int) -> None:
+    order = np.random.default_rng(0).permutation(count)
+    ranks = [cut(order, 4, last, rank, world_size) for rank in range(world_size)]
+    served = np.concatenate([*chain(*ranks), []]).astype(int)
+    global_size = 4 * world_size
+    whole = count // global_size * global_size
+    assert [len(batches) for batches in ranks] == [
+        batch_count(count, 4, last, rank, world_size) for rank in range(world_size)
+    ]
+    if last == "partial":
+        assert sorted(served) == list(range(count))
+        assert max(map(len, ranks)) - min(map(len, ranks)) <= 1
+    elif last == "drop":
+        assert sorted(served) == sorted(order[:whole])
+    else:
+        assert set(served) == set(range(count))
+        assert len(served) == -(-count // global_size) * global_size
+        assert np.bincount(served, minlength=count).max(initial=0) <= -(-global_size // max(1, count)) + 1
+    if last != "partial":
+        assert len({len(batches) for batches in ranks}) == 1
+        assert all(len(batch) == 4 for batch in chain(*ranks))
+
+
+def test_the_same_global_batch_gives_the_same_samples_for_any_world_size() -> None:
+    order = np.random.default_rng(0).permutation(100)
+
+    def global_batches(batch_size: int, world_size: int) -> list[list[int]]:
+        ranks = [cut(order, batch_size, "pad", rank, world_size) for rank in range(world_size)]
+        return [np.concatenate(parts).tolist() for parts in zip(*ranks, strict=True)]
+
+    assert global_batches(24, 1) == global_batches(12, 2) == global_batches(8, 3) == global_batches(3, 8)
+
+
 def test_epoch_order_of_kind_none_is_the_stored_one() -> None:
     order = EpochOrder(ids=IDS, shard_samples=SHARDS, kind="none", seed=0, batch_size=300, last="partial")
     assert np.array_equal(np.concatenate(order.batches(7)), np.arange(1000))
+
+
+def quality(order: np.ndarray, labels: np.ndarray, batch_size: int) -> tuple[float, float]:
+    """Mean class entropy of the batches in bits, and the share of neighbours that were stored as such."""
+    entropies = []
+    for batch in cut(order, batch_size, "drop"):
+        shares = np.bincount(labels[batch]) / batch_size
+        entropies.append(-(shares[shares > 0] * np.log2(shares[shares > 0])).sum())
+    return float(np.mean(entropies)), float((np.abs(np.diff(order)) == 1).mean())
+
+
+@pytest.mark.parametrize("window", [1, 2, 8, 40])
+def test_shuffled_orders_mix_as_a_true_permutation_does(window: int) -> None:
+    """40 shards of 100 samples, written shuffled, as the converter does, of a tree of 50 classes."""
+    rng = np.random.default_rng(0)
+    ids = rng.permutation(4000)
+    labels = ids // 80
+    truth, _ = quality(rng.permutation(4000), labels, 64)
+    full, full_neighbours = quality(full_order(ids, 0, 1), labels, 64)
+    windowed, neighbours = quality(window_order((100,) * 40, 0, 1, window), labels, 64)
+    assert abs(full / truth - 1) < 0.01
+    assert full_neighbours < 3 * 2 / 4000
+    assert abs(windowed / truth - 1) < 0.01, "what is stored shuffled stays so in any window"
+    assert neighbours < 3 * 2 / (100 * window), "two stored side by side are seldom served so"
+
+
+def test_the_measure_of_shuffling_tells_an_unshuffled_order() -> None:
+    labels = np.arange(4000) // 80
+    mixed, _ = quality(np.random.default_rng(0).permutation(4000), labels, 64)
+    for order in (np.arange(4000), window_order((100,) * 40, 0, 1, 2)):  # of a tree stored class by class
+        assert quality(order, labels, 64)[0] < 0.6 * mixed
+    assert quality(np.arange(4000), labels, 64)[1] == 1

@@ -289,7 +289,7 @@ def test_a_full_disk_is_a_clear_error_and_resumable(
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("change", ["vanished", "changed"])
+@pytest.mark.parametrize("change", ["vanished", "changed", "changed, of the same size"])
 def test_a_source_that_changes_meanwhile_is_named(
     change: str, workers: int, raw_tree: Path, tmp_path: Path
 ) -> None:
@@ -298,8 +298,12 @@ def test_a_source_that_changes_meanwhile_is_named(
 
     def meddle(done: int, total: int) -> None:
         if done == 0 and victim.exists():  # the scan is over, no picture is read yet
-            victim.unlink() if change == "vanished" else victim.write_bytes(b"another picture")
+            if change == "vanished":
+                victim.unlink()
+            else:
+                victim.write_bytes(bytes(victim.stat().st_size if "same size" in change else 100))
 
-    with pytest.raises(SourceError, match=f"{victim}: {change} while it was converted"):
+    word = change.partition(",")[0]
+    with pytest.raises(SourceError, match=f"{victim}: {word} while it was converted"):
         convert(tree, tmp_path / "out", small_recipe("shards"), workers=workers, on_progress=meddle)
     assert not (tmp_path / "out" / MANIFEST_NAME).exists()

@@ -1,0 +1,195 @@
+"""What `loaders.build` takes and refuses, and how a loader moves through epochs and states."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+import loaders
+from loaders import cache
+from precache.errors import DatasetError, PrecacheError, SettingError
+from tests import loader_contract as contract
+from tests.conftest import IMAGES, STORED_SIZE
+
+
+def test_auto_picks_the_backend_by_the_folder(raw_tree: Path, converted: dict[str, Path]) -> None:
+    for path, backend in ((raw_tree, "pytorch"), *((converted[k], k) for k in ("shards", "webdataset"))):
+        with loaders.build(path, workers=0) as loader:
+            assert type(loader._reader).__module__ == f"loaders.{backend}"  # type: ignore[attr-defined]
+
+
+def test_the_default_size_is_224_for_a_raw_tree_and_all_that_is_stored_else(
+    raw_tree: Path, converted: dict[str, Path]
+) -> None:
+    with loaders.build(raw_tree, workers=0) as raw, loaders.build(converted["shards"]) as shards:
+        assert (raw.size, shards.size) == (224, STORED_SIZE)
+        assert next(iter(raw)).images.shape[2:] == (224, 224)
+
+
+def test_classes_are_the_folders(raw_tree: Path, converted: dict[str, Path]) -> None:
+    for path in (raw_tree, converted["shards"]):
+        with loaders.build(path, workers=0) as loader:
+            assert loader.classes[0] == "001.anchor"
+            assert len(loader.classes) == 5
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"backend": "dalli"},
+            "unknown backend 'dalli'; choose from: auto, dali, pytorch, shards, synthetic",
+        ),
+        ({"batch_size": 0}, "batch_size must be an integer of at least 1, got 0"),
+        ({"batch_size": -1}, "batch_size must be an integer of at least 1, got -1"),
+        ({"workers": -1}, "workers must be an integer of at least 0, got -1"),
+        ({"seed": -1}, "seed must be an integer from 0 to .*, got -1"),
+        ({"size": 0}, "size must be an integer from 1 to 8,192, got 0"),
+        ({"size": 49}, "size 49 is more than .* stores \\(48\\)"),
+        ({"last": "some"}, "unknown last 'some'; choose from: drop, pad, partial"),
+        ({"check": "always"}, "unknown check 'always'; choose from: first-read, never"),
+        ({"cache": "disk"}, "unknown cache 'disk'; choose from: device, none, ram"),
+        ({"rank": 0}, "rank and world_size belong together"),
+        ({"rank": 2, "world_size": 2}, "rank must be an integer from 0 to 1, got 2"),
+        ({"rank": 0, "world_size": 0}, "world_size must be an integer of at least 1, got 0"),
+        ({"shuffle": "a bit"}, "unknown shuffle 'a bit'; choose from: full, window"),
+        ({"device": "gpu"}, "unknown device 'gpu'; choose from: cpu, cuda"),
+        ({"device": "mps"}, "unknown device 'mps'; choose from: cpu, cuda"),
+        ({"split": "validation"}, "unknown split 'validation'; choose from: train"),
+        ({"dtype": torch.int32}, "unknown dtype torch.int32; choose from: torch.uint8"),
+    ],
+)
+def test_a_bad_setting_names_field_value_and_choices(
+    converted: dict[str, Path], settings: dict[str, object], message: str
+) -> None:
+    with pytest.raises(SettingError, match=message):
+        loaders.build(converted["shards"], **settings)
+
+
+def test_cuda_without_a_gpu_is_an_error(converted: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SettingError, match="device 'cuda' asked for, but torch finds no GPU"):
+        loaders.build(converted["shards"], device="cuda")
+
+
+@pytest.mark.parametrize(
+    ("backend", "kind"),
+    [("shards", "raw"), ("pytorch", "shards"), ("webdataset", "dali"), ("dali", "shards")],
+)
+def test_a_folder_of_the_wrong_format_is_refused(
+    backend: str, kind: str, raw_tree: Path, converted: dict[str, Path]
+) -> None:
+    path = raw_tree if kind == "raw" else converted[kind]
+    with pytest.raises(DatasetError, match=f"{path}: holds .*, backend '{backend}' reads .*; use backend"):
+        loaders.build(path, backend=backend)
+
+
+def test_a_folder_without_manifest_or_pictures_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(PrecacheError, match=r"neither a converted dataset \(no dataset.json\)"):
+        loaders.build(tmp_path)
+    with pytest.raises(PrecacheError, match="nowhere: does not exist"):
+        loaders.build(tmp_path / "nowhere")
+
+
+def test_full_shuffle_of_a_sequential_format_is_refused(converted: dict[str, Path]) -> None:
+    with pytest.raises(SettingError, match="shuffle 'full' needs random access"):
+        loaders.build(converted["webdataset"], shuffle="full")
+
+
+def test_a_missing_package_is_named_with_its_install_command(
+    raw_tree: Path, converted: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module, path, backend, package in (
+        ("nvidia.dali", raw_tree, "dali", "nvidia-dali-cuda120"),
+        ("webdataset", converted["webdataset"], "webdataset", "webdataset"),
+    ):
+        monkeypatch.setitem(__import__("sys").modules, module, None)
+        with pytest.raises(ImportError, match=f"pip install {package}"):
+            loaders.build(path, backend=backend)
+
+
+@pytest.mark.parametrize(
+    "state", [{}, {"epoch": "x"}, {"epoch": 0, "served_batches": -3}, {"epoch": 0, "served_batches": 99}]
+)
+def test_a_malformed_state_is_refused(converted: dict[str, Path], state: dict[str, object]) -> None:
+    with loaders.build(converted["shards"]) as loader:
+        whole = {k: v for k, v in loader.state_dict().items() if k not in ("epoch", "served_batches")}
+        with pytest.raises(SettingError, match="this state has"):
+            loader.load_state_dict({**whole, **state})
+
+
+def test_set_epoch_in_the_middle_of_an_epoch_holds_for_the_next(converted: dict[str, Path]) -> None:
+    with loaders.build(converted["shards"], batch_size=16) as loader:
+        for _ in loader:
+            loader.set_epoch(5)
+        assert loader.state_dict()["epoch"] == 5
+
+
+def test_a_closed_loader_says_so(converted: dict[str, Path]) -> None:
+    loader = loaders.build(converted["shards"])
+    loader.close()
+    loader.close()
+    with pytest.raises(SettingError, match="is closed; build another one"):
+        iter(loader)
+
+
+@pytest.mark.parametrize("change", ["seed", "batch_size", "path"])
+def test_a_state_of_other_data_or_settings_is_refused(converted: dict[str, Path], change: str) -> None:
+    with loaders.build(converted["shards"], batch_size=16) as loader:
+        state = loader.state_dict()
+    other = {"batch_size": 16, "seed": 0, "path": converted["shards"]}
+    other[change] = converted["dali"] if change == "path" else 7
+    backend = "synthetic"  # random access over any folder
+    with (
+        loaders.build(backend=backend, **other) as loader,
+        pytest.raises(SettingError, match="this state was taken with"),
+    ):
+        loader.load_state_dict(state)
+
+
+def test_another_epoch_starts_at_its_beginning(converted: dict[str, Path]) -> None:
+    with loaders.build(converted["shards"], batch_size=16) as loader:
+        next(iter(loader))
+        assert (loader.state_dict()["epoch"], loader.state_dict()["served_batches"]) == (0, 1)
+        loader.set_epoch(3)
+        assert (loader.state_dict()["epoch"], loader.state_dict()["served_batches"]) == (3, 0)
+        assert len(contract.ids_of(loader)) == IMAGES
+        assert loader.state_dict()["epoch"] == 4
+
+
+def test_a_split_smaller_than_a_dropped_batch_is_an_empty_epoch(converted: dict[str, Path]) -> None:
+    with loaders.build(converted["shards"], batch_size=IMAGES + 1, last="drop") as loader:
+        assert len(loader) == 0
+        assert list(loader) == []
+
+
+def test_iterating_again_ends_the_iterator_before(converted: dict[str, Path]) -> None:
+    with loaders.build(converted["shards"], batch_size=16) as loader:
+        first = iter(loader)
+        ids = next(first).ids.tolist()
+        second = list(loader)
+        assert second[0].ids.tolist() == ids
+        assert list(first) == []
+
+
+def test_a_cache_that_does_not_fit_is_refused_with_the_numbers(
+    converted: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The machine's memory is the one thing that a test cannot use up."""
+    monkeypatch.setattr(cache, "_free_bytes", lambda device: 100_000)
+    needed = f"{IMAGES * STORED_SIZE**2 * 3:,}"
+    with pytest.raises(
+        SettingError, match=rf"needs {needed} bytes, 100,000 are free on cpu; use cache 'none'"
+    ):
+        loaders.build(converted["shards"], cache="ram")
+
+
+def test_a_cache_reads_each_file_for_one_epoch_only(converted: dict[str, Path], tmp_path: Path) -> None:
+    path = Path(shutil.copytree(converted["webdataset"], tmp_path / "copy"))
+    with loaders.build(path, cache="ram", batch_size=16) as loader:
+        first = contract.ids_of(loader)
+        list(loader)  # what was read ahead of the first epoch's end
+        for shard in path.glob("*.tar"):
+            shard.unlink()
+        assert sorted(contract.ids_of(loader)) == sorted(first)

@@ -1,0 +1,140 @@
+"""Failures reach the caller, with the file's name."""
+
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import loaders
+from precache import open_dataset
+from precache.errors import DatasetError, PrecacheError
+from precache.formats.shards import DATA_START
+from precache.manifest import write_index
+
+
+def epochs_for_a_second(loader: loaders.Loader) -> Iterator[loaders.Batch]:
+    """`shards` are checked in the background, while the first epoch is served."""
+    for _ in range(20):
+        yield from loader
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("backend", ["pytorch", "dali"])
+@pytest.mark.parametrize("damage", ["html", "truncated", "empty", "gone"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_corrupt_picture_is_named(
+    backend: str, damage: str, workers: int, raw_tree: Path, tmp_path: Path
+) -> None:
+    if backend == "dali":
+        pytest.importorskip("nvidia.dali", reason="DALI is not installed")
+    tree = Path(shutil.copytree(raw_tree, tmp_path / "tree"))
+    bad = sorted(tree.glob("*/*.jpg"))[40]
+    with loaders.build(tree, backend=backend, size=32, workers=workers, batch_size=16) as loader:
+        if damage == "gone":
+            bad.unlink()
+        else:
+            content = bad.read_bytes()
+            bad.write_bytes(
+                {"html": b"<html>", "truncated": content[: len(content) // 2], "empty": b""}[damage]
+            )
+        with pytest.raises(PrecacheError, match=str(bad)) as caught:
+            list(loader)
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("backend", "kind"),
+    [("shards", "shards"), ("webdataset", "webdataset"), ("dali", "webdataset"), ("dali", "dali")],
+)
+@pytest.mark.parametrize("damage", ["gone", "truncated", "swapped", "flipped bit"])
+def test_a_damaged_shard_is_named(
+    backend: str, kind: str, damage: str, converted: dict[str, Path], tmp_path: Path
+) -> None:
+    if backend == "dali":
+        pytest.importorskip("nvidia.dali", reason="DALI is not installed")
+    path = Path(shutil.copytree(converted[kind], tmp_path / "copy"))
+    files = sorted(file for file in path.iterdir() if file.suffix in (".safetensors", ".tar", ".tfrecord"))
+    content = files[3].read_bytes()
+    with loaders.build(path, backend=backend, workers=2, batch_size=16) as loader:
+        if damage == "gone":
+            files[3].unlink()
+        elif damage == "truncated":
+            files[3].write_bytes(content[: len(content) - 12_000])
+        elif damage == "swapped":
+            files[3].write_bytes(files[2].read_bytes())
+        else:
+            changed = bytearray(content)
+            changed[len(content) // 2] ^= 16
+            files[3].write_bytes(changed)
+        with pytest.raises(DatasetError, match=str(files[3])) as caught:
+            list(epochs_for_a_second(loader))
+        assert "\n" not in str(caught.value)
+        assert "precache verify" in str(caught.value)
+
+
+@pytest.mark.parametrize("backend", ["webdataset", "dali"])
+def test_a_jpeg_with_a_damaged_header_is_named(
+    backend: str, converted: dict[str, Path], tmp_path: Path
+) -> None:
+    """DALI 2.4 itself crashes on this one."""
+    if backend == "dali":
+        pytest.importorskip("nvidia.dali", reason="DALI is not installed")
+    path = Path(shutil.copytree(converted["webdataset"], tmp_path / "copy"))
+    shard = path / "train-00000.tar"
+    content = bytearray(shard.read_bytes())
+    content[512:812] = bytes(300)
+    shard.write_bytes(content)
+    with (
+        loaders.build(path, backend=backend, shuffle=False, workers=2, check="never") as loader,
+        pytest.raises(PrecacheError, match=f"{shard}: sample .* cannot be decoded"),
+    ):
+        list(loader)
+
+
+@pytest.mark.parametrize("backend", ["shards", "webdataset", "dali"])
+def test_labels_that_differ_from_the_index_are_refused(
+    backend: str, converted: dict[str, Path], tmp_path: Path
+) -> None:
+    if backend == "dali":
+        pytest.importorskip("nvidia.dali", reason="DALI is not installed")
+    path = Path(shutil.copytree(converted[backend], tmp_path / "copy"))
+    ids, labels = open_dataset(path).read_index("train")
+    write_index(path, ids, np.roll(labels, 1), open_dataset(path).read_source_sizes())
+    with (
+        loaders.build(path, workers=1) as loader,
+        pytest.raises(DatasetError, match="holds other samples than the dataset's index says"),
+    ):
+        list(loader)
+
+
+def test_a_killed_worker_is_an_error_not_a_hang(raw_tree: Path) -> None:
+    import os
+    import signal
+
+    import psutil
+
+    before = psutil.Process().children()
+    with loaders.build(raw_tree, size=32, workers=1, batch_size=1) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        (worker,) = (c for c in psutil.Process().children() if c not in before)
+        os.kill(worker.pid, signal.SIGKILL)
+        with pytest.raises(PrecacheError, match="fewer workers"):
+            list(iterator)
+
+
+def test_a_flipped_bit_is_served_where_nothing_is_checked(converted: dict[str, Path], tmp_path: Path) -> None:
+    path = Path(shutil.copytree(converted["shards"], tmp_path / "copy"))
+    shard = path / open_dataset(path).manifest.shards[0].file_name
+    content = bytearray(shard.read_bytes())
+    content[DATA_START] ^= 16
+    shard.write_bytes(content)
+    served = []
+    for folder in (path, converted["shards"]):
+        with loaders.build(folder, shuffle=False, check="never") as loader:
+            served.append(torch.cat([batch.images for batch in loader]))
+    assert (served[0] != served[1]).sum() == 1

@@ -107,17 +107,19 @@ def uniforms(seed: int, epoch: int, ids: npt.NDArray[np.int64], count: int) -> F
         state = (
             _mix(start + ids.astype(np.uint64))[:, None] + np.arange(1, count + 1, dtype=np.uint64) * _GOLDEN
         )
-        return (_mix(state) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+        draws: Floats = (_mix(state) >> np.uint64(11)) * 2.0**-53
+        return draws
 
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 def _mix(state: npt.NDArray[np.uint64] | np.uint64) -> npt.NDArray[np.uint64]:
-    mixed = np.asarray(state) + _GOLDEN
+    mixed: npt.NDArray[np.uint64] = np.asarray(state) + _GOLDEN
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return mixed ^ (mixed >> np.uint64(31))
+    mixed = mixed ^ (mixed >> np.uint64(31))
+    return mixed
 
 
 def _resample(images: torch.Tensor, boxes: torch.Tensor, mirrored: torch.Tensor, size: int) -> torch.Tensor:
@@ -129,7 +131,7 @@ def _resample(images: torch.Tensor, boxes: torch.Tensor, mirrored: torch.Tensor,
     # grid_sample counts from -1, the picture's left or top edge, to 1
     x = (left + across * width) * (2 / side) - 1
     y = (top + centres * height) * (2 / side) - 1
-    grid = torch.stack(torch.broadcast_tensors(x[:, None, :], y[:, :, None]), dim=-1)
+    grid = torch.stack((x[:, None, :].expand(-1, size, -1), y[:, :, None].expand(-1, -1, size)), dim=-1)
     floats = images.permute(0, 3, 1, 2).to(torch.float32)
     sampled = grid_sample(floats, grid, mode="bilinear", padding_mode="border", align_corners=False)
     return sampled.round_().to(torch.uint8).permute(0, 2, 3, 1)

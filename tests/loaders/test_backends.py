@@ -101,6 +101,8 @@ def test_ranks_share_each_epoch(arm: Arm, raw_tree: Path) -> None:
 
 @pytest.mark.parametrize("cache", ["ram", "device"])
 def test_a_cache_changes_nothing_but_the_reading(arm: Arm, cache: str) -> None:
+    if arm.worst_psnr is None:
+        pytest.skip("noise by design")
     contract.check_a_cache_changes_nothing_but_the_reading(arm.build, cache)
 
 

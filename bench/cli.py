@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 
 import precache
-from bench import conversion, photos, report
+from bench import conversion, conversion_report, photos, report
 from bench.comparison import BenchSpec, Result, choose_arms, compare
 from bench.peers import WRITERS
 from bench.trainers import CHOICES
@@ -166,7 +166,7 @@ def convert_command(
     )
     with ProgressBar("bench", "run") as bar:
         result = conversion.measure(src, spec, bar)
-    click.echo(conversion.text(result))
+    click.echo(conversion_report.text(result))
     if json_path is not None:
         json_path.parent.mkdir(parents=True, exist_ok=True)
         json_path.write_text(json.dumps(result.to_json(), indent=1) + "\n", encoding="utf-8")

@@ -52,12 +52,7 @@ def make_photos(
     if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
         raise SettingError(f"{destination}: exists and is not empty; choose another DST or remove it")
     columns = max(1, round(mean[0] / _CELL[0]))
-    done = 0
-
-    def report(count: int) -> None:
-        nonlocal done
-        done += count
-        on_progress(done, pictures)
+    report = executors.counted(on_progress, pictures)
 
     with atomic_folder(destination) as folder:
         tasks = []

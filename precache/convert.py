@@ -164,13 +164,7 @@ def _run(
 ) -> int:
     """Write the shards of `waiting`; the number of pictures converted by this call."""
     total = len(scan.samples)
-    done = total - sum(len(shard.rows) for shard in waiting)
-
-    def report(count: int) -> None:
-        nonlocal done
-        done += count
-        on_progress(done, total)
-
+    report = executors.counted(on_progress, total, total - sum(len(shard.rows) for shard in waiting))
     report(0)
     converted = 0
     _check_rejects(journal, limit)

@@ -30,6 +30,17 @@ def available_cpus() -> int:
     return os.cpu_count() or 1
 
 
+def counted(on_progress: Callable[[int, int], None], total: int, done: int = 0) -> Callable[[int], None]:
+    """For `run`: turns units done since the last call into calls of `on_progress(done, total)`."""
+
+    def report(count: int) -> None:
+        nonlocal done
+        done += count
+        on_progress(done, total)
+
+    return report
+
+
 def _unchanged(produced: Any) -> Any:
     return produced
 

@@ -73,12 +73,7 @@ def make_sample(
     if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
         raise SettingError(f"{destination}: exists and is not empty; choose another DST or remove it")
     bounds = np.linspace(0, images, classes + 1).astype(int).tolist()
-    done = 0
-
-    def report(count: int) -> None:
-        nonlocal done
-        done += count
-        on_progress(done, images)
+    report = executors.counted(on_progress, images)
 
     with atomic_folder(destination) as folder:
         tasks = []

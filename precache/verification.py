@@ -104,13 +104,7 @@ def verify_deep(
     scan = scan_tree(source)
     if scan.digest != manifest.source_digest:
         raise DatasetError(f"{dataset.path}: was not made of {source}, or that tree changed since")
-    done = 0
-
-    def report(count: int) -> None:
-        nonlocal done
-        done += count
-        on_progress(done, manifest.samples)
-
+    report = executors.counted(on_progress, manifest.samples)
     workers = executors.available_cpus() if workers is None else workers
     tasks = _deep_tasks(dataset, scan)
     shards = executors.run(_compare_shard, tasks, min(workers, len(manifest.shards)), report)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from bench import conversion
+from bench import conversion, conversion_report
 from bench.conversion import OURS, ConversionSpec, measure
 from bench.photos import make_photos
 from bench.processes import run_watched
@@ -42,7 +42,7 @@ def test_stages_and_whole_conversions_are_measured(name: str, raw_tree: Path, tm
     assert 20 * 2**20 < result.peak_bytes < 2**30
     assert steps[-1] == (7, 7)
     assert list(tmp_path.iterdir()) == []
-    text = conversion.text(result)
+    text = conversion_report.text(result)
     for mention in (f"{IMAGES} pictures", "median of 2", "simplejpeg", "MiB of memory", f"--format {name}"):
         assert mention in text
 

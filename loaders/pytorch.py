@@ -46,12 +46,13 @@ class PytorchReader:
                 if isinstance(batch, ImageError):
                     raise batch
                 yield DecodedBatch(*batch)
-        except RuntimeError as error:
-            if "DataLoader worker" not in str(error):
+        except (RuntimeError, EOFError, OSError) as error:
+            # the latter two: it died between announcing a batch and handing over its memory
+            if isinstance(error, RuntimeError) and "DataLoader worker" not in str(error):
                 raise
             raise WorkerError(
-                f"{' '.join(str(error).split())}; the machine may be out of memory: "
-                f"build the loader with fewer workers or a smaller batch_size"
+                f"a worker died ({' '.join(str(error).split()) or type(error).__name__}); the machine may be "
+                f"out of memory: build the loader with fewer workers or a smaller batch_size"
             ) from error
 
     def _start(self) -> Iterator[Any]:

@@ -15,7 +15,7 @@ from PIL import Image
 
 from precache import executors, images, jpeg
 from precache.errors import SettingError, check_range
-from precache.source import scan_tree
+from precache.source import check_apart, scan_tree
 from precache.storage import atomic_folder
 
 _CELL = (300, 200)
@@ -49,6 +49,7 @@ def make_photos(
     scan = scan_tree(source)
     check_range("pictures", pictures, 1, len(scan.samples))
     destination = Path(destination)
+    check_apart(Path(source), destination)
     if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
         raise SettingError(f"{destination}: exists and is not empty; choose another DST or remove it")
     columns = max(1, round(mean[0] / _CELL[0]))

@@ -16,7 +16,7 @@ from precache.commandline import ProgressBar, human_bytes, parse_bytes, printabl
 from precache.convert import Conversion
 from precache.errors import SettingError, check_choice
 from precache.images import RESAMPLING
-from precache.manifest import REJECTED_NAME
+from precache.manifest import MANIFEST_NAME, REJECTED_NAME
 from precache.recipe import DEFAULT_SPLITS, FORMAT_NAMES, Recipe
 
 DATA = Path("data")
@@ -79,10 +79,10 @@ def fetch(name: str, dst: Path, url: str | None) -> None:
 )
 @click.option("--shard-bytes", default="64MiB", show_default=True, help="Decoded pixels per shard.")
 @click.option("--seed", default=0, show_default=True, help="Seed of the written order and the splits.")
-@click.option("--workers", type=int, help="Processes.  [default: one per CPU]")
+@click.option("--workers", type=int, help="Processes; 0: none but this one.  [default: one per CPU]")
 @click.option("--overwrite", is_flag=True, help="Convert again; the result takes DST's place at the end.")
 @click.option("--max-rejects", default=0.01, show_default=True, help="Share of pictures that may be corrupt.")
-@click.option("--strict", is_flag=True, help="The same as --max-rejects 0.")
+@click.option("--strict", is_flag=True, help="As --max-rejects 0, which it overrides.")
 def convert(
     src: Path,
     dst: Path | None,
@@ -96,7 +96,7 @@ def convert(
     **settings: Any,
 ) -> None:
     """Convert the image tree SRC (default data/raw) into DST (default data/FORMAT)."""
-    split_list = None if "=" in splits else Path(splits)
+    split_list = None if "=" in splits and not Path(splits).is_file() else Path(splits)
     if split_list is not None:
         splits = DEFAULT_SPLITS
     recipe = Recipe(format=format_name, shard_bytes=parse_bytes(shard_bytes), splits=splits, **settings)
@@ -156,20 +156,25 @@ def verify(dst: Path, others: tuple[Path, ...], deep: bool, across: bool, worker
         )
         return
     manifest = precache.open_dataset(dst).manifest
-    remedy = f"precache convert SRC {dst} {manifest.recipe.to_flags()} --overwrite"
     size = human_bytes(manifest.stored_bytes)
     problems = precache.verify(dst)
     if problems:
-        problems.append(f"{dst}: {len(problems):,} files are damaged; rewrite it with '{remedy}'")
+        if any(problem.startswith(f"{dst / MANIFEST_NAME}: ") for problem in problems):
+            # its settings are not to be trusted
+            remedy = f"precache convert SRC {dst} --overwrite', with the options that it was made with"
+        else:
+            remedy = f"precache convert SRC {dst} {manifest.recipe.to_flags()} --overwrite'"
+        problems.append(f"{dst}: {len(problems):,} files are damaged; rewrite it with '{remedy}")
     _finish_check(problems, f"{dst}: {len(manifest.shards):,} shards, {size}: all as written")
     if deep:
         with ProgressBar("verify", "image") as bar:
             report = precache.verify_deep(dst, others[0], workers=workers, on_progress=bar)
-        click.echo(
-            f"{dst}: {report.samples:,} pictures, {report.equal:,} equal the reference, the others are "
-            f"{report.mean_psnr:.1f} dB from it on average, at worst {report.worst_psnr:.1f} dB "
-            f"({report.worst})"
+        rest = (
+            f", the others are {report.mean_psnr:.1f} dB from it on average, at worst "
+            f"{report.worst_psnr:.1f} dB ({report.worst})"
         )
+        equal = f"{dst}: {report.samples:,} pictures, {report.equal:,} equal the reference"
+        click.echo(equal + (rest if report.equal < report.samples else ""))
         _finish_check(list(report.problems), f"{dst}: every picture is what {others[0]} gives")
 
 
@@ -198,7 +203,7 @@ def _finish_check(problems: list[str], all_well: str) -> None:
 
 def _print_conversion(result: Conversion, destination: Path) -> None:
     manifest = result.manifest
-    if result.converted == 0:
+    if not result.published:
         click.echo(f"{destination}: already converted with these settings; nothing to do")
         return
     click.echo(

@@ -23,6 +23,7 @@ from precache.estimate import predict_bytes
 from precache.journal import JOURNAL_NAME, FinishedShard, Journal, Target
 from precache.manifest import (
     Manifest,
+    RejectedSample,
     is_converted,
     open_dataset,
     write_index,
@@ -32,7 +33,7 @@ from precache.manifest import (
 from precache.plan import ConvertPlan, ShardPlan, plan_conversion
 from precache.recipe import Recipe
 from precache.shard_writer import ShardTask, finish_shard, write_shard
-from precache.source import Ints, Scan, scan_tree
+from precache.source import Ints, Scan, check_apart, scan_tree
 from precache.splits import apply_list
 
 Progress = Callable[[int, int], None]
@@ -45,11 +46,13 @@ class Conversion:
     Attributes:
         manifest: of the finished dataset.
         converted: pictures written by this call; fewer than the manifest's after a resume.
+        published: whether this call finished the dataset; False if it was there already.
         elapsed_s: wall time of this call.
     """
 
     manifest: Manifest
     converted: int
+    published: bool
     elapsed_s: float
 
 
@@ -98,9 +101,10 @@ def convert(
         scan, recipe = apply_list(scan, recipe, split_list)
     elif recipe.listed:
         raise SettingError(f"splits {recipe.splits!r} stand for a list file; pass it as split_list")
-    _check_apart(source, destination)
+    check_apart(source, destination)
     if destination.exists() and not destination.is_dir():
         raise DatasetError(f"{destination}: is a file; choose a folder as DST")
+    limit = math.ceil(max_rejects * len(scan.samples))
     target = Target(recipe, scan.digest, made_by())
     try:
         with hold_lock(destination):
@@ -114,13 +118,17 @@ def convert(
                 manifest = open_dataset(destination).manifest
                 found = {"recipe": manifest.recipe.to_json(), "source_digest": manifest.source_digest}
                 target.check_same(destination, found)
-                return Conversion(manifest, 0, time.perf_counter() - start_s)
+                if len(manifest.rejected) > limit:
+                    raise DatasetError(
+                        f"{destination}: is finished, but {len(manifest.rejected):,} pictures are rejected "
+                        f"and {limit:,} may be; repair or remove them and pass --overwrite"
+                    )
+                return Conversion(manifest, 0, False, time.perf_counter() - start_s)
             folder = beside(destination, ".new") if finished else destination
             with Journal(folder, target, replace=overwrite) as journal:
                 plan = plan_conversion(scan.samples, recipe)
                 waiting = [shard for shard in plan.shards if shard.name not in journal.finished]
                 _check_room(scan, waiting, recipe, folder, on_start)
-                limit = math.ceil(max_rejects * len(scan.samples))
                 converted = _run(scan, waiting, recipe, journal, workers, limit, on_progress)
                 manifest = _commit(scan, plan, journal.finished, folder)
                 journal.remove()
@@ -131,7 +139,7 @@ def convert(
             f"{error.filename or destination}: cannot be written ({error.strerror}); finished shards "
             f"are kept: make room or fix permissions, then run the same command again"
         ) from error
-    return Conversion(manifest, converted, time.perf_counter() - start_s)
+    return Conversion(manifest, converted, True, time.perf_counter() - start_s)
 
 
 def _check_room(
@@ -167,7 +175,8 @@ def _run(
     report = executors.counted(on_progress, total, total - sum(len(shard.rows) for shard in waiting))
     report(0)
     converted = 0
-    _check_rejects(journal, limit)
+    rejected = [sample for shard in journal.finished.values() for sample in shard.rejected]
+    _check_rejects(journal.folder, rejected, limit)
     tasks = (  # one after another: a task holds the paths of its pictures
         ShardTask(
             shard.name,
@@ -184,15 +193,15 @@ def _run(
         for shard in finished:
             journal.record(shard)
             converted += shard.entry.samples
-            _check_rejects(journal, limit)
+            rejected += shard.rejected
+            _check_rejects(journal.folder, rejected, limit)
     return converted
 
 
-def _check_rejects(journal: Journal, limit: int) -> None:
-    rejected = [sample for shard in journal.finished.values() for sample in shard.rejected]
+def _check_rejects(folder: Path, rejected: Sequence[RejectedSample], limit: int) -> None:
     if len(rejected) > limit:
         raise DatasetError(
-            f"{journal.folder}: not published, {len(rejected):,} pictures are rejected and {limit:,} may "
+            f"{folder}: not published, {len(rejected):,} pictures are rejected and {limit:,} may "
             f"be (first: {rejected[0].path}, {rejected[0].reason}); repair or remove them and pass "
             f"--overwrite, or run the same command again with a higher --max-rejects"
         )
@@ -244,12 +253,3 @@ def _count_classes(scan: Scan, done: Sequence[FinishedShard], labels: Ints) -> d
         split: tuple(np.bincount(labels[split_of == split], minlength=len(scan.classes)).tolist())
         for split in dict.fromkeys(shard.entry.split for shard in done)
     }
-
-
-def _check_apart(source: Path, destination: Path) -> None:
-    inner, outer = destination.resolve(), source.resolve()
-    if inner == outer or outer in inner.parents or inner in outer.parents:
-        raise SettingError(
-            f"{destination}: lies inside the source tree {source}, or the other way round; "
-            f"choose a DST beside it"
-        )

@@ -22,7 +22,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from precache.errors import SourceError
+from precache.errors import SettingError, SourceError
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 
@@ -291,3 +291,13 @@ def _has_image_signature(path: str) -> bool:
     except OSError:
         return False
     return start.startswith(_SIGNATURES) or (start[:4] == b"RIFF" and start[8:12] == b"WEBP")
+
+
+def check_apart(source: Path, destination: Path) -> None:
+    """Raise SettingError if one folder lies inside the other: the source is never written to."""
+    inner, outer = destination.resolve(), source.resolve()
+    if inner == outer or outer in inner.parents or inner in outer.parents:
+        raise SettingError(
+            f"{destination}: lies inside the source tree {source}, or the other way round; "
+            f"choose a DST beside it"
+        )

@@ -7,6 +7,7 @@ Paths are relative to the source tree. A first line `path,split` is a heading. P
 listed are left out.
 """
 
+import codecs
 import csv
 import hashlib
 import io
@@ -39,7 +40,10 @@ def apply_list(scan: Scan, recipe: Recipe, path: str | os.PathLike[str]) -> tupl
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise SettingError(f"{path}: the list of splits cannot be read ({error.strerror})") from error
+        raise SettingError(
+            f"splits {str(path)!r}: neither shares as 'train=0.8,val=0.2' nor a list that can be read "
+            f"({error.strerror}); give one or the other"
+        ) from error
     split_of = _parse(path, content)
     names = list(dict.fromkeys(split_of.values()))
     rows, splits, unlisted = [], [], []
@@ -63,18 +67,20 @@ def apply_list(scan: Scan, recipe: Recipe, path: str | os.PathLike[str]) -> tupl
 def _parse(path: Path, content: bytes) -> dict[str, str]:
     """Path -> split."""
     split_of: dict[str, str] = {}
-    reader = csv.reader(io.StringIO(os.fsdecode(content), newline=""))
+    text = os.fsdecode(content.removeprefix(codecs.BOM_UTF8))  # which Excel writes
+    reader = csv.reader(io.StringIO(text, newline=""))
     for row in reader:
         if not row or (reader.line_num == 1 and row == ["path", "split"]):
             continue
         if len(row) != _COLUMNS or not _NAME.fullmatch(row[1].strip()):
             raise SettingError(
-                f"{path}, line {reader.line_num}: expected 'path,split' with a split such as train, got "
-                f"{','.join(row)!r}"
+                f"{path}, line {reader.line_num}: expected 'path,split' with a split such as train, and "
+                f"quotes around a path with a comma, got {','.join(row)!r}"
             )
-        if row[0] in split_of:
-            raise SettingError(f"{path}, line {reader.line_num}: lists {row[0]!r} twice; remove one")
-        split_of[row[0]] = row[1].strip()
+        picture = row[0].removeprefix("./")
+        if picture in split_of:
+            raise SettingError(f"{path}, line {reader.line_num}: lists {picture!r} twice; remove one")
+        split_of[picture] = row[1].strip()
     if not split_of:
         raise SettingError(f"{path}: the list of splits is empty; expected lines 'path,split'")
     return split_of

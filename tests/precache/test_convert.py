@@ -19,7 +19,7 @@ from precache.formats import FORMATS
 from precache.journal import JOURNAL_NAME
 from precache.manifest import INDEX_NAME, MANIFEST_NAME
 from precache.source import scan_tree
-from tests.command import ROOT, run
+from tests.command import ROOT, check_bad_input, run
 from tests.conftest import IMAGES, small_recipe
 
 
@@ -155,6 +155,23 @@ def test_too_many_rejects_publish_nothing_and_can_be_allowed(tree: Path, tmp_pat
     for share in (-0.1, 1.1, True):
         with pytest.raises(SettingError, match="max_rejects must be a share from 0 to 1"):
             convert(tree, out, small_recipe("shards"), workers=0, max_rejects=share)
+
+
+def test_a_refused_conversion_that_is_allowed_afterwards_says_what_it_leaves_out(
+    tree: Path, tmp_path: Path
+) -> None:
+    """All shards are there already: what is left is to publish them."""
+    sorted(tree.glob("*/*.jpg"))[0].write_bytes(b"<html>")
+    arguments = ("convert", tree, "out", "--format", "shards", "--size", 16)
+    refused = run("precache", *arguments, "--strict", cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "not published, 1 pictures are rejected and 0 may be" in refused.stderr.splitlines()[-1]
+    allowed = run("precache", *arguments, cwd=tmp_path)
+    assert "69 images, 1 rejected" in allowed.stdout
+    assert "WARNING: 1 pictures are left out" in allowed.stderr
+    assert "nothing to do" in run("precache", *arguments, cwd=tmp_path).stdout
+    again = run("precache", *arguments, "--strict", cwd=tmp_path)
+    check_bad_input(again, "out: is finished, but 1 pictures are rejected and 0 may be")
 
 
 @pytest.mark.parametrize("name", ["shards", "webdataset", "dali"])

@@ -1,5 +1,6 @@
 """A list file that says which picture belongs to which split."""
 
+import codecs
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,8 @@ def write_list(path: Path, lines: list[str]) -> Path:
 def test_each_picture_goes_where_the_list_puts_it(raw_tree: Path, tmp_path: Path) -> None:
     samples = list(scan_tree(raw_tree).samples)
     wanted = {s.path: ("val" if s.id % 5 == 0 else "train") for s in samples if s.id % 7}
-    listed = write_list(tmp_path / "list.csv", ["path,split", *(f"{p},{s}" for p, s in wanted.items())])
+    listed = write_list(tmp_path / "list.csv", ["path,split", *(f"./{p},{s}" for p, s in wanted.items())])
+    listed.write_bytes(codecs.BOM_UTF8 + listed.read_bytes())  # as Excel writes it, of paths as find prints
     for name in ("shards", "dali"):
         manifest = convert(
             raw_tree, tmp_path / name, small_recipe(name), workers=0, split_list=listed
@@ -89,7 +91,9 @@ def test_a_bad_list_names_file_and_line(
 
 def test_a_list_that_is_missing_or_beside_shares_is_refused(raw_tree: Path, tmp_path: Path) -> None:
     arguments = ("convert", raw_tree, "out", "--format", "shards", "--splits", "gone.csv")
-    check_bad_input(run("precache", *arguments, cwd=tmp_path), "gone.csv", "No such file")
+    check_bad_input(
+        run("precache", *arguments, cwd=tmp_path), "gone.csv", "No such file", "train=0.8,val=0.2"
+    )
     listed = write_list(tmp_path / "list.csv", ["x.jpg,train"])
     with pytest.raises(PrecacheError, match="exclude one another"):
         convert(

@@ -76,7 +76,8 @@ def test_verify_names_the_damaged_file_and_what_to_run(
     assert result.returncode == 1
     problem, remedy = result.stderr.splitlines()
     assert problem.startswith(f"copy/{file.name}: ")
-    assert f"rewrite it with 'precache convert SRC copy --format {name}" in remedy
+    flags = "--overwrite', with the options" if damage == "edited manifest" else f"--format {name}"
+    assert f"rewrite it with 'precache convert SRC copy {flags}" in remedy
 
 
 def test_deep_refuses_another_tree(converted: dict[str, Path], tmp_path: Path) -> None:

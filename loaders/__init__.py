@@ -10,20 +10,24 @@ with loaders.build("data/shards", batch_size=256, device="cuda") as loader:
 
 import os
 from collections.abc import Callable
+from typing import Literal
 
 import torch
 
 from loaders import dali, pytorch, shards, synthetic, webdataset
-from loaders.augment import Augmentation, source_size
+from loaders.augment import BatchFunction, RandomAugmentation, source_size
 from loaders.augment import make as make_augmentation
 from loaders.batch import Batch, Loader, LoaderSpec, Reader, Shuffle
+from loaders.batched import BatchAugmentation
 from loaders.cache import CachedReader
+from loaders.crops import Crops
 from loaders.dataset import RAW, SplitData, open_split
 from loaders.loader import EpochLoader
+from loaders.transfer import Transfer
 from precache.errors import DatasetError, SettingError, check_choice
 from precache.executors import available_cpus
 
-BACKENDS: dict[str, Callable[[LoaderSpec, SplitData, int], Reader]] = {
+BACKENDS: dict[str, Callable[[LoaderSpec, SplitData, Crops], Reader]] = {
     "dali": dali.open_reader,
     "pytorch": pytorch.open_reader,
     "shards": shards.open_reader,
@@ -53,12 +57,14 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
     size: int | None = None,
     dtype: torch.dtype = torch.uint8,
     last: str = "partial",
-    workers: int | None = None,
+    workers: int | Literal["auto"] = "auto",
+    threads: int | Literal["auto"] = "auto",
     rank: int | None = None,
     world_size: int | None = None,
     check: str = "first-read",
     cache: str = "none",
-    augment: str | Augmentation | None = None,
+    memory_bytes: int | None = None,
+    augment: str | RandomAugmentation | BatchFunction | None = None,
 ) -> Loader:
     """Build the loader for the raw tree or the converted folder at `path`.
 
@@ -79,18 +85,25 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
         last: of the samples that fill no batch at the end of an epoch: `"partial"` serves a short
             batch, `"pad"` fills it up with samples served before, `"drop"` leaves it out. Over
             several ranks, `"partial"` shares them out, so that some may have one batch less.
-        workers: processes that decode (`pytorch`; 0: the calling one), threads that decode or
-            copy (others); default one per CPU.
+        workers: processes that decode (`pytorch`; 0: none, see `threads`), threads that decode or
+            copy (others); `"auto"`, one per CPU that this process may use, shared out among the
+            ranks that torchrun started on this machine.
+        threads: that decode where `pytorch` has no worker processes; `"auto"` as above.
         rank, world_size: which of how many processes share each epoch, every sample served by one
             of them; default those of `torch.distributed` where it is initialised, else 0 and 1.
             `batch_size` is that of one rank.
         check: `"first-read"` compares each shard's checksum with the manifest's when it is first
-            touched, `shards` in the background; `"never"` does not.
+            touched, `shards` with full shuffle in the background; `"never"` does not.
         cache: `"ram"` keeps every decoded picture of the split in main memory, `"device"` in that of
             `device`: from the second epoch on nothing is decoded. Order and pixels stay the same.
-        augment: `"train"`, random crops resized to `size` and mirrored every other time, batched on
-            `device`, from all that is stored; `"eval"` or None, the centre; or a function, see
-            `loaders.augment.Augmentation`. Give `size` with `"train"`: the default is all that is stored.
+        memory_bytes: bounds what sequential reading (`shuffle="window"` or False) holds of a converted
+            folder at a time: the window is as many shards as fit twice, for the next one is read while
+            one is served. `shards` also keeps the system's cache of the files within it. Default:
+            windows of 8 shards, and the system decides.
+        augment: `"train"`, random crops resized to `size` and mirrored every other time, of all that is
+            stored; a `loaders.RandomAugmentation` with other settings, colour jitter among them;
+            `"eval"` or None, the centre; or a function of yours, see `loaders.augment.BatchFunction`, which
+            is called in the thread that reads ahead. Give `size` with it: the default is all that is stored.
 
     Returns:
         An iterable of `Batch`; one iteration is one epoch.
@@ -113,11 +126,13 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
         size=size,
         dtype=dtype,
         last=last,
-        workers=available_cpus() if workers is None else workers,
+        workers=_own_cpus() if workers == "auto" else workers,
+        threads=_own_cpus() if threads == "auto" else threads,
         rank=rank,
         world_size=world_size,
         check=check,
         cache=cache,
+        memory_bytes=memory_bytes,
     )
     data = open_split(spec.path, spec.split)
     backend = _AUTO[data.kind] if backend == "auto" else backend
@@ -127,15 +142,40 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
             f"{' or '.join(_describe(kind) for kind in READS[backend])}; "
             f"use backend {_AUTO[data.kind]!r} for it, or name another folder"
         )
-    served_size = data.served_size(spec.size)
-    read_size, transform = served_size, make_augmentation(augment, served_size, spec.seed)
-    if transform is not None:
-        read_size = source_size(served_size) if data.kind == RAW else data.size
-    reader = BACKENDS[backend](spec, data, read_size)
-    if spec.cache != "none":
-        device = spec.device if spec.cache == "device" else torch.device("cpu")
-        reader = CachedReader(reader, data, read_size, device)
-    return EpochLoader(spec, data, reader, served_size, transform)
+    crops, late = _augmentation(augment, spec, data)
+    caches_on = {"none": None, "ram": torch.device("cpu"), "device": spec.device}[spec.cache]
+    if caches_on is None:
+        reader = BACKENDS[backend](spec, data, crops)
+    else:
+        kept = Crops(crops.stored, crops.stored) if crops.random else crops
+        reader = BACKENDS[backend](spec, data, kept)
+        crops = crops if crops.random else Crops(crops.size, crops.size)
+        reader = CachedReader(reader, spec, data, crops, caches_on)
+    return EpochLoader(
+        spec, data, reader, data.served_size(spec.size), Transfer(spec.device, spec.dtype, late)
+    )
+
+
+def _augmentation(
+    augment: str | RandomAugmentation | BatchFunction | None, spec: LoaderSpec, data: SplitData
+) -> tuple[Crops, BatchFunction | None]:
+    """What the backend serves of each picture, and what is left to do with the batch."""
+    served = data.served_size(spec.size)
+    augmentation = make_augmentation(augment)
+    if augmentation is None:
+        return Crops(served if data.kind == RAW else data.size, served), None
+    stored = source_size(served) if data.kind == RAW else data.size
+    if not isinstance(augmentation, RandomAugmentation):
+        return Crops(stored, stored), augmentation
+    if spec.device.type == "cuda":
+        return Crops(stored, stored), BatchAugmentation(augmentation, spec.seed, served)
+    jitter = BatchAugmentation(augmentation, spec.seed, None) if augmentation.jitters else None
+    return Crops(stored, served, augmentation, spec.seed), jitter
+
+
+def _own_cpus() -> int:
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # torchrun sets it
+    return max(1, available_cpus() // ranks)
 
 
 def _ranks(rank: int | None, world_size: int | None) -> tuple[int, int]:
@@ -162,4 +202,4 @@ def _describe(kind: str) -> str:
     return "a raw image tree" if kind == RAW else f"format {kind!r}"
 
 
-__all__ = ["BACKENDS", "READS", "Batch", "Loader", "LoaderSpec", "build"]
+__all__ = ["BACKENDS", "READS", "Batch", "Loader", "LoaderSpec", "RandomAugmentation", "build"]

@@ -1,11 +1,8 @@
-"""Random crops and flips of pre-resized pictures, batched, on the device that the batch is on.
+"""What `augment="train"` does to each sample: random crop, flip and colour jitter, drawn without state.
 
-`RandomResizedCrop` and `RandomHorizontalFlip` as torchvision has them: the same distributions of
-area, aspect, place and side. What a sample gets depends on `(seed, epoch, sample id)` alone, not on its
-batch, rank or backend, so that a resumed run augments as the uninterrupted one would have.
-
-Pictures are resampled bilinearly. From 256 px to 224 px a crop shrinks by at most 1.14, where leaving
-out antialiasing, which torchvision has, changes little.
+What a sample gets depends on `(seed, epoch, sample id)` alone, not on its batch, rank or backend, so that
+a resumed run augments as the uninterrupted one would have. Pure: NumPy only. `loaders.crops` and
+`loaders.batched` apply it.
 """
 
 from collections.abc import Callable
@@ -15,55 +12,114 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.nn.functional import grid_sample
 
 from precache.errors import SettingError, check_choice
 
 Floats: TypeAlias = npt.NDArray[np.float64]
-Augmentation: TypeAlias = Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]
+BatchFunction: TypeAlias = Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]
 """(images uint8 [n, side, side, 3] on the device, ids int64 [n] on the CPU, epoch) -> images, as many."""
 
 NAMES = ("eval", "train")
-# torchvision's defaults, with which ImageNet is trained: https://arxiv.org/abs/1409.4842, section 6
-AREA = (0.08, 1.0)
-ASPECT = (3 / 4, 4 / 3)
-_TRIES = 10
-_DRAWS = 4 * _TRIES + 1
-_CHUNK = 32  # pictures resampled at a time: their floats stay in the CPU's cache
+_TRIES = 10  # of torchvision
+_BOX_DRAWS = 4 * _TRIES
+_DRAWS = _BOX_DRAWS + 1 + 4
 _RATIO_TO_SERVED = 256 / 224
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RandomAugmentation:
+    """Random crop, flip and colour jitter; the defaults are what `augment="train"` stands for.
+
+    Distributions are those of torchvision's `RandomResizedCrop`, `RandomHorizontalFlip` and `ColorJitter`
+    with arguments of the same names; jitter is applied in the order brightness, contrast, saturation,
+    hue, which torchvision draws.
+
+    Attributes:
+        scale: least and largest share of the stored square's area that a crop has.
+        ratio: least and largest width over height of a crop.
+        flip: how likely a picture is mirrored.
+        brightness, contrast, saturation: factors are drawn from 1 - value to 1 + value, at least 0.
+        hue: shifts are drawn from -hue to hue, as a share of the circle; at most 0.5.
+    """
+
+    # with these ImageNet is trained: https://arxiv.org/abs/1409.4842, section 6
+    scale: tuple[float, float] = (0.08, 1.0)
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    flip: float = 0.5
+    brightness: float = 0.0
+    contrast: float = 0.0
+    saturation: float = 0.0
+    hue: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, (low, high) in (("scale", self.scale), ("ratio", self.ratio)):
+            most = 1.0 if name == "scale" else float("inf")
+            if not 0 < low <= high <= most:
+                raise SettingError(f"{name} must be two numbers, 0 < low <= high <= {most}, got {low, high}")
+        for name, value, most in (
+            ("flip", self.flip, 1.0),
+            ("brightness", self.brightness, float("inf")),
+            ("contrast", self.contrast, float("inf")),
+            ("saturation", self.saturation, float("inf")),
+            ("hue", self.hue, 0.5),
+        ):
+            if not 0 <= value <= most:
+                raise SettingError(f"{name} must be from 0 to {most}, got {value}")
+
+    @property
+    def jitters(self) -> bool:
+        """Whether colours change."""
+        return max(self.brightness, self.contrast, self.saturation, self.hue) > 0
+
+
 @dataclass(frozen=True, slots=True)
-class RandomCrops:
-    """`augment="train"`: a random crop resized to `size` x `size`, mirrored every other time."""
+class Draws:
+    """What each of n samples gets.
 
-    size: int
-    seed: int
+    Attributes:
+        boxes: int64 [n, 4]: left, top, width, height of the crop, in pixels of the stored square.
+        mirrored: bool [n].
+        colors: float64 [n, 4]: factors of brightness, contrast and saturation, and the shift of hue.
+    """
 
-    def __call__(self, images: torch.Tensor, ids: torch.Tensor, epoch: int) -> torch.Tensor:
-        """uint8 [n, side, side, 3] to uint8 [n, size, size, 3]."""
-        draws = uniforms(self.seed, epoch, ids.numpy(), _DRAWS)
-        boxes = torch.from_numpy(crop_boxes(images.shape[1], draws[:, :-1])).to(images.device, torch.float32)
-        mirrored = torch.from_numpy(draws[:, -1] < 0.5).to(images.device)
-        out = torch.empty((len(images), self.size, self.size, 3), dtype=torch.uint8, device=images.device)
-        for start in range(0, len(images), _CHUNK):
-            part = slice(start, start + _CHUNK)
-            out[part] = _resample(images[part], boxes[part], mirrored[part], self.size)
-        return out
+    boxes: npt.NDArray[np.int64]
+    mirrored: npt.NDArray[np.bool_]
+    colors: Floats
 
 
-def make(augment: str | Augmentation | None, size: int, seed: int) -> Augmentation | None:
-    """The augmentation that `loaders.build` was asked for; None changes nothing.
+def draw(settings: RandomAugmentation, side: int, seed: int, epoch: int, ids: npt.NDArray[np.int64]) -> Draws:
+    """What the samples `ids`, squares of `side` pixels, get in `epoch`."""
+    uniform = uniforms(seed, epoch, ids, _DRAWS)
+    ranges = np.array([settings.brightness, settings.contrast, settings.saturation, settings.hue])
+    low = np.maximum(0, 1 - ranges)
+    low[3], high = -settings.hue, 1 + ranges
+    high[3] = settings.hue
+    return Draws(
+        crop_boxes(side, uniform[:, :_BOX_DRAWS], settings.scale, settings.ratio),
+        uniform[:, _BOX_DRAWS] < settings.flip,
+        low + (high - low) * uniform[:, _BOX_DRAWS + 1 :],
+    )
+
+
+def make(
+    augment: str | RandomAugmentation | BatchFunction | None,
+) -> RandomAugmentation | BatchFunction | None:
+    """What `loaders.build` was asked for; None: the centre, unchanged.
 
     Raises:
         SettingError: an unknown name.
     """
-    if augment is None or callable(augment):
+    if augment is None or isinstance(augment, RandomAugmentation):
         return augment
-    if not isinstance(augment, str):
-        raise SettingError(f"augment must be a name, a function or None, got {augment!r}")
-    check_choice("augment", augment, NAMES)
-    return RandomCrops(size, seed) if augment == "train" else None
+    if isinstance(augment, str):
+        check_choice("augment", augment, NAMES)
+        return RandomAugmentation() if augment == "train" else None
+    if callable(augment):
+        return augment
+    raise SettingError(
+        f"augment must be a name, a RandomAugmentation, a function or None, got {augment!r}; "
+        f"names: {', '.join(NAMES)}"
+    )
 
 
 def source_size(size: int) -> int:
@@ -71,30 +127,35 @@ def source_size(size: int) -> int:
     return round(size * _RATIO_TO_SERVED)
 
 
-def crop_boxes(side: int, draws: Floats) -> Floats:
+def crop_boxes(
+    side: int, draws: Floats, scale: tuple[float, float], ratio: tuple[float, float]
+) -> npt.NDArray[np.int64]:
     """Boxes of random crops of a square, as `torchvision.transforms.RandomResizedCrop.get_params`.
 
     Args:
         side: of the square in pixels.
         draws: [n, 4 * tries], uniform in [0, 1).
+        scale, ratio: as of `RandomAugmentation`.
 
     Returns:
-        [n, 4]: left, top, width, height in whole pixels.
+        [n, 4]: left, top, width, height in pixels.
     """
-    area_draw, aspect_draw, left_draw, top_draw = np.split(draws, 4, axis=1)
-    area = side * side * (AREA[0] + (AREA[1] - AREA[0]) * area_draw)
-    low, high = np.log(ASPECT)
-    aspect = np.exp(low + (high - low) * aspect_draw)
+    area_draw, ratio_draw, left_draw, top_draw = np.split(draws, 4, axis=1)
+    area = side * side * (scale[0] + (scale[1] - scale[0]) * area_draw)
+    low, high = np.log(ratio)
+    aspect = np.exp(low + (high - low) * ratio_draw)
     width, height = np.round(np.sqrt(area * aspect)), np.round(np.sqrt(area / aspect))
     fits = (width > 0) & (width <= side) & (height > 0) & (height <= side)
-    first = fits.argmax(axis=1)  # the first try that fits; a square of the whole side where none does
+    first = fits.argmax(axis=1)  # the first try that fits
     rows = np.arange(len(draws))
     found = fits[rows, first]
-    width = np.where(found, width[rows, first], side)
-    height = np.where(found, height[rows, first], side)
-    left = np.floor(left_draw[rows, first] * (side - width + 1))
-    top = np.floor(top_draw[rows, first] * (side - height + 1))
-    return np.stack((left, top, width, height), axis=1)
+    # none fits: the largest centred box of the nearest ratio; a square's own is 1
+    fallback = min(max(1.0, ratio[0]), ratio[1])
+    width = np.where(found, width[rows, first], round(side * min(1.0, fallback)))
+    height = np.where(found, height[rows, first], round(side / max(1.0, fallback)))
+    left = np.where(found, np.floor(left_draw[rows, first] * (side - width + 1)), (side - width) // 2)
+    top = np.where(found, np.floor(top_draw[rows, first] * (side - height + 1)), (side - height) // 2)
+    return np.stack((left, top, width, height), axis=1).astype(np.int64)
 
 
 def uniforms(seed: int, epoch: int, ids: npt.NDArray[np.int64], count: int) -> Floats:
@@ -120,18 +181,3 @@ def _mix(state: npt.NDArray[np.uint64] | np.uint64) -> npt.NDArray[np.uint64]:
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     mixed = mixed ^ (mixed >> np.uint64(31))
     return mixed
-
-
-def _resample(images: torch.Tensor, boxes: torch.Tensor, mirrored: torch.Tensor, size: int) -> torch.Tensor:
-    """uint8 [n, size, size, 3] of the boxes of uint8 [n, side, side, 3]."""
-    side = images.shape[1]
-    centres = (torch.arange(size, device=images.device, dtype=torch.float32) + 0.5) / size
-    left, top, width, height = boxes.T[:, :, None]
-    across = torch.where(mirrored[:, None], 1 - centres, centres)
-    # grid_sample counts from -1, the picture's left or top edge, to 1
-    x = (left + across * width) * (2 / side) - 1
-    y = (top + centres * height) * (2 / side) - 1
-    grid = torch.stack((x[:, None, :].expand(-1, size, -1), y[:, :, None].expand(-1, -1, size)), dim=-1)
-    floats = images.permute(0, 3, 1, 2).to(torch.float32)
-    sampled = grid_sample(floats, grid, mode="bilinear", padding_mode="border", align_corners=False)
-    return sampled.round_().to(torch.uint8).permute(0, 2, 3, 1)

@@ -40,6 +40,19 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
+class Request:
+    """The samples that a backend is asked for as one batch.
+
+    Attributes:
+        epoch: that they are served in.
+        positions: int64 [n].
+    """
+
+    epoch: int
+    positions: Positions
+
+
+@dataclass(frozen=True, slots=True)
 class DecodedBatch:
     """What a backend hands over.
 
@@ -69,15 +82,18 @@ class LoaderSpec:
     dtype: torch.dtype
     last: str
     workers: int
+    threads: int
     rank: int
     world_size: int
     check: str
     cache: str
+    memory_bytes: int | None
 
     def __post_init__(self) -> None:
         check_range("batch_size", self.batch_size, 1)
         check_range("seed", self.seed, 0, 2**63 - 1)
         check_range("workers", self.workers, 0)
+        check_range("threads", self.threads, 1)
         check_range("world_size", self.world_size, 1)
         check_range("rank", self.rank, 0, self.world_size - 1)
         check_choice("last", self.last, ("drop", "pad", "partial"))
@@ -85,6 +101,8 @@ class LoaderSpec:
         check_choice("cache", self.cache, ("device", "none", "ram"))
         if self.size is not None:
             check_range("size", self.size, 1, MAX_SIZE)
+        if self.memory_bytes is not None:
+            check_range("memory_bytes", self.memory_bytes, 1)
         if not isinstance(self.shuffle, bool):
             check_choice("shuffle", self.shuffle, ("full", "window"))
         if self.dtype not in DTYPES:
@@ -104,10 +122,10 @@ class Reader(Protocol):
 
     random_access: bool
 
-    def read(self, batches: Iterator[Positions]) -> Iterator[DecodedBatch]:
-        """Yield one decoded batch per array of positions; runs in a thread, ahead of the training.
+    def read(self, requests: Iterator[Request]) -> Iterator[DecodedBatch]:
+        """Yield one decoded batch per request; runs in a thread, ahead of the training.
 
-        `batches` goes on from epoch to epoch without end. A reader may look ahead in it. It is left
+        `requests` go on from epoch to epoch without end. A reader may look ahead in them. It is left
         midway, by closing the generator, where the caller wants another epoch than the next.
         """
 

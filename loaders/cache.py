@@ -2,32 +2,38 @@
 
 The cache sits between a backend's reader and the loader and changes neither order nor pixels. The
 first epoch goes at the reader's pace and fills it; once every sample has passed, the reader rests.
+Random crops are taken of what is kept, so that they differ from epoch to epoch.
 """
 
 from collections import deque
 from collections.abc import Iterator
+from contextlib import closing
 from itertools import chain
 
 import numpy as np
 import psutil
 import torch
 
-from loaders.batch import DecodedBatch, Positions, Reader
+from loaders.batch import DecodedBatch, LoaderSpec, Reader, Request
+from loaders.crops import BatchFiller, Crops
 from loaders.dataset import SplitData
 from precache.errors import SettingError
+from precache.jpeg import Pixels
 
 _RESERVED_SHARE = 0.1  # of the free memory is left to others
 
 
 class CachedReader:
-    """What `reader` decodes, kept on `device`."""
+    """What `reader` decodes, squares of `crops.stored` pixels, kept on `device` and served as `crops` say."""
 
-    def __init__(self, reader: Reader, data: SplitData, size: int, device: torch.device) -> None:
+    def __init__(
+        self, reader: Reader, spec: LoaderSpec, data: SplitData, crops: Crops, device: torch.device
+    ) -> None:
         self.random_access = reader.random_access
         self._reader = reader
         self._data = data
         self._device = device
-        shape = (len(data.ids), size, size, 3)
+        shape = (len(data.ids), crops.stored, crops.stored, 3)
         needed, free = int(np.prod(shape)), _free_bytes(device)
         if needed > free * (1 - _RESERVED_SHARE):
             reader.close()
@@ -37,39 +43,53 @@ class CachedReader:
             )
         self._images = torch.empty(shape, dtype=torch.uint8, device=device)
         self._kept = np.zeros(len(data.ids), bool)
+        self._filler = BatchFiller(data, crops, spec.batch_size, spec.workers, spec.device)
 
-    def read(self, batches: Iterator[Positions]) -> Iterator[DecodedBatch]:
-        """Yield one batch per array of positions, from the reader while it has something new."""
-        asked: deque[Positions] = deque()  # of the reader, which looks ahead
+    def read(self, requests: Iterator[Request]) -> Iterator[DecodedBatch]:
+        """Yield one batch per request, from the reader while it has something new."""
+        asked: deque[Request] = deque()  # of the reader, which looks ahead
 
-        def ask() -> Iterator[Positions]:
-            for positions in batches:
-                asked.append(positions)
-                yield positions
+        def ask() -> Iterator[Request]:
+            for request in requests:
+                asked.append(request)
+                yield request
 
         if not self._kept.all():
-            decoded = self._reader.read(ask())
-            for batch in decoded:
-                positions = asked.popleft()
-                self._images[torch.from_numpy(positions).to(self._device)] = batch.images.to(self._device)
-                self._kept[positions] = True
-                yield batch
-                if self._kept.all():
-                    break
-            close = getattr(decoded, "close", None)
-            if close is not None:
-                close()
-        for positions in chain(asked, batches):
-            yield DecodedBatch(
-                self._images[torch.from_numpy(positions).to(self._device)],
-                torch.from_numpy(self._data.labels[positions]),
-                torch.from_numpy(self._data.ids[positions]),
-            )
+            with closing(self._reader.read(ask())) as decoded:  # type: ignore[type-var]
+                for batch in decoded:
+                    request = asked.popleft()
+                    self._images[torch.from_numpy(request.positions).to(self._device)] = batch.images.to(
+                        self._device
+                    )
+                    self._kept[request.positions] = True
+                    yield self._gather(request)
+                    if self._kept.all():
+                        break
+        for request in chain(asked, requests):
+            yield self._gather(request)
 
     def close(self) -> None:
         """Free the cache."""
         self._images = torch.empty(0, dtype=torch.uint8)
+        self._filler.close()
         self._reader.close()
+
+    def _gather(self, request: Request) -> DecodedBatch:
+        if self._device.type == "cuda":
+            positions = torch.from_numpy(request.positions)
+            return DecodedBatch(
+                self._images[positions.to(self._device)],
+                torch.from_numpy(self._data.labels[request.positions]),
+                torch.from_numpy(self._data.ids[request.positions]),
+            )
+        kept = self._images.numpy()
+        positions = request.positions.tolist()
+
+        def rows_of(slot: int, first: int, count: int) -> Pixels:
+            rows: Pixels = kept[positions[slot], first : first + count]
+            return rows
+
+        return self._filler.fill(request, rows_of)
 
 
 def _free_bytes(device: torch.device) -> int:

@@ -19,20 +19,24 @@ import numpy.typing as npt
 import simplejpeg
 import torch
 from PIL import Image
+from torch.utils.dlpack import from_dlpack
 
-from loaders.batch import DecodedBatch, LoaderSpec, Positions
+from loaders.batch import DecodedBatch, LoaderSpec, Request
+from loaders.crops import BatchFiller, Crops
 from loaders.dataset import RAW, SplitData
-from loaders.encoded import read_batches
+from loaders.sequential import EncodedShards
 from precache import images
 from precache.errors import DatasetError, ImageError, MissingDependencyError
 from precache.formats import FORMATS, StoredSample
+from precache.images import centre_offset
+from precache.jpeg import Pixels
 
 _QUEUE_BATCHES = 2
 _EXIF_ORIENTATION = 0x0112
 _SIDEWAYS = (5, 6, 7, 8)
 
 
-def open_reader(spec: LoaderSpec, data: SplitData, size: int) -> "DaliReader":
+def open_reader(spec: LoaderSpec, data: SplitData, crops: Crops) -> "DaliReader":
     """A reader over `data`: a raw tree, or a folder of format `dali` or `webdataset`."""
     try:
         import nvidia.dali  # noqa: F401
@@ -40,35 +44,39 @@ def open_reader(spec: LoaderSpec, data: SplitData, size: int) -> "DaliReader":
         raise MissingDependencyError(
             "backend 'dali' needs NVIDIA DALI; install it with 'pip install nvidia-dali-cuda120'"
         ) from error
-    return DaliReader(spec, data, size)
+    return DaliReader(spec, data, crops)
 
 
 @dataclass(frozen=True, slots=True)
 class _Encoded:
     """A batch on its way through the pipeline; `files` name the pictures for error messages."""
 
+    request: Request
     contents: list[bytes]
     files: list[str]
-    labels: torch.Tensor
-    ids: torch.Tensor
 
 
 class DaliReader:
     """Builds a pipeline for each `read`: one that is left midway still holds batches of it."""
 
-    def __init__(self, spec: LoaderSpec, data: SplitData, size: int) -> None:
+    def __init__(self, spec: LoaderSpec, data: SplitData, crops: Crops) -> None:
         self.random_access = data.kind == RAW
         self._spec = spec
         self._data = data
-        self._size = size
-        on_gpu = spec.device.type == "cuda"
-        self._stream = torch.cuda.Stream(spec.device) if on_gpu else None  # type: ignore[no-untyped-call]
+        self._crops = crops
+        # Random crops on the CPU are taken of DALI's squares; the centre is DALI's own work.
+        self._size = crops.size if crops.random is None else crops.stored
+        self._filler = BatchFiller(data, crops, spec.batch_size, spec.workers, spec.device)
+        if not self.random_access:
+            window_shards = data.window_shards(spec.memory_bytes)
+            check = spec.check == "first-read"
+            self._shards = EncodedShards(data, self._read_shard, window_shards, check=check)
         self._feed: Generator[_Encoded, None, None]
         self._in_pipeline: deque[_Encoded] = deque()
 
-    def read(self, batches: Iterator[Positions]) -> Iterator[DecodedBatch]:
-        """Yield one decoded batch per array of positions."""
-        self._feed = self._read_raw(batches) if self.random_access else self._read_shards(batches)
+    def read(self, requests: Iterator[Request]) -> Iterator[DecodedBatch]:
+        """Yield one decoded batch per request."""
+        self._feed = self._read_raw(requests) if self.random_access else self._read_shards(requests)
         self._in_pipeline.clear()
         pipeline = self._build()
         try:
@@ -79,13 +87,30 @@ class DaliReader:
                     return
                 except RuntimeError as error:
                     raise self._explain(error) from error
-                batch = self._in_pipeline.popleft()
-                yield DecodedBatch(self._to_torch(output), batch.labels, batch.ids)
+                yield self._serve(output, self._in_pipeline.popleft().request)
         finally:
             self._feed.close()
 
+    def _serve(self, output: Any, request: Request) -> DecodedBatch:
+        # shared, not copied: DALI's dynamic executor leaves an output alone while torch has it
+        squares = from_dlpack(output.as_tensor())
+        if self._crops.random is None:
+            return DecodedBatch(
+                squares,
+                torch.from_numpy(self._data.labels[request.positions]),
+                torch.from_numpy(self._data.ids[request.positions]),
+            )
+        pixels = squares.numpy()
+
+        def rows_of(slot: int, first: int, count: int) -> Pixels:
+            rows: Pixels = pixels[slot, first : first + count]
+            return rows
+
+        return self._filler.fill(request, rows_of)
+
     def close(self) -> None:
-        """Nothing to free: the pipeline goes with the `read` that built it."""
+        """End the threads; the pipeline goes with the `read` that built it."""
+        self._filler.close()
 
     def _build(self) -> Any:
         from nvidia.dali import Pipeline, fn, types
@@ -97,6 +122,7 @@ class DaliReader:
             num_threads=max(1, self._spec.workers),
             device_id=(device.index or 0) if on_gpu else None,
             prefetch_queue_depth=_QUEUE_BATCHES,
+            exec_dynamic=True,
         )
         with pipeline:
             dtypes = [types.UINT8, types.FLOAT, types.FLOAT] if self.random_access else [types.UINT8]
@@ -120,7 +146,7 @@ class DaliReader:
                 )
             else:
                 margin = self._data.size - self._size
-                position = self._data.centre_crop(self._size).start / max(1, margin)
+                position = centre_offset(self._data.size, self._size) / max(1, margin)
                 served = fn.crop(
                     decoded, crop=(self._size, self._size), crop_pos_x=position, crop_pos_y=position
                 )
@@ -138,44 +164,24 @@ class DaliReader:
         contents, starts, ends = zip(*inputs, strict=True)
         return list(contents), list(starts), list(ends)
 
-    def _read_raw(self, batches: Iterator[Positions]) -> Generator[_Encoded, None, None]:
-        for positions in batches:
-            files = [self._data.files[position] for position in positions]
-            labels, ids = self._data.labels[positions], self._data.ids[positions]
-            contents = [images.read_bytes(file) for file in files]
-            yield _Encoded(contents, files, torch.from_numpy(labels), torch.from_numpy(ids))
+    def _read_raw(self, requests: Iterator[Request]) -> Generator[_Encoded, None, None]:
+        for request in requests:
+            files = [self._data.files[position] for position in request.positions]
+            yield _Encoded(request, [images.read_bytes(file) for file in files], files)
 
-    def _read_shards(self, batches: Iterator[Positions]) -> Generator[_Encoded, None, None]:
-        read_shard = FORMATS[self._data.kind].read_shard
-
-        def read(path: str) -> list[StoredSample]:
-            return list(read_shard(Path(path)))
-
-        for samples in read_batches(self._data, batches, read, check=self._spec.check == "first-read"):
+    def _read_shards(self, requests: Iterator[Request]) -> Generator[_Encoded, None, None]:
+        for request, samples in self._shards.read(requests):
             encoded = _Encoded(
+                request,
                 [sample.data for sample, _ in samples if isinstance(sample.data, bytes)],
                 [f"{shard}: sample {sample.id}" for sample, shard in samples],
-                torch.tensor([sample.label for sample, _ in samples]),
-                torch.tensor([sample.id for sample, _ in samples]),
             )
             for content, file in zip(encoded.contents, encoded.files, strict=True):
                 _check_header(content, file, self._data.size)
             yield encoded
 
-    def _to_torch(self, output: Any) -> torch.Tensor:
-        """A copy of DALI's output, uint8 [n, size, size, 3]: DALI reuses its buffers."""
-        from nvidia.dali.plugin.pytorch import feed_ndarray
-
-        dense = output.as_tensor()
-        device = self._spec.device
-        # A stream of its own: waiting for the copy must not mean waiting for the training step.
-        # None, that is none, on the CPU.
-        with torch.cuda.stream(self._stream):
-            copy = torch.empty(tuple(dense.shape()), dtype=torch.uint8, device=device)
-            feed_ndarray(dense, copy, cuda_stream=self._stream)
-        if self._stream is not None:
-            self._stream.synchronize()
-        return copy
+    def _read_shard(self, path: str) -> list[StoredSample]:
+        return list(FORMATS[self._data.kind].read_shard(Path(path)))
 
     def _explain(self, error: RuntimeError) -> Exception:
         """The ImageError of the picture that DALI refused, if the reference refuses it too."""

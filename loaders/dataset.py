@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from loaders.batch import Positions
+from loaders.order import WINDOW_SHARDS
 from precache.errors import DatasetError, SettingError, SourceError
-from precache.images import centre_offset
 from precache.manifest import MANIFEST_NAME, ConvertedDataset, is_converted, open_dataset
 from precache.source import Scan, scan_tree
 
@@ -28,6 +28,7 @@ class SplitData:
         labels: int64 [n].
         shard_samples: samples per shard, in stored order; a raw tree is one shard.
         files: paths of the shards; of the pictures themselves for a raw tree.
+        shard_bytes: sizes of the shards' files; none for a raw tree.
         checksums: CRC-32C of the shards, hex; none for a raw tree.
         classes: class names.
         size: side of the stored squares in pixels; for a raw tree the default to resize to.
@@ -40,6 +41,7 @@ class SplitData:
     labels: Positions
     shard_samples: tuple[int, ...]
     files: tuple[str, ...]
+    shard_bytes: tuple[int, ...]
     checksums: tuple[str, ...]
     classes: tuple[str, ...]
     size: int
@@ -54,10 +56,21 @@ class SplitData:
             )
         return self.size if size is None else size
 
-    def centre_crop(self, size: int) -> slice:
-        """Rows, and columns, of a stored square that a served one of `size` consists of."""
-        offset = centre_offset(self.size, size)
-        return slice(offset, offset + size)
+    def window_shards(self, memory_bytes: int | None) -> int:
+        """How many shards a window holds so that two of them, read and next, fit into `memory_bytes`.
+
+        Raises:
+            SettingError: not even two shards fit.
+        """
+        if memory_bytes is None or not self.shard_bytes:
+            return WINDOW_SHARDS
+        largest = max(self.shard_bytes)
+        if memory_bytes < 2 * largest:
+            raise SettingError(
+                f"memory_bytes {memory_bytes:,} holds no two shards of {self.path}, of {largest:,} bytes "
+                f"each; give at least {2 * largest:,}, or convert again with smaller --shard-bytes"
+            )
+        return memory_bytes // (2 * largest)
 
 
 def open_split(path: str | os.PathLike[str], split: str) -> SplitData:
@@ -97,6 +110,7 @@ def _converted(dataset: ConvertedDataset, split: str) -> SplitData:
         labels=labels,
         shard_samples=tuple(shard.samples for shard in shards),
         files=tuple(str(dataset.shard_path(shard)) for shard in shards),
+        shard_bytes=tuple(shard.files[0].bytes for shard in shards),
         checksums=tuple(shard.files[0].crc32c for shard in shards),
         classes=dataset.manifest.classes,
         size=dataset.manifest.recipe.size,
@@ -117,6 +131,7 @@ def _raw(scan: Scan, split: str) -> SplitData:
         labels=samples.labels[rows],
         shard_samples=(len(rows),),
         files=tuple(f"{scan.root}/{samples[row].path}" for row in rows.tolist()),
+        shard_bytes=(),
         checksums=(),
         classes=scan.classes,
         size=RAW_SIZE,

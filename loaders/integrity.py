@@ -1,7 +1,11 @@
-"""Checksums of shards, compared with the manifest's when a shard is first touched."""
+"""Whether shards hold what the manifest and the index say, found out when they are first touched."""
 
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
 
 from loaders.dataset import SplitData
 from precache.errors import DatasetError
@@ -24,6 +28,26 @@ def check_shard(data: SplitData, index: int) -> None:
     if found != data.checksums[index]:
         raise DatasetError(
             f"{path}: its checksum is not the manifest's (the bytes changed); "
+            f"run 'precache verify {data.path}'"
+        )
+
+
+def check_index(
+    data: SplitData,
+    index: int,
+    ids: Sequence[int] | npt.NDArray[np.int64],
+    labels: Sequence[int] | npt.NDArray[np.int64],
+) -> None:
+    """Compare what shard `index` says of itself with the dataset's index.
+
+    Raises:
+        DatasetError: they differ.
+    """
+    start = sum(data.shard_samples[:index])
+    rows = slice(start, start + data.shard_samples[index])
+    if not (np.array_equal(ids, data.ids[rows]) and np.array_equal(labels, data.labels[rows])):
+        raise DatasetError(
+            f"{data.files[index]}: holds other samples than the dataset's index says; "
             f"run 'precache verify {data.path}'"
         )
 

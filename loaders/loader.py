@@ -1,16 +1,16 @@
 """The one loader: epochs, order, state and delivery, over any backend's `Reader`."""
 
 import weakref
+from collections import deque
 from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
 
-from loaders.augment import Augmentation
-from loaders.batch import Batch, LoaderSpec, Positions, Reader
+from loaders.batch import Batch, LoaderSpec, Reader, Request
 from loaders.dataset import SplitData
 from loaders.order import EpochOrder, batch_count
 from loaders.prefetch import prefetch
-from loaders.transfer import deliver
+from loaders.transfer import Sent, Transfer
 from precache.errors import SettingError, check_range
 
 _AHEAD_BATCHES = 2
@@ -29,7 +29,7 @@ class EpochLoader:
         data: SplitData,
         reader: Reader,
         size: int,
-        augmentation: Augmentation | None,
+        transfer: Transfer,
     ) -> None:
         self.spec = spec
         self.classes = data.classes
@@ -37,7 +37,7 @@ class EpochLoader:
         self.size = size
         self._data = data
         self._reader = reader
-        self._augmentation = augmentation
+        self._transfer = transfer
         self._order = EpochOrder(
             ids=data.ids,
             shard_samples=data.shard_samples,
@@ -45,6 +45,7 @@ class EpochLoader:
             seed=spec.seed,
             batch_size=spec.batch_size,
             last=spec.last,
+            window_shards=data.window_shards(spec.memory_bytes),
             rank=spec.rank,
             world_size=spec.world_size,
         )
@@ -125,13 +126,13 @@ class EpochLoader:
             stream.close()
             stream = None
         if stream is None:
-            stream = _Stream(self._reader, self._order, epoch, start)
+            stream = _Stream(self._reader, self._transfer, self._order, epoch, start)
         try:
             for _ in range(start, len(self)):
-                batch = next(stream.batches)
+                batch = self._transfer.receive(next(stream.batches))
                 # counted before it is handed out: a state taken in the loop body has it as served
                 self._served_batches += 1
-                yield deliver(batch, self.spec.device, self.spec.dtype, epoch, self._augmentation)
+                yield batch
         except BaseException:  # GeneratorExit too: dropped in the middle
             stream.close()
             raise
@@ -148,6 +149,7 @@ class EpochLoader:
             "shuffle": self._order.kind,
             "global_batch_size": self.spec.batch_size * self.spec.world_size,
             "last": self.spec.last,
+            **({"window_shards": self._order.window_shards} if self._order.kind == "window" else {}),
         }
 
     def _stop_running(self) -> None:
@@ -157,26 +159,39 @@ class EpochLoader:
 
 
 class _Stream:
-    """Decoded batches, read ahead. Knows no loader, so that a dropped loader takes it along.
+    """Batches on their way, read ahead. Knows no loader, so that a dropped loader takes it along.
 
     Attributes:
         epoch: that the next batch is of.
         batches: epoch after epoch, without end.
     """
 
-    def __init__(self, reader: Reader, order: EpochOrder, epoch: int, start: int) -> None:
+    def __init__(self, reader: Reader, transfer: Transfer, order: EpochOrder, epoch: int, start: int) -> None:
         self.epoch = epoch
-        self.batches = prefetch(reader.read(_positions(order, epoch, start)), _AHEAD_BATCHES)
+        self.batches = prefetch(_send(reader, transfer, _requests(order, epoch, start)), _AHEAD_BATCHES)
 
     def close(self) -> None:
         """End the thread."""
         self.batches.close()
 
 
-def _positions(order: EpochOrder, epoch: int, start: int) -> Iterator[Positions]:
-    """Positions of each batch from number `start` of `epoch` on, epoch after epoch."""
+def _send(reader: Reader, transfer: Transfer, requests: Iterator[Request]) -> Iterator[Sent]:
+    epochs: deque[int] = deque()  # of what is asked for and not yet there
+
+    def ask() -> Iterator[Request]:
+        for request in requests:
+            epochs.append(request.epoch)
+            yield request
+
+    for decoded in reader.read(ask()):
+        yield transfer.send(decoded, epochs.popleft())
+
+
+def _requests(order: EpochOrder, epoch: int, start: int) -> Iterator[Request]:
+    """The batches from number `start` of `epoch` on, epoch after epoch."""
     while batches := order.batches(epoch):
-        yield from batches[start:]
+        for positions in batches[start:]:
+            yield Request(epoch, positions)
         epoch, start = epoch + 1, 0
 
 

@@ -26,6 +26,7 @@ class EpochOrder:
         seed: with the epoch it gives the order.
         batch_size: samples per batch of one rank.
         last: `partial`, `pad` or `drop`, see `cut`.
+        window_shards: shards in a window, for kind `window`.
         rank, world_size: which of how many processes share each epoch.
     """
 
@@ -35,6 +36,7 @@ class EpochOrder:
     seed: int
     batch_size: int
     last: str
+    window_shards: int = WINDOW_SHARDS
     rank: int = 0
     world_size: int = 1
 
@@ -43,7 +45,7 @@ class EpochOrder:
         if self.kind == "full":
             order = full_order(self.ids, self.seed, epoch)
         elif self.kind == "window":
-            order = window_order(self.shard_samples, self.seed, epoch)
+            order = window_order(self.shard_samples, self.seed, epoch, self.window_shards)
         else:
             order = np.arange(len(self.ids))
         return cut(order, self.batch_size, self.last, self.rank, self.world_size)

@@ -1,4 +1,4 @@
-"""Backend `pytorch`: the raw tree through a DataLoader's worker processes.
+"""Backend `pytorch`: the raw tree through a DataLoader's worker processes, or through threads.
 
 Pictures are decoded and resized exactly as the converter does it, so that what a model sees is what
 shards of the same size hold. Batches cross the process boundary as uint8.
@@ -6,41 +6,69 @@ shards of the same size hold. Batches cross the process boundary as uint8.
 
 import gc
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from loaders.batch import DecodedBatch, LoaderSpec, Positions
+from loaders.batch import DecodedBatch, LoaderSpec, Reader, Request
+from loaders.crops import BatchFiller, Crops, place
 from loaders.dataset import SplitData
 from precache import images
 from precache.errors import ImageError, WorkerError
+from precache.jpeg import Pixels
 
 
-def open_reader(spec: LoaderSpec, data: SplitData, size: int) -> "PytorchReader":
+def open_reader(spec: LoaderSpec, data: SplitData, crops: Crops) -> Reader:
     """A reader over `data`, a raw tree."""
-    return PytorchReader(data, size, spec.workers)
+    if spec.workers == 0:
+        return ThreadsReader(spec, data, crops)
+    return ProcessesReader(data, crops, spec.workers)
 
 
-class PytorchReader:
+class ThreadsReader:
+    """Decodes in threads: the decoder and the resizer release the interpreter lock."""
+
+    random_access = True
+
+    def __init__(self, spec: LoaderSpec, data: SplitData, crops: Crops) -> None:
+        self._data = data
+        self._crops = crops
+        self._filler = BatchFiller(data, crops, spec.batch_size, spec.threads, spec.device)
+
+    def read(self, requests: Iterator[Request]) -> Iterator[DecodedBatch]:
+        """Yield one decoded batch per request."""
+        for request in requests:
+            files = [self._data.files[position] for position in request.positions.tolist()]
+            yield self._filler.fill(request, partial(self._decode, files))
+
+    def _decode(self, files: list[str], slot: int, first: int, count: int) -> Pixels:
+        return images.load(files[slot], self._crops.stored)[first : first + count]
+
+    def close(self) -> None:
+        """End the threads."""
+        self._filler.close()
+
+
+class ProcessesReader:
     """Keeps its worker processes from the first batch to `close`."""
 
     random_access = True
 
-    def __init__(self, data: SplitData, size: int, workers: int) -> None:
+    def __init__(self, data: SplitData, crops: Crops, workers: int) -> None:
         self._sampler = _Sampler()
         self._loader: DataLoader[Any] = DataLoader(
-            _RawTree(data, size),
-            batch_sampler=self._sampler,
+            _RawTree(data, crops),
+            batch_sampler=self._sampler,  # type: ignore[arg-type]  # the dataset takes what it yields
             num_workers=workers,
             collate_fn=_as_is,
-            persistent_workers=workers > 0,
+            persistent_workers=True,
         )
 
-    def read(self, batches: Iterator[Positions]) -> Iterator[DecodedBatch]:
-        """Yield one decoded batch per array of positions."""
-        self._sampler.batches = batches
+    def read(self, requests: Iterator[Request]) -> Iterator[DecodedBatch]:
+        """Yield one decoded batch per request."""
+        self._sampler.requests = requests
         try:
             for batch in self._start():
                 if isinstance(batch, ImageError):
@@ -74,39 +102,40 @@ class PytorchReader:
 
 
 class _Sampler:
-    """Hands the positions of one `read` to the DataLoader, which is built before them."""
+    """Hands the requests of one `read` to the DataLoader, which is built before them."""
 
-    batches: Iterator[Positions] = iter(())
+    requests: Iterator[Request] = iter(())
 
-    def __iter__(self) -> Iterator[list[int]]:
-        return (positions.tolist() for positions in self.batches)
+    def __iter__(self) -> Iterator[Request]:
+        return self.requests
 
 
 class _RawTree(Dataset[Any]):
     """Batches of a raw tree, decoded where this is called: in a worker."""
 
-    def __init__(self, data: SplitData, size: int) -> None:
+    def __init__(self, data: SplitData, crops: Crops) -> None:
         self._data = data
-        self._size = size
+        self._crops = crops
 
     def __len__(self) -> int:
         return len(self._data.ids)
 
-    def __getitems__(self, positions: list[int]) -> tuple[torch.Tensor, ...] | ImageError:
+    def __getitems__(self, request: Request) -> tuple[torch.Tensor, ...] | ImageError:
         """(images, labels, ids); an error is returned, for raising it here would fold in a traceback."""
-        pixels = torch.empty((len(positions), self._size, self._size, 3), dtype=torch.uint8)
-        rows = pixels.numpy()
+        ids = self._data.ids[request.positions]
+        side = self._crops.size
+        pixels = torch.empty((len(ids), side, side, 3), dtype=torch.uint8)
+        boxes, mirrored = self._crops.of(request.epoch, ids)
+        parts = zip(
+            request.positions.tolist(), boxes.tolist(), mirrored.tolist(), pixels.numpy(), strict=True
+        )
         try:
-            for row, position in enumerate(positions):
-                rows[row] = images.load(self._data.files[position], self._size)
+            for position, (left, top, width, height), flip, out in parts:
+                square = images.load(self._data.files[position], self._crops.stored)
+                place(square[top : top + height], left, width, flip, out)
         except ImageError as error:
             return error
-        taken = np.array(positions)
-        return (
-            pixels,
-            torch.from_numpy(self._data.labels[taken]),
-            torch.from_numpy(self._data.ids[taken]),
-        )
+        return pixels, torch.from_numpy(self._data.labels[request.positions]), torch.from_numpy(ids)
 
 
 def _as_is(batch: Any) -> Any:

@@ -1,92 +1,112 @@
-"""Backend `shards`: rows of mapped safetensors files, gathered by threads into each batch."""
+"""Backend `shards`: rows of decoded pixels, read by threads straight into each batch."""
 
+from collections import OrderedDict
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
 import numpy as np
-import torch
 
-from loaders.batch import DecodedBatch, LoaderSpec, Positions
+from loaders.batch import DecodedBatch, LoaderSpec, Request
+from loaders.crops import BatchFiller, Crops
 from loaders.dataset import SplitData
-from loaders.integrity import BackgroundCheck
+from loaders.integrity import BackgroundCheck, check_index, check_shard
+from loaders.sequential import look_ahead
 from precache.errors import DatasetError
-from precache.formats.shards import ShardArrays, open_shard
+from precache.formats.shards import ShardFile
 from precache.jpeg import Pixels
 
+_OPEN_FILES = 256  # a process may have 1,024 by default, and others want some
 
-def open_reader(spec: LoaderSpec, data: SplitData, size: int) -> "ShardsReader":
+
+def open_reader(spec: LoaderSpec, data: SplitData, crops: Crops) -> "ShardsReader":
     """A reader over `data`, a folder of format `shards`."""
-    check = BackgroundCheck(data) if spec.check == "first-read" else None
-    return ShardsReader(data, size, max(1, spec.workers), check)
+    return ShardsReader(spec, data, crops)
 
 
 class ShardsReader:
-    """Maps each shard when it is first touched, and keeps it mapped until `close`."""
+    """Reads single samples at random, or shard after shard for `shuffle="window"` and False."""
 
     random_access = True
 
-    def __init__(self, data: SplitData, size: int, threads: int, check: BackgroundCheck | None) -> None:
+    def __init__(self, spec: LoaderSpec, data: SplitData, crops: Crops) -> None:
         self._data = data
-        self._size = size
-        self._threads = threads
-        self._check = check
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="gather")
+        self._filler = BatchFiller(data, crops, spec.batch_size, spec.workers, spec.device)
         self._starts = np.concatenate(([0], np.cumsum(data.shard_samples)))
-        self._shards: list[ShardArrays | None] = [None] * len(data.files)
+        self._sequential = spec.shuffle is False or spec.shuffle == "window"
+        self._window_shards = data.window_shards(spec.memory_bytes)
+        self._bounded = spec.memory_bytes is not None and sum(data.shard_bytes) > spec.memory_bytes
+        self._unchecked = set(range(len(data.files)) if spec.check == "first-read" else ())
+        self._background = BackgroundCheck(data)
 
-    def read(self, batches: Iterator[Positions]) -> Iterator[DecodedBatch]:
-        """Yield one gathered batch per array of positions."""
-        for positions in batches:
-            shards = np.searchsorted(self._starts, positions, side="right") - 1
-            for shard in np.unique(shards):
-                self._open(int(shard))
-            if self._check is not None:
-                self._check.raise_failure()
-            rows = positions - self._starts[shards]
-            out = torch.empty((len(positions), self._size, self._size, 3), dtype=torch.uint8)
-            gather = partial(self._gather, shards, rows, out.numpy())
-            # copying rows releases the interpreter lock, so threads share the memory's bandwidth
-            list(self._pool.map(gather, np.array_split(np.arange(len(positions)), self._threads)))
-            yield DecodedBatch(
-                out,
-                torch.from_numpy(self._data.labels[positions]),
-                torch.from_numpy(self._data.ids[positions]),
-            )
+    def read(self, requests: Iterator[Request]) -> Iterator[DecodedBatch]:
+        """Yield one batch per request."""
+        if self._sequential:
+            shards = look_ahead(self._data, requests, self._window_shards, self._open_ahead, self._close)
+        else:
+            shards = self._open_at_random(requests)
+        for request, opened in shards:
+            indexes = np.searchsorted(self._starts, request.positions, side="right") - 1
+            files = [opened[index] for index in indexes.tolist()]
+            samples = (request.positions - self._starts[indexes]).tolist()
+            yield self._filler.fill(request, partial(_rows, files, samples))
 
     def close(self) -> None:
-        """End the threads and unmap the shards."""
-        self._pool.shutdown()
-        if self._check is not None:
-            self._check.close()
-        self._shards = [None] * len(self._shards)
+        """End the threads."""
+        self._filler.close()
+        self._background.close()
 
-    def _open(self, index: int) -> None:
-        if self._shards[index] is not None:
-            return
+    def _open_at_random(self, requests: Iterator[Request]) -> Iterator[tuple[Request, dict[int, ShardFile]]]:
+        """The files of each request; those used last stay open."""
+        opened: OrderedDict[int, ShardFile] = OrderedDict()
+        try:
+            for request in requests:
+                indexes = np.unique(np.searchsorted(self._starts, request.positions, side="right") - 1)
+                for index in indexes.tolist():
+                    if index not in opened:
+                        opened[index] = self._open(index)
+                        if index in self._unchecked:
+                            self._unchecked.discard(index)
+                            self._background.start(index)
+                    opened.move_to_end(index)
+                while len(opened) > max(_OPEN_FILES, len(indexes)):
+                    opened.popitem(last=False)[1].close()
+                self._background.raise_failure()
+                yield request, opened
+        finally:
+            for file in opened.values():
+                file.close()
+
+    def _open_ahead(self, index: int) -> ShardFile:
+        file = self._open(index)
+        if index in self._unchecked:
+            check_shard(self._data, index)  # reads all of it, too
+            self._unchecked.discard(index)
+        else:
+            file.read_ahead()
+        return file
+
+    def _close(self, file: ShardFile) -> None:
+        if self._bounded:
+            file.drop_cached()
+        file.close()
+
+    def _open(self, index: int) -> ShardFile:
         path = self._data.files[index]
-        shard = open_shard(Path(path))
-        start = self._starts[index]
-        rows = slice(start, self._starts[index + 1])
-        same_ids = np.array_equal(shard.ids, self._data.ids[rows])
-        if shard.images.shape[1:3] != (self._data.size, self._data.size):
+        file = ShardFile(Path(path))
+        if file.size != self._data.size:
+            file.close()
             raise DatasetError(
-                f"{path}: holds pictures of {shard.images.shape[2]} px, the manifest says {self._data.size}; "
+                f"{path}: holds pictures of {file.size} px, the manifest says {self._data.size}; "
                 f"run 'precache verify {self._data.path}'"
             )
-        if not same_ids or not np.array_equal(shard.labels, self._data.labels[rows]):
-            raise DatasetError(
-                f"{path}: holds other samples than the dataset's index says; "
-                f"run 'precache verify {self._data.path}'"
-            )
-        self._shards[index] = shard
-        if self._check is not None:
-            self._check.start(index)
+        try:
+            check_index(self._data, index, file.ids, file.labels)
+        except DatasetError:
+            file.close()
+            raise
+        return file
 
-    def _gather(self, shards: Positions, rows: Positions, out: Pixels, slots: Positions) -> None:
-        crop = self._data.centre_crop(self._size)
-        for slot in slots.tolist():
-            shard = self._shards[shards[slot]]
-            assert shard is not None
-            out[slot] = shard.images[rows[slot], crop, crop]
+
+def _rows(files: list[ShardFile], samples: list[int], slot: int, first: int, count: int) -> Pixels:
+    return files[slot].rows(samples[slot], first, count)

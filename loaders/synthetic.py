@@ -8,13 +8,14 @@ from collections.abc import Iterator
 
 import torch
 
-from loaders.batch import DecodedBatch, LoaderSpec, Positions
+from loaders.batch import DecodedBatch, LoaderSpec, Request
+from loaders.crops import Crops
 from loaders.dataset import SplitData
 
 
-def open_reader(spec: LoaderSpec, data: SplitData, size: int) -> "SyntheticReader":
+def open_reader(spec: LoaderSpec, data: SplitData, crops: Crops) -> "SyntheticReader":
     """A reader that makes one batch of noise on the loader's device and serves it again and again."""
-    return SyntheticReader(spec, data, size)
+    return SyntheticReader(spec, data, crops.size)
 
 
 class SyntheticReader:
@@ -29,13 +30,13 @@ class SyntheticReader:
         self._noise = noise.to(spec.device)
         self._data = data
 
-    def read(self, batches: Iterator[Positions]) -> Iterator[DecodedBatch]:
-        """Yield one batch of the same noise per array of positions."""
-        for positions in batches:
+    def read(self, requests: Iterator[Request]) -> Iterator[DecodedBatch]:
+        """Yield one batch of the same noise per request."""
+        for request in requests:
             yield DecodedBatch(
-                self._noise[: len(positions)],
-                torch.from_numpy(self._data.labels[positions]),
-                torch.from_numpy(self._data.ids[positions]),
+                self._noise[: len(request.positions)],
+                torch.from_numpy(self._data.labels[request.positions]),
+                torch.from_numpy(self._data.ids[request.positions]),
             )
 
     def close(self) -> None:

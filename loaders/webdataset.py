@@ -1,72 +1,47 @@
-"""Backend `webdataset`: tars read sequentially by the webdataset library, JPEGs decoded by threads."""
+"""Backend `webdataset`: tars read whole, one after the other, JPEGs decoded by threads."""
 
-import tarfile
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
 
-import numpy as np
-import torch
-
-from loaders.batch import DecodedBatch, LoaderSpec, Positions
+from loaders.batch import DecodedBatch, LoaderSpec, Request
+from loaders.crops import BatchFiller, Crops
 from loaders.dataset import SplitData
-from loaders.encoded import read_batches
-from precache.errors import DatasetError, MissingDependencyError
-from precache.formats import StoredSample
+from loaders.sequential import EncodedShards
+from precache.formats import FORMATS, StoredSample
 from precache.jpeg import Pixels
 
 
-def open_reader(spec: LoaderSpec, data: SplitData, size: int) -> "WebdatasetReader":
+def open_reader(spec: LoaderSpec, data: SplitData, crops: Crops) -> "WebdatasetReader":
     """A reader over `data`, a folder of format `webdataset`."""
-    try:
-        import webdataset  # noqa: F401
-    except ImportError as error:
-        raise MissingDependencyError(
-            "backend 'webdataset' needs the package webdataset; install it with 'pip install webdataset'"
-        ) from error
-    return WebdatasetReader(data, size, max(1, spec.workers), check=spec.check == "first-read")
+    return WebdatasetReader(spec, data, crops)
 
 
 class WebdatasetReader:
-    """Decodes in `threads` threads; the JPEG decoder releases the interpreter lock."""
+    """Decodes in threads; the JPEG decoder releases the interpreter lock."""
 
     random_access = False
 
-    def __init__(self, data: SplitData, size: int, threads: int, *, check: bool) -> None:
-        self._data = data
-        self._check = check
-        self._size = size
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="decode")
+    def __init__(self, spec: LoaderSpec, data: SplitData, crops: Crops) -> None:
+        window_shards = data.window_shards(spec.memory_bytes)
+        self._shards = EncodedShards(data, read_tar, window_shards, check=spec.check == "first-read")
+        self._filler = BatchFiller(data, crops, spec.batch_size, spec.workers, spec.device)
 
-    def read(self, batches: Iterator[Positions]) -> Iterator[DecodedBatch]:
-        """Yield one decoded batch per array of positions."""
-        for samples in read_batches(self._data, batches, read_tar, check=self._check):
-            out = torch.empty((len(samples), self._size, self._size, 3), dtype=torch.uint8)
-            list(self._pool.map(self._decode, samples, out.numpy()))
-            yield DecodedBatch(
-                out,
-                torch.tensor([sample.label for sample, _ in samples]),
-                torch.tensor([sample.id for sample, _ in samples]),
-            )
+    def read(self, requests: Iterator[Request]) -> Iterator[DecodedBatch]:
+        """Yield one decoded batch per request."""
+        for request, samples in self._shards.read(requests):
+            yield self._filler.fill(request, partial(_decode, samples))
 
     def close(self) -> None:
         """End the threads."""
-        self._pool.shutdown()
+        self._filler.close()
 
-    def _decode(self, stored: tuple[StoredSample, str], out: Pixels) -> None:
-        sample, shard = stored
-        crop = self._data.centre_crop(self._size)
-        np.copyto(out, sample.pixels(shard)[crop, crop])
+
+def _decode(samples: list[tuple[StoredSample, str]], slot: int, first: int, count: int) -> Pixels:
+    sample, shard = samples[slot]
+    return sample.pixels(shard)[first : first + count]
 
 
 def read_tar(path: str) -> list[StoredSample]:
-    """All samples of a tar, in stored order, as the webdataset library groups its files."""
-    from webdataset.tariterators import group_by_keys, tar_file_expander
-
-    try:
-        with open(path, "rb") as stream:
-            grouped = group_by_keys(tar_file_expander([{"url": path, "stream": stream}]))
-            return [StoredSample(int(s["__key__"]), int(s["cls"]), s["jpg"]) for s in grouped]
-    except (OSError, tarfile.TarError, ValueError, KeyError) as error:
-        raise DatasetError(
-            f"{path}: cannot be read as a tar of samples ({error}); run 'precache verify' on its folder"
-        ) from error
+    """All samples of a tar, in stored order."""
+    return list(FORMATS["webdataset"].read_shard(Path(path)))

@@ -7,27 +7,37 @@ import numpy as np
 import pytest
 import torch
 from torchvision.transforms import RandomResizedCrop
-from torchvision.transforms.functional import InterpolationMode, resized_crop
+from torchvision.transforms.functional import (
+    InterpolationMode,
+    adjust_brightness,
+    adjust_contrast,
+    adjust_hue,
+    adjust_saturation,
+    resized_crop,
+)
 
 import loaders
 from loaders import augment
-from loaders.augment import AREA, ASPECT, RandomCrops, crop_boxes, uniforms
+from loaders.augment import RandomAugmentation, crop_boxes, draw, uniforms
+from loaders.batched import BatchAugmentation, color_jitter
+from loaders.crops import place
 from precache.errors import SettingError
 from tests.conftest import STORED_SIZE
 
 SIDE, COUNT = 256, 20_000
+DEFAULTS = RandomAugmentation()
 
 
 @pytest.fixture(scope="module")
 def ours() -> np.ndarray:
-    return crop_boxes(SIDE, uniforms(0, 0, np.arange(COUNT), 40))
+    return crop_boxes(SIDE, uniforms(0, 0, np.arange(COUNT), 40), DEFAULTS.scale, DEFAULTS.ratio)
 
 
 @pytest.fixture(scope="module")
 def torchvisions() -> np.ndarray:
     torch.manual_seed(0)
     square = torch.empty(3, SIDE, SIDE)
-    boxes = [RandomResizedCrop.get_params(square, AREA, ASPECT) for _ in range(COUNT)]
+    boxes = [RandomResizedCrop.get_params(square, DEFAULTS.scale, DEFAULTS.ratio) for _ in range(COUNT)]
     return np.array([(left, top, width, height) for top, left, height, width in boxes], float)
 
 
@@ -73,27 +83,78 @@ def test_draws_are_uniform_and_depend_on_seed_epoch_and_id_alone() -> None:
     assert not np.array_equal(uniforms(1, 0, some, 8), uniforms(0, 1, some, 8))
 
 
-def test_crops_are_torchvisions_crops_resized() -> None:
-    smooth = torch.rand(8, 3, 16, 16, generator=torch.Generator().manual_seed(0))
-    images = torch.nn.functional.interpolate(smooth, 64, mode="bicubic").clamp(0, 1).mul(255).to(torch.uint8)
+def test_a_ratio_that_no_crop_can_have_gives_torchvisions_fallback() -> None:
+    for ratio in ((3.0, 4.0), (0.2, 0.25), (1.0, 1.0)):
+        boxes = crop_boxes(64, uniforms(0, 0, np.arange(50), 40), (1.0, 1.0), ratio)
+        top, left, height, width = RandomResizedCrop.get_params(torch.empty(3, 64, 64), (1.0, 1.0), ratio)
+        assert (boxes == [left, top, width, height]).all()
+
+
+@pytest.fixture(scope="module")
+def smooth() -> torch.Tensor:
+    """uint8 [8, 3, 64, 64] without sharp edges."""
+    noise = torch.rand(8, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    return torch.nn.functional.interpolate(noise, 64, mode="bicubic").clamp(0, 1).mul(255).to(torch.uint8)
+
+
+def test_crops_are_torchvisions_crops_resized_on_every_path(smooth: torch.Tensor) -> None:
+    """One picture at a time by OpenCV, and batched by torch."""
     ids = torch.arange(8)
-    served = RandomCrops(56, seed=5)(images.permute(0, 2, 3, 1), ids, epoch=2).permute(0, 3, 1, 2)
-    draws = uniforms(5, 2, ids.numpy(), 41)
-    for number, (left, top, width, height) in enumerate(crop_boxes(64, draws[:, :-1]).astype(int).tolist()):
+    draws = draw(DEFAULTS, 64, 5, 2, ids.numpy())
+    squares = smooth.permute(0, 2, 3, 1).contiguous()
+    batched = BatchAugmentation(DEFAULTS, 5, 56)(squares, ids, 2).permute(0, 3, 1, 2)
+    for number, (left, top, width, height) in enumerate(draws.boxes.tolist()):
         expected = resized_crop(
-            images[number].float(), top, left, height, width, [56, 56], InterpolationMode.BILINEAR, False
+            smooth[number].float(), top, left, height, width, [56, 56], InterpolationMode.BILINEAR, False
         )
-        if draws[number, -1] < 0.5:
-            expected = expected.flip(-1)
-        # a crop's edge: torchvision repeats its last pixel, here the picture goes on
-        inner = (slice(None), slice(2, -2), slice(2, -2))
-        assert (served[number].float() - expected)[inner].abs().max() <= 1
-    assert {bool(mirrored) for mirrored in draws[:, -1] < 0.5} == {True, False}
+        mirrored = bool(draws.mirrored[number])
+        expected = expected.flip(-1) if mirrored else expected
+        placed = np.empty((56, 56, 3), np.uint8)
+        place(squares[number].numpy()[top : top + height], left, width, mirrored, placed)
+        for served in (torch.from_numpy(placed).permute(2, 0, 1), batched[number]):
+            assert (served.float() - expected).abs().max() <= 1
+    assert set(draws.mirrored.tolist()) == {True, False}
+
+
+def test_color_jitter_is_torchvisions(smooth: torch.Tensor) -> None:
+    factors = torch.tensor([[1.3, 0.7, 1.4, 0.1], [0.6, 1.2, 0.0, -0.4], [1.0, 1.0, 1.0, 0.5], [0, 1, 1, 0]])
+    served = color_jitter(smooth[:4].float(), factors)
+    for image, ours, (brightness, contrast, saturation, hue) in zip(
+        smooth, served, factors.tolist(), strict=False
+    ):
+        expected = adjust_brightness(image / 255, brightness)
+        expected = adjust_saturation(adjust_contrast(expected, contrast), saturation)
+        expected = adjust_hue(expected, hue)
+        # torchvision takes the grey of bytes as whole numbers, that of floats as it is
+        assert (ours - expected * 255).abs().max() <= 1.5
+
+
+def test_jitter_is_drawn_uniformly_within_its_ranges() -> None:
+    settings = RandomAugmentation(brightness=0.4, contrast=0.2, saturation=1.5, hue=0.1)
+    colors = draw(settings, 64, 0, 0, np.arange(COUNT)).colors
+    for column, (low, high) in enumerate([(0.6, 1.4), (0.8, 1.2), (0, 2.5), (-0.1, 0.1)]):
+        assert largest_gap((colors[:, column] - low) / (high - low), np.linspace(0, 1, COUNT)) < 0.0138
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"scale": (0.5, 0.1)}, "scale must be two numbers, 0 < low <= high <= 1.0, got"),
+        ({"ratio": (0, 1)}, "ratio must be two numbers"),
+        ({"flip": 1.5}, "flip must be from 0 to 1.0, got 1.5"),
+        ({"hue": 0.6}, "hue must be from 0 to 0.5, got 0.6"),
+        ({"contrast": -1}, "contrast must be from 0 to"),
+    ],
+)
+def test_settings_out_of_range_are_refused(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(SettingError, match=message):
+        RandomAugmentation(**settings)
 
 
 def batches(path: Path, **settings: object) -> list[loaders.Batch]:
-    with loaders.build(path, **{"size": 32, "augment": "train", "workers": 1, **settings}) as loader:
-        assert loader.size == 32
+    settings = {"size": 32, "augment": "train", "workers": 1, **settings}
+    with loaders.build(path, **settings) as loader:
+        assert loader.size == settings["size"]
         return list(loader)
 
 
@@ -131,6 +192,31 @@ def test_epochs_differ_and_a_resumed_one_does_not(converted: dict[str, Path]) ->
             assert torch.equal(ours.images, theirs.images)
 
 
+def test_other_settings_than_the_defaults_are_applied(converted: dict[str, Path]) -> None:
+    centre = by_id(batches(converted["shards"], augment="eval", size=STORED_SIZE))
+    whole = RandomAugmentation(scale=(1.0, 1.0), ratio=(1.0, 1.0), flip=1.0)
+    mirrored = by_id(batches(converted["shards"], augment=whole, size=STORED_SIZE))
+    assert all(torch.equal(mirrored[i], centre[i].flip(-1)) for i in centre)
+    dark = RandomAugmentation(scale=(1.0, 1.0), ratio=(1.0, 1.0), flip=0.0, brightness=0.9)
+    jittered = by_id(batches(converted["shards"], augment=dark, size=STORED_SIZE))
+    factors = draw(dark, STORED_SIZE, 0, 0, np.array(list(centre))).colors[:, 0]
+    for i, factor in zip(centre, factors, strict=True):
+        expected = (centre[i].float() * factor).clamp(0, 255).round()
+        assert (jittered[i].float() - expected).abs().max() <= 1
+
+
+@pytest.mark.parametrize("cache", ["ram", "device"])
+def test_a_cache_serves_the_same_crops(converted: dict[str, Path], cache: str) -> None:
+    settings = {"size": 32, "augment": "train", "batch_size": 16}
+    with (
+        loaders.build(converted["shards"], **settings) as plain,
+        loaders.build(converted["shards"], cache=cache, **settings) as cached,
+    ):
+        for _ in range(3):
+            for ours, theirs in zip(cached, plain, strict=True):
+                assert torch.equal(ours.images, theirs.images)
+
+
 def test_floats_are_the_augmented_pixels_normalised(converted: dict[str, Path]) -> None:
     integers, floats = (
         batches(converted["shards"], dtype=dtype, shuffle=False) for dtype in (torch.uint8, torch.float32)
@@ -155,11 +241,14 @@ def test_a_function_of_the_callers_is_called_with_pixels_ids_and_epoch(converted
 
     served = batches(converted["shards"], augment=corner, batch_size=35)
     assert [batch.images.shape for batch in served] == [(35, 3, 32, 32)] * 2
-    assert calls == [((35, STORED_SIZE, STORED_SIZE, 3), batch.ids.tolist(), 0) for batch in served]
+    # it is called ahead, into the next epoch
+    assert calls[:2] == [((35, STORED_SIZE, STORED_SIZE, 3), batch.ids.tolist(), 0) for batch in served]
 
 
 def test_an_unknown_augmentation_is_refused(converted: dict[str, Path]) -> None:
     with pytest.raises(SettingError, match="unknown augment 'trian'; choose from: eval, train"):
         loaders.build(converted["shards"], augment="trian")
-    with pytest.raises(SettingError, match="augment must be a name, a function or None, got 3"):
+    with pytest.raises(
+        SettingError, match="augment must be a name, a RandomAugmentation, a function or None, got 3"
+    ):
         loaders.build(converted["shards"], augment=3)

@@ -1,5 +1,6 @@
 import json
 import math
+import os
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,12 +14,12 @@ from PIL import Image
 from precache import convert, open_dataset
 from precache.errors import DatasetError
 from precache.formats import FORMATS
-from precache.formats.shards import DATA_START, open_shard
+from precache.formats.shards import DATA_START, ShardFile
 from precache.images import Pixels
 from precache.manifest import ConvertedDataset
 from precache.source import scan_tree
 from tests import format_contract as contract
-from tests.conftest import small_recipe
+from tests.conftest import STORED_SIZE, small_recipe
 
 FORMAT_NAMES = sorted(FORMATS)
 # Of JPEG at quality 95, 4:4:4, on the sample tree's noise. Pixels are exact.
@@ -163,15 +164,28 @@ def test_another_reader_sees_the_same(name: str, read: Any, converted: dict[str,
 # What is particular to one format.
 
 
-def test_shard_pixels_start_on_a_page_and_are_mapped(converted: dict[str, Path]) -> None:
+def test_shard_pixels_start_on_a_page_and_rows_are_read_alone(converted: dict[str, Path]) -> None:
     dataset = open_dataset(converted["shards"])
     path = dataset.shard_path(dataset.manifest.shards[0])
-    shard = open_shard(path)
-    assert path.read_bytes()[DATA_START : DATA_START + 100] == shard.images.tobytes()[:100]
+    pictures = np.stack([sample.data for sample in FORMATS["shards"].read_shard(path)])
     assert DATA_START % 4096 == 0
-    assert isinstance(shard.images, np.memmap)
-    with pytest.raises(ValueError, match="read-only"):
-        shard.images[0, 0, 0, 0] = 1
+    assert path.read_bytes()[DATA_START : DATA_START + pictures.nbytes] == pictures.tobytes()
+    with ShardFile(path) as shard:
+        assert np.array_equal(shard.rows(3, 20, 7), pictures[3, 20:27])
+        with pytest.raises(ValueError, match="read-only"):
+            shard.rows(0, 0, 1)[0, 0, 0] = 1
+
+
+def test_a_shard_that_shrinks_while_open_is_an_error(converted: dict[str, Path], tmp_path: Path) -> None:
+    dataset = open_dataset(converted["shards"])
+    path = tmp_path / "shard.safetensors"
+    path.write_bytes(dataset.shard_path(dataset.manifest.shards[0]).read_bytes())
+    with ShardFile(path) as shard:
+        first = shard.rows(0, 0, STORED_SIZE).copy()
+        os.truncate(path, 12_288)  # the page in which the second picture begins is the last one
+        assert np.array_equal(shard.rows(0, 0, STORED_SIZE), first)
+        with pytest.raises(DatasetError, match=f"{path}: byte .* cannot be read"):
+            shard.rows(1, 0, STORED_SIZE)
 
 
 @pytest.mark.parametrize("size", [1, 3, 31])
@@ -234,4 +248,4 @@ def test_a_truncated_shard_names_expected_and_found_bytes(converted: dict[str, P
     damaged = tmp_path / "cut.safetensors"
     damaged.write_bytes(content[:5000])
     with pytest.raises(DatasetError, match=f"expected {len(content):,} bytes, got 5,000"):
-        open_shard(damaged)
+        ShardFile(damaged)

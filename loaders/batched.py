@@ -1,0 +1,104 @@
+"""Random crops, flips and colour jitter of a whole batch, on the device that it is on."""
+
+import torch
+from torch.nn.functional import grid_sample
+
+from loaders.augment import RandomAugmentation, draw
+
+_CHUNK = 32  # pictures at a time: bounds the memory of their float copies
+# ITU-R BT.601, as torchvision's rgb_to_grayscale has it
+_LUMA = (0.2989, 0.587, 0.114)
+
+
+class BatchAugmentation:
+    """What `loaders.augment.draw` draws, applied to a batch.
+
+    Args:
+        size: side that crops are resized to; None where they are taken already, and only colours
+            are left to do.
+    """
+
+    def __init__(self, settings: RandomAugmentation, seed: int, size: int | None) -> None:
+        self._settings = settings
+        self._seed = seed
+        self._size = size
+
+    def __call__(self, images: torch.Tensor, ids: torch.Tensor, epoch: int) -> torch.Tensor:
+        """uint8 [n, side, side, 3] to uint8 [n, size, size, 3]."""
+        draws = draw(self._settings, images.shape[1], self._seed, epoch, ids.numpy())
+        boxes = torch.from_numpy(draws.boxes).to(images.device, torch.float32)
+        mirrored = torch.from_numpy(draws.mirrored).to(images.device)
+        colors = torch.from_numpy(draws.colors).to(images.device, torch.float32)
+        size = self._size or images.shape[1]
+        out = torch.empty((len(images), size, size, 3), dtype=torch.uint8, device=images.device)
+        for start in range(0, len(images), _CHUNK):
+            part = slice(start, start + _CHUNK)
+            floats = images[part].permute(0, 3, 1, 2).to(torch.float32)
+            if self._size is not None:
+                floats = crop_and_resize(floats, boxes[part], mirrored[part], size)
+            if self._settings.jitters:
+                floats = color_jitter(floats, colors[part])
+            out[part] = floats.round_().to(torch.uint8).permute(0, 2, 3, 1)
+        return out
+
+
+def crop_and_resize(
+    images: torch.Tensor, boxes: torch.Tensor, mirrored: torch.Tensor, size: int
+) -> torch.Tensor:
+    """float [n, 3, size, size] of the boxes (left, top, width, height) of float [n, 3, side, side].
+
+    Bilinear without antialiasing, as `loaders.crops.place`; at a crop's edge its last pixel goes on.
+    """
+    side = images.shape[2]
+    centres = (torch.arange(size, device=images.device, dtype=torch.float32) + 0.5) / size
+    left, top, width, height = boxes.T[:, :, None]
+    across = torch.where(mirrored[:, None], 1 - centres, centres)
+    x = left + (across * width).clamp(torch.tensor(0.5, device=images.device), width - 0.5)
+    y = top + (centres * height).clamp(torch.tensor(0.5, device=images.device), height - 0.5)
+    # grid_sample counts from -1, the picture's left or top edge, to 1
+    x, y = x * (2 / side) - 1, y * (2 / side) - 1
+    grid = torch.stack((x[:, None, :].expand(-1, size, -1), y[:, :, None].expand(-1, -1, size)), dim=-1)
+    return grid_sample(images, grid, mode="bilinear", padding_mode="border", align_corners=False)
+
+
+def color_jitter(images: torch.Tensor, colors: torch.Tensor) -> torch.Tensor:
+    """float [n, 3, height, width], 0-255, with factors of brightness, contrast, saturation and shift of hue.
+
+    Each picture with its own, as torchvision's `adjust_*` functions do it with one for all.
+    """
+    brightness, contrast, saturation, hue = colors.T[:, :, None, None, None]
+    images = (images * brightness).clamp_(0, 255)
+    mean = _grey(images).floor().mean(dim=(1, 2, 3), keepdim=True)
+    images = _blend(images, mean, contrast)
+    images = _blend(images, _grey(images).floor(), saturation)
+    return _shift_hue(images, hue[..., 0]) if bool(hue.any()) else images
+
+
+def _blend(images: torch.Tensor, other: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+    return (images * factor + other * (1 - factor)).clamp_(0, 255)
+
+
+def _grey(images: torch.Tensor) -> torch.Tensor:
+    weights = torch.tensor(_LUMA, device=images.device).view(1, 3, 1, 1)
+    return (images * weights).sum(dim=1, keepdim=True)
+
+
+def _shift_hue(images: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
+    """Through HSV and back; `shift` [n, 1, 1] is a share of the circle."""
+    most, least = images.max(dim=1).values, images.min(dim=1).values
+    span = most - least
+    red, green, blue = images.unbind(1)
+    safe = torch.where(span == 0, torch.ones_like(span), span)
+    sector = torch.where(
+        most == red,
+        (green - blue) / safe,
+        torch.where(most == green, 2 + (blue - red) / safe, 4 + (red - green) / safe),
+    )
+    sector = (sector + 6 * shift) % 6
+    # each channel falls from `most` to `least` and back, a third of the circle after the other
+    # https://en.wikipedia.org/wiki/HSL_and_HSV#HSV_to_RGB_alternative
+    channels = []
+    for number in (5, 3, 1):
+        k = (number + sector) % 6
+        channels.append(most - span * torch.minimum(k, 4 - k).clamp(0, 1))
+    return torch.stack(channels, dim=1)

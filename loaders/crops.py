@@ -1,0 +1,113 @@
+"""Which part of each stored square is served, and how it gets into the batch on the CPU."""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass
+
+import cv2
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from loaders.augment import RandomAugmentation, draw
+from loaders.batch import DecodedBatch, Request
+from loaders.buffers import BufferPool
+from loaders.dataset import SplitData
+from precache.images import centre_offset
+from precache.jpeg import Pixels
+
+Rows = Callable[[int, int, int], Pixels]
+"""(number in the batch, first row, count) -> those rows of the stored square, uint8 [count, stored, 3]."""
+
+_AT_A_TIME = 4  # pictures that a thread takes: few, so that none waits long for the others
+
+
+@dataclass(frozen=True, slots=True)
+class Crops:
+    """What is served of stored squares.
+
+    Attributes:
+        stored: side of the stored squares in pixels.
+        size: side of the served ones.
+        random: draws crops and flips; None: the centre.
+        seed: of the draws.
+    """
+
+    stored: int
+    size: int
+    random: RandomAugmentation | None = None
+    seed: int = 0
+
+    def of(
+        self, epoch: int, ids: npt.NDArray[np.int64]
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+        """Boxes int64 [n, 4] (left, top, width, height) and whether mirrored, bool [n]."""
+        if self.random is not None:
+            draws = draw(self.random, self.stored, self.seed, epoch, ids)
+            return draws.boxes, draws.mirrored
+        offset = centre_offset(self.stored, self.size)
+        return np.tile([offset, offset, self.size, self.size], (len(ids), 1)), np.zeros(len(ids), bool)
+
+
+def place(rows: Pixels, left: int, width: int, mirrored: bool, out: Pixels) -> None:
+    """Put columns `left` to `left + width` of `rows` into the square `out`, resized if need be.
+
+    Resized bilinearly without antialiasing: crops are mostly enlarged, and 256 px shrink to 224 px by
+    1.14 at most. OpenCV does it in a third of the time of torch's or Pillow's antialiased kernels.
+    """
+    part = rows[:, left : left + width]
+    if part.shape == out.shape:
+        np.copyto(out, part[:, ::-1] if mirrored else part)
+        return
+    cv2.resize(part, out.shape[1::-1], dst=out, interpolation=cv2.INTER_LINEAR)
+    if mirrored:
+        cv2.flip(out, 1, dst=out)
+
+
+class BatchFiller:
+    """Fills batches with the served parts of pictures, by threads."""
+
+    def __init__(
+        self, data: SplitData, crops: Crops, batch_size: int, threads: int, device: torch.device
+    ) -> None:
+        self._data = data
+        self._crops = crops
+        self._threads = max(1, threads)
+        self._buffers = BufferPool(batch_size, crops.size, device)
+        self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="fill")
+
+    def fill(self, request: Request, rows_of: Rows) -> DecodedBatch:
+        """The batch of the samples asked for; `rows_of` is called by several threads at a time."""
+        ids = self._data.ids[request.positions]
+        boxes, mirrored = self._crops.of(request.epoch, ids)
+        out = self._buffers.take(len(ids))
+        starts = iter(range(0, len(ids), _AT_A_TIME))  # shared: each thread takes what is next
+        task = (starts, boxes.tolist(), mirrored.tolist(), rows_of, out.numpy())
+        others = min(self._threads, -(-len(ids) // _AT_A_TIME)) - 1
+        helpers = [self._pool.submit(self._fill_some, *task) for _ in range(others)]
+        try:
+            self._fill_some(*task)
+        finally:
+            wait(helpers)  # none may still read or write when the caller goes on, not after an error either
+        for helper in helpers:
+            helper.result()
+        return DecodedBatch(
+            out, torch.from_numpy(self._data.labels[request.positions]), torch.from_numpy(ids)
+        )
+
+    def close(self) -> None:
+        """End the threads."""
+        self._pool.shutdown()
+
+    def _fill_some(
+        self,
+        starts: Iterator[int],
+        boxes: list[list[int]],
+        mirrored: list[bool],
+        rows_of: Rows,
+        out: Pixels,
+    ) -> None:
+        for start in starts:
+            for slot in range(start, min(start + _AT_A_TIME, len(out))):
+                left, top, width, height = boxes[slot]
+                place(rows_of(slot, top, height), left, width, mirrored[slot], out[slot])

@@ -1,0 +1,97 @@
+"""Reading whole shards one after the other, ahead of their first use."""
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+import numpy as np
+
+from loaders.batch import Request
+from loaders.dataset import SplitData
+from loaders.integrity import check_index, check_shard
+from precache.formats import StoredSample
+
+T = TypeVar("T")
+ReadShard = Callable[[str], list[StoredSample]]
+
+
+def look_ahead(
+    data: SplitData,
+    requests: Iterator[Request],
+    window_shards: int,
+    open_shard: Callable[[int], T],
+    close_shard: Callable[[T], None],
+) -> Iterator[tuple[Request, dict[int, T]]]:
+    """Yield each request with the shards of the split, by number, that its samples lie in.
+
+    Looks ahead by as many samples as `window_shards` shards hold: the shards of those samples are
+    open, or being opened by a thread; no others are. In the order of `window_order` each shard is
+    then opened once an epoch, and at most two windows of them are open.
+    """
+    starts = np.cumsum(data.shard_samples)
+    horizon = sum(sorted(data.shard_samples)[-window_shards:])
+    pending: deque[tuple[Request, list[int]]] = deque()  # with the shard of each sample
+    wanted: Counter[int] = Counter()  # shard -> its samples in `pending`
+    shards: dict[int, Future[T]] = {}
+    pool = ThreadPoolExecutor(1, thread_name_prefix="read-shard")
+    try:
+        while True:
+            while wanted.total() < horizon and (request := next(requests, None)) is not None:
+                indexes = np.searchsorted(starts, request.positions, side="right").tolist()
+                pending.append((request, indexes))
+                wanted.update(indexes)
+                for index in dict.fromkeys(indexes):
+                    if index not in shards:
+                        shards[index] = pool.submit(open_shard, index)
+            if not pending:
+                return
+            request, indexes = pending.popleft()
+            yield request, {index: shards[index].result() for index in set(indexes)}
+            wanted.subtract(indexes)
+            for index in set(indexes):
+                if wanted[index] == 0:
+                    close_shard(shards.pop(index).result())
+                    del wanted[index]
+    finally:
+        pool.shutdown(cancel_futures=True)
+        for opened in shards.values():
+            if not opened.cancelled() and opened.exception() is None:
+                close_shard(opened.result())
+
+
+class EncodedShards:
+    """The stored samples of shards that hold JPEGs; each shard is read whole."""
+
+    def __init__(self, data: SplitData, read_shard: ReadShard, window_shards: int, *, check: bool) -> None:
+        self._data = data
+        self._read_shard = read_shard
+        self._window_shards = window_shards
+        self._starts = np.concatenate(([0], np.cumsum(data.shard_samples)))
+        self._unchecked = set(range(len(data.files)) if check else ())
+
+    def read(self, requests: Iterator[Request]) -> Iterator[tuple[Request, list[tuple[StoredSample, str]]]]:
+        """Yield each request with its stored samples, in order, each with its shard's path.
+
+        Raises:
+            DatasetError: a shard is missing, damaged, or holds other samples than the index says.
+        """
+        opened = look_ahead(self._data, requests, self._window_shards, self._open, lambda samples: None)
+        for request, shards in opened:
+            indexes = np.searchsorted(self._starts, request.positions, side="right") - 1
+            rows = request.positions - self._starts[indexes]
+            yield (
+                request,
+                [
+                    (shards[index][row], self._data.files[index])
+                    for index, row in zip(indexes.tolist(), rows.tolist(), strict=True)
+                ],
+            )
+
+    def _open(self, index: int) -> list[StoredSample]:
+        if index in self._unchecked:
+            check_shard(self._data, index)
+            self._unchecked.discard(index)
+        samples = self._read_shard(self._data.files[index])
+        check_index(self._data, index, [s.id for s in samples], [s.label for s in samples])
+        return samples

@@ -58,6 +58,7 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
     world_size: int | None = None,
     check: str = "first-read",
     cache: str = "none",
+    on_error: str = "raise",
     augment: str | Augmentation | None = None,
 ) -> Loader:
     """Build the loader for the raw tree or the converted folder at `path`.
@@ -88,12 +89,17 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
             touched, `shards` in the background; `"never"` does not.
         cache: `"ram"` keeps every decoded picture of the split in main memory, `"device"` in that of
             `device`: from the second epoch on nothing is decoded. Order and pixels stay the same.
+        on_error: what to do with a picture that cannot be decoded: `"raise"` its ImageError, or `"skip"`
+            it: of a raw tree, what the list of `precache check` names is left out from the start; what
+            it does not name is left out of its batch, which is shorter then, with one warning a file.
+            A batch of which nothing is left raises. A shard that is missing or damaged always does.
         augment: `"train"`, random crops resized to `size` and mirrored every other time, batched on
             `device`, from all that is stored; `"eval"` or None, the centre; or a function, see
             `loaders.augment.Augmentation`. Give `size` with `"train"`: the default is all that is stored.
 
     Returns:
-        An iterable of `Batch`; one iteration is one epoch.
+        An iterable of `Batch`; one iteration is one epoch. It raises DatasetError for a damaged shard,
+        ImageError for a picture that cannot be decoded (see `on_error`).
 
     Raises:
         SettingError: a value is out of range or unknown, or the cache does not fit.
@@ -118,8 +124,9 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
         world_size=world_size,
         check=check,
         cache=cache,
+        on_error=on_error,
     )
-    data = open_split(spec.path, spec.split)
+    data = open_split(spec.path, spec.split, skip_rejected=spec.on_error == "skip")
     backend = _AUTO[data.kind] if backend == "auto" else backend
     if data.kind not in READS[backend]:
         raise DatasetError(

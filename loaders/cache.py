@@ -14,7 +14,7 @@ import torch
 
 from loaders.batch import DecodedBatch, Positions, Reader
 from loaders.dataset import SplitData
-from precache.errors import SettingError
+from precache.errors import ImageError, SettingError
 
 _RESERVED_SHARE = 0.1  # of the free memory is left to others
 
@@ -36,7 +36,8 @@ class CachedReader:
                 f"use cache 'none', or a smaller size"
             )
         self._images = torch.empty(shape, dtype=torch.uint8, device=device)
-        self._kept = np.zeros(len(data.ids), bool)
+        self._passed = np.zeros(len(data.ids), bool)
+        self._refused: dict[int, ImageError] = {}  # what passed, but could not be decoded: id -> why
 
     def read(self, batches: Iterator[Positions]) -> Iterator[DecodedBatch]:
         """Yield one batch per array of positions, from the reader while it has something new."""
@@ -47,23 +48,30 @@ class CachedReader:
                 asked.append(positions)
                 yield positions
 
-        if not self._kept.all():
+        if not self._passed.all():
             decoded = self._reader.read(ask())
             for batch in decoded:
                 positions = asked.popleft()
-                self._images[torch.from_numpy(positions).to(self._device)] = batch.images.to(self._device)
-                self._kept[positions] = True
+                self._passed[positions] = True
+                for sample_id, error in batch.refused.items():  # without what the error's traceback holds
+                    self._refused[sample_id] = ImageError(error.path, error.reason)
+                kept = positions[~np.isin(self._data.ids[positions], list(batch.refused))]
+                self._images[torch.from_numpy(kept).to(self._device)] = batch.images.to(self._device)
                 yield batch
-                if self._kept.all():
+                if self._passed.all():
                     break
             close = getattr(decoded, "close", None)
             if close is not None:
                 close()
         for positions in chain(asked, batches):
+            ids = self._data.ids[positions]
+            refused = {i: self._refused[i] for i in ids.tolist() if i in self._refused}
+            kept = positions[~np.isin(ids, list(refused))]
             yield DecodedBatch(
-                self._images[torch.from_numpy(positions).to(self._device)],
-                torch.from_numpy(self._data.labels[positions]),
-                torch.from_numpy(self._data.ids[positions]),
+                self._images[torch.from_numpy(kept).to(self._device)],
+                torch.from_numpy(self._data.labels[kept]),
+                torch.from_numpy(self._data.ids[kept]),
+                refused,
             )
 
     def close(self) -> None:

@@ -5,11 +5,17 @@ pipeline: DALI's own readers can neither keep that order nor resume in the middl
 tree is resized with the box that `precache.images.fit` takes. What DALI does not convert to RGB as
 the reference does (CMYK, transparency, 16 bit) is decoded by `precache.images` and handed over as
 pixels.
+
+DALI cannot leave a picture out of a batch. One that `precache.images` refuses is kept from the pipeline,
+or, if only DALI finds it, dropped: then the pipeline is built anew and gets the same batches again. A
+JPEG whose data is damaged, but ends as it should, DALI decodes to what it makes of it, without a word;
+`precache check` finds these.
 """
 
 from collections import deque
 from collections.abc import Generator, Iterator
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -23,7 +29,7 @@ from PIL import Image
 from loaders.batch import DecodedBatch, LoaderSpec, Positions
 from loaders.dataset import RAW, SplitData
 from loaders.encoded import read_batches
-from precache import images
+from precache import images, jpeg
 from precache.errors import DatasetError, ImageError, MissingDependencyError
 from precache.formats import FORMATS, StoredSample
 
@@ -44,13 +50,34 @@ def open_reader(spec: LoaderSpec, data: SplitData, size: int) -> "DaliReader":
 
 
 @dataclass(frozen=True, slots=True)
-class _Encoded:
-    """A batch on its way through the pipeline; `files` name the pictures for error messages."""
+class _Picture:
+    """One picture of a batch.
 
-    contents: list[bytes]
-    files: list[str]
-    labels: torch.Tensor
-    ids: torch.Tensor
+    Attributes:
+        content: as it is stored.
+        file: its name for error messages.
+        inputs: what the pipeline takes for it.
+    """
+
+    content: bytes
+    file: str
+    label: int
+    id: int
+    inputs: tuple[npt.NDArray[Any], ...]
+
+
+@dataclass(slots=True)
+class _Encoded:
+    """A batch on its way through the pipeline, and what was kept from it: id -> why."""
+
+    pictures: list[_Picture] = field(default_factory=list)
+    refused: dict[int, ImageError] = field(default_factory=dict)
+
+    def decoded(self, images: torch.Tensor) -> DecodedBatch:
+        """The batch with its pixels."""
+        labels = torch.tensor([picture.label for picture in self.pictures], dtype=torch.int64)
+        ids = torch.tensor([picture.id for picture in self.pictures], dtype=torch.int64)
+        return DecodedBatch(images, labels, ids, self.refused)
 
 
 class DaliReader:
@@ -65,22 +92,30 @@ class DaliReader:
         self._stream = torch.cuda.Stream(spec.device) if on_gpu else None  # type: ignore[no-untyped-call]
         self._feed: Generator[_Encoded, None, None]
         self._in_pipeline: deque[_Encoded] = deque()
+        self._again: deque[_Encoded] = deque()  # were in a pipeline that failed
+        self._refused_files: set[str] = set()  # by DALI
 
     def read(self, batches: Iterator[Positions]) -> Iterator[DecodedBatch]:
         """Yield one decoded batch per array of positions."""
         self._feed = self._read_raw(batches) if self.random_access else self._read_shards(batches)
         self._in_pipeline.clear()
+        self._again.clear()
         pipeline = self._build()
         try:
             while True:
                 try:
                     (output,) = pipeline.run()
                 except StopIteration:
-                    return
+                    if not self._in_pipeline:
+                        return
+                    nothing = torch.empty((0, self._size, self._size, 3), dtype=torch.uint8)
+                    yield self._in_pipeline.popleft().decoded(nothing)
+                    pipeline = self._build()
                 except RuntimeError as error:
-                    raise self._explain(error) from error
-                batch = self._in_pipeline.popleft()
-                yield DecodedBatch(self._to_torch(output), batch.labels, batch.ids)
+                    self._drop_refused(error)
+                    pipeline = self._build()
+                else:
+                    yield self._in_pipeline.popleft().decoded(self._to_torch(output))
         finally:
             self._feed.close()
 
@@ -129,21 +164,29 @@ class DaliReader:
         return pipeline
 
     def _next_input(self) -> tuple[list[npt.NDArray[Any]], ...]:
-        """What `external_source` takes for one batch; its StopIteration ends the run."""
-        batch = next(self._feed)
+        """What `external_source` takes for one batch; StopIteration ends the run."""
+        batch = self._again.popleft() if self._again else next(self._feed)
         self._in_pipeline.append(batch)
-        if not self.random_access:
-            return ([np.frombuffer(content, np.uint8) for content in batch.contents],)
-        inputs = [_prepare(*picture, self._size) for picture in zip(batch.contents, batch.files, strict=True)]
-        contents, starts, ends = zip(*inputs, strict=True)
-        return list(contents), list(starts), list(ends)
+        if not batch.pictures:
+            raise StopIteration  # DALI takes no empty batch: `read` serves it, and begins another run
+        columns = zip(*(picture.inputs for picture in batch.pictures), strict=True)
+        return tuple(list(column) for column in columns)
 
     def _read_raw(self, batches: Iterator[Positions]) -> Generator[_Encoded, None, None]:
         for positions in batches:
-            files = [self._data.files[position] for position in positions]
-            labels, ids = self._data.labels[positions], self._data.ids[positions]
-            contents = [images.read_bytes(file) for file in files]
-            yield _Encoded(contents, files, torch.from_numpy(labels), torch.from_numpy(ids))
+            batch = _Encoded()
+            for position in positions.tolist():
+                file, sample_id = self._data.files[position], int(self._data.ids[position])
+                try:
+                    content = images.read_bytes(file)
+                    self._check(content, file)
+                    inputs = _prepare(content, file, self._size)
+                except ImageError as error:
+                    batch.refused[sample_id] = error
+                else:
+                    label = int(self._data.labels[position])
+                    batch.pictures.append(_Picture(content, file, label, sample_id, inputs))
+            yield batch
 
     def _read_shards(self, batches: Iterator[Positions]) -> Generator[_Encoded, None, None]:
         read_shard = FORMATS[self._data.kind].read_shard
@@ -152,15 +195,41 @@ class DaliReader:
             return list(read_shard(Path(path)))
 
         for samples in read_batches(self._data, batches, read, check=self._spec.check == "first-read"):
-            encoded = _Encoded(
-                [sample.data for sample, _ in samples if isinstance(sample.data, bytes)],
-                [f"{shard}: sample {sample.id}" for sample, shard in samples],
-                torch.tensor([sample.label for sample, _ in samples]),
-                torch.tensor([sample.id for sample, _ in samples]),
-            )
-            for content, file in zip(encoded.contents, encoded.files, strict=True):
-                _check_header(content, file, self._data.size)
-            yield encoded
+            batch = _Encoded()
+            for sample, shard in samples:
+                assert isinstance(sample.data, bytes)
+                file, inputs = f"{shard}: sample {sample.id}", (np.frombuffer(sample.data, np.uint8),)
+                try:
+                    _check_header(sample.data, file, self._data.size)
+                    self._check(sample.data, file)
+                except ImageError as error:
+                    batch.refused[sample.id] = error
+                else:
+                    batch.pictures.append(_Picture(sample.data, file, sample.label, sample.id, inputs))
+            yield batch
+
+    def _check(self, content: bytes, file: str) -> None:
+        """Raise ImageError for a JPEG that breaks off, and for what DALI refused before."""
+        truncated = content.startswith(jpeg.START) and jpeg.breaks_off(content)
+        if truncated or file in self._refused_files:
+            images.decode(content, file)
+
+    def _drop_refused(self, error: RuntimeError) -> None:
+        """Take the pictures that made the pipeline fail out of its batches, and line these up again."""
+        dropped = 0
+        with ThreadPoolExecutor(max(1, self._spec.workers)) as pool:
+            for batch in self._in_pipeline:
+                whys = list(pool.map(_refusal, batch.pictures))
+                for picture, why in zip(batch.pictures, whys, strict=True):
+                    if why is not None:
+                        batch.refused[picture.id] = why
+                        self._refused_files.add(picture.file)
+                        dropped += 1
+                batch.pictures = [p for p, why in zip(batch.pictures, whys, strict=True) if why is None]
+        if not dropped:
+            raise DatasetError(f"{self._data.path}: DALI cannot decode a picture of it: {error}") from error
+        self._again.extendleft(reversed(self._in_pipeline))
+        self._in_pipeline.clear()
 
     def _to_torch(self, output: Any) -> torch.Tensor:
         """A copy of DALI's output, uint8 [n, size, size, 3]: DALI reuses its buffers."""
@@ -177,15 +246,14 @@ class DaliReader:
             self._stream.synchronize()
         return copy
 
-    def _explain(self, error: RuntimeError) -> Exception:
-        """The ImageError of the picture that DALI refused, if the reference refuses it too."""
-        for batch in self._in_pipeline:
-            for content, file in zip(batch.contents, batch.files, strict=True):
-                try:
-                    images.decode(content, file)
-                except ImageError as image_error:
-                    return image_error
-        return DatasetError(f"{self._data.path}: DALI cannot decode a picture of it: {error}")
+
+def _refusal(picture: _Picture) -> ImageError | None:
+    """Why `precache.images` refuses a picture, or None."""
+    try:
+        images.decode(picture.content, picture.file)
+    except ImageError as error:
+        return error
+    return None
 
 
 def _check_header(content: bytes, file: str, size: int) -> None:

@@ -10,6 +10,7 @@ from loaders.batch import Batch, LoaderSpec, Positions, Reader
 from loaders.dataset import SplitData
 from loaders.order import EpochOrder, batch_count
 from loaders.prefetch import prefetch
+from loaders.skipping import ErrorPolicy
 from loaders.transfer import deliver
 from precache.errors import SettingError, check_range
 
@@ -38,6 +39,7 @@ class EpochLoader:
         self._data = data
         self._reader = reader
         self._augmentation = augmentation
+        self._error_policy = ErrorPolicy(spec.on_error)
         self._order = EpochOrder(
             ids=data.ids,
             shard_samples=data.shard_samples,
@@ -128,7 +130,7 @@ class EpochLoader:
             stream = _Stream(self._reader, self._order, epoch, start)
         try:
             for _ in range(start, len(self)):
-                batch = next(stream.batches)
+                batch = self._error_policy.check(next(stream.batches))
                 # counted before it is handed out: a state taken in the loop body has it as served
                 self._served_batches += 1
                 yield deliver(batch, self.spec.device, self.spec.dtype, epoch, self._augmentation)

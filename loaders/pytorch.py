@@ -43,8 +43,6 @@ class PytorchReader:
         self._sampler.batches = batches
         try:
             for batch in self._start():
-                if isinstance(batch, ImageError):
-                    raise batch
                 yield DecodedBatch(*batch)
         except (RuntimeError, EOFError, OSError) as error:
             # the latter two: it died between announcing a batch and handing over its memory
@@ -92,20 +90,25 @@ class _RawTree(Dataset[Any]):
     def __len__(self) -> int:
         return len(self._data.ids)
 
-    def __getitems__(self, positions: list[int]) -> tuple[torch.Tensor, ...] | ImageError:
-        """(images, labels, ids); an error is returned, for raising it here would fold in a traceback."""
+    def __getitems__(self, positions: list[int]) -> tuple[Any, ...]:
+        """What a DecodedBatch is made of; errors too: raising them here would fold in a traceback."""
         pixels = torch.empty((len(positions), self._size, self._size, 3), dtype=torch.uint8)
         rows = pixels.numpy()
-        try:
-            for row, position in enumerate(positions):
-                rows[row] = images.load(self._data.files[position], self._size)
-        except ImageError as error:
-            return error
-        taken = np.array(positions)
+        kept: list[int] = []
+        refused: dict[int, ImageError] = {}
+        for position in positions:
+            try:
+                rows[len(kept)] = images.load(self._data.files[position], self._size)
+            except ImageError as error:
+                refused[int(self._data.ids[position])] = error
+            else:
+                kept.append(position)
+        taken = np.array(kept, np.int64)
         return (
-            pixels,
+            pixels[: len(kept)],
             torch.from_numpy(self._data.labels[taken]),
             torch.from_numpy(self._data.ids[taken]),
+            refused,
         )
 
 

@@ -10,7 +10,7 @@ import torch
 from loaders.batch import DecodedBatch, LoaderSpec, Positions
 from loaders.dataset import SplitData
 from loaders.encoded import read_batches
-from precache.errors import DatasetError, MissingDependencyError
+from precache.errors import DatasetError, ImageError, MissingDependencyError
 from precache.formats import StoredSample
 from precache.jpeg import Pixels
 
@@ -41,21 +41,28 @@ class WebdatasetReader:
         """Yield one decoded batch per array of positions."""
         for samples in read_batches(self._data, batches, read_tar, check=self._check):
             out = torch.empty((len(samples), self._size, self._size, 3), dtype=torch.uint8)
-            list(self._pool.map(self._decode, samples, out.numpy()))
+            errors = list(self._pool.map(self._decode, samples, out.numpy()))
+            kept = torch.tensor([error is None for error in errors])
             yield DecodedBatch(
-                out,
-                torch.tensor([sample.label for sample, _ in samples]),
-                torch.tensor([sample.id for sample, _ in samples]),
+                out if kept.all() else out[kept],
+                torch.tensor([sample.label for sample, _ in samples])[kept],
+                torch.tensor([sample.id for sample, _ in samples])[kept],
+                {s.id: error for (s, _), error in zip(samples, errors, strict=True) if error is not None},
             )
 
     def close(self) -> None:
         """End the threads."""
         self._pool.shutdown()
 
-    def _decode(self, stored: tuple[StoredSample, str], out: Pixels) -> None:
+    def _decode(self, stored: tuple[StoredSample, str], out: Pixels) -> ImageError | None:
+        """Decode into `out`; what is wrong if that cannot be."""
         sample, shard = stored
         crop = self._data.centre_crop(self._size)
-        np.copyto(out, sample.pixels(shard)[crop, crop])
+        try:
+            np.copyto(out, sample.pixels(shard)[crop, crop])
+        except ImageError as error:
+            return error
+        return None
 
 
 def read_tar(path: str) -> list[StoredSample]:

@@ -64,6 +64,7 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
     check: str = "first-read",
     cache: str = "none",
     memory_bytes: int | None = None,
+    on_error: str = "raise",
     augment: str | RandomAugmentation | BatchFunction | None = None,
 ) -> Loader:
     """Build the loader for the raw tree or the converted folder at `path`.
@@ -100,13 +101,18 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
             folder at a time: the window is as many shards as fit twice, for the next one is read while
             one is served. `shards` also keeps the system's cache of the files within it. Default:
             windows of 8 shards, and the system decides.
+        on_error: what to do with a picture that cannot be decoded: `"raise"` its ImageError, or `"skip"`
+            it: of a raw tree, what the list of `precache check` names is left out from the start; what
+            it does not name is left out of its batch, which is shorter then, with one warning a file.
+            A batch of which nothing is left raises. A shard that is missing or damaged always does.
         augment: `"train"`, random crops resized to `size` and mirrored every other time, of all that is
             stored; a `loaders.RandomAugmentation` with other settings, colour jitter among them;
             `"eval"` or None, the centre; or a function of yours, see `loaders.augment.BatchFunction`, which
             is called in the thread that reads ahead. Give `size` with it: the default is all that is stored.
 
     Returns:
-        An iterable of `Batch`; one iteration is one epoch.
+        An iterable of `Batch`; one iteration is one epoch. It raises DatasetError for a damaged shard,
+        ImageError for a picture that cannot be decoded (see `on_error`).
 
     Raises:
         SettingError: a value is out of range or unknown, or the cache does not fit.
@@ -133,8 +139,9 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
         check=check,
         cache=cache,
         memory_bytes=memory_bytes,
+        on_error=on_error,
     )
-    data = open_split(spec.path, spec.split)
+    data = open_split(spec.path, spec.split, skip_rejected=spec.on_error == "skip")
     backend = _AUTO[data.kind] if backend == "auto" else backend
     if data.kind not in READS[backend]:
         raise DatasetError(

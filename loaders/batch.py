@@ -1,8 +1,8 @@
 """The types that pass between a loader, its backend and the training loop."""
 
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Literal, Protocol, TypeAlias
 
@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from precache.errors import SettingError, check_choice, check_range
+from precache.errors import ImageError, SettingError, check_choice, check_range
 from precache.images import MAX_SIZE
 
 Positions: TypeAlias = npt.NDArray[np.int64]
@@ -60,11 +60,14 @@ class DecodedBatch:
         images: uint8 [n, size, size, 3], RGB, on the CPU or the loader's device.
         labels: int64 [n], on the CPU.
         ids: int64 [n], on the CPU.
+        refused: id -> why, of the pictures asked for that could not be decoded; the others are there,
+            in the order asked.
     """
 
     images: torch.Tensor
     labels: torch.Tensor
     ids: torch.Tensor
+    refused: Mapping[int, ImageError] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,6 +91,7 @@ class LoaderSpec:
     check: str
     cache: str
     memory_bytes: int | None
+    on_error: str
 
     def __post_init__(self) -> None:
         check_range("batch_size", self.batch_size, 1)
@@ -99,6 +103,7 @@ class LoaderSpec:
         check_choice("last", self.last, ("drop", "pad", "partial"))
         check_choice("check", self.check, ("first-read", "never"))
         check_choice("cache", self.cache, ("device", "none", "ram"))
+        check_choice("on_error", self.on_error, ("raise", "skip"))
         if self.size is not None:
             check_range("size", self.size, 1, MAX_SIZE)
         if self.memory_bytes is not None:

@@ -8,6 +8,7 @@ Random crops are taken of what is kept, so that they differ from epoch to epoch.
 from collections import deque
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 from itertools import chain
 
 import numpy as np
@@ -17,7 +18,7 @@ import torch
 from loaders.batch import DecodedBatch, LoaderSpec, Reader, Request
 from loaders.crops import BatchFiller, Crops
 from loaders.dataset import SplitData
-from precache.errors import SettingError
+from precache.errors import ImageError, SettingError
 from precache.jpeg import Pixels
 
 _RESERVED_SHARE = 0.1  # of the free memory is left to others
@@ -42,7 +43,8 @@ class CachedReader:
                 f"use cache 'none', or a smaller size"
             )
         self._images = torch.empty(shape, dtype=torch.uint8, device=device)
-        self._kept = np.zeros(len(data.ids), bool)
+        self._passed = np.zeros(len(data.ids), bool)
+        self._refused: dict[int, ImageError] = {}  # what passed, but could not be decoded: id -> why
         self._filler = BatchFiller(data, crops, spec.batch_size, spec.workers, spec.device)
 
     def read(self, requests: Iterator[Request]) -> Iterator[DecodedBatch]:
@@ -54,16 +56,13 @@ class CachedReader:
                 asked.append(request)
                 yield request
 
-        if not self._kept.all():
+        if not self._passed.all():
             with closing(self._reader.read(ask())) as decoded:  # type: ignore[type-var]
                 for batch in decoded:
                     request = asked.popleft()
-                    self._images[torch.from_numpy(request.positions).to(self._device)] = batch.images.to(
-                        self._device
-                    )
-                    self._kept[request.positions] = True
+                    self._keep(request, batch)
                     yield self._gather(request)
-                    if self._kept.all():
+                    if self._passed.all():
                         break
         for request in chain(asked, requests):
             yield self._gather(request)
@@ -74,22 +73,32 @@ class CachedReader:
         self._filler.close()
         self._reader.close()
 
+    def _keep(self, request: Request, batch: DecodedBatch) -> None:
+        self._passed[request.positions] = True
+        for sample_id, error in batch.refused.items():  # without what the error's traceback holds
+            self._refused[sample_id] = ImageError(error.path, error.reason)
+        kept = request.positions[~np.isin(self._data.ids[request.positions], list(batch.refused))]
+        self._images[torch.from_numpy(kept).to(self._device)] = batch.images.to(self._device)
+
     def _gather(self, request: Request) -> DecodedBatch:
-        if self._device.type == "cuda":
-            positions = torch.from_numpy(request.positions)
-            return DecodedBatch(
-                self._images[positions.to(self._device)],
-                torch.from_numpy(self._data.labels[request.positions]),
-                torch.from_numpy(self._data.ids[request.positions]),
-            )
-        kept = self._images.numpy()
-        positions = request.positions.tolist()
+        if self._device.type == "cpu":
+            return self._filler.fill(request, partial(self._rows, request.positions.tolist()))
+        ids = self._data.ids[request.positions]
+        refused = {i: self._refused[i] for i in ids.tolist() if i in self._refused}
+        kept = request.positions[~np.isin(ids, list(refused))]
+        return DecodedBatch(
+            self._images[torch.from_numpy(kept).to(self._device)],
+            torch.from_numpy(self._data.labels[kept]),
+            torch.from_numpy(self._data.ids[kept]),
+            refused,
+        )
 
-        def rows_of(slot: int, first: int, count: int) -> Pixels:
-            rows: Pixels = kept[positions[slot], first : first + count]
-            return rows
-
-        return self._filler.fill(request, rows_of)
+    def _rows(self, positions: list[int], slot: int, first: int, count: int) -> Pixels:
+        position = positions[slot]
+        if self._refused and (sample_id := int(self._data.ids[position])) in self._refused:
+            raise self._refused[sample_id]
+        rows: Pixels = self._images.numpy()[position, first : first + count]
+        return rows
 
 
 def _free_bytes(device: torch.device) -> int:

@@ -13,6 +13,7 @@ from loaders.augment import RandomAugmentation, draw
 from loaders.batch import DecodedBatch, Request
 from loaders.buffers import BufferPool
 from loaders.dataset import SplitData
+from precache.errors import ImageError
 from precache.images import centre_offset
 from precache.jpeg import Pixels
 
@@ -77,12 +78,16 @@ class BatchFiller:
         self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="fill")
 
     def fill(self, request: Request, rows_of: Rows) -> DecodedBatch:
-        """The batch of the samples asked for; `rows_of` is called by several threads at a time."""
+        """The batch of the samples asked for; `rows_of` is called by several threads at a time.
+
+        A picture for which it raises ImageError is left out, and named in `refused`.
+        """
         ids = self._data.ids[request.positions]
         boxes, mirrored = self._crops.of(request.epoch, ids)
         out = self._buffers.take(len(ids))
         starts = iter(range(0, len(ids), _AT_A_TIME))  # shared: each thread takes what is next
-        task = (starts, boxes.tolist(), mirrored.tolist(), rows_of, out.numpy())
+        errors: dict[int, ImageError] = {}  # number in the batch -> why
+        task = (starts, boxes.tolist(), mirrored.tolist(), rows_of, out.numpy(), errors)
         others = min(self._threads, -(-len(ids) // _AT_A_TIME)) - 1
         helpers = [self._pool.submit(self._fill_some, *task) for _ in range(others)]
         try:
@@ -91,9 +96,13 @@ class BatchFiller:
             wait(helpers)  # none may still read or write when the caller goes on, not after an error either
         for helper in helpers:
             helper.result()
-        return DecodedBatch(
-            out, torch.from_numpy(self._data.labels[request.positions]), torch.from_numpy(ids)
-        )
+        labels = self._data.labels[request.positions]
+        if errors:
+            kept = np.array([slot not in errors for slot in range(len(ids))])
+            refused = {int(ids[slot]): errors[slot] for slot in sorted(errors)}
+            out, labels, ids = out[torch.from_numpy(kept)], labels[kept], ids[kept]
+            return DecodedBatch(out, torch.from_numpy(labels), torch.from_numpy(ids), refused)
+        return DecodedBatch(out, torch.from_numpy(labels), torch.from_numpy(ids))
 
     def close(self) -> None:
         """End the threads."""
@@ -106,8 +115,12 @@ class BatchFiller:
         mirrored: list[bool],
         rows_of: Rows,
         out: Pixels,
+        errors: dict[int, ImageError],
     ) -> None:
         for start in starts:
             for slot in range(start, min(start + _AT_A_TIME, len(out))):
                 left, top, width, height = boxes[slot]
-                place(rows_of(slot, top, height), left, width, mirrored[slot], out[slot])
+                try:
+                    place(rows_of(slot, top, height), left, width, mirrored[slot], out[slot])
+                except ImageError as error:
+                    errors[slot] = ImageError(error.path, error.reason)  # without what its traceback holds

@@ -5,11 +5,18 @@ pipeline: DALI's own readers can neither keep that order nor resume in the middl
 tree is resized with the box that `precache.images.fit` takes. What DALI does not convert to RGB as
 the reference does (CMYK, transparency, 16 bit) is decoded by `precache.images` and handed over as
 pixels.
+
+DALI cannot leave a picture out of a batch. One that `precache.images` refuses is kept from the pipeline,
+or, if only DALI finds it, dropped: then the pipeline is built anew and gets the same batches again. A
+JPEG whose data is damaged, but ends as it should, DALI decodes to what it makes of it, without a word;
+`precache check` finds these.
 """
 
 from collections import deque
 from collections.abc import Generator, Iterator
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -25,10 +32,9 @@ from loaders.batch import DecodedBatch, LoaderSpec, Request
 from loaders.crops import BatchFiller, Crops
 from loaders.dataset import RAW, SplitData
 from loaders.sequential import EncodedShards
-from precache import images
+from precache import images, jpeg
 from precache.errors import DatasetError, ImageError, MissingDependencyError
 from precache.formats import FORMATS, StoredSample
-from precache.images import centre_offset
 from precache.jpeg import Pixels
 
 _QUEUE_BATCHES = 2
@@ -48,12 +54,29 @@ def open_reader(spec: LoaderSpec, data: SplitData, crops: Crops) -> "DaliReader"
 
 
 @dataclass(frozen=True, slots=True)
-class _Encoded:
-    """A batch on its way through the pipeline; `files` name the pictures for error messages."""
+class _Picture:
+    """One picture of a batch.
 
-    request: Request
-    contents: list[bytes]
-    files: list[str]
+    Attributes:
+        content: as it is stored.
+        file: its name for error messages.
+        inputs: what the pipeline takes for it.
+    """
+
+    content: bytes
+    file: str
+    position: int
+    id: int
+    inputs: tuple[npt.NDArray[Any], ...]
+
+
+@dataclass(slots=True)
+class _Encoded:
+    """A batch on its way through the pipeline, and what was kept from it: id -> why."""
+
+    epoch: int
+    pictures: list[_Picture] = field(default_factory=list)
+    refused: dict[int, ImageError] = field(default_factory=dict)
 
 
 class DaliReader:
@@ -73,44 +96,46 @@ class DaliReader:
             self._shards = EncodedShards(data, self._read_shard, window_shards, check=check)
         self._feed: Generator[_Encoded, None, None]
         self._in_pipeline: deque[_Encoded] = deque()
+        self._again: deque[_Encoded] = deque()  # were in a pipeline that failed
+        self._refused_files: set[str] = set()  # by DALI
 
     def read(self, requests: Iterator[Request]) -> Iterator[DecodedBatch]:
         """Yield one decoded batch per request."""
         self._feed = self._read_raw(requests) if self.random_access else self._read_shards(requests)
         self._in_pipeline.clear()
+        self._again.clear()
         pipeline = self._build()
         try:
             while True:
                 try:
                     (output,) = pipeline.run()
                 except StopIteration:
-                    return
+                    if not self._in_pipeline:
+                        return
+                    nothing = torch.empty((0, self._size, self._size, 3), dtype=torch.uint8)
+                    yield self._serve(nothing, self._in_pipeline.popleft())
+                    pipeline = self._build()
                 except RuntimeError as error:
-                    raise self._explain(error) from error
-                yield self._serve(output, self._in_pipeline.popleft().request)
+                    self._drop_refused(error)
+                    pipeline = self._build()
+                else:
+                    # shared, not copied: DALI's dynamic executor leaves an output alone while torch has it
+                    squares = from_dlpack(output.as_tensor())
+                    yield self._serve(squares, self._in_pipeline.popleft())
         finally:
             self._feed.close()
-
-    def _serve(self, output: Any, request: Request) -> DecodedBatch:
-        # shared, not copied: DALI's dynamic executor leaves an output alone while torch has it
-        squares = from_dlpack(output.as_tensor())
-        if self._crops.random is None:
-            return DecodedBatch(
-                squares,
-                torch.from_numpy(self._data.labels[request.positions]),
-                torch.from_numpy(self._data.ids[request.positions]),
-            )
-        pixels = squares.numpy()
-
-        def rows_of(slot: int, first: int, count: int) -> Pixels:
-            rows: Pixels = pixels[slot, first : first + count]
-            return rows
-
-        return self._filler.fill(request, rows_of)
 
     def close(self) -> None:
         """End the threads; the pipeline goes with the `read` that built it."""
         self._filler.close()
+
+    def _serve(self, squares: torch.Tensor, batch: _Encoded) -> DecodedBatch:
+        positions = np.array([picture.position for picture in batch.pictures], np.int64)
+        if self._crops.random is not None:
+            decoded = self._filler.fill(Request(batch.epoch, positions), partial(_rows, squares.numpy()))
+            return replace(decoded, refused=batch.refused)
+        labels, ids = self._data.labels[positions], self._data.ids[positions]
+        return DecodedBatch(squares, torch.from_numpy(labels), torch.from_numpy(ids), batch.refused)
 
     def _build(self) -> Any:
         from nvidia.dali import Pipeline, fn, types
@@ -146,7 +171,7 @@ class DaliReader:
                 )
             else:
                 margin = self._data.size - self._size
-                position = centre_offset(self._data.size, self._size) / max(1, margin)
+                position = images.centre_offset(self._data.size, self._size) / max(1, margin)
                 served = fn.crop(
                     decoded, crop=(self._size, self._size), crop_pos_x=position, crop_pos_y=position
                 )
@@ -155,43 +180,82 @@ class DaliReader:
         return pipeline
 
     def _next_input(self) -> tuple[list[npt.NDArray[Any]], ...]:
-        """What `external_source` takes for one batch; its StopIteration ends the run."""
-        batch = next(self._feed)
+        """What `external_source` takes for one batch; StopIteration ends the run."""
+        batch = self._again.popleft() if self._again else next(self._feed)
         self._in_pipeline.append(batch)
-        if not self.random_access:
-            return ([np.frombuffer(content, np.uint8) for content in batch.contents],)
-        inputs = [_prepare(*picture, self._size) for picture in zip(batch.contents, batch.files, strict=True)]
-        contents, starts, ends = zip(*inputs, strict=True)
-        return list(contents), list(starts), list(ends)
+        if not batch.pictures:
+            raise StopIteration  # DALI takes no empty batch: `read` serves it, and begins another run
+        columns = zip(*(picture.inputs for picture in batch.pictures), strict=True)
+        return tuple(list(column) for column in columns)
 
     def _read_raw(self, requests: Iterator[Request]) -> Generator[_Encoded, None, None]:
         for request in requests:
-            files = [self._data.files[position] for position in request.positions]
-            yield _Encoded(request, [images.read_bytes(file) for file in files], files)
+            batch = _Encoded(request.epoch)
+            for position in request.positions.tolist():
+                file, sample_id = self._data.files[position], int(self._data.ids[position])
+                try:
+                    content = images.read_bytes(file)
+                    self._check(content, file)
+                    inputs = _prepare(content, file, self._size)
+                except ImageError as error:
+                    batch.refused[sample_id] = error
+                else:
+                    batch.pictures.append(_Picture(content, file, position, sample_id, inputs))
+            yield batch
 
     def _read_shards(self, requests: Iterator[Request]) -> Generator[_Encoded, None, None]:
         for request, samples in self._shards.read(requests):
-            encoded = _Encoded(
-                request,
-                [sample.data for sample, _ in samples if isinstance(sample.data, bytes)],
-                [f"{shard}: sample {sample.id}" for sample, shard in samples],
-            )
-            for content, file in zip(encoded.contents, encoded.files, strict=True):
-                _check_header(content, file, self._data.size)
-            yield encoded
+            batch = _Encoded(request.epoch)
+            for position, (sample, shard) in zip(request.positions.tolist(), samples, strict=True):
+                assert isinstance(sample.data, bytes)
+                file, inputs = f"{shard}: sample {sample.id}", (np.frombuffer(sample.data, np.uint8),)
+                try:
+                    _check_header(sample.data, file, self._data.size)
+                    self._check(sample.data, file)
+                except ImageError as error:
+                    batch.refused[sample.id] = error
+                else:
+                    batch.pictures.append(_Picture(sample.data, file, position, sample.id, inputs))
+            yield batch
 
     def _read_shard(self, path: str) -> list[StoredSample]:
         return list(FORMATS[self._data.kind].read_shard(Path(path)))
 
-    def _explain(self, error: RuntimeError) -> Exception:
-        """The ImageError of the picture that DALI refused, if the reference refuses it too."""
-        for batch in self._in_pipeline:
-            for content, file in zip(batch.contents, batch.files, strict=True):
-                try:
-                    images.decode(content, file)
-                except ImageError as image_error:
-                    return image_error
-        return DatasetError(f"{self._data.path}: DALI cannot decode a picture of it: {error}")
+    def _check(self, content: bytes, file: str) -> None:
+        """Raise ImageError for a JPEG that breaks off, and for what DALI refused before."""
+        truncated = content.startswith(jpeg.START) and jpeg.breaks_off(content)
+        if truncated or file in self._refused_files:
+            images.decode(content, file)
+
+    def _drop_refused(self, error: RuntimeError) -> None:
+        """Take the pictures that made the pipeline fail out of its batches, and line these up again."""
+        dropped = 0
+        with ThreadPoolExecutor(max(1, self._spec.workers)) as pool:
+            for batch in self._in_pipeline:
+                whys = list(pool.map(_refusal, batch.pictures))
+                for picture, why in zip(batch.pictures, whys, strict=True):
+                    if why is not None:
+                        batch.refused[picture.id] = why
+                        self._refused_files.add(picture.file)
+                        dropped += 1
+                batch.pictures = [p for p, why in zip(batch.pictures, whys, strict=True) if why is None]
+        if not dropped:
+            raise DatasetError(f"{self._data.path}: DALI cannot decode a picture of it: {error}") from error
+        self._again.extendleft(reversed(self._in_pipeline))
+        self._in_pipeline.clear()
+
+
+def _rows(squares: Pixels, slot: int, first: int, count: int) -> Pixels:
+    return squares[slot, first : first + count]
+
+
+def _refusal(picture: _Picture) -> ImageError | None:
+    """Why `precache.images` refuses a picture, or None."""
+    try:
+        images.decode(picture.content, picture.file)
+    except ImageError as error:
+        return error
+    return None
 
 
 def _check_header(content: bytes, file: str, size: int) -> None:

@@ -1,6 +1,7 @@
 """What a path holds: a raw tree or a converted folder, seen the same way."""
 
 import hashlib
+import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,10 +12,12 @@ from loaders.batch import Positions
 from loaders.order import WINDOW_SHARDS
 from precache.errors import DatasetError, SettingError, SourceError
 from precache.manifest import MANIFEST_NAME, ConvertedDataset, is_converted, open_dataset
+from precache.rejects import default_list, read_list, rejected_rows
 from precache.source import Scan, scan_tree
 
 RAW = "raw"
 RAW_SIZE = 224
+_LOGGER = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +35,7 @@ class SplitData:
         checksums: CRC-32C of the shards, hex; none for a raw tree.
         classes: class names.
         size: side of the stored squares in pixels; for a raw tree the default to resize to.
-        digest: identity of the dataset, hex.
+        digest: identity of the dataset, and of what is left out of it, hex.
     """
 
     path: Path
@@ -73,11 +76,14 @@ class SplitData:
         return memory_bytes // (2 * largest)
 
 
-def open_split(path: str | os.PathLike[str], split: str) -> SplitData:
+def open_split(path: str | os.PathLike[str], split: str, *, skip_rejected: bool = False) -> SplitData:
     """List the samples of `split` in the raw tree or converted folder at `path`.
 
+    `skip_rejected` leaves out what the tree's list of `precache check`, if it has one, says of the
+    files as they are now; a converted folder holds none of them anyway.
+
     Raises:
-        SourceError, DatasetError: there is neither at `path`.
+        SourceError, DatasetError: there is neither at `path`, or the list is not one.
         SettingError: it has no such split.
     """
     path = Path(path)
@@ -97,7 +103,7 @@ def open_split(path: str | os.PathLike[str], split: str) -> SplitData:
                 f"with pictures; finish it with 'precache convert', or name another folder"
             ) from error
         raise
-    return _raw(scan, split)
+    return _raw(scan, split, skip_rejected=skip_rejected)
 
 
 def _converted(dataset: ConvertedDataset, split: str) -> SplitData:
@@ -118,12 +124,16 @@ def _converted(dataset: ConvertedDataset, split: str) -> SplitData:
     )
 
 
-def _raw(scan: Scan, split: str) -> SplitData:
+def _raw(scan: Scan, split: str, *, skip_rejected: bool) -> SplitData:
     samples = scan.samples
     names = [name or "train" for name in samples.split_names]
     if split not in names:
         raise SettingError(f"unknown split {split!r}; choose from: {', '.join(names)}")
     rows = np.flatnonzero(samples.splits == names.index(split))
+    identity = f"raw {scan.digest}"
+    if skip_rejected and len(rejected := _rejected(scan, rows)):
+        rows = np.setdiff1d(rows, rejected)
+        identity += f" without {samples.ids[rejected].tolist()}"
     return SplitData(
         path=scan.root,
         kind=RAW,
@@ -135,5 +145,23 @@ def _raw(scan: Scan, split: str) -> SplitData:
         checksums=(),
         classes=scan.classes,
         size=RAW_SIZE,
-        digest=hashlib.sha256(f"raw {scan.digest}".encode()).hexdigest(),
+        digest=hashlib.sha256(identity.encode()).hexdigest(),
     )
+
+
+def _rejected(scan: Scan, rows: Positions) -> Positions:
+    """Those of `rows` that the list beside the tree names; SourceError if it is all of them."""
+    path = default_list(scan.root)
+    if not path.exists():
+        return np.empty(0, np.int64)
+    rejected = np.intersect1d(rows, rejected_rows(scan.samples, read_list(path)))
+    if len(rejected) == len(rows):
+        raise SourceError(
+            f"{path}: lists all {len(rows):,} pictures of the split; mend them and run "
+            f"'precache check {scan.root}' again"
+        )
+    if len(rejected):
+        _LOGGER.warning(
+            "%s: %d of %d pictures are left out, see %s", scan.root, len(rejected), len(rows), path
+        )
+    return rejected

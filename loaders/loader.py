@@ -10,6 +10,7 @@ from loaders.batch import Batch, LoaderSpec, Reader, Request
 from loaders.dataset import SplitData
 from loaders.order import EpochOrder, batch_count
 from loaders.prefetch import prefetch
+from loaders.skipping import ErrorPolicy
 from loaders.transfer import Sent, Transfer
 from precache.errors import SettingError, check_range
 
@@ -38,6 +39,7 @@ class EpochLoader:
         self._data = data
         self._reader = reader
         self._transfer = transfer
+        self._error_policy = ErrorPolicy(spec.on_error)
         self._order = EpochOrder(
             ids=data.ids,
             shard_samples=data.shard_samples,
@@ -129,7 +131,10 @@ class EpochLoader:
             stream = _Stream(self._reader, self._transfer, self._order, epoch, start)
         try:
             for _ in range(start, len(self)):
-                batch = self._transfer.receive(next(stream.batches))
+                sent = next(stream.batches)
+                self._error_policy.check(sent.refused, left=len(sent.batch.ids))
+                batch = self._transfer.receive(sent)
+                del sent
                 # counted before it is handed out: a state taken in the loop body has it as served
                 self._served_batches += 1
                 yield batch

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
@@ -71,8 +72,6 @@ class ProcessesReader:
         self._sampler.requests = requests
         try:
             for batch in self._start():
-                if isinstance(batch, ImageError):
-                    raise batch
                 yield DecodedBatch(*batch)
         except (RuntimeError, EOFError, OSError) as error:
             # the latter two: it died between announcing a batch and handing over its memory
@@ -120,22 +119,27 @@ class _RawTree(Dataset[Any]):
     def __len__(self) -> int:
         return len(self._data.ids)
 
-    def __getitems__(self, request: Request) -> tuple[torch.Tensor, ...] | ImageError:
-        """(images, labels, ids); an error is returned, for raising it here would fold in a traceback."""
+    def __getitems__(self, request: Request) -> tuple[Any, ...]:
+        """What a DecodedBatch is made of; errors too: raising them here would fold in a traceback."""
         ids = self._data.ids[request.positions]
         side = self._crops.size
         pixels = torch.empty((len(ids), side, side, 3), dtype=torch.uint8)
+        rows = pixels.numpy()
         boxes, mirrored = self._crops.of(request.epoch, ids)
-        parts = zip(
-            request.positions.tolist(), boxes.tolist(), mirrored.tolist(), pixels.numpy(), strict=True
-        )
-        try:
-            for position, (left, top, width, height), flip, out in parts:
+        kept: list[int] = []
+        refused: dict[int, ImageError] = {}
+        parts = zip(request.positions.tolist(), boxes.tolist(), mirrored.tolist(), strict=True)
+        for position, (left, top, width, height), flip in parts:
+            try:
                 square = images.load(self._data.files[position], self._crops.stored)
-                place(square[top : top + height], left, width, flip, out)
-        except ImageError as error:
-            return error
-        return pixels, torch.from_numpy(self._data.labels[request.positions]), torch.from_numpy(ids)
+            except ImageError as error:
+                refused[int(self._data.ids[position])] = error
+            else:
+                place(square[top : top + height], left, width, flip, rows[len(kept)])
+                kept.append(position)
+        taken = np.array(kept, np.int64)
+        labels = torch.from_numpy(self._data.labels[taken])
+        return pixels[: len(kept)], labels, torch.from_numpy(self._data.ids[taken]), refused
 
 
 def _as_is(batch: Any) -> Any:

@@ -4,12 +4,14 @@ On CUDA all of it happens ahead of the training, on a stream of its own: the cop
 augmentation, the normalising. The training's stream waits for an event, its thread for nothing.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 
 from loaders.augment import BatchFunction
 from loaders.batch import Batch, DecodedBatch
+from precache.errors import ImageError
 
 # Mean and standard deviation of ImageNet's RGB values in 0-1, as torchvision's models expect them:
 # https://pytorch.org/vision/stable/models.html
@@ -19,10 +21,16 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A batch on its way: `ready` is recorded behind the work on it; None where that is done."""
+    """A batch on its way.
+
+    Attributes:
+        ready: recorded behind the work on it; None where that is done.
+        refused: as of `DecodedBatch`.
+    """
 
     batch: Batch
     ready: torch.cuda.Event | None
+    refused: Mapping[int, ImageError]
 
 
 class Transfer:
@@ -37,8 +45,11 @@ class Transfer:
 
     def send(self, decoded: DecodedBatch, epoch: int) -> Sent:
         """Start the work on `decoded`."""
+        if not len(decoded.ids):  # nothing could be decoded: there is nothing to work on
+            empty = Batch(decoded.images.permute(0, 3, 1, 2), decoded.labels, decoded.ids)
+            return Sent(empty, None, decoded.refused)
         if self._stream is None:
-            return Sent(self._prepare(decoded, epoch), None)
+            return Sent(self._prepare(decoded, epoch), None, decoded.refused)
         if decoded.images.is_cuda:
             # made, and finished, on a backend's stream: its memory must outlive what this one reads
             decoded.images.record_stream(self._stream)
@@ -46,7 +57,7 @@ class Transfer:
             batch = self._prepare(decoded, epoch)
             ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
             ready.record(self._stream)
-        return Sent(batch, ready)
+        return Sent(batch, ready, decoded.refused)
 
     def receive(self, sent: Sent) -> Batch:
         """The batch, for use on the current stream."""

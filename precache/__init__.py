@@ -7,6 +7,7 @@
 This package never imports torch: it runs on CPU-only hosts, and its workers start fast.
 """
 
+from precache.checking import CheckReport, check
 from precache.convert import Conversion, convert
 from precache.errors import (
     DatasetError,
@@ -25,6 +26,7 @@ from precache.verification import verify, verify_across, verify_deep
 __version__ = "0.1.0"
 
 __all__ = [
+    "CheckReport",
     "Conversion",
     "ConvertedDataset",
     "DatasetError",
@@ -37,6 +39,7 @@ __all__ = [
     "SettingError",
     "SourceError",
     "WorkerError",
+    "check",
     "convert",
     "open_dataset",
     "verify",

@@ -178,6 +178,24 @@ def verify(dst: Path, others: tuple[Path, ...], deep: bool, across: bool, worker
         _finish_check(list(report.problems), f"{dst}: every picture is what {others[0]} gives")
 
 
+@main.command()
+@click.argument("src", type=_PATH, default=RAW)
+@click.option("--list", "list_file", type=_PATH, help="Write the list here.  [default: SRC.rejected.csv]")
+@click.option("--workers", type=int, help="Processes; 0: none but this one.  [default: one per CPU]")
+def check(src: Path, list_file: Path | None, workers: int | None) -> None:
+    """Decode every picture of the tree SRC (default data/raw), and list those that cannot be.
+
+    Loaders built with on_error="skip" leave out what the default list holds.
+    """
+    with ProgressBar("check", "image") as bar:
+        report = precache.check(src, list_file=list_file, workers=workers, on_progress=bar)
+    problems = [printable(f"{src}/{bad.path}: {bad.reason}") for bad in report.rejected]
+    if problems:
+        counts = f"{len(problems):,} of {report.pictures:,} pictures cannot be decoded"
+        problems.append(f"{src}: {counts}; they are listed in {report.list_file}")
+    _finish_check(problems, f"{src}: all {report.pictures:,} pictures can be decoded")
+
+
 @main.command(name="doctor")
 def doctor_command() -> None:
     """Show what this machine has, and the command that installs what it lacks."""

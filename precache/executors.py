@@ -110,9 +110,9 @@ class _Attempt:
         """The next try; WorkerError if a worker has died over the task before."""
         if died_over and self.number == _MAX_ATTEMPTS:
             raise WorkerError(
-                f"a conversion worker died twice over the same shard (exit code {exit_code}; -9 is killed, "
-                f"often for want of memory); finished shards are kept: run the same command again, "
-                f"with fewer --workers if memory was short"
+                f"a worker died twice over the same pictures (exit code {exit_code}; -9 is killed, often "
+                f"for want of memory); run the same command again, with fewer --workers if memory was "
+                f"short: a conversion goes on where it was"
             )
         return _Attempt(self.task, self.number + died_over)
 

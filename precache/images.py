@@ -205,7 +205,7 @@ def _decode_jpeg(data: bytes, how: Rendering) -> Decoded | None:
     """A grey or colour JPEG by simplejpeg; None for what it cannot decode and Pillow perhaps can."""
     try:
         height, width, colorspace, _ = simplejpeg.decode_jpeg_header(data, strict=False)
-    except ValueError:
+    except (ValueError, KeyError):  # the latter for a header that breaks off
         return None
     limit = Image.MAX_IMAGE_PIXELS
     if colorspace in ("CMYK", "YCCK") or (limit is not None and width * height > 2 * limit):

@@ -2,6 +2,7 @@
 
 import io
 import math
+from collections.abc import Iterator
 from typing import TypeAlias
 
 import numpy as np
@@ -16,7 +17,8 @@ Pixels: TypeAlias = npt.NDArray[np.uint8]
 
 START = b"\xff\xd8\xff"
 EXIF_ORIENTATION = 0x0112
-_BASELINE = 0xC0
+_BASELINE, _SCAN = 0xC0, 0xDA
+_END = b"\xff\xd9"
 # Where an orientation can stand; in entropy-coded data these bytes only cost the slower look.
 _ORIENTATION_MARKS = (b"Exif\0\0", b"http://ns.adobe.com/xap/")
 # What libjpeg says of scan data that breaks off or cannot be; it fills the rest with grey and goes on.
@@ -79,7 +81,7 @@ def is_square_jpeg(data: bytes, size: int) -> bool:
     Any JPEG decoder reads these, GPU ones too, and turns them into the same picture. The markers are
     looked at, the scan data is not.
     """
-    if not (data.startswith(START) and data.endswith(b"\xff\xd9") and _frame_marker(data) == _BASELINE):
+    if not (data.startswith(START) and data.endswith(_END) and _frame_marker(data) == _BASELINE):
         return False
     try:
         height, width, colorspace, _ = simplejpeg.decode_jpeg_header(data)
@@ -97,16 +99,22 @@ def orientation(data: bytes) -> int:
         return found
 
 
+def breaks_off(data: bytes) -> bool:
+    """Whether a JPEG has no end after its first scan begins. The scan data is not looked at."""
+    scan = next((position for marker, position in _markers(data) if marker == _SCAN), len(data))
+    return data.rfind(_END) < scan
+
+
 def _frame_marker(data: bytes) -> int | None:
     """The second byte of a JPEG's start-of-frame marker: 0xC0 baseline, 0xC2 progressive (T.81, B.1.1.3)."""
-    position = 2
-    while data[position : position + 1] == b"\xff" and position + 4 <= len(data):
+    no_frame = (0xC4, 0xC8, 0xCC)  # Huffman tables, reserved, arithmetic
+    return next((m for m, _ in _markers(data) if 0xC0 <= m <= 0xCF and m not in no_frame), None)
+
+
+def _markers(data: bytes) -> Iterator[tuple[int, int]]:
+    """The second byte of each marker up to the first scan, and where it stands."""
+    position, marker = len(START) - 1, 0
+    while marker != _SCAN and data[position : position + 1] == b"\xff" and position + 4 <= len(data):
         marker = data[position + 1]
-        if 0xC0 <= marker <= 0xCF and marker not in (
-            0xC4,
-            0xC8,
-            0xCC,
-        ):  # Huffman tables, reserved, arithmetic
-            return marker
+        yield marker, position
         position += 2 + int.from_bytes(data[position + 2 : position + 4], "big")
-    return None

@@ -147,6 +147,19 @@ def check_ranks_share_each_epoch(build: Build, expected: list[int]) -> None:
         loader.close()
 
 
+def check_ranks_share_what_can_be_decoded(build: Build, expected: list[int]) -> None:
+    """Under `on_error="skip"`: each good sample once over all ranks, however many batches are short."""
+    for last in ("partial", "pad"):
+        built = [build(batch_size=8, rank=rank, world_size=3, last=last) for rank in range(3)]
+        batches = [list(loader) for loader in built]
+        assert [len(served) for served in batches] == [len(loader) for loader in built]
+        served = [i for of_rank in batches for i in ids_of(of_rank)]
+        assert sorted(set(served)) == expected
+        assert last == "pad" or len(served) == len(expected)
+        for loader in built:
+            loader.close()
+
+
 def check_a_cache_changes_nothing_but_the_reading(build: Build, cache: str) -> None:
     """Three epochs, the second abandoned midway, batch for batch."""
     with build(batch_size=16) as plain, build(batch_size=16, cache=cache) as cached:

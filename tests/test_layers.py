@@ -8,7 +8,17 @@ import pytest
 
 from tests.command import ROOT
 
-LOADERS_MAY_USE = {"errors", "executors", "formats", "images", "jpeg", "manifest", "source", "storage"}
+LOADERS_MAY_USE = {
+    "errors",
+    "executors",
+    "formats",
+    "images",
+    "jpeg",
+    "manifest",
+    "rejects",
+    "source",
+    "storage",
+}
 
 
 def imports(path: Path) -> Iterator[str]:

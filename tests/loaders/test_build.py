@@ -50,6 +50,7 @@ def test_classes_are_the_folders(raw_tree: Path, converted: dict[str, Path]) -> 
         ({"last": "some"}, "unknown last 'some'; choose from: drop, pad, partial"),
         ({"check": "always"}, "unknown check 'always'; choose from: first-read, never"),
         ({"cache": "disk"}, "unknown cache 'disk'; choose from: device, none, ram"),
+        ({"on_error": "ignore"}, "unknown on_error 'ignore'; choose from: raise, skip"),
         ({"rank": 0}, "rank and world_size belong together"),
         ({"rank": 2, "world_size": 2}, "rank must be an integer from 0 to 1, got 2"),
         ({"rank": 0, "world_size": 0}, "world_size must be an integer of at least 1, got 0"),

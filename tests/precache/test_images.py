@@ -268,6 +268,24 @@ def test_a_jpeg_with_harmless_garbage_is_decoded_as_pillow_does() -> None:
     assert np.array_equal(np.asarray(images.decode(warned, "x.jpg")), expected)
 
 
+def test_a_jpeg_breaks_off_where_its_end_is_missing() -> None:
+    """One in a header, as that of a thumbnail, is not its own."""
+    for options in ({}, {"progressive": True}, {"comment": b"\xff\xd9"}):
+        data = encoded(Image.fromarray(noise(64, 48)), "JPEG", **options)
+        assert data.count(b"\xff\xd9") == 1 + ("comment" in options)
+        assert not jpeg.breaks_off(data)
+        assert not jpeg.breaks_off(data + bytes(20)), "what follows the end is harmless"
+        for length in (0, 2, 100, len(data) // 2, len(data) - 1):
+            assert jpeg.breaks_off(data[:length]), length
+
+
+def test_a_header_that_breaks_off_is_said_to() -> None:
+    data = encoded(Image.fromarray(noise(64, 48)), "JPEG")
+    for length in range(len(jpeg.START), 600, 7):
+        with pytest.raises(ImageError, match=r"cannot be decoded \(.*[a-z]{3}"):
+            images.decode(data[:length], "x.jpg")
+
+
 def test_a_decompression_bomb_is_refused() -> None:
     with pytest.raises(ImageError, match="decompression bomb"):
         images.decode(encoded(Image.new("1", (20_000, 20_000)), "PNG"), "bomb.png")

@@ -1,0 +1,100 @@
+"""Can every picture of a raw tree be decoded? Asked ahead of training, as the converter would."""
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from precache import executors, images
+from precache.errors import ImageError, SettingError, SourceError, check_range
+from precache.manifest import is_converted
+from precache.rejects import RejectedPicture, check_writable, default_list, write_list
+from precache.source import SampleRef, Scan, scan_tree
+
+_TASK_PICTURES = 64
+_WHOLE = images.Rendering(size=1)  # decoded in full; the size is that of what is not made of it
+
+
+@dataclass(frozen=True, slots=True)
+class CheckReport:
+    """What `check` found.
+
+    Attributes:
+        pictures: decoded, or tried.
+        rejected: those that cannot be, in the order of the scan.
+        list_file: where they are listed.
+    """
+
+    pictures: int
+    rejected: tuple[RejectedPicture, ...]
+    list_file: Path
+
+
+def check(
+    source: str | os.PathLike[str],
+    *,
+    list_file: str | os.PathLike[str] | None = None,
+    workers: int | None = None,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> CheckReport:
+    """Decode every picture of the raw tree `source`, and write the list of those that cannot be.
+
+    `loaders.build(source, on_error="skip")` leaves these out. The list is replaced at each run, at its
+    end; `precache.rejects` describes it.
+
+    Args:
+        list_file: where to write the list; default `source` with `.rejected.csv`, where loaders look.
+        workers: processes; default one per CPU, 0 for the calling process.
+        on_progress: called with (pictures done, pictures in all), a few times a second.
+
+    Raises:
+        SourceError: `source` is no image tree, or `list_file` is there and is no such list.
+        SettingError: `list_file` lies in the tree or cannot be written.
+        WorkerError: a worker process died.
+    """
+    source = Path(source)
+    workers = executors.available_cpus() if workers is None else workers
+    check_range("workers", workers, 0)
+    if is_converted(source):
+        raise SourceError(f"{source}: is a converted dataset; check it with 'precache verify {source}'")
+    scan = scan_tree(source)
+    target = default_list(source) if list_file is None else Path(list_file)
+    check_writable(target, source)
+    report = executors.counted(on_progress, len(scan.samples))
+    tasks = -(-len(scan.samples) // _TASK_PICTURES)
+    found = executors.run(_decode_all, _tasks(scan), min(workers, tasks), report)
+    refused = sorted((pair for pairs in found for pair in pairs), key=lambda pair: pair[0].id)
+    rejected = tuple(RejectedPicture(ref.path, why, ref.bytes, ref.modified_ns) for ref, why in refused)
+    try:
+        write_list(target, rejected)
+    except OSError as error:
+        raise SettingError(
+            f"{target}: cannot be written ({error.strerror}); choose another with --list"
+        ) from error
+    return CheckReport(len(scan.samples), rejected, target)
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    root: str
+    samples: tuple[SampleRef, ...]
+
+
+def _tasks(scan: Scan) -> Iterator[_Task]:
+    """Made when a worker asks for one: they hold the paths of their pictures."""
+    for start in range(0, len(scan.samples), _TASK_PICTURES):
+        rows = range(start, min(start + _TASK_PICTURES, len(scan.samples)))
+        yield _Task(str(scan.root), tuple(scan.samples[row] for row in rows))
+
+
+def _decode_all(task: _Task, tick: Callable[[], None]) -> list[tuple[SampleRef, str]]:
+    """The pictures of `task` that cannot be decoded, each with the reason."""
+    refused = []
+    for ref in task.samples:
+        path = os.path.join(task.root, ref.path)
+        try:
+            images.decode_for(images.read_bytes(path), path, _WHOLE)
+        except ImageError as error:
+            refused.append((ref, error.reason))
+        tick()
+    return refused

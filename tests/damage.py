@@ -1,0 +1,60 @@
+"""Pictures that cannot be decoded, and folders that hold some."""
+
+import io
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from precache import open_dataset
+from precache.formats import FORMATS, Sample
+from precache.output import publish
+from precache.source import scan_tree
+
+
+def _begins_again() -> bytes:
+    """A progressive JPEG with its first marker before its second scan: headers and end are as they should be.
+
+    DALI 2.4 refuses this by itself.
+    """
+    noise = np.random.default_rng(0).integers(0, 256, (48, 48, 3), np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(noise).save(buffer, "JPEG", progressive=True)
+    first, second, *others = buffer.getvalue().split(b"\xff\xda")
+    return b"\xff\xda".join([first, second + b"\xff\xd8", *others])
+
+
+DAMAGE: dict[str, Callable[[bytes], bytes]] = {
+    "html": lambda content: b"<html>",
+    "truncated": lambda content: content[: len(content) // 2],
+    "empty": lambda content: b"",
+    "begins again": lambda content: _begins_again(),
+}
+
+
+def damage_tree(source: Path, tree: Path) -> list[int]:
+    """Copy `source` to `tree` with a picture of each kind of DAMAGE; their ids."""
+    shutil.copytree(source, tree)
+    samples = scan_tree(source).samples
+    jpegs = [sample for sample in samples if sample.path.endswith(".jpg")][3::9][: len(DAMAGE)]
+    for sample, spoil in zip(jpegs, DAMAGE.values(), strict=True):
+        path = tree / sample.path
+        path.write_bytes(spoil(path.read_bytes()))
+    return [sample.id for sample in jpegs]
+
+
+def damage_shards(source: Path, path: Path, ids: list[int]) -> None:
+    """Copy a folder of JPEG shards, with damage in the samples `ids`; the manifest stays as it was."""
+    shutil.copytree(source, path)
+    dataset = open_dataset(path)
+    spoil = dict(zip(ids, DAMAGE.values(), strict=True))
+    form = FORMATS[dataset.manifest.recipe.format]
+    for shard in dataset.manifest.shards:
+        samples = []
+        for sample in form.read_shard(dataset.shard_path(shard)):
+            assert isinstance(sample.data, bytes)
+            data = spoil[sample.id](sample.data) if sample.id in spoil else sample.data
+            samples.append(Sample(sample.id, sample.label, data, "", (48, 48)))
+        publish(form.write_shard(path / shard.name, samples, len(samples), dataset.manifest.recipe))

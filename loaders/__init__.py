@@ -14,7 +14,7 @@ from typing import Literal
 
 import torch
 
-from loaders import dali, pytorch, shards, synthetic, webdataset
+from loaders import dali, nvjpeg, pytorch, shards, synthetic, webdataset
 from loaders.augment import BatchFunction, RandomAugmentation, source_size
 from loaders.augment import make as make_augmentation
 from loaders.batch import Batch, Loader, LoaderSpec, Reader, Shuffle
@@ -29,6 +29,7 @@ from precache.executors import available_cpus
 
 BACKENDS: dict[str, Callable[[LoaderSpec, SplitData, Crops], Reader]] = {
     "dali": dali.open_reader,
+    "nvjpeg": nvjpeg.open_reader,
     "pytorch": pytorch.open_reader,
     "shards": shards.open_reader,
     "synthetic": synthetic.open_reader,
@@ -37,6 +38,7 @@ BACKENDS: dict[str, Callable[[LoaderSpec, SplitData, Crops], Reader]] = {
 # What each backend reads, the kind it is made for first.
 READS: dict[str, tuple[str, ...]] = {
     "dali": ("dali", "webdataset", RAW),
+    "nvjpeg": (RAW, "webdataset", "dali"),
     "pytorch": (RAW,),
     "shards": ("shards",),
     "synthetic": (RAW, "shards", "webdataset", "dali"),
@@ -71,8 +73,8 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
 
     Args:
         path: a tree of class folders with pictures, or what `precache convert` made of one.
-        backend: `pytorch`, `shards`, `webdataset`, `dali` or `synthetic`; `auto` picks the one
-            that the folder is made for.
+        backend: `pytorch`, `shards`, `webdataset`, `dali`, `nvjpeg` (CUDA only) or `synthetic`; `auto`
+            picks the one that the folder is made for.
         split: of the dataset; a raw tree, and a dataset without splits, is one split, `train`.
         batch_size: samples per batch.
         shuffle: `"full"`, a permutation of all samples, for backends with random access;

@@ -140,7 +140,7 @@ def fit(decoded: Decoded, how: Rendering) -> Pixels:
 
 def reference(image: Image.Image, size: int) -> Pixels:
     """torchvision's `Resize(size)` and `CenterCrop(size)` of a Pillow image: resize all, then crop."""
-    width, height = _resized(*image.size, size)
+    width, height = resized_size(*image.size, size)
     left, top = centre_offset(width, size), centre_offset(height, size)
     resized = image.resize((width, height), Image.Resampling.BILINEAR)
     return np.asarray(resized.crop((left, top, left + size, top + size)))
@@ -151,13 +151,13 @@ def crop_box(width: int, height: int, size: int) -> tuple[float, float, float, f
 
     Sizes and offsets round as in torchvision 0.29 (`_compute_resized_output_size`, `center_crop`).
     """
-    resized_width, resized_height = _resized(width, height, size)
+    resized_width, resized_height = resized_size(width, height, size)
     left, top = centre_offset(resized_width, size), centre_offset(resized_height, size)
     x_scale, y_scale = width / resized_width, height / resized_height
     return left * x_scale, top * y_scale, (left + size) * x_scale, (top + size) * y_scale
 
 
-def _resized(width: int, height: int, size: int) -> tuple[int, int]:
+def resized_size(width: int, height: int, size: int) -> tuple[int, int]:
     """Width and height once the shorter side is `size`."""
     if width <= height:
         return size, int(size * height / width)

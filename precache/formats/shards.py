@@ -31,7 +31,7 @@ from precache.recipe import Recipe
 
 SUFFIX = ".safetensors"
 DATA_START = 4096
-_CHUNK_BYTES = 2**20
+_CHUNK_BYTES = 128 * 1024
 _POPULATE_READ = 22  # MADV_POPULATE_READ of <asm-generic/mman-common.h>, Linux 5.14
 _TENSORS = (("images", "U8", 1), ("labels", "I64", 8), ("ids", "I64", 8))
 _REMEDY = "run 'precache verify' on its folder, then 'precache convert --overwrite' to rewrite it"
@@ -127,7 +127,8 @@ class ShardFile:
         with open(self.path, "rb", buffering=0) as file:
             chunk = memoryview(bytearray(_CHUNK_BYTES))
             for start in range(0, len(self._map), _CHUNK_BYTES):
-                if not _is_cached(file.fileno(), start):
+                # not its ends: opening the file brought in those of the file
+                if not _is_cached(file.fileno(), start + _CHUNK_BYTES // 2):
                     file.seek(start)
                     file.readinto(chunk)
 
@@ -150,12 +151,11 @@ class ShardFile:
 
 
 def _is_cached(descriptor: int, start: int) -> bool:
-    """Whether a byte can be read without waiting for the disk."""
+    """Whether the byte at `start` can be read without waiting for the disk; False behind the end."""
     try:
-        os.preadv(descriptor, [bytearray(1)], start, os.RWF_NOWAIT)
+        return os.preadv(descriptor, [bytearray(1)], start, os.RWF_NOWAIT) > 0
     except (AttributeError, OSError):  # no such call, or it would wait
         return False
-    return True
 
 
 def _read_shapes(path: Path, start: bytes, file_bytes: int) -> dict[str, list[int]]:

@@ -24,6 +24,8 @@ ARMS = [
     ("dali", "raw", 42.0),
     ("dali", "webdataset", 34.0),
     ("dali", "dali", 34.0),
+    ("nvjpeg", "raw", 40.0),
+    ("nvjpeg", "webdataset", 34.0),
     ("synthetic", "raw", None),
     ("synthetic", "webdataset", None),
 ]
@@ -48,6 +50,8 @@ def arm(request: pytest.FixtureRequest, raw_tree: Path, converted: dict[str, Pat
     backend, kind, worst_psnr = request.param
     if backend == "dali":
         pytest.importorskip("nvidia.dali", reason="DALI is not installed: pip install nvidia-dali-cuda120")
+    if backend == "nvjpeg" and device == "cpu":
+        pytest.skip("decodes on a GPU")
     return Arm(backend, raw_tree if kind == "raw" else converted[kind], worst_psnr, device)
 
 

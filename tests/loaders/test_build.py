@@ -3,6 +3,7 @@
 import shutil
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
@@ -39,7 +40,7 @@ def test_classes_are_the_folders(raw_tree: Path, converted: dict[str, Path]) -> 
     [
         (
             {"backend": "dalli"},
-            "unknown backend 'dalli'; choose from: auto, dali, pytorch, shards, synthetic",
+            "unknown backend 'dalli'; choose from: auto, dali, nvjpeg, pytorch, shards, synthetic",
         ),
         ({"batch_size": 0}, "batch_size must be an integer of at least 1, got 0"),
         ({"batch_size": -1}, "batch_size must be an integer of at least 1, got -1"),
@@ -190,3 +191,30 @@ def test_a_cache_reads_each_file_for_one_epoch_only(converted: dict[str, Path], 
         for shard in path.glob("*.tar"):
             shard.unlink()
         assert sorted(contract.ids_of(loader)) == sorted(first)
+
+
+def test_threads_serve_what_worker_processes_serve(raw_tree: Path) -> None:
+    with (
+        loaders.build(raw_tree, size=32, workers=2, batch_size=16) as processes,
+        loaders.build(raw_tree, size=32, workers=0, threads=3, batch_size=16) as threads,
+    ):
+        before = len(psutil.Process().children())
+        for ours, theirs in zip(threads, processes, strict=True):
+            assert torch.equal(ours.ids, theirs.ids)
+            assert torch.equal(ours.images, theirs.images)
+    with loaders.build(raw_tree, size=32, workers=0) as threads:
+        assert len(list(threads)) == 2
+        assert len(psutil.Process().children()) <= before, "no process was started"
+
+
+def test_auto_shares_the_cpus_among_the_ranks_of_this_machine(
+    converted: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loaders, "available_cpus", lambda: 96)
+    for ranks, workers in ((None, 96), ("8", 12), ("200", 1)):
+        if ranks is not None:
+            monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
+        with loaders.build(converted["shards"]) as loader:
+            assert (loader.spec.workers, loader.spec.threads) == (workers, workers)
+    with pytest.raises(SettingError, match="workers must be an integer of at least 0, got 'many'"):
+        loaders.build(converted["shards"], workers="many")

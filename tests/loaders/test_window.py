@@ -1,0 +1,106 @@
+"""Window mode: shards read one after the other, within memory_bytes."""
+
+import mmap
+import os
+from ctypes import CDLL, c_size_t, c_ubyte, c_void_p
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import loaders
+from loaders.dataset import open_split
+from loaders.order import window_order
+from precache import Recipe, convert
+from precache.errors import SettingError
+from precache.formats.shards import ShardFile
+from tests.conftest import IMAGES
+
+SIZE, ROWS = 128, 5
+
+
+@pytest.fixture(scope="module")
+def shards(raw_tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """14 shards of 5 pictures, 246 kB each: many pages, so that what is cached can be counted."""
+    path = tmp_path_factory.mktemp("window") / "shards"
+    convert(raw_tree, path, Recipe(format="shards", size=SIZE, shard_bytes=ROWS * SIZE**2 * 3), workers=0)
+    return path
+
+
+def cached_bytes(files: tuple[str, ...]) -> int:
+    """How much of the files is in the system's cache."""
+    libc = CDLL(None, use_errno=True)
+    total = 0
+    for name in files:
+        with open(name, "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
+            view = np.frombuffer(mapped, np.uint8)
+            pages = (c_ubyte * -(-len(view) // mmap.PAGESIZE))()
+            assert libc.mincore(c_void_p(view.ctypes.data), c_size_t(len(view)), pages) == 0
+            total += sum(page & 1 for page in pages) * mmap.PAGESIZE
+            del view
+    return total
+
+
+def drop(files: tuple[str, ...]) -> None:
+    for name in files:
+        descriptor = os.open(name, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(descriptor)
+
+
+@pytest.fixture
+def dropped(shards: Path) -> tuple[str, ...]:
+    files = open_split(shards, "train").files
+    drop(files)
+    if cached_bytes(files):
+        pytest.skip("this file system keeps its files in memory")
+    return files
+
+
+def test_the_window_is_as_many_shards_as_fit_twice(shards: Path) -> None:
+    data = open_split(shards, "train")
+    largest = max(data.shard_bytes)
+    for memory_bytes, window in ((None, 8), (2 * largest, 1), (7 * largest, 3), (100 * largest, 50)):
+        assert data.window_shards(memory_bytes) == window
+        with loaders.build(shards, shuffle="window", memory_bytes=memory_bytes, batch_size=7) as loader:
+            served = np.concatenate([batch.ids.numpy() for batch in loader])
+        order = window_order(data.shard_samples, 0, 0, window)
+        assert np.array_equal(served, data.ids[order])
+    with pytest.raises(SettingError, match=f"holds no two shards of {shards}.*give at least {2 * largest:,}"):
+        loaders.build(shards, shuffle="window", memory_bytes=2 * largest - 1)
+
+
+def test_the_cache_of_the_files_stays_within_memory_bytes(shards: Path, dropped: tuple[str, ...]) -> None:
+    data = open_split(shards, "train")
+    memory_bytes = 4 * max(data.shard_bytes)
+    assert sum(data.shard_bytes) > 2 * memory_bytes
+    seen = []
+    with loaders.build(shards, shuffle="window", memory_bytes=memory_bytes, batch_size=5) as loader:
+        for _ in range(2):
+            for _ in loader:
+                seen.append(cached_bytes(dropped))
+    assert max(seen) <= memory_bytes + 8 * mmap.PAGESIZE
+    assert max(seen) > memory_bytes / 4
+    with loaders.build(shards, shuffle="window", batch_size=5) as loader:
+        assert len(list(loader)) == IMAGES // 5
+    assert cached_bytes(dropped) > 0.9 * sum(data.shard_bytes), "without a bound it stays cached"
+
+
+def test_reading_ahead_brings_a_whole_shard_into_the_cache(dropped: tuple[str, ...]) -> None:
+    with ShardFile(Path(dropped[3])) as shard:
+        shard.read_ahead()
+        assert cached_bytes(dropped[3:4]) >= os.path.getsize(dropped[3])
+        shard.drop_cached()
+    assert cached_bytes(dropped[3:4]) == 0
+
+
+def test_a_state_of_another_window_is_refused(shards: Path) -> None:
+    largest = max(open_split(shards, "train").shard_bytes)
+    with loaders.build(shards, shuffle="window", memory_bytes=2 * largest) as loader:
+        state = loader.state_dict()
+    with (
+        loaders.build(shards, shuffle="window") as other,
+        pytest.raises(SettingError, match="taken with window_shards 1, the loader has 8"),
+    ):
+        other.load_state_dict(state)

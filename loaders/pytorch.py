@@ -5,6 +5,8 @@ shards of the same size hold. Batches cross the process boundary as uint8.
 """
 
 import gc
+import os
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -37,6 +39,7 @@ class PytorchReader:
             collate_fn=_as_is,
             persistent_workers=workers > 0,
         )
+        _readers.add(self)
 
     def read(self, batches: Iterator[Positions]) -> Iterator[DecodedBatch]:
         """Yield one decoded batch per array of positions."""
@@ -71,6 +74,20 @@ class PytorchReader:
         if iterator is not None:
             iterator._shutdown_workers()
             self._loader._iterator = None
+
+
+# Of this process: a forked one that collects its copy must not tell the workers of its parent to end.
+_readers: "weakref.WeakSet[PytorchReader]" = weakref.WeakSet()
+
+
+def _disown() -> None:
+    for reader in _readers:
+        iterator = getattr(reader._loader, "_iterator", None)
+        if iterator is not None:
+            iterator._shutdown = True  # torch's own mark that there is nothing left to do
+
+
+os.register_at_fork(after_in_child=_disown)
 
 
 class _Sampler:

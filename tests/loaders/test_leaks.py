@@ -38,11 +38,16 @@ def settled(wanted: tuple[int, int, int]) -> tuple[int, int, int]:
     return held()
 
 
+# those of the raw tree start processes, or decode large pictures
+SLOW = [pytest.mark.slow, pytest.mark.timeout(600)]
+HUNDREDS = [
+    pytest.param(*arm.values, id=arm.id, marks=[*arm.marks, *(SLOW if "raw" in arm.values else [])])
+    for arm in EACH_ARM
+]
+
+
 @pytest.mark.parametrize("how", ["closed", "dropped"])
-@pytest.mark.parametrize(
-    ("backend", "kind"),
-    [pytest.param("pytorch", "raw", id="pytorch-raw", marks=pytest.mark.slow), *EACH_ARM[1:]],
-)
+@pytest.mark.parametrize(("backend", "kind"), HUNDREDS)
 def test_a_hundred_loaders_leave_nothing(
     how: str, backend: str, kind: str, raw_tree: Path, converted: dict[str, Path]
 ) -> None:

@@ -38,6 +38,14 @@ class Batch:
     def __iter__(self) -> Iterator[torch.Tensor]:
         return iter((self.images, self.labels))
 
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> "Batch":
+        """The batch with images and labels on `device`; Lightning calls this on each batch."""
+        return Batch(
+            self.images.to(device, non_blocking=non_blocking),
+            self.labels.to(device, non_blocking=non_blocking),
+            self.ids,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Request:

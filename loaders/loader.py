@@ -1,10 +1,13 @@
 """The one loader: epochs, order, state and delivery, over any backend's `Reader`."""
 
+import os
 import weakref
 from collections import deque
 from collections.abc import Iterator
-from types import TracebackType
-from typing import Any
+from types import SimpleNamespace, TracebackType
+from typing import Any, NoReturn
+
+from torch.utils.data import IterableDataset
 
 from loaders.batch import Batch, LoaderSpec, Reader, Request
 from loaders.dataset import SplitData
@@ -17,8 +20,11 @@ from precache.errors import SettingError, check_range
 _AHEAD_BATCHES = 2
 
 
-class EpochLoader:
+class EpochLoader(IterableDataset[Batch]):
     """Serves each epoch in the order that `(seed, epoch)` gives; see `loaders.batch.Loader`.
+
+    An IterableDataset, so that torch's DataLoader and torchdata's StatefulDataLoader take it as the
+    dataset (`batch_size=None`, no workers of theirs).
 
     The reader runs in a thread, `_AHEAD_BATCHES` ahead, over the end of an epoch into the next one:
     for a backend there are no epochs, only batches without end.
@@ -55,6 +61,7 @@ class EpochLoader:
         self._served_batches = 0  # of this epoch, by the iterator that runs or by a loaded state
         self._resuming = False
         self._closed = False
+        self._process = os.getpid()
         self._next_stream: _Stream | None = None  # stands at the start of an epoch
         # Weak, so that an iterator dropped in the middle ends its thread at once.
         self._running: weakref.ref[Any] | None = None
@@ -66,22 +73,33 @@ class EpochLoader:
     def __iter__(self) -> Iterator[Batch]:
         if self._closed:
             raise SettingError(f"the loader of {self._data.path} is closed; build another one")
+        self._check_process()
         self._stop_running()
         if not self._resuming:
+            if self._all_served():  # by an iterator that was not asked for more than `len()` batches
+                self._epoch += 1
             self._served_batches = 0
-        self._resuming = False
-        iterator = self._serve(self._epoch, self._served_batches)
+        iterator = self._serve()
         self._running = weakref.ref(iterator)
         return iterator
+
+    @property
+    def batch_sampler(self) -> SimpleNamespace:
+        """Lightning calls `batch_sampler.sampler.set_epoch` ahead of each epoch."""
+        return SimpleNamespace(sampler=self)
 
     def set_epoch(self, epoch: int) -> None:
         """Serve epoch `epoch` next, from its start unless a loaded state stands in that epoch."""
         check_range("epoch", epoch, 0)
-        if epoch != self._epoch:
+        if epoch != self._epoch or (self._all_served() and not self._resuming):
             self._epoch, self._served_batches, self._resuming = epoch, 0, False
 
     def state_dict(self) -> dict[str, Any]:
-        """Epoch, batches served in it, and what they were served from: the same on every rank."""
+        """Epoch, batches served in it, and what they were served from: the same on every rank.
+
+        Of the last batch it says that the epoch's rest is empty; once the iterator has ended, that the
+        next epoch starts. So does the state of torchdata's StatefulDataLoader.
+        """
         return {"epoch": self._epoch, "served_batches": self._served_batches, **self._identity()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -106,6 +124,8 @@ class EpochLoader:
         """Free threads, processes and files; idempotent."""
         if not self._closed:
             self._closed = True
+            if os.getpid() != self._process:
+                return  # they are those of the process that built it
             self._stop_running()
             if self._next_stream is not None:
                 self._next_stream.close()
@@ -122,7 +142,16 @@ class EpochLoader:
     ) -> None:
         self.close()
 
-    def _serve(self, epoch: int, start: int) -> Iterator[Batch]:
+    def __reduce__(self) -> NoReturn:
+        raise SettingError(
+            f"the loader of {self._data.path} cannot be copied or sent to another process; "
+            f"build it in the process that uses it"
+        )
+
+    def _serve(self) -> Iterator[Batch]:
+        # Read at the first batch: an iterator that is not used takes nothing away, and Lightning calls
+        # set_epoch after it.
+        epoch, start, self._resuming = self._epoch, self._served_batches, False
         stream, self._next_stream = self._next_stream, None
         if stream is not None and (start > 0 or stream.epoch != epoch):
             stream.close()
@@ -130,21 +159,40 @@ class EpochLoader:
         if stream is None:
             stream = _Stream(self._reader, self._transfer, self._order, epoch, start)
         try:
-            for _ in range(start, len(self)):
+            for number in range(start, len(self)):
+                self._check_process()
                 sent = next(stream.batches)
                 self._error_policy.check(sent.refused, left=len(sent.batch.ids))
                 batch = self._transfer.receive(sent)
-                del sent
+                del sent  # or the batch would be held until the next one is there
                 # counted before it is handed out: a state taken in the loop body has it as served
-                self._served_batches += 1
+                if self._epoch == epoch:  # unless set_epoch was called meanwhile
+                    self._served_batches = number + 1
+                if number + 1 == len(self):
+                    self._keep(stream, epoch + 1)  # now: the caller need not ask for more
                 yield batch
+                del batch
         except BaseException:  # GeneratorExit too: dropped in the middle
-            stream.close()
+            if stream is not self._next_stream:
+                stream.close()
             raise
-        stream.epoch = epoch + 1
-        self._next_stream = stream
-        if self._epoch == epoch:  # unless set_epoch was called meanwhile
+        self._keep(stream, epoch + 1)
+        if self._epoch == epoch:
             self._epoch, self._served_batches = epoch + 1, 0
+
+    def _keep(self, stream: "_Stream", epoch: int) -> None:
+        stream.epoch, self._next_stream = epoch, stream
+
+    def _all_served(self) -> bool:
+        return 0 < len(self) <= self._served_batches
+
+    def _check_process(self) -> None:
+        """SettingError in a forked process: the threads and workers did not come along."""
+        if os.getpid() != self._process:
+            raise SettingError(
+                f"the loader of {self._data.path} was built in process {self._process}, this is process "
+                f"{os.getpid()}; build it in the process that uses it"
+            )
 
     def _identity(self) -> dict[str, Any]:
         return {

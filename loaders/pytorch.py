@@ -5,6 +5,8 @@ shards of the same size hold. Batches cross the process boundary as uint8.
 """
 
 import gc
+import os
+import weakref
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -66,6 +68,7 @@ class ProcessesReader:
             collate_fn=_as_is,
             persistent_workers=True,
         )
+        _readers.add(self)
 
     def read(self, requests: Iterator[Request]) -> Iterator[DecodedBatch]:
         """Yield one decoded batch per request."""
@@ -98,6 +101,20 @@ class ProcessesReader:
         if iterator is not None:
             iterator._shutdown_workers()
             self._loader._iterator = None
+
+
+# Of this process: a forked one that collects its copy must not tell the workers of its parent to end.
+_readers: "weakref.WeakSet[ProcessesReader]" = weakref.WeakSet()
+
+
+def _disown() -> None:
+    for reader in _readers:
+        iterator = getattr(reader._loader, "_iterator", None)
+        if iterator is not None:
+            iterator._shutdown = True  # torch's own mark that there is nothing left to do
+
+
+os.register_at_fork(after_in_child=_disown)
 
 
 class _Sampler:

@@ -1,11 +1,16 @@
 """Failures reach the caller, with the file's name."""
 
+import os
 import shutil
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import torch
 
@@ -14,6 +19,7 @@ from precache import open_dataset
 from precache.errors import DatasetError, PrecacheError
 from precache.formats.shards import DATA_START
 from precache.manifest import write_index
+from tests.command import ROOT
 
 
 def epochs_for_a_second(loader: loaders.Loader) -> Iterator[loaders.Batch]:
@@ -112,11 +118,6 @@ def test_labels_that_differ_from_the_index_are_refused(
 
 
 def test_a_killed_worker_is_an_error_not_a_hang(raw_tree: Path) -> None:
-    import os
-    import signal
-
-    import psutil
-
     before = psutil.Process().children()
     with loaders.build(raw_tree, size=32, workers=1, batch_size=1) as loader:
         iterator = iter(loader)
@@ -138,3 +139,88 @@ def test_a_flipped_bit_is_served_where_nothing_is_checked(converted: dict[str, P
         with loaders.build(folder, shuffle=False, check="never") as loader:
             served.append(torch.cat([batch.images for batch in loader]))
     assert (served[0] != served[1]).sum() == 1
+
+
+TRUNCATE_WHILE_MAPPED = """
+import os, sys
+import loaders
+from precache.errors import DatasetError
+
+path, shard = sys.argv[1:]
+with loaders.build(path, check="never", workers=2, batch_size=16) as loader:
+    list(loader)
+    os.truncate(shard, 5000)
+    try:
+        for _ in range(3):
+            list(loader)
+    except DatasetError as error:
+        print(error)
+"""
+
+
+def test_a_shard_truncated_while_it_is_mapped_is_named(converted: dict[str, Path], tmp_path: Path) -> None:
+    path = Path(shutil.copytree(converted["shards"], tmp_path / "copy"))
+    shard = sorted(path.glob("*.safetensors"))[3]
+    result = subprocess.run(
+        [sys.executable, "-c", TRUNCATE_WHILE_MAPPED, str(path), str(shard)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert result.returncode == 0, result
+    assert str(shard) in result.stdout
+
+
+@pytest.mark.parametrize("backend", ["pytorch", "dali"])
+@pytest.mark.parametrize("damage", ["EIO", "a directory", "no permission"])
+def test_a_picture_that_the_disk_does_not_give_is_named(
+    backend: str, damage: str, raw_tree: Path, tmp_path: Path
+) -> None:
+    """Reading /proc/self/mem from its start fails with EIO, as a bad sector does."""
+    if backend == "dali":
+        pytest.importorskip("nvidia.dali", reason="DALI is not installed")
+    if damage == "EIO" and not Path("/proc/self/mem").exists():
+        pytest.skip("no /proc")
+    if damage == "no permission" and os.geteuid() == 0:
+        pytest.skip("root may read everything")
+    tree = Path(shutil.copytree(raw_tree, tmp_path / "tree"))
+    bad = sorted(tree.glob("*/*.jpg"))[40]
+    with loaders.build(tree, backend=backend, size=32, workers=1, batch_size=16) as loader:
+        bad.unlink()
+        if damage == "EIO":
+            bad.symlink_to("/proc/self/mem")
+        elif damage == "a directory":
+            bad.mkdir()
+        else:
+            bad.touch(mode=0)
+        with pytest.raises(PrecacheError, match=str(bad)) as caught:
+            list(loader)
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("backend", "kind"),
+    [("shards", "shards"), ("webdataset", "webdataset"), ("dali", "webdataset"), ("dali", "dali")],
+)
+@pytest.mark.parametrize("check", ["first-read", "never"])
+@pytest.mark.parametrize("damage", ["EIO", "a directory"])
+def test_a_shard_that_the_disk_does_not_give_is_named(
+    backend: str, kind: str, check: str, damage: str, converted: dict[str, Path], tmp_path: Path
+) -> None:
+    if backend == "dali":
+        pytest.importorskip("nvidia.dali", reason="DALI is not installed")
+    if damage == "EIO" and not Path("/proc/self/mem").exists():
+        pytest.skip("no /proc")
+    path = Path(shutil.copytree(converted[kind], tmp_path / "copy"))
+    shard = sorted(file for file in path.iterdir() if file.suffix in (".safetensors", ".tar", ".tfrecord"))[3]
+    with loaders.build(path, backend=backend, workers=1, batch_size=16, check=check) as loader:
+        shard.unlink()
+        if damage == "EIO":
+            shard.symlink_to("/proc/self/mem")
+        else:
+            shard.mkdir()
+        with pytest.raises(DatasetError, match=str(shard)) as caught:
+            list(loader)
+        assert "\n" not in str(caught.value)

@@ -32,17 +32,24 @@ dist.destroy_process_group()
 """
 
 
-def run_ranks(path: Path, world_size: int, folder: Path) -> list[dict[str, list[list[list[int]]]]]:
-    program = folder / "program.py"
-    program.write_text(PROGRAM)
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
-    subprocess.run(
-        [*launch, str(world_size), str(program), str(path), str(folder)],
+def launch(program: str, world_size: int, folder: Path, *arguments: object) -> None:
+    """Run `program` under torchrun."""
+    file = folder / "program.py"
+    file.write_text(program)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+    result = subprocess.run(
+        [*command, str(world_size), str(file), *map(str, arguments)],
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        check=True,
+        check=False,
         capture_output=True,
+        text=True,
         timeout=110,
     )
+    assert result.returncode == 0, result.stderr
+
+
+def run_ranks(path: Path, world_size: int, folder: Path) -> list[dict[str, list[list[list[int]]]]]:
+    launch(PROGRAM, world_size, folder, path, folder)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(world_size)]
 
 

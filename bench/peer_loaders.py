@@ -165,6 +165,8 @@ def main() -> None:
             f"{sys.executable} lacks {peer.package} ({error}); install it with "
             f"'{sys.executable} -m pip install {peer.package}'"
         ) from error
+    if 0 < stored < options.size:
+        raise SystemExit(f"size {options.size} is more than {options.data} stores ({stored})")
     work = Work(options.data, stored, options.size, options.batch_size, options.workers)
     print("\n" + json.dumps(measure(peer, work, options.warmup, options.batches)), flush=True)
 

@@ -109,6 +109,7 @@ def test_the_limit_copies_what_the_shards_hold(converted: dict[str, Path]) -> No
     assert served == stored
 
 
+@pytest.mark.timeout(300)  # FFCV compiles its pipelines
 @pytest.mark.parametrize(("name", "module"), OTHERS)
 def test_libraries_that_are_installed_serve_too(
     name: str, module: str, raw_tree: Path, tmp_path: Path

@@ -157,7 +157,16 @@ def ffcv(work: Work, *, augment: bool = False) -> StartEpoch:
             "label": [IntDecoder(), ToTensor(), Squeeze()],
         },
     )
-    return lambda: loader
+
+    def epoch() -> Epoch:
+        batches = iter(loader)
+        try:
+            yield from batches
+        finally:  # left midway, its thread would make the process abort at its end
+            batches.terminate_event.set()
+            batches.join(5)
+
+    return epoch
 
 
 def litdata(work: Work) -> StartEpoch:

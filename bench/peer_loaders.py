@@ -30,7 +30,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
@@ -116,6 +116,7 @@ def measure(peer: Peer, work: Work, warmup: int, batches: int) -> dict[str, Any]
         now_s = time.perf_counter()
         batch_s.append(now_s - mark_s)
         mark_s = now_s
+    source.close()
     square = (work.size, work.size)
     for height, width in ((s[1:3] if s[0] == 3 else s[:2]) for s in shapes):
         if (height, width) != square:
@@ -133,7 +134,7 @@ def measure(peer: Peer, work: Work, warmup: int, batches: int) -> dict[str, Any]
     }
 
 
-def _epochs(start_epoch: StartEpoch) -> Iterator[tuple[Any, Any, bool]]:
+def _epochs(start_epoch: StartEpoch) -> Generator[tuple[Any, Any, bool], None, None]:
     while True:
         served = False
         for images, labels in start_epoch():

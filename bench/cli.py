@@ -13,8 +13,11 @@ from rich.console import Console
 
 import precache
 from bench import conversion, conversion_report, photos, report
-from bench.comparison import BenchSpec, Result, choose_arms, compare
+from bench.comparison import BenchSpec, choose_arms, compare
+from bench.peer_arms import choose_peers, limits
+from bench.peer_loaders import PEERS
 from bench.peers import WRITERS
+from bench.result import Result
 from bench.trainers import CHOICES
 from loaders import BACKENDS
 from precache import commandline
@@ -51,6 +54,9 @@ def main() -> None:
 @click.option("--warmup", default=4, show_default=True, help="Batches before the timed ones.")
 @click.option("--repeats", default=3, show_default=True, help="Runs of each kind, interleaved.")
 @click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda.")
+@click.option("--against", default="", help=f"Compare with some of: {', '.join(PEERS)}.")
+@click.option("--peer-python", default=sys.executable, help="The Python that has them.  [default: this one]")
+@click.option("--peer-data", type=_PATH, default=DATA / "peers", show_default=True, help="Their data.")
 @click.option("--json", "json_path", type=_PATH, help="Write the result here; '-' prints it alone.")
 @click.option("--html", "html_path", type=_PATH, help="Write the report here.")
 @click.option("--markdown", is_flag=True, help="Print the table as Markdown.")
@@ -60,6 +66,9 @@ def loaders(
     trainer: str,
     workers: int | None,
     device: str,
+    against: str,
+    peer_python: str,
+    peer_data: Path,
     json_path: Path | None,
     html_path: Path | None,
     markdown: bool,
@@ -68,7 +77,8 @@ def loaders(
     """Compare backends over the folders DATA (default: data/raw, data/shards, ...).
 
     For each: images/s of the loader alone, of the trainer alone on a batch that stays on the
-    device, and of both together.
+    device, and of both together. Other libraries' loaders (--against) run alone, each in a process
+    of its own; what they read is written to --peer-data once.
     """
     spec = BenchSpec(
         trainers=(trainer,),
@@ -81,9 +91,15 @@ def loaders(
             path.parent.mkdir(parents=True, exist_ok=True)
             if path.is_dir():
                 raise SettingError(f"{path}: is a folder; name a file in it")
-    arms = choose_arms(data, [name.strip() for name in backend.split(",")], DATA)
+    arms = choose_arms(data, _names(backend) or [backend], DATA)
+    paths = list(data) or [path for name in ("raw", *FORMAT_NAMES) if (path := DATA / name).exists()]
+    if against and spec.device.type != "cpu":
+        raise SettingError("peers deliver to main memory; compare with --against on --device cpu")
+    peers = choose_peers(_names(against), paths, spec.size, peer_python, peer_data)
+    peers += limits([arm.path for arm in arms if arm.backend == "shards"])
+    peers = list({(peer.name, peer.path): peer for peer in peers}.values())
     with ProgressBar("bench", "run") as bar:
-        result = compare(arms, spec, bar)
+        result = compare(arms, spec, bar, peers)
     if json_path == Path("-"):
         click.echo(json.dumps(result.to_json(), indent=1))
         _write(result, None, html_path, quiet=True)
@@ -160,7 +176,7 @@ def convert_command(
         workers=available_cpus() if workers is None else workers,
         pictures=pictures,
         repeats=repeats,
-        against=tuple(name.strip() for name in against.split(",") if name.strip()),
+        against=tuple(_names(against)),
         peer_python=peer_python,
         scratch=scratch,
     )
@@ -210,6 +226,10 @@ def report_command(result_path: Path, html_path: Path | None, markdown: bool) ->
     _write(result, None, html_path)
 
 
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
 def _device(name: str) -> torch.device:
     check_choice("device", name, ("auto", "cpu", "cuda"))
     if name == "cuda" and not torch.cuda.is_available():
@@ -226,8 +246,8 @@ def _print(result: Result, as_markdown: bool) -> None:
     for name, reason in result.skipped.items():
         click.echo(f"skipped {name}: {reason}")
     click.echo(f"{report.conditions(result)}.")
-    click.echo(report.LEGEND)
-    for sentence in report.headline(result):
+    click.echo(report.legend(result))
+    for sentence in (*report.headline(result), *report.comparisons(result)):
         click.echo(sentence)
 
 

@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypeAlias
 
 import psutil
 import torch
@@ -12,9 +12,11 @@ import torch
 import loaders
 from bench import stats
 from bench.hardware import describe_machine
+from bench.peer_arms import PeerArm, Work, run_peer, work_of, write_data
+from bench.peer_loaders import LIMIT
+from bench.result import Result, Row
 from bench.trainers import NullTrainer, Trainer, make_trainer
 from bench.trial import Trial, run_trainer_alone, run_trial
-from bench.verdict import judge
 from loaders.batch import Batch, Loader
 from loaders.dataset import RAW, open_split
 from loaders.transfer import normalise
@@ -37,6 +39,10 @@ class Arm:
 
     backend: str
     path: Path
+
+
+Trials: TypeAlias = dict[tuple[Arm | PeerArm | None, str], list[Trial]]
+"""By arm, None for the trainer alone, and trainer's name."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,64 +78,6 @@ class BenchSpec:
         check_range("repeats", self.repeats, 1)
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One line of the result: images/s, seconds, and what they mean.
-
-    Attributes:
-        loader: images/s of the loader alone.
-        trainer: images/s of the trainer alone, on a batch that stays on the device.
-        together: images/s of the trainer fed by the loader.
-        ratio: together over trainer, repeat by repeat.
-        first_batch_s: from before the loader is built until its first batch is there.
-        batch_s_median, batch_s_p95: of the time per batch, together; over all repeats.
-    """
-
-    backend: str
-    data: str
-    trainer_name: str
-    loader: stats.Estimate
-    trainer: stats.Estimate | None
-    together: stats.Estimate
-    ratio: stats.Estimate | None
-    first_batch_s: stats.Estimate
-    batch_s_median: float
-    batch_s_p95: float
-
-    @property
-    def verdict(self) -> str:
-        """What the measurements mean; see `bench.verdict`."""
-        return judge(self.ratio)
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """A finished comparison, with what one needs to repeat it."""
-
-    machine: dict[str, str]
-    settings: dict[str, Any]
-    rows: tuple[Row, ...]
-    skipped: dict[str, str]
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON values; `Result.from_json` reads them back."""
-        return {"version": 1, **asdict(self)}
-
-    @classmethod
-    def from_json(cls, content: dict[str, Any]) -> "Result":
-        """Read what `to_json` gave; SettingError if it is something else."""
-        try:
-            rows = tuple(_row_from_json(row) for row in content["rows"])
-            result = cls(content["machine"], content["settings"], rows, content["skipped"])
-            missing = {"cpu", "memory", "accelerator", "date"} - result.machine.keys()
-            missing |= {"trainers", "batch_size", "size", "workers", "repeats"} - result.settings.keys()
-            if missing:
-                raise KeyError(*sorted(missing))
-            return result
-        except (KeyError, TypeError, AttributeError) as error:
-            raise SettingError(f"not a result of 'bench loaders' ({error!r})") from error
-
-
 def choose_arms(data: Sequence[Path], backends: Sequence[str], root: Path) -> list[Arm]:
     """Which backend reads which folder.
 
@@ -150,9 +98,12 @@ def choose_arms(data: Sequence[Path], backends: Sequence[str], root: Path) -> li
 
 
 def compare(
-    arms: Sequence[Arm], spec: BenchSpec, on_progress: Callable[[int, int], None] = lambda done, total: None
+    arms: Sequence[Arm],
+    spec: BenchSpec,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+    peers: Sequence[PeerArm] = (),
 ) -> Result:
-    """Measure each arm alone and with each trainer, all interleaved, `spec.repeats` times.
+    """Measure each arm alone and with each trainer, and each peer, all interleaved, `spec.repeats` times.
 
     An arm that fails, for want of its folder or package or over a damaged picture, is skipped, with
     the reason.
@@ -165,40 +116,79 @@ def compare(
     _check_any(usable, skipped)
     classes = max(len(open_split(arm.path, "train").classes) for arm in usable)
     trainers = [make_trainer(name, spec.device, classes) for name in spec.trainers]
-    cache = "warm" if all(_warm_cache(arm.path) for arm in usable) else "not warmed: larger than memory"
     batches = {trainer.name: _resident_batch(spec, trainer, classes) for trainer in trainers}
     measured = [trainer for trainer in trainers if not isinstance(trainer, NullTrainer)]
 
-    total = spec.repeats * (len(usable) * (1 + len(measured)) + len(measured))
-    trials: dict[tuple[Arm | None, str], list[Trial]] = {}
+    total = spec.repeats * (len(usable) * (1 + len(measured)) + len(measured) + len(peers))
+    trials: Trials = {}
+    versions: dict[str, str] = {}
+    warm = True
 
-    def record(arm: Arm | None, name: str, trial: Trial) -> None:
+    def record(arm: Arm | PeerArm | None, name: str, trial: Trial) -> None:
         trials.setdefault((arm, name), []).append(trial)
         on_progress(sum(map(len, trials.values())), total)
 
+    def measure(arm: Arm | PeerArm) -> None:
+        nonlocal warm
+        # each time anew: the system may have dropped what another arm did not read
+        warm = _warm_cache(arm.path) and warm
+        if isinstance(arm, PeerArm):
+            trial, versions[arm.name] = _run_peer(arm, spec)
+            record(arm, NullTrainer.name, trial)
+            return
+        for trainer in (NullTrainer(), *measured):
+            opener = _opener(arm, spec, trainer)
+            record(arm, trainer.name, run_trial(opener, trainer, spec.device, spec.warmup, spec.batches))
+
+    on_progress(0, total)
+    running: list[Arm | PeerArm] = [*usable, *_write_data(peers, spec, skipped)]
     for _ in range(spec.repeats):
         for trainer in measured:
             alone = run_trainer_alone(trainer, batches[trainer.name], spec.device, spec.warmup, spec.batches)
             record(None, trainer.name, alone)
-        for arm in tuple(usable):
+        for arm in tuple(running):
             try:
-                for trainer in (NullTrainer(), *measured):
-                    trial = run_trial(
-                        _opener(arm, spec, trainer), trainer, spec.device, spec.warmup, spec.batches
-                    )
-                    record(arm, trainer.name, trial)
+                measure(arm)
             except (DatasetError, ImageError, WorkerError) as error:
-                usable.remove(arm)
-                skipped[f"{arm.backend} on {arm.path}"] = str(error)
-        _check_any(usable, skipped)
-    rows = tuple(_row(arm, trainer.name, trials) for trainer in trainers for arm in usable)
+                running.remove(arm)
+                skipped[_name(arm)] = str(error)
+        _check_any([arm for arm in running if isinstance(arm, Arm)], skipped)
     settings = {
         **{name: value for name, value in asdict(spec).items() if name not in ("device", "trainers")},
         "device": str(spec.device),
         "trainers": [trainer.name for trainer in trainers],
-        "page_cache": cache,
+        "page_cache": "warm" if warm else "not warmed: larger than memory",
+        "peers": versions,
     }
+    rows = _rows(running, [trainer.name for trainer in trainers], trials)
     return Result(describe_machine(spec.device), settings, rows, skipped)
+
+
+def _name(arm: Arm | PeerArm) -> str:
+    return f"{arm.backend if isinstance(arm, Arm) else arm.name} on {arm.path}"
+
+
+def _write_data(peers: Sequence[PeerArm], spec: BenchSpec, skipped: dict[str, str]) -> list[PeerArm]:
+    """Those whose data is there, or could be written."""
+    ready = []
+    for arm in peers:
+        try:
+            write_data(arm, spec.workers)
+            ready.append(arm)
+        except (DatasetError, WorkerError) as error:
+            skipped[_name(arm)] = str(error)
+    return ready
+
+
+def _run_peer(arm: PeerArm, spec: BenchSpec) -> tuple[Trial, str]:
+    return run_peer(
+        arm,
+        batch_size=spec.batch_size,
+        size=spec.size,
+        workers=spec.workers,
+        warmup=spec.warmup,
+        batches=spec.batches,
+    )
 
 
 def _check_any(usable: Sequence[Arm], skipped: dict[str, str]) -> None:
@@ -262,34 +252,54 @@ def _warm_cache(path: Path) -> bool:
     return True
 
 
-def _row(arm: Arm, trainer_name: str, trials: dict[tuple[Arm | None, str], list[Trial]]) -> Row:
-    def rates(arm: Arm | None, name: str) -> list[float]:
+def _rows(arms: Sequence[Arm | PeerArm], trainer_names: Sequence[str], trials: Trials) -> tuple[Row, ...]:
+    """Ours trainer by trainer, then the peers."""
+    works = {arm: arm.work if isinstance(arm, PeerArm) else work_of(arm.backend, arm.path) for arm in arms}
+    ours = [arm for arm in arms if isinstance(arm, Arm)]
+    peers = [arm for arm in arms if isinstance(arm, PeerArm)]
+    rows = [_row(arm, name, trials, works) for name in trainer_names for arm in ours]
+    return (*rows, *(_row(arm, NullTrainer.name, trials, works) for arm in peers))
+
+
+def _row(
+    arm: Arm | PeerArm, trainer_name: str, trials: Trials, works: dict[Arm | PeerArm, Work | None]
+) -> Row:
+    def rates(arm: Arm | PeerArm | None, name: str) -> list[float]:
         return [trial.images_per_s for trial in trials[arm, name]]
 
+    peer = isinstance(arm, PeerArm)
     alone = trials[arm, NullTrainer.name]
     fed = trials[arm, trainer_name]
     with_trainer = (None, trainer_name) in trials
-    trainer = stats.estimate(rates(None, trainer_name)) if with_trainer else None
-    together = stats.estimate(rates(arm, trainer_name))
-    ratio = stats.ratio(rates(arm, trainer_name), rates(None, trainer_name)) if with_trainer else None
     batch_s = [seconds for trial in fed for seconds in trial.batch_s]
-    kind = open_split(arm.path, "train").kind
+    gaps = [trial.batch_s[first] for trial in fed for first in trial.epoch_starts]
+    alike = {
+        other.name: stats.ratio(rates(arm, NullTrainer.name), rates(other, NullTrainer.name))
+        for other, work in works.items()
+        if isinstance(other, PeerArm) and other != arm and work == works[arm]
+    }
+    of_limit = alike.pop(LIMIT, None)
     return Row(
-        backend=arm.backend,
-        data=kind if kind != RAW else "raw tree",
+        backend=arm.name if isinstance(arm, PeerArm) else arm.backend,
+        data=_describe(arm),
         trainer_name=trainer_name,
         loader=stats.estimate(rates(arm, NullTrainer.name)),
-        trainer=trainer,
-        together=together,
-        ratio=ratio,
+        trainer=stats.estimate(rates(None, trainer_name)) if with_trainer else None,
+        together=None if peer else stats.estimate(rates(arm, trainer_name)),
+        ratio=stats.ratio(rates(arm, trainer_name), rates(None, trainer_name)) if with_trainer else None,
         first_batch_s=stats.estimate([trial.first_batch_s for trial in alone]),
         batch_s_median=stats.percentile(batch_s, 0.5),
         batch_s_p95=stats.percentile(batch_s, 0.95),
+        peer=peer,
+        of_limit=of_limit,
+        over={} if peer else alike,
+        epoch_gap_s=max(gaps, default=None),
     )
 
 
-def _row_from_json(content: dict[str, Any]) -> Row:
-    estimates = ("loader", "trainer", "together", "ratio", "first_batch_s")
-    read = {name: stats.Estimate(**content[name]) if content[name] else None for name in estimates}
-    kept = {name: value for name, value in content.items() if name != "verdict"}
-    return Row(**{**kept, **read})
+def _describe(arm: Arm | PeerArm) -> str:
+    """The kind of data, in words."""
+    if isinstance(arm, PeerArm) and arm.writer is not None:
+        return arm.writer
+    kind = open_split(arm.path, "train").kind
+    return kind if kind != RAW else "raw tree"

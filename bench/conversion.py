@@ -39,7 +39,9 @@ OURS = "precache"
 STAGES = ("read", "decode", "resize", "encode", "write")
 _PEER_PACKAGES = {
     "ffcv": "ffcv",
+    "ffcv-jpeg": "ffcv",
     "litdata": "litdata",
+    "litdata-jpeg": "litdata",
     "mds": "mosaicml-streaming",
     "webdataset": "webdataset",
 }

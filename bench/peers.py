@@ -6,14 +6,18 @@ Each writer is used as its documentation shows it, on all CPUs, on the pictures 
 would give it: decode, convert to RGB, `Resize(size)`, `CenterCrop(size)`. This file imports nothing of
 ours, so that it also runs in another virtual environment, for these libraries pin versions.
 
-copy        each file to DST, by threads: what any conversion that keeps the bytes is held against
-ffcv        DatasetWriter, raw pixels           https://docs.ffcv.io/writing_datasets.html
-litdata     optimize, raw pixels                https://github.com/Lightning-AI/litData
-mds         MDSWriter, raw pixels               https://docs.mosaicml.com/projects/streaming
-webdataset  ShardWriter, JPEG and label         https://github.com/webdataset/webdataset
+copy          each file to DST, by threads: what any conversion that keeps the bytes is held against
+ffcv          DatasetWriter, raw pixels         https://docs.ffcv.io/writing_datasets.html
+ffcv-jpeg     DatasetWriter, JPEGs
+litdata       optimize, raw pixels              https://github.com/Lightning-AI/litData
+litdata-jpeg  optimize, JPEGs
+mds           MDSWriter, raw pixels             https://docs.mosaicml.com/projects/streaming
+npy           one array of all pixels, mapped   https://numpy.org/doc/stable/reference/generated/numpy.lib.format.open_memmap.html
+webdataset    ShardWriter, JPEG and label       https://github.com/webdataset/webdataset
 """
 
 import argparse
+import io
 import multiprocessing
 import os
 import shutil
@@ -63,27 +67,50 @@ class Pictures:
         return np.asarray(read(path, self._size)), label
 
 
-def write_ffcv(pictures: list[Picture], destination: Path, size: int, quality: int, workers: int) -> None:
-    """One `.beton` file of raw pixels."""
+def _jpeg(image: Image.Image, quality: int) -> bytes:
+    file = io.BytesIO()
+    image.save(file, "JPEG", quality=quality, subsampling=0 if quality >= 95 else 2)
+    return file.getvalue()
+
+
+def write_ffcv(
+    pictures: list[Picture], destination: Path, size: int, quality: int, workers: int, *, mode: str
+) -> None:
+    """One `.beton` file, of raw pixels or of JPEGs."""
     from ffcv.fields import IntField, RGBImageField
     from ffcv.writer import DatasetWriter
 
-    fields = {"image": RGBImageField(write_mode="raw"), "label": IntField()}
+    fields = {"image": RGBImageField(write_mode=mode, jpeg_quality=quality), "label": IntField()}
     writer = DatasetWriter(str(destination / "data.beton"), fields, num_workers=workers)
     writer.from_indexed_dataset(Pictures(pictures, size))
 
 
-def _litdata_sample(size: int, picture: Picture) -> dict[str, Any]:
+def _litdata_pixels(size: int, quality: int, picture: Picture) -> dict[str, Any]:
     path, label = picture
     return {"image": np.asarray(read(path, size)), "label": label}
 
 
-def write_litdata(pictures: list[Picture], destination: Path, size: int, quality: int, workers: int) -> None:
-    """Chunks of raw pixels."""
+def _litdata_jpeg(size: int, quality: int, picture: Picture) -> dict[str, Any]:
+    from litdata.types import Jpeg
+
+    path, label = picture
+    return {"image": Jpeg(bytes=_jpeg(read(path, size), quality)), "label": label}
+
+
+def write_litdata(
+    pictures: list[Picture],
+    destination: Path,
+    size: int,
+    quality: int,
+    workers: int,
+    *,
+    sample: Callable[[int, int, Picture], dict[str, Any]],
+) -> None:
+    """Chunks of what `sample` gives for size, quality and picture."""
     import litdata
 
     litdata.optimize(
-        fn=partial(_litdata_sample, size),
+        fn=partial(sample, size, quality),
         inputs=pictures,
         output_dir=str(destination),
         chunk_bytes=SHARD_BYTES,
@@ -111,18 +138,11 @@ def write_mds(pictures: list[Picture], destination: Path, size: int, quality: in
 def _write_webdataset(pictures: list[Picture], destination: Path, size: int, quality: int) -> None:
     import webdataset
 
-    def encode(image: Image.Image) -> bytes:
-        import io
-
-        file = io.BytesIO()
-        image.save(file, "JPEG", quality=quality, subsampling=0 if quality >= 95 else 2)
-        return file.getvalue()
-
     rows = SHARD_BYTES // (size * size * 3)  # as many samples in a tar as the others have in a shard
     destination.mkdir()
     with webdataset.ShardWriter(f"{destination}/%05d.tar", maxcount=rows, verbose=0) as writer:
         for index, (path, label) in enumerate(pictures):
-            writer.write({"__key__": f"{index:08d}", "jpg": encode(read(path, size)), "cls": label})
+            writer.write({"__key__": f"{index:08d}", "jpg": _jpeg(read(path, size), quality), "cls": label})
 
 
 def write_webdataset(
@@ -130,6 +150,21 @@ def write_webdataset(
 ) -> None:
     """Tars of JPEGs: a process and a folder per worker."""
     _in_processes(partial(_write_webdataset, size=size, quality=quality), pictures, destination, workers)
+
+
+def write_npy(pictures: list[Picture], destination: Path, size: int, quality: int, workers: int) -> None:
+    """images.npy, uint8 [n, size, size, 3], and labels.npy, int64 [n]; by threads."""
+    shape = (len(pictures), size, size, 3)
+    images = np.lib.format.open_memmap(str(destination / "images.npy"), "w+", np.uint8, shape)
+
+    def write_one(index: int) -> None:
+        images[index] = np.asarray(read(pictures[index][0], size))
+
+    with ThreadPoolExecutor(workers) as pool:
+        for _ in pool.map(write_one, range(len(pictures))):
+            pass
+    images.flush()
+    np.save(destination / "labels.npy", np.array([label for _, label in pictures], np.int64))
 
 
 def copy(pictures: list[Picture], destination: Path, size: int, quality: int, workers: int) -> None:
@@ -162,11 +197,14 @@ def _in_processes(
         raise SystemExit("a writing process failed")
 
 
-WRITERS = {
+WRITERS: dict[str, Callable[[list[Picture], Path, int, int, int], None]] = {
     "copy": copy,
-    "ffcv": write_ffcv,
-    "litdata": write_litdata,
+    "ffcv": partial(write_ffcv, mode="raw"),
+    "ffcv-jpeg": partial(write_ffcv, mode="jpg"),
+    "litdata": partial(write_litdata, sample=_litdata_pixels),
+    "litdata-jpeg": partial(write_litdata, sample=_litdata_jpeg),
     "mds": write_mds,
+    "npy": write_npy,
     "webdataset": write_webdataset,
 }
 

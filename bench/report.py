@@ -5,17 +5,21 @@ from html import escape
 
 from rich.table import Table
 
-from bench.comparison import Result, Row
+from bench.result import Result, Row
 from bench.stats import Estimate
 from bench.verdict import KEEPS_UP, LOADER_BINDS, NOT_DISTINGUISHABLE, waiting_share
 
 _VERSIONS = ("python", "torch", "torchvision", "pillow", "simplejpeg", "webdataset", "nvidia-dali-cuda120")
-LEGEND = (
-    "loader, trainer, together: images per second of the loader alone, of the trainer alone on a batch "
-    "that stays on the device, and of the trainer fed by the loader. ratio: together over trainer, and "
-    "the farthest repeat from it. first s: seconds from building the loader to its first batch. "
-    "med ms, p95 ms: time per batch, together."
-)
+_LEGEND = {
+    "loader": "loader: images per second of the loader alone",
+    "trainer": "trainer: those of the trainer alone, on a batch that stays on the device",
+    "together": "together: those of the trainer fed by the loader",
+    "ratio": "ratio: together over trainer, and the farthest repeat from it",
+    "of limit": "of limit: loader over gather, which copies the same pictures and does nothing else",
+    "first s": "first s: seconds from building the loader to its first batch",
+    "p95 ms": "med ms, p95 ms: time per batch",
+    "epoch gap": "epoch gap: the longest time of an epoch's first batch, in medians",
+}
 _STYLE = """
 :root { color-scheme: light dark; }
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; }
@@ -52,30 +56,54 @@ def headline(result: Result) -> list[str]:
 
 
 def columns(result: Result) -> list[str]:
-    """Column titles; the trainer's name is one only where several were measured."""
-    titles = ["backend", "data", "loader", "trainer", "together", "ratio"]
-    titles += ["first s", "med ms", "p95 ms", "verdict"]
-    return ["step", *titles] if _several_trainers(result) else titles
+    """Titles of what the result has; the trainer's name is one only where several were measured."""
+    return list(_table(result))
 
 
 def cells(result: Result) -> list[list[str]]:
     """The rows as text."""
-    table = []
-    for row in result.rows:
-        values = [
-            row.backend,
-            row.data,
-            _rate(row.loader),
-            _rate(row.trainer),
-            _rate(row.together),
-            _ratio(row.ratio),
-            f"{row.first_batch_s.median:.2f}",
-            f"{row.batch_s_median * 1e3:.1f}",
-            f"{row.batch_s_p95 * 1e3:.1f}",
-            _verdict(row),
-        ]
-        table.append([row.trainer_name, *values] if _several_trainers(result) else values)
+    return [list(row) for row in zip(*_table(result).values(), strict=True)]
+
+
+def _table(result: Result) -> dict[str, list[str]]:
+    """Title -> a text per row."""
+    rows = result.rows
+    table = {"backend": [row.backend for row in rows], "data": [row.data for row in rows]}
+    if _several_trainers(result):
+        table = {"step": ["-" if row.peer else row.trainer_name for row in rows], **table}
+    table["loader"] = [_rate(row.loader) for row in rows]
+    if any(row.trainer is not None for row in rows):
+        table["trainer"] = [_rate(row.trainer) for row in rows]
+        table["together"] = [_rate(row.together) for row in rows]
+        table["ratio"] = [_ratio(row.ratio) for row in rows]
+    elif any(row.of_limit is not None for row in rows):
+        table["of limit"] = [_ratio(row.of_limit) for row in rows]
+    table["first s"] = [f"{row.first_batch_s.median:.2f}" for row in rows]
+    table["med ms"] = [f"{row.batch_s_median * 1e3:.1f}" for row in rows]
+    table["p95 ms"] = [f"{row.batch_s_p95 * 1e3:.1f}" for row in rows]
+    if "trainer" in table:
+        table["verdict"] = [_verdict(row) for row in rows]
+    elif any(row.epoch_gap_s is not None for row in rows):
+        table["epoch gap"] = [_gap(row) for row in rows]
     return table
+
+
+def legend(result: Result) -> str:
+    """What the columns mean."""
+    return "; ".join(text for title, text in _LEGEND.items() if title in columns(result)) + "."
+
+
+def comparisons(result: Result) -> list[str]:
+    """One line per loader of ours that has peers: how many times as many images per second it serves."""
+    lines = {}
+    for row in result.rows:
+        if row.over:
+            ratios = (
+                f"{ratio.median:.2f}x {name} ({ratio.low:.2f}-{ratio.high:.2f})"
+                for name, ratio in row.over.items()
+            )
+            lines[_label(row)] = f"{_label(row)}: {', '.join(ratios)}"  # the same with each trainer
+    return list(lines.values())
 
 
 def terminal_table(result: Result) -> Table:
@@ -94,6 +122,8 @@ def markdown(result: Result) -> str:
     titles = columns(result)
     lines = [_markdown_row(titles), _markdown_row(["---"] * len(titles))]
     lines += [_markdown_row(row) for row in cells(result)]
+    for line in comparisons(result):
+        lines += ["", line]
     lines += ["", f"{conditions(result)}."]
     return "\n".join(lines)
 
@@ -102,10 +132,12 @@ def conditions(result: Result) -> str:
     """Under which conditions the figures hold, on one line."""
     settings, machine = result.settings, result.machine
     versions = [f"{name} {machine[name]}" for name in _VERSIONS if name in machine]
+    peers = ", ".join(dict.fromkeys(settings.get("peers", {}).values()))
     return "; ".join(
         (
             f"{machine['cpu']}, {machine['memory']}, accelerator: {machine['accelerator']}",
             ", ".join(versions),
+            *([f"peers: {peers}"] if peers else []),
             f"trainer {', '.join(settings['trainers'])}",
             f"batch {settings['batch_size']} of {settings['size']}x{settings['size']}, "
             f"{settings['workers']} workers, page cache {settings['page_cache']}",
@@ -121,7 +153,7 @@ def html(result: Result) -> str:
     body = "".join(
         "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in cells(result)
     )
-    verdicts = "".join(f"<p>{escape(sentence)}</p>" for sentence in headline(result))
+    verdicts = "".join(f"<p>{escape(line)}</p>" for line in (*headline(result), *comparisons(result)))
     skipped = "".join(
         f"<p>Skipped {escape(name)}: {escape(reason)}</p>" for name, reason in result.skipped.items()
     )
@@ -133,7 +165,7 @@ def html(result: Result) -> str:
         f"<title>Loader benchmark</title><style>{_STYLE}</style></head><body>"
         f"<h1>Does the trainer wait for data?</h1>{verdicts}"
         f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
-        f"<p>{escape(LEGEND)}</p>"
+        f"<p>{escape(legend(result))}</p>"
         f"{skipped}<h2>Conditions</h2><dl>{details}</dl></body></html>\n"
     )
 
@@ -142,6 +174,10 @@ def _ratio(ratio: Estimate | None) -> str:
     if ratio is None:
         return "-"
     return f"{ratio.median:.2f} ±{max(ratio.high - ratio.median, ratio.median - ratio.low):.2f}"
+
+
+def _gap(row: Row) -> str:
+    return "-" if row.epoch_gap_s is None else f"{row.epoch_gap_s / row.batch_s_median:.1f}x"
 
 
 def _verdict(row: Row) -> str:
@@ -161,7 +197,7 @@ def _rate(rate: Estimate | None) -> str:
 
 
 def _several_trainers(result: Result) -> bool:
-    return len({row.trainer_name for row in result.rows}) > 1
+    return len({row.trainer_name for row in result.rows if not row.peer}) > 1
 
 
 def _markdown_row(row: Sequence[str]) -> str:

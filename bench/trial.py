@@ -20,11 +20,13 @@ class Trial:
         first_batch_s: from before the loader is built until its first batch is there.
         images: served after the warm-up.
         batch_s: time of each batch after the warm-up: waiting for it, and the step.
+        epoch_starts: which of these were the first of an epoch.
     """
 
     first_batch_s: float
     images: int
     batch_s: tuple[float, ...]
+    epoch_starts: tuple[int, ...] = ()
 
     @property
     def images_per_s(self) -> float:
@@ -46,7 +48,7 @@ def run_trial(
     start_s = time.perf_counter()
     with open_source() as loader:
         source = _epochs(loader)
-        first = next(source)
+        first, _ = next(source)
         first_batch_s = time.perf_counter() - start_s
         trainer.step(first)
         return _time_batches(source, trainer, device, warmup, batches, first_batch_s)
@@ -56,32 +58,37 @@ def run_trainer_alone(
     trainer: Trainer, batch: Batch, device: torch.device, warmup: int, batches: int
 ) -> Trial:
     """Feed one batch, which stays on the device, to `trainer` again and again."""
-    return _time_batches(itertools.repeat(batch), trainer, device, warmup, batches, 0.0)
+    return _time_batches(itertools.repeat((batch, False)), trainer, device, warmup, batches, 0.0)
 
 
-def _epochs(loader: Loader) -> Iterator[Batch]:
+def _epochs(loader: Loader) -> Iterator[tuple[Batch, bool]]:
+    """Each batch, and whether it is the first of its epoch."""
     while True:
-        yield from loader
+        for number, batch in enumerate(loader):
+            yield batch, number == 0
 
 
 def _time_batches(
-    source: Iterator[Batch],
+    source: Iterator[tuple[Batch, bool]],
     trainer: Trainer,
     device: torch.device,
     warmup: int,
     batches: int,
     first_batch_s: float,
 ) -> Trial:
-    for batch in itertools.islice(source, warmup):
+    for batch, _ in itertools.islice(source, warmup):
         trainer.step(batch)
     clock = _CudaClock(device) if device.type == "cuda" else _HostClock()
     images = 0
+    epoch_starts = []
     clock.mark()
-    for batch in itertools.islice(source, batches):
+    for number, (batch, first) in enumerate(itertools.islice(source, batches)):
         trainer.step(batch)
         images += len(batch.labels)
         clock.mark()
-    return Trial(first_batch_s, images, clock.intervals_s())
+        if first:
+            epoch_starts.append(number)
+    return Trial(first_batch_s, images, clock.intervals_s(), tuple(epoch_starts))
 
 
 class _HostClock:

@@ -34,7 +34,7 @@ def test_bench_loaders_works_as_typed(data: Path) -> None:
 def test_all_backends_are_compared_in_a_table_of_100_columns(data: Path) -> None:
     result = run("bench", "loaders", "--trainer", "emulated:500", *QUICK, cwd=data)
     assert result.returncode == 0, result.stderr
-    table = result.stdout.splitlines()[: 1 + 5]
+    table = result.stdout.splitlines()[: 1 + 6]
     assert [line.split()[0] for line in table] == [
         "backend",
         "dali",
@@ -42,8 +42,20 @@ def test_all_backends_are_compared_in_a_table_of_100_columns(data: Path) -> None
         "shards",
         "synthetic",
         "webdataset",
+        "gather",
     ]
     assert all(len(line.rstrip()) <= 100 and "…" not in line for line in table)
+
+
+def test_loaders_alone_stand_beside_the_limit_and_other_libraries(data: Path) -> None:
+    arguments = ("--backend", "shards", "--trainer", "none", "--against", "npy", "--device", "cpu", *QUICK)
+    result = run("bench", "loaders", *arguments, cwd=data)
+    assert result.returncode == 0, result.stderr
+    header, *rows = result.stdout.splitlines()[:4]
+    assert "of limit" in header
+    assert [row.split()[0] for row in rows] == ["shards", "npy", "gather"]
+    assert "\nshards on shards: " in result.stdout
+    assert (data / "data/peers/npy-48/images.npy").exists()
 
 
 def test_a_missing_folder_is_skipped_with_the_remedy(data: Path) -> None:
@@ -59,13 +71,13 @@ def test_json_and_report_round_trip(data: Path) -> None:
     result = run("bench", "loaders", "data/shards", *arguments, "--json", "out/r.json", cwd=data)
     assert result.returncode == 0, result.stderr
     stored = json.loads((data / "out/r.json").read_text())
-    assert [row["backend"] for row in stored["rows"]] == ["shards", "synthetic"]
+    assert [row["backend"] for row in stored["rows"]] == ["shards", "synthetic", "gather"]
     shown = run("bench", "report", "out/r.json", "--html", "out/r.html", cwd=data)
     assert shown.returncode == 0, shown.stderr
     assert shown.stdout.splitlines()[:3] == result.stdout.splitlines()[:3]
     assert "Does the trainer wait for data?" in (data / "out/r.html").read_text()
     printed = run("bench", "loaders", "data/shards", *arguments, "--json", "-", cwd=data)
-    assert len(json.loads(printed.stdout)["rows"]) == 2
+    assert len(json.loads(printed.stdout)["rows"]) == 3
 
 
 def test_quickstart_goes_the_whole_way_and_again(tmp_path: Path) -> None:
@@ -88,6 +100,15 @@ def test_quickstart_goes_the_whole_way_and_again(tmp_path: Path) -> None:
         (["loaders", "--trainer", "emulated:fast"], ["unknown rate 'fast'", "images/s"]),
         (["loaders", "--batch-size", "0"], ["batch_size must be", "got 0"]),
         (["loaders", "--device", "tpu"], ["unknown device 'tpu'", "auto, cpu, cuda"]),
+        (["loaders", "--against", "fcv", "--device", "cpu"], ["unknown peer 'fcv'", "ffcv-raw"]),
+        (
+            ["loaders", "--against", "npy", "--peer-python", "nowhere", "--device", "cpu"],
+            ["nowhere: cannot be run"],
+        ),
+        (
+            ["loaders", "data/shards", "--against", "imagefolder", "--device", "cpu"],
+            ["peer imagefolder reads raw"],
+        ),
         (["loaders", "nowhere"], ["nowhere: does not exist"]),
         (
             ["loaders", "data/shards", "--backend", "webdataset"],

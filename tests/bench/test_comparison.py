@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from bench import report
-from bench.comparison import Arm, BenchSpec, Result, choose_arms, compare
+from bench.comparison import Arm, BenchSpec, choose_arms, compare
+from bench.result import Result
 from bench.verdict import KEEPS_UP, LOADER_BINDS, NO_TRAINER
 from precache.errors import DatasetError, SettingError
 

@@ -54,6 +54,8 @@ def main() -> None:
 @click.option("--warmup", default=4, show_default=True, help="Batches before the timed ones.")
 @click.option("--repeats", default=3, show_default=True, help="Runs of each kind, interleaved.")
 @click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda.")
+@click.option("--augment", default="eval", show_default=True, help="eval, train or crop, of loaders.build.")
+@click.option("--shuffle", default="auto", show_default=True, help="auto, full, window or none.")
 @click.option("--against", default="", help=f"Compare with some of: {', '.join(PEERS)}.")
 @click.option("--peer-python", default=sys.executable, help="The Python that has them.  [default: this one]")
 @click.option("--peer-data", type=_PATH, default=DATA / "peers", show_default=True, help="Their data.")
@@ -72,7 +74,7 @@ def loaders(
     json_path: Path | None,
     html_path: Path | None,
     markdown: bool,
-    **settings: int,
+    **settings: Any,
 ) -> None:
     """Compare backends over the folders DATA (default: data/raw, data/shards, ...).
 

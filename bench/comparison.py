@@ -17,7 +17,8 @@ from bench.peer_loaders import LIMIT
 from bench.result import Result, Row
 from bench.trainers import NullTrainer, Trainer, make_trainer
 from bench.trial import Trial, run_trainer_alone, run_trial
-from loaders.batch import Batch, Loader
+from loaders.augment import NAMES as AUGMENTATIONS
+from loaders.batch import Batch, Loader, Shuffle
 from loaders.dataset import RAW, open_split
 from loaders.transfer import normalise
 from precache.errors import (
@@ -31,6 +32,8 @@ from precache.errors import (
     check_range,
 )
 from precache.images import MAX_SIZE
+
+SHUFFLES: dict[str, Shuffle] = {"auto": True, "full": "full", "none": False, "window": "window"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,8 @@ class BenchSpec:
         batches: timed batches of each trial.
         repeats: trials of each kind.
         device: where batches go and the trainer runs.
+        augment: a name, see `loaders.build`.
+        shuffle: `auto`, `full`, `window` or `none`.
     """
 
     trainers: tuple[str, ...]
@@ -68,6 +73,8 @@ class BenchSpec:
     batches: int
     repeats: int
     device: torch.device
+    augment: str = "eval"
+    shuffle: str = "auto"
 
     def __post_init__(self) -> None:
         check_range("batch_size", self.batch_size, 1)
@@ -76,6 +83,8 @@ class BenchSpec:
         check_range("warmup", self.warmup, 0)
         check_range("batches", self.batches, 1)
         check_range("repeats", self.repeats, 1)
+        check_choice("augment", self.augment, AUGMENTATIONS)
+        check_choice("shuffle", self.shuffle, SHUFFLES)
 
 
 def choose_arms(data: Sequence[Path], backends: Sequence[str], root: Path) -> list[Arm]:
@@ -160,7 +169,7 @@ def compare(
         "page_cache": "warm" if warm else "not warmed: larger than memory",
         "peers": versions,
     }
-    rows = _rows(running, [trainer.name for trainer in trainers], trials)
+    rows = _rows(running, [trainer.name for trainer in trainers], trials, spec.augment)
     return Result(describe_machine(spec.device), settings, rows, skipped)
 
 
@@ -218,6 +227,8 @@ def _opener(arm: Arm, spec: BenchSpec, trainer: Trainer) -> Callable[[], Loader]
             size=spec.size,
             device=spec.device,
             dtype=trainer.dtype,
+            augment=spec.augment,
+            shuffle=SHUFFLES[spec.shuffle],
         )
 
     return build
@@ -252,9 +263,13 @@ def _warm_cache(path: Path) -> bool:
     return True
 
 
-def _rows(arms: Sequence[Arm | PeerArm], trainer_names: Sequence[str], trials: Trials) -> tuple[Row, ...]:
+def _rows(
+    arms: Sequence[Arm | PeerArm], trainer_names: Sequence[str], trials: Trials, augment: str
+) -> tuple[Row, ...]:
     """Ours trainer by trainer, then the peers."""
-    works = {arm: arm.work if isinstance(arm, PeerArm) else work_of(arm.backend, arm.path) for arm in arms}
+    works = {
+        arm: arm.work if isinstance(arm, PeerArm) else work_of(arm.backend, arm.path, augment) for arm in arms
+    }
     ours = [arm for arm in arms if isinstance(arm, Arm)]
     peers = [arm for arm in arms if isinstance(arm, PeerArm)]
     rows = [_row(arm, name, trials, works) for name in trainer_names for arm in ours]
@@ -279,6 +294,11 @@ def _row(
         if isinstance(other, PeerArm) and other != arm and work == works[arm]
     }
     of_limit = alike.pop(LIMIT, None)
+    same_folder = [o for o in works if isinstance(o, PeerArm) and o.name == LIMIT and o.path == arm.path]
+    if (
+        of_limit is None and works[arm] is not None and not peer and same_folder
+    ):  # random crops: the limit copies centres
+        of_limit = stats.ratio(rates(arm, NullTrainer.name), rates(same_folder[0], NullTrainer.name))
     return Row(
         backend=arm.name if isinstance(arm, PeerArm) else arm.backend,
         data=_describe(arm),

@@ -57,14 +57,15 @@ class PeerArm:
         return reads if reads in peers.WRITERS and reads not in _KINDS else None
 
 
-def work_of(backend: str, path: Path) -> Work | None:
+def work_of(backend: str, path: Path, augment: str = "eval") -> Work | None:
     """What serving from `path` costs a backend of ours; None for noise."""
     if backend == "synthetic":
         return None
     if not is_converted(path):
         return _KINDS[RAW], 0
     recipe = open_dataset(path).manifest.recipe
-    return _KINDS[recipe.format], recipe.size
+    kind = _KINDS[recipe.format]
+    return "crops" if kind == "pixels" and augment != "eval" else kind, recipe.size
 
 
 def choose_peers(

@@ -108,9 +108,10 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
             it does not name is left out of its batch, which is shorter then, with one warning a file.
             A batch of which nothing is left raises. A shard that is missing or damaged always does.
         augment: `"train"`, random crops resized to `size` and mirrored every other time, of all that is
-            stored; a `loaders.RandomAugmentation` with other settings, colour jitter among them;
-            `"eval"` or None, the centre; or a function of yours, see `loaders.augment.BatchFunction`, which
-            is called in the thread that reads ahead. Give `size` with it: the default is all that is stored.
+            stored; `"crop"`, the same without resizing; a `loaders.RandomAugmentation` with other settings,
+            colour jitter among them; `"eval"` or None, the centre; or a function of yours, see
+            `loaders.augment.BatchFunction`, which is called in the thread that reads ahead. Give `size`
+            with it: the default is all that is stored.
 
     Returns:
         An iterable of `Batch`; one iteration is one epoch. It raises DatasetError for a damaged shard,
@@ -170,10 +171,10 @@ def _augmentation(
 ) -> tuple[Crops, BatchFunction | None]:
     """What the backend serves of each picture, and what is left to do with the batch."""
     served = data.served_size(spec.size)
-    augmentation = make_augmentation(augment)
+    stored = source_size(served) if data.kind == RAW else data.size
+    augmentation = make_augmentation(augment, stored, served)
     if augmentation is None:
         return Crops(served if data.kind == RAW else data.size, served), None
-    stored = source_size(served) if data.kind == RAW else data.size
     if not isinstance(augmentation, RandomAugmentation):
         return Crops(stored, stored), augmentation
     if spec.device.type == "cuda":

@@ -19,7 +19,7 @@ Floats: TypeAlias = npt.NDArray[np.float64]
 BatchFunction: TypeAlias = Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]
 """(images uint8 [n, side, side, 3] on the device, ids int64 [n] on the CPU, epoch) -> images, as many."""
 
-NAMES = ("eval", "train")
+NAMES = ("crop", "eval", "train")
 _TRIES = 10  # of torchvision
 _BOX_DRAWS = 4 * _TRIES
 _DRAWS = _BOX_DRAWS + 1 + 4
@@ -102,9 +102,9 @@ def draw(settings: RandomAugmentation, side: int, seed: int, epoch: int, ids: np
 
 
 def make(
-    augment: str | RandomAugmentation | BatchFunction | None,
+    augment: str | RandomAugmentation | BatchFunction | None, stored: int, size: int
 ) -> RandomAugmentation | BatchFunction | None:
-    """What `loaders.build` was asked for; None: the centre, unchanged.
+    """What `loaders.build` was asked for, of squares of `stored` pixels; None: the centre, unchanged.
 
     Raises:
         SettingError: an unknown name.
@@ -113,7 +113,9 @@ def make(
         return augment
     if isinstance(augment, str):
         check_choice("augment", augment, NAMES)
-        return RandomAugmentation() if augment == "train" else None
+        share = (size / stored) ** 2
+        as_it_is = RandomAugmentation(scale=(share, share), ratio=(1.0, 1.0))
+        return {"crop": as_it_is, "eval": None, "train": RandomAugmentation()}[augment]
     if callable(augment):
         return augment
     raise SettingError(

@@ -95,7 +95,10 @@ def test_quickstart_goes_the_whole_way_and_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "mentions"),
     [
-        (["loaders", "--backend", "dalli"], ["unknown backend 'dalli'", "all, dali, pytorch, shards"]),
+        (
+            ["loaders", "--backend", "dalli"],
+            ["unknown backend 'dalli'", "all, dali, nvjpeg, pytorch, shards"],
+        ),
         (["loaders", "--trainer", "resnet51"], ["unknown trainer 'resnet51'", "emulated:mlperf-h100"]),
         (["loaders", "--trainer", "emulated:fast"], ["unknown rate 'fast'", "images/s"]),
         (["loaders", "--batch-size", "0"], ["batch_size must be", "got 0"]),

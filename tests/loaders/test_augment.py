@@ -232,6 +232,17 @@ def test_a_raw_tree_is_augmented_from_somewhat_larger_pictures(raw_tree: Path) -
     assert augment.source_size(224) == 256
 
 
+def test_crops_are_cut_out_as_they_are(converted: dict[str, Path]) -> None:
+    whole = by_id(batches(converted["shards"], augment="eval", size=STORED_SIZE))
+    places = set()
+    for sample_id, image in by_id(batches(converted["shards"], augment="crop", size=32)).items():
+        parts = whole[sample_id].unfold(1, 32, 1).unfold(2, 32, 1)  # [3, top, left, 32, 32]
+        found = [(parts == side[:, None, None]).all(dim=(0, 3, 4)) for side in (image, image.flip(-1))]
+        assert found[0].any() or found[1].any()
+        places.update((i, *place.nonzero()[0].tolist()) for i, place in enumerate(found) if place.any())
+    assert len(places) > 40
+
+
 def test_a_function_of_the_callers_is_called_with_pixels_ids_and_epoch(converted: dict[str, Path]) -> None:
     calls: list[tuple[tuple[int, ...], list[int], int]] = []
 
@@ -246,7 +257,7 @@ def test_a_function_of_the_callers_is_called_with_pixels_ids_and_epoch(converted
 
 
 def test_an_unknown_augmentation_is_refused(converted: dict[str, Path]) -> None:
-    with pytest.raises(SettingError, match="unknown augment 'trian'; choose from: eval, train"):
+    with pytest.raises(SettingError, match="unknown augment 'trian'; choose from: crop, eval, train"):
         loaders.build(converted["shards"], augment="trian")
     with pytest.raises(
         SettingError, match="augment must be a name, a RandomAugmentation, a function or None, got 3"

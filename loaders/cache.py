@@ -93,11 +93,11 @@ class CachedReader:
             refused,
         )
 
-    def _rows(self, positions: list[int], slot: int, first: int, count: int) -> Pixels:
+    def _rows(self, positions: list[int], slot: int, first: int, space: Pixels) -> Pixels:
         position = positions[slot]
         if self._refused and (sample_id := int(self._data.ids[position])) in self._refused:
             raise self._refused[sample_id]
-        rows: Pixels = self._images.numpy()[position, first : first + count]
+        rows: Pixels = self._images.numpy()[position, first : first + len(space)]
         return rows
 
 

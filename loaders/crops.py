@@ -1,5 +1,6 @@
 """Which part of each stored square is served, and how it gets into the batch on the CPU."""
 
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -17,8 +18,9 @@ from precache.errors import ImageError
 from precache.images import centre_offset
 from precache.jpeg import Pixels
 
-Rows = Callable[[int, int, int], Pixels]
-"""(number in the batch, first row, count) -> those rows of the stored square, uint8 [count, stored, 3]."""
+Rows = Callable[[int, int, Pixels], Pixels]
+"""(number in the batch, first row, space uint8 [count, stored, 3]) -> so many rows of the stored square, in
+`space` or elsewhere."""
 
 _AT_A_TIME = 4  # pictures that a thread takes: few, so that none waits long for the others
 
@@ -74,6 +76,7 @@ class BatchFiller:
         self._data = data
         self._crops = crops
         self._threads = max(1, threads)
+        self._local = threading.local()
         self._buffers = BufferPool(batch_size, crops.size, device)
         self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="fill")
 
@@ -117,10 +120,20 @@ class BatchFiller:
         out: Pixels,
         errors: dict[int, ImageError],
     ) -> None:
+        stored, size = self._crops.stored, self._crops.size
+        space = getattr(self._local, "space", None)  # of this thread; it stays in the CPU's cache
+        if space is None:
+            space = self._local.space = np.empty((stored, stored, 3), np.uint8)
         for start in starts:
             for slot in range(start, min(start + _AT_A_TIME, len(out))):
                 left, top, width, height = boxes[slot]
                 try:
-                    place(rows_of(slot, top, height), left, width, mirrored[slot], out[slot])
+                    if width == height == stored == size and not mirrored[slot]:
+                        target = out[slot]
+                        if (rows := rows_of(slot, 0, target)) is not target:
+                            np.copyto(target, rows)
+                        continue
+                    rows = rows_of(slot, top, space[:height])
+                    place(rows, left, width, mirrored[slot], out[slot])
                 except ImageError as error:
                     errors[slot] = ImageError(error.path, error.reason)  # without what its traceback holds

@@ -210,8 +210,10 @@ class DaliReader:
                 assert isinstance(sample.data, bytes)
                 file, inputs = f"{shard}: sample {sample.id}", (np.frombuffer(sample.data, np.uint8),)
                 try:
-                    _check_header(sample.data, file, self._data.size)
-                    self._check(sample.data, file)
+                    # what has its checksum is what the converter wrote
+                    if self._spec.check == "never" or file in self._refused_files:
+                        _check_header(sample.data, file, self._data.size)
+                        self._check(sample.data, file)
                 except ImageError as error:
                     batch.refused[sample.id] = error
                 else:
@@ -245,8 +247,8 @@ class DaliReader:
         self._in_pipeline.clear()
 
 
-def _rows(squares: Pixels, slot: int, first: int, count: int) -> Pixels:
-    return squares[slot, first : first + count]
+def _rows(squares: Pixels, slot: int, first: int, space: Pixels) -> Pixels:
+    return squares[slot, first : first + len(space)]
 
 
 def _refusal(picture: _Picture) -> ImageError | None:

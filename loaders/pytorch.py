@@ -46,8 +46,8 @@ class ThreadsReader:
             files = [self._data.files[position] for position in request.positions.tolist()]
             yield self._filler.fill(request, partial(self._decode, files))
 
-    def _decode(self, files: list[str], slot: int, first: int, count: int) -> Pixels:
-        return images.load(files[slot], self._crops.stored)[first : first + count]
+    def _decode(self, files: list[str], slot: int, first: int, space: Pixels) -> Pixels:
+        return images.load(files[slot], self._crops.stored)[first : first + len(space)]
 
     def close(self) -> None:
         """End the threads."""

@@ -49,7 +49,7 @@ class ShardsReader:
             indexes = np.searchsorted(self._starts, request.positions, side="right") - 1
             files = [opened[index] for index in indexes.tolist()]
             samples = (request.positions - self._starts[indexes]).tolist()
-            yield self._filler.fill(request, partial(_rows, files, samples))
+            yield self._filler.fill(request, partial(_read, files, samples))
 
     def close(self) -> None:
         """End the threads."""
@@ -108,5 +108,6 @@ class ShardsReader:
         return file
 
 
-def _rows(files: list[ShardFile], samples: list[int], slot: int, first: int, count: int) -> Pixels:
-    return files[slot].rows(samples[slot], first, count)
+def _read(files: list[ShardFile], samples: list[int], slot: int, first: int, space: Pixels) -> Pixels:
+    files[slot].read_rows(samples[slot], first, space)
+    return space

@@ -37,9 +37,9 @@ class WebdatasetReader:
         self._filler.close()
 
 
-def _decode(samples: list[tuple[StoredSample, str]], slot: int, first: int, count: int) -> Pixels:
+def _decode(samples: list[tuple[StoredSample, str]], slot: int, first: int, space: Pixels) -> Pixels:
     sample, shard = samples[slot]
-    return sample.pixels(shard)[first : first + count]
+    return sample.pixels(shard)[first : first + len(space)]
 
 
 def read_tar(path: str) -> list[StoredSample]:

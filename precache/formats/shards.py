@@ -6,14 +6,12 @@
     then        labels  int64 [n], little-endian
     then        ids     int64 [n], little-endian
 
-Pixels start on a page boundary, so that a row can be mapped and read without touching the header.
+Pixels start on a page boundary, as direct reads and mappings want it.
 Any safetensors reader opens these files: https://github.com/huggingface/safetensors#format
 """
 
-import errno
 import json
 import math
-import mmap
 import os
 import struct
 from collections.abc import Iterable, Iterator
@@ -21,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from precache.errors import DatasetError
 from precache.formats.sample import Format, Sample, StoredSample
@@ -32,7 +29,6 @@ from precache.recipe import Recipe
 SUFFIX = ".safetensors"
 DATA_START = 4096
 _CHUNK_BYTES = 128 * 1024
-_POPULATE_READ = 22  # MADV_POPULATE_READ of <asm-generic/mman-common.h>, Linux 5.14
 _TENSORS = (("images", "U8", 1), ("labels", "I64", 8), ("ids", "I64", 8))
 _REMEDY = "run 'precache verify' on its folder, then 'precache convert --overwrite' to rewrite it"
 
@@ -56,19 +52,19 @@ def write_shard(base: Path, samples: Iterable[Sample], count: int, recipe: Recip
 
 
 def read_shard(path: Path) -> Iterator[StoredSample]:
-    """The samples of a shard in stored order; pixels are copies."""
+    """The samples of a shard in stored order."""
     with ShardFile(path) as shard:
         for row in range(len(shard.ids)):
-            pixels = shard.rows(row, 0, shard.size).copy()
+            pixels = np.empty((shard.size, shard.size, 3), np.uint8)
+            shard.read_rows(row, 0, pixels)
             yield StoredSample(int(shard.ids[row]), int(shard.labels[row]), pixels)
 
 
 class ShardFile:
-    """An open shard; several threads may read it at a time.
+    """An open shard, read by position; several threads may do so at a time.
 
-    It is mapped, and rows are looked at where they lie. Where a file shrinks or its disk fails, touching
-    a mapping would end the process (SIGBUS): `rows` has the system bring in the pages first, which fails
-    as an exception.
+    Not mapped: where a file shrinks or its disk fails, touching a mapping ends the process (SIGBUS), a
+    read raises.
 
     Attributes:
         size: side of the stored squares in pixels.
@@ -84,39 +80,29 @@ class ShardFile:
         """
         self.path = path
         try:
-            with open(path, "rb", buffering=0) as file:
-                file_bytes = os.fstat(file.fileno()).st_size
-                shapes = _read_shapes(path, file.read(DATA_START), file_bytes)
-                count, self.size = shapes["images"][:2]
-                pixel_bytes = math.prod(shapes["images"])
-                file.seek(DATA_START + pixel_bytes)
-                tail = np.frombuffer(file.read(16 * count), "<i8").reshape(2, count)
-                self._map = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+            self._file = open(path, "rb", buffering=0)  # noqa: SIM115 (closed by `close`)
         except OSError as error:
             raise DatasetError(f"{path}: cannot be opened ({error.strerror}); {_REMEDY}") from error
-        self.labels: npt.NDArray[np.int64] = tail[0].astype(np.int64)
-        self.ids: npt.NDArray[np.int64] = tail[1].astype(np.int64)
-        self._images = np.frombuffer(self._map, np.uint8, pixel_bytes, DATA_START).reshape(shapes["images"])
+        try:
+            file_bytes = os.fstat(self._file.fileno()).st_size
+            start = bytearray(min(DATA_START, file_bytes))
+            self._read(memoryview(start), 0)
+            shapes = _read_shapes(path, bytes(start), file_bytes)
+            count, self.size = shapes["images"][:2]
+            tail = bytearray(16 * count)
+            self._read(memoryview(tail), DATA_START + math.prod(shapes["images"]))
+        except DatasetError:
+            self._file.close()
+            raise
+        self.labels, self.ids = np.frombuffer(tail, "<i8").reshape(2, count).astype(np.int64)
 
-    def rows(self, sample: int, first: int, count: int) -> Pixels:
-        """Rows `first` to `first + count` of picture `sample`: uint8 [count, size, 3], read-only, mapped.
+    def read_rows(self, sample: int, first: int, out: Pixels) -> None:
+        """Read rows `first`, ... of picture `sample` into `out`: uint8 [rows, size, 3], contiguous.
 
         Raises:
             DatasetError: the file became shorter, or cannot be read.
         """
-        row_bytes = self.size * 3
-        start = DATA_START + (sample * self.size + first) * row_bytes
-        page = start & -mmap.PAGESIZE
-        try:
-            self._map.madvise(_POPULATE_READ, page, start + count * row_bytes - page)
-        except OSError as error:
-            if error.errno != errno.EINVAL:  # that is Linux before 5.14, which does not know it
-                raise DatasetError(
-                    f"{self.path}: byte {start:,} and what follows cannot be read (truncated since it was "
-                    f"opened, or a failing disk); {_REMEDY}"
-                ) from error
-        rows: Pixels = self._images[sample, first : first + count]
-        return rows
+        self._read(out.data.cast("B"), DATA_START + (sample * self.size + first) * self.size * 3)
 
     def read_ahead(self) -> None:
         """Read what of the file is not in the system's cache, sequentially.
@@ -124,30 +110,43 @@ class ShardFile:
         Not by `posix_fadvise`: read like this, Linux caches the file in large folios, out of which rows
         are copied in half the time.
         """
-        with open(self.path, "rb", buffering=0) as file:
-            chunk = memoryview(bytearray(_CHUNK_BYTES))
-            for start in range(0, len(self._map), _CHUNK_BYTES):
-                # not its ends: opening the file brought in those of the file
-                if not _is_cached(file.fileno(), start + _CHUNK_BYTES // 2):
-                    file.seek(start)
-                    file.readinto(chunk)
+        chunk = memoryview(bytearray(_CHUNK_BYTES))
+        descriptor = self._file.fileno()
+        for start in range(0, os.fstat(descriptor).st_size, _CHUNK_BYTES):
+            # not its ends: opening the file brought in those of the file
+            if not _is_cached(descriptor, start + _CHUNK_BYTES // 2):
+                os.preadv(descriptor, [chunk], start)
 
     def drop_cached(self) -> None:
         """Ask the system to forget what it has cached of the file."""
-        self._map.madvise(mmap.MADV_DONTNEED)  # mapped pages would stay
         if hasattr(os, "posix_fadvise"):
-            with open(self.path, "rb", buffering=0) as file:
-                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            os.posix_fadvise(self._file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
     def close(self) -> None:
-        """Let the file go; it is unmapped with the last array that shows a part of it."""
-        self._images = self._images[:0]
+        """Close the file; idempotent."""
+        self._file.close()
 
     def __enter__(self) -> "ShardFile":
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+    def _read(self, out: memoryview, start: int) -> None:
+        """Fill `out` with the bytes from `start` on."""
+        descriptor = self._file.fileno()
+        try:
+            done = os.preadv(descriptor, (out,), start)
+            while done < len(out):  # a signal or the end of the file cut the read short
+                more = os.preadv(descriptor, (out[done:],), start + done)
+                if more == 0:
+                    raise DatasetError(
+                        f"{self.path}: breaks off at byte {start + done:,} (truncated since it was opened?); "
+                        f"{_REMEDY}"
+                    )
+                done += more
+        except OSError as error:
+            raise DatasetError(f"{self.path}: cannot be read ({error.strerror}); {_REMEDY}") from error
 
 
 def _is_cached(descriptor: int, start: int) -> bool:

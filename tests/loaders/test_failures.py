@@ -141,7 +141,7 @@ def test_a_flipped_bit_is_served_where_nothing_is_checked(converted: dict[str, P
     assert (served[0] != served[1]).sum() == 1
 
 
-TRUNCATE_WHILE_MAPPED = """
+TRUNCATE_IN_PLACE = """
 import os, sys
 import loaders
 from precache.errors import DatasetError
@@ -158,11 +158,11 @@ with loaders.build(path, check="never", workers=2, batch_size=16) as loader:
 """
 
 
-def test_a_shard_truncated_while_it_is_mapped_is_named(converted: dict[str, Path], tmp_path: Path) -> None:
+def test_a_shard_truncated_in_place_is_named(converted: dict[str, Path], tmp_path: Path) -> None:
     path = Path(shutil.copytree(converted["shards"], tmp_path / "copy"))
     shard = sorted(path.glob("*.safetensors"))[3]
     result = subprocess.run(
-        [sys.executable, "-c", TRUNCATE_WHILE_MAPPED, str(path), str(shard)],
+        [sys.executable, "-c", TRUNCATE_IN_PLACE, str(path), str(shard)],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,

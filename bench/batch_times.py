@@ -117,7 +117,9 @@ def _spikes(series: npt.NDArray[np.float64], starts: list[int], typical_s: float
     quicker = np.sort(series[steady])[: len(steady) // 2]
     base = float(np.median(quicker))
     deviation = _TO_SIGMA * float(np.median(np.abs(quicker - base)))
-    above_s = base + max(_DEVIATIONS * deviation, _NEGLIGIBLE_SHARE * typical_s)
+    # Beside waits of 200 ms that come again and again, one of 20 ms is no spike.
+    halfway = (float(np.quantile(series[steady], 0.9)) - base) / 2
+    above_s = base + max(_DEVIATIONS * deviation, _NEGLIGIBLE_SHARE * typical_s, halfway)
     batches = [int(batch) for batch in steady if series[batch] > above_s]
     return Spikes(tuple(batches), above_s, _period(batches, starts, len(steady)))
 

@@ -1,5 +1,6 @@
 """The analysis of batch times, on series made by hand and on those of a real DataLoader."""
 
+import multiprocessing
 import time
 from collections.abc import Iterator
 
@@ -66,6 +67,15 @@ def test_an_excess_too_short_to_matter_is_no_spike() -> None:
     assert analyse(waits, np.full(100, STEP_S), [], 4).wait_spikes.batches == ()
 
 
+def test_small_delays_beside_regular_large_ones_do_not_hide_the_period() -> None:
+    waits = steady(60)
+    waits[::2] += 0.15
+    waits[[1, 3, 7, 9]] += 0.02
+    found = analyse(waits, np.full(60, STEP_S), [], 2)
+    assert found.wait_spikes.batches == tuple(range(0, 60, 2))
+    assert found.wait_spikes.period == 2
+
+
 def test_a_slow_step_is_not_the_loaders_doing() -> None:
     steps = np.full(100, STEP_S)
     steps[49::50] = 0.5
@@ -120,14 +130,22 @@ def test_series_that_do_not_fit_together_are_refused() -> None:
 
 
 class _Sleeping(Dataset[int]):
-    """Each sample takes 15 ms to get."""
+    """Each batch takes `batch_s` to get; two workers begin their first ones together."""
+
+    def __init__(self, samples: int, batch_s: float) -> None:
+        self.samples, self.batch_s = samples, batch_s
+        self.start = multiprocessing.Barrier(2)
+        self.started = False
 
     def __len__(self) -> int:
-        return 160
+        return self.samples
 
-    def __getitem__(self, index: int) -> int:
-        time.sleep(0.015)
-        return index
+    def __getitems__(self, indices: list[int]) -> list[int]:
+        if not self.started:
+            self.start.wait(60)
+            self.started = True
+        time.sleep(self.batch_s)
+        return indices
 
 
 def timed(source: Iterator[torch.Tensor], step_s: float) -> tuple[list[float], list[float]]:
@@ -144,18 +162,18 @@ def timed(source: Iterator[torch.Tensor], step_s: float) -> tuple[list[float], l
 
 
 def test_two_workers_of_a_dataloader_that_cannot_keep_up_show_period_2() -> None:
-    """A batch takes a worker 60 ms, so two come every 60 ms; the trainer would take one each 5 ms."""
-    loader = DataLoader(_Sleeping(), batch_size=4, num_workers=2)
+    """A batch takes a worker 200 ms, so two come every 200 ms; the trainer would take one each 5 ms."""
+    loader = DataLoader(_Sleeping(104, 0.2), batch_size=4, num_workers=2)
     waits, steps = timed(iter(loader), 0.005)
     found = analyse(waits, steps, [0], workers=2)
-    assert len(waits) == 40
+    assert len(waits) == 26
     assert found.wait_spikes.period == 2
     assert "as many as the loader has workers" in found.explanation[0]
     assert found.gaps[0].batch == 0
 
 
 def test_workers_that_keep_up_show_no_period() -> None:
-    """Four samples in 60 ms and two workers: a batch each 30 ms, for a trainer that takes 60."""
-    loader = DataLoader(_Sleeping(), batch_size=4, num_workers=2)
+    """A batch takes a worker 20 ms, and two share the work, for a trainer that takes 60."""
+    loader = DataLoader(_Sleeping(100, 0.02), batch_size=4, num_workers=2)
     waits, steps = timed(iter(loader), 0.060)
     assert analyse(waits, steps, [0], workers=2).wait_spikes.period is None

@@ -15,6 +15,8 @@ import precache
 from bench import conversion, conversion_report, photos, report
 from bench.comparison import BenchSpec, Result, choose_arms, compare
 from bench.peers import WRITERS
+from bench.regression import compare_command
+from bench.result_file import read_result
 from bench.trainers import CHOICES
 from loaders import BACKENDS
 from precache import commandline
@@ -194,20 +196,12 @@ def photos_command(src: Path, dst: Path, mean: str, pictures: int) -> None:
 @click.option("--markdown", is_flag=True, help="Print the table as Markdown.")
 def report_command(result_path: Path, html_path: Path | None, markdown: bool) -> None:
     """Show a result that 'bench loaders --json' wrote."""
-    try:
-        content = json.loads(result_path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise SettingError(f"{result_path}: cannot be read ({error.strerror})") from error
-    except ValueError as error:
-        raise SettingError(
-            f"{result_path}: not JSON ({error}); give a file of 'bench loaders --json'"
-        ) from error
-    try:
-        result = Result.from_json(content)
-    except SettingError as error:
-        raise SettingError(f"{result_path}: {error}; give a file of 'bench loaders --json'") from error
+    result = read_result(result_path)
     _print(result, markdown)
     _write(result, None, html_path)
+
+
+main.add_command(compare_command)
 
 
 def _device(name: str) -> torch.device:

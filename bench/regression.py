@@ -121,10 +121,8 @@ def compare_command(before_path: Path, after_path: Path, tolerance: float, force
     if not found:
         raise SettingError(f"{before_path} and {after_path} have no row in common; measure the same backends")
     lost = [change for change in found if change.verdict == REGRESSION]
-    click.echo(
-        f"{len(lost)} of {len(found)} rates fell by more than {tolerance:.0%}. Images/s, and in brackets the "
-        f"range of the ratio over all repeats of both."
-    )
+    click.echo("A, B: median images/s. In brackets: the range of the ratio over the repeats of both.")
+    click.echo(f"{len(lost)} of {len(found)} rates fell by more than {tolerance:.0%}.")
     if lost:
         raise click.exceptions.Exit(1)
 

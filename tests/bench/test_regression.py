@@ -64,7 +64,7 @@ def compare(*arguments: object) -> int:
 
 def line(text: str, *words: str) -> str:
     (found,) = [line for line in text.splitlines() if all(word in line for word in words)]
-    return found
+    return found.rstrip()
 
 
 def test_a_result_equals_itself(write: Write, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,6 +17,7 @@ from bench.comparison import BenchSpec, Result, choose_arms, compare
 from bench.peers import WRITERS
 from bench.regression import compare_command
 from bench.result_file import read_result
+from bench.simulate import simulate_command
 from bench.trainers import CHOICES
 from loaders import BACKENDS
 from precache import commandline
@@ -202,6 +203,7 @@ def report_command(result_path: Path, html_path: Path | None, markdown: bool) ->
 
 
 main.add_command(compare_command)
+main.add_command(simulate_command)
 
 
 def _device(name: str) -> torch.device:

@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import click
-import torch
 from rich.console import Console
 
 import precache
 from bench import conversion, conversion_report, photos, report
 from bench.comparison import BenchSpec, Result, choose_arms, compare
+from bench.device import choose_device
 from bench.peers import WRITERS
+from bench.profiling import profile_command
 from bench.regression import compare_command
 from bench.result_file import read_result
 from bench.simulate import simulate_command
@@ -23,7 +24,7 @@ from loaders import BACKENDS
 from precache import commandline
 from precache.commandline import ProgressBar
 from precache.convert import convert
-from precache.errors import SettingError, check_choice
+from precache.errors import SettingError
 from precache.executors import available_cpus
 from precache.recipe import FORMAT_NAMES, Recipe
 from precache.sample import make_sample
@@ -76,7 +77,7 @@ def loaders(
     spec = BenchSpec(
         trainers=(trainer,),
         workers=available_cpus() if workers is None else workers,
-        device=_device(device),
+        device=choose_device(device),
         **settings,
     )
     for path in (json_path, html_path):  # now, not after minutes of measuring
@@ -101,7 +102,7 @@ def loaders(
 @click.option("--repeats", default=3, show_default=True, help="Runs of each kind, interleaved.")
 def quickstart(images: int, batches: int, repeats: int) -> None:
     """The whole path on a generated tree, in data/quickstart: sample, convert, compare, report."""
-    device = _device("auto")
+    device = choose_device("auto")
     spec = BenchSpec(
         trainers=("emulated", "resnet50") if device.type == "cuda" else ("emulated",),
         batch_size=64,
@@ -203,14 +204,8 @@ def report_command(result_path: Path, html_path: Path | None, markdown: bool) ->
 
 
 main.add_command(compare_command)
+main.add_command(profile_command)
 main.add_command(simulate_command)
-
-
-def _device(name: str) -> torch.device:
-    check_choice("device", name, ("auto", "cpu", "cuda"))
-    if name == "cuda" and not torch.cuda.is_available():
-        raise SettingError("device 'cuda' asked for, but torch finds no GPU; use --device cpu")
-    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
 
 
 def _print(result: Result, as_markdown: bool) -> None:

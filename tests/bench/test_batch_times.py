@@ -100,9 +100,9 @@ def test_first_batches_are_gaps_and_never_spikes() -> None:
 
 def test_a_period_holds_over_epochs_whose_length_it_does_not_divide() -> None:
     waits = steady(100)
-    starts = list(range(0, 100, 25))
-    for start in starts:
-        waits[start + 4 : start + 25 : 4] += 0.04
+    starts = list(range(0, 100, 10))
+    for start in starts:  # from the last spike of an epoch to the first of the next one it is 6
+        waits[[start + 4, start + 8]] += 0.04
     found = analyse(waits, np.full(100, STEP_S), starts, 4)
     assert found.wait_spikes.period == 4
 

@@ -8,22 +8,26 @@ from pathlib import Path
 from typing import Any
 
 import click
-import torch
 from rich.console import Console
 
 import precache
 from bench import conversion, conversion_report, photos, report
 from bench.comparison import BenchSpec, choose_arms, compare
+from bench.device import choose_device
 from bench.peer_arms import choose_peers, limits
 from bench.peer_loaders import PEERS
 from bench.peers import WRITERS
+from bench.profiling import profile_command
+from bench.regression import compare_command
 from bench.result import Result
+from bench.result_file import read_result
+from bench.simulate import simulate_command
 from bench.trainers import CHOICES
 from loaders import BACKENDS
 from precache import commandline
 from precache.commandline import ProgressBar
 from precache.convert import convert
-from precache.errors import SettingError, check_choice
+from precache.errors import SettingError
 from precache.executors import available_cpus
 from precache.recipe import FORMAT_NAMES, Recipe
 from precache.sample import make_sample
@@ -85,7 +89,7 @@ def loaders(
     spec = BenchSpec(
         trainers=(trainer,),
         workers=available_cpus() if workers is None else workers,
-        device=_device(device),
+        device=choose_device(device),
         **settings,
     )
     for path in (json_path, html_path):  # now, not after minutes of measuring
@@ -116,7 +120,7 @@ def loaders(
 @click.option("--repeats", default=3, show_default=True, help="Runs of each kind, interleaved.")
 def quickstart(images: int, batches: int, repeats: int) -> None:
     """The whole path on a generated tree, in data/quickstart: sample, convert, compare, report."""
-    device = _device("auto")
+    device = choose_device("auto")
     spec = BenchSpec(
         trainers=("emulated", "resnet50") if device.type == "cuda" else ("emulated",),
         batch_size=64,
@@ -212,18 +216,7 @@ def photos_command(src: Path, dst: Path, mean: str, pictures: int) -> None:
 @click.option("--markdown", is_flag=True, help="Print the table as Markdown.")
 def report_command(result_path: Path, html_path: Path | None, markdown: bool) -> None:
     """Show a result that 'bench loaders --json' wrote."""
-    try:
-        content = json.loads(result_path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise SettingError(f"{result_path}: cannot be read ({error.strerror})") from error
-    except ValueError as error:
-        raise SettingError(
-            f"{result_path}: not JSON ({error}); give a file of 'bench loaders --json'"
-        ) from error
-    try:
-        result = Result.from_json(content)
-    except SettingError as error:
-        raise SettingError(f"{result_path}: {error}; give a file of 'bench loaders --json'") from error
+    result = read_result(result_path)
     _print(result, markdown)
     _write(result, None, html_path)
 
@@ -232,11 +225,9 @@ def _names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
-def _device(name: str) -> torch.device:
-    check_choice("device", name, ("auto", "cpu", "cuda"))
-    if name == "cuda" and not torch.cuda.is_available():
-        raise SettingError("device 'cuda' asked for, but torch finds no GPU; use --device cpu")
-    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
+main.add_command(compare_command)
+main.add_command(profile_command)
+main.add_command(simulate_command)
 
 
 def _print(result: Result, as_markdown: bool) -> None:

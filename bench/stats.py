@@ -25,6 +25,15 @@ def ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Estimat
     return estimate([n / d for n, d in zip(numerators, denominators, strict=True)])
 
 
+def quotient(numerator: Estimate, denominator: Estimate) -> Estimate:
+    """The ratio of two quantities measured apart: its range holds 1 where theirs overlap."""
+    return Estimate(
+        numerator.median / denominator.median,
+        numerator.low / denominator.high,
+        numerator.high / denominator.low,
+    )
+
+
 def percentile(values: Sequence[float], share: float) -> float:
     """The smallest value that at least `share` (0 to 1) of `values` do not exceed (nearest rank)."""
     rank = max(1, math.ceil(share * len(values)))

@@ -59,8 +59,11 @@ def place(rows: Pixels, left: int, width: int, mirrored: bool, out: Pixels) -> N
     1.14 at most. OpenCV does it in a third of the time of torch's or Pillow's antialiased kernels.
     """
     part = rows[:, left : left + width]
+    if part.shape == out.shape and not mirrored:
+        np.copyto(out, part)
+        return
     if part.shape == out.shape:
-        np.copyto(out, part[:, ::-1] if mirrored else part)
+        cv2.flip(part, 1, dst=out)
         return
     cv2.resize(part, out.shape[1::-1], dst=out, interpolation=cv2.INTER_LINEAR)
     if mirrored:

@@ -1,0 +1,189 @@
+"""`bench compare` on results made by hand, as 'bench loaders --json' writes them."""
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.cli import main
+from precache import commandline
+from tests.command import check_bad_input
+
+Write = Callable[..., Path]
+
+
+def rate(median: float, spread: float = 0.02) -> dict[str, float]:
+    return {"median": median, "low": median * (1 - spread), "high": median * (1 + spread)}
+
+
+def row(backend: str, data: str, loader: float, together: float, trainer: str = "emulated:4000") -> Any:
+    return {
+        "backend": backend,
+        "data": data,
+        "trainer_name": trainer,
+        "loader": rate(loader),
+        "trainer": rate(4000) if trainer != "none" else None,
+        "together": rate(together),
+        "ratio": rate(together / 4000) if trainer != "none" else None,
+        "first_batch_s": rate(0.1),
+        "batch_s_median": 0.016,
+        "batch_s_p95": 0.020,
+    }
+
+
+ROWS = [row("shards", "shards", 22_000, 3_900), row("pytorch", "raw tree", 1_900, 1_850)]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    """Writes a result with the rows given, and what else differs from the usual."""
+
+    def write(name: str, rows: list[Any], **changed: Any) -> Path:
+        machine = {"cpu": "EPYC, 2 CPUs", "memory": "24 GiB", "accelerator": "none", "date": "2026-11-21"}
+        settings = {
+            "trainers": ["emulated:4000"], "batch_size": 64, "size": 224, "workers": 2, "repeats": 5,
+            "page_cache": "warm",
+        }  # fmt: skip
+        for values in (machine, settings):
+            values.update({key: value for key, value in changed.items() if key in values})
+        path = tmp_path / name
+        path.write_text(
+            json.dumps({"version": 1, "machine": machine, "settings": settings, "rows": rows, "skipped": {}})
+        )
+        return path
+
+    return write
+
+
+def compare(*arguments: object) -> int:
+    return commandline.run(main, "bench", ["compare", *map(str, arguments)])
+
+
+def line(text: str, *words: str) -> str:
+    (found,) = [line for line in text.splitlines() if all(word in line for word in words)]
+    return found.rstrip()
+
+
+def test_a_result_equals_itself(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write("a.json", ROWS)
+    assert compare(path, path) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("not distinguishable") == 4
+    assert "0 of 4 rates fell by more than 5%" in printed
+    assert all(len(line) <= 100 for line in printed.splitlines() if ".json" not in line)
+
+
+def test_ratios_are_of_the_second_over_the_first(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
+    before = write("a.json", ROWS)
+    after = write("b.json", [row("shards", "shards", 44_000, 3_900), ROWS[1]])
+    assert compare(before, after) == 0
+    found = line(capsys.readouterr().out, "shards", "loader")
+    assert found.split() == [
+        "shards",
+        "shards",
+        "loader",
+        "22,000",
+        "44,000",
+        "2.00",
+        "(1.92-2.08)",
+        "faster",
+    ]
+
+
+def test_a_regression_beyond_the_tolerance_is_exit_code_1(
+    write: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = write("a.json", ROWS)
+    after = write("b.json", [row("shards", "shards", 22_000, 3_000), ROWS[1]])
+    assert compare(before, after) == 1
+    printed = capsys.readouterr().out
+    assert line(printed, "shards", "together").endswith("regression")
+    assert "1 of 4 rates fell" in printed
+    assert compare(before, after, "--tolerance", 0.3) == 0
+    assert line(capsys.readouterr().out, "shards", "together").endswith("slower")
+
+
+def test_a_loss_whose_interval_reaches_into_the_tolerance_is_no_regression(
+    write: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """-8%, +-2% on both sides: the ratio may be as high as 0.957."""
+    before, after = write("a.json", ROWS[:1]), write("b.json", [row("shards", "shards", 20_240, 3_900)])
+    assert compare(before, after) == 0
+    assert line(capsys.readouterr().out, "loader").endswith("slower")
+
+
+def test_a_large_loss_with_wide_overlapping_intervals_is_not_distinguishable(
+    write: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    noisy = {**ROWS[0], "loader": rate(15_000, spread=0.6)}
+    assert compare(write("a.json", ROWS[:1]), write("b.json", [noisy])) == 0
+    assert line(capsys.readouterr().out, "loader").endswith("not distinguishable")
+
+
+@pytest.mark.parametrize(
+    ("changed", "mention"),
+    [
+        ({"cpu": "Xeon, 8 CPUs"}, "cpu EPYC, 2 CPUs and Xeon, 8 CPUs"),
+        ({"accelerator": "H100"}, "accelerator none and H100"),
+        ({"memory": "48 GiB"}, "memory 24 GiB and 48 GiB"),
+        ({"batch_size": 32}, "batch_size 64 and 32"),
+        ({"size": 256}, "size 224 and 256"),
+        ({"workers": 8}, "workers 2 and 8"),
+        ({"trainers": ["resnet50", "none"]}, "trainers emulated:4000 and resnet50, none"),
+        ({"page_cache": "cold"}, "page_cache warm and cold"),
+    ],
+)
+def test_what_differs_in_machine_or_work_is_not_compared_unless_forced(
+    write: Write, capfd: pytest.CaptureFixture[str], changed: dict[str, Any], mention: str
+) -> None:
+    before, after = write("a.json", ROWS), write("b.json", ROWS, **changed)
+    code = compare(before, after)
+    check_bad_input(
+        subprocess.CompletedProcess([], code, *capfd.readouterr()), mention, "use --force", "a.json", "b.json"
+    )
+    assert compare(before, after, "--force") == 0
+    assert f"Compared although they differ in {mention}." in capfd.readouterr().out
+
+
+def test_the_day_and_the_repeats_may_differ(write: Write) -> None:
+    assert compare(write("a.json", ROWS), write("b.json", ROWS, date="2026-12-24", repeats=3)) == 0
+
+
+def test_rows_of_one_file_alone_are_listed(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
+    before = write("a.json", ROWS)
+    after = write("b.json", [ROWS[0], row("dali", "dali", 3_000, 2_900), ROWS[0]])
+    assert compare(before, after) == 0
+    printed = capsys.readouterr().out
+    assert f"only in {before}: pytorch on raw tree with emulated:4000" in printed
+    assert f"only in {after}: dali on dali with emulated:4000" in printed
+    assert f"only in {after}: shards on shards (2) with emulated:4000" in printed
+
+
+def test_without_a_trainer_only_the_loader_is_compared(
+    write: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write("a.json", [row("shards", "shards", 22_000, 22_000, "none")], trainers=["none"])
+    assert compare(path, path) == 0
+    assert "together" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("broken", ["absent", "no json", "no result", "nothing in common", "tolerance"])
+def test_errors_are_exit_code_2_and_one_line(
+    write: Write, capfd: pytest.CaptureFixture[str], tmp_path: Path, broken: str
+) -> None:
+    good, other, options, mention = write("a.json", ROWS), tmp_path / "b.json", [], "b.json: "
+    if broken == "no json":
+        other.write_text("{")
+    elif broken == "no result":
+        other.write_text("[]")
+    elif broken == "nothing in common":
+        write("b.json", [row("dali", "dali", 1, 1)])
+        mention = "no row in common"
+    elif broken == "tolerance":
+        other, options, mention = good, ["--tolerance", 5], "tolerance must be a share"
+    code = compare(good, other, *options)
+    printed = capfd.readouterr()
+    check_bad_input(subprocess.CompletedProcess([], code, printed.out, printed.err), mention)

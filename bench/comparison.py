@@ -1,16 +1,14 @@
 """All backends against all trainers, interleaved and repeated."""
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 
 import loaders
-from bench import stats
+from bench import page_cache, stats
 from bench.hardware import describe_machine
 from bench.trainers import NullTrainer, Trainer, make_trainer
 from bench.trial import Trial, run_trainer_alone, run_trial
@@ -165,7 +163,7 @@ def compare(
     _check_any(usable, skipped)
     classes = max(len(open_split(arm.path, "train").classes) for arm in usable)
     trainers = [make_trainer(name, spec.device, classes) for name in spec.trainers]
-    cache = "warm" if all(_warm_cache(arm.path) for arm in usable) else "not warmed: larger than memory"
+    cache = "warm" if all(page_cache.warm(arm.path) for arm in usable) else "not warmed: larger than memory"
     batches = {trainer.name: _resident_batch(spec, trainer, classes) for trainer in trainers}
     measured = [trainer for trainer in trainers if not isinstance(trainer, NullTrainer)]
 
@@ -247,19 +245,6 @@ def _resident_batch(spec: BenchSpec, trainer: Trainer, classes: int) -> Batch:
         images = normalise(images, trainer.dtype)
     labels = torch.randint(0, classes, (spec.batch_size,), device=spec.device)
     return Batch(images, labels, torch.arange(spec.batch_size))
-
-
-def _warm_cache(path: Path) -> bool:
-    """Read every file below `path` once; False if they are more than half of the free memory."""
-    entries = (Path(folder) / name for folder, _, names in os.walk(path) for name in names)
-    files = [entry for entry in entries if entry.is_file()]  # no pipes, no dangling links
-    if sum(file.stat().st_size for file in files) > psutil.virtual_memory().available / 2:
-        return False
-    for file in files:
-        with open(file, "rb") as opened:
-            while opened.read(1 << 20):
-                pass
-    return True
 
 
 def _row(arm: Arm, trainer_name: str, trials: dict[tuple[Arm | None, str], list[Trial]]) -> Row:

@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 
 import precache
-from bench import conversion, conversion_report, photos, report
+from bench import conversion, conversion_report, hardware_command, photos, report
 from bench.comparison import BenchSpec, Result, choose_arms, compare
 from bench.peers import WRITERS
 from bench.trainers import CHOICES
@@ -36,6 +36,9 @@ _TABLE_WIDTH = 130
 @click.version_option(precache.__version__, prog_name="bench")
 def main() -> None:
     """Find out whether a training step waits for data, and what would mend it."""
+
+
+main.add_command(hardware_command.hardware)
 
 
 @main.command()

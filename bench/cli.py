@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 
 import precache
-from bench import conversion, conversion_report, hardware_command, photos, report
+from bench import conversion, conversion_report, hardware_command, photos, recommend_command, report
 from bench.comparison import BenchSpec, Result, choose_arms, compare
 from bench.peers import WRITERS
 from bench.trainers import CHOICES
@@ -39,6 +39,7 @@ def main() -> None:
 
 
 main.add_command(hardware_command.hardware)
+main.add_command(recommend_command.recommend_command)
 
 
 @main.command()

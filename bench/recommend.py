@@ -1,5 +1,6 @@
 """What each format would bring: a sample measured, the whole predicted, and both compared."""
 
+import os
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -27,18 +28,24 @@ _DISK_BLOCKS = {4 << 10: "disk, random 4 KiB", 128 << 10: "disk, random 128 KiB"
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A prediction and what was then measured on the whole tree, in the same unit."""
+    """A prediction and what was then measured on the whole tree, in the same unit.
+
+    Attributes:
+        predicted: one value for each repeat, from that repeat's sample alone.
+        ratio: predicted over measured, repeat by repeat: they ran one after the other.
+    """
 
     name: str
     quantity: str
     unit: str
-    predicted: float
+    predicted: stats.Estimate
     measured: stats.Estimate
+    ratio: stats.Estimate
 
     @property
     def error(self) -> float:
         """How far off the prediction is, as a share of what was measured; positive if too high."""
-        return self.predicted / self.measured.median - 1
+        return self.ratio.median - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +131,7 @@ def recommend(
         on_progress(done, total)
 
     on_progress(0, total)
+    busy = _Busy()
     quick = HardwareSpec(scratch=spec.scratch, repeats=spec.repeats, seconds=min(0.2, spec.seconds))
     data = {"pictures": len(scan.samples), "file_bytes": int(scan.samples.file_bytes.sum())}
     hardware = measurements.measure(quick, measurements.sample_jpegs(scan), data)
@@ -133,52 +141,100 @@ def recommend(
     with tempfile.TemporaryDirectory(dir=spec.scratch, prefix="bench-recommend-") as scratch:
         folder = Path(scratch)
         trees = sampling.make_trees(scan, spec, folder)
+        served: dict[str, Path] = {}
         for _ in range(spec.repeats):
             for name in [name for name in names if name not in skipped]:
                 try:
-                    _measure(runs[name], name, trees, scan.root if check else None, spec, folder, step)
+                    if name in JPEG_NAMES and name not in served:
+                        served[name] = sampling.convert_for_loader(
+                            trees, len(scan.samples), name, spec, folder
+                        )
+                    arms = [(trees.large, served.get(name))] + [(scan.root, None)] * check
+                    _measure(runs[name], name, trees.small, arms, spec, folder, step)
                 except WorkerError as error:
                     if name == RAW_NAME:
                         raise
                     skipped[name] = str(error)
     measured = {name: found for name, found in runs.items() if name not in skipped}
-    profiles = [_profile(name, found, trees, scan, spec) for name, found in measured.items()]
-    inputs = _inputs(scan, spec, hardware, [run for found in measured.values() for run in found.loaders])
-    predictions = model.predict(profiles, inputs)
-    checks = [line for found in predictions for line in _checks(found, measured[found.name])] if check else []
+    turns = [
+        _predict(measured, slice(turn, turn + 1), trees, scan, spec, hardware) for turn in range(spec.repeats)
+    ]
+    profiles, inputs, predictions = _predict(measured, slice(None), trees, scan, spec, hardware)
+    checks = []
+    for index, name in enumerate(measured):
+        checks += _checks([turn[2][index] for turn in turns], measured[name]) if check else []
     settings = {**asdict(spec), "source": source.name, "scratch": str(spec.scratch), "page_cache": "warm"}
     settings["sample_images"] = trees.large_images
+    settings["others"] = busy.of_others()
     return Recommendation(settings, hardware, inputs, profiles, predictions, skipped, checks)
+
+
+class _Busy:
+    """How much of the CPUs other processes take, from now on."""
+
+    def __init__(self) -> None:
+        self._all, self._ours = self._read()
+
+    def of_others(self) -> float:
+        """Share of all CPU time since, 0 to 1."""
+        everything, ours = self._read()
+        busy, total = (now - then for now, then in zip(everything, self._all, strict=True))
+        return min(1.0, max(0.0, busy - (ours - self._ours)) / max(total, 1e-9))
+
+    def _read(self) -> tuple[tuple[float, float], float]:
+        """CPU seconds: busy and all of the machine; ours, with those of processes that have ended."""
+        times, mine = psutil.cpu_times(), os.times()
+        idle = times.idle + getattr(times, "iowait", 0.0)
+        # Linux counts what guests take under user, too
+        total = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
+        return (total - idle, total), mine.user + mine.system + mine.children_user + mine.children_system
+
+
+def _predict(
+    measured: dict[str, _Runs],
+    turns: slice,
+    trees: Trees,
+    scan: Scan,
+    spec: RecommendSpec,
+    hardware: Hardware,
+) -> tuple[list[Profile], Inputs, list[Prediction]]:
+    """From the sample's runs of some turns; the whole tree's play no part."""
+    sampled = {
+        name: _Runs(runs.small[turns], runs.large[turns], runs.loaders[turns], [], [])
+        for name, runs in measured.items()
+    }
+    profiles = [_profile(name, runs, trees, scan, spec) for name, runs in sampled.items()]
+    inputs = _inputs(scan, spec, hardware, [run for runs in sampled.values() for run in runs.loaders])
+    return profiles, inputs, model.predict(profiles, inputs)
 
 
 def _measure(
     runs: _Runs,
     name: str,
-    trees: Trees,
-    whole: Path | None,
+    small: Path,
+    arms: list[tuple[Path, Path | None]],
     spec: RecommendSpec,
     folder: Path,
     step: Callable[[], None],
 ) -> None:
-    """Take one turn: the sample, then the whole tree if there is one."""
+    """Take one turn: the sample, then the whole tree if it is among `arms`."""
     if name != RAW_NAME:
-        runs.small.append(sampling.convert(trees.small, folder / "out", spec.recipe(name), spec.workers))
+        runs.small.append(sampling.convert(small, folder / "out", spec.recipe(name), spec.workers))
         shutil.rmtree(folder / "out")
-    for tree, conversions, loaders in (
-        (trees.large, runs.large, runs.loaders),
-        (whole, runs.whole, runs.whole_loaders),
-    ):
-        if tree is not None:
-            converted, loaded = sampling.run_format(tree, name, spec, folder)
-            loaders.append(loaded)
-            if converted is not None:
-                conversions.append(converted)
-            step()
+    records = ((runs.large, runs.loaders), (runs.whole, runs.whole_loaders))
+    for (tree, served), (conversions, loaders) in zip(arms, records, strict=False):
+        converted, loaded = sampling.run_format(tree, name, spec, folder, served)
+        loaders.append(loaded)
+        if converted is not None:
+            conversions.append(converted)
+        step()
 
 
 def _profile(name: str, runs: _Runs, trees: Trees, scan: Scan, spec: RecommendSpec) -> Profile:
     startup_s = image_s = 0.0
     image_bytes = float(scan.samples.file_bytes.mean())
+    # Decoding takes time in proportion to the files' bytes, and a sample misses the few largest ones.
+    larger = image_bytes / trees.image_bytes
     shard_images = spec.recipe("shards").samples_per_shard  # the same for all formats
     if name != RAW_NAME:
         startup_s, image_s = model.fit_conversion(
@@ -190,13 +246,14 @@ def _profile(name: str, runs: _Runs, trees: Trees, scan: Scan, spec: RecommendSp
             spec.workers,
         )
         image_bytes = runs.large[0].bytes / trees.large_images
+    decodes_files = larger if name == RAW_NAME else 1.0
     return Profile(
         name=name,
         image_bytes=image_bytes,
         startup_s=startup_s,
-        image_s=image_s,
+        image_s=image_s * larger,
         shard_images=shard_images,
-        loader_images_per_s=median(run.loader for run in runs.loaders),
+        loader_images_per_s=median(run.loader for run in runs.loaders) / decodes_files,
         cpus=spec.workers,
         serial_s=median(run.serial_s for run in runs.loaders),
         overlap=min(1.0, median(run.together / min(run.loader, run.trainer) for run in runs.loaders)),
@@ -230,14 +287,22 @@ def _inputs(scan: Scan, spec: RecommendSpec, hardware: Hardware, runs: list[Load
     )
 
 
-def _checks(predicted: Prediction, runs: _Runs) -> list[Check]:
-    name, lines = predicted.name, []
+def _checks(predicted: list[Prediction], runs: _Runs) -> list[Check]:
+    """`predicted` from each turn's sample, against each turn's whole tree."""
+
+    def line(quantity: str, unit: str, values: list[float], found: list[float]) -> Check:
+        estimates = stats.estimate(values), stats.estimate(found), stats.ratio(values, found)
+        return Check(predicted[0].name, quantity, unit, *estimates)
+
+    lines = []
     if runs.whole:
-        sizes, seconds = [float(run.bytes) for run in runs.whole], [run.seconds for run in runs.whole]
-        lines.append(Check(name, "size", "B", predicted.bytes, stats.estimate(sizes)))
-        lines.append(Check(name, "conversion", "s", predicted.conversion_s, stats.estimate(seconds)))
-    loader = stats.estimate([run.loader for run in runs.whole_loaders])
-    together = stats.estimate([run.together for run in runs.whole_loaders])
-    lines.append(Check(name, "loader", "images/s", predicted.warm_images_per_s, loader))
-    lines.append(Check(name, "with trainer", "images/s", predicted.trained_images_per_s, together))
-    return lines
+        lines += [
+            line("size", "B", [p.bytes for p in predicted], [float(run.bytes) for run in runs.whole]),
+            line("conversion", "s", [p.conversion_s for p in predicted], [run.seconds for run in runs.whole]),
+        ]
+    alone, together = ([p.warm_images_per_s for p in predicted], [p.trained_images_per_s for p in predicted])
+    return [
+        *lines,
+        line("loader", "images/s", alone, [run.loader for run in runs.whole_loaders]),
+        line("with trainer", "images/s", together, [run.together for run in runs.whole_loaders]),
+    ]

@@ -21,6 +21,7 @@ from precache.errors import SettingError
 from precache.executors import available_cpus
 from precache.recipe import FORMAT_NAMES
 
+_BUSY = 0.1  # share of the CPUs
 _PATH = click.Path(path_type=Path)
 _VERSIONS = ("python", "torch", "pillow", "simplejpeg", "webdataset", "nvidia-dali-cuda120")
 
@@ -112,8 +113,16 @@ def show(result: Recommendation, other: Recommendation | None) -> None:
         console.print("\nPredicted from the sample, and measured on the whole tree:")
         console.print(check_table(result))
         worst = max(result.checks, key=lambda check: abs(check.error))
-        console.print(f"Farthest off: {worst.quantity} of {worst.name}, {worst.error:+.0%}.")
+        console.print(
+            f"Farthest off: {worst.quantity} of {worst.name}, {worst.error:+.0%}. error: the prediction from "
+            f"each repeat's sample against the same repeat's whole tree; median, and range."
+        )
     console.print(legend(result))
+    if result.settings["others"] > _BUSY:
+        console.print(
+            f"WARNING: other processes took {result.settings['others']:.0%} of the CPUs meanwhile; rates "
+            f"and times are those of a busy machine, and scatter"
+        )
     for warning in result.hardware.warnings:
         console.print(f"WARNING: {warning}")
 
@@ -150,14 +159,15 @@ def prediction_table(predictions: list[Prediction]) -> Table:
 def check_table(result: Recommendation) -> Table:
     """Predicted against measured, with the error."""
     table = Table(box=None, pad_edge=False)
-    for title in ("format", "quantity", "predicted", "measured", "low-high", "error"):
+    for title in ("format", "quantity", "predicted", "measured", "low-high", "error", "low to high"):
         left = title in ("format", "quantity")
         table.add_column(title, justify="left" if left else "right", no_wrap=True)
     for check in result.checks:
         measured = check.measured
-        texts = [_amount(value, check.unit) for value in (check.predicted, measured.median)]
+        texts = [_amount(value, check.unit) for value in (check.predicted.median, measured.median)]
         ends = "-".join(_amount(value, check.unit) for value in (measured.low, measured.high))
-        table.add_row(check.name, check.quantity, *texts, ends, f"{check.error:+.1%}")
+        errors = f"{check.ratio.low - 1:+.0%} to {check.ratio.high - 1:+.0%}"
+        table.add_row(check.name, check.quantity, *texts, ends, f"{check.error:+.1%}", errors)
     return table
 
 

@@ -10,7 +10,7 @@ import os
 import shutil
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +28,7 @@ from precache.source import Scan
 BACKENDS = {RAW_NAME: "pytorch", "shards": "shards", "webdataset": "webdataset", "dali": "dali"}
 SMALL_IMAGES = 24  # of the conversion that takes hardly longer than its start
 _ROUNDS = 2  # shards per worker, at least
+_MOST_SHARDS = 40
 _MOST_BYTES = 2e9  # that a converted sample may take
 
 
@@ -135,23 +136,40 @@ def convert(tree: Path, destination: Path, recipe: Recipe, workers: int) -> Conv
     return Converted(watched.wall_s, open_dataset(destination).manifest.stored_bytes)
 
 
+def convert_for_loader(trees: Trees, whole_images: int, name: str, spec: RecommendSpec, folder: Path) -> Path:
+    """Convert the sample into as many shards as the whole tree has, but not more than 40.
+
+    A loader that reads whole shards ahead meets those of the next epoch while it holds the last ones of
+    this: with few shards they are often the same, and need not be read again.
+    """
+    recipe = spec.recipe(name)
+    shards = min(_MOST_SHARDS, math.ceil(whole_images / recipe.samples_per_shard))
+    image_bytes = recipe.shard_bytes // recipe.samples_per_shard
+    recipe = replace(recipe, shard_bytes=math.ceil(trees.large_images / shards) * image_bytes)
+    convert(trees.large, folder / f"served-{name}", recipe, spec.workers)
+    return folder / f"served-{name}"
+
+
 def run_format(
-    tree: Path, name: str, spec: RecommendSpec, folder: Path
+    tree: Path, name: str, spec: RecommendSpec, folder: Path, served: Path | None = None
 ) -> tuple[Converted | None, LoaderRun]:
     """Convert `tree` to the format `name`, in `folder`, and run its loader; no conversion for the raw tree.
+
+    Args:
+        served: what the loader reads instead.
 
     Raises:
         SettingError: the tree, or what it is converted to, does not fit into the page cache.
         WorkerError: the conversion or the loader fails.
     """
+    path, converted = tree, None
     _warm(tree)
-    converted = None
     try:
-        path = tree
         if name != RAW_NAME:
             path = folder / "out"
             converted = convert(tree, path, spec.recipe(name), spec.workers)
-            _warm(path)
+        path = path if served is None else served
+        _warm(path)
         found = loader_run.run(
             path,
             BACKENDS[name],

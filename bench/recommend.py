@@ -149,8 +149,8 @@ def recommend(
                         served[name] = sampling.convert_for_loader(
                             trees, len(scan.samples), name, spec, folder
                         )
-                    arms = [(trees.large, served.get(name))] + [(scan.root, None)] * check
-                    _measure(runs[name], name, trees.small, arms, spec, folder, step)
+                    whole = scan.root if check else None
+                    _measure(runs[name], name, trees, served.get(name), whole, spec, folder, step)
                 except WorkerError as error:
                     if name == RAW_NAME:
                         raise
@@ -211,22 +211,25 @@ def _predict(
 def _measure(
     runs: _Runs,
     name: str,
-    small: Path,
-    arms: list[tuple[Path, Path | None]],
+    trees: Trees,
+    served: Path | None,
+    whole: Path | None,
     spec: RecommendSpec,
     folder: Path,
     step: Callable[[], None],
 ) -> None:
-    """Take one turn: the sample, then the whole tree if it is among `arms`."""
+    """Take one turn: the sample, then the whole tree if there is one."""
     if name != RAW_NAME:
-        runs.small.append(sampling.convert(small, folder / "out", spec.recipe(name), spec.workers))
+        runs.small.append(sampling.convert(trees.small, folder / "out", spec.recipe(name), spec.workers))
         shutil.rmtree(folder / "out")
-    records = ((runs.large, runs.loaders), (runs.whole, runs.whole_loaders))
-    for (tree, served), (conversions, loaders) in zip(arms, records, strict=False):
-        converted, loaded = sampling.run_format(tree, name, spec, folder, served)
-        loaders.append(loaded)
-        if converted is not None:
-            conversions.append(converted)
+    converted, loaded = sampling.run_format(trees.large, name, spec, folder, trees.shard_images, served)
+    runs.loaders.append(loaded)
+    runs.large += [] if converted is None else [converted]
+    step()
+    if whole is not None:
+        converted, loaded = sampling.run_format(whole, name, spec, folder)
+        runs.whole_loaders.append(loaded)
+        runs.whole += [] if converted is None else [converted]
         step()
 
 
@@ -242,7 +245,7 @@ def _profile(name: str, runs: _Runs, trees: Trees, scan: Scan, spec: RecommendSp
             trees.small_images,
             median(run.seconds for run in runs.large),
             trees.large_images,
-            shard_images,
+            trees.shard_images,
             spec.workers,
         )
         image_bytes = runs.large[0].bytes / trees.large_images

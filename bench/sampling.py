@@ -67,9 +67,12 @@ class RecommendSpec:
         if not self.scratch.is_dir():
             raise SettingError(f"{self.scratch}: no such folder; name one with room for the conversions")
 
-    def recipe(self, format_name: str) -> Recipe:
-        """The recipe of the conversion to `format_name`."""
-        return Recipe(format=format_name, size=self.stored_size, quality=self.quality)
+    def recipe(self, format_name: str, shard_images: int | None = None) -> Recipe:
+        """The recipe of the conversion to `format_name`, with so many pictures a shard if given."""
+        recipe = Recipe(format=format_name, size=self.stored_size, quality=self.quality)
+        if shard_images is None:
+            return recipe
+        return replace(recipe, shard_bytes=shard_images * self.stored_size**2 * 3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +82,7 @@ class Trees:
     Attributes:
         small, large: trees; the latter holds each picture as often as the others.
         small_images, large_images: of them.
+        shard_images: pictures of a shard, at most, for the larger one to have shards for all workers.
         image_bytes: of a file of the sample, on average.
     """
 
@@ -86,6 +90,7 @@ class Trees:
     large: Path
     small_images: int
     large_images: int
+    shard_images: int
     image_bytes: float
 
 
@@ -121,11 +126,15 @@ def make_trees(scan: Scan, spec: RecommendSpec, folder: Path) -> Trees:
     if not kept:
         raise SourceError(f"{scan.root}: none of {count:,} pictures taken from it can be decoded")
     wanted = spec.seconds * spec.workers * len(kept) / max(decode_s, 1e-9)
-    copies = _copies(len(kept), wanted, spec)
+    copies = max(1, int(min(wanted, _MOST_BYTES / (spec.stored_size**2 * 3))) // len(kept))
+    shard_images = min(
+        spec.recipe("shards").samples_per_shard, math.ceil(copies * len(kept) / (_ROUNDS * spec.workers))
+    )
     _copy_tree(kept[:SMALL_IMAGES], 1, folder / "small")
     _copy_tree(kept, copies, folder / "large")
     small = min(SMALL_IMAGES, len(kept))
-    return Trees(folder / "small", folder / "large", small, copies * len(kept), float(np.mean(sizes)))
+    mean_bytes = float(np.mean(sizes))
+    return Trees(folder / "small", folder / "large", small, copies * len(kept), shard_images, mean_bytes)
 
 
 def convert(tree: Path, destination: Path, recipe: Recipe, workers: int) -> Converted:
@@ -142,20 +151,25 @@ def convert_for_loader(trees: Trees, whole_images: int, name: str, spec: Recomme
     A loader that reads whole shards ahead meets those of the next epoch while it holds the last ones of
     this: with few shards they are often the same, and need not be read again.
     """
-    recipe = spec.recipe(name)
-    shards = min(_MOST_SHARDS, math.ceil(whole_images / recipe.samples_per_shard))
-    image_bytes = recipe.shard_bytes // recipe.samples_per_shard
-    recipe = replace(recipe, shard_bytes=math.ceil(trees.large_images / shards) * image_bytes)
-    convert(trees.large, folder / f"served-{name}", recipe, spec.workers)
-    return folder / f"served-{name}"
+    shards = min(_MOST_SHARDS, math.ceil(whole_images / spec.recipe(name).samples_per_shard))
+    destination = folder / f"served-{name}"
+    recipe = spec.recipe(name, math.ceil(trees.large_images / shards))
+    convert(trees.large, destination, recipe, spec.workers)
+    return destination
 
 
 def run_format(
-    tree: Path, name: str, spec: RecommendSpec, folder: Path, served: Path | None = None
+    tree: Path,
+    name: str,
+    spec: RecommendSpec,
+    folder: Path,
+    shard_images: int | None = None,
+    served: Path | None = None,
 ) -> tuple[Converted | None, LoaderRun]:
     """Convert `tree` to the format `name`, in `folder`, and run its loader; no conversion for the raw tree.
 
     Args:
+        shard_images: see `RecommendSpec.recipe`.
         served: what the loader reads instead.
 
     Raises:
@@ -167,7 +181,7 @@ def run_format(
     try:
         if name != RAW_NAME:
             path = folder / "out"
-            converted = convert(tree, path, spec.recipe(name), spec.workers)
+            converted = convert(tree, path, spec.recipe(name, shard_images), spec.workers)
         path = path if served is None else served
         _warm(path)
         found = loader_run.run(
@@ -190,14 +204,6 @@ def _warm(folder: Path) -> None:
             f"{folder}: is more than half of the free memory, so it cannot be measured with a warm cache; "
             f"free memory, or take a smaller tree"
         )
-
-
-def _copies(pictures: int, wanted: float, spec: RecommendSpec) -> int:
-    """How often to repeat `pictures` to have about `wanted`, and shards for all workers alike."""
-    per_round = spec.recipe("shards").samples_per_shard * spec.workers
-    most = _MOST_BYTES / (spec.stored_size**2 * 3)
-    rounds = max(_ROUNDS, math.ceil(min(wanted, most) / per_round))
-    return max(1, min(rounds * per_round, int(most)) // pictures)
 
 
 def _copy_tree(pictures: list[tuple[str, str]], copies: int, tree: Path) -> None:

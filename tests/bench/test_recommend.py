@@ -1,6 +1,7 @@
 """`bench recommend`: the sample, the command on a small tree, and what it prints. Never how fast."""
 
 import json
+import shutil
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from bench.recommend import Check, Recommendation
 from bench.sampling import RecommendSpec
 from precache import commandline
 from precache.errors import SettingError, SourceError
+from precache.manifest import open_dataset
 from precache.source import scan_tree
 from tests.bench.test_model import INPUTS, RAW, SHARDS, TARS
 from tests.command import check_bad_input
@@ -49,13 +51,15 @@ def result() -> Recommendation:
 
 def test_the_sample_is_like_the_tree_and_fills_all_workers(raw_tree: Path, tmp_path: Path) -> None:
     scan = scan_tree(raw_tree)
-    trees = sampling.make_trees(scan, spec(tmp_path, pictures=20, stored_size=1024, size=224), tmp_path)
+    settings = spec(tmp_path, pictures=20, seconds=0.1)
+    trees = sampling.make_trees(scan, settings, tmp_path)
     small, large = scan_tree(trees.small), scan_tree(trees.large)
     assert len(small.samples) == trees.small_images == 20
     assert len(large.samples) == trees.large_images
     assert trees.large_images % 20 == 0
-    # 21 pictures of 1,024 px a shard, two workers: all have the same number of shards
-    assert -(-trees.large_images // 21) % 2 == 0
+    shards = -(-trees.large_images // trees.shard_images)
+    assert shards == 4  # two workers, two rounds
+    assert settings.recipe("dali", trees.shard_images).samples_per_shard == trees.shard_images
     assert set(large.classes) <= set(scan.classes)
     assert trees.image_bytes == pytest.approx(scan.samples.file_bytes.mean(), rel=0.1)
     assert trees.image_bytes == pytest.approx(large.samples.file_bytes.mean())
@@ -63,6 +67,17 @@ def test_the_sample_is_like_the_tree_and_fills_all_workers(raw_tree: Path, tmp_p
     assert again.image_bytes == trees.image_bytes
     originals = {(raw_tree / ref.path).read_bytes() for ref in scan.samples}
     assert {(trees.large / ref.path).read_bytes() for ref in large.samples} <= originals
+
+
+def test_a_loader_reads_the_sample_in_as_many_shards_as_the_tree_has(raw_tree: Path, tmp_path: Path) -> None:
+    settings = spec(tmp_path, pictures=20)
+    trees = sampling.make_trees(scan_tree(raw_tree), settings, tmp_path)
+    per_shard = settings.recipe("webdataset").samples_per_shard
+    for whole_images, shards in ((3 * per_shard - 5, 3), (10**9, 40)):
+        folder = sampling.convert_for_loader(trees, whole_images, "webdataset", settings, tmp_path)
+        each = -(-trees.large_images // shards)
+        assert len(open_dataset(folder).manifest.shards) == -(-trees.large_images // each)
+        shutil.rmtree(folder)
 
 
 def test_damaged_pictures_are_no_part_of_the_sample(tmp_path: Path) -> None:

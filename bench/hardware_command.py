@@ -15,6 +15,7 @@ from bench.measurements import PETABYTE, Hardware, HardwareSpec, Measurement
 from bench.stats import Estimate
 from precache import commandline
 from precache.commandline import ProgressBar, human_bytes
+from precache.errors import SettingError
 from precache.sample import make_sample
 from precache.source import Scan, scan_tree
 
@@ -48,6 +49,7 @@ def hardware(data: Path | None, scratch: Path, repeats: int, seconds: float, jso
     the pictures of --data and for 1 PB of such files.
     """
     spec = HardwareSpec(scratch=scratch, repeats=repeats, seconds=seconds)
+    check_json(json_path)
     with _scan(data, scratch) as scan, ProgressBar("hardware", "run") as bar:
         jpegs = measurements.sample_jpegs(scan)
         found = {"pictures": len(scan.samples), "file_bytes": int(scan.samples.file_bytes.sum())}
@@ -137,6 +139,12 @@ def duration(seconds: float | None) -> str:
         return "-"
     unit, length = next(((u, n) for u, n in _PERIODS if seconds >= 2 * n), _PERIODS[-1])
     return f"{number(seconds / length)} {unit}"
+
+
+def check_json(path: Path | None) -> None:
+    """Raise SettingError if `path` cannot become a file: now, not after minutes of measuring."""
+    if path is not None and path.is_dir():
+        raise SettingError(f"{path}: is a folder; name a file in it")
 
 
 def write_json(path: Path, content: object) -> None:

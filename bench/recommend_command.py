@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench import model
-from bench.hardware_command import TABLE_WIDTH, duration, number, write_json
+from bench.hardware_command import TABLE_WIDTH, check_json, duration, number, write_json
 from bench.model import RAW_NAME, Inputs, Prediction
 from bench.recommend import Recommendation, recommend
 from bench.sampling import RecommendSpec
@@ -62,6 +62,7 @@ def recommend_command(
     change what they are computed for.
     """
     changes = what_if(gpus=gpus, cpus=cpus, trainer_rate=trainer_rate, disk_mbps=disk_mbps)
+    check_json(json_path)
     spec = RecommendSpec(workers=available_cpus(), **settings)
     with ProgressBar("recommend", "run") as bar:
         names = FORMAT_NAMES if formats == "all" else tuple(name.strip() for name in formats.split(","))

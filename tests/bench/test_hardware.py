@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,9 +14,11 @@ import pytest
 import torch
 
 from bench import disk, hardware_command, measurements
+from bench.cli import main
 from bench.disk import Disk
 from bench.measurements import Hardware, HardwareSpec, Measurement
 from bench.stats import Estimate
+from precache import commandline
 from precache.errors import SettingError
 from precache.source import scan_tree
 from tests.command import check_bad_input, run
@@ -192,4 +195,19 @@ def test_without_data_pictures_are_generated(tmp_path: Path) -> None:
     stored = json.loads(result.stdout)
     assert stored["data"] is None
     assert stored["mean_file_bytes"] > 1000
-    check_bad_input(run("bench", "hardware", "--scratch", "gone", cwd=tmp_path), "gone: no such folder")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "mention"),
+    [
+        (["--scratch", "gone"], "gone: no such folder"),
+        (["--repeats", "0"], "repeats must be"),
+        (["--data", "gone"], "gone: does not exist"),
+        (["--json", "."], ".: is a folder"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(
+    arguments: list[str], mention: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    code = commandline.run(main, "bench", ["hardware", *arguments])
+    check_bad_input(subprocess.CompletedProcess(arguments, code, *capfd.readouterr()), mention)

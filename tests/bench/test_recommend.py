@@ -129,6 +129,7 @@ def test_the_command_predicts_and_checks(
         (["--trainer-rate", "nan"], ["trainer_rate must be positive"]),
         (["--format", "tars"], ["unknown format 'tars'", "dali, shards, webdataset"]),
         (["--size", "300"], ["size must be an integer from 1 to 256"]),
+        (["--json", "."], [".: is a folder; name a file in it"]),
         (["--scratch", "gone"], ["gone: no such folder"]),
         (["--trainer", "resnet51"], ["unknown trainer 'resnet51'"]),
     ],

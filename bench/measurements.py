@@ -51,6 +51,7 @@ class HardwareSpec:
 
     def __post_init__(self) -> None:
         check_range("repeats", self.repeats, 1)
+        check_seconds(self.seconds)
         if not self.scratch.is_dir():
             raise SettingError(f"{self.scratch}: no such folder; name one on the disk to measure")
 
@@ -174,6 +175,12 @@ def measure(
     return Hardware(describe_machine(device), found, measurements, mean_bytes, data, spec.repeats)
 
 
+def check_seconds(seconds: float) -> None:
+    """Raise SettingError unless `seconds` is positive and finite."""
+    if not 0 < seconds < float("inf"):
+        raise SettingError(f"seconds must be positive, got {seconds}")
+
+
 def sample_jpegs(scan: Scan, count: int = PICTURES) -> list[bytes]:
     """Files of up to `count` JPEGs, taken evenly from the tree; those that do not decode are left out."""
     rows = np.unique(np.linspace(0, len(scan.samples) - 1, count).round().astype(int)).tolist()
@@ -227,7 +234,7 @@ def _decode(spec: HardwareSpec, pictures: Sequence[bytes]) -> Iterator[_Probe]:
 
         def work(first: int) -> int:
             count = 0
-            while not stop.is_set():  # simplejpeg releases the interpreter lock
+            while count == 0 or not stop.is_set():  # simplejpeg releases the interpreter lock
                 jpeg.decode_jpeg(pictures[(first + count) % len(pictures)], "")
                 count += 1
             return count

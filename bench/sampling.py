@@ -17,6 +17,7 @@ import numpy as np
 
 from bench import loader_run, page_cache
 from bench.loader_run import LoaderRun
+from bench.measurements import check_seconds
 from bench.model import RAW_NAME
 from bench.processes import run_watched
 from precache import images
@@ -64,6 +65,7 @@ class RecommendSpec:
         check_range("workers", self.workers, 1)
         check_range("repeats", self.repeats, 1)
         check_range("size", self.size, 1, self.stored_size)
+        check_seconds(self.seconds)
         if not self.scratch.is_dir():
             raise SettingError(f"{self.scratch}: no such folder; name one with room for the conversions")
 

@@ -204,6 +204,7 @@ def test_without_data_pictures_are_generated(tmp_path: Path) -> None:
         (["--repeats", "0"], "repeats must be"),
         (["--data", "gone"], "gone: does not exist"),
         (["--json", "."], ".: is a folder"),
+        (["--seconds", "0"], "seconds must be positive, got 0"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(

@@ -130,6 +130,7 @@ def test_the_command_predicts_and_checks(
         (["--format", "tars"], ["unknown format 'tars'", "dali, shards, webdataset"]),
         (["--size", "300"], ["size must be an integer from 1 to 256"]),
         (["--json", "."], [".: is a folder; name a file in it"]),
+        (["--seconds", "nan"], ["seconds must be positive, got nan"]),
         (["--scratch", "gone"], ["gone: no such folder"]),
         (["--trainer", "resnet51"], ["unknown trainer 'resnet51'"]),
     ],

@@ -11,7 +11,7 @@ import click
 from rich.console import Console
 
 import precache
-from bench import conversion, conversion_report, photos, report
+from bench import conversion, conversion_report, hardware_command, photos, recommend_command, report
 from bench.comparison import BenchSpec, choose_arms, compare
 from bench.device import choose_device
 from bench.peer_arms import choose_peers, limits
@@ -43,6 +43,10 @@ _TABLE_WIDTH = 130
 @click.version_option(precache.__version__, prog_name="bench")
 def main() -> None:
     """Find out whether a training step waits for data, and what would mend it."""
+
+
+main.add_command(hardware_command.hardware)
+main.add_command(recommend_command.recommend_command)
 
 
 @main.command()

@@ -1,16 +1,14 @@
 """All backends against all trainers, interleaved and repeated."""
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-import psutil
 import torch
 
 import loaders
-from bench import stats
+from bench import page_cache, stats
 from bench.hardware import describe_machine
 from bench.peer_arms import PeerArm, Work, run_peer, work_of, write_data
 from bench.peer_loaders import LIMIT
@@ -131,7 +129,7 @@ def compare(
     def measure(arm: Arm | PeerArm) -> None:
         nonlocal warm
         # each time anew: the system may have dropped what another arm did not read
-        warm = _warm_cache(arm.path) and warm
+        warm = page_cache.warm(arm.path) and warm
         if isinstance(arm, PeerArm):
             trial, versions[arm.name] = _run_peer(arm, spec)
             record(arm, NullTrainer.name, trial)
@@ -237,19 +235,6 @@ def _resident_batch(spec: BenchSpec, trainer: Trainer, classes: int) -> Batch:
         images = normalise(images, trainer.dtype)
     labels = torch.randint(0, classes, (spec.batch_size,), device=spec.device)
     return Batch(images, labels, torch.arange(spec.batch_size))
-
-
-def _warm_cache(path: Path) -> bool:
-    """Read every file below `path` once; False if they are more than half of the free memory."""
-    entries = (Path(folder) / name for folder, _, names in os.walk(path) for name in names)
-    files = [entry for entry in entries if entry.is_file()]  # no pipes, no dangling links
-    if sum(file.stat().st_size for file in files) > psutil.virtual_memory().available / 2:
-        return False
-    for file in files:
-        with open(file, "rb") as opened:
-            while opened.read(1 << 20):
-                pass
-    return True
 
 
 def _rows(arms: Sequence[Arm | PeerArm], trainer_names: Sequence[str], trials: Trials) -> tuple[Row, ...]:

@@ -18,6 +18,7 @@ from bench.peer_arms import choose_peers, limits
 from bench.peer_loaders import PEERS
 from bench.peers import WRITERS
 from bench.result import Result
+from bench.sweep_command import sweep_command
 from bench.trainers import CHOICES
 from loaders import BACKENDS
 from precache import commandline
@@ -39,6 +40,9 @@ _TABLE_WIDTH = 130
 @click.version_option(precache.__version__, prog_name="bench")
 def main() -> None:
     """Find out whether a training step waits for data, and what would mend it."""
+
+
+main.add_command(sweep_command)
 
 
 @main.command()

@@ -14,6 +14,7 @@ from rich.console import Console
 import precache
 from bench import conversion, conversion_report, photos, report
 from bench.comparison import BenchSpec, choose_arms, compare
+from bench.ddp import ddp_command, refuse_several_processes
 from bench.peer_arms import choose_peers, limits
 from bench.peer_loaders import PEERS
 from bench.peers import WRITERS
@@ -40,8 +41,10 @@ _TABLE_WIDTH = 130
 @click.version_option(precache.__version__, prog_name="bench")
 def main() -> None:
     """Find out whether a training step waits for data, and what would mend it."""
+    refuse_several_processes()
 
 
+main.add_command(ddp_command)
 main.add_command(sweep_command)
 
 

@@ -27,7 +27,7 @@ from bench.sweep import (
 )
 from bench.sweep_file import SweepFile
 from bench.sweep_trial import Settings
-from bench.trainers import CHOICES, Resnet50Trainer, make_trainer
+from bench.trainers import CHOICES, full_name
 from loaders import BACKENDS
 from loaders.dataset import RAW, open_split
 from precache import commandline
@@ -74,7 +74,7 @@ def sweep_command(
     """
     check_range("repeats", repeats, 1)
     chosen = choose_device(device)
-    settings = Settings(trainer=_trainer_name(trainer, chosen), device=str(chosen), **sizes)
+    settings = Settings(trainer=full_name(trainer, chosen), device=str(chosen), **sizes)
     axes = Axes(
         parse_numbers("--workers", workers),
         parse_numbers("--batch-size", batch_size),
@@ -150,13 +150,6 @@ def _arms(data: Sequence[Path], backend: str | None) -> list[Arm]:
         return choose_arms(data, names, _DATA)
     kinds = {path: open_split(path, "train").kind for path in data or (_DATA / RAW,)}
     return [Arm("pytorch" if kind == RAW else kind, path) for path, kind in kinds.items()]
-
-
-def _trainer_name(name: str, device: torch.device) -> str:
-    """What `name` stands for; the real one is not made: trials need the device for themselves."""
-    if name == Resnet50Trainer.name or (name == "auto" and device.type == "cuda"):
-        return Resnet50Trainer.name
-    return make_trainer(name, device, classes=1).name
 
 
 def _show(points: Sequence[Point], settings: Settings, file: SweepFile, repeats: int) -> None:

@@ -1,5 +1,6 @@
 """What consumes batches: the ResNet-50 step, an emulated accelerator, or nothing."""
 
+import copy
 import time
 from typing import Protocol
 
@@ -79,9 +80,11 @@ class Resnet50Trainer:
         # float16 gradients underflow without scaling; bfloat16 and float32 have range enough
         self._scaler = torch.amp.GradScaler(device.type, enabled=self.dtype == torch.float16)
 
-    def distribute(self) -> None:
-        """From now on average the gradients over the ranks of torch.distributed."""
-        self._model = torch.nn.parallel.DistributedDataParallel(self._model)
+    def distributed(self) -> "Resnet50Trainer":
+        """The same model, trained with gradients that are averaged over the ranks of torch.distributed."""
+        trainer = copy.copy(self)
+        trainer._model = torch.nn.parallel.DistributedDataParallel(self._model)
+        return trainer
 
     def step(self, batch: Batch) -> None:
         """Forward, backward, update."""
@@ -91,6 +94,17 @@ class Resnet50Trainer:
         self._scaler.scale(loss).backward()
         self._scaler.step(self._optimizer)
         self._scaler.update()
+
+
+def full_name(name: str, device: torch.device) -> str:
+    """What `name`, one of CHOICES, stands for; the real step, which takes seconds to make, is not made.
+
+    Raises:
+        SettingError: as `make_trainer`.
+    """
+    if name == Resnet50Trainer.name or (name == "auto" and device.type == "cuda"):
+        return Resnet50Trainer.name
+    return make_trainer(name, device, classes=1).name
 
 
 def make_trainer(name: str, device: torch.device, classes: int, *, amp: bool = True) -> Trainer:

@@ -133,8 +133,8 @@ def test_the_fewest_workers_that_unblock_the_trainer_with_the_smallest_batch_nea
     assert recommendation.best.point == point(4, 128)
     assert recommendation.verdict == KEEPS_UP
     assert sentence(recommendation) == (
-        "pytorch on data/raw: choose 2 workers, batch 64: 981 images/s, 98% of the most (1,000 with 4 workers, "
-        "batch 128); the trainer does not wait."
+        "pytorch on data/raw: choose 2 workers, batch 64: 981 images/s, 98% of the most "
+        "(1,000 with 4 workers, batch 128); the trainer does not wait."
     )
 
 

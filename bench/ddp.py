@@ -26,6 +26,7 @@ from bench.stats import Estimate
 from bench.trainers import CHOICES, full_name
 from bench.verdict import NEGLIGIBLE_SHARE
 from loaders import BACKENDS
+from loaders.dataset import open_split
 from precache import commandline
 from precache.commandline import ProgressBar
 from precache.errors import PrecacheError, SettingError, WorkerError, check_choice, check_range
@@ -158,12 +159,15 @@ def _end(process: "subprocess.Popen[str]") -> None:
 
 
 def _cause(errors: str) -> str:
-    """The first failure in what torchrun wrote."""
-    rank = re.search(r"^\s*rank\s*: (\d+)", errors, re.MULTILINE)
-    code = re.search(r"^\s*exitcode\s*: (-?\d+)", errors, re.MULTILINE)
-    raised = re.findall(r"^(?:\[rank\d+\]: )?(\w[\w.]*(?:Error|Exception): .*)$", errors, re.MULTILINE)
-    where = f"rank {rank[1]} ended with exit code {code[1]}" if rank and code else "a rank did not finish"
-    return f"{where}{f' ({raised[0]})' if raised else ''}; see 'bench ddp --help' for smaller settings"
+    """The first failure in what torchrun and the ranks wrote."""
+    _, _, first = errors.partition("Root Cause")
+    rank = re.search(r"^\s*rank\s*: (\d+)", first, re.MULTILINE)
+    code = re.search(r"^\s*exitcode\s*: (-?\d+)", first, re.MULTILINE)
+    if rank is None or code is None:
+        return "torchrun could not start them"
+    raised = re.findall(rf"^\[rank{rank[1]}\]: (\w[\w.]*(?:Error|Exception): .*)$", errors, re.MULTILINE)
+    why = f" ({raised[-1]})" if raised else ""
+    return f"rank {rank[1]} ended with exit code {code[1]}{why}; try fewer ranks or a smaller batch"
 
 
 @click.command(name="ddp", cls=commandline.Command)
@@ -212,6 +216,7 @@ def ddp_command(
         device=chosen.type,
         **sizes,
     )
+    open_split(data, "train")  # before the ranks are started, which takes seconds
     warm = page_cache.warm(data)
     with ProgressBar("ddp", "run") as bar:
         summary = summarise(launch(settings, ranks, bar))

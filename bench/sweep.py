@@ -230,13 +230,14 @@ def sentence(recommendation: Recommendation) -> str:
 
 def settings(point: Point) -> str:
     """`2 workers, batch 64, amp on`."""
-    return ", ".join(
-        [_workers(point.workers), f"batch {point.batch_size:,}"]
-        + [
-            f"{name} {'on' if value else 'off'}"
-            for name, value in (("amp", point.amp), ("pin", point.pin))
-            if value is not None
-        ]
+    return f"{_workers(point.workers)}, batch {point.batch_size:,}{switches(point)}"
+
+
+def switches(point: Point) -> str:
+    """`, amp on, pin off`; empty where they make no difference."""
+    values = {"amp": point.amp, "pin": point.pin}
+    return "".join(
+        f", {name} {'on' if value else 'off'}" for name, value in values.items() if value is not None
     )
 
 

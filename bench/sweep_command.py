@@ -9,7 +9,7 @@ import click
 import torch
 from rich.console import Console
 
-from bench import page_cache, sweep_table
+from bench import page_cache, sweep_page, sweep_table
 from bench.comparison import Arm, choose_arms
 from bench.device import choose_device
 from bench.fresh_process import run_module
@@ -32,7 +32,7 @@ from loaders import BACKENDS
 from loaders.dataset import RAW, open_split
 from precache import commandline
 from precache.commandline import ProgressBar
-from precache.errors import DatasetError, PrecacheError, check_choice, check_range
+from precache.errors import DatasetError, PrecacheError, SettingError, check_choice, check_range
 
 _DATA = Path("data")
 _PATH = click.Path(path_type=Path)
@@ -48,6 +48,7 @@ _WIDTH = 100
 @click.option("--amp", default="on", show_default=True, help="on,off: half precision (resnet50 on CUDA).")
 @click.option("--pin", default="on", show_default=True, help="on,off: copies from pinned memory (CUDA).")
 @click.option("--out", type=_PATH, default=Path("sweep.jsonl"), show_default=True, help="Finished trials.")
+@click.option("--html", "html_path", type=_PATH, help="Write a page with charts here.")
 @click.option("--repeats", default=3, show_default=True, help="Trials of each setting, interleaved.")
 @click.option("--size", default=224, show_default=True, help="Side of the served square, pixels.")
 @click.option("--batches", default=40, show_default=True, help="Timed batches of each trial.")
@@ -62,6 +63,7 @@ def sweep_command(
     amp: str,
     pin: str,
     out: Path,
+    html_path: Path | None,
     repeats: int,
     device: str,
     **sizes: int,
@@ -91,10 +93,17 @@ def sweep_command(
         "data": {str(arm.path): open_split(arm.path, "train").digest for arm in arms},
         "settings": asdict(settings),
     }
+    if html_path is not None and html_path.is_dir():  # now, not after an hour of measuring
+        raise SettingError(f"{html_path}: is a folder; name a file in it")
     file = SweepFile(out, header)
     with ProgressBar("sweep", "trial") as bar:
         run(points, settings, file, repeats, bar)
-    _show(points, settings, file, repeats)
+    conditions = _conditions(settings, file, repeats)
+    _show(points, file, conditions)
+    if html_path is not None:
+        html_path.parent.mkdir(parents=True, exist_ok=True)
+        html_path.write_text(sweep_page.html(points, file, conditions), encoding="utf-8")
+        click.echo(f"wrote {html_path}")
 
 
 def run(
@@ -152,20 +161,27 @@ def _arms(data: Sequence[Path], backend: str | None) -> list[Arm]:
     return [Arm("pytorch" if kind == RAW else kind, path) for path, kind in kinds.items()]
 
 
-def _show(points: Sequence[Point], settings: Settings, file: SweepFile, repeats: int) -> None:
+def _conditions(settings: Settings, file: SweepFile, repeats: int) -> str:
     machine = describe_machine(torch.device(settings.device))
+    trials = [trial for by_repeat in file.trials.values() for trial in by_repeat.values()]
+    warm = all(trial["page_cache_warm"] for trial in trials)
+    return (
+        f"{machine['cpu']}, {machine['memory']}, accelerator: {machine['accelerator']}; torch "
+        f"{machine['torch']}; trainer {settings.trainer}; {settings.size}x{settings.size}, page cache "
+        f"{'warm' if warm else 'not warmed: larger than memory'}; median of {repeats} interleaved trials of "
+        f"{settings.batches} batches; {machine['date']}; trials: {file.path}"
+    )
+
+
+def _show(points: Sequence[Point], file: SweepFile, conditions: str) -> None:
+    measured = [m for m in file.measured() if m.point in set(points)]
+    if not measured:
+        raise DatasetError(f"nothing measured: {'; '.join(sorted(set(file.failed.values())))}")
     console = Console(width=_WIDTH, highlight=False)
     for table in sweep_table.tables(points, file):
         console.print(table)
         console.print()
     click.echo(f"{sweep_table.LEGEND}.")
-    click.echo(
-        f"{machine['cpu']}, {machine['memory']}, accelerator: {machine['accelerator']}; trainer "
-        f"{settings.trainer}; {settings.size}x{settings.size}; medians of {repeats} trials of "
-        f"{settings.batches} batches, interleaved; {machine['date']}; trials: {file.path}"
-    )
-    measured = [m for m in file.measured() if m.point in set(points)]
-    if not measured:
-        raise DatasetError(f"nothing measured: {'; '.join(sorted(set(file.failed.values())))}")
+    click.echo(f"{conditions}.")
     for recommendation in recommend(measured):
         click.echo(sentence(recommendation))

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from rich.table import Table
 
-from bench.sweep import Point, plateau, recommend
+from bench.sweep import Point, plateau, recommend, switches
 from bench.sweep_file import SweepFile
 from bench.verdict import KEEPS_UP, judge
 
@@ -38,12 +38,7 @@ def tables(points: Sequence[Point], file: SweepFile) -> list[Table]:
 
 
 def _table(group: Point, points: Sequence[Point], cell: Callable[[Point], str]) -> Table:
-    switches = ", ".join(
-        f"{name} {'on' if value else 'off'}"
-        for name, value in (("amp", group.amp), ("pin", group.pin))
-        if value is not None
-    )
-    title = f"{group.backend} on {group.data}{switches and f', {switches}'}"
+    title = f"{group.backend} on {group.data}{switches(group)}"
     table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
     table.add_column("workers", justify="right")
     sizes = sorted({point.batch_size for point in points})

@@ -105,7 +105,7 @@ def _check_same(path: Path, found: Mapping[str, Any], header: Mapping[str, Any])
     for part, word in (
         ("machine", "on another machine"),
         ("data", "on other data"),
-        ("settings", "with others"),
+        ("settings", "with other settings"),
     ):
         theirs, ours = found[part], header[part]
         for name in {**theirs, **ours}:

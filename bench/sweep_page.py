@@ -15,7 +15,8 @@ from bench.verdict import KEEPS_UP, judge
 # Okabe and Ito, "Color Universal Design" (2008), without black and yellow
 _COLOURS = ("#2b83c6", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9")
 _HEIGHT = 380
-# Charts take the page's colours from here: dark mode and print need no script.
+# Charts take the page's colours from here: dark mode and print need no script. Columns are as wide from
+# the start: a chart keeps the width that it was drawn with.
 _STYLE = """
 :root { color-scheme: light dark; --fg: #1c1e21; --bg: #fff; --line: #d9dce1; }
 @media (prefers-color-scheme: dark) { :root { --fg: #e6e8eb; --bg: #15171a; --line: #3a3f47; } }
@@ -23,8 +24,8 @@ _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; color: var(--fg); background: var(--bg);
   max-width: 74rem; margin: 1.5rem auto; padding: 0 1rem; overflow-wrap: anywhere; }
 h1 { font-size: 1.5rem; } h2 { font-size: 1.25rem; }
-.charts { display: grid; gap: 1rem 2rem;
-  grid-template-columns: repeat(auto-fit, minmax(min(100%, 28rem), 1fr)); }
+.charts { display: grid; gap: 1rem 2rem; grid-template-columns: repeat(2, minmax(0, 1fr)); }
+@media (max-width: 50rem) { .charts { grid-template-columns: minmax(0, 1fr); } }
 figure { margin: 0; min-width: 0; break-inside: avoid; } figcaption { font-weight: 600; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; overflow-wrap: normal; }
@@ -58,7 +59,7 @@ def _section(number: int, group: Point, measured: Sequence[Measured]) -> str:
         return ""
     figures = {
         "Over workers": _chart(own, _workers, "workers", lambda m: f"batch {m.point.batch_size:,}"),
-        "Over batch size": _chart(own, _batch_size, "batch size", lambda m: f"{m.point.workers} workers"),
+        "Over batch size": _chart(own, _batch_size, "batch size", lambda m: f"workers {m.point.workers}"),
     }
     shown = "".join(
         f"<figure><figcaption>{title}</figcaption>"

@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench import page_cache, stats
+from bench.comparison import choose_arms
 from bench.ddp_rank import ONE, OWN, TOGETHER, Settings
 from bench.device import choose_device
 from bench.fresh_process import environment
@@ -216,7 +217,11 @@ def ddp_command(
         device=chosen.type,
         **sizes,
     )
-    open_split(data, "train")  # before the ranks are started, which takes seconds
+    # before the ranks are started, which takes seconds
+    if backend == "auto":
+        open_split(data, "train")
+    else:
+        choose_arms([data], [backend], data)
     warm = page_cache.warm(data)
     with ProgressBar("ddp", "run") as bar:
         summary = summarise(launch(settings, ranks, bar))

@@ -1,19 +1,18 @@
 """`bench ddp`: real ranks under torchrun with gloo, and what is said of hand-made rates."""
 
 import json
-import os
-import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import psutil
 import pytest
 
 from bench.cli import main
-from bench.ddp import sentences, summarise
+from bench.ddp import launch, sentences, summarise
+from bench.ddp_rank import Settings
 from precache import commandline
-from tests.command import ROOT, check_bad_input
+from precache.errors import WorkerError
+from tests.command import check_bad_input
 
 QUICK = (
     *("--batch-size", 4, "--size", 32, "--batches", 2, "--warmup", 1, "--workers", 1),
@@ -48,7 +47,8 @@ def test_two_ranks_are_measured_alone_at_their_own_pace_and_in_step(
 def test_the_real_step_averages_gradients_over_the_ranks(
     raw_tree: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert ddp(raw_tree, "--ranks", 2, "--trainer", "resnet50", *QUICK, "--batches", 1, "--json", "-") == 0
+    least = ("--batch-size", 2, "--batches", 1, "--warmup", 0, "--workers", 0)
+    assert ddp(raw_tree, "--ranks", 2, "--trainer", "resnet50", *QUICK, *least, "--json", "-") == 0
     result = json.loads(capsys.readouterr().out)
     assert result["settings"]["trainer"] == "resnet50"
     assert all(rate["median"] > 0 for rate in result["together"])
@@ -102,48 +102,64 @@ def test_bad_input_is_one_line(
     check_bad_input(subprocess.CompletedProcess([], code, *capfd.readouterr()), mention)
 
 
-def test_what_a_rank_cannot_do_is_one_line(raw_tree: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_that_the_backend_does_not_read_is_refused(
+    raw_tree: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     code = ddp(raw_tree, "--backend", "shards", "--trainer", "none", *QUICK)
-    check_bad_input(
-        subprocess.CompletedProcess([], code, *capfd.readouterr()), "backend 'shards' reads format 'shards'"
+    result = subprocess.CompletedProcess([], code, *capfd.readouterr())
+    check_bad_input(result, "none of it is read by backend shards")
+
+
+def endless(raw_tree: Path) -> Settings:
+    return Settings(
+        data=str(raw_tree),
+        backend="auto",
+        trainer="none",
+        batch_size=4,
+        workers=0,
+        size=32,
+        warmup=0,
+        batches=1,
+        repeats=10**6,
+        device="cpu",
     )
 
 
-def test_a_rank_that_is_killed_is_named_and_an_interrupt_leaves_no_process(raw_tree: Path) -> None:
-    endless = ["--trainer", "emulated:5", *map(str, QUICK), "--batches", "10000"]
-    for number, code, mention in (
-        (signal.SIGKILL, 2, "rank 1 ended with exit code -9"),
-        (signal.SIGINT, 130, "interrupted"),
-    ):
-        process = subprocess.Popen(
-            [sys.executable, "-m", "bench", "ddp", str(raw_tree), *endless],
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        ranks = _ranks_of(process)
-        (ranks[1] if number == signal.SIGKILL else process).send_signal(number)
-        _, errors = process.communicate(timeout=60)
-        assert process.returncode == code, errors
-        assert mention in errors.splitlines()[-1]
-        assert psutil.wait_procs(ranks, timeout=10)[1] == []
+def ranks_running() -> dict[int, psutil.Process]:
+    """The processes of the ranks that this one started."""
+    children = psutil.Process().children(recursive=True)
+    return {int(p.environ()["RANK"]): p for p in children if "bench.ddp_rank" in p.cmdline()[:5]}
 
 
-def _ranks_of(process: "subprocess.Popen[str]") -> list[psutil.Process]:
-    """The processes of the two ranks, by rank, once they are there."""
-    while process.poll() is None:
-        try:
-            children = psutil.Process(process.pid).children(recursive=True)
-            ranks = {
-                int(child.environ()["RANK"]): child
-                for child in children
-                if "bench.ddp_rank" in child.cmdline() and "RANK" in child.environ()
-            }
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
-            continue
-        if len(ranks) == 2:
-            return [ranks[0], ranks[1]]
-    raise AssertionError(process.stderr and process.stderr.read())
+def test_a_rank_that_dies_is_named(raw_tree: Path) -> None:
+    def kill(done: int, total: int) -> None:
+        if done == 1:
+            ranks_running()[1].kill()
+
+    with pytest.raises(WorkerError, match=r"^2 ranks: rank 1 ended with exit code -9; try fewer ranks"):
+        launch(endless(raw_tree), 2, kill)
+
+
+@pytest.mark.slow  # some 10 s for one line of code
+def test_an_interrupt_leaves_no_rank_behind(raw_tree: Path) -> None:
+    started: list[psutil.Process] = []
+
+    def interrupt(done: int, total: int) -> None:
+        started.extend(ranks_running().values())
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        launch(endless(raw_tree), 2, interrupt)
+    assert len(started) == 2
+    assert psutil.wait_procs(started, timeout=10)[1] == []
+
+
+@pytest.mark.slow
+def test_what_a_rank_cannot_do_is_one_line(
+    converted: dict[str, Path], capfd: pytest.CaptureFixture[str]
+) -> None:
+    code = ddp(converted["shards"], "--trainer", "none", *QUICK, "--size", 64)
+    check_bad_input(subprocess.CompletedProcess([], code, *capfd.readouterr()), "size 64 is more than")
 
 
 def test_bench_refuses_to_run_under_torchrun(

@@ -182,6 +182,7 @@ def test_a_batch_that_does_not_fit_into_memory_is_noted_and_larger_ones_are_prun
     assert pruned["pruned"] == "batch 1,000,000,000 did not fit into memory"
 
 
+@pytest.mark.slow  # a process more for one line of code
 def test_what_a_trial_cannot_do_is_one_line(
     converted: dict[str, Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

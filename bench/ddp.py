@@ -138,7 +138,7 @@ def launch(
                 raise PrecacheError(answer["error"])
         if process.returncode != 0 or len(answers) < ranks:
             errors.seek(0)
-            raise WorkerError(f"{ranks} ranks: {_cause(errors.read())}")
+            raise WorkerError(f"{ranks} ranks: {cause(errors.read())}")
         return answers
 
 
@@ -159,8 +159,8 @@ def _end(process: "subprocess.Popen[str]") -> None:
     process.wait()
 
 
-def _cause(errors: str) -> str:
-    """The first failure in what torchrun and the ranks wrote."""
+def cause(errors: str) -> str:
+    """The first failure in what torchrun and the ranks wrote on stderr. Pure."""
     _, _, first = errors.partition("Root Cause")
     rank = re.search(r"^\s*rank\s*: (\d+)", first, re.MULTILINE)
     code = re.search(r"^\s*exitcode\s*: (-?\d+)", first, re.MULTILINE)

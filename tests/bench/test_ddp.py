@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from bench.cli import main
-from bench.ddp import launch, sentences, summarise
+from bench.ddp import cause, launch, sentences, summarise
 from bench.ddp_rank import Settings
 from precache import commandline
 from precache.errors import WorkerError
@@ -44,13 +44,15 @@ def test_two_ranks_are_measured_alone_at_their_own_pace_and_in_step(
         assert 0 < rate["median"] <= 200, "an emulated accelerator is never faster than it is told to be"
 
 
-def test_the_real_step_averages_gradients_over_the_ranks(
-    raw_tree: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_the_real_step_runs_data_parallel(
+    raw_tree: Path, capsys: pytest.CaptureFixture[str], ranks: int
 ) -> None:
     least = ("--batch-size", 2, "--batches", 1, "--warmup", 0, "--workers", 0)
-    assert ddp(raw_tree, "--ranks", 2, "--trainer", "resnet50", *QUICK, *least, "--json", "-") == 0
+    assert ddp(raw_tree, "--ranks", ranks, "--trainer", "resnet50", *QUICK, *least, "--json", "-") == 0
     result = json.loads(capsys.readouterr().out)
     assert result["settings"]["trainer"] == "resnet50"
+    assert len(result["together"]) == ranks
     assert all(rate["median"] > 0 for rate in result["together"])
 
 
@@ -131,6 +133,30 @@ def ranks_running() -> dict[int, psutil.Process]:
     return {int(p.environ()["RANK"]): p for p in children if "bench.ddp_rank" in p.cmdline()[:5]}
 
 
+TORCHRUN_SAYS = """
+[rank0]: RuntimeError: Connection closed by peer
+[rank1]: Traceback (most recent call last):
+[rank1]: torch.OutOfMemoryError: CUDA out of memory.
+Failures:
+[1]:
+  rank      : 0 (local_rank: 0)
+  exitcode  : -15 (pid: 14820)  (SIGTERM)
+Root Cause (first observed failure):
+[0]:
+  rank      : 1 (local_rank: 1)
+  exitcode  : 1 (pid: 14821)
+"""
+
+
+def test_the_rank_that_failed_first_is_named_with_its_error() -> None:
+    assert cause(TORCHRUN_SAYS) == (
+        "rank 1 ended with exit code 1 (torch.OutOfMemoryError: CUDA out of memory.); "
+        "try fewer ranks or a smaller batch"
+    )
+    assert cause("No module named torch") == "torchrun could not start them"
+
+
+@pytest.mark.slow  # starts ranks once more
 def test_a_rank_that_dies_is_named(raw_tree: Path) -> None:
     def kill(done: int, total: int) -> None:
         if done == 1:
@@ -140,7 +166,7 @@ def test_a_rank_that_dies_is_named(raw_tree: Path) -> None:
         launch(endless(raw_tree), 2, kill)
 
 
-@pytest.mark.slow  # some 10 s for one line of code
+@pytest.mark.slow
 def test_an_interrupt_leaves_no_rank_behind(raw_tree: Path) -> None:
     started: list[psutil.Process] = []
 

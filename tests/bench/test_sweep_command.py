@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+from bench import sweep_trial
 from bench.cli import main
 from bench.sweep import Point
 from bench.sweep_trial import FromPageable
@@ -169,6 +171,7 @@ def test_a_file_of_something_else_is_not_touched(
     assert path.read_text() == "do not\nlose this"
 
 
+@pytest.mark.slow  # starts a process once more
 def test_a_batch_that_does_not_fit_into_memory_is_noted_and_larger_ones_are_pruned(
     raw_tree: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -182,7 +185,7 @@ def test_a_batch_that_does_not_fit_into_memory_is_noted_and_larger_ones_are_prun
     assert pruned["pruned"] == "batch 1,000,000,000 did not fit into memory"
 
 
-@pytest.mark.slow  # a process more for one line of code
+@pytest.mark.slow
 def test_what_a_trial_cannot_do_is_one_line(
     converted: dict[str, Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -221,6 +224,28 @@ def test_bad_input_is_one_line(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("batch_size", "size", "answer"),
+    [
+        (10**9, 32, {"failed": "batch 1,000,000,000 does not fit into memory"}),
+        (4, 0, {"error": "size must be an integer from 1 to 8,192, got 0"}),
+    ],
+)
+def test_a_trial_answers_what_went_wrong(
+    raw_tree: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    batch_size: int,
+    size: int,
+    answer: dict[str, str],
+) -> None:
+    point = Point("pytorch", str(raw_tree), batch_size, None, None, 0)
+    settings = {"trainer": "emulated:100", "device": "cpu", "size": size, "warmup": 0, "batches": 1}
+    monkeypatch.setattr(sys, "argv", ["", json.dumps({"point": asdict(point), "settings": settings})])
+    sweep_trial.main()
+    assert json.loads(capsys.readouterr().out) == answer
+
+
 def test_batches_from_pageable_memory_reach_the_trainer_in_its_dtype() -> None:
     class Taking(NullTrainer):
         dtype = torch.bfloat16
@@ -237,8 +262,3 @@ def test_batches_from_pageable_memory_reach_the_trainer_in_its_dtype() -> None:
     fed.step(batch)
     assert trainer.taken.images.dtype == torch.bfloat16
     assert trainer.taken.images.is_contiguous(memory_format=torch.channels_last)
-
-
-def test_points_survive_the_file() -> None:
-    point = Point("shards", "data/shards", 64, True, None, 2)
-    assert Point(**json.loads(json.dumps({name: getattr(point, name) for name in Point.__slots__}))) == point

@@ -157,7 +157,7 @@ def prune(point: Point, measured: Sequence[Measured], failed: Mapping[Point, str
     fewer = sorted((m for m in series if m.point.workers < point.workers), key=lambda m: m.point.workers)
     for m in fewer:
         if judge(m.ratio) == KEEPS_UP:
-            return f"{_workers(m.point.workers)} unblock the trainer"
+            return f"the trainer does not wait with {_workers(m.point.workers)}"
     if len(fewer) > 1:
         most, best = fewer[-1], max(fewer, key=_rate)
         if _rate(most) < FALLING_SHARE * _rate(best):

@@ -70,7 +70,7 @@ def test_axes_that_make_no_difference_are_dropped_with_a_line() -> None:
 
 def test_more_workers_than_unblock_the_trainer_are_pruned() -> None:
     found = [measured(point(1), 600), measured(point(2), 985)]
-    assert prune(point(4), found, {}) == "2 workers unblock the trainer"
+    assert prune(point(4), found, {}) == "the trainer does not wait with 2 workers"
     assert prune(point(4), found[:1], {}) is None
     assert prune(point(4), [measured(point(2), 975)], {}) is None
     assert prune(point(1), [measured(point(2), 985)], {}) is None, "fewer may be enough"

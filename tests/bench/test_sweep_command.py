@@ -115,7 +115,7 @@ def test_more_workers_than_unblock_the_trainer_are_noted_and_not_measured(
     path = tmp_path / "sweep.jsonl"
     path.write_text(json.dumps(header) + "\n" + json.dumps(first) + "\n")
     assert sweep(raw_tree, *SETTINGS, *GRID, "--out", path) == 0
-    assert lines(path)[2]["pruned"] == "0 workers unblock the trainer"
+    assert lines(path)[2]["pruned"] == "the trainer does not wait with 0 workers"
     assert "choose 0 workers, batch 4" in capsys.readouterr().out
     again = path.read_bytes()
     assert sweep(raw_tree, *SETTINGS, *GRID, "--out", path) == 0

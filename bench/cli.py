@@ -13,6 +13,7 @@ from rich.console import Console
 import precache
 from bench import conversion, conversion_report, hardware_command, photos, recommend_command, report
 from bench.comparison import BenchSpec, choose_arms, compare
+from bench.ddp import ddp_command, refuse_several_processes
 from bench.device import choose_device
 from bench.peer_arms import choose_peers, limits
 from bench.peer_loaders import PEERS
@@ -22,6 +23,7 @@ from bench.regression import compare_command
 from bench.result import Result
 from bench.result_file import read_result
 from bench.simulate import simulate_command
+from bench.sweep_command import sweep_command
 from bench.trainers import CHOICES
 from loaders import BACKENDS
 from precache import commandline
@@ -43,6 +45,11 @@ _TABLE_WIDTH = 130
 @click.version_option(precache.__version__, prog_name="bench")
 def main() -> None:
     """Find out whether a training step waits for data, and what would mend it."""
+    refuse_several_processes()
+
+
+main.add_command(ddp_command)
+main.add_command(sweep_command)
 
 
 main.add_command(hardware_command.hardware)

@@ -1,5 +1,6 @@
 """What consumes batches: the ResNet-50 step, an emulated accelerator, or nothing."""
 
+import copy
 import time
 from typing import Protocol
 
@@ -65,19 +66,25 @@ class Resnet50Trainer:
 
     name = "resnet50"
 
-    def __init__(self, device: torch.device, classes: int) -> None:
+    def __init__(self, device: torch.device, classes: int, amp: bool = True) -> None:
         self._device = device
         on_gpu = device.type == "cuda"
         half = torch.bfloat16 if on_gpu and torch.cuda.is_bf16_supported() else torch.float16
-        self.dtype = half if on_gpu else torch.float32
+        self.dtype = half if on_gpu and amp else torch.float32
         if on_gpu:
             torch.backends.cudnn.benchmark = True
         model = resnet50(num_classes=classes).to(device)
-        self._model = model.to(memory_format=torch.channels_last).train()
+        self._model: torch.nn.Module = model.to(memory_format=torch.channels_last).train()
         self._optimizer = torch.optim.SGD(self._model.parameters(), lr=0.01, momentum=0.9)
         self._loss = torch.nn.CrossEntropyLoss()
         # float16 gradients underflow without scaling; bfloat16 and float32 have range enough
         self._scaler = torch.amp.GradScaler(device.type, enabled=self.dtype == torch.float16)
+
+    def distributed(self) -> "Resnet50Trainer":
+        """The same model, trained with gradients that are averaged over the ranks of torch.distributed."""
+        trainer = copy.copy(self)
+        trainer._model = torch.nn.parallel.DistributedDataParallel(self._model)
+        return trainer
 
     def step(self, batch: Batch) -> None:
         """Forward, backward, update."""
@@ -89,8 +96,21 @@ class Resnet50Trainer:
         self._scaler.update()
 
 
-def make_trainer(name: str, device: torch.device, classes: int) -> Trainer:
+def full_name(name: str, device: torch.device) -> str:
+    """What `name`, one of CHOICES, stands for; the real step, which takes seconds to make, is not made.
+
+    Raises:
+        SettingError: as `make_trainer`.
+    """
+    if name == Resnet50Trainer.name or (name == "auto" and device.type == "cuda"):
+        return Resnet50Trainer.name
+    return make_trainer(name, device, classes=1).name
+
+
+def make_trainer(name: str, device: torch.device, classes: int, *, amp: bool = True) -> Trainer:
     """The trainer called `name`, one of CHOICES; `auto` is the real step where there is a GPU.
+
+    `amp` is whether `resnet50` computes in half precision on CUDA; the others do not compute.
 
     Raises:
         SettingError: unknown name, or a rate that is not a positive number.
@@ -100,7 +120,7 @@ def make_trainer(name: str, device: torch.device, classes: int) -> Trainer:
     if name == "none":
         return NullTrainer()
     if name == "resnet50":
-        return Resnet50Trainer(device, classes)
+        return Resnet50Trainer(device, classes, amp)
     kind, _, argument = name.partition(":")
     if kind == "emulated":
         argument = argument or DEFAULT_PRESET

@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 
 import precache
-from bench import conversion, conversion_report, photos, report
+from bench import conversion, conversion_report, page, photos, report
 from bench.comparison import BenchSpec, choose_arms, compare
 from bench.peer_arms import choose_peers, limits
 from bench.peer_loaders import PEERS
@@ -252,10 +252,12 @@ def _print(result: Result, as_markdown: bool) -> None:
 
 
 def _write(result: Result, json_path: Path | None, html_path: Path | None, quiet: bool = False) -> None:
-    contents = {json_path: json.dumps(result.to_json(), indent=1) + "\n", html_path: report.html(result)}
-    for path, content in contents.items():
+    for path in (json_path, html_path):
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
+            content = (
+                page.html(result) if path == html_path else json.dumps(result.to_json(), indent=1) + "\n"
+            )
             path.write_text(content, encoding="utf-8")
             if not quiet:
                 click.echo(f"wrote {path}")

@@ -7,10 +7,12 @@ dark mode and print; names that came with a result are escaped, for plotly reads
 from collections.abc import Iterable, Sequence
 from html import escape
 from itertools import accumulate, chain
+from math import ceil, floor, log10
 from typing import Any
 
 import plotly.graph_objects as go
 
+from bench import report
 from bench.result import Row
 from bench.stats import Estimate
 
@@ -18,14 +20,16 @@ from bench.stats import Estimate
 _BLUE, _SKY, _ORANGE, _RED, _GREEN, _PURPLE = "#2b83c6", "#56b4e9", "#e69f00", "#d55e00", "#009e73", "#cc79a7"
 _GREY = "#8a8f98"
 _LINES = (_BLUE, _ORANGE, _GREEN, _PURPLE, _RED, _SKY)
-_BAR_PIXELS = 46
-_FRAME_PIXELS = 100
-_SERIES_PIXELS = 260
+_LANE_PIXELS = 46  # its name, and a bar or dots below it
+_SERIES_PIXELS = 170
+_AXIS_PIXELS = 60
+_LEGEND_PIXELS = 18  # an entry, for on a phone each has a line of its own
+_LONGEST_NAME = 30
 # suffix of a monitor's series -> title of the chart, factor to its unit, what ticks look like
 _UNITS = {
+    "_share": ("Busy or filled, share", 1.0, ".0%"),
     "_bytes_per_s": ("Disk, network and swap, MB/s", 1e-6, ",.3~r"),
     "_bytes": ("Memory, GiB", 2**-30, ",.3~r"),
-    "_share": ("Busy or filled, share", 1.0, ".0%"),
     "_w": ("Power, W", 1.0, ",.3~r"),
     "_mhz": ("Clocks, MHz", 1.0, ","),
 }
@@ -35,72 +39,64 @@ def fed(rows: Sequence[Row]) -> go.Figure:
     """A bar per row, images/s with its trainer, and the trainer's own rate; rows of one trainer."""
     shown = [(row, row.together, row.trainer) for row in rows if row.together and row.trainer]
     limit = shown[0][2].median
-    names = [f"{_name(row)}<br>{rate.median:,.0f} ({rate.median / limit:.0%})" for row, rate, _ in shown]
     rates = [rate for _, rate, _ in shown]
     bars = go.Bar(
         x=[rate.median for rate in rates],
-        y=names,
+        y=list(range(len(rates))),
         orientation="h",
+        width=0.4,
         marker_color=_BLUE,
         error_x=_spread(rates),
         name="fed by the loader, and its range",
     )
-    figure = _figure([bars], _FRAME_PIXELS + _BAR_PIXELS * len(rates), "images/s")
+    names = [f"{_name(row)}: {rate.median:,.0f} ({rate.median / limit:.0%})" for row, rate, _ in shown]
+    figure = _lanes([bars], names, "images/s")
     _mark(figure, limit, "trainer alone", _RED)
-    reach = max(limit, *(rate.high for rate in rates))
-    figure.update_xaxes(range=[0, 1.08 * reach])
-    figure.update_yaxes(autorange="reversed")
+    figure.update_xaxes(range=[0, 1.08 * max(limit, *(rate.high for rate in rates))])
     return figure
 
 
 def alone(rows: Sequence[Row]) -> go.Figure:
     """Images/s of each loader without a trainer, warm and cold, beside each trainer's rate."""
     rows = list({(row.backend, row.data, row.peer): row for row in rows}.values())
-    names = [f"{_name(row)}<br>{row.loader.median:,.0f}" for row in rows]
-    kinds = (
-        ("loader alone", _BLUE, "circle", [None if row.peer else row.loader for row in rows]),
-        ("page cache dropped before", _SKY, "diamond", [row.cold for row in rows]),
-        (
-            "for comparison: another library",
-            _GREY,
-            "square",
-            [row.loader if row.peer else None for row in rows],
-        ),
-    )
+    ours = [None if row.peer else row.loader for row in rows]
+    others = [row.loader if row.peer else None for row in rows]
     dots = [
-        _dots([(name, rate) for name, rate in zip(names, rates, strict=True) if rate], title, colour, symbol)
-        for title, colour, symbol, rates in kinds
+        _dots(rates, title, colour, symbol)
+        for rates, title, colour, symbol in (
+            (ours, "loader alone", _BLUE, "circle"),
+            ([row.cold for row in rows], "page cache dropped before", _SKY, "diamond"),
+            (others, "for comparison: another library or the limit", _GREY, "square"),
+        )
         if any(rates)
     ]
-    figure = _figure(dots, _FRAME_PIXELS + _BAR_PIXELS * len(rows), "images/s, logarithmic")
-    figure.update_xaxes(type="log", dtick=1, tickformat=",~s")
-    figure.update_yaxes(autorange="reversed", categoryorder="array", categoryarray=names)
+    names = [f"{_name(row)}: {row.loader.median:,.0f}" for row in rows]
+    figure = _lanes(dots, names, "images/s, logarithmic")
     for trainer in dict.fromkeys(row.trainer.median for row in rows if row.trainer):
         _mark(figure, trainer, "trainer alone", _RED)
+    _logarithmic(figure, [*(trace.x for trace in dots), *([shape.x0] for shape in figure.layout.shapes)])
     return figure
 
 
 def stages(row: Row) -> go.Figure:
     """Images/s that each stage alone can do, beside what was predicted and measured."""
-    names = [
-        f"{escape(stage)}{' (binds)' if stage == row.binds else ''}<br>{rate:,.0f}"
-        for stage, rate in row.stages.items()
-    ]
-    colours = [_ORANGE if stage == row.binds else _BLUE for stage in row.stages]
     dots = go.Scatter(
         x=list(row.stages.values()),
-        y=names,
+        y=list(range(len(row.stages))),
         mode="markers",
-        marker={"color": colours, "size": 13},
+        marker={"color": [_ORANGE if stage == row.binds else _BLUE for stage in row.stages], "size": 13},
         name="stage alone",
     )
-    figure = _figure([dots], _FRAME_PIXELS + _BAR_PIXELS * len(names), "images/s, logarithmic")
+    names = [
+        f"{escape(stage)}: {rate:,.0f}{' (binds)' if stage == row.binds else ''}"
+        for stage, rate in row.stages.items()
+    ]
+    figure = _lanes([dots], names, "images/s, logarithmic")
     if row.predicted is not None:
         _mark(figure, row.predicted, "predicted together", _GREEN, "dot")
     if row.together is not None:
         _mark(figure, row.together.median, "measured together", _PURPLE, "solid")
-    figure.update_xaxes(type="log", dtick=1, tickformat=",~s")
-    figure.update_yaxes(autorange="reversed", categoryorder="array", categoryarray=names)
+    _logarithmic(figure, [dots.x, *([shape.x0] for shape in figure.layout.shapes)])
     return figure
 
 
@@ -112,21 +108,20 @@ def waterfall(row: Row, batch_size: int) -> go.Figure:
     parts = {"compute": batch_size / row.trainer.median * 1e3}
     parts |= {f"{name} stall": seconds * 1e3 for name, seconds in row.stalls.items()}
     parts["not explained"] = whole_ms - sum(parts.values())
-    names = [f"{escape(name)}<br>{part:,.1f} ms" for name, part in parts.items()]
     bars = go.Waterfall(
         x=[*parts.values(), whole_ms],
-        y=[*names, f"whole batch<br>{whole_ms:,.1f} ms"],
-        measure=[*["relative"] * len(parts), "total"],
+        y=list(range(len(parts) + 1)),
+        measure=["absolute", *["relative"] * (len(parts) - 1), "total"],
         orientation="h",
+        width=0.4,
         increasing_marker_color=_ORANGE,
         decreasing_marker_color=_GREEN,
         totals_marker_color=_BLUE,
         connector_line={"color": _GREY, "width": 1},
         showlegend=False,
     )
-    figure = _figure([bars], _FRAME_PIXELS - 30 + _BAR_PIXELS * (len(parts) + 1), "ms")
-    figure.update_yaxes(autorange="reversed")
-    return figure
+    names = [f"{escape(name)}: {part:,.1f} ms" for name, part in parts.items()]
+    return _lanes([bars], [*names, f"whole batch: {whole_ms:,.1f} ms"], "ms")
 
 
 def throughput(row: Row, batch_size: int) -> go.Figure:
@@ -224,11 +219,32 @@ def _is_core(name: str) -> bool:
     return name.startswith("cpu_") and name.removeprefix("cpu_").removesuffix("_share").isdecimal()
 
 
-def _figure(traces: Iterable[Any], height: int, across: str) -> go.Figure:
-    figure = go.Figure(list(traces))
+def _lanes(traces: Sequence[Any], names: Sequence[str], across: str) -> go.Figure:
+    """Horizontal lanes, y = 0, 1, ... from the top, each below its name, so that a phone has room."""
+    figure = _figure(traces, _LANE_PIXELS * len(names), across)
+    for lane, name in enumerate(names):
+        figure.add_annotation(
+            x=0, xref="paper", xanchor="left", y=lane, yshift=18, text=name, showarrow=False
+        )
+    figure.update_yaxes(range=[len(names) - 0.6, -0.75], showticklabels=False, showgrid=False)
+    return figure
+
+
+def _logarithmic(figure: go.Figure, shown: Iterable[Sequence[float]]) -> None:
+    """A logarithmic axis, from a little below to a little above what is shown; plotly's own ticks overlap."""
+    rates = list(chain.from_iterable(shown))
+    low, high = log10(min(rates)) - 0.15, log10(max(rates)) + 0.15
+    steps = (1,) if high - low > 2 else (1, 2, 5)
+    ticks = [step * 10.0**power for power in range(floor(low), ceil(high)) for step in steps]
+    figure.update_xaxes(type="log", range=[low, high], tickvals=ticks, tickformat=",~s")
+
+
+def _figure(traces: Sequence[Any], plot_pixels: int, across: str) -> go.Figure:
+    figure = go.Figure(traces)
+    entries = sum(trace.showlegend is not False for trace in traces)
     figure.update_layout(
         template="none",
-        height=height,
+        height=plot_pixels + _AXIS_PIXELS + _LEGEND_PIXELS * (entries + 1),
         margin={"l": 10, "r": 16, "t": 34, "b": 10},
         font={"family": "system-ui, sans-serif", "size": 13},
         legend={"orientation": "h", "x": 0, "y": 1.0, "yanchor": "bottom"},
@@ -237,18 +253,19 @@ def _figure(traces: Iterable[Any], height: int, across: str) -> go.Figure:
         dragmode=False,  # else a finger on a chart cannot scroll the page
         showlegend=True,
     )
-    figure.update_xaxes(title=across, automargin=True, zeroline=False)
+    figure.update_xaxes(title=across, automargin=True, zeroline=False, tickangle=0)
     figure.update_yaxes(automargin=True, zeroline=False)
     return figure
 
 
-def _dots(rates: Sequence[tuple[str, Estimate]], title: str, colour: str, symbol: str) -> go.Scatter:
+def _dots(rates: Sequence[Estimate | None], title: str, colour: str, symbol: str) -> go.Scatter:
+    there = [(lane, rate) for lane, rate in enumerate(rates) if rate]
     return go.Scatter(
-        x=[rate.median for _, rate in rates],
-        y=[name for name, _ in rates],
+        x=[rate.median for _, rate in there],
+        y=[lane for lane, _ in there],
         mode="markers",
         marker={"color": colour, "symbol": symbol, "size": 12},
-        error_x=_spread([rate for _, rate in rates]),
+        error_x=_spread([rate for _, rate in there]),
         name=title,
     )
 
@@ -282,4 +299,5 @@ def _spread(rates: Sequence[Estimate]) -> dict[str, Any]:
 
 
 def _name(row: Row) -> str:
-    return f"{escape(row.backend)} · {escape(row.data)}"
+    name = report.label(row)
+    return escape(name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…")

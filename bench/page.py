@@ -29,33 +29,32 @@ h1 { font-size: 1.5rem; } h2 { font-size: 1.25rem; margin: 2.5rem 0 .5rem; }
 .verdict p { margin: .6rem 0; max-width: 60rem; }
 .verdict p:first-child { font-size: 1.15rem; font-weight: 600; }
 .charts { display: grid; gap: 1rem 2rem;
-  grid-template-columns: repeat(auto-fit, minmax(min(100%, 28rem), 1fr)); }
+  grid-template-columns: repeat(auto-fill, minmax(min(100%, 28rem), 1fr)); }
 figure { margin: 0; min-width: 0; max-width: 44rem; } figcaption { font-weight: 600; }
 .note, small, dt { color: var(--soft); }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; overflow-wrap: normal; }
 th, td { text-align: right; vertical-align: top; padding: .3rem .6rem; border-bottom: 1px solid var(--line);
   white-space: nowrap; line-height: 1.3; }
-th:first-child, td:first-child { text-align: left; padding-left: 0; }
+th { white-space: normal; vertical-align: bottom; font-weight: 600; }
+th:first-child, td:first-child { text-align: left; padding-left: 0; white-space: normal; min-width: 8rem;
+  max-width: 14rem; overflow-wrap: anywhere; position: sticky; left: 0; background: var(--bg); }
 .peer { border: 1px solid var(--line); border-radius: 4px; padding: 0 .3rem;
   font-size: .8rem; color: var(--soft); }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .2rem 1rem; } dd { margin: 0; }
 a { color: inherit; }
 .js-plotly-plot .main-svg text:not(.hoverlayer *) { fill: var(--fg) !important; }
+.js-plotly-plot .annotation .bg { fill: var(--bg) !important; fill-opacity: .8 !important; }
 .js-plotly-plot .gridlayer path { stroke: var(--line) !important; }
 @media print {
   @page { margin: 12mm; }
   body { margin: 0; padding: 0; font-size: 12px; }
   .charts { display: block; } figure, .verdict, tr { break-inside: avoid; } h2 { break-after: avoid; }
   .wide { overflow: visible; } table { font-size: 8px; } th, td { padding: .2rem .3rem; white-space: normal; }
-  .modebar, .download { display: none; }
+  .download { display: none; }
 }
 """
-_CONFIG = {
-    "responsive": True,
-    "displaylogo": False,
-    "modeBarButtons": [["zoom2d", "pan2d", "resetScale2d", "toImage"]],
-}
+_CONFIG = {"responsive": True, "displayModeBar": False}
 _NUMBERS: dict[str, Callable[[Row], Estimate | float | None]] = {
     "loader alone, images/s": lambda row: row.loader,
     "cold": lambda row: row.cold,
@@ -138,7 +137,7 @@ def _details(result: Result, row: Row) -> str:
     figures |= charts.monitor(row.monitor)
     if not figures:
         return ""
-    words = _paragraphs([*_findings(row), *row.spikes.get("explanation", ())])
+    words = _paragraphs([" ".join((*_findings(row), *row.spikes.get("explanation", ())))])
     number = result.rows.index(row)
     return f"<h2>{escape(_title(result, row))}</h2>{words}{_figures(figures, f'row{number}')}"
 

@@ -180,12 +180,7 @@ def batch_strip(row: Row) -> go.Figure:
 def monitor(sampled: dict[str, Any]) -> dict[str, go.Figure]:
     """A chart per unit of what was sampled, by title; series that stayed at zero are left out."""
     time_s = sampled.get("time_s", [])
-    series = sampled.get("series", sampled)
-    found = {
-        name: values
-        for name, values in series.items()
-        if isinstance(values, list) and name != "time_s" and len(values) == len(time_s) and any(values)
-    }
+    found = {name: values for name, values in report.monitor_series(sampled).items() if any(values)}
     figures = {}
     for suffix, (title, factor, ticks) in _UNITS.items():
         names = [name for name in found if _suffix(name) == suffix]

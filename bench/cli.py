@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 
 import precache
-from bench import conversion, conversion_report, page, photos, report
+from bench import conversion, conversion_report, events, page, photos, report
 from bench.comparison import BenchSpec, choose_arms, compare
 from bench.peer_arms import choose_peers, limits
 from bench.peer_loaders import PEERS
@@ -33,6 +33,22 @@ DATA = Path("data")
 QUICKSTART = DATA / "quickstart"
 _PATH = click.Path(path_type=Path)
 _TABLE_WIDTH = 130
+
+
+def _choose_events(context: click.Context, _: click.Parameter, folder: Path | None) -> None:
+    if folder is not None:
+        events.writer_class()  # its absence is an error now, not after minutes of measuring
+        context.meta[events.__name__] = folder
+
+
+_tensorboard_option = click.option(
+    "--tensorboard",
+    type=_PATH,
+    metavar="DIR",
+    callback=_choose_events,
+    expose_value=False,
+    help="Write events for TensorBoard here: batch times, and what ran meanwhile.",
+)
 
 
 @click.group(cls=commandline.Group, name="bench")
@@ -59,6 +75,7 @@ def main() -> None:
 @click.option("--peer-data", type=_PATH, default=DATA / "peers", show_default=True, help="Their data.")
 @click.option("--json", "json_path", type=_PATH, help="Write the result here; '-' prints it alone.")
 @click.option("--html", "html_path", type=_PATH, help="Write the report here.")
+@_tensorboard_option
 @click.option("--markdown", is_flag=True, help="Print the table as Markdown.")
 def loaders(
     data: tuple[Path, ...],
@@ -207,6 +224,7 @@ def photos_command(src: Path, dst: Path, mean: str, pictures: int) -> None:
 @main.command(name="report")
 @click.argument("result_path", metavar="RESULT.json", type=_PATH)
 @click.option("--html", "html_path", type=_PATH, help="Write the report here.")
+@_tensorboard_option
 @click.option("--markdown", is_flag=True, help="Print the table as Markdown.")
 def report_command(result_path: Path, html_path: Path | None, markdown: bool) -> None:
     """Show a result that 'bench loaders --json' wrote."""
@@ -261,6 +279,11 @@ def _write(result: Result, json_path: Path | None, html_path: Path | None, quiet
             path.write_text(content, encoding="utf-8")
             if not quiet:
                 click.echo(f"wrote {path}")
+    folder = click.get_current_context().meta.get(events.__name__)
+    if folder is not None:
+        runs = events.write_events(result, folder)
+        if not quiet:
+            click.echo(f"wrote {folder}: {', '.join(runs) or 'nothing, no row has the times of its batches'}")
 
 
 def entry_point() -> None:

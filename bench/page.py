@@ -106,11 +106,11 @@ def _verdict(result: Result) -> Iterator[str]:
         )
     for row in result.rows:
         if row.advice:
-            yield f"{_title(result, row)}: {row.advice}"
+            yield f"{report.title(result, row)}: {row.advice}"
     yield from report.comparisons(result)
     for row in result.rows:
         for flag in row.monitor.get("flags", ()):
-            yield f"{_title(result, row)}: {flag}"
+            yield f"{report.title(result, row)}: {flag}"
 
 
 def _overview(result: Result) -> str:
@@ -139,7 +139,7 @@ def _details(result: Result, row: Row) -> str:
         return ""
     words = _paragraphs([" ".join((*_findings(row), *row.spikes.get("explanation", ())))])
     number = result.rows.index(row)
-    return f"<h2>{escape(_title(result, row))}</h2>{words}{_figures(figures, f'row{number}')}"
+    return f"<h2>{escape(report.title(result, row))}</h2>{words}{_figures(figures, f'row{number}')}"
 
 
 def _findings(row: Row) -> Iterator[str]:
@@ -178,7 +178,9 @@ def _numbers(result: Result) -> str:
     head = "".join(f"<th>{escape(title)}</th>" for title in ("", *shown))
     lines = []
     for row in rows:
-        name = escape(_title(result, row)) + (' <span class="peer">for comparison</span>' if row.peer else "")
+        name = escape(report.title(result, row)) + (
+            ' <span class="peer">for comparison</span>' if row.peer else ""
+        )
         cells = "".join(f"<td>{_cell(get(row))}</td>" for get in shown.values())
         lines.append(f"<tr><td>{name}</td>{cells}</tr>")
     content = json.dumps(result.to_json()).encode()
@@ -206,11 +208,6 @@ def _conditions(result: Result) -> str:
 
 def _paragraphs(lines: Iterable[str]) -> str:
     return "".join(f"<p>{escape(line)}</p>" for line in lines)
-
-
-def _title(result: Result, row: Row) -> str:
-    several = report.several_trainers(result) and not row.peer
-    return report.label(row) + (f", fed to {row.trainer_name}" if several else "")
 
 
 def _text(value: object) -> str:

@@ -1,6 +1,7 @@
 """A result as a terminal table and as Markdown; `bench.page` makes the HTML page."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from rich.table import Table
 
@@ -155,6 +156,18 @@ def _verdict(row: Row) -> str:
 def label(row: Row) -> str:
     """What was measured on what."""
     return f"{row.backend} on {row.data}"
+
+
+def title(result: Result, row: Row) -> str:
+    """What was measured on what, and where it needs saying, with which trainer."""
+    several = several_trainers(result) and not row.peer
+    return label(row) + (f", fed to {row.trainer_name}" if several else "")
+
+
+def monitor_series(sampled: dict[str, Any]) -> dict[str, list[float]]:
+    """What was sampled, by name: one value per `time_s`."""
+    kept = ("time_s", "flags")
+    return {name: values for name, values in sampled.items() if isinstance(values, list) and name not in kept}
 
 
 def _rate(rate: Estimate | None) -> str:

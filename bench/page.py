@@ -49,9 +49,9 @@ a { color: inherit; }
 @media print {
   @page { margin: 12mm; }
   body { margin: 0; padding: 0; font-size: 12px; }
-  .charts { display: block; } figure, .verdict, tr { break-inside: avoid; } h2 { break-after: avoid; }
+  .charts { display: block; } figure, .verdict, tr, dl { break-inside: avoid; } h2 { break-after: avoid; }
   .wide { overflow: visible; } table { font-size: 8px; } th, td { padding: .2rem .3rem; white-space: normal; }
-  .download { display: none; }
+  .download, nav { display: none; } small, .peer { font-size: inherit; }
 }
 """
 _CONFIG = {"responsive": True, "displayModeBar": False}
@@ -79,7 +79,7 @@ def html(result: Result) -> str:
             "<h1>Does the trainer wait for data?</h1>",
             f'<section class="verdict">{_paragraphs(_verdict(result))}</section>',
             _overview(result),
-            *(_details(result, row) for row in result.rows),
+            _details(result),
             _numbers(result),
             _conditions(result),
         )
@@ -108,9 +108,6 @@ def _verdict(result: Result) -> Iterator[str]:
         if row.advice:
             yield f"{report.title(result, row)}: {row.advice}"
     yield from report.comparisons(result)
-    for row in result.rows:
-        for flag in row.monitor.get("flags", ()):
-            yield f"{report.title(result, row)}: {flag}"
 
 
 def _overview(result: Result) -> str:
@@ -123,9 +120,25 @@ def _overview(result: Result) -> str:
     return f"<h2>How fast</h2>{_figures(figures, 'overview')}"
 
 
-def _details(result: Result, row: Row) -> str:
-    """The section of one row, if it has more than the overview shows."""
+def _details(result: Result) -> str:
+    """A section for each row that has more than the overview shows, and links to them."""
     batch_size = result.settings["batch_size"]
+    links, sections = [], []
+    for number, row in enumerate(result.rows):
+        figures = _row_figures(row, batch_size)
+        if figures:
+            title = escape(report.title(result, row))
+            links.append(f'<a href="#row{number}">{title}</a>')
+            words = _paragraphs([" ".join(_findings(row))])
+            sections.append(f'<h2 id="row{number}">{title}</h2>{words}{_figures(figures, f"row{number}")}')
+    return (
+        f"<nav>In detail: {', '.join(links)}</nav>{''.join(sections)}"
+        if len(links) > 1
+        else "".join(sections)
+    )
+
+
+def _row_figures(row: Row, batch_size: int) -> dict[str, go.Figure]:
     figures = {}
     if row.stages:
         figures["What each stage can do alone"] = charts.stages(row)
@@ -134,12 +147,7 @@ def _details(result: Result, row: Row) -> str:
     if row.step_s:
         figures["Throughput over time"] = charts.throughput(row, batch_size)
         figures["Time of each batch"] = charts.batch_strip(row)
-    figures |= charts.monitor(row.monitor)
-    if not figures:
-        return ""
-    words = _paragraphs([" ".join((*_findings(row), *row.spikes.get("explanation", ())))])
-    number = result.rows.index(row)
-    return f"<h2>{escape(report.title(result, row))}</h2>{words}{_figures(figures, f'row{number}')}"
+    return figures | charts.monitor(row.monitor)
 
 
 def _findings(row: Row) -> Iterator[str]:
@@ -155,6 +163,8 @@ def _findings(row: Row) -> Iterator[str]:
         yield f"The trainer waited {_percent(row.data_wait)} of the time."
     if row.utilisation:
         yield f"It computed {_percent(row.utilisation)} of the time; MLPerf Storage asks for 90%."
+    yield from row.spikes.get("explanation", ())
+    yield from row.monitor.get("flags", ())
 
 
 def _figures(figures: dict[str, go.Figure], prefix: str) -> str:

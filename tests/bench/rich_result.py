@@ -14,7 +14,7 @@ WORKERS = 4
 BATCH_SIZE = 64
 LIMIT = 2480.0
 EXPLANATION = "Every 4 batches the trainer waits 100.2 ms on average: as many as the loader has workers."
-HOSTILE = "</script><script>alert('x')</script>"
+HOSTILE = "<b></script><script>alert('x')</script>"
 
 
 def around(middle: float, spread: float = 0.04) -> Estimate:

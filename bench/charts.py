@@ -107,7 +107,9 @@ def waterfall(row: Row, batch_size: int) -> go.Figure:
     whole_ms = batch_size / row.together.median * 1e3
     parts = {"compute": batch_size / row.trainer.median * 1e3}
     parts |= {f"{name} stall": seconds * 1e3 for name, seconds in row.stalls.items()}
-    parts["not explained"] = whole_ms - sum(parts.values())
+    rest_ms = whole_ms - sum(parts.values())
+    if abs(rest_ms) >= 0.01 * whole_ms:
+        parts["not explained"] = rest_ms
     bars = go.Waterfall(
         x=[*parts.values(), whole_ms],
         y=list(range(len(parts) + 1)),

@@ -154,10 +154,10 @@ def _findings(row: Row) -> Iterator[str]:
     if row.binds:
         yield f"What binds: {row.binds}."
     elif row.stages:
-        yield "Which stage binds cannot be told: their ranges overlap."
+        yield "Which stage binds cannot be told."
     if row.predicted and row.together:
         measured = row.together.median
-        off = row.predicted / measured - 1
+        off = measured / row.predicted - 1
         yield f"Predicted {row.predicted:,.0f} images/s, measured {measured:,.0f} ({off:+.0%})."
     if row.data_wait:
         yield f"The trainer waited {_percent(row.data_wait)} of the time."

@@ -104,6 +104,8 @@ class Result:
             )
             missing = {"cpu", "memory", "accelerator", "date"} - result.machine.keys()
             missing |= {"trainers", "batch_size", "size", "workers", "repeats"} - result.settings.keys()
+            if not rows:
+                missing.add("rows")
             if missing:
                 raise KeyError(*sorted(missing))
             return result

@@ -9,9 +9,10 @@ from html.parser import HTMLParser
 import pytest
 from plotly.offline import get_plotlyjs
 
-from bench import page, report
+from bench import charts, page, report
 from bench.result import Result
-from tests.bench.rich_result import EXPLANATION, HOSTILE, rich_result, row
+from precache.errors import SettingError
+from tests.bench.rich_result import BATCH_SIZE, EXPLANATION, HOSTILE, rich_result, row
 
 
 class Content(HTMLParser):
@@ -109,6 +110,27 @@ def test_what_a_result_lacks_is_left_out() -> None:
     )
 
 
+def test_the_waterfall_ends_at_the_whole_batch() -> None:
+    waiting = rich_result().rows[0]
+    assert waiting.together is not None
+    (bars,) = charts.waterfall(waiting, BATCH_SIZE).data
+    *parts_ms, whole_ms = bars.x
+    assert whole_ms == pytest.approx(sum(parts_ms))
+    assert whole_ms == pytest.approx(BATCH_SIZE / waiting.together.median * 1e3)
+    assert len(parts_ms) == 5  # compute, three stalls, and what these do not explain
+    explained = replace(waiting, stalls={"prep": (whole_ms - parts_ms[0]) / 1e3})
+    (bars,) = charts.waterfall(explained, BATCH_SIZE).data
+    assert len(bars.x) == 3
+
+
+def test_spikes_and_epochs_stand_where_they_were() -> None:
+    waiting = rich_result().rows[0]
+    traces = {trace.name: trace for trace in charts.batch_strip(waiting).data}
+    assert list(traces["spike"].x) == waiting.spikes["wait_spikes"]["batches"]
+    assert [start for start in traces["first batch of an epoch"].x[::3]] == waiting.epoch_starts
+    assert traces["wait"].y == pytest.approx([1e3 * seconds for seconds in waiting.wait_s])
+
+
 def test_peers_are_told_apart(result: Result, text: str, content: Content) -> None:
     peers = [row for row in result.rows if row.peer]
     assert len(peers) == 3
@@ -154,6 +176,11 @@ def test_sections_are_linked() -> None:
     links = {value for _, name, value in content.attributes if name == "href" and value[0] == "#"}
     places = {f"#{value}" for tag, name, value in content.attributes if (tag, name) == ("h2", "id")}
     assert links == places == {"#row0", "#row1"}
+
+
+def test_a_result_without_rows_is_refused(result: Result) -> None:
+    with pytest.raises(SettingError, match=r"not a result of 'bench loaders'.*rows"):
+        Result.from_json({**result.to_json(), "rows": []})
 
 
 def test_the_same_result_gives_the_same_page(result: Result, text: str) -> None:

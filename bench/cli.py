@@ -11,7 +11,16 @@ import click
 from rich.console import Console
 
 import precache
-from bench import conversion, conversion_report, hardware_command, photos, recommend_command, report
+from bench import (
+    conversion,
+    conversion_report,
+    events,
+    hardware_command,
+    page,
+    photos,
+    recommend_command,
+    report,
+)
 from bench.comparison import BenchSpec, choose_arms, compare
 from bench.ddp import ddp_command, refuse_several_processes
 from bench.device import choose_device
@@ -39,6 +48,22 @@ DATA = Path("data")
 QUICKSTART = DATA / "quickstart"
 _PATH = click.Path(path_type=Path)
 _TABLE_WIDTH = 130
+
+
+def _choose_events(context: click.Context, _: click.Parameter, folder: Path | None) -> None:
+    if folder is not None:
+        events.writer_class()  # its absence is an error now, not after minutes of measuring
+        context.meta[events.__name__] = folder
+
+
+_tensorboard_option = click.option(
+    "--tensorboard",
+    type=_PATH,
+    metavar="DIR",
+    callback=_choose_events,
+    expose_value=False,
+    help="Write events for TensorBoard here: batch times, and what ran meanwhile.",
+)
 
 
 @click.group(cls=commandline.Group, name="bench")
@@ -76,6 +101,7 @@ main.add_command(recommend_command.recommend_command)
 @click.option("--peer-data", type=_PATH, default=DATA / "peers", show_default=True, help="Their data.")
 @click.option("--json", "json_path", type=_PATH, help="Write the result here; '-' prints it alone.")
 @click.option("--html", "html_path", type=_PATH, help="Write the report here.")
+@_tensorboard_option
 @click.option("--markdown", is_flag=True, help="Print the table as Markdown.")
 def loaders(
     data: tuple[Path, ...],
@@ -224,6 +250,7 @@ def photos_command(src: Path, dst: Path, mean: str, pictures: int) -> None:
 @main.command(name="report")
 @click.argument("result_path", metavar="RESULT.json", type=_PATH)
 @click.option("--html", "html_path", type=_PATH, help="Write the report here.")
+@_tensorboard_option
 @click.option("--markdown", is_flag=True, help="Print the table as Markdown.")
 def report_command(result_path: Path, html_path: Path | None, markdown: bool) -> None:
     """Show a result that 'bench loaders --json' wrote."""
@@ -256,13 +283,20 @@ def _print(result: Result, as_markdown: bool) -> None:
 
 
 def _write(result: Result, json_path: Path | None, html_path: Path | None, quiet: bool = False) -> None:
-    contents = {json_path: json.dumps(result.to_json(), indent=1) + "\n", html_path: report.html(result)}
-    for path, content in contents.items():
+    for path in (json_path, html_path):
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
+            content = (
+                page.html(result) if path == html_path else json.dumps(result.to_json(), indent=1) + "\n"
+            )
             path.write_text(content, encoding="utf-8")
             if not quiet:
                 click.echo(f"wrote {path}")
+    folder = click.get_current_context().meta.get(events.__name__)
+    if folder is not None:
+        runs = events.write_events(result, folder)
+        if not quiet:
+            click.echo(f"wrote {folder}: {', '.join(runs) or 'nothing, no row has the times of its batches'}")
 
 
 def entry_point() -> None:

@@ -1,7 +1,7 @@
-"""A result as a terminal table, as Markdown, and as one self-contained HTML page."""
+"""A result as a terminal table and as Markdown; `bench.page` makes the HTML page."""
 
 from collections.abc import Sequence
-from html import escape
+from typing import Any
 
 from rich.table import Table
 
@@ -20,18 +20,6 @@ _LEGEND = {
     "p95 ms": "med ms, p95 ms: time per batch",
     "epoch gap": "epoch gap: the longest time of an epoch's first batch, in medians",
 }
-_STYLE = """
-:root { color-scheme: light dark; }
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; }
-h1 { font-size: 1.5rem; }
-.wide { overflow-x: auto; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { text-align: right; padding: .3rem .8rem; border-bottom: 1px solid #8884; white-space: nowrap; }
-th:first-child, td:first-child, th:nth-child(2), td:nth-child(2) { text-align: left; }
-td:last-child, th:last-child { text-align: left; }
-dl { display: grid; grid-template-columns: max-content 1fr; gap: .2rem 1rem; }
-dt { opacity: .7; } dd { margin: 0; overflow-wrap: anywhere; }
-"""
 
 
 def headline(result: Result) -> list[str]:
@@ -39,13 +27,13 @@ def headline(result: Result) -> list[str]:
     sentences = []
     for name in dict.fromkeys(row.trainer_name for row in result.rows):
         rows = [row for row in result.rows if row.trainer_name == name and row.trainer is not None]
-        keeping = [_label(row) for row in rows if row.verdict == KEEPS_UP]
+        keeping = [label(row) for row in rows if row.verdict == KEEPS_UP]
         waiting = [
-            f"{_label(row)} ({waiting_share(row.ratio):.0%} of the time)"
+            f"{label(row)} ({waiting_share(row.ratio):.0%} of the time)"
             for row in rows
             if row.verdict == LOADER_BINDS and row.ratio is not None
         ]
-        unclear = [_label(row) for row in rows if row.verdict == NOT_DISTINGUISHABLE]
+        unclear = [label(row) for row in rows if row.verdict == NOT_DISTINGUISHABLE]
         if waiting:
             sentences.append(f"With {name} the trainer waits for {', '.join(waiting)}.")
         if unclear:
@@ -69,7 +57,7 @@ def _table(result: Result) -> dict[str, list[str]]:
     """Title -> a text per row."""
     rows = result.rows
     table = {"backend": [row.backend for row in rows], "data": [row.data for row in rows]}
-    if _several_trainers(result):
+    if several_trainers(result):
         table = {"step": ["-" if row.peer else row.trainer_name for row in rows], **table}
     table["loader"] = [_rate(row.loader) for row in rows]
     if any(row.trainer is not None for row in rows):
@@ -102,7 +90,7 @@ def comparisons(result: Result) -> list[str]:
                 f"{ratio.median:.2f}x {name} ({ratio.low:.2f}-{ratio.high:.2f})"
                 for name, ratio in row.over.items()
             )
-            lines[_label(row)] = f"{_label(row)}: {', '.join(ratios)}"  # the same with each trainer
+            lines[label(row)] = f"{label(row)}: {', '.join(ratios)}"  # the same with each trainer
     return list(lines.values())
 
 
@@ -147,29 +135,6 @@ def conditions(result: Result) -> str:
     )
 
 
-def html(result: Result) -> str:
-    """One page that needs no network."""
-    head = "".join(f"<th>{escape(title)}</th>" for title in columns(result))
-    body = "".join(
-        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in cells(result)
-    )
-    verdicts = "".join(f"<p>{escape(line)}</p>" for line in (*headline(result), *comparisons(result)))
-    skipped = "".join(
-        f"<p>Skipped {escape(name)}: {escape(reason)}</p>" for name, reason in result.skipped.items()
-    )
-    facts = {**result.machine, **{name: str(value) for name, value in result.settings.items()}}
-    details = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in facts.items())
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>Loader benchmark</title><style>{_STYLE}</style></head><body>"
-        f"<h1>Does the trainer wait for data?</h1>{verdicts}"
-        f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
-        f"<p>{escape(legend(result))}</p>"
-        f"{skipped}<h2>Conditions</h2><dl>{details}</dl></body></html>\n"
-    )
-
-
 def _ratio(ratio: Estimate | None) -> str:
     if ratio is None:
         return "-"
@@ -188,15 +153,29 @@ def _verdict(row: Row) -> str:
     return f"waits {waiting_share(row.ratio):.0%}"
 
 
-def _label(row: Row) -> str:
+def label(row: Row) -> str:
+    """What was measured on what."""
     return f"{row.backend} on {row.data}"
+
+
+def title(result: Result, row: Row) -> str:
+    """What was measured on what, and where it needs saying, with which trainer."""
+    several = several_trainers(result) and not row.peer
+    return label(row) + (f", fed to {row.trainer_name}" if several else "")
+
+
+def monitor_series(sampled: dict[str, Any]) -> dict[str, list[float]]:
+    """What was sampled, by name: one value per `time_s`."""
+    kept = ("time_s", "flags")
+    return {name: values for name, values in sampled.items() if isinstance(values, list) and name not in kept}
 
 
 def _rate(rate: Estimate | None) -> str:
     return "-" if rate is None else f"{rate.median:,.0f}"
 
 
-def _several_trainers(result: Result) -> bool:
+def several_trainers(result: Result) -> bool:
+    """Whether a row needs its trainer's name."""
     return len({row.trainer_name for row in result.rows if not row.peer}) > 1
 
 

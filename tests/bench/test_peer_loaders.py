@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from bench import peer_arms, peer_libraries, peer_loaders, report
+from bench import page, peer_arms, peer_libraries, peer_loaders, report
 from bench.comparison import Arm, BenchSpec, compare
 from bench.peer_arms import PeerArm, choose_peers, limits, write_data
 from bench.peer_libraries import Work
@@ -187,7 +187,7 @@ def test_peers_are_in_every_report(result: Result) -> None:
     (line,) = report.comparisons(result)
     assert line.startswith("shards on shards: ")
     assert "x npy (" in line
-    assert line in report.html(result)
+    assert line in page.html(result)
     assert line in report.markdown(result)
     assert f"peers: numpy {np.__version__}, torch {torch.__version__.split('+')[0]}" in report.conditions(
         result

@@ -1,0 +1,191 @@
+"""What the times of single batches say: averages hide a wait that only some batches have. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+import numpy.typing as npt
+
+RUNNING_BATCHES = 10
+# Of normal noise about one batch in 20,000 exceeds the quicker half's median by this many deviations.
+_DEVIATIONS = 8.0
+_TO_SIGMA = 1.4826  # median absolute deviation to standard deviation, of normal noise
+_NEGLIGIBLE_SHARE = 0.1  # of a batch's time: a shorter excess is not worth a word
+_FEWEST_BATCHES = 8
+_REGULAR_SHARE = 0.75
+
+
+@dataclass(frozen=True, slots=True)
+class Spikes:
+    """Batches that took far longer than the quicker half did.
+
+    Attributes:
+        batches: their positions in the series.
+        above_s: what counts as one.
+        period: every how many batches one comes; None where they are not regular.
+    """
+
+    batches: tuple[int, ...]
+    above_s: float
+    period: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """The wait for the first batch of an epoch.
+
+    Attributes:
+        batch: its position in the series.
+        wait_s: how long the trainer waited for it.
+        excess_s: by how much that is more than the median wait within epochs, at least 0.
+    """
+
+    batch: int
+    wait_s: float
+    excess_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class BatchTimes:
+    """The analysis of one series of batches.
+
+    Attributes:
+        running_wait_s, running_step_s: means of the last `RUNNING_BATCHES` batches, one per batch.
+        wait_spikes, step_spikes: first batches of epochs are never among them.
+        gaps: first batches of epochs, in order.
+        explanation: of the spikes and gaps, in words, one sentence each.
+    """
+
+    running_wait_s: tuple[float, ...]
+    running_step_s: tuple[float, ...]
+    wait_spikes: Spikes
+    step_spikes: Spikes
+    gaps: tuple[Gap, ...]
+    explanation: tuple[str, ...]
+
+
+def analyse(
+    wait_s: Sequence[float], step_s: Sequence[float], epoch_starts: Sequence[int], workers: int
+) -> BatchTimes:
+    """Find spikes, their period, and gaps.
+
+    Args:
+        wait_s: float [n], how long the trainer waited for each batch, in seconds.
+        step_s: float [n], how long its step then took, in seconds.
+        epoch_starts: positions of batches that were the first of an epoch.
+        workers: of the loader.
+
+    Raises:
+        ValueError: the two are not equally long, or a start lies outside them.
+    """
+    waits, steps = np.asarray(wait_s, dtype=np.float64), np.asarray(step_s, dtype=np.float64)
+    if waits.shape != steps.shape or waits.ndim != 1:
+        raise ValueError(f"waits {waits.shape} and steps {steps.shape} must be equally long series")
+    starts = sorted(set(epoch_starts))
+    if starts and not 0 <= starts[0] <= starts[-1] < len(waits):
+        raise ValueError(f"epoch starts {starts} lie outside of {len(waits)} batches")
+    typical_s = float(np.median(waits + steps)) if len(waits) else 0.0
+    wait_spikes = _spikes(waits, starts, typical_s)
+    step_spikes = _spikes(steps, starts, typical_s)
+    gaps = _gaps(waits, starts)
+    return BatchTimes(
+        running_wait_s=_running_mean(waits),
+        running_step_s=_running_mean(steps),
+        wait_spikes=wait_spikes,
+        step_spikes=step_spikes,
+        gaps=gaps,
+        explanation=tuple(
+            [*_explain_waits(wait_spikes, waits, workers), *_explain_steps(step_spikes), *_explain_gaps(gaps)]
+        ),
+    )
+
+
+def _running_mean(series: npt.NDArray[np.float64]) -> tuple[float, ...]:
+    sums = np.concatenate(([0.0], np.cumsum(series)))
+    stops = np.arange(1, len(sums))
+    begins = np.maximum(stops - RUNNING_BATCHES, 0)
+    return tuple(((sums[stops] - sums[begins]) / (stops - begins)).tolist())
+
+
+def _spikes(series: npt.NDArray[np.float64], starts: list[int], typical_s: float) -> Spikes:
+    steady = np.setdiff1d(np.arange(len(series)), starts)
+    if len(steady) < _FEWEST_BATCHES:
+        return Spikes((), float("inf"), None)
+    # Two workers that cannot keep up make every second batch a spike: the median of all would then lie
+    # between the spikes and the rest, and their deviation from it would be that of everything.
+    quicker = np.sort(series[steady])[: len(steady) // 2]
+    base = float(np.median(quicker))
+    deviation = _TO_SIGMA * float(np.median(np.abs(quicker - base)))
+    # Beside waits of 200 ms that come again and again, one of 20 ms is no spike.
+    halfway = (float(np.quantile(series[steady], 0.9)) - base) / 2
+    above_s = base + max(_DEVIATIONS * deviation, _NEGLIGIBLE_SHARE * typical_s, halfway)
+    batches = [int(batch) for batch in steady if series[batch] > above_s]
+    return Spikes(tuple(batches), above_s, _period(batches, starts, len(steady)))
+
+
+def _period(batches: list[int], starts: list[int], steady: int) -> int | None:
+    """The distance that most neighbouring spikes of one epoch have, if it explains the whole series."""
+    epochs = np.searchsorted(starts, batches, side="right")
+    distances = np.diff(batches)[np.diff(epochs) == 0]
+    if len(distances) < 3:
+        return None
+    period = int(median(distances.tolist()))
+    regular = np.mean(distances == period) >= _REGULAR_SHARE
+    throughout = len(batches) * period >= _REGULAR_SHARE * steady
+    return period if regular and throughout and period > 1 else None
+
+
+def _gaps(waits: npt.NDArray[np.float64], starts: list[int]) -> tuple[Gap, ...]:
+    others = np.delete(waits, starts)
+    usual_s = float(np.median(others)) if len(others) else 0.0
+    return tuple(Gap(start, float(waits[start]), max(0.0, float(waits[start]) - usual_s)) for start in starts)
+
+
+def _explain_waits(spikes: Spikes, waits: npt.NDArray[np.float64], workers: int) -> list[str]:
+    if not spikes.batches:
+        return []
+    mean_s = float(waits[list(spikes.batches)].mean())
+    if spikes.period is None:
+        return [f"{_count(spikes)} waited {_ms(mean_s)} on average, at no regular distance."]
+    found = f"Every {spikes.period} batches the trainer waits {_ms(mean_s)} on average"
+    if spikes.period == workers:
+        return [
+            f"{found}: as many as the loader has workers. They finish together and then all begin anew, so "
+            f"the loader cannot keep up; more workers or less work per sample would help."
+        ]
+    return [
+        f"{found}, which is not the number of workers ({workers}): look for what happens at that "
+        f"distance, as opening a shard."
+    ]
+
+
+def _explain_steps(spikes: Spikes) -> list[str]:
+    if not spikes.batches:
+        return []
+    when = "at no regular distance" if spikes.period is None else f"every {spikes.period} batches"
+    return [
+        f"{_count(spikes)} had a step of more than {_ms(spikes.above_s)}, {when}: not the loader's doing."
+    ]
+
+
+def _explain_gaps(gaps: tuple[Gap, ...]) -> list[str]:
+    lines = []
+    for gap in gaps:
+        if gap.batch == 0:
+            lines.append(f"The first batch came after {_ms(gap.wait_s)}.")
+    later = [gap.excess_s for gap in gaps if gap.batch > 0]
+    if later:
+        lines.append(
+            f"{len(later)} epoch {'boundary' if len(later) == 1 else 'boundaries'}: the first batch waits "
+            f"{_ms(median(later))} more than others do (median)."
+        )
+    return lines
+
+
+def _count(spikes: Spikes) -> str:
+    return f"{len(spikes.batches)} batch{'es' if len(spikes.batches) > 1 else ''}"
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:,.1f} ms"

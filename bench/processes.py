@@ -66,18 +66,30 @@ def run_watched(
 
 def tree_bytes(pid: int) -> int:
     """Memory of a process and its descendants, in bytes; 0 once it is gone."""
+    return sum(tree_memory(pid))
+
+
+def tree_memory(pid: int) -> tuple[int, int]:
+    """Memory of a process and its descendants, in bytes; zeros once it is gone.
+
+    Returns:
+        Private pages, and the processes' proportions of pages that they share with one another or with
+        others. Where the system does not tell them apart, all is private.
+    """
     try:
         process = psutil.Process(pid)
         members = [process, *process.children(recursive=True)]
     except psutil.Error:
-        return 0
-    return sum(_process_bytes(member) for member in members)
+        return 0, 0
+    each = [_process_memory(member) for member in members]
+    return sum(private for private, _ in each), sum(shared for _, shared in each)
 
 
-def _process_bytes(process: psutil.Process) -> int:
+def _process_memory(process: psutil.Process) -> tuple[int, int]:
     try:
         if os.path.exists("/proc/self/smaps_rollup"):
-            return int(process.memory_full_info().pss)
-        return int(process.memory_info().rss)
+            memory = process.memory_full_info()
+            return int(memory.uss), int(memory.pss - memory.uss)
+        return int(process.memory_info().rss), 0
     except psutil.Error:
-        return 0
+        return 0, 0

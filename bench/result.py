@@ -23,6 +23,21 @@ class Row:
         of_limit: loader over the limit of the same pictures, repeat by repeat.
         over: loader over those of the peers that do the same work, repeat by repeat.
         epoch_gap_s: the longest time of a batch that was the first of an epoch; None if no timed one was.
+        cold: as `loader`, the files dropped from the cache before; None where that was not asked for or
+            the file system keeps them.
+        data_wait: share of the time, 0 to 1, that the fed trainer waited for a batch.
+        utilisation: compute time of the trainer alone over all the time, fed; MLPerf Storage asks for 0.9.
+        first_step_s: of the very first step, which allocates, compiles and tunes.
+        stalls: seconds per batch lost to "fetch", "prep" and "transfer".
+        stages: images/s that each alone can do: "storage", "decode", "collate", "transfer", "compute".
+        predicted: images/s together, predicted from the parts.
+        binds: the narrowest stage; None where it cannot be told from another.
+        advice: what binds, and the change with the largest gain, in words.
+        wait_s, step_s: of every timed batch of the last repeat, fed.
+        epoch_starts: which of these were the first of an epoch.
+        spikes: what `bench.batch_times` says of them.
+        monitor: what `bench.monitor` sampled meanwhile: "time_s", each series by its name, "peak", "mean",
+            "flags", "missing".
     """
 
     backend: str
@@ -39,6 +54,20 @@ class Row:
     of_limit: stats.Estimate | None = None
     over: dict[str, stats.Estimate] = field(default_factory=dict)
     epoch_gap_s: float | None = None
+    cold: stats.Estimate | None = None
+    data_wait: stats.Estimate | None = None
+    utilisation: stats.Estimate | None = None
+    first_step_s: stats.Estimate | None = None
+    stalls: dict[str, float] = field(default_factory=dict)
+    stages: dict[str, float] = field(default_factory=dict)
+    predicted: float | None = None
+    binds: str | None = None
+    advice: str = ""
+    wait_s: list[float] = field(default_factory=list)
+    step_s: list[float] = field(default_factory=list)
+    epoch_starts: list[int] = field(default_factory=list)
+    spikes: dict[str, Any] = field(default_factory=dict)
+    monitor: dict[str, Any] = field(default_factory=dict)
 
     @property
     def verdict(self) -> str:
@@ -48,12 +77,17 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A finished comparison, with what one needs to repeat it."""
+    """A finished comparison, with what one needs to repeat it.
+
+    Attributes:
+        host_to_device_gbps: 10^9 bytes per second from pinned memory, of batches of uint8; CUDA only.
+    """
 
     machine: dict[str, str]
     settings: dict[str, Any]
     rows: tuple[Row, ...]
     skipped: dict[str, str]
+    host_to_device_gbps: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values; `Result.from_json` reads them back."""
@@ -64,7 +98,13 @@ class Result:
         """Read what `to_json` gave; SettingError if it is something else."""
         try:
             rows = tuple(_row_from_json(row) for row in content["rows"])
-            result = cls(content["machine"], content["settings"], rows, content["skipped"])
+            result = cls(
+                content["machine"],
+                content["settings"],
+                rows,
+                content["skipped"],
+                content.get("host_to_device_gbps"),
+            )
             missing = {"cpu", "memory", "accelerator", "date"} - result.machine.keys()
             missing |= {"trainers", "batch_size", "size", "workers", "repeats"} - result.settings.keys()
             if missing:
@@ -75,8 +115,11 @@ class Result:
 
 
 def _row_from_json(content: dict[str, Any]) -> Row:
-    """A row of any version: those before it had peers lack the fields from `peer` on."""
-    estimates = ("loader", "trainer", "together", "ratio", "first_batch_s", "of_limit")
+    """A row of any version: older ones lack the fields from `peer` or `cold` on."""
+    estimates = (
+        *("loader", "trainer", "together", "ratio", "first_batch_s", "of_limit"),
+        *("cold", "data_wait", "utilisation", "first_step_s"),
+    )
     read = {
         name: stats.Estimate(**content[name]) if content[name] else None
         for name in estimates

@@ -95,16 +95,25 @@ def make_trainer(name: str, device: torch.device, classes: int) -> Trainer:
     Raises:
         SettingError: unknown name, or a rate that is not a positive number.
     """
-    if name == "auto":
-        name = "resnet50" if device.type == "cuda" else f"emulated:{DEFAULT_PRESET}"
+    name = resolve(name, device)
     if name == "none":
         return NullTrainer()
     if name == "resnet50":
         return Resnet50Trainer(device, classes)
+    return EmulatedTrainer(name, _images_per_s(name.partition(":")[2]))
+
+
+def resolve(name: str, device: torch.device) -> str:
+    """The full name of the trainer `name`; SettingError as `make_trainer`, without making it."""
+    if name == "auto":
+        name = "resnet50" if device.type == "cuda" else "emulated"
+    if name in ("none", "resnet50"):
+        return name
     kind, _, argument = name.partition(":")
     if kind == "emulated":
         argument = argument or DEFAULT_PRESET
-        return EmulatedTrainer(f"emulated:{argument}", _images_per_s(argument))
+        _images_per_s(argument)
+        return f"emulated:{argument}"
     raise SettingError(f"unknown trainer {name!r}; choose from: {CHOICES}")
 
 

@@ -95,7 +95,8 @@ def test_what_cannot_run_is_skipped_with_the_reason(converted: dict[str, Path], 
 def test_default_arms_are_the_folders_that_backends_are_made_for() -> None:
     arms = {arm.backend: arm.path.name for arm in choose_arms([], ["all"], Path("data"))}
     assert arms == {
-        "dali": "dali", "pytorch": "raw", "shards": "shards", "synthetic": "raw", "webdataset": "webdataset",
+        "dali": "dali", "nvjpeg": "raw", "pytorch": "raw", "shards": "shards", "synthetic": "raw",
+        "webdataset": "webdataset",
     }  # fmt: skip
 
 

@@ -96,7 +96,9 @@ def _table(result: Result) -> dict[str, list[str]]:
 
 def legend(result: Result) -> str:
     """What the columns mean."""
-    return "; ".join(text for title, text in _LEGEND.items() if title in columns(result)) + "."
+    texts = [text for title, text in _LEGEND.items() if title in columns(result)]
+    star = ["*: the most images per second, or not distinguishable from that"] if best_rows(result) else []
+    return "; ".join([*texts, *star]) + "."
 
 
 def comparisons(result: Result) -> list[str]:
@@ -151,17 +153,26 @@ def best_rows(result: Result) -> list[Row]:
 
 def findings(result: Result) -> list[str]:
     """One line per thing worth saying: what binds and would mend it, uneven batches, limits that hurt."""
-    lines = []
+    lines: list[str] = []
+    flagged: dict[str, list[str]] = {}
     several = _several_trainers(result)
     for row in result.rows:
         label = f"{_label(row)} with {row.trainer_name}" if several else _label(row)
         if row.advice:
             lines.append(f"{label}: {row.advice}")
-        if row.verdict != KEEPS_UP and row.spikes.get("explanation"):
+        if row.verdict != KEEPS_UP and _is_uneven(row):
             lines.append(f"{label}: {' '.join(row.spikes['explanation'])}")
-        if row.verdict != KEEPS_UP and row.monitor.get("flags"):
-            lines.append(f"{label}: {' '.join(row.monitor['flags'])}")
-    return lines
+        for flag in row.monitor.get("flags", ()) if row.verdict != KEEPS_UP else ():
+            flagged.setdefault(flag.rstrip("."), []).append(label)
+    return lines + [f"{flag}: {', '.join(labels)}." for flag, labels in flagged.items()]
+
+
+def _is_uneven(row: Row) -> bool:
+    """Whether spikes come regularly, or an epoch begins with the wait of more than a batch."""
+    if not row.spikes:
+        return False
+    late = any(gap["excess_s"] > row.batch_s_median for gap in row.spikes["gaps"])
+    return late or row.spikes["wait_spikes"]["period"] is not None
 
 
 def markdown(result: Result) -> str:

@@ -141,8 +141,8 @@ def run_transfer_alone(spec: TrialSpec) -> Trial:
     """Move one batch from main memory to the device, in the dtype of the trainer, again and again."""
     with spec.around():
         dtype = make_trainer(spec.trainer, spec.device, spec.classes).dtype
-        count = torch.arange(spec.batch_size)
         host = _noise(spec, torch.device("cpu"))
+        count = torch.arange(spec.batch_size)
         decoded = DecodedBatch(host.pin_memory() if spec.device.type == "cuda" else host, count, count)
         transfer = Transfer(spec.device, dtype, None)
         moved = ((transfer.receive(transfer.send(decoded, 0)), False) for _ in itertools.count())

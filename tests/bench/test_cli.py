@@ -6,7 +6,6 @@ import pytest
 
 from bench.cli import main
 from precache import commandline
-from precache.sample import make_sample
 from tests.command import check_bad_input, run
 
 QUICK = ("--batch-size", 8, "--batches", 2, "--warmup", 1, "--repeats", 2, "--size", 32, "--workers", 1)
@@ -63,16 +62,6 @@ def test_loaders_alone_stand_beside_the_limit_and_other_libraries(data: Path) ->
     assert (data / "data/peers/npy-48/images.npy").exists()
 
 
-def test_a_cold_cache_is_measured_or_said_to_be_none(data: Path) -> None:
-    arguments = ("--backend", "shards", "--trainer", "none", "--cold", "--json", "-", *QUICK)
-    result = run("bench", "loaders", *arguments, cwd=data)
-    assert result.returncode == 0, result.stderr
-    stored = json.loads(result.stdout)
-    skipped = stored["skipped"].get("cold cache of shards on data/shards", "")
-    assert stored["rows"][0]["cold"] or "stay in memory" in skipped
-    assert stored["settings"]["cold"] is True
-
-
 def test_quiet_prints_nothing_and_writes_the_result(data: Path) -> None:
     arguments = ("--backend", "shards", "--trainer", "emulated:500", "--quiet", "--json", "r.json", *QUICK)
     result = run("bench", "loaders", *arguments, cwd=data)
@@ -83,14 +72,6 @@ def test_quiet_prints_nothing_and_writes_the_result(data: Path) -> None:
     assert row["first_step_s"]["median"] >= 8 / 500
     assert {"compute", "collate"} <= row["stages"].keys()
     assert {"time_s", "cpu_share", "peak", "mean", "flags"} <= row["monitor"].keys()
-
-
-def test_folders_of_different_trees_are_refused(data: Path) -> None:
-    smaller = data / "smaller"
-    make_sample(smaller, images=40, classes=5, seed=1, workers=0)
-    arguments = ("--trainer", "none", "--backend", "shards,pytorch", *QUICK)
-    result = run("bench", "loaders", "data/shards", smaller, *arguments, cwd=data)
-    check_bad_input(result, "unequal work", "pytorch on", "40 pictures", "shards on data/shards: 70 pictures")
 
 
 def test_a_missing_folder_is_skipped_with_the_remedy(data: Path) -> None:

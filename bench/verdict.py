@@ -191,7 +191,8 @@ def advise(measured: Measured, changes: Sequence[Change], samples: int) -> str:
 def _finding(measured: Measured, bound: str | None) -> str:
     trainer, supply = measured.trainer, measured.supply.median
     against = f" against {trainer.median:,.0f} of the trainer" if trainer else ""
-    if bound is None and trainer is not None and measured.supply.low > trainer.high:
+    uneven = trainer is not None and measured.supply.low > trainer.high
+    if bound is None and uneven and judge(measured.ratio) == LOADER_BINDS:
         return (
             f"no stage binds alone: {supply:,.0f} images/s of the loader{against}, and yet the trainer "
             f"waits, for uneven batches or shared CPUs."

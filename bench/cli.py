@@ -47,7 +47,7 @@ from precache.source import scan_tree
 DATA = Path("data")
 QUICKSTART = DATA / "quickstart"
 _PATH = click.Path(path_type=Path)
-_TABLE_WIDTH = 130
+_TABLE_WIDTH = 130  # more than any row
 
 
 def _choose_events(context: click.Context, _: click.Parameter, folder: Path | None) -> None:
@@ -92,7 +92,8 @@ main.add_command(recommend_command.recommend_command)
 @click.option("--size", default=224, show_default=True, help="Side of the served square, pixels.")
 @click.option("--batches", default=40, show_default=True, help="Timed batches of each run.")
 @click.option("--warmup", default=4, show_default=True, help="Batches before the timed ones.")
-@click.option("--repeats", default=3, show_default=True, help="Runs of each kind, interleaved.")
+@click.option("--repeats", default=5, show_default=True, help="Runs of each kind, interleaved.")
+@click.option("--cold", is_flag=True, help="Measure each loader with a cold page cache, too.")
 @click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda.")
 @click.option("--augment", default="eval", show_default=True, help="eval, train or crop, of loaders.build.")
 @click.option("--shuffle", default="auto", show_default=True, help="auto, full, window or none.")
@@ -103,6 +104,7 @@ main.add_command(recommend_command.recommend_command)
 @click.option("--html", "html_path", type=_PATH, help="Write the report here.")
 @_tensorboard_option
 @click.option("--markdown", is_flag=True, help="Print the table as Markdown.")
+@click.option("--quiet", is_flag=True, help="Print nothing but errors; for --json FILE and --html FILE.")
 def loaders(
     data: tuple[Path, ...],
     backend: str,
@@ -114,15 +116,16 @@ def loaders(
     peer_data: Path,
     json_path: Path | None,
     html_path: Path | None,
-    markdown: bool,
     **settings: Any,
 ) -> None:
     """Compare backends over the folders DATA (default: data/raw, data/shards, ...).
 
     For each: images/s of the loader alone, of the trainer alone on a batch that stays on the
-    device, and of both together. Other libraries' loaders (--against) run alone, each in a process
+    device, and of both together, each time in a process of its own; which stage binds, and what
+    would mend it. Other libraries' loaders (--against) run alone, each in a process
     of its own; what they read is written to --peer-data once.
     """
+    markdown, quiet = settings.pop("markdown"), settings.pop("quiet")
     spec = BenchSpec(
         trainers=(trainer,),
         workers=available_cpus() if workers is None else workers,
@@ -141,6 +144,10 @@ def loaders(
     peers = choose_peers(_names(against), paths, spec.size, peer_python, peer_data)
     peers += limits([arm.path for arm in arms if arm.backend == "shards"])
     peers = list({(peer.name, peer.path): peer for peer in peers}.values())
+    if quiet:
+        result = compare(arms, spec, peers=peers)
+        _write(result, json_path, html_path, quiet=True)
+        return
     with ProgressBar("bench", "run") as bar:
         result = compare(arms, spec, bar, peers)
     if json_path == Path("-"):
@@ -154,7 +161,7 @@ def loaders(
 @main.command()
 @click.option("--images", default=2048, show_default=True, help="Pictures of the sample tree.")
 @click.option("--batches", default=32, show_default=True, help="Timed batches of each run.")
-@click.option("--repeats", default=3, show_default=True, help="Runs of each kind, interleaved.")
+@click.option("--repeats", default=2, show_default=True, help="Runs of each kind, interleaved.")
 def quickstart(images: int, batches: int, repeats: int) -> None:
     """The whole path on a generated tree, in data/quickstart: sample, convert, compare, report."""
     device = choose_device("auto")
@@ -272,13 +279,12 @@ def _print(result: Result, as_markdown: bool) -> None:
     if as_markdown:
         click.echo(report.markdown(result))
         return
-    # wide enough for any row: a redirected table is not cut either
     Console(width=_TABLE_WIDTH, highlight=False).print(report.terminal_table(result))
     for name, reason in result.skipped.items():
         click.echo(f"skipped {name}: {reason}")
     click.echo(f"{report.conditions(result)}.")
     click.echo(report.legend(result))
-    for sentence in (*report.headline(result), *report.comparisons(result)):
+    for sentence in (*report.headline(result), *report.findings(result), *report.comparisons(result)):
         click.echo(sentence)
 
 

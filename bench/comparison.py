@@ -1,24 +1,27 @@
-"""All backends against all trainers, interleaved and repeated."""
+"""All backends against all trainers, interleaved and repeated, each trial in a process of its own."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import TypeAlias
 
 import torch
 
 import loaders
-from bench import page_cache, stats
+from bench import page_cache
+from bench.changes import Arm
+from bench.equal_work import Facts, check_facts, check_served, find_facts
+from bench.fresh import run_fresh
 from bench.hardware import describe_machine
-from bench.peer_arms import PeerArm, Work, run_peer, work_of, write_data
-from bench.peer_loaders import LIMIT
-from bench.result import Result, Row
-from bench.trainers import NullTrainer, Trainer, make_trainer
-from bench.trial import Trial, run_trainer_alone, run_trial
+from bench.peer_arms import PeerArm, run_peer, write_data
+from bench.probe import DECODING, time_stages
+from bench.result import Result
+from bench.rows import AnyArm, Trials, make_rows
+from bench.trainers import NullTrainer, resolve
+from bench.trial import SHUFFLES, Trial, TrialSpec, run_fed, run_trainer_alone, run_transfer_alone
 from loaders.augment import NAMES as AUGMENTATIONS
-from loaders.batch import Batch, Loader, Shuffle
-from loaders.dataset import RAW, open_split
-from loaders.transfer import normalise
+from loaders.dataset import open_split
 from precache.errors import (
     DatasetError,
     ImageError,
@@ -31,19 +34,11 @@ from precache.errors import (
 )
 from precache.images import MAX_SIZE
 
-SHUFFLES: dict[str, Shuffle] = {"auto": True, "full": "full", "none": False, "window": "window"}
+__all__ = ["Arm", "BenchSpec", "choose_arms", "compare"]
 
-
-@dataclass(frozen=True, slots=True)
-class Arm:
-    """One thing to measure: a backend over a folder."""
-
-    backend: str
-    path: Path
-
-
-Trials: TypeAlias = dict[tuple[Arm | PeerArm | None, str], list[Trial]]
-"""By arm, None for the trainer alone, and trainer's name."""
+Around = Callable[[], AbstractContextManager[object]]
+# Of a file's pages: some stay that were read ahead, or that another process reads.
+_COLD_SHARE = 0.05
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,7 +55,8 @@ class BenchSpec:
         repeats: trials of each kind.
         device: where batches go and the trainer runs.
         augment: a name, see `loaders.build`.
-        shuffle: `auto`, `full`, `window` or `none`.
+        shuffle: one of `bench.trial.SHUFFLES`.
+        cold: whether to measure each loader with a cold cache, too.
     """
 
     trainers: tuple[str, ...]
@@ -73,6 +69,7 @@ class BenchSpec:
     device: torch.device
     augment: str = "eval"
     shuffle: str = "auto"
+    cold: bool = False
 
     def __post_init__(self) -> None:
         check_range("batch_size", self.batch_size, 1)
@@ -109,70 +106,156 @@ def compare(
     spec: BenchSpec,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
     peers: Sequence[PeerArm] = (),
+    around: Around = nullcontext,
 ) -> Result:
     """Measure each arm alone and with each trainer, and each peer, all interleaved, `spec.repeats` times.
 
     An arm that fails, for want of its folder or package or over a damaged picture, is skipped, with
-    the reason.
+    the reason. `around` is entered in the process of each trial of ours: a test slows a stage down with it.
 
     Raises:
-        DatasetError: no arm can run.
+        DatasetError: no arm can run, or they do unequal work.
         SettingError: unknown trainer.
     """
-    usable, skipped = _check_arms(arms, spec)
-    _check_any(usable, skipped)
-    classes = max(len(open_split(arm.path, "train").classes) for arm in usable)
-    trainers = [make_trainer(name, spec.device, classes) for name in spec.trainers]
-    batches = {trainer.name: _resident_batch(spec, trainer, classes) for trainer in trainers}
-    measured = [trainer for trainer in trainers if not isinstance(trainer, NullTrainer)]
-
-    total = spec.repeats * (len(usable) * (1 + len(measured)) + len(measured) + len(peers))
-    trials: Trials = {}
-    versions: dict[str, str] = {}
-    warm = True
-
-    def record(arm: Arm | PeerArm | None, name: str, trial: Trial) -> None:
-        trials.setdefault((arm, name), []).append(trial)
-        on_progress(sum(map(len, trials.values())), total)
-
-    def measure(arm: Arm | PeerArm) -> None:
-        nonlocal warm
-        # each time anew: the system may have dropped what another arm did not read
-        warm = page_cache.warm(arm.path) and warm
-        if isinstance(arm, PeerArm):
-            trial, versions[arm.name] = _run_peer(arm, spec)
-            record(arm, NullTrainer.name, trial)
-            return
-        for trainer in (NullTrainer(), *measured):
-            opener = _opener(arm, spec, trainer)
-            record(arm, trainer.name, run_trial(opener, trainer, spec.device, spec.warmup, spec.batches))
-
-    on_progress(0, total)
-    running: list[Arm | PeerArm] = [*usable, *_write_data(peers, spec, skipped)]
+    names = [resolve(name, spec.device) for name in spec.trainers]
+    facts, skipped = _find_facts(arms, spec, around)
+    _check_any(facts, skipped)
+    check_facts({name_of(arm): found for arm, found in facts.items()})
+    bench = _Bench(spec, names, max(found.classes for found in facts.values()), around, on_progress)
+    running: list[AnyArm] = [*facts, *_write_data(peers, spec, skipped)]
+    bench.plan(running)
     for _ in range(spec.repeats):
-        for trainer in measured:
-            alone = run_trainer_alone(trainer, batches[trainer.name], spec.device, spec.warmup, spec.batches)
-            record(None, trainer.name, alone)
+        bench.measure_trainers()
         for arm in tuple(running):
             try:
-                measure(arm)
+                bench.measure(arm, skipped)
             except (DatasetError, ImageError, WorkerError) as error:
                 running.remove(arm)
-                skipped[_name(arm)] = str(error)
+                skipped[name_of(arm)] = str(error)
         _check_any([arm for arm in running if isinstance(arm, Arm)], skipped)
+        bench.check_equal_work(running)
     settings = {
         **{name: value for name, value in asdict(spec).items() if name not in ("device", "trainers")},
         "device": str(spec.device),
-        "trainers": [trainer.name for trainer in trainers],
-        "page_cache": "warm" if warm else "not warmed: larger than memory",
-        "peers": versions,
+        "trainers": names,
+        "page_cache": "warm" if bench.warm else "not warmed: larger than memory",
+        "peers": bench.versions,
     }
-    rows = _rows(running, [trainer.name for trainer in trainers], trials, spec.augment)
-    return Result(describe_machine(spec.device), settings, rows, skipped)
+    rows = make_rows(running, names, bench.trials, spec.batch_size, spec.workers, spec.augment)
+    machine = describe_machine(spec.device)
+    return Result(machine, settings, rows, skipped, bench.host_to_device_gbps())
 
 
-def _name(arm: Arm | PeerArm) -> str:
+class _Bench:
+    """What runs, and what it measured so far."""
+
+    def __init__(
+        self,
+        spec: BenchSpec,
+        names: Sequence[str],
+        classes: int,
+        around: Around,
+        on_progress: Callable[[int, int], None],
+    ) -> None:
+        self.trials = Trials()
+        self.versions: dict[str, str] = {}
+        self.warm = True
+        self._spec = spec
+        self._measured = [name for name in names if name != NullTrainer.name]
+        self._trial = partial(_trial_spec, spec, classes, around)
+        self._on_progress = on_progress
+        self._done = self._total = 0
+
+    def plan(self, arms: Sequence[AnyArm]) -> None:
+        """Count what there is to do."""
+        each = [
+            1 if isinstance(arm, PeerArm)
+            else 1 + len(self._measured) + self._spec.cold + (arm.backend in DECODING)
+            for arm in arms
+        ]  # fmt: skip
+        self._total = self._spec.repeats * (1 + 2 * len(self._measured) + sum(each))
+        self._on_progress(0, self._total)
+
+    def measure_trainers(self) -> None:
+        """Each alone, and the transfer in the dtype that it takes."""
+        for name in (NullTrainer.name, *self._measured):
+            moved = run_fresh(run_transfer_alone, self._trial(None, name))
+            self.trials.transfer.setdefault(name, []).append(moved)
+            self._step()
+        for name in self._measured:
+            self._record(None, name, run_fresh(run_trainer_alone, self._trial(None, name)))
+
+    def measure(self, arm: AnyArm, skipped: dict[str, str]) -> None:
+        """One repeat of all that concerns `arm`."""
+        if isinstance(arm, Arm) and self._spec.cold:
+            self._measure_cold(arm, skipped)
+        # each time anew: the system may have dropped what another arm did not read
+        self.warm = page_cache.warm(arm.path) and self.warm
+        if isinstance(arm, PeerArm):
+            trial, self.versions[arm.name] = _run_peer(arm, self._spec)
+            self._record(arm, NullTrainer.name, trial)
+            return
+        for name in (NullTrainer.name, *self._measured):
+            self._record(arm, name, run_fresh(run_fed, self._trial(arm, name)))
+        if arm.backend in DECODING:
+            stages = run_fresh(time_stages, self._trial(arm, NullTrainer.name))
+            self.trials.stages.setdefault(arm, []).append(stages)
+            self._step()
+
+    def check_equal_work(self, arms: Sequence[AnyArm]) -> None:
+        """DatasetError unless all did the same; see `bench.equal_work`."""
+        for name in {NullTrainer.name, *self._measured}:
+            runs = {name_of(arm): self.trials.runs[arm, name][-1] for arm in arms if isinstance(arm, Arm)}
+            check_served({arm: run.served for arm, run in runs.items() if run.served is not None})
+
+    def host_to_device_gbps(self) -> float | None:
+        """10^9 bytes per second from pinned memory; None without a GPU."""
+        if self._spec.device.type != "cuda":
+            return None
+        trials = sorted(trial.images_per_s for trial in self.trials.transfer[NullTrainer.name])
+        return trials[len(trials) // 2] * self._spec.size**2 * 3 / 1e9
+
+    def _measure_cold(self, arm: Arm, skipped: dict[str, str]) -> None:
+        self._step()
+        left = page_cache.drop(arm.path)
+        if left > _COLD_SHARE:
+            skipped[f"cold cache of {name_of(arm)}"] = (
+                f"{left:.0%} of its bytes stay in memory, as of files in a memory file system or in use"
+            )
+            return
+        trial = run_fresh(run_fed, self._trial(arm, NullTrainer.name))
+        self.trials.cold.setdefault(arm, []).append(trial)
+
+    def _record(self, arm: AnyArm | None, name: str, trial: Trial) -> None:
+        self.trials.runs.setdefault((arm, name), []).append(trial)
+        self._step()
+
+    def _step(self) -> None:
+        self._done += 1
+        self._on_progress(self._done, self._total)
+
+
+def name_of(arm: AnyArm) -> str:
+    """For messages."""
     return f"{arm.backend if isinstance(arm, Arm) else arm.name} on {arm.path}"
+
+
+def _trial_spec(spec: BenchSpec, classes: int, around: Around, arm: Arm | None, trainer: str) -> TrialSpec:
+    return TrialSpec(
+        backend=arm.backend if arm else "",
+        path=arm.path if arm else Path(),
+        trainer=trainer,
+        classes=classes,
+        batch_size=spec.batch_size,
+        workers=spec.workers,
+        size=spec.size,
+        warmup=spec.warmup,
+        batches=spec.batches,
+        device=spec.device,
+        augment=spec.augment,
+        shuffle=spec.shuffle,
+        around=around,
+    )
 
 
 def _write_data(peers: Sequence[PeerArm], spec: BenchSpec, skipped: dict[str, str]) -> list[PeerArm]:
@@ -183,7 +266,7 @@ def _write_data(peers: Sequence[PeerArm], spec: BenchSpec, skipped: dict[str, st
             write_data(arm, spec.workers)
             ready.append(arm)
         except (DatasetError, WorkerError) as error:
-            skipped[_name(arm)] = str(error)
+            skipped[name_of(arm)] = str(error)
     return ready
 
 
@@ -198,113 +281,20 @@ def _run_peer(arm: PeerArm, spec: BenchSpec) -> tuple[Trial, str]:
     )
 
 
-def _check_any(usable: Sequence[Arm], skipped: dict[str, str]) -> None:
+def _check_any(usable: Collection[Arm], skipped: dict[str, str]) -> None:
     if not usable:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in skipped.items())
         raise DatasetError(f"nothing to measure: {reasons}")
 
 
-def _check_arms(arms: Sequence[Arm], spec: BenchSpec) -> tuple[list[Arm], dict[str, str]]:
-    usable, skipped = [], {}
+def _find_facts(
+    arms: Sequence[Arm], spec: BenchSpec, around: Around
+) -> tuple[dict[Arm, Facts], dict[str, str]]:
+    """Of the arms that can run, and why the others cannot."""
+    usable, skipped = {}, {}
     for arm in arms:
         try:
-            with _opener(arm, spec, NullTrainer())():
-                usable.append(arm)
+            usable[arm] = run_fresh(find_facts, _trial_spec(spec, 1, around, arm, NullTrainer.name))
         except (DatasetError, MissingDependencyError, SourceError, SettingError) as error:
-            skipped[f"{arm.backend} on {arm.path}"] = str(error)
+            skipped[name_of(arm)] = str(error)
     return usable, skipped
-
-
-def _opener(arm: Arm, spec: BenchSpec, trainer: Trainer) -> Callable[[], Loader]:
-    def build() -> Loader:
-        return loaders.build(
-            arm.path,
-            backend=arm.backend,
-            batch_size=spec.batch_size,
-            workers=spec.workers,
-            size=spec.size,
-            device=spec.device,
-            dtype=trainer.dtype,
-            augment=spec.augment,
-            shuffle=SHUFFLES[spec.shuffle],
-        )
-
-    return build
-
-
-def _resident_batch(spec: BenchSpec, trainer: Trainer, classes: int) -> Batch:
-    """A batch of noise on the device, of the shape and dtype that loaders deliver."""
-    shape = (spec.batch_size, spec.size, spec.size, 3)
-    try:
-        images = torch.randint(0, 256, shape, dtype=torch.uint8, device=spec.device).permute(0, 3, 1, 2)
-    except RuntimeError as error:  # torch's word for too little memory
-        raise SettingError(
-            f"batch_size {spec.batch_size:,} of {spec.size}x{spec.size} does not fit into memory; "
-            f"choose a smaller one"
-        ) from error
-    if trainer.dtype.is_floating_point:
-        images = normalise(images, trainer.dtype)
-    labels = torch.randint(0, classes, (spec.batch_size,), device=spec.device)
-    return Batch(images, labels, torch.arange(spec.batch_size))
-
-
-def _rows(
-    arms: Sequence[Arm | PeerArm], trainer_names: Sequence[str], trials: Trials, augment: str
-) -> tuple[Row, ...]:
-    """Ours trainer by trainer, then the peers."""
-    works = {
-        arm: arm.work if isinstance(arm, PeerArm) else work_of(arm.backend, arm.path, augment) for arm in arms
-    }
-    ours = [arm for arm in arms if isinstance(arm, Arm)]
-    peers = [arm for arm in arms if isinstance(arm, PeerArm)]
-    rows = [_row(arm, name, trials, works) for name in trainer_names for arm in ours]
-    return (*rows, *(_row(arm, NullTrainer.name, trials, works) for arm in peers))
-
-
-def _row(
-    arm: Arm | PeerArm, trainer_name: str, trials: Trials, works: dict[Arm | PeerArm, Work | None]
-) -> Row:
-    def rates(arm: Arm | PeerArm | None, name: str) -> list[float]:
-        return [trial.images_per_s for trial in trials[arm, name]]
-
-    peer = isinstance(arm, PeerArm)
-    alone = trials[arm, NullTrainer.name]
-    fed = trials[arm, trainer_name]
-    with_trainer = (None, trainer_name) in trials
-    batch_s = [seconds for trial in fed for seconds in trial.batch_s]
-    gaps = [trial.batch_s[first] for trial in fed for first in trial.epoch_starts]
-    alike = {
-        other.name: stats.ratio(rates(arm, NullTrainer.name), rates(other, NullTrainer.name))
-        for other, work in works.items()
-        if isinstance(other, PeerArm) and other != arm and work == works[arm]
-    }
-    of_limit = alike.pop(LIMIT, None)
-    same_folder = [o for o in works if isinstance(o, PeerArm) and o.name == LIMIT and o.path == arm.path]
-    if (
-        of_limit is None and works[arm] is not None and not peer and same_folder
-    ):  # random crops: the limit copies centres
-        of_limit = stats.ratio(rates(arm, NullTrainer.name), rates(same_folder[0], NullTrainer.name))
-    return Row(
-        backend=arm.name if isinstance(arm, PeerArm) else arm.backend,
-        data=_describe(arm),
-        trainer_name=trainer_name,
-        loader=stats.estimate(rates(arm, NullTrainer.name)),
-        trainer=stats.estimate(rates(None, trainer_name)) if with_trainer else None,
-        together=None if peer else stats.estimate(rates(arm, trainer_name)),
-        ratio=stats.ratio(rates(arm, trainer_name), rates(None, trainer_name)) if with_trainer else None,
-        first_batch_s=stats.estimate([trial.first_batch_s for trial in alone]),
-        batch_s_median=stats.percentile(batch_s, 0.5),
-        batch_s_p95=stats.percentile(batch_s, 0.95),
-        peer=peer,
-        of_limit=of_limit,
-        over={} if peer else alike,
-        epoch_gap_s=max(gaps, default=None),
-    )
-
-
-def _describe(arm: Arm | PeerArm) -> str:
-    """The kind of data, in words."""
-    if isinstance(arm, PeerArm) and arm.writer is not None:
-        return arm.writer
-    kind = open_split(arm.path, "train").kind
-    return kind if kind != RAW else "raw tree"

@@ -24,7 +24,7 @@ from bench.device import choose_device
 from bench.fresh_process import environment
 from bench.hardware import describe_machine
 from bench.stats import Estimate
-from bench.trainers import CHOICES, full_name
+from bench.trainers import CHOICES, resolve
 from bench.verdict import NEGLIGIBLE_SHARE
 from loaders import BACKENDS
 from loaders.dataset import open_split
@@ -212,7 +212,7 @@ def ddp_command(
     settings = Settings(
         data=str(data),
         backend=backend,
-        trainer=full_name(trainer, chosen),
+        trainer=resolve(trainer, chosen),
         workers=workers,
         device=chosen.type,
         **sizes,

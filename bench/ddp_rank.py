@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 import loaders
 from bench.trainers import Resnet50Trainer, Trainer, make_trainer
-from bench.trial import run_trial
+from bench.trial import feed
 from loaders.batch import Batch, Loader
 from loaders.dataset import open_split
 from precache.errors import PrecacheError, check_range
@@ -93,7 +93,7 @@ def measure(settings: Settings, device: torch.device) -> dict[str, list[float]]:
             if rank == 0 or not alone:
                 fed = in_step if kind == TOGETHER else trainer
                 opener = _opener(settings, device, fed.dtype, alone)
-                trial = run_trial(opener, fed, device, settings.warmup, settings.batches)
+                trial = feed(opener, fed, device, settings.warmup, settings.batches)
                 found.append(trial.images_per_s)
             dist.all_reduce(torch.zeros(1))  # on the CPU: no GPU is kept busy with waiting
             if rank == 0:

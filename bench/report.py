@@ -9,9 +9,13 @@ from bench.result import Result, Row
 from bench.stats import Estimate
 from bench.verdict import KEEPS_UP, LOADER_BINDS, NOT_DISTINGUISHABLE, waiting_share
 
+WIDTH = 100
+"""Columns of a terminal that the table fits into."""
+_DISPENSABLE = ("p95 ms", "first s", "med ms", "trainer")  # dropped first to last where it would not fit
 _VERSIONS = ("python", "torch", "torchvision", "pillow", "simplejpeg", "webdataset", "nvidia-dali-cuda120")
 _LEGEND = {
     "loader": "loader: images per second of the loader alone",
+    "cold": "cold: those with its files dropped from the page cache before",
     "trainer": "trainer: those of the trainer alone, on a batch that stays on the device",
     "together": "together: those of the trainer fed by the loader",
     "ratio": "ratio: together over trainer, and the farthest repeat from it",
@@ -60,6 +64,8 @@ def _table(result: Result) -> dict[str, list[str]]:
     if several_trainers(result):
         table = {"step": ["-" if row.peer else row.trainer_name for row in rows], **table}
     table["loader"] = [_rate(row.loader) for row in rows]
+    if any(row.cold is not None for row in rows):
+        table["cold"] = [_rate(row.cold) for row in rows]
     if any(row.trainer is not None for row in rows):
         table["trainer"] = [_rate(row.trainer) for row in rows]
         table["together"] = [_rate(row.together) for row in rows]
@@ -78,7 +84,9 @@ def _table(result: Result) -> dict[str, list[str]]:
 
 def legend(result: Result) -> str:
     """What the columns mean."""
-    return "; ".join(text for title, text in _LEGEND.items() if title in columns(result)) + "."
+    texts = [text for title, text in _LEGEND.items() if title in columns(result)]
+    star = ["*: the most images per second, or not distinguishable from that"] if best_rows(result) else []
+    return "; ".join([*texts, *star]) + "."
 
 
 def comparisons(result: Result) -> list[str]:
@@ -95,14 +103,64 @@ def comparisons(result: Result) -> list[str]:
 
 
 def terminal_table(result: Result) -> Table:
-    """A rich table."""
+    """A rich table of at most `WIDTH` columns, the best rows in bold and with a star."""
+    titled = _table(result)
+    rows = result.rows
+    best = best_rows(result)
+    titled = {"": ["*" if row in best else "" for row in rows], **titled} if best else titled
+    for title in _DISPENSABLE:
+        if sum(2 + max(map(len, (title, *column))) for title, column in titled.items()) - 2 > WIDTH:
+            titled.pop(title, None)
     table = Table(box=None, pad_edge=False)
-    left = {"step", "backend", "data", "verdict"}
-    for title in columns(result):
+    left = {"", "step", "backend", "data", "verdict"}
+    for title in titled:
         table.add_column(title, justify="left" if title in left else "right", no_wrap=True)
-    for row in cells(result):
-        table.add_row(*row)
+    for row, texts in zip(rows, zip(*titled.values(), strict=True), strict=True):
+        table.add_row(*texts, style="bold" if row in best else "")
     return table
+
+
+def best_rows(result: Result) -> list[Row]:
+    """Of each trainer the loader that gave the most images/s, and those that overlap with it.
+
+    Noise is no loader, and what only other libraries' loaders can be compared by is not all of it.
+    """
+    best = []
+    for name in dict.fromkeys(row.trainer_name for row in result.rows):
+        rated = [
+            (rate, row)
+            for row in result.rows
+            if row.trainer_name == name and row.backend != "synthetic" and not row.peer
+            if (rate := row.together or row.loader)
+        ]
+        if len(rated) > 1:
+            top, _ = max(rated, key=lambda pair: pair[0].median)
+            best += [row for rate, row in rated if rate.high >= top.low]
+    return best
+
+
+def findings(result: Result) -> list[str]:
+    """One line per thing worth saying: what binds and would mend it, uneven batches, limits that hurt."""
+    lines: list[str] = []
+    flagged: dict[str, list[str]] = {}
+    several = several_trainers(result)
+    for row in result.rows:
+        name = f"{label(row)} with {row.trainer_name}" if several else label(row)
+        if row.advice:
+            lines.append(f"{name}: {row.advice}")
+        if row.verdict != KEEPS_UP and _is_uneven(row):
+            lines.append(f"{name}: {' '.join(row.spikes['explanation'])}")
+        for flag in row.monitor.get("flags", ()) if row.verdict != KEEPS_UP else ():
+            flagged.setdefault(flag.rstrip("."), []).append(name)
+    return lines + [f"{flag}: {', '.join(labels)}." for flag, labels in flagged.items()]
+
+
+def _is_uneven(row: Row) -> bool:
+    """Whether spikes come regularly, or an epoch begins with the wait of more than a batch."""
+    if not row.spikes:
+        return False
+    late = any(gap["excess_s"] > row.batch_s_median for gap in row.spikes["gaps"])
+    return late or row.spikes["wait_spikes"]["period"] is not None
 
 
 def markdown(result: Result) -> str:

@@ -23,20 +23,21 @@ class Row:
         of_limit: loader over the limit of the same pictures, repeat by repeat.
         over: loader over those of the peers that do the same work, repeat by repeat.
         epoch_gap_s: the longest time of a batch that was the first of an epoch; None if no timed one was.
-        cold: images/s of the loader alone, its files dropped from the page cache before; None if not asked
-            for, or where the file system does not drop them.
-        data_wait: share of the time, 0-1, that the trainer waited for a batch, fed.
-        utilisation: compute time over total time, 0-1, fed.
+        cold: as `loader`, the files dropped from the cache before; None where that was not asked for or
+            the file system keeps them.
+        data_wait: share of the time, 0 to 1, that the fed trainer waited for a batch.
+        utilisation: compute time of the trainer alone over all the time, fed; MLPerf Storage asks for 0.9.
+        first_step_s: of the very first step, which allocates, compiles and tunes.
         stalls: seconds per batch lost to "fetch", "prep" and "transfer".
-        stages: images/s that each stage alone can do, of those measured: "storage", "decode", "collate",
-            "transfer", "compute".
-        predicted: images/s that the stages predict for `together`.
-        binds: the stage that binds; None where that cannot be told.
-        advice: the one change with the largest predicted gain, in words and numbers.
+        stages: images/s that each alone can do: "storage", "decode", "collate", "transfer", "compute".
+        predicted: images/s together, predicted from the parts.
+        binds: the narrowest stage; None where it cannot be told from another.
+        advice: what binds, and the change with the largest gain, in words.
         wait_s, step_s: of every timed batch of the last repeat, fed.
-        epoch_starts: which of these batches were the first of an epoch.
-        spikes: what `bench.batch_times` says of them, as JSON.
-        monitor: what `bench.monitor` sampled meanwhile, as JSON.
+        epoch_starts: which of these were the first of an epoch.
+        spikes: what `bench.batch_times` says of them.
+        monitor: what `bench.monitor` sampled meanwhile: "time_s", each series by its name, "peak", "mean",
+            "flags", "missing".
     """
 
     backend: str
@@ -56,6 +57,7 @@ class Row:
     cold: stats.Estimate | None = None
     data_wait: stats.Estimate | None = None
     utilisation: stats.Estimate | None = None
+    first_step_s: stats.Estimate | None = None
     stalls: dict[str, float] = field(default_factory=dict)
     stages: dict[str, float] = field(default_factory=dict)
     predicted: float | None = None
@@ -77,7 +79,8 @@ class Row:
 class Result:
     """A finished comparison, with what one needs to repeat it.
 
-    `host_to_device_gbps` is in GB/s (1e9 bytes); None without a GPU.
+    Attributes:
+        host_to_device_gbps: 10^9 bytes per second from pinned memory, of batches of uint8; CUDA only.
     """
 
     machine: dict[str, str]
@@ -114,10 +117,10 @@ class Result:
 
 
 def _row_from_json(content: dict[str, Any]) -> Row:
-    """A row of any version: older ones lack some of the fields that have defaults."""
+    """A row of any version: older ones lack the fields from `peer` or `cold` on."""
     estimates = (
         *("loader", "trainer", "together", "ratio", "first_batch_s", "of_limit"),
-        *("cold", "data_wait", "utilisation"),
+        *("cold", "data_wait", "utilisation", "first_step_s"),
     )
     read = {
         name: stats.Estimate(**content[name]) if content[name] else None

@@ -27,7 +27,7 @@ from bench.sweep import (
 )
 from bench.sweep_file import SweepFile
 from bench.sweep_trial import Settings
-from bench.trainers import CHOICES, full_name
+from bench.trainers import CHOICES, resolve
 from loaders import BACKENDS
 from loaders.dataset import RAW, open_split
 from precache import commandline
@@ -76,7 +76,7 @@ def sweep_command(
     """
     check_range("repeats", repeats, 1)
     chosen = choose_device(device)
-    settings = Settings(trainer=full_name(trainer, chosen), device=str(chosen), **sizes)
+    settings = Settings(trainer=resolve(trainer, chosen), device=str(chosen), **sizes)
     axes = Axes(
         parse_numbers("--workers", workers),
         parse_numbers("--batch-size", batch_size),

@@ -16,7 +16,7 @@ import loaders
 from bench import stats
 from bench.sweep import Point
 from bench.trainers import NullTrainer, Trainer, make_trainer
-from bench.trial import run_trainer_alone, run_trial
+from bench.trial import feed, feed_again
 from loaders.batch import Batch, Loader
 from loaders.dataset import open_split
 from loaders.transfer import normalise
@@ -76,12 +76,12 @@ def measure(point: Point, settings: Settings) -> dict[str, Any]:
     alone = None
     if not isinstance(trainer, NullTrainer):
         batch = _as(_noise(point.batch_size, settings.size, classes, device), trainer.dtype)
-        alone = run_trainer_alone(trainer, batch, device, settings.warmup, settings.batches)
+        alone = feed_again(batch, trainer, device, settings.warmup, settings.batches)
         del batch  # its memory is the loader's now
     pageable = device.type == "cuda" and point.pin is False
     fed = FromPageable(trainer, device) if pageable else trainer
     loader = _opener(point, settings, "cpu" if pageable else settings.device, fed.dtype)
-    trial = run_trial(loader, fed, device, settings.warmup, settings.batches)
+    trial = feed(loader, fed, device, settings.warmup, settings.batches)
     return {
         "together": trial.images_per_s,
         "trainer": None if alone is None else alone.images_per_s,

@@ -96,17 +96,6 @@ class Resnet50Trainer:
         self._scaler.update()
 
 
-def full_name(name: str, device: torch.device) -> str:
-    """What `name`, one of CHOICES, stands for; the real step, which takes seconds to make, is not made.
-
-    Raises:
-        SettingError: as `make_trainer`.
-    """
-    if name == Resnet50Trainer.name or (name == "auto" and device.type == "cuda"):
-        return Resnet50Trainer.name
-    return make_trainer(name, device, classes=1).name
-
-
 def make_trainer(name: str, device: torch.device, classes: int, *, amp: bool = True) -> Trainer:
     """The trainer called `name`, one of CHOICES; `auto` is the real step where there is a GPU.
 
@@ -115,16 +104,25 @@ def make_trainer(name: str, device: torch.device, classes: int, *, amp: bool = T
     Raises:
         SettingError: unknown name, or a rate that is not a positive number.
     """
-    if name == "auto":
-        name = "resnet50" if device.type == "cuda" else f"emulated:{DEFAULT_PRESET}"
+    name = resolve(name, device)
     if name == "none":
         return NullTrainer()
     if name == "resnet50":
         return Resnet50Trainer(device, classes, amp)
+    return EmulatedTrainer(name, _images_per_s(name.partition(":")[2]))
+
+
+def resolve(name: str, device: torch.device) -> str:
+    """The full name of the trainer `name`; SettingError as `make_trainer`, without making it."""
+    if name == "auto":
+        name = "resnet50" if device.type == "cuda" else "emulated"
+    if name in ("none", "resnet50"):
+        return name
     kind, _, argument = name.partition(":")
     if kind == "emulated":
         argument = argument or DEFAULT_PRESET
-        return EmulatedTrainer(f"emulated:{argument}", _images_per_s(argument))
+        _images_per_s(argument)
+        return f"emulated:{argument}"
     raise SettingError(f"unknown trainer {name!r}; choose from: {CHOICES}")
 
 

@@ -35,7 +35,7 @@ def test_all_backends_are_compared_in_a_table_of_100_columns(data: Path) -> None
     result = run("bench", "loaders", "--trainer", "emulated:500", *QUICK, cwd=data)
     assert result.returncode == 0, result.stderr
     table = result.stdout.splitlines()[: 1 + 6]
-    assert [line.split()[0] for line in table] == [
+    assert [line.lstrip("* ").split()[0] for line in table] == [
         "backend",
         "dali",
         "pytorch",
@@ -45,6 +45,10 @@ def test_all_backends_are_compared_in_a_table_of_100_columns(data: Path) -> None
         "gather",
     ]
     assert all(len(line.rstrip()) <= 100 and "…" not in line for line in table)
+    assert any(line.startswith("*") for line in table)
+    assert not any(line.startswith("*") for line in table if "synthetic" in line or "gather" in line)
+    assert "skipped nvjpeg on data/raw: " in result.stdout
+    assert "\npytorch on raw tree: " in result.stdout
 
 
 def test_loaders_alone_stand_beside_the_limit_and_other_libraries(data: Path) -> None:
@@ -56,6 +60,18 @@ def test_loaders_alone_stand_beside_the_limit_and_other_libraries(data: Path) ->
     assert [row.split()[0] for row in rows] == ["shards", "npy", "gather"]
     assert "\nshards on shards: " in result.stdout
     assert (data / "data/peers/npy-48/images.npy").exists()
+
+
+def test_quiet_prints_nothing_and_writes_the_result(data: Path) -> None:
+    arguments = ("--backend", "shards", "--trainer", "emulated:500", "--quiet", "--json", "r.json", *QUICK)
+    result = run("bench", "loaders", *arguments, cwd=data)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+    row = json.loads((data / "r.json").read_text())["rows"][0]
+    assert len(row["wait_s"]) == len(row["step_s"]) == 2
+    assert 0 <= row["data_wait"]["median"] <= 1
+    assert row["first_step_s"]["median"] >= 8 / 500
+    assert {"compute", "collate"} <= row["stages"].keys()
+    assert {"time_s", "cpu_share", "peak", "mean", "flags"} <= row["monitor"].keys()
 
 
 def test_a_missing_folder_is_skipped_with_the_remedy(data: Path) -> None:

@@ -1,6 +1,8 @@
 """The comparison on real loaders, with trainers slow enough to tell."""
 
 import json
+import multiprocessing
+import os
 import shutil
 from pathlib import Path
 
@@ -9,9 +11,11 @@ import torch
 
 from bench import report
 from bench.comparison import Arm, BenchSpec, choose_arms, compare
+from bench.fresh import run_fresh
 from bench.result import Result
 from bench.verdict import KEEPS_UP, LOADER_BINDS, NO_TRAINER
-from precache.errors import DatasetError, SettingError
+from precache.errors import DatasetError, SettingError, WorkerError
+from precache.sample import make_sample
 
 DEVICES = [
     "cpu",
@@ -106,9 +110,6 @@ def test_a_folder_named_twice_is_measured_once(converted: dict[str, Path]) -> No
 
 
 def test_pipes_and_dangling_links_in_a_tree_do_no_harm(raw_tree: Path, tmp_path: Path) -> None:
-    import os
-    import shutil
-
     tree = Path(shutil.copytree(raw_tree, tmp_path / "tree"))
     os.mkfifo(tree / "001.anchor" / "pipe")
     (tree / "001.anchor" / "link.jpg").symlink_to("nowhere")
@@ -171,3 +172,51 @@ def test_a_batch_that_fits_nowhere_is_one_line(converted: dict[str, Path]) -> No
     arms = choose_arms([converted["shards"]], ["shards"], Path("unused"))
     with pytest.raises(SettingError, match="batch_size 1,000,000,000 of 32x32 does not fit into memory"):
         compare(arms, spec("none", batch_size=10**9))
+
+
+def test_folders_of_different_trees_are_refused(converted: dict[str, Path], tmp_path: Path) -> None:
+    smaller = tmp_path / "smaller"
+    make_sample(smaller, images=40, classes=5, seed=1, workers=0)
+    arms = [Arm("pytorch", smaller), Arm("shards", converted["shards"])]
+    with pytest.raises(DatasetError, match=r"unequal work .*: 40 pictures .*: 70 pictures of 32x32"):
+        compare(arms, spec("none"))
+
+
+def test_a_cold_cache_is_measured_or_said_to_be_none(converted: dict[str, Path]) -> None:
+    path = converted["shards"]
+    result = compare([Arm("shards", path)], spec("none", cold=True))
+    skipped = result.skipped.get(f"cold cache of shards on {path}", "")
+    assert (result.rows[0].cold is None) == ("stay in memory" in skipped)
+    assert result.settings["cold"] is True
+
+
+def test_each_trial_is_a_process_of_its_own_that_starts_others_as_a_training_does() -> None:
+    found = [run_fresh(process) for _ in range(2)]
+    assert len({pid for pid, _ in found} | {os.getpid()}) == 3
+    assert {method for _, method in found} == {multiprocessing.get_start_method()}
+
+
+def process() -> tuple[int, str]:
+    return os.getpid(), multiprocessing.get_start_method()
+
+
+def test_a_trial_whose_process_dies_is_an_error() -> None:
+    with pytest.raises(WorkerError, match="the process of a trial died"):
+        run_fresh(os._exit, 1)
+
+
+def test_a_fed_trainer_has_a_wait_and_a_step_of_every_batch(result: Result) -> None:
+    for row in result.rows:
+        assert len(row.wait_s) == len(row.step_s) == 4
+        assert min(row.step_s) >= 6 / 200  # an epoch ends with a batch of 6
+        assert all(0 <= first < 4 for first in row.epoch_starts)
+        assert row.data_wait is not None
+        assert row.utilisation is not None
+        assert 0 <= row.data_wait.median <= 1
+        assert 0 < row.utilisation.median <= 1
+        assert row.first_step_s is not None
+        assert row.first_step_s.low >= 8 / 200
+        assert row.predicted == min(row.loader.median, row.trainer.median)
+        assert row.stalls.keys() == {"fetch", "prep", "transfer"}
+        assert len(row.monitor["time_s"]) == len(row.monitor["cpu_share"]) > 0
+        assert (row.advice == "") == (row.backend == "synthetic")

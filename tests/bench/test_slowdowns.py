@@ -1,0 +1,97 @@
+"""A stage that is slowed down on purpose is the one that the verdict names, by the real trials.
+
+Each stage of the base takes as long as any other, by sleeping: no stage is the narrowest. The sleeps are
+far longer than the work, so that a busy machine does not change what is found.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from bench.comparison import Arm, BenchSpec, compare
+from bench.result import Row
+from bench.trainers import EmulatedTrainer
+from loaders.batch import Batch
+from loaders.transfer import Transfer
+from precache import images
+
+PICTURE_S = 0.004
+"""Of each stage of the base, per picture."""
+BATCH = 8
+STAGES = ("storage", "decode", "transfer", "compute")
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """48 pictures so small that decoding them takes no time."""
+    root = tmp_path_factory.mktemp("small") / "tree"
+    for number in range(48):
+        folder = root / f"{number % 2:03}.class"
+        folder.mkdir(parents=True, exist_ok=True)
+        pixels = np.random.default_rng((1, number)).integers(0, 256, (32, 32, 3), np.uint8)
+        Image.fromarray(pixels).save(folder / f"{number}.jpg")
+    return root
+
+
+def later(seconds: float, function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, `seconds` later."""
+
+    def slowed(*arguments: Any, **settings: Any) -> Any:
+        time.sleep(seconds)
+        return function(*arguments, **settings)
+
+    return slowed
+
+
+@contextmanager
+def slow(picture_s: dict[str, float]) -> Iterator[None]:
+    """Stages that sleep so long per picture, in the process of a trial."""
+
+    def step(trainer: EmulatedTrainer, batch: Batch) -> None:
+        time.sleep(picture_s["compute"] * len(batch.labels))
+
+    with (
+        patch.object(images, "read_bytes", later(picture_s["storage"], images.read_bytes)),
+        patch.object(images, "decode_for", later(picture_s["decode"], images.decode_for)),
+        patch.object(Transfer, "_prepare", later(BATCH * picture_s["transfer"], Transfer._prepare)),
+        patch.object(EmulatedTrainer, "step", step),
+    ):
+        yield
+
+
+def measure(tree: Path, picture_s: dict[str, float]) -> Row:
+    spec = BenchSpec(
+        trainers=("emulated:1000",), batch_size=BATCH, workers=1, size=32, warmup=0, batches=5, repeats=2,
+        device=torch.device("cpu"),
+    )  # fmt: skip
+    (row,) = compare([Arm("pytorch", tree)], spec, around=partial(slow, picture_s)).rows
+    return row
+
+
+@pytest.mark.parametrize("slowed", STAGES)
+def test_the_stage_that_is_slowed_down_is_named(tree: Path, slowed: str) -> None:
+    # compute runs beside the three others, which a worker does one after the other
+    factor = 8 if slowed == "compute" else 4
+    base = {**dict.fromkeys(STAGES, PICTURE_S), slowed: factor * PICTURE_S}
+    row = measure(tree, base)
+    assert row.binds == slowed, row.advice
+    assert row.stages[slowed] == pytest.approx(1 / (factor * PICTURE_S), rel=0.2)
+    assert row.stages[slowed] == min(row.stages.values())
+    assert row.predicted is not None
+    assert row.together is not None
+    assert row.predicted == pytest.approx(row.together.median, rel=0.25)
+
+
+def test_no_stage_is_named_where_none_is_slowed_down(tree: Path) -> None:
+    row = measure(tree, dict.fromkeys(STAGES, PICTURE_S))
+    assert row.binds is None, row.advice
+    assert "not distinguishable" in row.advice

@@ -87,6 +87,7 @@ def test_damaged_pictures_are_no_part_of_the_sample(tmp_path: Path) -> None:
         sampling.make_trees(scan_tree(tmp_path / "tree"), spec(tmp_path), tmp_path / "out")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)  # four processes that import torch, each twice as long on a busy machine
 def test_the_command_predicts_and_checks(
     raw_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]

@@ -31,6 +31,7 @@ def test_bench_loaders_works_as_typed(data: Path) -> None:
     assert "median of 2 interleaved runs" in result.stdout
 
 
+@pytest.mark.slow
 def test_all_backends_are_compared_in_a_table_of_100_columns(data: Path) -> None:
     result = run("bench", "loaders", "--trainer", "emulated:500", *QUICK, cwd=data)
     assert result.returncode == 0, result.stderr
@@ -51,6 +52,7 @@ def test_all_backends_are_compared_in_a_table_of_100_columns(data: Path) -> None
     assert "\npytorch on raw tree: " in result.stdout
 
 
+@pytest.mark.slow
 def test_loaders_alone_stand_beside_the_limit_and_other_libraries(data: Path) -> None:
     arguments = ("--backend", "shards", "--trainer", "none", "--against", "npy", "--device", "cpu", *QUICK)
     result = run("bench", "loaders", *arguments, cwd=data)
@@ -62,6 +64,7 @@ def test_loaders_alone_stand_beside_the_limit_and_other_libraries(data: Path) ->
     assert (data / "data/peers/npy-48/images.npy").exists()
 
 
+@pytest.mark.slow
 def test_quiet_prints_nothing_and_writes_the_result(data: Path) -> None:
     arguments = ("--backend", "shards", "--trainer", "emulated:500", "--quiet", "--json", "r.json", *QUICK)
     result = run("bench", "loaders", *arguments, cwd=data)

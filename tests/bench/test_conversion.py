@@ -87,6 +87,7 @@ def test_the_command_works_as_typed(raw_tree: Path, tmp_path: Path) -> None:
     check_bad_input(run("bench", "convert", "--workers", 0, cwd=tmp_path), "workers must be", "got 0")
 
 
+@pytest.mark.slow
 def test_photos_have_the_size_asked_for_on_average(raw_tree: Path, tmp_path: Path) -> None:
     make_photos(raw_tree, tmp_path / "photos", (620, 400), 30)
     scan = scan_tree(tmp_path / "photos")

@@ -44,7 +44,8 @@ def test_two_ranks_are_measured_alone_at_their_own_pace_and_in_step(
         assert 0 < rate["median"] <= 200, "an emulated accelerator is never faster than it is told to be"
 
 
-@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 2])
 def test_the_real_step_runs_data_parallel(
     raw_tree: Path, capsys: pytest.CaptureFixture[str], ranks: int
 ) -> None:

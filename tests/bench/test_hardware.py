@@ -188,6 +188,7 @@ def test_the_command_prints_a_table_of_100_columns(raw_tree: Path, tmp_path: Pat
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
+@pytest.mark.slow
 def test_without_data_pictures_are_generated(tmp_path: Path) -> None:
     quick = ("--repeats", 1, "--seconds", 0.01, "--scratch", ".", "--json", "-")
     result = run("bench", "hardware", *quick, cwd=tmp_path)

@@ -46,7 +46,7 @@ HUNDREDS = [
 ]
 
 
-@pytest.mark.parametrize("how", ["closed", "dropped"])
+@pytest.mark.parametrize("how", ["closed", pytest.param("dropped", marks=SLOW)])
 @pytest.mark.parametrize(("backend", "kind"), HUNDREDS)
 def test_a_hundred_loaders_leave_nothing(
     how: str, backend: str, kind: str, raw_tree: Path, converted: dict[str, Path]

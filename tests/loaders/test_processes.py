@@ -90,10 +90,12 @@ if __name__ == "__main__":
             assert sorted(i for batch in loader for i in batch.ids.tolist()) == list(range(70))
 """
 ENDLESS = """
-import sys, time
+import signal, sys, time
 import loaders
 
 if __name__ == "__main__":
+    # it is ignored where a shell started the tests in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     backend, path = sys.argv[1:]
     loader = loaders.build(path, backend=backend, size=40, workers=2, batch_size=8)
     while True:
@@ -143,6 +145,7 @@ def test_a_state_goes_on_in_a_new_process_with_any_number_of_workers(
         assert rests == due, task
 
 
+@pytest.mark.slow
 def test_a_state_of_two_ranks_goes_on_with_one_and_with_four(
     converted: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -241,7 +244,7 @@ def test_workers_may_be_spawned(raw_tree: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("backend", "kind"), EACH_ARM)
-@pytest.mark.parametrize("sent_to", ["process", "group"])
+@pytest.mark.parametrize("sent_to", [pytest.param("process", marks=pytest.mark.slow), "group"])
 def test_interrupting_ends_the_program_and_its_workers(
     sent_to: str, backend: str, kind: str, raw_tree: Path, converted: dict[str, Path], tmp_path: Path
 ) -> None:

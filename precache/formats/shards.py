@@ -115,7 +115,7 @@ class ShardFile:
         for start in range(0, os.fstat(descriptor).st_size, _CHUNK_BYTES):
             # not its ends: opening the file brought in those of the file
             if not _is_cached(descriptor, start + _CHUNK_BYTES // 2):
-                os.preadv(descriptor, [chunk], start)
+                self._read_some(chunk, start)
 
     def drop_cached(self) -> None:
         """Ask the system to forget what it has cached of the file."""
@@ -134,17 +134,20 @@ class ShardFile:
 
     def _read(self, out: memoryview, start: int) -> None:
         """Fill `out` with the bytes from `start` on."""
-        descriptor = self._file.fileno()
+        done = self._read_some(out, start)
+        while done < len(out):  # a signal or the end of the file cut the read short
+            more = self._read_some(out[done:], start + done)
+            if more == 0:
+                raise DatasetError(
+                    f"{self.path}: breaks off at byte {start + done:,} (truncated since it was opened?); "
+                    f"{_REMEDY}"
+                )
+            done += more
+
+    def _read_some(self, out: memoryview, start: int) -> int:
+        """How many bytes from `start` on were read into `out`; 0 at the end of the file."""
         try:
-            done = os.preadv(descriptor, (out,), start)
-            while done < len(out):  # a signal or the end of the file cut the read short
-                more = os.preadv(descriptor, (out[done:],), start + done)
-                if more == 0:
-                    raise DatasetError(
-                        f"{self.path}: breaks off at byte {start + done:,} (truncated since it was opened?); "
-                        f"{_REMEDY}"
-                    )
-                done += more
+            return os.preadv(self._file.fileno(), (out,), start)
         except OSError as error:
             raise DatasetError(f"{self.path}: cannot be read ({error.strerror}); {_REMEDY}") from error
 

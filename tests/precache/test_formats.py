@@ -3,6 +3,7 @@ import math
 import os
 import struct
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -186,6 +187,24 @@ def test_a_shard_that_shrinks_while_open_is_an_error(converted: dict[str, Path],
         shard.read_rows(0, 0, rows)
         with pytest.raises(DatasetError, match=f"{path}: breaks off at byte"):
             shard.read_rows(1, 0, rows)
+
+
+@pytest.mark.parametrize("read", ["rows", "ahead"])
+def test_a_shard_that_cannot_be_read_any_more_is_named(
+    read: str, converted: dict[str, Path], tmp_path: Path
+) -> None:
+    dataset = open_dataset(converted["shards"])
+    path = dataset.shard_path(dataset.manifest.shards[0])
+    with ShardFile(path) as shard:
+        # the system refuses to read what is open for writing alone, as it does from a failing disk
+        unreadable = os.open(tmp_path / "written", os.O_WRONLY | os.O_CREAT)
+        os.dup2(unreadable, shard._file.fileno())
+        os.truncate(unreadable, 1_000_000)
+        os.close(unreadable)
+        row = np.empty((1, STORED_SIZE, 3), np.uint8)
+        reading = partial(shard.read_rows, 0, 0, row) if read == "rows" else shard.read_ahead
+        with pytest.raises(DatasetError, match=f"{path}: cannot be read"):
+            reading()
 
 
 @pytest.mark.parametrize("size", [1, 3, 31])

@@ -16,8 +16,9 @@ import psutil
 import torch
 
 from loaders.batch import DecodedBatch, LoaderSpec, Reader, Request
-from loaders.crops import BatchFiller, Crops
+from loaders.crops import Crops
 from loaders.dataset import SplitData
+from loaders.filler import BatchFiller
 from precache.errors import ImageError, SettingError
 from precache.jpeg import Pixels
 
@@ -82,7 +83,11 @@ class CachedReader:
 
     def _gather(self, request: Request) -> DecodedBatch:
         if self._device.type == "cpu":
-            return self._filler.fill(request, partial(self._rows, request.positions.tolist()))
+            offsets = request.positions * self._images[0].nbytes
+            addresses = (self._images.data_ptr() + offsets).astype(np.uint64)
+            if self._refused:
+                addresses[np.isin(self._data.ids[request.positions], list(self._refused))] = 0
+            return self._filler.fill(request, partial(self._rows, request.positions.tolist()), addresses)
         ids = self._data.ids[request.positions]
         refused = {i: self._refused[i] for i in ids.tolist() if i in self._refused}
         kept = request.positions[~np.isin(ids, list(refused))]

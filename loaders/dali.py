@@ -29,8 +29,9 @@ from PIL import Image
 from torch.utils.dlpack import from_dlpack
 
 from loaders.batch import DecodedBatch, LoaderSpec, Request
-from loaders.crops import BatchFiller, Crops
+from loaders.crops import Crops
 from loaders.dataset import RAW, SplitData
+from loaders.filler import BatchFiller
 from loaders.sequential import EncodedShards
 from precache import images, jpeg
 from precache.errors import DatasetError, ImageError, MissingDependencyError

@@ -16,8 +16,9 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from loaders.batch import DecodedBatch, LoaderSpec, Reader, Request
-from loaders.crops import BatchFiller, Crops, place
+from loaders.crops import Crops, place
 from loaders.dataset import SplitData
+from loaders.filler import BatchFiller
 from precache import images
 from precache.errors import ImageError, WorkerError
 from precache.jpeg import Pixels
@@ -152,7 +153,7 @@ class _RawTree(Dataset[Any]):
             except ImageError as error:
                 refused[int(self._data.ids[position])] = error
             else:
-                place(square[top : top + height], left, width, flip, rows[len(kept)])
+                place(square[top : top + height, left : left + width], flip, rows[len(kept)])
                 kept.append(position)
         taken = np.array(kept, np.int64)
         labels = torch.from_numpy(self._data.labels[taken])

@@ -1,4 +1,8 @@
-"""Backend `shards`: rows of decoded pixels, read by threads straight into each batch."""
+"""Backend `shards`: rows of decoded pixels, copied by threads straight into each batch.
+
+Out of the system's cache they are gathered, many pictures in one call. What is not there yet is read picture
+by picture: mappings bring in far more of a file than was asked for.
+"""
 
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -8,8 +12,10 @@ from pathlib import Path
 import numpy as np
 
 from loaders.batch import DecodedBatch, LoaderSpec, Request
-from loaders.crops import BatchFiller, Crops
+from loaders.crops import Crops
 from loaders.dataset import SplitData
+from loaders.filler import BatchFiller
+from loaders.gather import is_available
 from loaders.integrity import BackgroundCheck, check_index, check_shard
 from loaders.sequential import look_ahead
 from precache.errors import DatasetError
@@ -48,8 +54,11 @@ class ShardsReader:
         for request, opened in shards:
             indexes = np.searchsorted(self._starts, request.positions, side="right") - 1
             files = [opened[index] for index in indexes.tolist()]
-            samples = (request.positions - self._starts[indexes]).tolist()
-            yield self._filler.fill(request, partial(_read, files, samples))
+            samples = request.positions - self._starts[indexes]
+            bases = np.array([file.address for file in files], np.uint64)
+            offsets = (samples * (self._data.size**2 * 3)).astype(np.uint64)
+            addresses = np.where(bases == 0, bases, bases + offsets)
+            yield self._filler.fill(request, partial(_read, files, samples.tolist()), addresses)
 
     def close(self) -> None:
         """End the threads."""
@@ -59,12 +68,18 @@ class ShardsReader:
     def _open_at_random(self, requests: Iterator[Request]) -> Iterator[tuple[Request, dict[int, ShardFile]]]:
         """The files of each request; those used last stay open."""
         opened: OrderedDict[int, ShardFile] = OrderedDict()
+        epoch = -1
         try:
             for request in requests:
+                if request.epoch != epoch:
+                    epoch = request.epoch
+                    for file in opened.values():
+                        _map_cached(file)
                 indexes = np.unique(np.searchsorted(self._starts, request.positions, side="right") - 1)
                 for index in indexes.tolist():
                     if index not in opened:
                         opened[index] = self._open(index)
+                        _map_cached(opened[index])
                         if index in self._unchecked:
                             self._unchecked.discard(index)
                             self._background.start(index)
@@ -84,6 +99,7 @@ class ShardsReader:
             self._unchecked.discard(index)
         else:
             file.read_ahead()
+        _map_cached(file)
         return file
 
     def _close(self, file: ShardFile) -> None:
@@ -106,6 +122,14 @@ class ShardsReader:
             file.close()
             raise
         return file
+
+
+def _map_cached(file: ShardFile) -> None:
+    """Map `file` if it is in the system's cache."""
+    if is_available() and file.is_cached():
+        file.map_pixels()
+    else:
+        file.unmap_pixels()
 
 
 def _read(files: list[ShardFile], samples: list[int], slot: int, first: int, space: Pixels) -> Pixels:

@@ -5,8 +5,9 @@ from functools import partial
 from pathlib import Path
 
 from loaders.batch import DecodedBatch, LoaderSpec, Request
-from loaders.crops import BatchFiller, Crops
+from loaders.crops import Crops
 from loaders.dataset import SplitData
+from loaders.filler import BatchFiller
 from loaders.sequential import EncodedShards
 from precache.formats import FORMATS, StoredSample
 from precache.jpeg import Pixels

@@ -12,6 +12,7 @@ Any safetensors reader opens these files: https://github.com/huggingface/safeten
 
 import json
 import math
+import mmap
 import os
 import struct
 from collections.abc import Iterable, Iterator
@@ -29,6 +30,7 @@ from precache.recipe import Recipe
 SUFFIX = ".safetensors"
 DATA_START = 4096
 _CHUNK_BYTES = 128 * 1024
+_CACHE_SAMPLES = 16
 _TENSORS = (("images", "U8", 1), ("labels", "I64", 8), ("ids", "I64", 8))
 _REMEDY = "run 'precache verify' on its folder, then 'precache convert --overwrite' to rewrite it"
 
@@ -63,13 +65,14 @@ def read_shard(path: Path) -> Iterator[StoredSample]:
 class ShardFile:
     """An open shard, read by position; several threads may do so at a time.
 
-    Not mapped: where a file shrinks or its disk fails, touching a mapping ends the process (SIGBUS), a
-    read raises.
+    Read, not mapped: where a file shrinks or its disk fails, touching a mapping ends the process (SIGBUS),
+    a read raises. `map_pixels` is for those who can stand that.
 
     Attributes:
         size: side of the stored squares in pixels.
         labels: int64 [n].
         ids: int64 [n].
+        address: of the first picture in memory, where the file is mapped; else 0.
     """
 
     def __init__(self, path: Path) -> None:
@@ -79,6 +82,8 @@ class ShardFile:
             DatasetError: missing, truncated or not such a file; names the path and the bytes.
         """
         self.path = path
+        self.address = 0
+        self._mapping: mmap.mmap | None = None
         try:
             self._file = open(path, "rb", buffering=0)  # noqa: SIM115 (closed by `close`)
         except OSError as error:
@@ -104,6 +109,28 @@ class ShardFile:
         """
         self._read(out.data.cast("B"), DATA_START + (sample * self.size + first) * self.size * 3)
 
+    def map_pixels(self) -> None:
+        """Map the file, until it is closed.
+
+        What is at `address` is then for system calls alone: see the class.
+        """
+        if self._mapping is None:
+            self._mapping = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
+            self.address = int(np.frombuffer(self._mapping, np.uint8).ctypes.data) + DATA_START
+
+    def unmap_pixels(self) -> None:
+        """Undo `map_pixels`; idempotent."""
+        if self._mapping is not None:
+            self._mapping.close()
+            self._mapping = None
+            self.address = 0
+
+    def is_cached(self) -> bool:
+        """Whether the file is in the system's cache, as far as a few samples tell."""
+        descriptor = self._file.fileno()
+        places = np.linspace(0, os.fstat(descriptor).st_size - 1, _CACHE_SAMPLES + 2, dtype=np.int64)
+        return all(_is_cached(descriptor, place) for place in places[1:-1].tolist())
+
     def read_ahead(self) -> None:
         """Read what of the file is not in the system's cache, sequentially.
 
@@ -118,12 +145,14 @@ class ShardFile:
                 self._read_some(chunk, start)
 
     def drop_cached(self) -> None:
-        """Ask the system to forget what it has cached of the file."""
+        """Ask the system to forget what it has cached of the file; unmaps it, or nothing would be."""
+        self.unmap_pixels()
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(self._file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
     def close(self) -> None:
         """Close the file; idempotent."""
+        self.unmap_pixels()
         self._file.close()
 
     def __enter__(self) -> "ShardFile":

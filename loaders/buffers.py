@@ -1,5 +1,6 @@
 """Memory for batches that is used again once nobody holds it."""
 
+import mmap
 import weakref
 from collections import deque
 
@@ -35,3 +36,37 @@ class BufferPool:
         lease = memory.view()  # torch holds this very object until no tensor needs its memory
         weakref.finalize(lease, self._free.append, memory).atexit = False
         return torch.from_numpy(lease)[:samples]
+
+
+class SharedBuffers:
+    """Batch buffers that worker processes fill, forked after this is made.
+
+    Otherwise each batch costs them fresh memory, and this process its pages. Anonymous, since /dev/shm is
+    small in containers. Memory is taken when a buffer is first used.
+    """
+
+    def __init__(self, buffers: int, samples: int, size: int) -> None:
+        shape = (buffers, samples, size, size, 3)
+        self.memory = np.frombuffer(mmap.mmap(-1, int(np.prod(shape))), np.uint8).reshape(shape)
+        self._free = deque(range(buffers))
+        self._filling: set[int] = set()
+
+    def take(self) -> int | None:
+        """The number of a free buffer, to be filled; None: all are in use."""
+        if not self._free:
+            return None
+        number = self._free.pop()
+        self._filling.add(number)
+        return number
+
+    def serve(self, number: int, samples: int) -> torch.Tensor:
+        """The first `samples` of a filled buffer, which comes back when the last tensor of it is gone."""
+        self._filling.discard(number)
+        lease = self.memory[number].view()
+        weakref.finalize(lease, self._free.append, number).atexit = False
+        return torch.from_numpy(lease)[:samples]
+
+    def reclaim(self) -> None:
+        """Take back what was to be filled; nobody may be filling it."""
+        self._free.extend(self._filling)
+        self._filling.clear()

@@ -1,10 +1,11 @@
 """Backend `pytorch`: the raw tree through a DataLoader's worker processes, or through threads.
 
-Pictures are decoded and resized exactly as the converter does it, so that what a model sees is what
-shards of the same size hold. Batches cross the process boundary as uint8.
+Pictures are decoded and resized as the converter does it, to within 1 in 255, so that what a model sees is
+what shards of the same size hold. Batches cross the process boundary as uint8, in memory that is shared.
 """
 
 import gc
+import multiprocessing
 import os
 import weakref
 from collections.abc import Iterator
@@ -12,23 +13,28 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from loaders import decoding
 from loaders.batch import DecodedBatch, LoaderSpec, Reader, Request
+from loaders.buffers import SharedBuffers
 from loaders.crops import Crops, place
 from loaders.dataset import SplitData
 from loaders.filler import BatchFiller
-from precache import images
 from precache.errors import ImageError, WorkerError
 from precache.jpeg import Pixels
+
+_AHEAD_PER_WORKER = 2
+_KEPT_BUFFERS = 8  # batches that the caller and the loader hold; of more the memory is fresh
 
 
 def open_reader(spec: LoaderSpec, data: SplitData, crops: Crops) -> Reader:
     """A reader over `data`, a raw tree."""
     if spec.workers == 0:
         return ThreadsReader(spec, data, crops)
-    return ProcessesReader(data, crops, spec.workers)
+    return ProcessesReader(spec, data, crops)
 
 
 class ThreadsReader:
@@ -48,7 +54,7 @@ class ThreadsReader:
             yield self._filler.fill(request, partial(self._decode, files))
 
     def _decode(self, files: list[str], slot: int, first: int, space: Pixels) -> Pixels:
-        return images.load(files[slot], self._crops.stored)[first : first + len(space)]
+        return decoding.load(files[slot], self._crops.stored)[first : first + len(space)]
 
     def close(self) -> None:
         """End the threads."""
@@ -60,12 +66,17 @@ class ProcessesReader:
 
     random_access = True
 
-    def __init__(self, data: SplitData, crops: Crops, workers: int) -> None:
-        self._sampler = _Sampler()
+    def __init__(self, spec: LoaderSpec, data: SplitData, crops: Crops) -> None:
+        self._buffers: SharedBuffers | None = None
+        if multiprocessing.get_start_method() == "fork":
+            buffers = spec.workers * _AHEAD_PER_WORKER + _KEPT_BUFFERS
+            self._buffers = SharedBuffers(buffers, spec.batch_size, crops.size)
+        self._sampler = _Sampler(self._buffers)
         self._loader: DataLoader[Any] = DataLoader(
-            _RawTree(data, crops),
+            _RawTree(data, crops, None if self._buffers is None else self._buffers.memory),
             batch_sampler=self._sampler,  # type: ignore[arg-type]  # the dataset takes what it yields
-            num_workers=workers,
+            num_workers=spec.workers,
+            prefetch_factor=_AHEAD_PER_WORKER,
             collate_fn=_as_is,
             persistent_workers=True,
         )
@@ -75,8 +86,8 @@ class ProcessesReader:
         """Yield one decoded batch per request."""
         self._sampler.requests = requests
         try:
-            for batch in self._start():
-                yield DecodedBatch(*batch)
+            for filled, labels, ids, refused in self._start():
+                yield DecodedBatch(self._images(filled, len(ids)), labels, ids, refused)
         except (RuntimeError, EOFError, OSError) as error:
             # the latter two: it died between announcing a batch and handing over its memory
             if isinstance(error, RuntimeError) and "DataLoader worker" not in str(error):
@@ -85,6 +96,12 @@ class ProcessesReader:
                 f"a worker died ({' '.join(str(error).split()) or type(error).__name__}); the machine may be "
                 f"out of memory: build the loader with fewer workers or a smaller batch_size"
             ) from error
+
+    def _images(self, filled: torch.Tensor | int, samples: int) -> torch.Tensor:
+        if isinstance(filled, torch.Tensor):
+            return filled
+        assert self._buffers is not None
+        return self._buffers.serve(filled, samples)
 
     def _start(self) -> Iterator[Any]:
         # A forked worker inherits the objects of this process. To collect one there can run a
@@ -119,45 +136,59 @@ os.register_at_fork(after_in_child=_disown)
 
 
 class _Sampler:
-    """Hands the requests of one `read` to the DataLoader, which is built before them."""
+    """Hands the requests of one `read`, each with a buffer, to the DataLoader, which is built before them."""
 
-    requests: Iterator[Request] = iter(())
+    def __init__(self, buffers: SharedBuffers | None) -> None:
+        self.requests: Iterator[Request] = iter(())
+        self._buffers = buffers
 
-    def __iter__(self) -> Iterator[Request]:
-        return self.requests
+    def __iter__(self) -> Iterator[tuple[Request, int | None]]:
+        if self._buffers is None:
+            yield from ((request, None) for request in self.requests)
+            return
+        self._buffers.reclaim()  # torch comes here once the workers are done with what they had
+        for request in self.requests:
+            yield request, self._buffers.take()
 
 
 class _RawTree(Dataset[Any]):
     """Batches of a raw tree, decoded where this is called: in a worker."""
 
-    def __init__(self, data: SplitData, crops: Crops) -> None:
+    def __init__(self, data: SplitData, crops: Crops, buffers: npt.NDArray[np.uint8] | None) -> None:
         self._data = data
         self._crops = crops
+        self._buffers = buffers
 
     def __len__(self) -> int:
         return len(self._data.ids)
 
-    def __getitems__(self, request: Request) -> tuple[Any, ...]:
-        """What a DecodedBatch is made of; errors too: raising them here would fold in a traceback."""
+    def __getitems__(self, asked: tuple[Request, int | None]) -> tuple[Any, ...]:
+        """What a DecodedBatch is made of, the number of a buffer instead of the images if one was given.
+
+        Errors too: raising them here would fold in a traceback.
+        """
+        request, buffer = asked
         ids = self._data.ids[request.positions]
-        side = self._crops.size
-        pixels = torch.empty((len(ids), side, side, 3), dtype=torch.uint8)
-        rows = pixels.numpy()
+        if buffer is not None and self._buffers is not None:
+            rows = self._buffers[buffer]
+        else:
+            rows = np.empty((len(ids), self._crops.size, self._crops.size, 3), np.uint8)
         boxes, mirrored = self._crops.of(request.epoch, ids)
         kept: list[int] = []
         refused: dict[int, ImageError] = {}
         parts = zip(request.positions.tolist(), boxes.tolist(), mirrored.tolist(), strict=True)
         for position, (left, top, width, height), flip in parts:
             try:
-                square = images.load(self._data.files[position], self._crops.stored)
+                square = decoding.load(self._data.files[position], self._crops.stored)
             except ImageError as error:
                 refused[int(self._data.ids[position])] = error
             else:
                 place(square[top : top + height, left : left + width], flip, rows[len(kept)])
                 kept.append(position)
         taken = np.array(kept, np.int64)
+        images = torch.from_numpy(rows[: len(kept)]) if buffer is None else buffer
         labels = torch.from_numpy(self._data.labels[taken])
-        return pixels[: len(kept)], labels, torch.from_numpy(self._data.ids[taken]), refused
+        return images, labels, torch.from_numpy(self._data.ids[taken]), refused
 
 
 def _as_is(batch: Any) -> Any:

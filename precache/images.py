@@ -64,15 +64,21 @@ class Rendering:
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """An upright picture of `width` x `height` pixels, of which `image` has every `reduction`-th.
+    """An upright picture of `width` x `height` pixels, of which `content` has every `reduction`-th.
 
-    The mode of `image` is L, RGB or RGBX.
+    Attributes:
+        content: a Pillow image of mode L, RGB or RGBX, or uint8 [height, width, 1, 3 or 4] as such.
     """
 
-    image: Image.Image
+    content: Image.Image | Pixels
     width: int
     height: int
     reduction: int = 1
+
+    @property
+    def image(self) -> Image.Image:
+        """The content for Pillow, into whose own layout RGB is copied."""
+        return _wrap(self.content) if isinstance(self.content, np.ndarray) else self.content
 
 
 def load(path: str, size: int) -> Pixels:
@@ -216,13 +222,13 @@ def _decode_jpeg(data: bytes, how: Rendering) -> Decoded | None:
     pixels = jpeg.decode_strictly(data, mode, reduction, allow_truncated=how.allow_truncated)
     if pixels is None:
         return None
-    decoded = _wrap(pixels)
-    if orientation != 1:
-        decoded.getexif()[jpeg.EXIF_ORIENTATION] = orientation
-        decoded = ImageOps.exif_transpose(decoded)
+    if orientation == 1:
+        return Decoded(pixels, width, height, reduction)
+    turned = _wrap(pixels)
+    turned.getexif()[jpeg.EXIF_ORIENTATION] = orientation
     if orientation in _SIDEWAYS:
         width, height = height, width
-    return Decoded(decoded, width, height, reduction)
+    return Decoded(ImageOps.exif_transpose(turned), width, height, reduction)
 
 
 def _reduction(width: int, height: int, orientation: int, how: Rendering) -> int:

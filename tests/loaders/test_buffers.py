@@ -1,0 +1,58 @@
+"""Memory of batches that worker processes fill."""
+
+import multiprocessing
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import loaders
+from loaders.buffers import SharedBuffers
+from tests.conftest import IMAGES
+
+SETTINGS = {"backend": "pytorch", "size": 16, "batch_size": 2, "workers": 2}
+
+
+def test_a_buffer_comes_back_with_the_last_tensor_of_it() -> None:
+    buffers = SharedBuffers(2, 3, 4)
+    first, second = buffers.take(), buffers.take()
+    assert {first, second} == {0, 1}
+    assert buffers.take() is None
+    assert first is not None
+    buffers.memory[first] = 7
+    served = buffers.serve(first, 2)
+    part = served.permute(0, 3, 1, 2)[1, :, :2]
+    del served
+    assert buffers.take() is None
+    assert bool((part == 7).all())
+    del part
+    assert buffers.take() == first
+    buffers.reclaim()
+    assert {buffers.take(), buffers.take()} == {0, 1}
+
+
+@pytest.mark.skipif(multiprocessing.get_start_method() != "fork", reason="memory is shared by forking")
+def test_workers_fill_the_same_memory_again(raw_tree: Path) -> None:
+    with loaders.build(raw_tree, **SETTINGS) as loader:
+        addresses = [batch.images.data_ptr() for _ in range(3) for batch in loader]
+    assert len(addresses) == 3 * IMAGES // 2
+    assert len(set(addresses)) <= 12
+
+
+def test_batches_that_are_kept_stay_what_they_were(raw_tree: Path) -> None:
+    """More of them than there are buffers; iterators dropped in the middle lose none."""
+    with (
+        loaders.build(raw_tree, **SETTINGS) as loader,
+        loaders.build(raw_tree, **{**SETTINGS, "workers": 0, "threads": 1}) as threads,
+    ):
+        for _ in range(10):
+            next(iter(loader))
+        loader.set_epoch(3)
+        threads.set_epoch(3)
+        kept = list(loader)
+        expected = torch.cat([batch.images for batch in threads])
+        assert torch.equal(torch.cat([batch.images for batch in kept]), expected)
+        later = [batch.ids for batch in loader]
+        assert np.array_equal(torch.cat([batch.images for batch in kept]).numpy(), expected.numpy())
+        assert len(later) == IMAGES // 2

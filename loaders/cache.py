@@ -18,7 +18,7 @@ import torch
 from loaders.batch import DecodedBatch, LoaderSpec, Reader, Request
 from loaders.crops import Crops
 from loaders.dataset import SplitData
-from loaders.filler import BatchFiller
+from loaders.filler import BatchFiller, Pictures
 from precache.errors import ImageError, SettingError
 from precache.jpeg import Pixels
 
@@ -87,7 +87,9 @@ class CachedReader:
             addresses = (self._images.data_ptr() + offsets).astype(np.uint64)
             if self._refused:
                 addresses[np.isin(self._data.ids[request.positions], list(self._refused))] = 0
-            return self._filler.fill(request, partial(self._rows, request.positions.tolist()), addresses)
+            return self._filler.fill(
+                Pictures(request, partial(self._rows, request.positions.tolist()), addresses)
+            )
         ids = self._data.ids[request.positions]
         refused = {i: self._refused[i] for i in ids.tolist() if i in self._refused}
         kept = request.positions[~np.isin(ids, list(refused))]

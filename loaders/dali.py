@@ -31,7 +31,7 @@ from torch.utils.dlpack import from_dlpack
 from loaders.batch import DecodedBatch, LoaderSpec, Request
 from loaders.crops import Crops
 from loaders.dataset import RAW, SplitData
-from loaders.filler import BatchFiller
+from loaders.filler import BatchFiller, Pictures
 from loaders.sequential import EncodedShards
 from precache import images, jpeg
 from precache.errors import DatasetError, ImageError, MissingDependencyError
@@ -133,7 +133,8 @@ class DaliReader:
     def _serve(self, squares: torch.Tensor, batch: _Encoded) -> DecodedBatch:
         positions = np.array([picture.position for picture in batch.pictures], np.int64)
         if self._crops.random is not None:
-            decoded = self._filler.fill(Request(batch.epoch, positions), partial(_rows, squares.numpy()))
+            request = Request(batch.epoch, positions)
+            decoded = self._filler.fill(Pictures(request, partial(_rows, squares.numpy())))
             return replace(decoded, refused=batch.refused)
         labels, ids = self._data.labels[positions], self._data.ids[positions]
         return DecodedBatch(squares, torch.from_numpy(labels), torch.from_numpy(ids), batch.refused)

@@ -1,11 +1,13 @@
 """Filling batches on the CPU, by threads, out of whatever a backend's pictures lie in."""
 
 import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field, replace
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from loaders.batch import DecodedBatch, Request
@@ -24,23 +26,42 @@ _AT_A_TIME = 4  # pictures that a thread takes: few, so that none waits long for
 
 
 @dataclass(frozen=True, slots=True)
-class _Work:
+class Pictures:
+    """The pictures of a batch, and where they come from.
+
+    Attributes:
+        request: at most as many samples as a batch has.
+        rows_of: called by several threads at a time; a picture for which it raises ImageError is left out,
+            and named in `refused`.
+        addresses: uint64 [n], of the stored squares, uint8 [stored, stored, 3], in memory; 0: not known.
+            `rows_of` is asked for what does not turn out to be there.
+    """
+
+    request: Request
+    rows_of: Rows
+    addresses: Addresses | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Filling:
     """A batch that is being filled.
 
     Attributes:
         boxes: left, top, width, height of what is served of each picture.
         mirrored: which pictures are.
-        rows_of: where pictures come from, one by one.
-        addresses: uint64 [n], of the whole pictures in memory; None: take all from `rows_of`.
-        out: uint8 [n, size, size, 3].
+        images: uint8 [n, size, size, 3].
+        parts: what is left to do; shared, each thread takes what is next.
+        helpers: threads at work on it.
         errors: why pictures are left out, by their number in the batch.
     """
 
+    pictures: Pictures
+    ids: npt.NDArray[np.int64]
     boxes: list[list[int]]
     mirrored: list[bool]
-    rows_of: Rows
-    addresses: Addresses | None
-    out: Pixels
+    images: torch.Tensor
+    parts: Iterator[slice]
+    helpers: list[Future[None]] = field(default_factory=list)
     errors: dict[int, ImageError] = field(default_factory=dict)
 
 
@@ -55,69 +76,99 @@ class BatchFiller:
         self._threads = max(1, threads)
         self._local = threading.local()
         self._buffers = BufferPool(batch_size, crops.size, device)
-        self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="fill")
+        # the caller's thread is one of them
+        self._pool = ThreadPoolExecutor(max(1, self._threads - 1), thread_name_prefix="fill")
 
-    def fill(self, request: Request, rows_of: Rows, addresses: Addresses | None = None) -> DecodedBatch:
-        """The batch of the samples asked for.
+    def fill_each(self, batches: Iterator[Pictures]) -> Generator[DecodedBatch, None, None]:
+        """The batches, in order; threads that are done with one go on with the next.
 
-        A picture for which `rows_of` raises ImageError is left out, and named in `refused`.
-
-        Args:
-            request: at most as many samples as a batch has.
-            rows_of: called by several threads at a time.
-            addresses: uint64 [n], of the stored squares, uint8 [stored, stored, 3], in memory; 0: not
-                known. `rows_of` is asked for what does not turn out to be there.
+        What a batch is read from must stay until the second one after it is asked for.
         """
-        ids = self._data.ids[request.positions]
-        boxes, mirrored = self._crops.of(request.epoch, ids)
-        out = self._buffers.take(len(ids))
-        if self._crops.stored != self._crops.size or self._crops.random is not None:
-            addresses = None  # crops: gathering what lies around them, too, is slower than reading them
-        work = _Work(boxes.tolist(), mirrored.tolist(), rows_of, addresses, out.numpy())
-        at_a_time = _AT_A_TIME if addresses is None else max(1, -(-len(ids) // self._threads))
-        # shared: each thread takes what is next
-        parts = iter([slice(start, start + at_a_time) for start in range(0, len(ids), at_a_time)])
-        others = min(self._threads, -(-len(ids) // at_a_time)) - 1
-        helpers = [self._pool.submit(self._fill_some, work, parts) for _ in range(others)]
+        running: deque[_Filling] = deque()
+        error: Exception | None = None
         try:
-            self._fill_some(work, parts)
+            while error is None:
+                try:
+                    running.append(self._start(next(batches)))
+                except Exception as caught:  # of a batch that is not there yet: those before it are
+                    error = caught
+                while len(running) > (1 if error is None else 0):
+                    yield self._finish(running.popleft())
+            if not isinstance(error, StopIteration):
+                raise error
         finally:
-            wait(helpers)  # none may still read or write when the caller goes on, not after an error either
-        for helper in helpers:
-            helper.result()
-        labels = self._data.labels[request.positions]
-        if work.errors:
-            kept = np.array([slot not in work.errors for slot in range(len(ids))])
-            refused = {int(ids[slot]): work.errors[slot] for slot in sorted(work.errors)}
-            out, labels, ids = out[torch.from_numpy(kept)], labels[kept], ids[kept]
-            return DecodedBatch(out, torch.from_numpy(labels), torch.from_numpy(ids), refused)
-        return DecodedBatch(out, torch.from_numpy(labels), torch.from_numpy(ids))
+            error = None  # it would hold this frame, which holds the error: a cycle
+            for filling in running:
+                _give_up(filling)
+
+    def fill(self, pictures: Pictures) -> DecodedBatch:
+        """One batch."""
+        return self._finish(self._start(pictures))
 
     def close(self) -> None:
         """End the threads."""
         self._pool.shutdown()
 
-    def _fill_some(self, work: _Work, parts: Iterator[slice]) -> None:
+    def _start(self, pictures: Pictures) -> _Filling:
+        """Let the threads begin with a batch."""
+        ids = self._data.ids[pictures.request.positions]
+        boxes, mirrored = self._crops.of(pictures.request.epoch, ids)
+        if self._crops.stored != self._crops.size or self._crops.random is not None:
+            # crops: gathering what lies around them, too, is slower than reading them
+            pictures = replace(pictures, addresses=None)
+        at_a_time = _AT_A_TIME
+        if pictures.addresses is not None:
+            at_a_time = max(1, -(-len(ids) // self._threads))
+        parts = [slice(start, start + at_a_time) for start in range(0, len(ids), at_a_time)]
+        images = self._buffers.take(len(ids))
+        filling = _Filling(pictures, ids, boxes.tolist(), mirrored.tolist(), images, iter(parts))
+        for _ in range(min(self._threads, len(parts)) - 1):
+            filling.helpers.append(self._pool.submit(self._fill_some, filling))
+        return filling
+
+    def _finish(self, filling: _Filling) -> DecodedBatch:
+        """Help with a batch until it is filled."""
+        try:
+            self._fill_some(filling)
+        finally:
+            _give_up(filling)
+        for helper in filling.helpers:
+            helper.result()
+        images, ids = filling.images, filling.ids
+        labels = self._data.labels[filling.pictures.request.positions]
+        refused = {}
+        if errors := filling.errors:
+            kept = np.array([slot not in errors for slot in range(len(ids))])
+            refused = {int(ids[slot]): errors[slot] for slot in sorted(errors)}
+            images, labels, ids = images[torch.from_numpy(kept)], labels[kept], ids[kept]
+        return DecodedBatch(images, torch.from_numpy(labels), torch.from_numpy(ids), refused)
+
+    def _fill_some(self, filling: _Filling) -> None:
         space = getattr(self._local, "space", None)  # of this thread; it stays in the CPU's cache
         if space is None:
             space = self._local.space = np.empty((self._crops.stored, self._crops.stored, 3), np.uint8)
-        for part in parts:
-            if work.addresses is not None:
-                addresses = work.addresses[part]
-                if addresses.all() and gather(addresses, work.out[part]):
-                    continue
-            for slot in range(*part.indices(len(work.out))):
-                self._fill_one(work, slot, space)
+        out, addresses = filling.images.numpy(), filling.pictures.addresses
+        for part in filling.parts:
+            if addresses is not None and addresses[part].all() and gather(addresses[part], out[part]):
+                continue
+            for slot in range(*part.indices(len(out))):
+                self._fill_one(filling, slot, out[slot], space)
 
-    def _fill_one(self, work: _Work, slot: int, space: Pixels) -> None:
-        left, top, width, height = work.boxes[slot]
-        out = work.out[slot]
+    def _fill_one(self, filling: _Filling, slot: int, out: Pixels, space: Pixels) -> None:
+        left, top, width, height = filling.boxes[slot]
         try:
-            if width == height == self._crops.stored == len(out) and not work.mirrored[slot]:
-                if (rows := work.rows_of(slot, 0, out)) is not out:
+            if width == height == self._crops.stored == len(out) and not filling.mirrored[slot]:
+                if (rows := filling.pictures.rows_of(slot, 0, out)) is not out:
                     np.copyto(out, rows)
                 return
-            rows = work.rows_of(slot, top, space[:height])
-            place(rows[:, left : left + width], work.mirrored[slot], out)
+            rows = filling.pictures.rows_of(slot, top, space[:height])
+            place(rows[:, left : left + width], filling.mirrored[slot], out)
         except ImageError as error:
-            work.errors[slot] = ImageError(error.path, error.reason)  # without what its traceback holds
+            filling.errors[slot] = ImageError(error.path, error.reason)  # without what its traceback holds
+
+
+def _give_up(filling: _Filling) -> None:
+    """Wait until no thread reads or writes for the batch; what is not begun is not done."""
+    for _ in filling.parts:
+        pass
+    wait(filling.helpers)

@@ -22,7 +22,7 @@ from loaders.batch import DecodedBatch, LoaderSpec, Reader, Request
 from loaders.buffers import SharedBuffers
 from loaders.crops import Crops, place
 from loaders.dataset import SplitData
-from loaders.filler import BatchFiller
+from loaders.filler import BatchFiller, Pictures
 from precache.errors import ImageError, WorkerError
 from precache.jpeg import Pixels
 
@@ -49,9 +49,11 @@ class ThreadsReader:
 
     def read(self, requests: Iterator[Request]) -> Iterator[DecodedBatch]:
         """Yield one decoded batch per request."""
-        for request in requests:
-            files = [self._data.files[position] for position in request.positions.tolist()]
-            yield self._filler.fill(request, partial(self._decode, files))
+        return self._filler.fill_each(map(self._pictures, requests))
+
+    def _pictures(self, request: Request) -> Pictures:
+        files = [self._data.files[position] for position in request.positions.tolist()]
+        return Pictures(request, partial(self._decode, files))
 
     def _decode(self, files: list[str], slot: int, first: int, space: Pixels) -> Pixels:
         return decoding.load(files[slot], self._crops.stored)[first : first + len(space)]

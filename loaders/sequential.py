@@ -1,7 +1,7 @@
 """Reading whole shards one after the other, ahead of their first use."""
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
@@ -22,22 +22,24 @@ def look_ahead(
     window_shards: int,
     open_shard: Callable[[int], T],
     close_shard: Callable[[T], None],
-) -> Iterator[tuple[Request, dict[int, T]]]:
+) -> Generator[tuple[Request, dict[int, T]], None, None]:
     """Yield each request with the shards of the split, by number, that its samples lie in.
 
     Looks ahead by as many samples as `window_shards` shards hold: the shards of those samples are
     open, or being opened by a thread; no others are. In the order of `window_order` each shard is
-    then opened once an epoch, and at most two windows of them are open.
+    then opened once an epoch, and at most two windows of them are open. The shards of a request stay open
+    until the second one after it is asked for: see `loaders.filler`.
     """
     starts = np.cumsum(data.shard_samples)
     horizon = sum(sorted(data.shard_samples)[-window_shards:])
     pending: deque[tuple[Request, list[int]]] = deque()  # with the shard of each sample
     wanted: Counter[int] = Counter()  # shard -> its samples in `pending`
     shards: dict[int, Future[T]] = {}
+    previous: list[int] = []  # shards of the request before
     pool = ThreadPoolExecutor(1, thread_name_prefix="read-shard")
     try:
         while True:
-            while wanted.total() < horizon and (request := next(requests, None)) is not None:
+            while (wanted.total() < horizon or not pending) and (request := next(requests, None)) is not None:
                 indexes = np.searchsorted(starts, request.positions, side="right").tolist()
                 pending.append((request, indexes))
                 wanted.update(indexes)
@@ -48,11 +50,12 @@ def look_ahead(
                 return
             request, indexes = pending.popleft()
             yield request, {index: shards[index].result() for index in set(indexes)}
-            wanted.subtract(indexes)
-            for index in set(indexes):
+            wanted.subtract(previous)
+            for index in set(previous):
                 if wanted[index] == 0:
                     close_shard(shards.pop(index).result())
                     del wanted[index]
+            previous = indexes
     finally:
         pool.shutdown(cancel_futures=True)
         for opened in shards.values():
@@ -70,7 +73,9 @@ class EncodedShards:
         self._starts = np.concatenate(([0], np.cumsum(data.shard_samples)))
         self._unchecked = set(range(len(data.files)) if check else ())
 
-    def read(self, requests: Iterator[Request]) -> Iterator[tuple[Request, list[tuple[StoredSample, str]]]]:
+    def read(
+        self, requests: Iterator[Request]
+    ) -> Generator[tuple[Request, list[tuple[StoredSample, str]]], None, None]:
         """Yield each request with its stored samples, in order, each with its shard's path.
 
         Raises:

@@ -5,7 +5,8 @@ by picture: mappings bring in far more of a file than was asked for.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import numpy as np
 from loaders.batch import DecodedBatch, LoaderSpec, Request
 from loaders.crops import Crops
 from loaders.dataset import SplitData
-from loaders.filler import BatchFiller
+from loaders.filler import BatchFiller, Pictures
 from loaders.gather import is_available
 from loaders.integrity import BackgroundCheck, check_index, check_shard
 from loaders.sequential import look_ahead
@@ -51,24 +52,29 @@ class ShardsReader:
             shards = look_ahead(self._data, requests, self._window_shards, self._open_ahead, self._close)
         else:
             shards = self._open_at_random(requests)
-        for request, opened in shards:
-            indexes = np.searchsorted(self._starts, request.positions, side="right") - 1
-            files = [opened[index] for index in indexes.tolist()]
-            samples = request.positions - self._starts[indexes]
-            bases = np.array([file.address for file in files], np.uint64)
-            offsets = (samples * (self._data.size**2 * 3)).astype(np.uint64)
-            addresses = np.where(bases == 0, bases, bases + offsets)
-            yield self._filler.fill(request, partial(_read, files, samples.tolist()), addresses)
+        with closing(shards):
+            yield from self._filler.fill_each(self._pictures(*asked) for asked in shards)
+
+    def _pictures(self, request: Request, opened: Mapping[int, ShardFile]) -> Pictures:
+        indexes = np.searchsorted(self._starts, request.positions, side="right") - 1
+        files = [opened[index] for index in indexes.tolist()]
+        samples = request.positions - self._starts[indexes]
+        bases = np.array([file.address for file in files], np.uint64)
+        offsets = (samples * (self._data.size**2 * 3)).astype(np.uint64)
+        addresses = np.where(bases == 0, bases, bases + offsets)
+        return Pictures(request, partial(_read, files, samples.tolist()), addresses)
 
     def close(self) -> None:
         """End the threads."""
         self._filler.close()
         self._background.close()
 
-    def _open_at_random(self, requests: Iterator[Request]) -> Iterator[tuple[Request, dict[int, ShardFile]]]:
-        """The files of each request; those used last stay open."""
+    def _open_at_random(
+        self, requests: Iterator[Request]
+    ) -> Generator[tuple[Request, dict[int, ShardFile]], None, None]:
+        """The files of each request; those used last stay open, of this request and the one before all."""
         opened: OrderedDict[int, ShardFile] = OrderedDict()
-        epoch = -1
+        epoch, before = -1, 0
         try:
             for request in requests:
                 if request.epoch != epoch:
@@ -84,8 +90,9 @@ class ShardsReader:
                             self._unchecked.discard(index)
                             self._background.start(index)
                     opened.move_to_end(index)
-                while len(opened) > max(_OPEN_FILES, len(indexes)):
+                while len(opened) > max(_OPEN_FILES, before + len(indexes)):
                     opened.popitem(last=False)[1].close()
+                before = len(indexes)
                 self._background.raise_failure()
                 yield request, opened
         finally:
@@ -125,11 +132,8 @@ class ShardsReader:
 
 
 def _map_cached(file: ShardFile) -> None:
-    """Map `file` if it is in the system's cache."""
-    if is_available() and file.is_cached():
-        file.map_pixels()
-    else:
-        file.unmap_pixels()
+    if is_available():
+        file.map_cached()
 
 
 def _read(files: list[ShardFile], samples: list[int], slot: int, first: int, space: Pixels) -> Pixels:

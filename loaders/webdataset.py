@@ -1,13 +1,14 @@
 """Backend `webdataset`: tars read whole, one after the other, JPEGs decoded by threads."""
 
 from collections.abc import Iterator
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
 from loaders.batch import DecodedBatch, LoaderSpec, Request
 from loaders.crops import Crops
 from loaders.dataset import SplitData
-from loaders.filler import BatchFiller
+from loaders.filler import BatchFiller, Pictures
 from loaders.sequential import EncodedShards
 from precache.formats import FORMATS, StoredSample
 from precache.jpeg import Pixels
@@ -30,8 +31,11 @@ class WebdatasetReader:
 
     def read(self, requests: Iterator[Request]) -> Iterator[DecodedBatch]:
         """Yield one decoded batch per request."""
-        for request, samples in self._shards.read(requests):
-            yield self._filler.fill(request, partial(_decode, samples))
+        asked = self._shards.read(requests)
+        with closing(asked):
+            yield from self._filler.fill_each(
+                Pictures(request, partial(_decode, samples)) for request, samples in asked
+            )
 
     def close(self) -> None:
         """End the threads."""

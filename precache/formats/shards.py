@@ -66,13 +66,13 @@ class ShardFile:
     """An open shard, read by position; several threads may do so at a time.
 
     Read, not mapped: where a file shrinks or its disk fails, touching a mapping ends the process (SIGBUS),
-    a read raises. `map_pixels` is for those who can stand that.
+    a read raises. `map_cached` is for those who can stand that.
 
     Attributes:
         size: side of the stored squares in pixels.
         labels: int64 [n].
         ids: int64 [n].
-        address: of the first picture in memory, where the file is mapped; else 0.
+        address: of the first picture in memory, where the file is mapped and cached; else 0.
     """
 
     def __init__(self, path: Path) -> None:
@@ -109,21 +109,16 @@ class ShardFile:
         """
         self._read(out.data.cast("B"), DATA_START + (sample * self.size + first) * self.size * 3)
 
-    def map_pixels(self) -> None:
-        """Map the file, until it is closed.
+    def map_cached(self) -> None:
+        """Set `address`, where the file is in the system's cache; what is mapped stays so until `close`.
 
-        What is at `address` is then for system calls alone: see the class.
+        What lies there is for system calls alone: see the class.
         """
-        if self._mapping is None:
-            self._mapping = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
+        self.address = 0
+        if self.is_cached():
+            if self._mapping is None:
+                self._mapping = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
             self.address = int(np.frombuffer(self._mapping, np.uint8).ctypes.data) + DATA_START
-
-    def unmap_pixels(self) -> None:
-        """Undo `map_pixels`; idempotent."""
-        if self._mapping is not None:
-            self._mapping.close()
-            self._mapping = None
-            self.address = 0
 
     def is_cached(self) -> bool:
         """Whether the file is in the system's cache, as far as a few samples tell."""
@@ -146,13 +141,13 @@ class ShardFile:
 
     def drop_cached(self) -> None:
         """Ask the system to forget what it has cached of the file; unmaps it, or nothing would be."""
-        self.unmap_pixels()
+        self._unmap()
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(self._file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
     def close(self) -> None:
         """Close the file; idempotent."""
-        self.unmap_pixels()
+        self._unmap()
         self._file.close()
 
     def __enter__(self) -> "ShardFile":
@@ -160,6 +155,12 @@ class ShardFile:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+    def _unmap(self) -> None:
+        if self._mapping is not None:
+            self._mapping.close()
+            self._mapping = None
+            self.address = 0
 
     def _read(self, out: memoryview, start: int) -> None:
         """Fill `out` with the bytes from `start` on."""

@@ -1,0 +1,127 @@
+"""Filling batch after batch by threads, and how long what they are read from must stay."""
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from loaders.batch import Request
+from loaders.crops import Crops
+from loaders.dataset import SplitData
+from loaders.filler import BatchFiller, Pictures
+from loaders.sequential import look_ahead
+from precache.errors import DatasetError, ImageError
+
+SIZE, BATCH, BATCHES = 4, 6, 5
+
+
+def split(shard_samples: tuple[int, ...]) -> SplitData:
+    """A split of pictures whose every byte is their position."""
+    positions = np.arange(sum(shard_samples))
+    return SplitData(
+        path=Path("split"),
+        kind="shards",
+        ids=positions + 100,
+        labels=positions % 3,
+        shard_samples=shard_samples,
+        files=tuple(map(str, range(len(shard_samples)))),
+        shard_bytes=shard_samples,
+        checksums=("",) * len(shard_samples),
+        classes=("a", "b", "c"),
+        size=SIZE,
+        digest="",
+    )
+
+
+@pytest.fixture(params=[1, 2, 5], ids=lambda threads: f"{threads} threads")
+def filler(request: pytest.FixtureRequest) -> Iterator[BatchFiller]:
+    crops = Crops(stored=SIZE, size=SIZE)
+    made = BatchFiller(split((BATCH * BATCHES,)), crops, BATCH, request.param, torch.device("cpu"))
+    yield made
+    made.close()
+
+
+def requests() -> Iterator[Request]:
+    return (Request(0, np.arange(start, start + BATCH)) for start in range(0, BATCH * BATCHES, BATCH))
+
+
+def painted(request: Request) -> Pictures:
+    """Each picture in the colour of its position; that of position 8 cannot be decoded."""
+
+    def rows_of(slot: int, first: int, space: np.ndarray) -> np.ndarray:
+        if request.positions[slot] == 8:
+            raise ImageError("eight.jpg", "cannot be decoded")
+        space[:] = request.positions[slot]
+        return space
+
+    return Pictures(request, rows_of)
+
+
+def test_batches_come_in_order_without_what_cannot_be_decoded(filler: BatchFiller) -> None:
+    for number, batch in enumerate(filler.fill_each(map(painted, requests()))):
+        positions = [p for p in range(number * BATCH, (number + 1) * BATCH) if p != 8]
+        assert batch.ids.tolist() == [100 + p for p in positions]
+        assert batch.images[:, 0, 0, 0].tolist() == positions
+        assert [error.path for error in batch.refused.values()] == ["eight.jpg"] * (number == 1)
+    assert number + 1 == BATCHES
+
+
+@pytest.mark.parametrize("where", ["what is asked for", "the pictures"])
+def test_an_error_comes_after_the_batches_before_it(filler: BatchFiller, where: str) -> None:
+    def failing(slot: int, first: int, space: np.ndarray) -> np.ndarray:
+        raise DatasetError("the third")
+
+    def asked() -> Iterator[Pictures]:
+        for number, request in enumerate(requests()):
+            if number == 2 and where == "what is asked for":
+                raise DatasetError("the third")
+            yield Pictures(request, failing) if number == 2 else painted(request)
+
+    served = filler.fill_each(asked())
+    assert [next(served).ids[0].item() for _ in range(2)] == [100, 100 + BATCH]
+    with pytest.raises(DatasetError, match="the third"):
+        next(served)
+
+
+def test_nothing_is_read_any_more_once_it_is_closed(filler: BatchFiller) -> None:
+    reading, closed = threading.Semaphore(0), threading.Event()
+    late = []
+
+    def slowly(slot: int, first: int, space: np.ndarray) -> np.ndarray:
+        reading.release()
+        time.sleep(0.02)
+        if closed.is_set():
+            late.append(slot)
+        return space
+
+    served = filler.fill_each(Pictures(request, slowly) for request in requests())
+    next(served)
+    reading.acquire(timeout=5)
+    served.close()
+    closed.set()
+    time.sleep(0.1)
+    assert not late
+
+
+def test_shards_stay_open_until_the_second_request_after_theirs() -> None:
+    data = split((4,) * 12)
+    opened: set[int] = set()
+
+    def open_shard(index: int) -> int:
+        opened.add(index)
+        return index
+
+    asked = (Request(0, np.arange(start, start + 6)) for start in range(0, 48, 6))
+    before: set[int] = set()
+    most = 0
+    for request, shards in look_ahead(data, asked, 3, open_shard, opened.remove):
+        needed = {int(position) // 4 for position in request.positions}
+        assert set(shards) == needed
+        assert opened >= needed | before
+        before, most = needed, max(most, len(opened))
+    assert not opened
+    assert most <= 6, "two windows"

@@ -12,6 +12,7 @@ LOADERS_MAY_USE = {
     "errors",
     "executors",
     "formats",
+    "codecs",
     "images",
     "jpeg",
     "manifest",

@@ -224,7 +224,10 @@ def test_a_forked_process_that_drops_its_copy_leaves_the_parents_workers(
     assert (process.returncode, errors) == (0, "")
 
 
-@pytest.mark.parametrize(("backend", "kind"), [("pytorch", "raw"), ("shards", "shards")])
+@pytest.mark.parametrize(
+    ("backend", "kind"),
+    [pytest.param("pytorch", "raw", marks=pytest.mark.slow), ("shards", "shards")],
+)
 def test_a_spawned_process_builds_its_own_loader(
     backend: str, kind: str, raw_tree: Path, converted: dict[str, Path]
 ) -> None:

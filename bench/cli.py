@@ -11,29 +11,24 @@ import click
 from rich.console import Console
 
 import precache
-from bench import (
-    conversion,
-    conversion_report,
-    events,
-    hardware_command,
-    page,
-    photos,
-    recommend_command,
-    report,
-)
-from bench.comparison import BenchSpec, choose_arms, compare
-from bench.ddp import ddp_command, refuse_several_processes
-from bench.device import choose_device
-from bench.peer_arms import choose_peers, limits
-from bench.peer_loaders import PEERS
-from bench.peers import WRITERS
-from bench.profiling import profile_command
-from bench.regression import compare_command
-from bench.result import Result
-from bench.result_file import read_result
-from bench.simulate import simulate_command
-from bench.sweep_command import sweep_command
-from bench.trainers import CHOICES
+from bench.comparing.comparison import BenchSpec, choose_arms, compare
+from bench.comparing.regression import compare_command
+from bench.converting import conversion, photos
+from bench.converting import report as conversion_report
+from bench.machine.command import hardware
+from bench.peers.arms import choose_peers, limits
+from bench.peers.serving import PEERS
+from bench.peers.writing import WRITERS
+from bench.recommending.command import recommend_command
+from bench.reporting import events, page, report
+from bench.reporting.result import Result
+from bench.reporting.result_file import read_result
+from bench.running.device import choose_device
+from bench.running.profiling import profile_command
+from bench.running.trainers import CHOICES
+from bench.scaling.ddp import ddp_command, refuse_several_processes
+from bench.scaling.simulate import simulate_command
+from bench.sweeping.command import sweep_command
 from loaders import BACKENDS
 from precache import commandline
 from precache.commandline import ProgressBar
@@ -77,8 +72,8 @@ main.add_command(ddp_command)
 main.add_command(sweep_command)
 
 
-main.add_command(hardware_command.hardware)
-main.add_command(recommend_command.recommend_command)
+main.add_command(hardware)
+main.add_command(recommend_command)
 
 
 @main.command()

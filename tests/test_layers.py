@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,23 @@ def test_loaders_use_only_these_modules_of_precache() -> None:
 
 def test_errors_import_nothing_of_ours() -> None:
     assert not [n for n in imports(ROOT / "precache/errors.py") if n.startswith(("precache", "loaders"))]
+
+
+def test_folders_of_bench_do_not_import_one_another_in_a_circle() -> None:
+    folders = {path.parent.name for path in files("bench")} - {"bench"}
+    uses = {
+        folder: {
+            name.split(".")[1]
+            for path in files(f"bench/{folder}")
+            for name in imports(path)
+            if name.startswith("bench.")
+        }
+        - {folder}
+        for folder in folders
+    }
+    assert set().union(*uses.values()) <= folders  # none uses the command line
+    assert any(uses.values())
+    TopologicalSorter(uses).prepare()  # CycleError names the circle
 
 
 def test_files_stay_short_enough_to_hold_one_idea() -> None:

@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bench.result import Result, Row
-from bench.stats import Estimate, ratio
+from bench.analysis.stats import Estimate, ratio
+from bench.reporting.result import Result, Row
 
 BATCHES = 140
 EPOCH = 48

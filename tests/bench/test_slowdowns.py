@@ -17,9 +17,9 @@ import pytest
 import torch
 from PIL import Image
 
-from bench.comparison import Arm, BenchSpec, compare
-from bench.result import Row
-from bench.trainers import EmulatedTrainer
+from bench.comparing.comparison import Arm, BenchSpec, compare
+from bench.reporting.result import Row
+from bench.running.trainers import EmulatedTrainer
 from loaders.batch import Batch
 from loaders.transfer import Transfer
 from precache import images

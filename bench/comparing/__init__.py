@@ -1,0 +1,1 @@
+"""Loaders against one another in one interleaved run, and one result against another."""

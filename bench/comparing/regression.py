@@ -1,0 +1,159 @@
+"""`bench compare`: two results of `bench loaders`, row by row; exit code 1 on a regression."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from bench.analysis import stats
+from bench.analysis.stats import Estimate
+from bench.analysis.verdict import NOT_DISTINGUISHABLE
+from bench.reporting.result import Result, Row
+from bench.reporting.result_file import read_result
+from precache import commandline
+from precache.errors import SettingError, check_share
+
+SLOWER, FASTER, REGRESSION = "slower", "faster", "regression"
+_MACHINE = ("cpu", "accelerator", "memory")
+_WORK = ("batch_size", "size", "workers", "trainers", "page_cache")
+_WIDTH = 100
+
+Key = tuple[str, str, str, int]
+"""Backend, data, trainer, and the rank among rows that have these three in common."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One rate of one row in both results.
+
+    Attributes:
+        rate: which one, `loader` or `together`.
+        before, after: images/s in the first and the second result.
+        ratio: after over before.
+        verdict: SLOWER, FASTER, REGRESSION or NOT_DISTINGUISHABLE.
+    """
+
+    row: Key
+    rate: str
+    before: Estimate
+    after: Estimate
+    ratio: Estimate
+    verdict: str
+
+
+def differences(before: Result, after: Result) -> list[str]:
+    """What of machine and work is not the same in both, with both values."""
+    found = [
+        (name, before.machine[name], after.machine[name])
+        for name in _MACHINE
+        if before.machine[name] != after.machine[name]
+    ]
+    found += [
+        (name, _text(before.settings[name]), _text(after.settings[name]))
+        for name in _WORK
+        if name in before.settings
+        and name in after.settings
+        and before.settings[name] != after.settings[name]
+    ]
+    return [f"{name} {one} and {other}" for name, one, other in found]
+
+
+def changes(before: Result, after: Result, tolerance: float) -> tuple[list[Change], list[Key], list[Key]]:
+    """The rows of both results compared, and the rows that only the first, or the second, has."""
+    ours, theirs = _by_key(before), _by_key(after)
+    found = []
+    for key in (key for key in ours if key in theirs):
+        rates = ("loader",) if ours[key].trainer is None else ("loader", "together")
+        for rate in rates:
+            one, other = getattr(ours[key], rate), getattr(theirs[key], rate)
+            ratio = stats.quotient(other, one)
+            found.append(Change(key, rate, one, other, ratio, _judge(ratio, tolerance)))
+    return found, [key for key in ours if key not in theirs], [key for key in theirs if key not in ours]
+
+
+def _judge(ratio: Estimate, tolerance: float) -> str:
+    if ratio.high < 1 - tolerance:
+        return REGRESSION
+    if ratio.high < 1:
+        return SLOWER
+    return FASTER if ratio.low > 1 else NOT_DISTINGUISHABLE
+
+
+def _by_key(result: Result) -> dict[Key, Row]:
+    rows: dict[Key, Row] = {}
+    for row in result.rows:
+        rank = 1
+        while (key := (row.backend, row.data, row.trainer_name, rank)) in rows:
+            rank += 1
+        rows[key] = row
+    return rows
+
+
+@click.command(name="compare", cls=commandline.Command)
+@click.argument("before_path", metavar="A.json", type=click.Path(path_type=Path))
+@click.argument("after_path", metavar="B.json", type=click.Path(path_type=Path))
+@click.option("--tolerance", default=0.05, show_default=True, help="Loss that is no regression yet.")
+@click.option("--force", is_flag=True, help="Compare even if machine or work differ.")
+def compare_command(before_path: Path, after_path: Path, tolerance: float, force: bool) -> None:
+    """Compare two results of 'bench loaders --json', B over A.
+
+    Exit code 1 if a rate fell by more than the tolerance: its whole interval lies below.
+    """
+    check_share("tolerance", tolerance)
+    before, after = read_result(before_path), read_result(after_path)
+    differing = differences(before, after)
+    if differing and not force:
+        raise SettingError(
+            f"{before_path} and {after_path} differ in {'; '.join(differing)}; use --force to compare them "
+            f"all the same"
+        )
+    found, gone, new = changes(before, after, tolerance)
+    _print_tables(found)
+    for path, keys in ((before_path, gone), (after_path, new)):
+        for key in keys:
+            click.echo(f"only in {path}: {_label(key)} with {key[2]}")
+    if differing:
+        click.echo(f"Compared although they differ in {'; '.join(differing)}.")
+    if not found:
+        raise SettingError(f"{before_path} and {after_path} have no row in common; measure the same backends")
+    lost = [change for change in found if change.verdict == REGRESSION]
+    click.echo("A, B: median images/s. In brackets: the range of the ratio over the repeats of both.")
+    click.echo(f"{len(lost)} of {len(found)} rates fell by more than {tolerance:.0%}.")
+    if lost:
+        raise click.exceptions.Exit(1)
+
+
+def _print_tables(found: Sequence[Change]) -> None:
+    console = Console(width=_WIDTH, highlight=False)
+    for trainer in dict.fromkeys(change.row[2] for change in found):
+        table = Table(box=None, pad_edge=False)
+        for title in ("backend", "data", "rate", "A", "B", "B/A", "verdict"):
+            justify: Any = "right" if title in ("A", "B", "B/A") else "left"
+            table.add_column(title, justify=justify, no_wrap=True)
+        for change in found:
+            if change.row[2] == trainer:
+                backend, data, _, rank = change.row
+                table.add_row(
+                    backend,
+                    data if rank == 1 else f"{data} ({rank})",
+                    change.rate,
+                    f"{change.before.median:,.0f}",
+                    f"{change.after.median:,.0f}",
+                    f"{change.ratio.median:.2f} ({change.ratio.low:.2f}-{change.ratio.high:.2f})",
+                    change.verdict,
+                )
+        click.echo(f"Trainer {trainer}:")
+        console.print(table)
+
+
+def _label(key: Key) -> str:
+    backend, data, _, rank = key
+    return f"{backend} on {data}" + (f" ({rank})" if rank > 1 else "")
+
+
+def _text(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)

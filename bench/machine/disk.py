@@ -1,0 +1,152 @@
+"""Which disk a folder lies on, and how fast it can be read, past the page cache."""
+
+import errno
+import mmap
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import psutil
+
+from bench.machine import page_cache
+from precache.errors import SettingError
+
+NVME_MB_PER_S, DISK_MB_PER_S = 3000, 150  # what is to be expected of sequential reads
+_SEQUENTIAL_BYTES = 8 << 20
+_MOST_RESIDENT = 0.05  # of a file whose pages were dropped; more, and it has no other place
+_DIRECT = getattr(os, "O_DIRECT", 0)
+_TAG = 31
+
+
+@dataclass(frozen=True, slots=True)
+class Disk:
+    """What a folder lies on.
+
+    Attributes:
+        device: as the kernel calls it, `nvme0n1`; where it has no name, what is mounted, `overlay`.
+        rotational: whether the kernel takes it for a spinning disk, as it does many a virtual one;
+            None if it does not say.
+    """
+
+    device: str
+    rotational: bool | None
+
+    @property
+    def is_nvme(self) -> bool:
+        """Whether it is an NVMe drive, by its name."""
+        return self.device.startswith("nvme")
+
+    @property
+    def expected_mb_per_s(self) -> int:
+        """What sequential reads should give at least, in MB/s."""
+        return NVME_MB_PER_S if self.is_nvme and not self.rotational else DISK_MB_PER_S
+
+
+def disk_of(folder: Path, sysfs: Path = Path("/sys")) -> Disk:
+    """The disk that `folder` lies on."""
+    number = folder.stat().st_dev
+    node = (sysfs / f"dev/block/{os.major(number)}:{os.minor(number)}").resolve()
+    if (node / "partition").exists():
+        node = node.parent
+    rotational = node / "queue/rotational"
+    if rotational.exists():
+        return Disk(node.name, rotational.read_text().strip() == "1")
+    here = folder.resolve()
+    mounts = [part for part in psutil.disk_partitions(all=True) if here.is_relative_to(part.mountpoint)]
+    kind = max(mounts, key=lambda part: len(part.mountpoint)).fstype if mounts else ""
+    return Disk(kind or "unknown", None)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadFile:
+    """A file to read from.
+
+    Attributes:
+        how: `direct I/O`, or `pages dropped` before each reading where that is not to be had.
+    """
+
+    path: Path
+    bytes: int
+    how: str
+
+    def sequential_rate(self, seconds: float) -> float:
+        """MB/s of reading the file from its start to its end, or for `seconds`."""
+        block = min(_SEQUENTIAL_BYTES, self.bytes)
+        return self._rate(block, range(0, self.bytes - block + 1, block), seconds)
+
+    def random_rate(self, block_bytes: int, seconds: float) -> float:
+        """MB/s of reading blocks in random order, each once and one at a time, for `seconds`."""
+        order = np.random.default_rng(_TAG).permutation(self.bytes // block_bytes)
+        return self._rate(block_bytes, (order * block_bytes).tolist(), seconds)
+
+    def _rate(self, block_bytes: int, offsets: "range | list[int]", seconds: float) -> float:
+        direct = self.how == "direct I/O"
+        if not direct:
+            page_cache.drop(self.path)
+        descriptor = os.open(self.path, os.O_RDONLY | (_DIRECT if direct else 0))
+        # direct I/O wants an address that is a multiple of the disk's block: a mapping has one
+        with mmap.mmap(-1, block_bytes) as buffer:
+            try:
+                if not direct and not isinstance(offsets, range):
+                    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)  # no reading ahead
+                count = 0
+                start_s = time.perf_counter()
+                for offset in offsets:
+                    count += os.preadv(descriptor, [buffer], offset)
+                    if (elapsed_s := time.perf_counter() - start_s) >= seconds:
+                        break
+                return count / elapsed_s / 1e6
+            finally:
+                os.close(descriptor)
+
+
+@contextmanager
+def readable_file(folder: Path, size: int) -> Iterator[ReadFile]:
+    """A file of `size` random bytes in `folder`, on its disk alone, for the duration of the block.
+
+    Raises:
+        SettingError: pages of `folder` do not leave memory, as those of tmpfs; or the system has no
+            means to read past its cache (macOS, Windows).
+        OSError: it cannot be written.
+    """
+    path = folder / f"bench-disk-{os.getpid()}"
+    block = np.random.default_rng(_TAG).bytes(min(size, _SEQUENTIAL_BYTES))
+    try:
+        with open(path, "wb") as file:
+            for number in range(-(-size // len(block))):
+                # no two blocks alike: storage that finds duplicates would keep one
+                file.write(
+                    number.to_bytes(8, "little") + block[8 : min(len(block), size - number * len(block))]
+                )
+        resident = page_cache.drop(path)
+        if resident > _MOST_RESIDENT:
+            raise SettingError(f"{folder}: {resident:.0%} of a file stays in memory: it is on no disk")
+        yield ReadFile(path, size, "direct I/O" if _reads_directly(path) else "pages dropped")
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _reads_directly(path: Path) -> bool:
+    """Whether the file system allows direct I/O."""
+    if not _DIRECT:
+        return False
+    try:
+        descriptor = os.open(path, os.O_RDONLY | _DIRECT)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return False
+    try:
+        with mmap.mmap(-1, mmap.PAGESIZE) as buffer:
+            os.preadv(descriptor, [buffer], 0)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return False
+    finally:
+        os.close(descriptor)
+    return True

@@ -1,0 +1,301 @@
+"""How fast this machine copies, reads, decodes and multiplies: what `bench hardware` measures."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from bench.analysis import stats
+from bench.machine import disk
+from bench.machine.hardware import describe_machine
+from precache import images, jpeg
+from precache.errors import ImageError, SettingError, check_range
+from precache.executors import available_cpus
+from precache.source import Scan
+
+PICTURES = 200
+SERVED_BYTES = 224 * 224 * 3
+# A training step of ResNet-50 on 224x224: 4.09e9 multiply-adds forward (torchvision's figure for its
+# weights), two operations each, and twice as many again backward.
+STEP_FLOP = 3 * 2 * 4.09e9
+PETABYTE = 1e15
+_UNITS = {"GB/s": 1e9, "MB/s": 1e6, "images/s": 1.0, "TFLOP/s": 1e12}  # per second
+_RANDOM_BYTES = (4 << 10, 128 << 10)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HardwareSpec:
+    """What to measure, and how long.
+
+    Attributes:
+        scratch: a folder on the disk to measure.
+        repeats: of everything, taking turns.
+        seconds: of each reading, at least; of the disk's, at most.
+        buffer_bytes: of each copy; more than the CPU's caches hold.
+        file_bytes: of the file that is read from the disk.
+        matrix: rows and columns of the matrices on the CPU; on a GPU four times as many.
+    """
+
+    scratch: Path
+    repeats: int = 5
+    seconds: float = 0.5
+    buffer_bytes: int = 256 << 20
+    file_bytes: int = 512 << 20
+    matrix: int = 2048
+
+    def __post_init__(self) -> None:
+        check_range("repeats", self.repeats, 1)
+        check_seconds(self.seconds)
+        if not self.scratch.is_dir():
+            raise SettingError(f"{self.scratch}: no such folder; name one on the disk to measure")
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """One figure.
+
+    Attributes:
+        name: of what was measured.
+        how: conditions; where there is no value, why.
+        unit: of the value, one of GB/s, MB/s, images/s, TFLOP/s.
+        per_picture: bytes, pictures or operations that one picture takes; None for its file's bytes.
+        value: None if it could not be measured.
+    """
+
+    name: str
+    how: str
+    unit: str
+    per_picture: float | None
+    value: stats.Estimate | None
+
+    def seconds_for(self, pictures: float, file_bytes: float) -> float | None:
+        """How long this alone takes for `pictures` pictures, whose files have `file_bytes` together."""
+        if self.value is None:
+            return None
+        amount = file_bytes if self.per_picture is None else pictures * self.per_picture
+        return amount / (self.value.median * _UNITS[self.unit])
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """What the machine gives.
+
+    Attributes:
+        mean_file_bytes: of the pictures that were decoded.
+        data: `pictures` and `file_bytes` of the data set, where one was given.
+    """
+
+    machine: dict[str, str]
+    disk: disk.Disk
+    measurements: tuple[Measurement, ...]
+    mean_file_bytes: float
+    data: dict[str, int] | None
+    repeats: int
+
+    def value(self, name: str) -> float | None:
+        """The median of the measurement `name`; None if it could not be measured."""
+        (found,) = (measurement for measurement in self.measurements if measurement.name == name)
+        return None if found.value is None else found.value.median
+
+    @property
+    def warnings(self) -> list[str]:
+        """Figures below what such hardware should give, in words."""
+        found, expected = self.value("disk, sequential read"), self.disk.expected_mb_per_s
+        if found is None or found >= expected:
+            return []
+        what = "an NVMe drive" if self.disk.is_nvme else "a disk"
+        return [
+            f"disk {self.disk.device} reads {found:,.0f} MB/s, {what} should give {expected:,} MB/s; "
+            f"look for other users of it, a limit of the provider, or a failing drive"
+        ]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {"version": 1, **asdict(self), "warnings": self.warnings}
+
+
+@dataclass(frozen=True, slots=True)
+class _Probe:
+    """A measurement that is yet to be taken; `how` says why not where `run` is None."""
+
+    name: str
+    how: str
+    unit: str
+    per_picture: float | None
+    run: Callable[[], float] | None
+
+
+def measure(
+    spec: HardwareSpec,
+    pictures: Sequence[bytes],
+    data: dict[str, int] | None = None,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Hardware:
+    """Take every measurement `spec.repeats` times, by turns.
+
+    Args:
+        pictures: JPEGs to decode.
+        data: `pictures` and `file_bytes` of the data set that the times are for.
+    """
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    with ExitStack() as stack:
+        probes = [
+            *_memory(spec),
+            *_disk(spec, stack),
+            *_decode(spec, pictures),
+            *_transfer(spec, device),
+            _multiply(spec, device),
+        ]
+        values: dict[str, list[float]] = {probe.name: [] for probe in probes}
+        total = spec.repeats * sum(probe.run is not None for probe in probes)
+        on_progress(0, total)
+        for _ in range(spec.repeats):
+            for probe in probes:
+                if probe.run is not None:
+                    values[probe.name].append(probe.run())
+                    on_progress(sum(map(len, values.values())), total)
+    measurements = tuple(
+        Measurement(
+            probe.name,
+            probe.how,
+            probe.unit,
+            probe.per_picture,
+            stats.estimate(values[probe.name]) if values[probe.name] else None,
+        )
+        for probe in probes
+    )
+    mean_bytes = sum(map(len, pictures)) / max(1, len(pictures))
+    found = disk.disk_of(spec.scratch)
+    return Hardware(describe_machine(device), found, measurements, mean_bytes, data, spec.repeats)
+
+
+def check_seconds(seconds: float) -> None:
+    """Raise SettingError unless `seconds` is positive and finite."""
+    if not 0 < seconds < float("inf"):
+        raise SettingError(f"seconds must be positive, got {seconds}")
+
+
+def sample_jpegs(scan: Scan, count: int = PICTURES) -> list[bytes]:
+    """Files of up to `count` JPEGs, taken evenly from the tree; those that do not decode are left out."""
+    rows = np.unique(np.linspace(0, len(scan.samples) - 1, count).round().astype(int)).tolist()
+    found = []
+    for row in rows:
+        path = f"{scan.root}/{scan.samples[row].path}"
+        try:
+            data = images.read_bytes(path)
+            jpeg.decode_jpeg(data, path)
+        except ImageError:
+            continue
+        found.append(data)
+    return found
+
+
+def _memory(spec: HardwareSpec) -> Iterator[_Probe]:
+    source, target = np.ones(spec.buffer_bytes, np.uint8), np.ones(spec.buffer_bytes, np.uint8)
+
+    def rate(threads: int) -> float:
+        parts = list(zip(np.array_split(source, threads), np.array_split(target, threads), strict=True))
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(time.sleep, [0.001] * threads))  # the threads run
+
+            def copy() -> int:  # NumPy releases the interpreter lock
+                list(pool.map(lambda part: np.copyto(part[1], part[0]), parts))
+                return spec.buffer_bytes
+
+            return _rate(copy, spec.seconds) / 1e9
+
+    cpus = available_cpus()
+    yield _Probe("memory copy, one thread", "1 thread", "GB/s", None, lambda: rate(1))
+    yield _Probe("memory copy, all threads", f"{cpus} threads", "GB/s", None, lambda: rate(cpus))
+
+
+def _disk(spec: HardwareSpec, stack: ExitStack) -> Iterator[_Probe]:
+    names = ["disk, sequential read", *(f"disk, random {size >> 10} KiB" for size in _RANDOM_BYTES)]
+    try:
+        file = stack.enter_context(disk.readable_file(spec.scratch, spec.file_bytes))
+    except SettingError as error:
+        for name in names:
+            yield _Probe(name, str(error), "MB/s", None, None)
+        return
+    yield _Probe(names[0], file.how, "MB/s", None, lambda: file.sequential_rate(4 * spec.seconds))
+    for name, size in zip(names[1:], _RANDOM_BYTES, strict=True):
+        yield _Probe(name, file.how, "MB/s", None, lambda size=size: file.random_rate(size, spec.seconds))  # type: ignore[misc]
+
+
+def _decode(spec: HardwareSpec, pictures: Sequence[bytes]) -> Iterator[_Probe]:
+    def rate(threads: int) -> float:
+        stop = threading.Event()
+
+        def work(first: int) -> int:
+            count = 0
+            while count == 0 or not stop.is_set():  # simplejpeg releases the interpreter lock
+                jpeg.decode_jpeg(pictures[(first + count) % len(pictures)], "")
+                count += 1
+            return count
+
+        with ThreadPoolExecutor(threads) as pool:
+            start_s = time.perf_counter()
+            running = [pool.submit(work, len(pictures) * n // threads) for n in range(threads)]
+            time.sleep(spec.seconds)
+            stop.set()
+            done = sum(future.result() for future in running)
+            return done / (time.perf_counter() - start_s)
+
+    for name, threads in (("JPEG decode, one core", 1), ("JPEG decode, all cores", available_cpus())):
+        if pictures:
+            yield _Probe(name, "simplejpeg", "images/s", 1, lambda threads=threads: rate(threads))  # type: ignore[misc]
+        else:
+            yield _Probe(name, "no JPEG in the tree", "images/s", 1, None)
+
+
+def _transfer(spec: HardwareSpec, device: torch.device) -> Iterator[_Probe]:
+    for kind in ("pinned", "pageable"):
+        name = f"host to device, {kind}"
+        if device.type != "cuda":
+            yield _Probe(name, "no GPU", "GB/s", SERVED_BYTES, None)
+            continue
+        host = torch.ones(spec.buffer_bytes, dtype=torch.uint8, pin_memory=kind == "pinned")
+        target = torch.empty_like(host, device=device)
+
+        def copy(host: torch.Tensor = host, target: torch.Tensor = target) -> int:
+            target.copy_(host, non_blocking=True)
+            torch.cuda.synchronize(device)
+            return spec.buffer_bytes
+
+        how = f"{spec.buffer_bytes >> 20} MiB at a time"
+        run = lambda copy=copy: _rate(copy, spec.seconds) / 1e9  # noqa: E731
+        yield _Probe(name, how, "GB/s", SERVED_BYTES, run)
+
+
+def _multiply(spec: HardwareSpec, device: torch.device) -> _Probe:
+    on_gpu = device.type == "cuda"
+    side = 4 * spec.matrix if on_gpu else spec.matrix
+    dtype = torch.bfloat16 if on_gpu else torch.float32
+    left = torch.ones((side, side), dtype=dtype, device=device)
+    out = torch.empty_like(left)
+
+    def multiply() -> int:
+        torch.matmul(left, left, out=out)
+        if on_gpu:
+            torch.cuda.synchronize(device)
+        return 2 * side**3
+
+    how = "bfloat16" if on_gpu else f"float32, {torch.get_num_threads()} threads"
+    return _Probe("matrix multiply", how, "TFLOP/s", STEP_FLOP, lambda: _rate(multiply, spec.seconds) / 1e12)
+
+
+def _rate(work: Callable[[], int], seconds: float) -> float:
+    """Amount per second of calling `work`, which returns it, for at least `seconds`; once before."""
+    work()
+    amount, start_s = 0, time.perf_counter()
+    while True:
+        amount += work()
+        if (elapsed_s := time.perf_counter() - start_s) >= seconds:
+            return amount / elapsed_s

@@ -1,0 +1,177 @@
+"""How other libraries serve the same pictures: what `bench loaders --against` runs, a process each.
+
+    python bench/peers/serving.py NAME DATA --batch-size 128 --size 224 --workers 2 --batches 100
+
+Each loader is used as its documentation shows it, shuffled, with labels, and hands over uint8 in main
+memory; epoch follows epoch. Prints one line of JSON: images, seconds per timed batch, which of these
+were the first of an epoch, seconds to the first batch (imports excluded), version. The loaders are in
+`bench/peers/libraries.py`; both files import nothing else of ours, so that they also run in another
+virtual environment. `bench/peers/writing.py` writes what is read, where that is no raw tree or folder of
+ours.
+
+gather            the limit: threads copy rows of mapped shards into one buffer, again and again
+gather-crop       the same with random crops
+npy               a mapped .npy file, in a torch DataLoader
+ffcv-raw, -jpeg   centre crops                     https://docs.ffcv.io/making_dataloaders.html
+ffcv-rrc          RandomResizedCrop and flip
+litdata-raw, -jpeg  StreamingDataLoader            https://github.com/Lightning-AI/litData
+mds-raw           StreamingDataset                 https://docs.mosaicml.com/projects/streaming
+webdataset-pil    tars of JPEGs, WebLoader         https://github.com/webdataset/webdataset
+dali-files        JPEGs in TFRecords or tars       https://docs.nvidia.com/deeplearning/dali
+dali-raw          the raw tree, resized, cropped
+imagefolder       torchvision's ImageFolder and transforms of Pillow pictures
+imagefolder-turbo  torchvision's libjpeg-turbo and transforms of tensors
+spdl              FFmpeg in threads                https://facebookresearch.github.io/spdl
+"""
+
+import argparse
+import importlib
+import itertools
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+if not __package__:  # run as a script
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from bench.peers.libraries import (
+    StartEpoch,
+    Work,
+    dali,
+    ffcv,
+    gather,
+    imagefolder,
+    imagefolder_turbo,
+    litdata,
+    mds,
+    npy,
+    spdl,
+    webdataset,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A loader.
+
+    Attributes:
+        imports: modules that it uses.
+        package: whose version is given.
+        reads: `raw`, a raw tree; names of our formats; or the one of `bench.peers.writing.WRITERS` that
+            writes its data.
+        kind: pictures of one kind cost the same work: `pixels`, centre crops of decoded ones; `crops`,
+            random ones; `jpeg`, centre crops of JPEGs of the stored size; `tree`, any files, resized.
+    """
+
+    open: Callable[[Work], StartEpoch]
+    imports: tuple[str, ...]
+    package: str
+    reads: tuple[str, ...]
+    kind: str
+
+
+_TORCHVISION = ("torch", "torchvision")
+_DALI = ("nvidia.dali.plugin.pytorch",)
+LIMIT = "gather"
+PEERS = {
+    LIMIT: Peer(gather, (), "numpy", ("shards",), "pixels"),
+    "gather-crop": Peer(partial(gather, random_crop=True), (), "numpy", ("shards",), "crops"),
+    "npy": Peer(npy, ("torch",), "torch", ("npy",), "pixels"),
+    "ffcv-raw": Peer(ffcv, ("ffcv",), "ffcv", ("ffcv",), "pixels"),
+    "ffcv-rrc": Peer(partial(ffcv, augment=True), ("ffcv",), "ffcv", ("ffcv",), "crops"),
+    "ffcv-jpeg": Peer(ffcv, ("ffcv",), "ffcv", ("ffcv-jpeg",), "jpeg"),
+    "litdata-raw": Peer(litdata, ("litdata",), "litdata", ("litdata",), "pixels"),
+    "litdata-jpeg": Peer(litdata, ("litdata", "torchvision"), "litdata", ("litdata-jpeg",), "jpeg"),
+    "mds-raw": Peer(mds, ("streaming",), "mosaicml-streaming", ("mds",), "pixels"),
+    "webdataset-pil": Peer(webdataset, ("webdataset", "PIL.Image"), "webdataset", ("webdataset",), "jpeg"),
+    "dali-files": Peer(dali, _DALI, "nvidia-dali-cuda120", ("dali", "webdataset"), "jpeg"),
+    "dali-raw": Peer(dali, _DALI, "nvidia-dali-cuda120", ("raw",), "tree"),
+    "imagefolder": Peer(imagefolder, _TORCHVISION, "torchvision", ("raw",), "tree"),
+    "imagefolder-turbo": Peer(imagefolder_turbo, _TORCHVISION, "torchvision", ("raw",), "tree"),
+    "spdl": Peer(spdl, ("torch", "spdl.io", "spdl.pipeline"), "spdl", ("raw",), "tree"),
+}
+
+
+def measure(peer: Peer, work: Work, warmup: int, batches: int) -> dict[str, Any]:
+    """Serve a first batch, `warmup` more, and `batches` timed ones."""
+    start_s = time.perf_counter()
+    source = _epochs(peer.open(work))
+    next(source)
+    first_batch_s = time.perf_counter() - start_s
+    for _ in itertools.islice(source, warmup):
+        pass
+    counts, shapes, batch_s, firsts = [], set(), [], []
+    mark_s = time.perf_counter()
+    for number, (images, labels, first) in enumerate(itertools.islice(source, batches)):
+        counts.append((len(images), len(labels)))
+        shapes.add((*images.shape[1:], str(images.dtype).removeprefix("torch.")))
+        if first:
+            firsts.append(number)
+        now_s = time.perf_counter()
+        batch_s.append(now_s - mark_s)
+        mark_s = now_s
+    source.close()
+    square = (work.size, work.size)
+    for height, width in ((s[1:3] if s[0] == 3 else s[:2]) for s in shapes):
+        if (height, width) != square:
+            raise SystemExit(f"served {height}x{width}, asked for {square[0]}x{square[1]}")
+    if {s[-1] for s in shapes} != {"uint8"} or any(images != labels for images, labels in counts):
+        raise SystemExit(f"served {sorted(shapes)}, expected uint8 and a label each")
+    return {
+        "version": f"{peer.package} {metadata.version(peer.package)}",
+        "first_batch_s": first_batch_s,
+        "images": sum(images for images, _ in counts),
+        "batch_s": batch_s,
+        "epoch_starts": firsts,
+        "size": work.size,
+        "dtype": "uint8",
+    }
+
+
+def _epochs(start_epoch: StartEpoch) -> Generator[tuple[Any, Any, bool], None, None]:
+    while True:
+        served = False
+        for images, labels in start_epoch():
+            yield images, labels, not served
+            served = True
+        if not served:
+            raise SystemExit("an epoch without a batch")
+
+
+def main() -> None:
+    """Measure the loader that is named."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("name", choices=PEERS)
+    parser.add_argument("data", type=Path)
+    parser.add_argument("--stored", type=int, help="side of the stored squares; 0: any; default: --size")
+    parser.add_argument("--size", type=int, default=224)
+    parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument("--workers", type=int, default=os.cpu_count())
+    parser.add_argument("--batches", type=int, default=40)
+    parser.add_argument("--warmup", type=int, default=4)
+    options = parser.parse_args()
+    peer = PEERS[options.name]
+    stored = options.size if options.stored is None else options.stored
+    try:
+        for module in peer.imports:
+            importlib.import_module(module)
+    except ImportError as error:
+        raise SystemExit(
+            f"{sys.executable} lacks {peer.package} ({error}); install it with "
+            f"'{sys.executable} -m pip install {peer.package}'"
+        ) from error
+    if 0 < stored < options.size:
+        raise SystemExit(f"size {options.size} is more than {options.data} stores ({stored})")
+    work = Work(options.data, stored, options.size, options.batch_size, options.workers)
+    print("\n" + json.dumps(measure(peer, work, options.warmup, options.batches)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

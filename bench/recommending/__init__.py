@@ -1,0 +1,1 @@
+"""What converting a tree would bring, predicted from a sample of it."""

@@ -1,0 +1,123 @@
+"""One loader alone, the trainer alone, and both together, in a process of its own: prints a line of JSON.
+
+The rates are those from the second epoch on: a first epoch, which opens, maps and checks, goes before.
+"""
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from itertools import repeat
+from pathlib import Path
+
+import psutil
+import torch
+
+import loaders
+from bench.running.processes import run_watched
+from bench.running.trainers import NullTrainer, Trainer, make_trainer
+from loaders.batch import Batch, Loader
+from precache.errors import PrecacheError
+
+_POOLS = ("decode", "gather")  # names of the threads that a loader has one of for each worker
+
+
+@dataclass(frozen=True, slots=True)
+class LoaderRun:
+    """What was measured.
+
+    Attributes:
+        loader, trainer, together: images/s; the trainer alone has a batch that stays on the device.
+        serial_s: CPU time per picture, of the loader alone, of the busiest thread that there is one of.
+    """
+
+    loader: float
+    trainer: float
+    together: float
+    serial_s: float
+
+
+def run(
+    path: Path, backend: str, *, batch_size: int, workers: int, size: int, trainer: str, seconds: float
+) -> LoaderRun:
+    """Measure in a fresh process; WorkerError, with the reason, if it fails."""
+    settings = {
+        "path": str(path.resolve()),
+        "backend": backend,
+        "batch_size": batch_size,
+        "workers": workers,
+        "size": size,
+        "trainer": trainer,
+        "seconds": seconds,
+    }
+    watched = run_watched([sys.executable, "-m", "bench.recommending.loader_run", json.dumps(settings)])
+    return LoaderRun(**json.loads(watched.output.splitlines()[-1]))
+
+
+def measure(
+    path: str, backend: str, batch_size: int, workers: int, size: int, trainer: str, seconds: float
+) -> LoaderRun:
+    """Measure in this process."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    with loaders.build(
+        path, backend=backend, batch_size=batch_size, workers=workers, size=size, device=device, check="never"
+    ) as loader:
+        model = make_trainer(trainer, device, len(loader.classes))
+        for _ in loader:
+            pass
+        source = _epochs(loader)
+        before = _serial_threads()
+        rate, images = _rate(source, NullTrainer(), device, seconds)
+        serial_s = max((s - before.get(key, 0.0) for key, s in _serial_threads().items()), default=0.0)
+    with loaders.build(
+        path, backend=backend, batch_size=batch_size, workers=workers, size=size, device=device,
+        dtype=model.dtype, check="never",
+    ) as loader:  # fmt: skip
+        source = _epochs(loader)
+        batch = next(source)
+        alone, _ = _rate(repeat(batch), model, device, seconds / 2)
+        _rate(source, model, device, seconds / 2)  # reads ahead, maps, starts
+        together, _ = _rate(source, model, device, seconds)
+    return LoaderRun(rate, alone, together, serial_s / images)
+
+
+def _rate(
+    source: Iterator[Batch], trainer: Trainer, device: torch.device, seconds: float
+) -> tuple[float, int]:
+    """Images/s, and images, of at least `seconds`."""
+    trainer.step(next(source))
+    _wait(device)
+    images, start_s = 0, time.perf_counter()
+    for batch in source:
+        trainer.step(batch)
+        images += len(batch.labels)
+        if time.perf_counter() - start_s >= seconds:
+            break
+    _wait(device)
+    return images / (time.perf_counter() - start_s), images
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _serial_threads() -> dict[int, float]:
+    """CPU seconds so far of each Python thread that is not one of a pool, by its number."""
+    serial = {t.native_id for t in threading.enumerate() if not t.name.startswith(_POOLS)}
+    threads = psutil.Process().threads()
+    return {thread.id: thread.user_time + thread.system_time for thread in threads if thread.id in serial}
+
+
+def _epochs(loader: Loader) -> Iterator[Batch]:
+    while True:
+        yield from loader
+
+
+if __name__ == "__main__":
+    try:
+        print(json.dumps(asdict(measure(**json.loads(sys.argv[1])))))
+    except PrecacheError as error:
+        sys.exit(str(error))

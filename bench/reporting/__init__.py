@@ -1,0 +1,1 @@
+"""Results of a comparison as files, tables, a page and events."""

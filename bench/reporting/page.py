@@ -1,0 +1,242 @@
+"""A result as one HTML page that needs no network: the verdict in words, charts, and the figures."""
+
+import base64
+import json
+from collections.abc import Callable, Iterable, Iterator
+from html import escape
+
+import plotly.graph_objects as go
+import plotly.io
+from plotly.offline import get_plotlyjs
+
+from bench.analysis.stats import Estimate
+from bench.reporting import charts, report
+from bench.reporting.result import Result, Row
+
+# The charts' text and grid get their colours here, not from plotly: dark mode and print need no script.
+_STYLE = """
+:root { color-scheme: light dark;
+  --fg: #1c1e21; --bg: #fff; --soft: #5d636b; --line: #d9dce1; --tint: #eef3f9; }
+@media (prefers-color-scheme: dark) {
+  :root { --fg: #e6e8eb; --bg: #15171a; --soft: #a3a9b3; --line: #3a3f47; --tint: #1f2731; } }
+@media print { :root { color-scheme: light;
+  --fg: #000; --bg: #fff; --soft: #444; --line: #ccc; --tint: #fff; } }
+* { box-sizing: border-box; }
+body { font: 16px/1.5 system-ui, sans-serif; color: var(--fg); background: var(--bg);
+  max-width: 74rem; margin: 1.5rem auto; padding: 0 1rem; overflow-wrap: anywhere; }
+h1 { font-size: 1.5rem; } h2 { font-size: 1.25rem; margin: 2.5rem 0 .5rem; }
+.verdict { background: var(--tint); border: 1px solid var(--line); border-radius: 6px; padding: .2rem 1rem; }
+.verdict p { margin: .6rem 0; max-width: 60rem; }
+.verdict p:first-child { font-size: 1.15rem; font-weight: 600; }
+.charts { display: grid; gap: 1rem 2rem;
+  grid-template-columns: repeat(auto-fill, minmax(min(100%, 28rem), 1fr)); }
+figure { margin: 0; min-width: 0; max-width: 44rem; } figcaption { font-weight: 600; }
+.note, small, dt { color: var(--soft); }
+.wide { overflow-x: auto; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; overflow-wrap: normal; }
+th, td { text-align: right; vertical-align: top; padding: .3rem .6rem; border-bottom: 1px solid var(--line);
+  white-space: nowrap; line-height: 1.3; }
+th { white-space: normal; vertical-align: bottom; font-weight: 600; }
+th:first-child, td:first-child { text-align: left; padding-left: 0; white-space: normal; min-width: 8rem;
+  max-width: 14rem; overflow-wrap: anywhere; position: sticky; left: 0; background: var(--bg); }
+.peer { border: 1px solid var(--line); border-radius: 4px; padding: 0 .3rem;
+  font-size: .8rem; color: var(--soft); }
+dl { display: grid; grid-template-columns: max-content 1fr; gap: .2rem 1rem; } dd { margin: 0; }
+a { color: inherit; }
+.js-plotly-plot .main-svg text:not(.hoverlayer *) { fill: var(--fg) !important; }
+.js-plotly-plot .annotation .bg { fill: var(--bg) !important; fill-opacity: .8 !important; }
+.js-plotly-plot .gridlayer path { stroke: var(--line) !important; }
+@media print {
+  @page { margin: 12mm; }
+  body { margin: 0; padding: 0; font-size: 12px; }
+  .charts { display: block; } figure, .verdict, tr, dl { break-inside: avoid; } h2 { break-after: avoid; }
+  .wide { overflow: visible; } table { font-size: 8px; } th, td { padding: .2rem .3rem; white-space: normal; }
+  .download, nav { display: none; } small, .peer { font-size: inherit; }
+}
+"""
+_CONFIG = {"responsive": True, "displayModeBar": False}
+_NUMBERS: dict[str, Callable[[Row], Estimate | float | None]] = {
+    "loader alone, images/s": lambda row: row.loader,
+    "cold": lambda row: row.cold,
+    "trainer alone": lambda row: row.trainer,
+    "together": lambda row: row.together,
+    "predicted": lambda row: row.predicted,
+    "together / trainer": lambda row: row.ratio,
+    "waits, share": lambda row: row.data_wait,
+    "computes, share": lambda row: row.utilisation,
+    "of the gather limit": lambda row: row.of_limit,
+    "first batch, s": lambda row: row.first_batch_s,
+    "median batch, s": lambda row: row.batch_s_median,
+    "95th percentile, s": lambda row: row.batch_s_p95,
+    "longest first of an epoch, s": lambda row: row.epoch_gap_s,
+}
+
+
+def html(result: Result) -> str:
+    """The page; what the result lacks is left out."""
+    content = "".join(
+        (
+            "<h1>Does the trainer wait for data?</h1>",
+            f'<section class="verdict">{_paragraphs(_verdict(result))}</section>',
+            _overview(result),
+            _details(result),
+            _numbers(result),
+            _conditions(result),
+        )
+    )
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>Loader benchmark</title><style>{_STYLE}</style>"
+        f"<script>{get_plotlyjs()}</script></head><body>{content}</body></html>\n"
+    )
+
+
+def _verdict(result: Result) -> Iterator[str]:
+    """Sentences: who waits, what would help, which limits were met."""
+    lines = report.headline(result)
+    if lines:
+        yield from lines
+    else:
+        rows = [row for row in result.rows if not row.peer and row.backend != "synthetic"] or result.rows
+        best = max(rows, key=lambda row: row.loader.median)
+        yield (
+            f"Measured without a trainer. The fastest loader is {report.label(best)}: "
+            f"{best.loader.median:,.0f} images/s."
+        )
+    for row in result.rows:
+        if row.advice:
+            yield f"{report.title(result, row)}: {row.advice}"
+    yield from report.comparisons(result)
+
+
+def _overview(result: Result) -> str:
+    figures = {}
+    for name in dict.fromkeys(row.trainer_name for row in result.rows):
+        rows = [row for row in result.rows if row.trainer_name == name and row.trainer and row.together]
+        if rows:
+            figures[f"Fed to {name}: images/s, and share of the trainer's own rate"] = charts.fed(rows)
+    figures["Loaders alone: images/s"] = charts.alone(result.rows)
+    return f"<h2>How fast</h2>{_figures(figures, 'overview')}"
+
+
+def _details(result: Result) -> str:
+    """A section for each row that has more than the overview shows, and links to them."""
+    batch_size = result.settings["batch_size"]
+    links, sections = [], []
+    for number, row in enumerate(result.rows):
+        figures = _row_figures(row, batch_size)
+        if figures:
+            title = escape(report.title(result, row))
+            links.append(f'<a href="#row{number}">{title}</a>')
+            words = _paragraphs([" ".join(_findings(row))])
+            sections.append(f'<h2 id="row{number}">{title}</h2>{words}{_figures(figures, f"row{number}")}')
+    return (
+        f"<nav>In detail: {', '.join(links)}</nav>{''.join(sections)}"
+        if len(links) > 1
+        else "".join(sections)
+    )
+
+
+def _row_figures(row: Row, batch_size: int) -> dict[str, go.Figure]:
+    figures = {}
+    if row.stages:
+        figures["What each stage can do alone"] = charts.stages(row)
+    if row.stalls and row.trainer and row.together:
+        figures["Where a batch's time goes"] = charts.waterfall(row, batch_size)
+    if row.step_s:
+        figures["Throughput over time"] = charts.throughput(row, batch_size)
+        figures["Time of each batch"] = charts.batch_strip(row)
+    return figures | charts.monitor(row.monitor)
+
+
+def _findings(row: Row) -> Iterator[str]:
+    if row.binds:
+        yield f"What binds: {row.binds}."
+    elif row.stages:
+        yield "Which stage binds cannot be told."
+    if row.predicted and row.together:
+        measured = row.together.median
+        off = measured / row.predicted - 1
+        yield f"Predicted {row.predicted:,.0f} images/s, measured {measured:,.0f} ({off:+.0%})."
+    if row.data_wait:
+        yield f"The trainer waited {_percent(row.data_wait)} of the time."
+    if row.utilisation:
+        yield f"It computed {_percent(row.utilisation)} of the time; MLPerf Storage asks for 90%."
+    yield from row.spikes.get("explanation", ())
+    yield from row.monitor.get("flags", ())
+
+
+def _figures(figures: dict[str, go.Figure], prefix: str) -> str:
+    shown = []
+    for number, (title, figure) in enumerate(figures.items()):
+        chart = plotly.io.to_html(
+            figure,
+            config=_CONFIG,
+            include_plotlyjs=False,
+            full_html=False,
+            default_height=f"{figure.layout.height}px",
+            div_id=f"{prefix}-{number}",
+        )
+        shown.append(f"<figure><figcaption>{escape(title)}</figcaption>{chart}</figure>")
+    return f'<div class="charts">{"".join(shown)}</div>'
+
+
+def _numbers(result: Result) -> str:
+    rows = result.rows
+    shown = {title: get for title, get in _NUMBERS.items() if any(get(row) is not None for row in rows)}
+    head = "".join(f"<th>{escape(title)}</th>" for title in ("", *shown))
+    lines = []
+    for row in rows:
+        name = escape(report.title(result, row)) + (
+            ' <span class="peer">for comparison</span>' if row.peer else ""
+        )
+        cells = "".join(f"<td>{_cell(get(row))}</td>" for get in shown.values())
+        lines.append(f"<tr><td>{name}</td>{cells}</tr>")
+    content = json.dumps(result.to_json()).encode()
+    return (
+        "<h2>Numbers</h2>"
+        f'<p class="note">Medians, and the lowest and highest of {result.settings["repeats"]} repeats.</p>'
+        f'<div class="wide"><table><thead><tr>{head}</tr></thead>'
+        f"<tbody>{''.join(lines)}</tbody></table></div>"
+        '<p class="download"><a download="result.json" '
+        f'href="data:application/json;base64,{base64.b64encode(content).decode()}">'
+        "Everything as JSON</a>: 'bench report' reads it.</p>"
+    )
+
+
+def _conditions(result: Result) -> str:
+    facts = {**result.machine, **result.settings}
+    if result.host_to_device_gbps is not None:
+        facts["host to device"] = f"{result.host_to_device_gbps:.1f} GB/s"
+    details = "".join(
+        f"<dt>{escape(name)}</dt><dd>{escape(_text(value))}</dd>" for name, value in facts.items()
+    )
+    skipped = _paragraphs(f"Skipped {name}: {reason}" for name, reason in result.skipped.items())
+    return f"{skipped}<h2>Machine, versions and settings</h2><dl>{details}</dl>"
+
+
+def _paragraphs(lines: Iterable[str]) -> str:
+    return "".join(f"<p>{escape(line)}</p>" for line in lines)
+
+
+def _text(value: object) -> str:
+    if isinstance(value, dict):
+        return "; ".join(f"{name}: {_text(part)}" for name, part in value.items())
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def _percent(share: Estimate) -> str:
+    return f"{share.median:.0%} ({share.low:.0%} to {share.high:.0%})"
+
+
+def _cell(value: Estimate | float | None) -> str:
+    if value is None:
+        return ""
+    if not isinstance(value, Estimate):
+        return _number(value)
+    return f"{_number(value.median)}<br><small>{_number(value.low)} to {_number(value.high)}</small>"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -1,0 +1,241 @@
+"""A result as a terminal table and as Markdown; `bench.reporting.page` makes the HTML page."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.table import Table
+
+from bench.analysis.stats import Estimate
+from bench.analysis.verdict import KEEPS_UP, LOADER_BINDS, NOT_DISTINGUISHABLE, waiting_share
+from bench.reporting.result import Result, Row
+
+WIDTH = 100
+"""Columns of a terminal that the table fits into."""
+_DISPENSABLE = ("p95 ms", "first s", "med ms", "trainer")  # dropped first to last where it would not fit
+_VERSIONS = ("python", "torch", "torchvision", "pillow", "simplejpeg", "webdataset", "nvidia-dali-cuda120")
+_LEGEND = {
+    "loader": "loader: images per second of the loader alone",
+    "cold": "cold: those with its files dropped from the page cache before",
+    "trainer": "trainer: those of the trainer alone, on a batch that stays on the device",
+    "together": "together: those of the trainer fed by the loader",
+    "ratio": "ratio: together over trainer, and the farthest repeat from it",
+    "of limit": "of limit: loader over gather, which copies the same pictures and does nothing else",
+    "first s": "first s: seconds from building the loader to its first batch",
+    "p95 ms": "med ms, p95 ms: time per batch",
+    "epoch gap": "epoch gap: the longest time of an epoch's first batch, in medians",
+}
+
+
+def headline(result: Result) -> list[str]:
+    """What the result says, one sentence per trainer."""
+    sentences = []
+    for name in dict.fromkeys(row.trainer_name for row in result.rows):
+        rows = [row for row in result.rows if row.trainer_name == name and row.trainer is not None]
+        keeping = [label(row) for row in rows if row.verdict == KEEPS_UP]
+        waiting = [
+            f"{label(row)} ({waiting_share(row.ratio):.0%} of the time)"
+            for row in rows
+            if row.verdict == LOADER_BINDS and row.ratio is not None
+        ]
+        unclear = [label(row) for row in rows if row.verdict == NOT_DISTINGUISHABLE]
+        if waiting:
+            sentences.append(f"With {name} the trainer waits for {', '.join(waiting)}.")
+        if unclear:
+            sentences.append(f"With {name} not distinguishable from keeping up: {', '.join(unclear)}.")
+        if keeping:
+            sentences.append(f"With {name} these keep up: {', '.join(keeping)}.")
+    return sentences
+
+
+def columns(result: Result) -> list[str]:
+    """Titles of what the result has; the trainer's name is one only where several were measured."""
+    return list(_table(result))
+
+
+def cells(result: Result) -> list[list[str]]:
+    """The rows as text."""
+    return [list(row) for row in zip(*_table(result).values(), strict=True)]
+
+
+def _table(result: Result) -> dict[str, list[str]]:
+    """Title -> a text per row."""
+    rows = result.rows
+    table = {"backend": [row.backend for row in rows], "data": [row.data for row in rows]}
+    if several_trainers(result):
+        table = {"step": ["-" if row.peer else row.trainer_name for row in rows], **table}
+    table["loader"] = [_rate(row.loader) for row in rows]
+    if any(row.cold is not None for row in rows):
+        table["cold"] = [_rate(row.cold) for row in rows]
+    if any(row.trainer is not None for row in rows):
+        table["trainer"] = [_rate(row.trainer) for row in rows]
+        table["together"] = [_rate(row.together) for row in rows]
+        table["ratio"] = [_ratio(row.ratio) for row in rows]
+    elif any(row.of_limit is not None for row in rows):
+        table["of limit"] = [_ratio(row.of_limit) for row in rows]
+    table["first s"] = [f"{row.first_batch_s.median:.2f}" for row in rows]
+    table["med ms"] = [f"{row.batch_s_median * 1e3:.1f}" for row in rows]
+    table["p95 ms"] = [f"{row.batch_s_p95 * 1e3:.1f}" for row in rows]
+    if "trainer" in table:
+        table["verdict"] = [_verdict(row) for row in rows]
+    elif any(row.epoch_gap_s is not None for row in rows):
+        table["epoch gap"] = [_gap(row) for row in rows]
+    return table
+
+
+def legend(result: Result) -> str:
+    """What the columns mean."""
+    texts = [text for title, text in _LEGEND.items() if title in columns(result)]
+    star = ["*: the most images per second, or not distinguishable from that"] if best_rows(result) else []
+    return "; ".join([*texts, *star]) + "."
+
+
+def comparisons(result: Result) -> list[str]:
+    """One line per loader of ours that has peers: how many times as many images per second it serves."""
+    lines = {}
+    for row in result.rows:
+        if row.over:
+            ratios = (
+                f"{ratio.median:.2f}x {name} ({ratio.low:.2f}-{ratio.high:.2f})"
+                for name, ratio in row.over.items()
+            )
+            lines[label(row)] = f"{label(row)}: {', '.join(ratios)}"  # the same with each trainer
+    return list(lines.values())
+
+
+def terminal_table(result: Result) -> Table:
+    """A rich table of at most `WIDTH` columns, the best rows in bold and with a star."""
+    titled = _table(result)
+    rows = result.rows
+    best = best_rows(result)
+    titled = {"": ["*" if row in best else "" for row in rows], **titled} if best else titled
+    for title in _DISPENSABLE:
+        if sum(2 + max(map(len, (title, *column))) for title, column in titled.items()) - 2 > WIDTH:
+            titled.pop(title, None)
+    table = Table(box=None, pad_edge=False)
+    left = {"", "step", "backend", "data", "verdict"}
+    for title in titled:
+        table.add_column(title, justify="left" if title in left else "right", no_wrap=True)
+    for row, texts in zip(rows, zip(*titled.values(), strict=True), strict=True):
+        table.add_row(*texts, style="bold" if row in best else "")
+    return table
+
+
+def best_rows(result: Result) -> list[Row]:
+    """Of each trainer the loader that gave the most images/s, and those that overlap with it.
+
+    Noise is no loader, and what only other libraries' loaders can be compared by is not all of it.
+    """
+    best = []
+    for name in dict.fromkeys(row.trainer_name for row in result.rows):
+        rated = [
+            (rate, row)
+            for row in result.rows
+            if row.trainer_name == name and row.backend != "synthetic" and not row.peer
+            if (rate := row.together or row.loader)
+        ]
+        if len(rated) > 1:
+            top, _ = max(rated, key=lambda pair: pair[0].median)
+            best += [row for rate, row in rated if rate.high >= top.low]
+    return best
+
+
+def findings(result: Result) -> list[str]:
+    """One line per thing worth saying: what binds and would mend it, uneven batches, limits that hurt."""
+    lines: list[str] = []
+    flagged: dict[str, list[str]] = {}
+    several = several_trainers(result)
+    for row in result.rows:
+        name = f"{label(row)} with {row.trainer_name}" if several else label(row)
+        if row.advice:
+            lines.append(f"{name}: {row.advice}")
+        if row.verdict != KEEPS_UP and _is_uneven(row):
+            lines.append(f"{name}: {' '.join(row.spikes['explanation'])}")
+        for flag in row.monitor.get("flags", ()) if row.verdict != KEEPS_UP else ():
+            flagged.setdefault(flag.rstrip("."), []).append(name)
+    return lines + [f"{flag}: {', '.join(labels)}." for flag, labels in flagged.items()]
+
+
+def _is_uneven(row: Row) -> bool:
+    """Whether spikes come regularly, or an epoch begins with the wait of more than a batch."""
+    if not row.spikes:
+        return False
+    late = any(gap["excess_s"] > row.batch_s_median for gap in row.spikes["gaps"])
+    return late or row.spikes["wait_spikes"]["period"] is not None
+
+
+def markdown(result: Result) -> str:
+    """A Markdown table, with the conditions below it."""
+    titles = columns(result)
+    lines = [_markdown_row(titles), _markdown_row(["---"] * len(titles))]
+    lines += [_markdown_row(row) for row in cells(result)]
+    for line in comparisons(result):
+        lines += ["", line]
+    lines += ["", f"{conditions(result)}."]
+    return "\n".join(lines)
+
+
+def conditions(result: Result) -> str:
+    """Under which conditions the figures hold, on one line."""
+    settings, machine = result.settings, result.machine
+    versions = [f"{name} {machine[name]}" for name in _VERSIONS if name in machine]
+    peers = ", ".join(dict.fromkeys(settings.get("peers", {}).values()))
+    return "; ".join(
+        (
+            f"{machine['cpu']}, {machine['memory']}, accelerator: {machine['accelerator']}",
+            ", ".join(versions),
+            *([f"peers: {peers}"] if peers else []),
+            f"trainer {', '.join(settings['trainers'])}",
+            f"batch {settings['batch_size']} of {settings['size']}x{settings['size']}, "
+            f"{settings['workers']} workers, page cache {settings['page_cache']}",
+            f"median of {settings['repeats']} interleaved runs of {settings['batches']} batches",
+            machine["date"],
+        )
+    )
+
+
+def _ratio(ratio: Estimate | None) -> str:
+    if ratio is None:
+        return "-"
+    return f"{ratio.median:.2f} ±{max(ratio.high - ratio.median, ratio.median - ratio.low):.2f}"
+
+
+def _gap(row: Row) -> str:
+    return "-" if row.epoch_gap_s is None else f"{row.epoch_gap_s / row.batch_s_median:.1f}x"
+
+
+def _verdict(row: Row) -> str:
+    if row.verdict == NOT_DISTINGUISHABLE:
+        return "unclear"
+    if row.ratio is None or row.verdict != LOADER_BINDS:
+        return row.verdict
+    return f"waits {waiting_share(row.ratio):.0%}"
+
+
+def label(row: Row) -> str:
+    """What was measured on what."""
+    return f"{row.backend} on {row.data}"
+
+
+def title(result: Result, row: Row) -> str:
+    """What was measured on what, and where it needs saying, with which trainer."""
+    several = several_trainers(result) and not row.peer
+    return label(row) + (f", fed to {row.trainer_name}" if several else "")
+
+
+def monitor_series(sampled: dict[str, Any]) -> dict[str, list[float]]:
+    """What was sampled, by name: one value per `time_s`."""
+    kept = ("time_s", "flags")
+    return {name: values for name, values in sampled.items() if isinstance(values, list) and name not in kept}
+
+
+def _rate(rate: Estimate | None) -> str:
+    return "-" if rate is None else f"{rate.median:,.0f}"
+
+
+def several_trainers(result: Result) -> bool:
+    """Whether a row needs its trainer's name."""
+    return len({row.trainer_name for row in result.rows if not row.peer}) > 1
+
+
+def _markdown_row(row: Sequence[str]) -> str:
+    return "| " + " | ".join(row) + " |"

@@ -1,0 +1,1 @@
+"""How one trial runs: what consumes its batches, in which process, and what is watched meanwhile."""

@@ -1,0 +1,1 @@
+"""Throughput on several GPUs: ranks measured on this machine, and more of them simulated."""

@@ -1,0 +1,189 @@
+"""`bench sweep`: workers, batch sizes, amp and pinning, each trial in a process of its own."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+import torch
+from rich.console import Console
+
+from bench.comparing.comparison import Arm, choose_arms
+from bench.machine import page_cache
+from bench.machine.hardware import describe_machine
+from bench.running.device import choose_device
+from bench.running.fresh_process import run_module
+from bench.running.trainers import CHOICES, resolve
+from bench.sweeping import page
+from bench.sweeping.file import SweepFile
+from bench.sweeping.grid import (
+    Axes,
+    Point,
+    drop_axes,
+    grid,
+    parse_numbers,
+    parse_switches,
+    prune,
+    recommend,
+    sentence,
+)
+from bench.sweeping.table import LEGEND, tables
+from bench.sweeping.trial import Settings
+from loaders import BACKENDS
+from loaders.dataset import RAW, open_split
+from precache import commandline
+from precache.commandline import ProgressBar
+from precache.errors import DatasetError, PrecacheError, SettingError, check_choice, check_range
+
+_DATA = Path("data")
+_PATH = click.Path(path_type=Path)
+_WIDTH = 100
+
+
+@click.command(name="sweep", cls=commandline.Command)
+@click.argument("data", type=_PATH, nargs=-1)
+@click.option("--backend", help=f"Some of: {', '.join(sorted(BACKENDS))}.  [default: as DATA needs]")
+@click.option("--trainer", default="auto", show_default=True, help=f"One of: {CHOICES}.")
+@click.option("--workers", default="0,1,2,4,8", show_default=True, help="Processes or threads of the loader.")
+@click.option("--batch-size", default="32,64,128,256", show_default=True, help="Samples per batch.")
+@click.option("--amp", default="on", show_default=True, help="on,off: half precision (resnet50 on CUDA).")
+@click.option("--pin", default="on", show_default=True, help="on,off: copies from pinned memory (CUDA).")
+@click.option("--out", type=_PATH, default=Path("sweep.jsonl"), show_default=True, help="Finished trials.")
+@click.option("--html", "html_path", type=_PATH, help="Write a page with charts here.")
+@click.option("--repeats", default=3, show_default=True, help="Trials of each setting, interleaved.")
+@click.option("--size", default=224, show_default=True, help="Side of the served square, pixels.")
+@click.option("--batches", default=40, show_default=True, help="Timed batches of each trial.")
+@click.option("--warmup", default=4, show_default=True, help="Batches before the timed ones.")
+@click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda.")
+def sweep_command(
+    data: tuple[Path, ...],
+    backend: str | None,
+    trainer: str,
+    workers: str,
+    batch_size: str,
+    amp: str,
+    pin: str,
+    out: Path,
+    html_path: Path | None,
+    repeats: int,
+    device: str,
+    **sizes: int,
+) -> None:
+    """Find the fewest workers and the smallest batch that keep the trainer busy, over DATA.
+
+    DATA are folders, data/raw by default. Every combination is measured, but those that cannot be of
+    use; `bench.sweeping.grid.prune` has the rules. Each finished trial is a line of --out: the same command
+    goes on after those. Where the device is a CPU, --amp and --pin make no difference and are dropped.
+    """
+    check_range("repeats", repeats, 1)
+    chosen = choose_device(device)
+    settings = Settings(trainer=resolve(trainer, chosen), device=str(chosen), **sizes)
+    axes = Axes(
+        parse_numbers("--workers", workers),
+        parse_numbers("--batch-size", batch_size),
+        parse_switches("--amp", amp),
+        parse_switches("--pin", pin),
+    )
+    axes, notes = drop_axes(axes, chosen.type, settings.trainer)
+    for note in notes:
+        click.echo(note)
+    arms = _arms(data, backend)
+    points = grid([(arm.backend, str(arm.path)) for arm in arms], axes)
+    header = {
+        "machine": describe_machine(chosen),
+        "data": {str(arm.path): open_split(arm.path, "train").digest for arm in arms},
+        "settings": asdict(settings),
+    }
+    if html_path is not None and html_path.is_dir():  # now, not after an hour of measuring
+        raise SettingError(f"{html_path}: is a folder; name a file in it")
+    file = SweepFile(out, header)
+    with ProgressBar("sweep", "trial") as bar:
+        run(points, settings, file, repeats, bar)
+    conditions = _conditions(settings, file, repeats)
+    _show(points, file, conditions)
+    if html_path is not None:
+        html_path.parent.mkdir(parents=True, exist_ok=True)
+        html_path.write_text(page.html(points, file, conditions), encoding="utf-8")
+        click.echo(f"wrote {html_path}")
+
+
+def run(
+    points: Sequence[Point],
+    settings: Settings,
+    file: SweepFile,
+    repeats: int,
+    on_progress: Callable[[int, int], None],
+) -> None:
+    """Measure what `file` lacks of `points`, all of them once, then again; prune in the first round.
+
+    Raises:
+        PrecacheError: a trial failed otherwise than for want of memory.
+    """
+    left_out = {**file.pruned, **file.failed}
+    missing = [
+        (repeat, point)
+        for repeat in range(repeats)
+        for point in points
+        if point not in left_out and repeat not in file.trials.get(point, {})
+    ]
+    total = len(points) * repeats
+    on_progress(total - len(missing), total)
+    for number, (repeat, point) in enumerate(missing, 1):
+        if point not in file.pruned and point not in file.failed:
+            _measure(point, repeat, settings, file)
+        on_progress(total - len(missing) + number, total)
+
+
+def _measure(point: Point, repeat: int, settings: Settings, file: SweepFile) -> None:
+    # once begun, a point gets all its trials: else chance would choose which have few
+    reason = None if point in file.trials else prune(point, file.measured(), file.failed)
+    if reason is not None:
+        file.add(point, pruned=reason)
+        return
+    warm = page_cache.warm(Path(point.data))
+    asked = json.dumps({"point": asdict(point), "settings": asdict(settings)})
+    answer = json.loads(run_module("bench.sweeping.trial", asked).splitlines()[-1])
+    if "error" in answer:
+        raise PrecacheError(answer["error"])
+    if "failed" in answer:
+        file.add(point, failed=answer["failed"])
+    else:
+        file.add(point, repeat=repeat, trial={**answer, "page_cache_warm": warm})
+
+
+def _arms(data: Sequence[Path], backend: str | None) -> list[Arm]:
+    """What to measure; without a choice, each folder by the backend that is made for it."""
+    if backend is not None:
+        names = [name.strip() for name in backend.split(",")]
+        for name in names:
+            check_choice("backend", name, BACKENDS)
+        return choose_arms(data, names, _DATA)
+    kinds = {path: open_split(path, "train").kind for path in data or (_DATA / RAW,)}
+    return [Arm("pytorch" if kind == RAW else kind, path) for path, kind in kinds.items()]
+
+
+def _conditions(settings: Settings, file: SweepFile, repeats: int) -> str:
+    machine = describe_machine(torch.device(settings.device))
+    trials = [trial for by_repeat in file.trials.values() for trial in by_repeat.values()]
+    warm = all(trial["page_cache_warm"] for trial in trials)
+    return (
+        f"{machine['cpu']}, {machine['memory']}, accelerator: {machine['accelerator']}; torch "
+        f"{machine['torch']}; trainer {settings.trainer}; {settings.size}x{settings.size}, page cache "
+        f"{'warm' if warm else 'not warmed: larger than memory'}; median of {repeats} interleaved trials of "
+        f"{settings.batches} batches; {machine['date']}; trials: {file.path}"
+    )
+
+
+def _show(points: Sequence[Point], file: SweepFile, conditions: str) -> None:
+    measured = [m for m in file.measured() if m.point in set(points)]
+    if not measured:
+        raise DatasetError(f"nothing measured: {'; '.join(sorted(set(file.failed.values())))}")
+    console = Console(width=_WIDTH, highlight=False)
+    for table in tables(points, file):
+        console.print(table)
+        console.print()
+    click.echo(f"{LEGEND}.")
+    click.echo(f"{conditions}.")
+    for recommendation in recommend(measured):
+        click.echo(sentence(recommendation))

@@ -1,0 +1,145 @@
+"""One trial of a sweep, in a process of its own: `python -m bench.sweeping.trial JSON` prints a line of JSON.
+
+It takes {"point": see `bench.sweeping.grid.Point`, "settings": see `Settings`} and gives what `measure`
+returns, or {"failed": why} where the batch does not fit into memory, or {"error": message}.
+"""
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+import loaders
+from bench.analysis import stats
+from bench.running.trainers import NullTrainer, Trainer, make_trainer
+from bench.running.trial import feed, feed_again
+from bench.sweeping.grid import Point
+from loaders.batch import Batch, Loader
+from loaders.dataset import open_split
+from loaders.transfer import normalise
+from precache.errors import PrecacheError, check_range
+from precache.images import MAX_SIZE
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """What all trials of a sweep have in common.
+
+    Attributes:
+        trainer: its name, see `bench.running.trainers.make_trainer`.
+        device: where batches go and the trainer runs.
+        size: side of the served square in pixels.
+        warmup, batches: of each trial, before the timed ones and timed.
+    """
+
+    trainer: str
+    device: str
+    size: int
+    warmup: int
+    batches: int
+
+    def __post_init__(self) -> None:
+        check_range("size", self.size, 1, MAX_SIZE)
+        check_range("warmup", self.warmup, 0)
+        check_range("batches", self.batches, 1)
+
+
+class FromPageable:
+    """Hands batches in main memory on to `trainer`: copied from pageable memory, in the training's thread."""
+
+    dtype = torch.uint8
+
+    def __init__(self, trainer: Trainer, device: torch.device) -> None:
+        self.name = trainer.name
+        self._trainer = trainer
+        self._device = device
+
+    def step(self, batch: Batch) -> None:
+        """Copy `batch`, bring it into the trainer's dtype, train."""
+        moved = batch.to(self._device)
+        self._trainer.step(_as(moved, self._trainer.dtype))
+
+
+def measure(point: Point, settings: Settings) -> dict[str, Any]:
+    """The trainer alone, then fed by the loader.
+
+    Returns:
+        together, trainer: images/s, see `bench.sweeping.grid.Measured`; trainer is None where there is none.
+        first_batch_s, batch_s_median, batch_s_p95: see `bench.reporting.result.Row`.
+    """
+    device = torch.device(settings.device)
+    classes = len(open_split(point.data, "train").classes)
+    trainer = make_trainer(settings.trainer, device, classes, amp=point.amp is not False)
+    alone = None
+    if not isinstance(trainer, NullTrainer):
+        batch = _as(_noise(point.batch_size, settings.size, classes, device), trainer.dtype)
+        alone = feed_again(batch, trainer, device, settings.warmup, settings.batches)
+        del batch  # its memory is the loader's now
+    pageable = device.type == "cuda" and point.pin is False
+    fed = FromPageable(trainer, device) if pageable else trainer
+    loader = _opener(point, settings, "cpu" if pageable else settings.device, fed.dtype)
+    trial = feed(loader, fed, device, settings.warmup, settings.batches)
+    return {
+        "together": trial.images_per_s,
+        "trainer": None if alone is None else alone.images_per_s,
+        "first_batch_s": trial.first_batch_s,
+        "batch_s_median": stats.percentile(trial.batch_s, 0.5),
+        "batch_s_p95": stats.percentile(trial.batch_s, 0.95),
+    }
+
+
+def _opener(point: Point, settings: Settings, device: str, dtype: torch.dtype) -> Callable[[], Loader]:
+    def build() -> Loader:
+        return loaders.build(
+            point.data,
+            backend=point.backend,
+            batch_size=point.batch_size,
+            workers=point.workers,
+            size=settings.size,
+            device=device,
+            dtype=dtype,
+        )
+
+    return build
+
+
+def _noise(batch_size: int, size: int, classes: int, device: torch.device) -> Batch:
+    """A batch on the device, of the shape and layout that loaders deliver."""
+    images = torch.randint(0, 256, (batch_size, size, size, 3), dtype=torch.uint8, device=device)
+    labels = torch.randint(0, classes, (batch_size,), device=device)
+    return Batch(images.permute(0, 3, 1, 2), labels, torch.arange(batch_size))
+
+
+def _as(batch: Batch, dtype: torch.dtype) -> Batch:
+    if not dtype.is_floating_point:
+        return batch
+    return Batch(normalise(batch.images, dtype), batch.labels, batch.ids)
+
+
+def main() -> None:
+    """Measure what the command line asks for."""
+    asked = json.loads(sys.argv[1])
+    point = Point(**asked["point"])
+    answer: dict[str, Any]
+    try:
+        answer = measure(point, Settings(**asked["settings"]))
+    except PrecacheError as error:
+        answer = {"error": str(error)}
+    except (MemoryError, RuntimeError) as error:
+        if not _out_of_memory(error):
+            raise
+        answer = {"failed": f"batch {point.batch_size:,} does not fit into memory"}
+    print(json.dumps(answer))
+
+
+def _out_of_memory(error: Exception) -> bool:
+    """Whether memory, the GPU's or the machine's, was too small."""
+    told = isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError))
+    return told or "can't allocate memory" in str(error)  # torch's words for main memory
+
+
+if __name__ == "__main__":
+    main()

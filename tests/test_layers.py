@@ -10,10 +10,10 @@ import pytest
 from tests.command import ROOT
 
 LOADERS_MAY_USE = {
+    "codecs",
     "errors",
     "executors",
     "formats",
-    "codecs",
     "images",
     "jpeg",
     "manifest",

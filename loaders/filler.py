@@ -82,9 +82,11 @@ class BatchFiller:
     def fill_each(self, batches: Iterator[Pictures]) -> Generator[DecodedBatch, None, None]:
         """The batches, in order; threads that are done with one go on with the next.
 
-        What a batch is read from must stay until the second one after it is asked for.
+        What a batch is read from must stay until the second one after it is asked for, and until this
+        iterator has ended if `batches` ends or fails.
         """
         running: deque[_Filling] = deque()
+        ahead = 0  # the first batch is waited for
         error: Exception | None = None
         try:
             while error is None:
@@ -92,8 +94,10 @@ class BatchFiller:
                     running.append(self._start(next(batches)))
                 except Exception as caught:  # of a batch that is not there yet: those before it are
                     error = caught
-                while len(running) > (1 if error is None else 0):
+                    ahead = 0
+                while len(running) > ahead:
                     yield self._finish(running.popleft())
+                ahead = 1
             if not isinstance(error, StopIteration):
                 raise error
         finally:

@@ -3,6 +3,7 @@
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import TypeVar
 
 import numpy as np
@@ -22,13 +23,15 @@ def look_ahead(
     window_shards: int,
     open_shard: Callable[[int], T],
     close_shard: Callable[[T], None],
-) -> Generator[tuple[Request, dict[int, T]], None, None]:
+    at_end: ExitStack,
+) -> Iterator[tuple[Request, dict[int, T]]]:
     """Yield each request with the shards of the split, by number, that its samples lie in.
 
     Looks ahead by as many samples as `window_shards` shards hold: the shards of those samples are
     open, or being opened by a thread; no others are. In the order of `window_order` each shard is
     then opened once an epoch, and at most two windows of them are open. The shards of a request stay open
-    until the second one after it is asked for: see `loaders.filler`.
+    until the second one after it is asked for: see `loaders.filler`. `at_end` closes those that are left,
+    not this iterator: when it ends or fails, the requests before may still be read.
     """
     starts = np.cumsum(data.shard_samples)
     horizon = sum(sorted(data.shard_samples)[-window_shards:])
@@ -37,30 +40,32 @@ def look_ahead(
     shards: dict[int, Future[T]] = {}
     previous: list[int] = []  # shards of the request before
     pool = ThreadPoolExecutor(1, thread_name_prefix="read-shard")
-    try:
-        while True:
-            while (wanted.total() < horizon or not pending) and (request := next(requests, None)) is not None:
-                indexes = np.searchsorted(starts, request.positions, side="right").tolist()
-                pending.append((request, indexes))
-                wanted.update(indexes)
-                for index in dict.fromkeys(indexes):
-                    if index not in shards:
-                        shards[index] = pool.submit(open_shard, index)
-            if not pending:
-                return
-            request, indexes = pending.popleft()
-            yield request, {index: shards[index].result() for index in set(indexes)}
-            wanted.subtract(previous)
-            for index in set(previous):
-                if wanted[index] == 0:
-                    close_shard(shards.pop(index).result())
-                    del wanted[index]
-            previous = indexes
-    finally:
+
+    def close() -> None:
         pool.shutdown(cancel_futures=True)
         for opened in shards.values():
             if not opened.cancelled() and opened.exception() is None:
                 close_shard(opened.result())
+
+    at_end.callback(close)
+    while True:
+        while (wanted.total() < horizon or not pending) and (request := next(requests, None)) is not None:
+            indexes = np.searchsorted(starts, request.positions, side="right").tolist()
+            pending.append((request, indexes))
+            wanted.update(indexes)
+            for index in dict.fromkeys(indexes):
+                if index not in shards:
+                    shards[index] = pool.submit(open_shard, index)
+        if not pending:
+            return
+        request, indexes = pending.popleft()
+        yield request, {index: shards[index].result() for index in set(indexes)}
+        wanted.subtract(previous)
+        for index in set(previous):
+            if wanted[index] == 0:
+                close_shard(shards.pop(index).result())
+                del wanted[index]
+        previous = indexes
 
 
 class EncodedShards:
@@ -81,17 +86,19 @@ class EncodedShards:
         Raises:
             DatasetError: a shard is missing, damaged, or holds other samples than the index says.
         """
-        opened = look_ahead(self._data, requests, self._window_shards, self._open, lambda samples: None)
-        for request, shards in opened:
-            indexes = np.searchsorted(self._starts, request.positions, side="right") - 1
-            rows = request.positions - self._starts[indexes]
-            yield (
-                request,
-                [
-                    (shards[index][row], self._data.files[index])
-                    for index, row in zip(indexes.tolist(), rows.tolist(), strict=True)
-                ],
-            )
+        with ExitStack() as at_end:
+            for request, shards in look_ahead(
+                self._data, requests, self._window_shards, self._open, lambda samples: None, at_end
+            ):
+                indexes = np.searchsorted(self._starts, request.positions, side="right") - 1
+                rows = request.positions - self._starts[indexes]
+                yield (
+                    request,
+                    [
+                        (shards[index][row], self._data.files[index])
+                        for index, row in zip(indexes.tolist(), rows.tolist(), strict=True)
+                    ],
+                )
 
     def _open(self, index: int) -> list[StoredSample]:
         if index in self._unchecked:

@@ -5,8 +5,8 @@ by picture: mappings bring in far more of a file than was asked for.
 """
 
 from collections import OrderedDict
-from collections.abc import Generator, Iterator, Mapping
-from contextlib import closing
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 
@@ -48,12 +48,15 @@ class ShardsReader:
 
     def read(self, requests: Iterator[Request]) -> Iterator[DecodedBatch]:
         """Yield one batch per request."""
-        if self._sequential:
-            shards = look_ahead(self._data, requests, self._window_shards, self._open_ahead, self._close)
-        else:
-            shards = self._open_at_random(requests)
-        with closing(shards):
-            yield from self._filler.fill_each(self._pictures(*asked) for asked in shards)
+        with ExitStack() as at_end:  # of the filling, too: until then it reads from the files
+            if self._sequential:
+                shards = look_ahead(
+                    self._data, requests, self._window_shards, self._open_ahead, self._close, at_end
+                )
+            else:
+                shards = self._open_at_random(requests, at_end)
+            with closing(self._filler.fill_each(self._pictures(*asked) for asked in shards)) as batches:
+                yield from batches
 
     def _pictures(self, request: Request, opened: Mapping[int, ShardFile]) -> Pictures:
         indexes = np.searchsorted(self._starts, request.positions, side="right") - 1
@@ -70,34 +73,38 @@ class ShardsReader:
         self._background.close()
 
     def _open_at_random(
-        self, requests: Iterator[Request]
-    ) -> Generator[tuple[Request, dict[int, ShardFile]], None, None]:
-        """The files of each request; those used last stay open, of this request and the one before all."""
+        self, requests: Iterator[Request], at_end: ExitStack
+    ) -> Iterator[tuple[Request, dict[int, ShardFile]]]:
+        """The files of each request; those used last stay open, of this request and the one before all.
+
+        Mapped at the end of an epoch: mapping, page by page, would make the first batch late.
+        """
         opened: OrderedDict[int, ShardFile] = OrderedDict()
-        epoch, before = -1, 0
-        try:
-            for request in requests:
-                if request.epoch != epoch:
-                    epoch = request.epoch
-                    for file in opened.values():
-                        _map_cached(file)
-                indexes = np.unique(np.searchsorted(self._starts, request.positions, side="right") - 1)
-                for index in indexes.tolist():
-                    if index not in opened:
-                        opened[index] = self._open(index)
-                        _map_cached(opened[index])
-                        if index in self._unchecked:
-                            self._unchecked.discard(index)
-                            self._background.start(index)
-                    opened.move_to_end(index)
-                while len(opened) > max(_OPEN_FILES, before + len(indexes)):
-                    opened.popitem(last=False)[1].close()
-                before = len(indexes)
-                self._background.raise_failure()
-                yield request, opened
-        finally:
+
+        def close() -> None:
             for file in opened.values():
                 file.close()
+
+        at_end.callback(close)
+        epoch, before = -1, 0
+        for request in requests:
+            if request.epoch != epoch:
+                epoch = request.epoch
+                for file in opened.values():
+                    _map_cached(file)
+            indexes = np.unique(np.searchsorted(self._starts, request.positions, side="right") - 1)
+            for index in indexes.tolist():
+                if index not in opened:
+                    opened[index] = self._open(index)
+                    if index in self._unchecked:
+                        self._unchecked.discard(index)
+                        self._background.start(index)
+                opened.move_to_end(index)
+            while len(opened) > max(_OPEN_FILES, before + len(indexes)):
+                opened.popitem(last=False)[1].close()
+            before = len(indexes)
+            self._background.raise_failure()
+            yield request, opened
 
     def _open_ahead(self, index: int) -> ShardFile:
         file = self._open(index)

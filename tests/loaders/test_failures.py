@@ -82,6 +82,23 @@ def test_a_damaged_shard_is_named(
         assert "precache verify" in str(caught.value)
 
 
+def test_files_stay_open_for_what_is_read_while_a_damaged_one_is_found(
+    converted: dict[str, Path], tmp_path: Path
+) -> None:
+    """At another moment each time; the batch before may then still be read by threads."""
+    path = Path(shutil.copytree(converted["shards"], tmp_path / "copy"))
+    shard = sorted(path.glob("train-*.safetensors"))[2]
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 16
+    shard.write_bytes(content)
+    for _ in range(40):
+        with (
+            loaders.build(path, workers=3, batch_size=16) as loader,
+            pytest.raises(DatasetError, match="checksum"),
+        ):
+            list(epochs_for_a_second(loader))
+
+
 @pytest.mark.parametrize("backend", ["webdataset", "dali"])
 def test_a_jpeg_with_a_damaged_header_is_named(
     backend: str, converted: dict[str, Path], tmp_path: Path

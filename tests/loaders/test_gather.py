@@ -57,7 +57,7 @@ def test_shards_and_a_cache_in_memory_are_gathered(
 
     monkeypatch.setattr(filler, "gather", counted)
     for backend, settings, epochs in (
-        ("shards", {"shuffle": "full"}, 1),
+        ("shards", {"shuffle": "full"}, 2),  # the first maps the files
         ("shards", {"shuffle": "window"}, 1),
         ("webdataset", {"cache": "ram"}, 2),  # the first fills the cache
     ):

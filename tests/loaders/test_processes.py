@@ -246,8 +246,15 @@ def test_workers_may_be_spawned(raw_tree: Path, tmp_path: Path) -> None:
     assert "Traceback" not in errors
 
 
-@pytest.mark.parametrize(("backend", "kind"), EACH_ARM)
-@pytest.mark.parametrize("sent_to", [pytest.param("process", marks=pytest.mark.slow), "group"])
+INTERRUPTS = [
+    pytest.param(to, *arm.values, marks=arm.marks if quick else [*arm.marks, pytest.mark.slow])
+    for arm in EACH_ARM
+    for to in ("group", "process")
+    for quick in [to == "group" and arm.values[0] in ("pytorch", "shards")]  # the first has workers
+]
+
+
+@pytest.mark.parametrize(("sent_to", "backend", "kind"), INTERRUPTS)
 def test_interrupting_ends_the_program_and_its_workers(
     sent_to: str, backend: str, kind: str, raw_tree: Path, converted: dict[str, Path], tmp_path: Path
 ) -> None:

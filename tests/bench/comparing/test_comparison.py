@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.analysis.verdict import KEEPS_UP, LOADER_BINDS, NO_TRAINER, NOT_DISTINGUISHABLE
+from bench.analysis.verdict import LOADER_BINDS, NO_TRAINER
 from bench.comparing.comparison import Arm, BenchSpec, choose_arms, compare
 from bench.reporting import report
 from bench.reporting.result import Result
@@ -63,7 +63,9 @@ def test_a_slow_trainer_is_kept_busy_by_fast_loaders(result: Result) -> None:
         assert row.first_batch_s.median > 0
         assert 0.04 <= row.batch_s_median <= row.batch_s_p95
     by_backend = {(row.backend, row.data): row for row in result.rows}
-    assert by_backend["shards", "shards"].verdict in (KEEPS_UP, NOT_DISTINGUISHABLE)  # on a busy machine
+    ratio = by_backend["shards", "shards"].ratio
+    assert ratio is not None
+    assert ratio.median > 0.6, "of four batches a busy machine may delay one"
 
 
 def test_a_trainer_faster_than_any_decoder_waits(raw_tree: Path) -> None:

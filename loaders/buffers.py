@@ -1,5 +1,6 @@
 """Memory for batches that is used again once nobody holds it."""
 
+import math
 import mmap
 import weakref
 from collections import deque
@@ -42,12 +43,18 @@ class SharedBuffers:
     """Batch buffers that worker processes fill, forked after this is made.
 
     Otherwise each batch costs them fresh memory, and this process its pages. Anonymous, since /dev/shm is
-    small in containers. Memory is taken when a buffer is first used.
+    small in containers. Memory is taken when a buffer is first used; there are no buffers where the machine
+    would not have it.
     """
 
     def __init__(self, buffers: int, samples: int, size: int) -> None:
+        try:
+            memory = mmap.mmap(-1, buffers * samples * size * size * 3)
+        except (OSError, OverflowError):  # batches that this machine cannot hold: perhaps none is full
+            buffers = samples = 0
+            memory = mmap.mmap(-1, 1)
         shape = (buffers, samples, size, size, 3)
-        self.memory = np.frombuffer(mmap.mmap(-1, int(np.prod(shape))), np.uint8).reshape(shape)
+        self.memory = np.frombuffer(memory, np.uint8, math.prod(shape)).reshape(shape)
         self._free = deque(range(buffers))
         self._filling: set[int] = set()
 

@@ -32,6 +32,14 @@ def test_a_buffer_comes_back_with_the_last_tensor_of_it() -> None:
     assert {buffers.take(), buffers.take()} == {0, 1}
 
 
+def test_batches_larger_than_the_memory_take_none(raw_tree: Path) -> None:
+    """Of which one may still be served: that of all pictures there are."""
+    for samples in (10**9, 10**18):
+        assert SharedBuffers(12, samples, 224).take() is None
+    with loaders.build(raw_tree, **{**SETTINGS, "batch_size": 10**9}, last="partial") as loader:
+        assert [len(batch.ids) for batch in loader] == [IMAGES]
+
+
 @pytest.mark.skipif(multiprocessing.get_start_method() != "fork", reason="memory is shared by forking")
 def test_workers_fill_the_same_memory_again(raw_tree: Path) -> None:
     with loaders.build(raw_tree, **SETTINGS) as loader:

@@ -117,7 +117,10 @@ class ShardFile:
         self.address = 0
         if self.is_cached():
             if self._mapping is None:
-                self._mapping = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
+                try:
+                    self._mapping = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
+                except OSError:  # some file systems do not map; it is read then
+                    return
             self.address = int(np.frombuffer(self._mapping, np.uint8).ctypes.data) + DATA_START
 
     def is_cached(self) -> bool:

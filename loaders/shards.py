@@ -6,7 +6,7 @@ by picture: mappings bring in far more of a file than was asked for.
 
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -55,8 +55,7 @@ class ShardsReader:
                 )
             else:
                 shards = self._open_at_random(requests, at_end)
-            with closing(self._filler.fill_each(self._pictures(*asked) for asked in shards)) as batches:
-                yield from batches
+            yield from self._filler.fill_each(self._pictures(*asked) for asked in shards)
 
     def _pictures(self, request: Request, opened: Mapping[int, ShardFile]) -> Pictures:
         indexes = np.searchsorted(self._starts, request.positions, side="right") - 1

@@ -1,7 +1,7 @@
 """Decoding and resizing a picture of a raw tree, as fast as what is installed can.
 
-The decoder is the converter's. So is the resizer where Pillow is Pillow-SIMD; stock Pillow takes half as long
-again as torch's kernel, whose pixels are those of `precache.images.reference` give or take one in 255:
+The decoder is the converter's. So is the resizer where Pillow is Pillow-SIMD; stock Pillow is slower than
+torch's kernel, whose pixels are those of `precache.images.reference` give or take one in 255:
 https://pytorch.org/vision/stable/transforms.html#performance-considerations
 """
 
@@ -22,8 +22,13 @@ def load(path: str, size: int) -> Pixels:
     Raises:
         ImageError: the file cannot be read or decoded; names `path` and the reason.
     """
+    return render(images.read_bytes(path), path, size)
+
+
+def render(data: bytes, path: str, size: int) -> Pixels:
+    """Decode and fit the bytes of a picture, as `load`; `path` is for messages."""
     how = Rendering(size=size)
-    decoded = images.decode_for(images.read_bytes(path), path, how)
+    decoded = images.decode_for(data, path, how)
     if torch_is_faster():
         width, height = images.resized_size(decoded.width, decoded.height, size)
         content = decoded.content

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from bench.running.trial import TrialSpec
+from loaders import decoding
 from loaders.dataset import RAW, SplitData, open_split
 from precache import images
 from precache.formats import FORMATS, StoredSample
@@ -31,9 +32,8 @@ def time_stages(spec: TrialSpec) -> dict[str, float]:
                 rows = np.unique(np.linspace(0, len(data.files) - 1, PICTURES).round().astype(int))
                 files = [data.files[row] for row in rows.tolist()]
                 read, encoded = _timed(pool, workers, lambda file: (images.read_bytes(file), file), files)
-                how = images.Rendering(size=spec.size)
                 decode, pixels = _timed(
-                    pool, workers, lambda pair: images.render(pair[0], pair[1], how)[0], encoded
+                    pool, workers, lambda pair: decoding.render(pair[0], pair[1], spec.size), encoded
                 )
             else:
                 read, samples = _read_shards(data)

@@ -105,8 +105,8 @@ def judge(ratio: Estimate | None) -> str:
     return LOADER_BINDS
 
 
-def waiting_share(ratio: Estimate) -> float:
-    """Share of the time, 0 to 1, that the trainer waits for data."""
+def lost_share(ratio: Estimate) -> float:
+    """Share, 0 to 1, of the trainer's own rate that is lost when the loader feeds it."""
     return max(0.0, 1 - ratio.median)
 
 

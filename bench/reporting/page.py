@@ -4,6 +4,7 @@ import base64
 import json
 from collections.abc import Callable, Iterable, Iterator
 from html import escape
+from statistics import median
 
 import plotly.graph_objects as go
 import plotly.io
@@ -66,6 +67,7 @@ _NUMBERS: dict[str, Callable[[Row], Estimate | float | None]] = {
     "computes, share": lambda row: row.utilisation,
     "of the gather limit": lambda row: row.of_limit,
     "first batch, s": lambda row: row.first_batch_s,
+    "first step, s": lambda row: row.first_step_s,
     "median batch, s": lambda row: row.batch_s_median,
     "95th percentile, s": lambda row: row.batch_s_p95,
     "longest first of an epoch, s": lambda row: row.epoch_gap_s,
@@ -163,6 +165,9 @@ def _findings(row: Row) -> Iterator[str]:
         yield f"The trainer waited {_percent(row.data_wait)} of the time."
     if row.utilisation:
         yield f"It computed {_percent(row.utilisation)} of the time; MLPerf Storage asks for 90%."
+    if row.first_step_s and row.step_s:
+        first_ms, usual_ms = row.first_step_s.median * 1e3, median(row.step_s) * 1e3
+        yield f"The first step took {_number(first_ms)} ms, the others {_number(usual_ms)} ms (median)."
     yield from row.spikes.get("explanation", ())
     yield from row.monitor.get("flags", ())
 

@@ -6,7 +6,7 @@ from typing import Any
 from rich.table import Table
 
 from bench.analysis.stats import Estimate
-from bench.analysis.verdict import KEEPS_UP, LOADER_BINDS, NOT_DISTINGUISHABLE, waiting_share
+from bench.analysis.verdict import KEEPS_UP, LOADER_BINDS, NOT_DISTINGUISHABLE, lost_share
 from bench.reporting.result import Result, Row
 
 WIDTH = 100
@@ -22,6 +22,7 @@ _LEGEND = {
     "of limit": "of limit: loader over gather, which copies the same pictures and does nothing else",
     "first s": "first s: seconds from building the loader to its first batch",
     "p95 ms": "med ms, p95 ms: time per batch",
+    "verdict": "loses: the share of the trainer's rate that is lost",
     "epoch gap": "epoch gap: the longest time of an epoch's first batch, in medians",
 }
 
@@ -33,7 +34,7 @@ def headline(result: Result) -> list[str]:
         rows = [row for row in result.rows if row.trainer_name == name and row.trainer is not None]
         keeping = [label(row) for row in rows if row.verdict == KEEPS_UP]
         waiting = [
-            f"{label(row)} ({waiting_share(row.ratio):.0%} of the time)"
+            f"{label(row)} ({lost_share(row.ratio):.0%} fewer images/s)"
             for row in rows
             if row.verdict == LOADER_BINDS and row.ratio is not None
         ]
@@ -208,7 +209,7 @@ def _verdict(row: Row) -> str:
         return "unclear"
     if row.ratio is None or row.verdict != LOADER_BINDS:
         return row.verdict
-    return f"waits {waiting_share(row.ratio):.0%}"
+    return f"loses {lost_share(row.ratio):.0%}"
 
 
 def label(row: Row) -> str:

@@ -11,7 +11,7 @@ from bench.analysis.verdict import (
     NO_TRAINER,
     NOT_DISTINGUISHABLE,
     judge,
-    waiting_share,
+    lost_share,
 )
 from precache.errors import SettingError, check_range
 
@@ -231,8 +231,8 @@ def sentence(recommendation: Recommendation) -> str:
         return f"{text}; the trainer does not wait."
     if recommendation.verdict == NOT_DISTINGUISHABLE:
         return f"{text}; whether the trainer waits is not distinguishable."
-    waits = f"it waits {waiting_share(chosen.ratio):.0%} of the time"
-    return f"{text}; no number of workers unblocks the trainer: {waits}."
+    lost = f"it loses {lost_share(chosen.ratio):.0%} of its images/s"
+    return f"{text}; no number of workers unblocks the trainer: {lost}."
 
 
 def settings(point: Point) -> str:

@@ -60,6 +60,7 @@ def waiting_row() -> Row:
         cold=around(640, 0.1),
         data_wait=around(share, 0.02),
         utilisation=around(1 - share, 0.02),
+        first_step_s=around(3.21),
         stalls={"fetch": 0.004, "prep": 0.019, "transfer": 0.0006},
         stages={"storage": 9400, "decode": 1160, "collate": 21000, "transfer": 88000, "compute": LIMIT},
         predicted=1160.0,

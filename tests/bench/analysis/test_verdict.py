@@ -11,9 +11,9 @@ from bench.analysis.verdict import (
     advise,
     binding,
     judge,
+    lost_share,
     stage_rates,
     stalls,
-    waiting_share,
 )
 
 
@@ -33,9 +33,9 @@ def test_judge(ratio: Estimate | None, verdict: str) -> None:
     assert judge(ratio) == verdict
 
 
-def test_waiting_share_is_never_negative() -> None:
-    assert waiting_share(Estimate(0.75, 0.7, 0.8)) == 0.25
-    assert waiting_share(Estimate(1.2, 1.1, 1.3)) == 0
+def test_lost_share_is_never_negative() -> None:
+    assert lost_share(Estimate(0.75, 0.7, 0.8)) == 0.25
+    assert lost_share(Estimate(1.2, 1.1, 1.3)) == 0
 
 
 def at(rate: float, spread: float = 0.02) -> Estimate:

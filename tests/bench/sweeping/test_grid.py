@@ -143,7 +143,8 @@ def test_where_nothing_unblocks_the_trainer_the_plateau_is_recommended_and_the_w
     (recommendation,) = recommend(found)
     assert recommendation.chosen.point.workers == 2
     assert recommendation.verdict == LOADER_BINDS
-    assert "no number of workers unblocks the trainer: it waits 40% of the time" in sentence(recommendation)
+    said = sentence(recommendation)
+    assert "no number of workers unblocks the trainer: it loses 40% of its images/s" in said
 
 
 def test_repeats_that_disagree_are_not_distinguishable() -> None:

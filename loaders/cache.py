@@ -15,7 +15,7 @@ import numpy as np
 import psutil
 import torch
 
-from loaders.batch import DecodedBatch, LoaderSpec, Reader, Request
+from loaders.batch import DecodedBatch, LoaderSpec, Positions, Reader, Request
 from loaders.crops import Crops
 from loaders.dataset import SplitData
 from loaders.filler import BatchFiller, Pictures
@@ -83,13 +83,8 @@ class CachedReader:
 
     def _gather(self, request: Request) -> DecodedBatch:
         if self._device.type == "cpu":
-            offsets = request.positions * self._images[0].nbytes
-            addresses = (self._images.data_ptr() + offsets).astype(np.uint64)
-            if self._refused:
-                addresses[np.isin(self._data.ids[request.positions], list(self._refused))] = 0
-            return self._filler.fill(
-                Pictures(request, partial(self._rows, request.positions.tolist()), addresses)
-            )
+            rows_of = partial(self._rows, request.positions.tolist())
+            return self._filler.fill(Pictures(request, rows_of, partial(self._take, request.positions)))
         ids = self._data.ids[request.positions]
         refused = {i: self._refused[i] for i in ids.tolist() if i in self._refused}
         kept = request.positions[~np.isin(ids, list(refused))]
@@ -99,6 +94,14 @@ class CachedReader:
             torch.from_numpy(self._data.ids[kept]),
             refused,
         )
+
+    def _take(self, positions: Positions, part: slice, corners: Positions, space: Pixels) -> bool:
+        """As `loaders.filler.Gather`, of whole squares."""
+        squares = self._images.numpy()
+        if self._refused or space.shape[1:] != squares.shape[1:]:
+            return False
+        np.take(squares, positions[part], axis=0, out=space, mode="clip")  # the lock is released
+        return True
 
     def _rows(self, positions: list[int], slot: int, first: int, space: Pixels) -> Pixels:
         position = positions[slot]

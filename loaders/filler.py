@@ -4,7 +4,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -12,15 +12,18 @@ import torch
 
 from loaders.batch import DecodedBatch, Request
 from loaders.buffers import BufferPool
-from loaders.crops import Crops, place
+from loaders.crops import Crops, mirror, place
 from loaders.dataset import SplitData
-from loaders.gather import Addresses, gather
 from precache.errors import ImageError
 from precache.jpeg import Pixels
 
 Rows = Callable[[int, int, Pixels], Pixels]
 """(number in the batch, first row, space uint8 [count, stored, 3]) -> so many rows of the stored square, in
 `space` or elsewhere."""
+
+Gather = Callable[[slice, npt.NDArray[np.int64], Pixels], bool]
+"""(which of the batch, left and top of their crops int64 [n, 2], space uint8 [n, size, size, 3]) -> whether
+all of them are in `space` now."""
 
 _AT_A_TIME = 4  # pictures that a thread takes: few, so that none waits long for the others
 
@@ -33,13 +36,13 @@ class Pictures:
         request: at most as many samples as a batch has.
         rows_of: called by several threads at a time; a picture for which it raises ImageError is left out,
             and named in `refused`.
-        addresses: uint64 [n], of the stored squares, uint8 [stored, stored, 3], in memory; 0: not known.
-            `rows_of` is asked for what does not turn out to be there.
+        gather: called by several threads at a time, for crops that are not resized; `rows_of` is asked for
+            what is not all there.
     """
 
     request: Request
     rows_of: Rows
-    addresses: Addresses | None = None
+    gather: Gather | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,7 @@ class _Filling:
 
     Attributes:
         boxes: left, top, width, height of what is served of each picture.
+        gathers: whether none is resized.
         mirrored: which pictures are.
         images: uint8 [n, size, size, 3].
         parts: what is left to do; shared, each thread takes what is next.
@@ -57,7 +61,8 @@ class _Filling:
 
     pictures: Pictures
     ids: npt.NDArray[np.int64]
-    boxes: list[list[int]]
+    boxes: npt.NDArray[np.int64]
+    gathers: bool
     mirrored: list[bool]
     images: torch.Tensor
     parts: Iterator[slice]
@@ -117,15 +122,11 @@ class BatchFiller:
         """Let the threads begin with a batch."""
         ids = self._data.ids[pictures.request.positions]
         boxes, mirrored = self._crops.of(pictures.request.epoch, ids)
-        if self._crops.stored != self._crops.size or self._crops.random is not None:
-            # crops: gathering what lies around them, too, is slower than reading them
-            pictures = replace(pictures, addresses=None)
-        at_a_time = _AT_A_TIME
-        if pictures.addresses is not None:
-            at_a_time = max(1, -(-len(ids) // self._threads))
+        gathers = pictures.gather is not None and bool((boxes[:, 2:] == self._crops.size).all())
+        at_a_time = max(1, -(-len(ids) // self._threads)) if gathers else _AT_A_TIME
         parts = [slice(start, start + at_a_time) for start in range(0, len(ids), at_a_time)]
         images = self._buffers.take(len(ids))
-        filling = _Filling(pictures, ids, boxes.tolist(), mirrored.tolist(), images, iter(parts))
+        filling = _Filling(pictures, ids, boxes, gathers, mirrored.tolist(), images, iter(parts))
         for _ in range(min(self._threads, len(parts)) - 1):
             filling.helpers.append(self._pool.submit(self._fill_some, filling))
         return filling
@@ -151,15 +152,20 @@ class BatchFiller:
         space = getattr(self._local, "space", None)  # of this thread; it stays in the CPU's cache
         if space is None:
             space = self._local.space = np.empty((self._crops.stored, self._crops.stored, 3), np.uint8)
-        out, addresses = filling.images.numpy(), filling.pictures.addresses
+        out = filling.images.numpy()
+        gather = filling.pictures.gather if filling.gathers else None
         for part in filling.parts:
-            if addresses is not None and addresses[part].all() and gather(addresses[part], out[part]):
+            slots = range(*part.indices(len(out)))
+            if gather is not None and gather(part, filling.boxes[part, :2], out[part]):
+                for slot in slots:
+                    if filling.mirrored[slot]:
+                        mirror(out[slot])
                 continue
-            for slot in range(*part.indices(len(out))):
+            for slot in slots:
                 self._fill_one(filling, slot, out[slot], space)
 
     def _fill_one(self, filling: _Filling, slot: int, out: Pixels, space: Pixels) -> None:
-        left, top, width, height = filling.boxes[slot]
+        left, top, width, height = filling.boxes[slot].tolist()
         try:
             if width == height == self._crops.stored == len(out) and not filling.mirrored[slot]:
                 if (rows := filling.pictures.rows_of(slot, 0, out)) is not out:

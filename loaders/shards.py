@@ -1,7 +1,6 @@
 """Backend `shards`: rows of decoded pixels, copied by threads straight into each batch.
 
-Out of the system's cache they are gathered, many pictures in one call. What is not there yet is read picture
-by picture: mappings bring in far more of a file than was asked for.
+Crops that are not resized go there at once, many pictures in one call, see `loaders.gather`.
 """
 
 from collections import OrderedDict
@@ -12,11 +11,11 @@ from pathlib import Path
 
 import numpy as np
 
-from loaders.batch import DecodedBatch, LoaderSpec, Request
+from loaders.batch import DecodedBatch, LoaderSpec, Positions, Request
 from loaders.crops import Crops
 from loaders.dataset import SplitData
 from loaders.filler import BatchFiller, Pictures
-from loaders.gather import is_available
+from loaders.gather import gather
 from loaders.integrity import BackgroundCheck, check_index, check_shard
 from loaders.sequential import look_ahead
 from precache.errors import DatasetError
@@ -61,10 +60,10 @@ class ShardsReader:
         indexes = np.searchsorted(self._starts, request.positions, side="right") - 1
         files = [opened[index] for index in indexes.tolist()]
         samples = request.positions - self._starts[indexes]
-        bases = np.array([file.address for file in files], np.uint64)
-        offsets = (samples * (self._data.size**2 * 3)).astype(np.uint64)
-        addresses = np.where(bases == 0, bases, bases + offsets)
-        return Pictures(request, partial(_read, files, samples.tolist()), addresses)
+        descriptors = np.array([file.descriptor for file in files])
+        starts = files[0].start_of(samples) if files else samples
+        gathered = partial(_gather, descriptors, starts, self._data.size * 3)
+        return Pictures(request, partial(_read, files, samples.tolist()), gathered)
 
     def close(self) -> None:
         """End the threads."""
@@ -74,10 +73,7 @@ class ShardsReader:
     def _open_at_random(
         self, requests: Iterator[Request], at_end: ExitStack
     ) -> Iterator[tuple[Request, dict[int, ShardFile]]]:
-        """The files of each request; those used last stay open, of this request and the one before all.
-
-        Mapped at the end of an epoch: mapping, page by page, would make the first batch late.
-        """
+        """The files of each request; those used last stay open, of this request and the one before all."""
         opened: OrderedDict[int, ShardFile] = OrderedDict()
 
         def close() -> None:
@@ -85,12 +81,8 @@ class ShardsReader:
                 file.close()
 
         at_end.callback(close)
-        epoch, before = -1, 0
+        before = 0
         for request in requests:
-            if request.epoch != epoch:
-                epoch = request.epoch
-                for file in opened.values():
-                    _map_cached(file)
             indexes = np.unique(np.searchsorted(self._starts, request.positions, side="right") - 1)
             for index in indexes.tolist():
                 if index not in opened:
@@ -112,7 +104,6 @@ class ShardsReader:
             self._unchecked.discard(index)
         else:
             file.read_ahead()
-        _map_cached(file)
         return file
 
     def _close(self, file: ShardFile) -> None:
@@ -137,9 +128,17 @@ class ShardsReader:
         return file
 
 
-def _map_cached(file: ShardFile) -> None:
-    if is_available():
-        file.map_cached()
+def _gather(
+    descriptors: Positions,
+    starts: Positions,
+    row_bytes: int,
+    part: slice,
+    corners: Positions,
+    space: Pixels,
+) -> bool:
+    """As `loaders.filler.Gather`, of squares that begin at `starts`, with rows of `row_bytes`."""
+    first = starts[part] + corners[:, 1] * row_bytes + corners[:, 0] * 3
+    return gather(descriptors[part], first, row_bytes, space)
 
 
 def _read(files: list[ShardFile], samples: list[int], slot: int, first: int, space: Pixels) -> Pixels:

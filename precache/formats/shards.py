@@ -12,14 +12,14 @@ Any safetensors reader opens these files: https://github.com/huggingface/safeten
 
 import json
 import math
-import mmap
 import os
 import struct
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from precache.errors import DatasetError
 from precache.formats.sample import Format, Sample, StoredSample
@@ -30,7 +30,7 @@ from precache.recipe import Recipe
 SUFFIX = ".safetensors"
 DATA_START = 4096
 _CHUNK_BYTES = 128 * 1024
-_CACHE_SAMPLES = 16
+_Integer = TypeVar("_Integer", int, npt.NDArray[np.int64])
 _TENSORS = (("images", "U8", 1), ("labels", "I64", 8), ("ids", "I64", 8))
 _REMEDY = "run 'precache verify' on its folder, then 'precache convert --overwrite' to rewrite it"
 
@@ -66,13 +66,12 @@ class ShardFile:
     """An open shard, read by position; several threads may do so at a time.
 
     Read, not mapped: where a file shrinks or its disk fails, touching a mapping ends the process (SIGBUS),
-    a read raises. `map_cached` is for those who can stand that.
+    a read raises.
 
     Attributes:
         size: side of the stored squares in pixels.
         labels: int64 [n].
         ids: int64 [n].
-        address: of the first picture in memory, where the file is mapped and cached; else 0.
     """
 
     def __init__(self, path: Path) -> None:
@@ -82,8 +81,6 @@ class ShardFile:
             DatasetError: missing, truncated or not such a file; names the path and the bytes.
         """
         self.path = path
-        self.address = 0
-        self._mapping: mmap.mmap | None = None
         try:
             self._file = open(path, "rb", buffering=0)  # noqa: SIM115 (closed by `close`)
         except OSError as error:
@@ -107,27 +104,16 @@ class ShardFile:
         Raises:
             DatasetError: the file became shorter, or cannot be read.
         """
-        self._read(out.data.cast("B"), DATA_START + (sample * self.size + first) * self.size * 3)
+        self._read(out.data.cast("B"), self.start_of(sample) + first * self.size * 3)
 
-    def map_cached(self) -> None:
-        """Set `address`, where the file is in the system's cache; what is mapped stays so until `close`.
+    @property
+    def descriptor(self) -> int:
+        """Of the open file."""
+        return self._file.fileno()
 
-        What lies there is for system calls alone: see the class.
-        """
-        self.address = 0
-        if self.is_cached():
-            if self._mapping is None:
-                try:
-                    self._mapping = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
-                except OSError:  # some file systems do not map; it is read then
-                    return
-            self.address = int(np.frombuffer(self._mapping, np.uint8).ctypes.data) + DATA_START
-
-    def is_cached(self) -> bool:
-        """Whether the file is in the system's cache, as far as a few samples tell."""
-        descriptor = self._file.fileno()
-        places = np.linspace(0, os.fstat(descriptor).st_size - 1, _CACHE_SAMPLES + 2, dtype=np.int64)
-        return all(_is_cached(descriptor, place) for place in places[1:-1].tolist())
+    def start_of(self, sample: _Integer) -> _Integer:
+        """The byte of the file where picture `sample`, or each of an array of them, begins."""
+        return sample * (self.size**2 * 3) + DATA_START
 
     def read_ahead(self) -> None:
         """Read what of the file is not in the system's cache, sequentially.
@@ -143,14 +129,12 @@ class ShardFile:
                 self._read_some(chunk, start)
 
     def drop_cached(self) -> None:
-        """Ask the system to forget what it has cached of the file; unmaps it, or nothing would be."""
-        self._unmap()
+        """Ask the system to forget what it has cached of the file."""
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(self._file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
     def close(self) -> None:
         """Close the file; idempotent."""
-        self._unmap()
         self._file.close()
 
     def __enter__(self) -> "ShardFile":
@@ -158,12 +142,6 @@ class ShardFile:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-    def _unmap(self) -> None:
-        if self._mapping is not None:
-            self._mapping.close()
-            self._mapping = None
-            self.address = 0
 
     def _read(self, out: memoryview, start: int) -> None:
         """Fill `out` with the bytes from `start` on."""

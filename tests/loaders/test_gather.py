@@ -1,81 +1,168 @@
-"""Copying pieces of memory in one system call, and what becomes of those that are not there."""
+"""Reading pieces of files in one system call, and what becomes of those that are not there."""
 
-import mmap
+import multiprocessing
 import os
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import loaders
-from loaders import filler
+from loaders import gather as gathering
 from loaders.gather import gather, is_available
-from tests.conftest import IMAGES
+from tests.conftest import IMAGES, STORED_SIZE
 
 pytestmark = pytest.mark.skipif(not is_available(), reason="this system does not let a process do so")
 
-COUNT, LENGTH = 1500, 5000  # more pieces than a call takes, and none on a page's boundary
+COUNT, ROWS, ROW_BYTES = 300, 50, 96  # more pieces than a call takes
 
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     path = tmp_path / "file"
-    np.random.default_rng(3).integers(0, 255, (COUNT, LENGTH), np.uint8).tofile(path)
+    np.random.default_rng(3).integers(0, 255, (COUNT, ROWS, ROW_BYTES), np.uint8).tofile(path)
     return path
 
 
-def test_pieces_are_copied_one_after_the_other(file: Path) -> None:
+@pytest.fixture
+def descriptor(file: Path) -> Iterator[int]:
+    with open(file, "rb") as opened:
+        yield opened.fileno()
+
+
+def pieces(file: Path) -> np.ndarray:
+    return np.fromfile(file, np.uint8).reshape(-1, ROWS, ROW_BYTES)
+
+
+def starts(order: np.ndarray, row: int = 0, column: int = 0) -> np.ndarray:
+    return (order * ROWS + row) * ROW_BYTES + column
+
+
+def test_pieces_are_read_in_the_order_asked(file: Path, descriptor: int) -> None:
     order = np.random.default_rng(4).permutation(COUNT)
-    rows = np.fromfile(file, np.uint8).reshape(COUNT, LENGTH)
-    out = np.zeros_like(rows)
-    assert gather((rows.ctypes.data + order * LENGTH).astype(np.uint64), out)
-    assert np.array_equal(out, rows[order])
-    assert gather(np.empty(0, np.uint64), out[:0])
+    out = np.zeros((COUNT, ROWS, ROW_BYTES), np.uint8)
+    assert gather(np.full(COUNT, descriptor), starts(order), ROW_BYTES, out)
+    assert np.array_equal(out, pieces(file)[order])
+    assert gather(np.empty(0, int), starts(order[:0]), ROW_BYTES, out[:0])
 
 
-def test_what_a_file_has_no_longer_is_not_copied_and_does_no_harm(file: Path) -> None:
-    with open(file, "rb") as opened, mmap.mmap(opened.fileno(), 0, prot=mmap.PROT_READ) as mapped:
-        start = np.frombuffer(mapped, np.uint8).ctypes.data
-        addresses = np.array([start, start + (COUNT - 1) * LENGTH], np.uint64)
-        out = np.zeros((2, LENGTH), np.uint8)
-        assert gather(addresses, out)
-        os.truncate(file, 2 * LENGTH)
-        assert not gather(addresses, out)
-        assert gather(addresses[:1], out[:1])
-    assert not gather(addresses, out), "the file is unmapped"
+def test_crops_are_read_without_what_lies_around_them(file: Path, descriptor: int) -> None:
+    rng = np.random.default_rng(5)
+    order, tops, lefts = rng.permutation(COUNT), rng.integers(0, 11, COUNT), rng.integers(0, 25, COUNT)
+    out = np.zeros((COUNT, 40, 24, 3), np.uint8)
+    assert gather(np.full(COUNT, descriptor), starts(order, tops, lefts), ROW_BYTES, out)
+    for piece, top, left, got in zip(pieces(file)[order], tops, lefts, out, strict=True):
+        assert np.array_equal(piece[top : top + 40, left : left + 72], got.reshape(40, 72))
 
 
-def test_shards_and_a_cache_in_memory_are_gathered(
-    converted: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+def test_each_piece_comes_from_its_own_file(tmp_path: Path) -> None:
+    paths = [tmp_path / name for name in "abc"]
+    for number, path in enumerate(paths):
+        path.write_bytes(bytes([number]) * 10)
+    files = [open(path, "rb") for path in paths]  # noqa: SIM115 (closed below)
+    try:
+        out = np.full((3, 1, 4), 9, np.uint8)
+        assert gather(np.array([file.fileno() for file in files])[[2, 0, 1]], np.array([0, 3, 6]), 4, out)
+        assert out[:, 0].tolist() == [[2] * 4, [0] * 4, [1] * 4]
+    finally:
+        for file in files:
+            file.close()
+
+
+def test_what_a_file_has_no_longer_is_said(file: Path, descriptor: int) -> None:
+    out = np.zeros((2, ROWS, ROW_BYTES), np.uint8)
+    descriptors, both = np.full(2, descriptor), starts(np.array([0, COUNT - 1]))
+    assert gather(descriptors, both, ROW_BYTES, out)
+    os.truncate(file, starts(np.array(COUNT - 1), row=ROWS - 1))
+    assert not gather(descriptors, both, ROW_BYTES, out)
+    assert not gather(descriptors, both, ROW_BYTES, out[:, :, :30].copy())
+    assert gather(descriptors[:1], both[:1], ROW_BYTES, out[:1])
+    assert not gather(np.array([descriptor, 10**6]), both[[0, 0]], ROW_BYTES, out), "no such file is open"
+    directory = os.open(file.parent, os.O_RDONLY)
+    try:
+        assert not gather(np.full(1, directory), both[:1], ROW_BYTES, out[:1]), "it cannot be read"
+    finally:
+        os.close(directory)
+
+
+def test_what_the_system_keeps_goes_with_the_thread(file: Path, descriptor: int) -> None:
+    before = contexts()
+    held = []
+
+    def read() -> None:
+        out = np.zeros((1, ROWS, ROW_BYTES), np.uint8)
+        assert gather(np.array([descriptor]), np.array([0]), ROW_BYTES, out)
+        held.append(contexts())
+
+    for _ in range(3):
+        thread = threading.Thread(target=read)
+        thread.start()
+        thread.join()
+    assert min(held) == max(held) > before
+    assert contexts() == before
+
+
+def contexts() -> int:
+    """How many of this process there are: each has a mapping."""
+    return Path("/proc/self/maps").read_text().count("/[aio]")
+
+
+@pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="no fork here")
+def test_a_forked_process_reads_too_and_leaves_its_parents_alone(file: Path, descriptor: int) -> None:
+    out = np.zeros((1, ROWS, ROW_BYTES), np.uint8)
+    asked = np.array([descriptor]), np.array([0]), ROW_BYTES
+    assert gather(*asked, out)
+    child = os.fork()
+    if child == 0:
+        out[:] = 0
+        os._exit(0 if gather(*asked, out) and np.array_equal(out[0], pieces(file)[0]) else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert gather(*asked, out)
+
+
+@pytest.mark.parametrize(
+    ("settings", "gathered"),
+    [
+        ({"shuffle": "full"}, True),
+        ({"shuffle": "window"}, True),
+        ({"size": 40}, True),
+        ({"size": 40, "augment": "crop"}, True),
+        ({"size": 40, "augment": "train"}, False),  # resized
+    ],
+    ids=str,
+)
+def test_shards_are_gathered_and_what_is_served_is_the_same_without(
+    converted: dict[str, Path], settings: dict[str, object], gathered: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gathered: list[int] = []
+    done: list[int] = []
 
-    def counted(addresses: np.ndarray, out: np.ndarray) -> bool:
-        done = gather(addresses, out)
-        gathered.append(done * len(out))
-        return done
+    def counted(*arguments: object) -> bool:
+        done.append(gather(*arguments) * len(arguments[3]))
+        return done[-1] > 0
 
-    monkeypatch.setattr(filler, "gather", counted)
-    for backend, settings, epochs in (
-        ("shards", {"shuffle": "full"}, 2),  # the first maps the files
-        ("shards", {"shuffle": "window"}, 1),
-        ("webdataset", {"cache": "ram"}, 2),  # the first fills the cache
-    ):
-        gathered.clear()
-        for file in converted[backend].iterdir():
-            file.read_bytes()  # what is not in the system's cache is not gathered
-        with loaders.build(converted[backend], batch_size=8, last="drop", **settings) as loader:
-            for _ in range(epochs):
-                assert len(list(loader)) == IMAGES // 8
-        assert sum(gathered) >= IMAGES // 8 * 8, (backend, settings)
+    def served() -> np.ndarray:
+        with loaders.build(converted["shards"], batch_size=8, **settings) as loader:
+            return np.concatenate([batch.images.numpy() for batch in loader])
+
+    monkeypatch.setattr("loaders.shards.gather", counted)
+    images = served()
+    assert images.shape == (IMAGES, 3, *[settings.get("size", STORED_SIZE)] * 2)
+    assert (sum(done) >= IMAGES) == gathered
+    monkeypatch.setattr("loaders.shards.gather", lambda *arguments: False)
+    assert np.array_equal(images, served())
 
 
-def test_without_the_call_the_same_is_served(
-    converted: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+def test_a_system_without_the_calls_reads_nothing(
+    file: Path, descriptor: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    served = []
-    for available in (True, False):
-        monkeypatch.setattr("loaders.shards.is_available", lambda available=available: available)
-        with loaders.build(converted["shards"], batch_size=8) as loader:
-            served.append(np.concatenate([batch.images.numpy() for batch in loader]))
-    assert np.array_equal(served[0], served[1])
+    monkeypatch.setattr(gathering, "_SYSTEM_CALLS", {})
+    found = []
+    out = np.zeros((1, ROWS, ROW_BYTES), np.uint8)
+    thread = threading.Thread(
+        target=lambda: found.append(gather(np.array([descriptor]), np.array([0]), ROW_BYTES, out))
+    )
+    thread.start()
+    thread.join()
+    assert found == [False]

@@ -10,7 +10,6 @@ import pytest
 
 import loaders
 from loaders.dataset import open_split
-from loaders.gather import is_available
 from loaders.order import window_order
 from precache import Recipe, convert
 from precache.errors import SettingError
@@ -94,31 +93,6 @@ def test_reading_ahead_brings_a_whole_shard_into_the_cache(dropped: tuple[str, .
         assert cached_bytes(dropped[3:4]) >= os.path.getsize(dropped[3])
         shard.drop_cached()
     assert cached_bytes(dropped[3:4]) == 0
-
-
-@pytest.mark.skipif(not is_available(), reason="nothing is mapped on this system")
-def test_a_shard_is_mapped_only_while_it_is_cached(shards: Path, dropped: tuple[str, ...]) -> None:
-    """Out of the cache a mapping reads what lies around, too."""
-    with loaders.build(shards, shuffle="full", check="never", batch_size=IMAGES) as loader:
-        assert len(list(loader)) == 1
-        epochs = iter(loader)
-        for _ in range(4):  # batches are read ahead
-            next(epochs)
-            epochs = iter(loader)
-        assert mapped_files() >= set(dropped)
-    assert not mapped_files() & set(dropped)
-    drop(dropped)
-    with ShardFile(Path(dropped[3])) as shard:
-        assert not shard.is_cached()
-        shard.read_ahead()
-        assert shard.is_cached()
-        drop(dropped[3:4])
-        assert not shard.is_cached()
-
-
-def mapped_files() -> set[str]:
-    lines = Path("/proc/self/maps").read_text().splitlines()
-    return {line.split(maxsplit=5)[5] for line in lines if line.count(" /") == 1}
 
 
 def test_a_state_of_another_window_is_refused(shards: Path) -> None:

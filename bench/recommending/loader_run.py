@@ -1,6 +1,6 @@
 """One loader alone, the trainer alone, and both together, in a process of its own: prints a line of JSON.
 
-The rates are those from the second epoch on: a first epoch, which opens, maps and checks, goes before.
+The rates are those from the second epoch on: a first epoch, which opens and checks, goes before.
 """
 
 import json
@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from itertools import repeat
 from pathlib import Path
+from statistics import median
 
 import psutil
 import torch
@@ -21,7 +22,7 @@ from bench.running.trainers import NullTrainer, Trainer, make_trainer
 from loaders.batch import Batch, Loader
 from precache.errors import PrecacheError
 
-_POOLS = ("decode", "gather")  # names of the threads that a loader has one of for each worker
+_FILLING, _READING = "fill", "read"  # names of the threads that a loader has one of for each worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,8 @@ class LoaderRun:
 
     Attributes:
         loader, trainer, together: images/s; the trainer alone has a batch that stays on the device.
-        serial_s: CPU time per picture, of the loader alone, of the busiest thread that there is one of.
+        serial_s: CPU time per picture, of the loader alone, of the busiest thread that there is one of,
+            without what it does of the filling of batches: more workers relieve it of that.
     """
 
     loader: float
@@ -68,9 +70,9 @@ def measure(
         for _ in loader:
             pass
         source = _epochs(loader)
-        before = _serial_threads()
+        before = _thread_seconds()
         rate, images = _rate(source, NullTrainer(), device, seconds)
-        serial_s = max((s - before.get(key, 0.0) for key, s in _serial_threads().items()), default=0.0)
+        serial_s = _serial_seconds(before, _thread_seconds())
     with loaders.build(
         path, backend=backend, batch_size=batch_size, workers=workers, size=size, device=device,
         dtype=model.dtype, check="never",
@@ -78,7 +80,7 @@ def measure(
         source = _epochs(loader)
         batch = next(source)
         alone, _ = _rate(repeat(batch), model, device, seconds / 2)
-        _rate(source, model, device, seconds / 2)  # reads ahead, maps, starts
+        _rate(source, model, device, seconds / 2)  # reads ahead, starts
         together, _ = _rate(source, model, device, seconds)
     return LoaderRun(rate, alone, together, serial_s / images)
 
@@ -104,11 +106,22 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _serial_threads() -> dict[int, float]:
-    """CPU seconds so far of each Python thread that is not one of a pool, by its number."""
-    serial = {t.native_id for t in threading.enumerate() if not t.name.startswith(_POOLS)}
+def _thread_seconds() -> dict[tuple[str, int], float]:
+    """CPU seconds so far of each Python thread, by the pool that it is of, else its name, and its number."""
+    names = {thread.native_id: thread.name.rsplit("_", 1)[0] for thread in threading.enumerate()}
     threads = psutil.Process().threads()
-    return {thread.id: thread.user_time + thread.system_time for thread in threads if thread.id in serial}
+    return {(names[t.id], t.id): t.user_time + t.system_time for t in threads if t.id in names}
+
+
+def _serial_seconds(before: dict[tuple[str, int], float], now: dict[tuple[str, int], float]) -> float:
+    """Of the busiest thread between the two that more workers do not relieve.
+
+    Whoever asks for batches fills them, too, as much as each thread of that pool.
+    """
+    spent = {key: seconds - before.get(key, 0.0) for key, seconds in now.items()}
+    filling = [seconds for (name, _), seconds in spent.items() if name == _FILLING]
+    others = [seconds for (name, _), seconds in spent.items() if name not in (_FILLING, _READING)]
+    return max(0.0, max(others, default=0.0) - (median(filling) if filling else 0.0))
 
 
 def _epochs(loader: Loader) -> Iterator[Batch]:

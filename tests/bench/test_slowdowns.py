@@ -4,68 +4,24 @@ Each stage of the base takes as long as any other, by sleeping: no stage is the 
 far longer than the work, so that a busy machine does not change what is found.
 """
 
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
-from unittest.mock import patch
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from bench.comparing.comparison import Arm, BenchSpec, compare
 from bench.reporting.result import Row
-from bench.running.trainers import EmulatedTrainer
-from loaders.batch import Batch
-from loaders.transfer import Transfer
-from precache import images
+from tests.bench.slowed import BATCH, make_tree, slow
 
 PICTURE_S = 0.004
 """Of each stage of the base, per picture."""
-BATCH = 8
 STAGES = ("storage", "decode", "transfer", "compute")
 
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """48 pictures so small that decoding them takes no time."""
-    root = tmp_path_factory.mktemp("small") / "tree"
-    for number in range(48):
-        folder = root / f"{number % 2:03}.class"
-        folder.mkdir(parents=True, exist_ok=True)
-        pixels = np.random.default_rng((1, number)).integers(0, 256, (32, 32, 3), np.uint8)
-        Image.fromarray(pixels).save(folder / f"{number}.jpg")
-    return root
-
-
-def later(seconds: float, function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, `seconds` later."""
-
-    def slowed(*arguments: Any, **settings: Any) -> Any:
-        time.sleep(seconds)
-        return function(*arguments, **settings)
-
-    return slowed
-
-
-@contextmanager
-def slow(picture_s: dict[str, float]) -> Iterator[None]:
-    """Stages that sleep so long per picture, in the process of a trial."""
-
-    def step(trainer: EmulatedTrainer, batch: Batch) -> None:
-        time.sleep(picture_s["compute"] * len(batch.labels))
-
-    with (
-        patch.object(images, "read_bytes", later(picture_s["storage"], images.read_bytes)),
-        patch.object(images, "decode_for", later(picture_s["decode"], images.decode_for)),
-        patch.object(Transfer, "_prepare", later(BATCH * picture_s["transfer"], Transfer._prepare)),
-        patch.object(EmulatedTrainer, "step", step),
-    ):
-        yield
+    return make_tree(tmp_path_factory.mktemp("small") / "tree")
 
 
 def measure(tree: Path, picture_s: dict[str, float]) -> Row:

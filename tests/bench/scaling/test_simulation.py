@@ -5,17 +5,21 @@ import queue
 import subprocess
 import threading
 import time
+from functools import partial
 from itertools import count
 from pathlib import Path
 
 import pytest
+import torch
 
 from bench.cli import main
+from bench.comparing.comparison import Arm, BenchSpec, compare
 from bench.running.trainers import EmulatedTrainer
 from bench.scaling.simulation import DECODE, LINK, SLOWEST, STEP, STORAGE, Prediction, Rates, simulate
 from precache import commandline
 from precache.errors import SettingError
 from tests.bench.running.test_trainers import batch_of
+from tests.bench.slowed import BATCH, make_tree, slow
 from tests.command import ROOT, check_bad_input
 
 
@@ -208,6 +212,36 @@ def test_real_threads_come_within_a_tenth(
         if measured > 0.95 * predicted.images_per_s:
             break
     assert measured == pytest.approx(predicted.images_per_s, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("trainer_images_per_s", "workers", "binds"),
+    [
+        (60, 2, STEP),
+        pytest.param(200, 2, DECODE, marks=pytest.mark.slow),
+        pytest.param(100, 2, None, marks=pytest.mark.slow),  # as fast as one another
+        pytest.param(80, 1, DECODE, marks=pytest.mark.slow),
+    ],
+)
+def test_the_prediction_from_a_result_comes_within_a_tenth_of_it(
+    trainer_images_per_s: int, workers: int, binds: str | None, tmp_path: Path
+) -> None:
+    """Two workers read and decode 100 images/s, one 50, by sleeping; all else is real."""
+    spec = BenchSpec(
+        trainers=(f"emulated:{trainer_images_per_s}",), batch_size=BATCH, workers=workers, size=32, warmup=4,
+        batches=14, repeats=1, device=torch.device("cpu"),
+    )  # fmt: skip
+    slowed = partial(slow, {"storage": 0.005, "decode": 0.015, "transfer": 0.0})
+    result = compare([Arm("pytorch", make_tree(tmp_path / "tree"))], spec, around=slowed)
+    stored, out = tmp_path / "r.json", tmp_path / "simulated.json"
+    stored.write_text(json.dumps(result.to_json()))
+    assert command("--result", stored, "--gpus", 1, "--json", out) == 0
+    (predicted,) = json.loads(out.read_text())["predictions"]
+    (row,) = result.rows
+    assert row.together is not None
+    assert predicted["images_per_s"] == pytest.approx(row.together.median, rel=0.1)
+    assert predicted["images_per_s"] == pytest.approx(min(50 * workers, trainer_images_per_s), rel=0.1)
+    assert binds in (None, predicted["binds"])
 
 
 def command(*arguments: object) -> int:

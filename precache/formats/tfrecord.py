@@ -92,31 +92,31 @@ def _encode_example(sample: Sample, quality: int) -> bytes:
 
 
 def _decode_example(data: bytes) -> StoredSample:
-    features: dict[str, bytes] = {}
-    for entry in _fields(_only_field(data)):
+    features: dict[str, memoryview] = {}
+    for entry in _fields(_only_field(memoryview(data))):  # a view: each slice of bytes would copy the JPEG
         key, value = _fields(entry)
-        features[key.decode()] = _only_field(_only_field(value))
+        features[str(key, "utf-8")] = _only_field(_only_field(value))
     label, _ = _read_varint(features[LABEL_KEY], 0)
     sample_id, _ = _read_varint(features[ID_KEY], 0)
-    return StoredSample(sample_id, label, features[IMAGE_KEY])
+    return StoredSample(sample_id, label, bytes(features[IMAGE_KEY]))
 
 
 def _field(number: int, content: bytes) -> bytes:
     return _varint(number << 3 | 2) + _varint(len(content)) + content
 
 
-def _fields(message: bytes) -> Iterator[bytes]:
+def _fields(message: memoryview) -> Iterator[memoryview]:
     position = 0
     while position < len(message):
-        tag, position = _read_varint(message, position)
+        tag = message[position]  # one byte: no number is above 15
         if tag & 7 != 2:
             raise ValueError(f"unexpected wire type {tag & 7}")
-        length, position = _read_varint(message, position)
+        length, position = _read_varint(message, position + 1)
         yield message[position : position + length]
         position += length
 
 
-def _only_field(message: bytes) -> bytes:
+def _only_field(message: memoryview) -> memoryview:
     (content,) = _fields(message)
     return content
 
@@ -130,7 +130,7 @@ def _varint(value: int) -> bytes:
     return bytes(encoded)
 
 
-def _read_varint(message: bytes, position: int) -> tuple[int, int]:
+def _read_varint(message: memoryview, position: int) -> tuple[int, int]:
     value = shift = 0
     while True:
         byte = message[position]

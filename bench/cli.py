@@ -68,12 +68,16 @@ def main() -> None:
     refuse_several_processes()
 
 
-main.add_command(ddp_command)
-main.add_command(sweep_command)
-
-
-main.add_command(hardware)
-main.add_command(recommend_command)
+for _command in (
+    compare_command,
+    ddp_command,
+    hardware,
+    profile_command,
+    recommend_command,
+    simulate_command,
+    sweep_command,
+):
+    main.add_command(_command)
 
 
 @main.command()
@@ -263,11 +267,6 @@ def report_command(result_path: Path, html_path: Path | None, markdown: bool) ->
 
 def _names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
-
-
-main.add_command(compare_command)
-main.add_command(profile_command)
-main.add_command(simulate_command)
 
 
 def _print(result: Result, as_markdown: bool) -> None:

@@ -108,7 +108,7 @@ class BatchFiller:
         finally:
             error = None  # it would hold this frame, which holds the error: a cycle
             for filling in running:
-                _give_up(filling)
+                _stop_filling(filling)
 
     def fill(self, pictures: Pictures) -> DecodedBatch:
         """One batch."""
@@ -136,7 +136,7 @@ class BatchFiller:
         try:
             self._fill_some(filling)
         finally:
-            _give_up(filling)
+            _stop_filling(filling)
         for helper in filling.helpers:
             helper.result()
         images, ids = filling.images, filling.ids
@@ -177,7 +177,7 @@ class BatchFiller:
             filling.errors[slot] = ImageError(error.path, error.reason)  # without what its traceback holds
 
 
-def _give_up(filling: _Filling) -> None:
+def _stop_filling(filling: _Filling) -> None:
     """Wait until no thread reads or writes for the batch; what is not begun is not done."""
     for _ in filling.parts:
         pass

@@ -45,6 +45,8 @@ class CachedReader:
             )
         self._images = torch.empty(shape, dtype=torch.uint8, device=device)
         self._passed = np.zeros(len(data.ids), bool)
+        self._missing = np.zeros(len(data.ids), bool)
+        self._takes = crops.size == crops.stored
         self._refused: dict[int, ImageError] = {}  # what passed, but could not be decoded: id -> why
         self._filler = BatchFiller(data, crops, spec.batch_size, spec.workers, spec.device)
 
@@ -78,16 +80,19 @@ class CachedReader:
         self._passed[request.positions] = True
         for sample_id, error in batch.refused.items():  # without what the error's traceback holds
             self._refused[sample_id] = ImageError(error.path, error.reason)
-        kept = request.positions[~np.isin(self._data.ids[request.positions], list(batch.refused))]
+        refused = np.isin(self._data.ids[request.positions], list(batch.refused))
+        self._missing[request.positions] = refused
+        kept = request.positions[~refused]
         self._images[torch.from_numpy(kept).to(self._device)] = batch.images.to(self._device)
 
     def _gather(self, request: Request) -> DecodedBatch:
         if self._device.type == "cpu":
             rows_of = partial(self._rows, request.positions.tolist())
-            return self._filler.fill(Pictures(request, rows_of, partial(self._take, request.positions)))
+            take = partial(self._take, request.positions) if self._takes else None
+            return self._filler.fill(Pictures(request, rows_of, take))
         ids = self._data.ids[request.positions]
         refused = {i: self._refused[i] for i in ids.tolist() if i in self._refused}
-        kept = request.positions[~np.isin(ids, list(refused))]
+        kept = request.positions[~self._missing[request.positions]]
         return DecodedBatch(
             self._images[torch.from_numpy(kept).to(self._device)],
             torch.from_numpy(self._data.labels[kept]),
@@ -97,9 +102,9 @@ class CachedReader:
 
     def _take(self, positions: Positions, part: slice, corners: Positions, space: Pixels) -> bool:
         """As `loaders.filler.Gather`, of whole squares."""
-        squares = self._images.numpy()
-        if self._refused or space.shape[1:] != squares.shape[1:]:
+        if self._missing[positions[part]].any():
             return False
+        squares = self._images.numpy()
         np.take(squares, positions[part], axis=0, out=space, mode="clip")  # the lock is released
         return True
 

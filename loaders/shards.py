@@ -15,7 +15,7 @@ from loaders.batch import DecodedBatch, LoaderSpec, Positions, Request
 from loaders.crops import Crops
 from loaders.dataset import SplitData
 from loaders.filler import BatchFiller, Pictures
-from loaders.gather import gather
+from loaders.gather import can_gather, gather
 from loaders.integrity import BackgroundCheck, check_index, check_shard
 from loaders.sequential import look_ahead
 from precache.errors import DatasetError
@@ -37,6 +37,7 @@ class ShardsReader:
 
     def __init__(self, spec: LoaderSpec, data: SplitData, crops: Crops) -> None:
         self._data = data
+        self._size = crops.size
         self._filler = BatchFiller(data, crops, spec.batch_size, spec.workers, spec.device)
         self._starts = np.concatenate(([0], np.cumsum(data.shard_samples)))
         self._sequential = spec.shuffle is False or spec.shuffle == "window"
@@ -60,6 +61,8 @@ class ShardsReader:
         indexes = np.searchsorted(self._starts, request.positions, side="right") - 1
         files = [opened[index] for index in indexes.tolist()]
         samples = request.positions - self._starts[indexes]
+        if not can_gather(self._size, gaps=self._size != self._data.size):
+            return Pictures(request, partial(_read, files, samples.tolist()))
         descriptors = np.array([file.descriptor for file in files])
         starts = files[0].start_of(samples) if files else samples
         gathered = partial(_gather, descriptors, starts, self._data.size * 3)

@@ -30,6 +30,7 @@ from precache.recipe import Recipe
 SUFFIX = ".safetensors"
 DATA_START = 4096
 _CHUNK_BYTES = 128 * 1024
+_PROBED_BYTES = 1024 * 1024  # in the cache or not as one: asking takes time, too
 _Integer = TypeVar("_Integer", int, npt.NDArray[np.int64])
 _TENSORS = (("images", "U8", 1), ("labels", "I64", 8), ("ids", "I64", 8))
 _REMEDY = "run 'precache verify' on its folder, then 'precache convert --overwrite' to rewrite it"
@@ -122,16 +123,18 @@ class ShardFile:
         are copied in half the time.
         """
         chunk = memoryview(bytearray(_CHUNK_BYTES))
-        descriptor = self._file.fileno()
-        for start in range(0, os.fstat(descriptor).st_size, _CHUNK_BYTES):
+        file_bytes = os.fstat(self.descriptor).st_size
+        for start in range(0, file_bytes, _PROBED_BYTES):
+            stop = min(start + _PROBED_BYTES, file_bytes)
             # not its ends: opening the file brought in those of the file
-            if not _is_cached(descriptor, start + _CHUNK_BYTES // 2):
-                self._read_some(chunk, start)
+            if not _is_cached(self.descriptor, (start + stop) // 2):
+                for place in range(start, stop, _CHUNK_BYTES):
+                    self._read_some(chunk, place)
 
     def drop_cached(self) -> None:
         """Ask the system to forget what it has cached of the file."""
         if hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(self._file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            os.posix_fadvise(self.descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def close(self) -> None:
         """Close the file; idempotent."""

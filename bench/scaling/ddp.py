@@ -30,7 +30,7 @@ from bench.scaling.ddp_rank import ONE, OWN, TOGETHER, Settings
 from loaders import BACKENDS
 from loaders.dataset import open_split
 from precache import commandline
-from precache.commandline import ProgressBar
+from precache.commandline import STDOUT, ProgressBar, check_output, write_json
 from precache.errors import PrecacheError, SettingError, WorkerError, check_choice, check_range
 from precache.executors import available_cpus
 
@@ -208,8 +208,7 @@ def ddp_command(
         raise SettingError(
             f"ranks {ranks} is more than the {torch.cuda.device_count()} GPUs; use --device cpu"
         )
-    if json_path is not None and json_path.is_dir():
-        raise SettingError(f"{json_path}: is a folder; name a file in it")
+    check_output(json_path)
     settings = Settings(
         data=str(data),
         backend=backend,
@@ -231,14 +230,10 @@ def ddp_command(
         "settings": {**asdict(settings), "ranks": ranks, "page_cache_warm": warm},
         **asdict(summary),
     }
-    if json_path == Path("-"):
-        click.echo(json.dumps(result, indent=1))
-        return
-    _print(summary, result)
+    if json_path != STDOUT:
+        _print(summary, result)
     if json_path is not None:
-        json_path.parent.mkdir(parents=True, exist_ok=True)
-        json_path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-        click.echo(f"wrote {json_path}")
+        write_json(json_path, result)
 
 
 def _print(summary: Summary, result: dict[str, Any]) -> None:

@@ -1,6 +1,5 @@
 """`bench simulate`: throughput past this machine, from rates measured on it."""
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from bench.reporting.result import Row
 from bench.reporting.result_file import read_result
 from bench.scaling.simulation import SLOWEST, STEP, Prediction, Rates, simulate
 from precache import commandline
+from precache.commandline import STDOUT, ProgressBar, check_output, write_json
 from precache.errors import SettingError
 
 _WIDTH = 100
@@ -52,6 +52,7 @@ def simulate_command(
     **given: Any,
 ) -> None:
     """Predict the throughput of many GPUs from measured rates."""
+    check_output(json_path)
     measured = {}
     if result_path is not None:
         measured = _measured(result_path, {"backend": backend, "data": data, "trainer_name": trainer})
@@ -60,21 +61,15 @@ def simulate_command(
     rates = _rates(measured, given)
     clusters = _clusters(gpus, nodes)
     predictions = []
-    with commandline.ProgressBar("simulate", "cluster") as bar:
+    with ProgressBar("simulate", "cluster") as bar:
         for cluster in clusters:
             predictions.append(simulate(rates, *cluster))
             bar(len(predictions), len(clusters))
-    content = json.dumps(
-        {"rates": asdict(rates), "predictions": [asdict(prediction) for prediction in predictions]}, indent=1
-    )
-    if json_path == Path("-"):
-        click.echo(content)
-        return
-    _print(rates, predictions)
+    if json_path != STDOUT:
+        _print(rates, predictions)
     if json_path is not None:
-        json_path.parent.mkdir(parents=True, exist_ok=True)
-        json_path.write_text(content + "\n", encoding="utf-8")
-        click.echo(f"wrote {json_path}")
+        predicted = [asdict(prediction) for prediction in predictions]
+        write_json(json_path, {"rates": asdict(rates), "predictions": predicted})
 
 
 def _rates(measured: dict[str, Any], given: dict[str, Any]) -> Rates:

@@ -11,11 +11,12 @@ import torch
 import loaders
 from bench.comparing.changes import Arm
 from bench.comparing.equal_work import Facts, check_facts, check_served, find_facts
+from bench.comparing.regression import by_key
 from bench.comparing.rows import AnyArm, Trials, make_rows
 from bench.machine import page_cache
 from bench.machine.hardware import describe_machine
 from bench.peers.arms import PeerArm, run_peer, write_data
-from bench.reporting.result import Result
+from bench.reporting.result import Result, Row
 from bench.running.fresh import run_fresh
 from bench.running.probe import DECODING, time_stages
 from bench.running.trainers import NullTrainer, resolve
@@ -142,6 +143,7 @@ def compare(
         "peers": bench.versions,
     }
     rows = make_rows(running, names, bench.trials, spec.batch_size, spec.workers, spec.augment)
+    settings["data"] = _data([arm for arm in running if isinstance(arm, Arm)], rows)
     machine = describe_machine(spec.device)
     return Result(machine, settings, rows, skipped, bench.host_to_device_gbps())
 
@@ -233,6 +235,18 @@ class _Bench:
     def _step(self) -> None:
         self._done += 1
         self._on_progress(self._done, self._total)
+
+
+def _data(arms: Sequence[Arm], rows: Sequence[Row]) -> dict[str, dict[str, int | str]]:
+    """Which pictures each arm serves, by the name that `bench compare` gives it.
+
+    Of one tree and what was converted from it the digests are not the same.
+    """
+    splits = [open_split(arm.path, "train") for arm in arms]
+    return {
+        key.arm: {"samples": len(split.ids), "digest": split.digest}
+        for key, split in zip(by_key(rows), splits, strict=False)  # the first trainer's rows, arm by arm
+    }
 
 
 def name_of(arm: AnyArm) -> str:

@@ -14,6 +14,7 @@ from bench.comparing.comparison import Arm, BenchSpec, choose_arms, compare
 from bench.reporting import report
 from bench.reporting.result import Result
 from bench.running.fresh import run_fresh
+from loaders.dataset import open_split
 from precache.errors import DatasetError, SettingError, WorkerError
 from precache.sample import make_sample
 
@@ -51,6 +52,16 @@ def test_every_backend_reads_every_folder_that_it_can(result: Result) -> None:
     assert {data for backend, data in pairs if backend == "synthetic"} == {
         "raw tree", "shards", "webdataset", "dali",
     }  # fmt: skip
+
+
+def test_the_result_says_which_pictures_each_arm_served(
+    result: Result, raw_tree: Path, converted: dict[str, Path]
+) -> None:
+    data = result.settings["data"]
+    assert data.keys() == {f"{row.backend} on {row.data}" for row in result.rows}
+    for name, path in (("pytorch on raw tree", raw_tree), ("shards on shards", converted["shards"])):
+        split = open_split(path, "train")
+        assert data[name] == {"samples": len(split.ids), "digest": split.digest}
 
 
 def test_a_slow_trainer_is_kept_busy_by_fast_loaders(result: Result) -> None:

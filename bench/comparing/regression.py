@@ -1,7 +1,7 @@
 """`bench compare`: two results of `bench loaders`, row by row; exit code 1 on a regression."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +15,7 @@ from bench.analysis.verdict import NOT_DISTINGUISHABLE
 from bench.reporting.result import Result, Row
 from bench.reporting.result_file import read_result
 from precache import commandline
+from precache.commandline import STDOUT, check_output, write_json
 from precache.errors import SettingError, check_share
 
 SLOWER, FASTER, REGRESSION = "slower", "faster", "regression"
@@ -119,13 +120,18 @@ def by_key(rows: Iterable[Row]) -> dict[Key, Row]:
 @click.argument("after_path", metavar="B.json", type=click.Path(path_type=Path))
 @click.option("--tolerance", default=0.05, show_default=True, help="Loss that is no regression yet.")
 @click.option("--force", is_flag=True, help="Compare even if machine, work, data or rows differ.")
-def compare_command(before_path: Path, after_path: Path, tolerance: float, force: bool) -> None:
+@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write it here; '-' prints it.")
+@click.option("--quiet", is_flag=True, help="Print nothing but errors; for the exit code and --json FILE.")
+def compare_command(
+    before_path: Path, after_path: Path, tolerance: float, force: bool, json_path: Path | None, quiet: bool
+) -> None:
     """Compare two results of 'bench loaders --json', B over A.
 
     Exit code 1 if a rate fell by more than the tolerance (its whole interval lies below), or if B lacks a
     row of A.
     """
     check_share("tolerance", tolerance)
+    check_output(json_path)
     before, after = read_result(before_path), read_result(after_path)
     differing = differences(before, after)
     if differing and not force:
@@ -134,19 +140,34 @@ def compare_command(before_path: Path, after_path: Path, tolerance: float, force
             f"all the same"
         )
     found, gone, new = changes(before, after, tolerance)
-    _print_tables(found)
-    for path, keys in ((before_path, gone), (after_path, new)):
-        for key in keys:
-            click.echo(f"only in {path}: {key.arm} with {key.trainer}")
-    if differing:
-        click.echo(f"Compared although they differ in {'; '.join(differing)}.")
     if not found:
         raise SettingError(f"{before_path} and {after_path} have no row in common; measure the same backends")
     lost = [change for change in found if change.verdict == REGRESSION]
-    click.echo("A, B: median images/s. In brackets: the range of the ratio over the repeats of both.")
-    click.echo(f"{len(lost)} of {len(found)} rates fell by more than {tolerance:.0%}.")
-    if gone and not force:
-        click.echo(f"{after_path} lacks {len(gone)} of the rows of {before_path}; --force goes on without.")
+    if not quiet and json_path != STDOUT:
+        _print_tables(found)
+        for path, keys in ((before_path, gone), (after_path, new)):
+            for key in keys:
+                click.echo(f"only in {path}: {key.arm} with {key.trainer}")
+        if differing:
+            click.echo(f"Compared although they differ in {'; '.join(differing)}.")
+        click.echo("A, B: median images/s. In brackets: the range of the ratio over the repeats of both.")
+        click.echo(f"{len(lost)} of {len(found)} rates fell by more than {tolerance:.0%}.")
+        if gone and not force:
+            click.echo(
+                f"{after_path} lacks {len(gone)} of the rows of {before_path}; --force goes on without."
+            )
+    if json_path is not None:
+        content = {
+            "version": 1,
+            "before": str(before_path),
+            "after": str(after_path),
+            "tolerance": tolerance,
+            "differences": differing,
+            "changes": [{**asdict(change), "row": change.row._asdict()} for change in found],
+            "only_before": [key._asdict() for key in gone],
+            "only_after": [key._asdict() for key in new],
+        }
+        write_json(json_path, content, quiet=quiet)
     if lost or (gone and not force):
         raise click.exceptions.Exit(1)
 

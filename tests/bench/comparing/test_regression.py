@@ -189,6 +189,33 @@ def test_a_row_that_the_second_lacks_is_exit_code_1_unless_forced(
     assert compare(after, before) == 0, "a row more is no loss"
 
 
+def test_the_json_has_each_ratio_with_its_interval_and_verdict(
+    write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = write("a.json", ROWS)
+    after = write("b.json", [row("shards", "shards", 22_000, 3_000), row("dali", "dali", 3_000, 2_900)])
+    assert compare(before, after, "--json", "-", "--quiet") == compare(before, after) == 1
+    printed = capsys.readouterr().out
+    content, end = json.JSONDecoder().raw_decode(printed)
+    assert printed[end:].startswith("\nTrainer emulated:4000:"), "what the other run printed"
+    of_shards = {"backend": "shards", "data": "shards", "trainer": "emulated:4000", "rank": 1}
+    loader, together = content["changes"]
+    assert (loader["row"], loader["rate"], loader["verdict"]) == (of_shards, "loader", "not distinguishable")
+    assert (together["row"], together["rate"], together["verdict"]) == (of_shards, "together", "regression")
+    assert together["before"] == rate(3_900)
+    assert together["ratio"]["low"] < together["ratio"]["median"] < together["ratio"]["high"] < 0.95
+    assert together["ratio"]["median"] == pytest.approx(3_000 / 3_900)
+    assert [key["backend"] for key in (*content["only_before"], *content["only_after"])] == [
+        "pytorch",
+        "dali",
+    ]
+    assert (content["tolerance"], content["differences"]) == (0.05, [])
+    written = tmp_path / "out/compared.json"
+    assert compare(before, after, "--json", written, "--quiet") == 1
+    assert json.loads(written.read_text()) == content
+    assert capsys.readouterr().out == ""
+
+
 def test_rows_of_one_file_alone_are_listed(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
     before = write("a.json", ROWS)
     after = write("b.json", [ROWS[0], row("dali", "dali", 3_000, 2_900), ROWS[0]])
@@ -207,7 +234,9 @@ def test_without_a_trainer_only_the_loader_is_compared(
     assert "together" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("broken", ["absent", "no json", "no result", "nothing in common", "tolerance"])
+@pytest.mark.parametrize(
+    "broken", ["absent", "no json", "no result", "nothing in common", "tolerance", "folder"]
+)
 def test_errors_are_exit_code_2_and_one_line(
     write: Write, capfd: pytest.CaptureFixture[str], tmp_path: Path, broken: str
 ) -> None:
@@ -221,6 +250,8 @@ def test_errors_are_exit_code_2_and_one_line(
         mention = "no row in common"
     elif broken == "tolerance":
         other, options, mention = good, ["--tolerance", 5], "tolerance must be a share"
+    elif broken == "folder":
+        other, options, mention = good, ["--json", tmp_path], "is a folder"
     code = compare(good, other, *options)
     printed = capfd.readouterr()
     check_bad_input(subprocess.CompletedProcess([], code, printed.out, printed.err), mention)

@@ -91,6 +91,16 @@ def test_a_finished_sweep_is_shown_again_without_measuring(
     assert any(text.startswith(f"pytorch on {raw_tree}: choose ") for text in parser.texts)
 
 
+def test_quiet_prints_nothing_and_writes_the_page(
+    finished: Path, raw_tree: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "page.html"
+    axes = ("--amp", "on,off", "--pin", "on,off")
+    assert sweep(raw_tree, *SETTINGS, *GRID, *axes, "--out", finished, "--html", page, "--quiet") == 0
+    assert tuple(capfd.readouterr()) == ("", "")
+    assert _Page(page.read_text()).ids >= {"chart-0-0"}
+
+
 class _Page(HTMLParser):
     def __init__(self, text: str) -> None:
         super().__init__()

@@ -17,7 +17,7 @@ from precache.errors import SettingError
 
 _WIDTH = 100
 _GPUS_PER_NODE = 8
-_DEFAULTS = {"batch_size": 64, "workers": 8}
+_DEFAULTS = {"batch_size": 64, "workers": 8, "image_bytes": 0.0}
 
 
 @click.command(name="simulate", cls=commandline.Command)
@@ -34,7 +34,7 @@ _DEFAULTS = {"batch_size": 64, "workers": 8}
 @click.option("--batch-size", type=int, help="Of one GPU.  [default: the result's, or 64]")
 @click.option("--workers", type=int, help="Of one GPU.  [default: the result's, or 8]")
 @click.option("--prefetch", type=int, help="Batches that a loader holds ahead.  [default: 2 per worker]")
-@click.option("--image-bytes", type=float, default=0.0, help="Read from storage per image.")
+@click.option("--image-bytes", type=float, help="Read from storage per image.  [default: the result's]")
 @click.option("--storage-mbps", type=float, help="MB/s of the storage, shared.  [default: never binds]")
 @click.option("--node-mbps", type=float, help="MB/s of each node's link to it.  [default: never binds]")
 @click.option("--cpus", type=int, help="Of each node, that its workers share.  [default: enough]")
@@ -105,6 +105,8 @@ def _measured(path: Path, wanted: dict[str, str | None]) -> dict[str, Any]:
         "workers": workers,
         "decode_s": workers / row.loader.median,
     }
+    if row.image_bytes is not None:
+        measured["image_bytes"] = row.image_bytes
     if row.trainer is not None:
         measured["trainer_images_per_s"] = row.trainer.median
     return measured

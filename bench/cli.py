@@ -1,6 +1,5 @@
 """The command `bench`: parsing, messages, exit codes."""
 
-import json
 import re
 import sys
 import tempfile
@@ -31,7 +30,7 @@ from bench.scaling.simulate import simulate_command
 from bench.sweeping.command import sweep_command
 from loaders import BACKENDS
 from precache import commandline
-from precache.commandline import ProgressBar
+from precache.commandline import STDOUT, ProgressBar, check_output, write_json
 from precache.convert import convert
 from precache.errors import SettingError
 from precache.executors import available_cpus
@@ -132,10 +131,9 @@ def loaders(
         **settings,
     )
     for path in (json_path, html_path):  # now, not after minutes of measuring
-        if path is not None and path != Path("-"):
+        check_output(path)
+        if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
-            if path.is_dir():
-                raise SettingError(f"{path}: is a folder; name a file in it")
     arms = choose_arms(data, _names(backend) or [backend], DATA)
     paths = list(data) or [path for name in ("raw", *FORMAT_NAMES) if (path := DATA / name).exists()]
     if against and spec.device.type != "cpu":
@@ -145,16 +143,13 @@ def loaders(
     peers = list({(peer.name, peer.path): peer for peer in peers}.values())
     if quiet:
         result = compare(arms, spec, peers=peers)
-        _write(result, json_path, html_path, quiet=True)
-        return
-    with ProgressBar("bench", "run") as bar:
-        result = compare(arms, spec, bar, peers)
-    if json_path == Path("-"):
-        click.echo(json.dumps(result.to_json(), indent=1))
-        _write(result, None, html_path, quiet=True)
-        return
-    _print(result, markdown)
-    _write(result, json_path, html_path)
+    else:
+        with ProgressBar("bench", "run") as bar:
+            result = compare(arms, spec, bar, peers)
+    silent = quiet or json_path == STDOUT
+    if not silent:
+        _print(result, markdown)
+    _write(result, json_path, html_path, quiet=silent)
 
 
 @main.command()
@@ -206,7 +201,7 @@ def quickstart(images: int, batches: int, repeats: int) -> None:
 @click.option("--against", default="", help=f"Compare with some of: {', '.join(sorted(WRITERS))}.")
 @click.option("--peer-python", default=sys.executable, help="The Python that has them.  [default: this one]")
 @click.option("--scratch", type=_PATH, default=Path(tempfile.gettempdir()), help="Folder to convert into.")
-@click.option("--json", "json_path", type=_PATH, help="Write the result here.")
+@click.option("--json", "json_path", type=_PATH, help="Write the result here; '-' prints it alone.")
 def convert_command(
     src: Path,
     format_name: str,
@@ -220,6 +215,7 @@ def convert_command(
     **settings: Any,
 ) -> None:
     """Show what converting the tree SRC (default data/raw) spends its time on."""
+    check_output(json_path)
     spec = conversion.ConversionSpec(
         recipe=Recipe(format=format_name, **settings),
         workers=available_cpus() if workers is None else workers,
@@ -231,11 +227,10 @@ def convert_command(
     )
     with ProgressBar("bench", "run") as bar:
         result = conversion.measure(src, spec, bar)
-    click.echo(conversion_report.text(result))
+    if json_path != STDOUT:
+        click.echo(conversion_report.text(result))
     if json_path is not None:
-        json_path.parent.mkdir(parents=True, exist_ok=True)
-        json_path.write_text(json.dumps(result.to_json(), indent=1) + "\n", encoding="utf-8")
-        click.echo(f"wrote {json_path}")
+        write_json(json_path, result.to_json())
 
 
 @main.command(name="photos")
@@ -283,15 +278,13 @@ def _print(result: Result, as_markdown: bool) -> None:
 
 
 def _write(result: Result, json_path: Path | None, html_path: Path | None, quiet: bool = False) -> None:
-    for path in (json_path, html_path):
-        if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            content = (
-                page.html(result) if path == html_path else json.dumps(result.to_json(), indent=1) + "\n"
-            )
-            path.write_text(content, encoding="utf-8")
-            if not quiet:
-                click.echo(f"wrote {path}")
+    if json_path is not None:
+        write_json(json_path, result.to_json(), quiet=quiet)
+    if html_path is not None:
+        html_path.parent.mkdir(parents=True, exist_ok=True)
+        html_path.write_text(page.html(result), encoding="utf-8")
+        if not quiet:
+            click.echo(f"wrote {html_path}")
     folder = click.get_current_context().meta.get(events.__name__)
     if folder is not None:
         runs = events.write_events(result, folder)

@@ -1,4 +1,4 @@
-"""How every command of this project runs: one-line errors, exit codes, `--debug`.
+"""How every command of this project runs: one-line errors, exit codes, `--debug`, `--json`.
 
 0    done
 1    done, and what was checked is not as it should be
@@ -6,11 +6,13 @@
 130  interrupted
 """
 
+import json
 import os
 import re
 import signal
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -19,6 +21,8 @@ from tqdm import tqdm
 from precache.errors import PrecacheError, SettingError
 from precache.executors import blocked
 
+STDOUT = Path("-")
+"""What `--json` is told to print to, instead of writing a file."""
 _DEBUG = "precache.debug"
 
 
@@ -137,6 +141,24 @@ def _complain(program: str, message: str) -> None:
 def printable(text: str) -> str:
     """`text` on one line: control characters, and bytes that are no text, as escapes."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def check_output(path: Path | None) -> None:
+    """Raise SettingError if `path` cannot become a file: now, not after minutes of measuring."""
+    if path is not None and path != STDOUT and path.is_dir():
+        raise SettingError(f"{path}: is a folder; name a file in it")
+
+
+def write_json(path: Path, content: object, *, quiet: bool = False) -> None:
+    """Write `content` to `path` and, unless `quiet`, say so; print it alone for `-`."""
+    text = json.dumps(content, indent=1)
+    if path == STDOUT:
+        click.echo(text)
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text + "\n", encoding="utf-8")
+    if not quiet:
+        click.echo(f"wrote {path}")
 
 
 def human_bytes(count: float) -> str:

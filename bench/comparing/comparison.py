@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import cycle
 from pathlib import Path
 
 import torch
@@ -11,17 +12,18 @@ import torch
 import loaders
 from bench.comparing.changes import Arm
 from bench.comparing.equal_work import Facts, check_facts, check_served, find_facts
+from bench.comparing.regression import by_key
 from bench.comparing.rows import AnyArm, Trials, make_rows
 from bench.machine import page_cache
 from bench.machine.hardware import describe_machine
 from bench.peers.arms import PeerArm, run_peer, write_data
-from bench.reporting.result import Result
+from bench.reporting.result import Result, Row
 from bench.running.fresh import run_fresh
 from bench.running.probe import DECODING, time_stages
 from bench.running.trainers import NullTrainer, resolve
 from bench.running.trial import SHUFFLES, Trial, TrialSpec, run_fed, run_trainer_alone, run_transfer_alone
 from loaders.augment import NAMES as AUGMENTATIONS
-from loaders.dataset import open_split
+from loaders.dataset import SplitData, open_split
 from precache.errors import (
     DatasetError,
     ImageError,
@@ -142,6 +144,16 @@ def compare(
         "peers": bench.versions,
     }
     rows = make_rows(running, names, bench.trials, spec.batch_size, spec.workers, spec.augment)
+    splits = [open_split(arm.path, "train") for arm in running if isinstance(arm, Arm)]
+    # rows are those of each trainer, arm by arm, then the peers'
+    settings["data"] = {
+        key.arm: {"samples": len(split.ids), "digest": split.digest}
+        for key, split in zip(by_key(rows), splits, strict=False)
+    }
+    rows = tuple(
+        replace(row, image_bytes=_image_bytes(row, split))
+        for row, split in zip(rows, cycle(splits), strict=False)
+    )
     machine = describe_machine(spec.device)
     return Result(machine, settings, rows, skipped, bench.host_to_device_gbps())
 
@@ -233,6 +245,13 @@ class _Bench:
     def _step(self) -> None:
         self._done += 1
         self._on_progress(self._done, self._total)
+
+
+def _image_bytes(row: Row, split: SplitData) -> float | None:
+    if row.peer or row.backend == "synthetic":
+        return None
+    sizes = split.shard_bytes or [Path(file).stat().st_size for file in split.files]
+    return sum(sizes) / len(split.ids)
 
 
 def name_of(arm: AnyArm) -> str:

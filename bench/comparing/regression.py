@@ -1,9 +1,9 @@
 """`bench compare`: two results of `bench loaders`, row by row; exit code 1 on a regression."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 from rich.console import Console
@@ -15,15 +15,27 @@ from bench.analysis.verdict import NOT_DISTINGUISHABLE
 from bench.reporting.result import Result, Row
 from bench.reporting.result_file import read_result
 from precache import commandline
+from precache.commandline import STDOUT, check_output, write_json
 from precache.errors import SettingError, check_share
 
 SLOWER, FASTER, REGRESSION = "slower", "faster", "regression"
 _MACHINE = ("cpu", "accelerator", "memory")
-_WORK = ("batch_size", "size", "workers", "trainers", "page_cache")
+_WORK = ("batch_size", "size", "workers", "trainers", "page_cache", "augment", "shuffle", "device")
 _WIDTH = 100
 
-Key = tuple[str, str, str, int]
-"""Backend, data, trainer, and the rank among rows that have these three in common."""
+
+class Key(NamedTuple):
+    """What tells the rows of a result apart; `rank` is that among rows alike in all else."""
+
+    backend: str
+    data: str
+    trainer: str
+    rank: int
+
+    @property
+    def arm(self) -> str:
+        """What was measured on what, `shards on shards (2)`."""
+        return f"{self.backend} on {self.data}" + (f" ({self.rank})" if self.rank > 1 else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +58,10 @@ class Change:
 
 
 def differences(before: Result, after: Result) -> list[str]:
-    """What of machine and work is not the same in both, with both values."""
+    """What of machine, work and data is not the same in both, with both values.
+
+    Not looked at is what an older result does not say, and the data of an arm that only one of them has.
+    """
     found = [
         (name, before.machine[name], after.machine[name])
         for name in _MACHINE
@@ -59,12 +74,18 @@ def differences(before: Result, after: Result) -> list[str]:
         and name in after.settings
         and before.settings[name] != after.settings[name]
     ]
+    theirs = after.settings.get("data", {})
+    found += [
+        (f"data of {arm}", _pictures(data), _pictures(theirs[arm]))
+        for arm, data in before.settings.get("data", {}).items()
+        if theirs.get(arm, data) != data
+    ]
     return [f"{name} {one} and {other}" for name, one, other in found]
 
 
 def changes(before: Result, after: Result, tolerance: float) -> tuple[list[Change], list[Key], list[Key]]:
     """The rows of both results compared, and the rows that only the first, or the second, has."""
-    ours, theirs = _by_key(before), _by_key(after)
+    ours, theirs = by_key(before.rows), by_key(after.rows)
     found = []
     for key in (key for key in ours if key in theirs):
         rates = ("loader",) if ours[key].trainer is None else ("loader", "together")
@@ -83,27 +104,34 @@ def _judge(ratio: Estimate, tolerance: float) -> str:
     return FASTER if ratio.low > 1 else NOT_DISTINGUISHABLE
 
 
-def _by_key(result: Result) -> dict[Key, Row]:
-    rows: dict[Key, Row] = {}
-    for row in result.rows:
+def by_key(rows: Iterable[Row]) -> dict[Key, Row]:
+    """The rows, in their order."""
+    found: dict[Key, Row] = {}
+    for row in rows:
         rank = 1
-        while (key := (row.backend, row.data, row.trainer_name, rank)) in rows:
+        while (key := Key(row.backend, row.data, row.trainer_name, rank)) in found:
             rank += 1
-        rows[key] = row
-    return rows
+        found[key] = row
+    return found
 
 
 @click.command(name="compare", cls=commandline.Command)
 @click.argument("before_path", metavar="A.json", type=click.Path(path_type=Path))
 @click.argument("after_path", metavar="B.json", type=click.Path(path_type=Path))
 @click.option("--tolerance", default=0.05, show_default=True, help="Loss that is no regression yet.")
-@click.option("--force", is_flag=True, help="Compare even if machine or work differ.")
-def compare_command(before_path: Path, after_path: Path, tolerance: float, force: bool) -> None:
+@click.option("--force", is_flag=True, help="Compare even if machine, work, data or rows differ.")
+@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write it here; '-' prints it.")
+@click.option("--quiet", is_flag=True, help="Print nothing but errors; for the exit code and --json FILE.")
+def compare_command(
+    before_path: Path, after_path: Path, tolerance: float, force: bool, json_path: Path | None, quiet: bool
+) -> None:
     """Compare two results of 'bench loaders --json', B over A.
 
-    Exit code 1 if a rate fell by more than the tolerance: its whole interval lies below.
+    Exit code 1 if a rate fell by more than the tolerance (its whole interval lies below), or if B lacks a
+    row of A.
     """
     check_share("tolerance", tolerance)
+    check_output(json_path)
     before, after = read_result(before_path), read_result(after_path)
     differing = differences(before, after)
     if differing and not force:
@@ -112,30 +140,47 @@ def compare_command(before_path: Path, after_path: Path, tolerance: float, force
             f"all the same"
         )
     found, gone, new = changes(before, after, tolerance)
-    _print_tables(found)
-    for path, keys in ((before_path, gone), (after_path, new)):
-        for key in keys:
-            click.echo(f"only in {path}: {_label(key)} with {key[2]}")
-    if differing:
-        click.echo(f"Compared although they differ in {'; '.join(differing)}.")
     if not found:
         raise SettingError(f"{before_path} and {after_path} have no row in common; measure the same backends")
     lost = [change for change in found if change.verdict == REGRESSION]
-    click.echo("A, B: median images/s. In brackets: the range of the ratio over the repeats of both.")
-    click.echo(f"{len(lost)} of {len(found)} rates fell by more than {tolerance:.0%}.")
-    if lost:
+    if not quiet and json_path != STDOUT:
+        _print_tables(found)
+        for path, keys in ((before_path, gone), (after_path, new)):
+            for key in keys:
+                click.echo(f"only in {path}: {key.arm} with {key.trainer}")
+        if differing:
+            click.echo(f"Compared although they differ in {'; '.join(differing)}.")
+        click.echo("A, B: median images/s. In brackets: the range of the ratio over the repeats of both.")
+        click.echo(f"{len(lost)} of {len(found)} rates fell by more than {tolerance:.0%}.")
+        if gone and not force:
+            click.echo(
+                f"{after_path} lacks {len(gone)} of the rows of {before_path}; --force goes on without."
+            )
+    if json_path is not None:
+        content = {
+            "version": 1,
+            "before": str(before_path),
+            "after": str(after_path),
+            "tolerance": tolerance,
+            "differences": differing,
+            "changes": [{**asdict(change), "row": change.row._asdict()} for change in found],
+            "only_before": [key._asdict() for key in gone],
+            "only_after": [key._asdict() for key in new],
+        }
+        write_json(json_path, content, quiet=quiet)
+    if lost or (gone and not force):
         raise click.exceptions.Exit(1)
 
 
 def _print_tables(found: Sequence[Change]) -> None:
     console = Console(width=_WIDTH, highlight=False)
-    for trainer in dict.fromkeys(change.row[2] for change in found):
+    for trainer in dict.fromkeys(change.row.trainer for change in found):
         table = Table(box=None, pad_edge=False)
         for title in ("backend", "data", "rate", "A", "B", "B/A", "verdict"):
             justify: Any = "right" if title in ("A", "B", "B/A") else "left"
             table.add_column(title, justify=justify, no_wrap=True)
         for change in found:
-            if change.row[2] == trainer:
+            if change.row.trainer == trainer:
                 backend, data, _, rank = change.row
                 table.add_row(
                     backend,
@@ -150,9 +195,8 @@ def _print_tables(found: Sequence[Change]) -> None:
         console.print(table)
 
 
-def _label(key: Key) -> str:
-    backend, data, _, rank = key
-    return f"{backend} on {data}" + (f" ({rank})" if rank > 1 else "")
+def _pictures(data: dict[str, Any]) -> str:
+    return f"{data['samples']:,} pictures (digest {data['digest'][:12]})"
 
 
 def _text(value: Any) -> str:

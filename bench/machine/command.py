@@ -1,6 +1,5 @@
 """The command `bench hardware`: what each part of the machine gives, and its time for a data set."""
 
-import json
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,8 +13,7 @@ from bench.analysis.stats import Estimate
 from bench.machine import measurements
 from bench.machine.measurements import PETABYTE, Hardware, HardwareSpec, Measurement
 from precache import commandline
-from precache.commandline import ProgressBar, human_bytes
-from precache.errors import SettingError
+from precache.commandline import STDOUT, ProgressBar, check_output, human_bytes, write_json
 from precache.sample import make_sample
 from precache.source import Scan, scan_tree
 
@@ -49,15 +47,14 @@ def hardware(data: Path | None, scratch: Path, repeats: int, seconds: float, jso
     the pictures of --data and for 1 PB of such files.
     """
     spec = HardwareSpec(scratch=scratch, repeats=repeats, seconds=seconds)
-    check_json(json_path)
+    check_output(json_path)
     with _scan(data, scratch) as scan, ProgressBar("hardware", "run") as bar:
         jpegs = measurements.sample_jpegs(scan)
         found = {"pictures": len(scan.samples), "file_bytes": int(scan.samples.file_bytes.sum())}
         result = measurements.measure(spec, jpegs, None if data is None else found, bar)
-    quiet = json_path == Path("-")
     if json_path is not None:
         write_json(json_path, result.to_json())
-    if not quiet:
+    if json_path != STDOUT:
         show(result)
         if data is not None and data.stat().st_dev != scratch.stat().st_dev:
             click.echo(f"{data} lies on another disk than {scratch}: name a folder on it with --scratch")
@@ -139,23 +136,6 @@ def duration(seconds: float | None) -> str:
         return "-"
     unit, length = next(((u, n) for u, n in _PERIODS if seconds >= 2 * n), _PERIODS[-1])
     return f"{number(seconds / length)} {unit}"
-
-
-def check_json(path: Path | None) -> None:
-    """Raise SettingError if `path` cannot become a file: now, not after minutes of measuring."""
-    if path is not None and path.is_dir():
-        raise SettingError(f"{path}: is a folder; name a file in it")
-
-
-def write_json(path: Path, content: object) -> None:
-    """Write `content` to `path`, or print it for `-`."""
-    text = json.dumps(content, indent=1)
-    if path == Path("-"):
-        click.echo(text)
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text + "\n", encoding="utf-8")
-    click.echo(f"wrote {path}")
 
 
 @contextmanager

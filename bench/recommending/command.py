@@ -9,14 +9,14 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from bench.machine.command import TABLE_WIDTH, check_json, duration, number, write_json
+from bench.machine.command import TABLE_WIDTH, duration, number
 from bench.recommending import model
 from bench.recommending.model import RAW_NAME, Inputs, Prediction
 from bench.recommending.recommendation import Recommendation, recommend
 from bench.recommending.sampling import RecommendSpec
 from bench.running.trainers import CHOICES
 from precache import commandline
-from precache.commandline import ProgressBar, human_bytes
+from precache.commandline import STDOUT, ProgressBar, check_output, human_bytes, write_json
 from precache.errors import SettingError
 from precache.executors import available_cpus
 from precache.recipe import FORMAT_NAMES
@@ -62,7 +62,7 @@ def recommend_command(
     change what they are computed for.
     """
     changes = what_if(gpus=gpus, cpus=cpus, trainer_rate=trainer_rate, disk_mbps=disk_mbps)
-    check_json(json_path)
+    check_output(json_path)
     spec = RecommendSpec(workers=available_cpus(), **settings)
     with ProgressBar("recommend", "run") as bar:
         names = FORMAT_NAMES if formats == "all" else tuple(name.strip() for name in formats.split(","))
@@ -72,7 +72,7 @@ def recommend_command(
         content = result.to_json()
         content["what_if"] = other.to_json() if other is not None else None
         write_json(json_path, content)
-    if json_path != Path("-"):
+    if json_path != STDOUT:
         show(result, other)
 
 

@@ -38,6 +38,7 @@ class Row:
         spikes: what `bench.analysis.batch_times` says of them.
         monitor: what `bench.running.monitor` sampled meanwhile: "time_s", each series by its name, "peak",
             "mean", "flags", "missing".
+        image_bytes: of a picture as it is stored, on average; None where the loader reads none, and of peers.
     """
 
     backend: str
@@ -68,6 +69,7 @@ class Row:
     epoch_starts: list[int] = field(default_factory=list)
     spikes: dict[str, Any] = field(default_factory=dict)
     monitor: dict[str, Any] = field(default_factory=dict)
+    image_bytes: float | None = None
 
     @property
     def verdict(self) -> str:

@@ -26,11 +26,11 @@ from bench.machine.hardware import describe_machine
 from bench.running.device import choose_device
 from bench.running.fresh_process import environment
 from bench.running.trainers import CHOICES, resolve
-from bench.scaling.ddp_rank import ONE, OWN, TOGETHER, Settings
+from bench.scaling.ddp_rank import DATA_WAIT, ONE, OWN, TOGETHER, Settings
 from loaders import BACKENDS
 from loaders.dataset import open_split
 from precache import commandline
-from precache.commandline import ProgressBar
+from precache.commandline import STDOUT, ProgressBar, check_output, write_json
 from precache.errors import PrecacheError, SettingError, WorkerError, check_choice, check_range
 from precache.executors import available_cpus
 
@@ -41,12 +41,13 @@ _GRACE_S = 40  # torchrun gives its ranks 30 s to end
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What the ranks measured, images/s.
+    """What the ranks measured; images/s, where it says nothing else.
 
     Attributes:
         one: of one rank alone.
         own: of each rank, at the same time as the others and at its own pace.
         together: of each rank, in step with the others.
+        data_wait: the share of its time, 0 to 1, that each rank waits for a batch, in step.
         total: of all ranks in step.
         ratio: total over one, repeat by repeat.
         slowest: the rank of the lowest own pace.
@@ -56,6 +57,7 @@ class Summary:
     one: Estimate
     own: tuple[Estimate, ...]
     together: tuple[Estimate, ...]
+    data_wait: tuple[Estimate, ...]
     total: Estimate
     ratio: Estimate
     slowest: int
@@ -73,7 +75,7 @@ def refuse_several_processes() -> None:
 
 
 def summarise(ranks: Sequence[dict[str, list[float]]]) -> Summary:
-    """From the rates of each rank, see `bench.scaling.ddp_rank.measure`. Pure."""
+    """From the rates and waits of each rank, see `bench.scaling.ddp_rank.measure`. Pure."""
     totals = [sum(rates) for rates in zip(*(rank[TOGETHER] for rank in ranks), strict=True)]
     own = tuple(stats.estimate(rank[OWN]) for rank in ranks)
     slowest = min(range(len(own)), key=lambda rank: own[rank].median)
@@ -81,6 +83,7 @@ def summarise(ranks: Sequence[dict[str, list[float]]]) -> Summary:
         one=stats.estimate(ranks[0][ONE]),
         own=own,
         together=tuple(stats.estimate(rank[TOGETHER]) for rank in ranks),
+        data_wait=tuple(stats.estimate(rank[DATA_WAIT]) for rank in ranks),
         total=stats.estimate(totals),
         ratio=stats.ratio(totals, ranks[0][ONE]),
         slowest=slowest,
@@ -208,8 +211,7 @@ def ddp_command(
         raise SettingError(
             f"ranks {ranks} is more than the {torch.cuda.device_count()} GPUs; use --device cpu"
         )
-    if json_path is not None and json_path.is_dir():
-        raise SettingError(f"{json_path}: is a folder; name a file in it")
+    check_output(json_path)
     settings = Settings(
         data=str(data),
         backend=backend,
@@ -231,24 +233,27 @@ def ddp_command(
         "settings": {**asdict(settings), "ranks": ranks, "page_cache_warm": warm},
         **asdict(summary),
     }
-    if json_path == Path("-"):
-        click.echo(json.dumps(result, indent=1))
-        return
-    _print(summary, result)
+    if json_path != STDOUT:
+        _print(summary, result)
     if json_path is not None:
-        json_path.parent.mkdir(parents=True, exist_ok=True)
-        json_path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-        click.echo(f"wrote {json_path}")
+        write_json(json_path, result)
+
+
+def rank_table(summary: Summary) -> Table:
+    """A rich table of a row per rank."""
+    table = Table(box=None, pad_edge=False)
+    for title in ("rank", "own pace", "in step", "waits for data", "waits for others"):
+        table.add_column(title, justify="right", no_wrap=True)
+    measured = zip(summary.own, summary.together, summary.data_wait, strict=True)
+    for rank, (own, together, data_wait) in enumerate(measured):
+        waits = max(0.0, 1 - together.median / own.median)
+        rates = f"{own.median:,.0f}", f"{together.median:,.0f}"
+        table.add_row(str(rank), *rates, f"{data_wait.median:.0%}", f"{waits:.0%}")
+    return table
 
 
 def _print(summary: Summary, result: dict[str, Any]) -> None:
-    table = Table(box=None, pad_edge=False)
-    for title in ("rank", "own pace", "in step", "waits for others"):
-        table.add_column(title, justify="right", no_wrap=True)
-    for rank, (own, together) in enumerate(zip(summary.own, summary.together, strict=True)):
-        waits = max(0.0, 1 - together.median / own.median)
-        table.add_row(str(rank), f"{own.median:,.0f}", f"{together.median:,.0f}", f"{waits:.0%}")
-    Console(width=_WIDTH, highlight=False).print(table)
+    Console(width=_WIDTH, highlight=False).print(rank_table(summary))
     for line in sentences(summary):
         click.echo(line)
     machine, settings = result["machine"], result["settings"]

@@ -25,6 +25,7 @@ from precache.executors import available_cpus
 from precache.images import MAX_SIZE
 
 ONE, OWN, TOGETHER = "one", "own", "together"
+DATA_WAIT = "data_wait"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,12 +81,15 @@ def measure(settings: Settings, device: torch.device) -> dict[str, list[float]]:
 
     one: rank 0 alone, without a share: all samples and, unless `workers` says other, all CPUs;
     own: all ranks at the same time, each at its own pace;
-    together: all ranks in step.
+    together: all ranks in step;
+
+    and data_wait: the share of its time, 0 to 1, that this rank waits for a batch in the runs in step.
     """
     rank = dist.get_rank()
     trainer = make_trainer(settings.trainer, device, len(open_split(settings.data, "train").classes))
     in_step = trainer.distributed() if isinstance(trainer, Resnet50Trainer) else InStep(trainer, device)
     rates: dict[str, list[float]] = {ONE: [], OWN: [], TOGETHER: []}
+    waits: list[float] = []
     for _ in range(settings.repeats):
         for kind, found in rates.items():
             alone = kind == ONE
@@ -95,11 +99,13 @@ def measure(settings: Settings, device: torch.device) -> dict[str, list[float]]:
                 opener = _opener(settings, device, fed.dtype, alone)
                 trial = feed(opener, fed, device, settings.warmup, settings.batches)
                 found.append(trial.images_per_s)
+                if kind == TOGETHER:
+                    waits.append(trial.wait_share)
             dist.all_reduce(torch.zeros(1))  # on the CPU: no GPU is kept busy with waiting
             if rank == 0:
                 done = sum(map(len, rates.values()))
                 print(json.dumps({"done": done, "total": len(rates) * settings.repeats}), flush=True)
-    return rates
+    return {**rates, DATA_WAIT: waits}
 
 
 def _opener(

@@ -1,6 +1,5 @@
 """`bench simulate`: throughput past this machine, from rates measured on it."""
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,11 +12,12 @@ from bench.reporting.result import Row
 from bench.reporting.result_file import read_result
 from bench.scaling.simulation import SLOWEST, STEP, Prediction, Rates, simulate
 from precache import commandline
+from precache.commandline import STDOUT, ProgressBar, check_output, write_json
 from precache.errors import SettingError
 
 _WIDTH = 100
 _GPUS_PER_NODE = 8
-_DEFAULTS = {"batch_size": 64, "workers": 8}
+_DEFAULTS = {"batch_size": 64, "workers": 8, "image_bytes": 0.0}
 
 
 @click.command(name="simulate", cls=commandline.Command)
@@ -34,7 +34,7 @@ _DEFAULTS = {"batch_size": 64, "workers": 8}
 @click.option("--batch-size", type=int, help="Of one GPU.  [default: the result's, or 64]")
 @click.option("--workers", type=int, help="Of one GPU.  [default: the result's, or 8]")
 @click.option("--prefetch", type=int, help="Batches that a loader holds ahead.  [default: 2 per worker]")
-@click.option("--image-bytes", type=float, default=0.0, help="Read from storage per image.")
+@click.option("--image-bytes", type=float, help="Read from storage per image.  [default: the result's]")
 @click.option("--storage-mbps", type=float, help="MB/s of the storage, shared.  [default: never binds]")
 @click.option("--node-mbps", type=float, help="MB/s of each node's link to it.  [default: never binds]")
 @click.option("--cpus", type=int, help="Of each node, that its workers share.  [default: enough]")
@@ -52,6 +52,7 @@ def simulate_command(
     **given: Any,
 ) -> None:
     """Predict the throughput of many GPUs from measured rates."""
+    check_output(json_path)
     measured = {}
     if result_path is not None:
         measured = _measured(result_path, {"backend": backend, "data": data, "trainer_name": trainer})
@@ -60,21 +61,15 @@ def simulate_command(
     rates = _rates(measured, given)
     clusters = _clusters(gpus, nodes)
     predictions = []
-    with commandline.ProgressBar("simulate", "cluster") as bar:
+    with ProgressBar("simulate", "cluster") as bar:
         for cluster in clusters:
             predictions.append(simulate(rates, *cluster))
             bar(len(predictions), len(clusters))
-    content = json.dumps(
-        {"rates": asdict(rates), "predictions": [asdict(prediction) for prediction in predictions]}, indent=1
-    )
-    if json_path == Path("-"):
-        click.echo(content)
-        return
-    _print(rates, predictions)
+    if json_path != STDOUT:
+        _print(rates, predictions)
     if json_path is not None:
-        json_path.parent.mkdir(parents=True, exist_ok=True)
-        json_path.write_text(content + "\n", encoding="utf-8")
-        click.echo(f"wrote {json_path}")
+        predicted = [asdict(prediction) for prediction in predictions]
+        write_json(json_path, {"rates": asdict(rates), "predictions": predicted})
 
 
 def _rates(measured: dict[str, Any], given: dict[str, Any]) -> Rates:
@@ -110,6 +105,8 @@ def _measured(path: Path, wanted: dict[str, str | None]) -> dict[str, Any]:
         "workers": workers,
         "decode_s": workers / row.loader.median,
     }
+    if row.image_bytes is not None:
+        measured["image_bytes"] = row.image_bytes
     if row.trainer is not None:
         measured["trainer_images_per_s"] = row.trainer.median
     return measured

@@ -19,6 +19,7 @@ from bench.sweeping import page
 from bench.sweeping.file import SweepFile
 from bench.sweeping.grid import (
     Axes,
+    Measured,
     Point,
     drop_axes,
     grid,
@@ -33,8 +34,8 @@ from bench.sweeping.trial import Settings
 from loaders import BACKENDS
 from loaders.dataset import RAW, open_split
 from precache import commandline
-from precache.commandline import ProgressBar
-from precache.errors import DatasetError, PrecacheError, SettingError, check_choice, check_range
+from precache.commandline import ProgressBar, check_output
+from precache.errors import DatasetError, PrecacheError, check_choice, check_range
 
 _DATA = Path("data")
 _PATH = click.Path(path_type=Path)
@@ -47,10 +48,11 @@ _WIDTH = 100
 @click.option("--trainer", default="auto", show_default=True, help=f"One of: {CHOICES}.")
 @click.option("--workers", default="0,1,2,4,8", show_default=True, help="Processes or threads of the loader.")
 @click.option("--batch-size", default="32,64,128,256", show_default=True, help="Samples per batch.")
-@click.option("--amp", default="on", show_default=True, help="on,off: half precision (resnet50 on CUDA).")
-@click.option("--pin", default="on", show_default=True, help="on,off: copies from pinned memory (CUDA).")
+@click.option("--amp", default="on,off", show_default=True, help="Half precision (resnet50 on CUDA).")
+@click.option("--pin", default="on,off", show_default=True, help="Copies from pinned memory (CUDA).")
 @click.option("--out", type=_PATH, default=Path("sweep.jsonl"), show_default=True, help="Finished trials.")
 @click.option("--html", "html_path", type=_PATH, help="Write a page with charts here.")
+@click.option("--quiet", is_flag=True, help="Print nothing but errors; for --out and --html FILE.")
 @click.option("--repeats", default=3, show_default=True, help="Trials of each setting, interleaved.")
 @click.option("--size", default=224, show_default=True, help="Side of the served square, pixels.")
 @click.option("--batches", default=40, show_default=True, help="Timed batches of each trial.")
@@ -66,9 +68,9 @@ def sweep_command(
     pin: str,
     out: Path,
     html_path: Path | None,
-    repeats: int,
+    quiet: bool,
     device: str,
-    **sizes: int,
+    **counts: int,
 ) -> None:
     """Find the fewest workers and the smallest batch that keep the trainer busy, over DATA.
 
@@ -76,9 +78,10 @@ def sweep_command(
     use; `bench.sweeping.grid.prune` has the rules. Each finished trial is a line of --out: the same command
     goes on after those. Where the device is a CPU, --amp and --pin make no difference and are dropped.
     """
+    repeats = counts.pop("repeats")
     check_range("repeats", repeats, 1)
     chosen = choose_device(device)
-    settings = Settings(trainer=resolve(trainer, chosen), device=str(chosen), **sizes)
+    settings = Settings(trainer=resolve(trainer, chosen), device=str(chosen), **counts)
     axes = Axes(
         parse_numbers("--workers", workers),
         parse_numbers("--batch-size", batch_size),
@@ -86,7 +89,7 @@ def sweep_command(
         parse_switches("--pin", pin),
     )
     axes, notes = drop_axes(axes, chosen.type, settings.trainer)
-    for note in notes:
+    for note in () if quiet else notes:
         click.echo(note)
     arms = _arms(data, backend)
     points = grid([(arm.backend, str(arm.path)) for arm in arms], axes)
@@ -95,17 +98,24 @@ def sweep_command(
         "data": {str(arm.path): open_split(arm.path, "train").digest for arm in arms},
         "settings": asdict(settings),
     }
-    if html_path is not None and html_path.is_dir():  # now, not after an hour of measuring
-        raise SettingError(f"{html_path}: is a folder; name a file in it")
+    check_output(html_path)
     file = SweepFile(out, header)
-    with ProgressBar("sweep", "trial") as bar:
-        run(points, settings, file, repeats, bar)
+    if quiet:
+        run(points, settings, file, repeats)
+    else:
+        with ProgressBar("sweep", "trial") as bar:
+            run(points, settings, file, repeats, bar)
+    measured = [m for m in file.measured() if m.point in set(points)]
+    if not measured:
+        raise DatasetError(f"nothing measured: {'; '.join(sorted(set(file.failed.values())))}")
     conditions = _conditions(settings, file, repeats)
-    _show(points, file, conditions)
+    if not quiet:
+        _show(points, file, measured, conditions)
     if html_path is not None:
         html_path.parent.mkdir(parents=True, exist_ok=True)
         html_path.write_text(page.html(points, file, conditions), encoding="utf-8")
-        click.echo(f"wrote {html_path}")
+        if not quiet:
+            click.echo(f"wrote {html_path}")
 
 
 def run(
@@ -113,7 +123,7 @@ def run(
     settings: Settings,
     file: SweepFile,
     repeats: int,
-    on_progress: Callable[[int, int], None],
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> None:
     """Measure what `file` lacks of `points`, all of them once, then again; prune in the first round.
 
@@ -175,10 +185,7 @@ def _conditions(settings: Settings, file: SweepFile, repeats: int) -> str:
     )
 
 
-def _show(points: Sequence[Point], file: SweepFile, conditions: str) -> None:
-    measured = [m for m in file.measured() if m.point in set(points)]
-    if not measured:
-        raise DatasetError(f"nothing measured: {'; '.join(sorted(set(file.failed.values())))}")
+def _show(points: Sequence[Point], file: SweepFile, measured: Sequence[Measured], conditions: str) -> None:
     console = Console(width=_WIDTH, highlight=False)
     for table in tables(points, file):
         console.print(table)

@@ -5,8 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from bench import cli
 from bench.cli import main
+from bench.converting import conversion
+from bench.converting.conversion import ConversionResult
+from bench.reporting.result import Result
 from precache import commandline
+from tests.bench.rich_result import around, rich_result
 from tests.command import check_bad_input, run
 
 Bench = Callable[..., subprocess.CompletedProcess[str]]
@@ -115,6 +120,46 @@ def test_json_and_report_round_trip(data: Path, bench: Bench) -> None:
     assert len(json.loads(printed.stdout)["rows"]) == 2
 
 
+MEASURED = ("loaders", "data/shards", "--backend", "shards", "--trainer", "none", "--device", "cpu")
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> Result:
+    """What 'bench loaders' has measured, without measuring."""
+    result = rich_result()
+    monkeypatch.setattr(cli, "compare", lambda *_, **__: result)
+    return result
+
+
+@pytest.mark.parametrize("quiet", [(), ("--quiet",)])
+def test_the_json_alone_is_printed_for_a_dash(
+    data: Path, bench: Bench, measured: Result, quiet: tuple[str, ...]
+) -> None:
+    printed = bench(*MEASURED, *quiet, "--json", "-", "--html", "r.html")
+    assert Result.from_json(json.loads(printed.stdout)) == measured
+    assert (data / "r.html").exists()
+    assert not (data / "-").exists()
+
+
+def test_quiet_prints_nothing(data: Path, bench: Bench, measured: Result) -> None:
+    printed = bench(*MEASURED, "--quiet", "--json", "r.json", "--html", "r.html")
+    assert (printed.returncode, printed.stdout, printed.stderr) == (0, "", "")
+    assert Result.from_json(json.loads((data / "r.json").read_text())) == measured
+    assert (data / "r.html").exists()
+    loud = bench(*MEASURED, "--json", "r.json").stdout
+    assert "wrote r.json" in loud
+
+
+def test_converting_prints_the_json_alone_for_a_dash(
+    data: Path, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = ConversionResult({"cpu": "EPYC"}, {"workers": 2}, {"decode": around(100)}, (), 2**20)
+    monkeypatch.setattr(conversion, "measure", lambda *_: result)
+    printed = bench("convert", "--json", "-")
+    assert json.loads(printed.stdout) == {**result.to_json(), "wholes": []}
+    assert not (data / "-").exists()
+
+
 def test_quickstart_goes_the_whole_way(tmp_path: Path) -> None:
     check_quickstart(tmp_path)
 
@@ -162,6 +207,7 @@ def check_quickstart(folder: Path) -> None:
         (["loaders", "data/shards", "--backend", "shards", "--size", "64"], ["size 64 is more than", "(48)"]),
         (["loaders", "--trainer", "emulated:1e-12"], ["unknown rate '1e-12'", "images/s"]),
         (["loaders", "--json", "data"], ["data: is a folder", "a file in it"]),
+        (["convert", "--json", "data"], ["data: is a folder", "a file in it"]),
         (["report", "nowhere.json"], ["nowhere.json: cannot be read"]),
         (
             ["report", "data/shards/dataset.json"],

@@ -14,8 +14,11 @@ from bench.comparing.comparison import Arm, BenchSpec, choose_arms, compare
 from bench.reporting import report
 from bench.reporting.result import Result
 from bench.running.fresh import run_fresh
+from loaders.dataset import open_split
 from precache.errors import DatasetError, SettingError, WorkerError
 from precache.sample import make_sample
+from precache.source import scan_tree
+from tests.conftest import IMAGES, STORED_SIZE
 
 DEVICES = [
     "cpu",
@@ -51,6 +54,28 @@ def test_every_backend_reads_every_folder_that_it_can(result: Result) -> None:
     assert {data for backend, data in pairs if backend == "synthetic"} == {
         "raw tree", "shards", "webdataset", "dali",
     }  # fmt: skip
+
+
+def test_the_result_says_which_pictures_each_arm_served(
+    result: Result, raw_tree: Path, converted: dict[str, Path]
+) -> None:
+    data = result.settings["data"]
+    assert data.keys() == {f"{row.backend} on {row.data}" for row in result.rows}
+    for name, path in (("pytorch on raw tree", raw_tree), ("shards on shards", converted["shards"])):
+        split = open_split(path, "train")
+        assert data[name] == {"samples": len(split.ids), "digest": split.digest}
+
+
+def test_the_result_says_how_many_bytes_a_picture_takes(
+    result: Result, raw_tree: Path, converted: dict[str, Path]
+) -> None:
+    found = {(row.backend, row.data): row.image_bytes for row in result.rows}
+    scan = scan_tree(raw_tree)
+    assert found["pytorch", "raw tree"] == scan.samples.file_bytes.sum() / IMAGES
+    for name in ("shards", "webdataset"):
+        assert found[name, name] == sum(open_split(converted[name], "train").shard_bytes) / IMAGES
+    assert found["shards", "shards"] >= STORED_SIZE**2 * 3
+    assert found["synthetic", "shards"] is None
 
 
 def test_a_slow_trainer_is_kept_busy_by_fast_loaders(result: Result) -> None:

@@ -36,6 +36,11 @@ def row(backend: str, data: str, loader: float, together: float, trainer: str = 
 
 ROWS = [row("shards", "shards", 22_000, 3_900), row("pytorch", "raw tree", 1_900, 1_850)]
 
+DATA = {
+    "shards on shards": {"samples": 9145, "digest": "0123456789abcdef"},
+    "pytorch on raw tree": {"samples": 9145, "digest": "89abcdef01234567"},
+}
+
 
 @pytest.fixture
 def write(tmp_path: Path) -> Write:
@@ -45,7 +50,7 @@ def write(tmp_path: Path) -> Write:
         machine = {"cpu": "EPYC, 2 CPUs", "memory": "24 GiB", "accelerator": "none", "date": "2026-11-21"}
         settings = {
             "trainers": ["emulated:4000"], "batch_size": 64, "size": 224, "workers": 2, "repeats": 5,
-            "page_cache": "warm",
+            "page_cache": "warm", "augment": "eval", "shuffle": "auto", "device": "cpu", "data": DATA,
         }  # fmt: skip
         for values in (machine, settings):
             values.update({key: value for key, value in changed.items() if key in values})
@@ -134,6 +139,14 @@ def test_a_large_loss_with_wide_overlapping_intervals_is_not_distinguishable(
         ({"workers": 8}, "workers 2 and 8"),
         ({"trainers": ["resnet50", "none"]}, "trainers emulated:4000 and resnet50, none"),
         ({"page_cache": "cold"}, "page_cache warm and cold"),
+        ({"augment": "train"}, "augment eval and train"),
+        ({"shuffle": "window"}, "shuffle auto and window"),
+        ({"device": "cuda"}, "device cpu and cuda"),
+        (
+            {"data": {**DATA, "shards on shards": {"samples": 9144, "digest": "fedcba9876543210"}}},
+            "data of shards on shards 9,145 pictures (digest 0123456789ab) and 9,144 pictures (digest "
+            "fedcba987654)",
+        ),
     ],
 )
 def test_what_differs_in_machine_or_work_is_not_compared_unless_forced(
@@ -152,10 +165,61 @@ def test_the_day_and_the_repeats_may_differ(write: Write) -> None:
     assert compare(write("a.json", ROWS), write("b.json", ROWS, date="2026-12-24", repeats=3)) == 0
 
 
+def test_what_an_older_result_does_not_say_keeps_nothing_from_being_compared(write: Write) -> None:
+    older = write("a.json", ROWS)
+    content = json.loads(older.read_text())
+    for name in ("augment", "shuffle", "device", "data"):
+        del content["settings"][name]
+    older.write_text(json.dumps(content))
+    newer = write("b.json", ROWS, augment="train", shuffle="none", device="cuda")
+    assert compare(older, newer) == compare(newer, older) == 0
+    fewer = write("c.json", ROWS, data={"pytorch on raw tree": DATA["pytorch on raw tree"]})
+    assert compare(write("d.json", ROWS), fewer) == 0
+
+
+def test_a_row_that_the_second_lacks_is_exit_code_1_unless_forced(
+    write: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before, after = write("a.json", ROWS), write("b.json", ROWS[:1])
+    assert compare(before, after) == 1
+    printed = capsys.readouterr().out
+    assert f"only in {before}: pytorch on raw tree with emulated:4000" in printed
+    assert f"{after} lacks 1 of the rows of {before}; --force goes on without." in printed
+    assert compare(before, after, "--force") == 0
+    assert compare(after, before) == 0, "a row more is no loss"
+
+
+def test_the_json_has_each_ratio_with_its_interval_and_verdict(
+    write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = write("a.json", ROWS)
+    after = write("b.json", [row("shards", "shards", 22_000, 3_000), row("dali", "dali", 3_000, 2_900)])
+    assert compare(before, after, "--json", "-", "--quiet") == compare(before, after) == 1
+    printed = capsys.readouterr().out
+    content, end = json.JSONDecoder().raw_decode(printed)
+    assert printed[end:].startswith("\nTrainer emulated:4000:"), "what the other run printed"
+    of_shards = {"backend": "shards", "data": "shards", "trainer": "emulated:4000", "rank": 1}
+    loader, together = content["changes"]
+    assert (loader["row"], loader["rate"], loader["verdict"]) == (of_shards, "loader", "not distinguishable")
+    assert (together["row"], together["rate"], together["verdict"]) == (of_shards, "together", "regression")
+    assert together["before"] == rate(3_900)
+    assert together["ratio"]["low"] < together["ratio"]["median"] < together["ratio"]["high"] < 0.95
+    assert together["ratio"]["median"] == pytest.approx(3_000 / 3_900)
+    assert [key["backend"] for key in (*content["only_before"], *content["only_after"])] == [
+        "pytorch",
+        "dali",
+    ]
+    assert (content["tolerance"], content["differences"]) == (0.05, [])
+    written = tmp_path / "out/compared.json"
+    assert compare(before, after, "--json", written, "--quiet") == 1
+    assert json.loads(written.read_text()) == content
+    assert capsys.readouterr().out == ""
+
+
 def test_rows_of_one_file_alone_are_listed(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
     before = write("a.json", ROWS)
     after = write("b.json", [ROWS[0], row("dali", "dali", 3_000, 2_900), ROWS[0]])
-    assert compare(before, after) == 0
+    assert compare(before, after, "--force") == 0
     printed = capsys.readouterr().out
     assert f"only in {before}: pytorch on raw tree with emulated:4000" in printed
     assert f"only in {after}: dali on dali with emulated:4000" in printed
@@ -170,7 +234,9 @@ def test_without_a_trainer_only_the_loader_is_compared(
     assert "together" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("broken", ["absent", "no json", "no result", "nothing in common", "tolerance"])
+@pytest.mark.parametrize(
+    "broken", ["absent", "no json", "no result", "nothing in common", "tolerance", "folder"]
+)
 def test_errors_are_exit_code_2_and_one_line(
     write: Write, capfd: pytest.CaptureFixture[str], tmp_path: Path, broken: str
 ) -> None:
@@ -184,6 +250,8 @@ def test_errors_are_exit_code_2_and_one_line(
         mention = "no row in common"
     elif broken == "tolerance":
         other, options, mention = good, ["--tolerance", 5], "tolerance must be a share"
+    elif broken == "folder":
+        other, options, mention = good, ["--json", tmp_path], "is a folder"
     code = compare(good, other, *options)
     printed = capfd.readouterr()
     check_bad_input(subprocess.CompletedProcess([], code, printed.out, printed.err), mention)

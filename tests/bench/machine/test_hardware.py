@@ -131,6 +131,41 @@ def test_the_disk_is_found_behind_its_partition(
     assert (found, found.is_nvme, found.expected_mb_per_s) == expected
 
 
+def block_device(sysfs: Path, path: str, slaves: tuple[Path, ...] = ()) -> Path:
+    """A device as sysfs has it; one below another is a partition of that."""
+    node = sysfs / "devices" / path
+    (node / "slaves").mkdir(parents=True)
+    if "/" in path:
+        (node / "slaves").rmdir()
+        (node / "partition").write_text("1\n")
+    else:
+        (node / "queue").mkdir()
+        (node / "queue/rotational").write_text("0\n")
+    for slave in slaves:
+        (node / "slaves" / slave.name).symlink_to(slave)
+    return node
+
+
+@pytest.mark.parametrize(
+    ("drives", "expected"),
+    [(("nvme0n1",), 3000), (("nvme0n1", "nvme1n1"), 3000), (("nvme0n1", "sda"), 150), (("sda",), 150)],
+)
+def test_drives_are_found_behind_the_devices_mapped_to_them(
+    drives: tuple[str, ...], expected: int, tmp_path: Path
+) -> None:
+    """A volume of LVM on LUKS on a partition of each drive."""
+    whole = [block_device(tmp_path, drive) for drive in drives]
+    partitions = [block_device(tmp_path, f"{node.name}/{node.name}p2") for node in whole]
+    encrypted = [block_device(tmp_path, f"dm-{n}", (node,)) for n, node in enumerate(partitions, 1)]
+    volume = block_device(tmp_path, "dm-0", tuple(encrypted))
+    number = tmp_path.stat().st_dev
+    (tmp_path / "dev/block").mkdir(parents=True)
+    (tmp_path / f"dev/block/{os.major(number)}:{os.minor(number)}").symlink_to(volume)
+    found = disk.disk_of(tmp_path, sysfs=tmp_path)
+    assert found == Disk("dm-0", False, drives)
+    assert found.expected_mb_per_s == expected
+
+
 def of_disk(device: str, rate: float | None) -> Hardware:
     value = None if rate is None else Estimate(rate, rate, rate)
     reads = Measurement("disk, sequential read", "direct I/O", "MB/s", None, value)

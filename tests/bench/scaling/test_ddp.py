@@ -6,9 +6,10 @@ from pathlib import Path
 
 import psutil
 import pytest
+from rich.console import Console
 
 from bench.cli import main
-from bench.scaling.ddp import cause, launch, sentences, summarise
+from bench.scaling.ddp import cause, launch, rank_table, sentences, summarise
 from bench.scaling.ddp_rank import Settings
 from precache import commandline
 from precache.errors import WorkerError
@@ -37,6 +38,8 @@ def test_two_ranks_are_measured_alone_at_their_own_pace_and_in_step(
     result = json.loads(path.read_text())
     assert len(result["own"]) == len(result["together"]) == 2
     assert result["settings"]["ranks"] == 2
+    assert all(0 <= wait["median"] <= 1 for wait in result["data_wait"])
+    assert len(result["data_wait"]) == 2
     total = sum(rank["median"] for rank in result["together"])
     assert result["total"]["median"] == pytest.approx(total)
     assert result["ratio"]["median"] == pytest.approx(total / result["one"]["median"])
@@ -57,8 +60,10 @@ def test_the_real_step_runs_data_parallel(
     assert all(rate["median"] > 0 for rate in result["together"])
 
 
-def rank(own: list[float], together: list[float], one: list[float] | None = None) -> dict[str, list[float]]:
-    return {"one": one or [], "own": own, "together": together}
+def rank(
+    own: list[float], together: list[float], one: list[float] | None = None, wait: float = 0.1
+) -> dict[str, list[float]]:
+    return {"one": one or [], "own": own, "together": together, "data_wait": [wait] * len(together)}
 
 
 def test_the_slowest_rank_is_named_and_the_total_set_against_one_rank() -> None:
@@ -74,6 +79,22 @@ def test_the_slowest_rank_is_named_and_the_total_set_against_one_rank() -> None:
     together, slowest = sentences(summary)
     assert together == "Together: 1,830 images/s, 1.83 times one rank alone (1,000); from 1.80 to 1.86."
     assert slowest == "The slowest is rank 1: at its own pace 640 images/s, the fastest 1,000."
+
+
+def test_the_table_says_how_long_each_rank_waits_for_data_and_fits_100_columns() -> None:
+    ranks = [
+        rank([100_000], [61_000], one=[100_000], wait=0.02),
+        *(rank([62_000], [61_000], wait=0.38) for _ in range(10)),
+    ]
+    summary = summarise(ranks)
+    assert [wait.median for wait in summary.data_wait] == [0.02] + [0.38] * 10
+    console = Console(width=130)
+    with console.capture() as capture:
+        console.print(rank_table(summary))
+    header, *rows = capture.get().splitlines()
+    assert "waits for data" in header
+    assert [row.split()[3] for row in rows] == ["2%"] + ["38%"] * 10
+    assert all(len(line.rstrip()) <= 100 for line in (header, *rows))
 
 
 @pytest.mark.parametrize("slow", [[880, 900, 1020], [985, 986, 987]])

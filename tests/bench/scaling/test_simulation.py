@@ -271,6 +271,30 @@ def test_rates_come_from_a_result_and_options_replace_them(
     assert [one["binds"] for one in replaced["predictions"]] == [STEP, STEP]
 
 
+def test_what_the_storage_must_give_comes_from_the_stored_bytes_of_a_result(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    content = json.loads(RESULT.read_text())
+    for row in content["rows"]:
+        row["image_bytes"] = 20_000.0
+    stored = tmp_path / "r.json"
+    stored.write_text(json.dumps(content))
+    arguments = ("--result", stored, "--backend", "webdataset", "--gpus", 8, "--json", "-")
+
+    def predicted(*options: object) -> tuple[dict[str, float], Prediction]:
+        assert command(*arguments, *options) == 0
+        found = json.loads(capsys.readouterr().out)
+        (prediction,) = found["predictions"]
+        return found["rates"], Prediction(**prediction)
+
+    rates, found = predicted()
+    assert (rates["image_bytes"], rates["storage_mbps"]) == (20_000, None)
+    assert found.needed_mbps == pytest.approx(8 * rates["trainer_images_per_s"] * 20_000 / 1e6)
+    assert found.binds == DECODE, "the storage binds only where its rate is given"
+    assert predicted("--storage-mbps", 100)[1].binds == STORAGE
+    assert predicted("--image-bytes", 40_000)[1].needed_mbps == pytest.approx(2 * found.needed_mbps)
+
+
 def test_the_table_has_a_row_per_cluster_and_at_most_100_columns(capsys: pytest.CaptureFixture[str]) -> None:
     rest = ("--decode-ms", 2, "--trainer-rate", 1786, "--image-bytes", 110_000, "--storage-mbps", 2000)
     assert command("--gpus", "1,8,64", "--nodes", "1,1,16", *rest) == 0

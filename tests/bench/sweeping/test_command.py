@@ -79,16 +79,26 @@ def test_a_finished_sweep_is_shown_again_without_measuring(
 ) -> None:
     before = finished.read_bytes()
     page = tmp_path / "page.html"
-    assert sweep(raw_tree, *SETTINGS, *GRID, "--amp", "on,off", "--out", finished, "--html", page) == 0
+    assert sweep(raw_tree, *SETTINGS, *GRID, "--out", finished, "--html", page) == 0
     assert finished.read_bytes() == before
     shown = capsys.readouterr().out
-    assert "--amp matters to resnet50 on CUDA only: this axis is dropped" in shown
+    assert "--amp matters to resnet50 on CUDA only: this axis is dropped" in shown, "by default on and off"
+    assert "--pin matters on CUDA only: this axis is dropped" in shown
     assert f"pytorch on {raw_tree}: choose " in shown
     assert "no number of workers unblocks the trainer" in shown
     parser = _Page(page.read_text())
     assert {"chart-0-0", "chart-0-1"} <= parser.ids
     assert parser.external == []
     assert any(text.startswith(f"pytorch on {raw_tree}: choose ") for text in parser.texts)
+
+
+def test_quiet_prints_nothing_and_writes_the_page(
+    finished: Path, raw_tree: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "page.html"
+    assert sweep(raw_tree, *SETTINGS, *GRID, "--out", finished, "--html", page, "--quiet") == 0
+    assert tuple(capfd.readouterr()) == ("", "")
+    assert _Page(page.read_text()).ids >= {"chart-0-0"}
 
 
 class _Page(HTMLParser):

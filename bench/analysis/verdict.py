@@ -10,6 +10,7 @@ KEEPS_UP = "keeps up"
 LOADER_BINDS = "loader binds"
 NOT_DISTINGUISHABLE = "not distinguishable"
 NO_TRAINER = "-"
+COLD_FETCH = "cold fetch"
 # Less is not worth acting on, however well it can be told from nothing.
 NEGLIGIBLE_SHARE = 0.02
 # Stages are timed apart on other pictures than the whole, and in threads: they differ by that much anyway.
@@ -159,10 +160,10 @@ def binding(measured: Measured) -> str | None:
 
 
 def stalls(measured: Measured, batch_size: int) -> dict[str, float]:
-    """Seconds per batch that the trainer loses to "fetch" (storage), "prep" and "transfer".
+    """Seconds per batch that the trainer loses to "fetch" (storage), "prep" and "transfer", warm cache.
 
-    What it loses with a warm cache is shared out as the loader's stages are; what a cold cache would
-    add to that is "fetch".
+    What it loses is shared out as the loader's stages are, so that these add up to it. `COLD_FETCH` is
+    what a cold cache would add, and only there where that can be told.
     """
     lost_s = {"fetch": 0.0, "prep": 0.0, "transfer": 0.0}
     if measured.trainer is None or measured.together is None:
@@ -175,7 +176,7 @@ def stalls(measured: Measured, batch_size: int) -> dict[str, float]:
         lost_s[_STALLS[name]] += warm_s * part.median / total
     if measured.cold is not None and measured.reads_cold:
         cold_s = batch_size / min(trainer, measured.cold.median)
-        lost_s["fetch"] += cold_s - batch_size / min(trainer, measured.loader.median)
+        lost_s[COLD_FETCH] = cold_s - batch_size / min(trainer, measured.loader.median)
     return lost_s
 
 

@@ -11,6 +11,7 @@ import plotly.io
 from plotly.offline import get_plotlyjs
 
 from bench.analysis.stats import Estimate
+from bench.analysis.verdict import COLD_FETCH
 from bench.reporting import charts, report
 from bench.reporting.result import Result, Row
 
@@ -165,6 +166,8 @@ def _findings(row: Row) -> Iterator[str]:
         yield f"The trainer waited {_percent(row.data_wait)} of the time."
     if row.utilisation:
         yield f"It computed {_percent(row.utilisation)} of the time; MLPerf Storage asks for 90%."
+    if COLD_FETCH in row.stalls:
+        yield f"From a cold cache each batch would take {_number(row.stalls[COLD_FETCH] * 1e3)} ms more."
     if row.first_step_s and row.step_s:
         first_ms, usual_ms = row.first_step_s.median * 1e3, median(row.step_s) * 1e3
         yield f"The first step took {_number(first_ms)} ms, the others {_number(usual_ms)} ms (median)."

@@ -28,7 +28,8 @@ class Row:
         data_wait: share of the time, 0 to 1, that the fed trainer waited for a batch.
         utilisation: compute time of the trainer alone over all the time, fed; MLPerf Storage asks for 0.9.
         first_step_s: of the very first step, which allocates, compiles and tunes.
-        stalls: seconds per batch lost to "fetch", "prep" and "transfer".
+        stalls: seconds per batch lost to "fetch", "prep" and "transfer" from a warm cache, and as
+            "cold fetch" what a cold one would add.
         stages: images/s that each alone can do: "storage", "decode", "collate", "transfer", "compute".
         predicted: images/s together, predicted from the parts.
         binds: the narrowest stage; None where it cannot be told from another.

@@ -2,6 +2,7 @@ import pytest
 
 from bench.analysis.stats import Estimate
 from bench.analysis.verdict import (
+    COLD_FETCH,
     KEEPS_UP,
     LOADER_BINDS,
     NO_TRAINER,
@@ -108,10 +109,15 @@ def test_stalls_are_what_the_trainer_loses() -> None:
     assert lost_s["prep"] > 10 * lost_s["fetch"] > 0
     slow_disk = stalls(pipeline(read=1_300, decode=40_000), 64)
     assert slow_disk["fetch"] > 4 * slow_disk["prep"]
-    cold = stalls(pipeline(cold=300), 64)
-    assert cold["fetch"] == pytest.approx(lost_s["fetch"] + 64 / 300 - 64 / 1_150)
     assert sum(stalls(pipeline(loader=9_000, together=2_480), 64).values()) == pytest.approx(0)
     assert stalls(pipeline(trainer=None, together=None), 64) == {}
+
+
+def test_what_a_cold_cache_adds_is_no_part_of_the_warm_stalls() -> None:
+    cold = stalls(pipeline(cold=300), 64)
+    assert cold.pop(COLD_FETCH) == pytest.approx(64 / 300 - 64 / 1_150)
+    assert cold == stalls(pipeline(), 64)
+    assert COLD_FETCH not in stalls(pipeline(cold=1_140), 64)
 
 
 def test_the_advice_is_the_change_with_the_largest_gain_in_words_and_numbers() -> None:

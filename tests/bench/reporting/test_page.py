@@ -9,6 +9,7 @@ from html.parser import HTMLParser
 import pytest
 from plotly.offline import get_plotlyjs
 
+from bench.analysis.verdict import COLD_FETCH
 from bench.reporting import charts, page, report
 from bench.reporting.result import Result
 from precache.errors import SettingError
@@ -122,6 +123,16 @@ def test_the_waterfall_ends_at_the_whole_batch() -> None:
     explained = replace(waiting, stalls={"prep": (whole_ms - parts_ms[0]) / 1e3})
     (bars,) = charts.waterfall(explained, BATCH_SIZE).data
     assert len(bars.x) == 3
+
+
+def test_what_a_cold_cache_adds_is_said_and_not_in_the_warm_waterfall() -> None:
+    rich = rich_result()
+    waiting = rich.rows[0]
+    cold = replace(waiting, stalls={**waiting.stalls, COLD_FETCH: 0.159})
+    assert charts.waterfall(cold, BATCH_SIZE) == charts.waterfall(waiting, BATCH_SIZE)
+    said = "From a cold cache each batch would take 159 ms more."
+    assert said in page.html(replace(rich, rows=(cold,)))
+    assert said not in page.html(replace(rich, rows=(waiting,)))
 
 
 def test_spikes_and_epochs_stand_where_they_were() -> None:

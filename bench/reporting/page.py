@@ -168,6 +168,7 @@ def _findings(row: Row) -> Iterator[str]:
         yield f"It computed {_percent(row.utilisation)} of the time; MLPerf Storage asks for 90%."
     if COLD_FETCH in row.stalls:
         yield f"From a cold cache each batch would take {_number(row.stalls[COLD_FETCH] * 1e3)} ms more."
+    yield f"The first batch came after {_number(row.first_batch_s.median * 1e3)} ms."
     if row.first_step_s and row.step_s:
         first_ms, usual_ms = row.first_step_s.median * 1e3, median(row.step_s) * 1e3
         yield f"The first step took {_number(first_ms)} ms, the others {_number(usual_ms)} ms (median)."

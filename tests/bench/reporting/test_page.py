@@ -92,6 +92,7 @@ def test_every_field_has_its_chart_or_sentence(content: Content) -> None:
     (findings,) = (line for line in content.texts if line.startswith("What binds"))
     assert findings.startswith("What binds: decode. Predicted 1,160 images/s, measured ")
     assert "MLPerf Storage asks for 90%" in findings
+    assert "The first batch came after 400 ms." in findings
     assert "The first step took 3,210 ms, the others 25.7 ms (median)." in findings
     assert EXPLANATION in findings
     assert "GPU memory was filled to 93%" in findings

@@ -229,14 +229,12 @@ def _gain(measured: Measured, changes: Sequence[Change], samples: int) -> str:
     gaining = [change for change in changes if change.images_per_s.median >= worth]
     if not gaining:
         return "No change known here is predicted to gain."
-    # a measurement before a prediction
-    change = max(gaining, key=lambda change: (change.measured, change.images_per_s.median))
+    change = _best(gaining)
     then = change.images_per_s
     said = "gave" if change.measured else "is predicted to give"
     if then.low <= now.high:
         return f"{change.what} {said} {then.median:,.0f}, {NOT_DISTINGUISHABLE} from that."
-    costs = [f"{max(1.0, change.seconds):,.0f} s"] if change.seconds else []
-    costs += [_size(change.size_bytes)] if change.size_bytes else []
+    costs = _costs(change)
     text = f"{change.what} {said} {then.median:,.0f}"
     if not costs:
         return f"{text}."
@@ -246,6 +244,18 @@ def _gain(measured: Measured, changes: Sequence[Change], samples: int) -> str:
     saved_s = samples / now.median - samples / then.median
     epochs = max(1, math.ceil(change.seconds / saved_s))
     return f"{text} and pays for itself in the first {f'{epochs:,} epochs' if epochs > 1 else 'epoch'}."
+
+
+def _best(changes: Sequence[Change]) -> Change:
+    """The one with the most images/s; of those as good as that, one that was measured, then one for free."""
+    most = max(change.images_per_s.median for change in changes)
+    alike = [change for change in changes if change.images_per_s.median >= most * (1 - NEGLIGIBLE_SHARE)]
+    return max(alike, key=lambda change: (change.measured, not _costs(change), change.images_per_s.median))
+
+
+def _costs(change: Change) -> list[str]:
+    costs = [f"{max(1.0, change.seconds):,.0f} s"] if change.seconds else []
+    return costs + ([_size(change.size_bytes)] if change.size_bytes else [])
 
 
 def _warm(measured: Measured) -> Measured:

@@ -132,9 +132,23 @@ def test_the_advice_is_the_change_with_the_largest_gain_in_words_and_numbers() -
     assert "pays for itself in the first 3 epochs" in advise(pipeline(), changes, 40_000)
 
 
-def test_a_measured_change_goes_before_a_predicted_one() -> None:
-    changes = [Change("A cache", at(2_480), False), Change("Converting to shards", at(2_400), True)]
-    assert advise(pipeline(), changes, 1000).endswith("Converting to shards gave 2,400.")
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ([Change("A", at(2_300), True), Change("B", at(2_480), False)], "B is predicted to give 2,480."),
+        ([Change("A", at(2_450), True), Change("B", at(2_480), False)], "A gave 2,450."),
+        (
+            [Change("A", at(2_480), False, 51, 6_000_000_000), Change("B", at(2_450), False)],
+            "B is predicted to give 2,450.",
+        ),
+        ([Change("A", at(2_480), True, 51), Change("B", at(2_450), True)], "B gave 2,450."),
+        ([Change("A", at(2_450), False), Change("B", at(2_480), False)], "B is predicted to give 2,480."),
+    ],
+)
+def test_the_largest_gain_goes_first_then_a_measured_one_then_one_for_free(
+    changes: list[Change], said: str
+) -> None:
+    assert advise(pipeline(), changes, 1000).endswith(said)
 
 
 def test_a_change_that_overlaps_is_not_distinguishable_and_none_is_said() -> None:

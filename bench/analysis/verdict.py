@@ -80,13 +80,15 @@ class Change:
         what: as the subject of a sentence.
         images_per_s: with it, fed.
         measured: in the same run; else it is predicted.
-        seconds: what it takes once, and `size_bytes` on disk; 0 where nothing.
+        seconds: what it takes once, at least: converting also resizes and writes; 0 where nothing, None
+            where that is not known.
+        size_bytes: what it takes on disk.
     """
 
     what: str
     images_per_s: Estimate
     measured: bool
-    seconds: float = 0.0
+    seconds: float | None = 0.0
     size_bytes: int = 0
 
 
@@ -189,6 +191,12 @@ def advise(measured: Measured, changes: Sequence[Change], samples: int) -> str:
     return " ".join(sentences)
 
 
+def takes(seconds: float | None, size_bytes: int) -> str:
+    """What a `Change` takes, in words; empty where nothing."""
+    costs = ["an unknown time"] if seconds is None else [f"at least {_time(seconds)}"] if seconds else []
+    return " and ".join([*costs, *([_size(size_bytes)] if size_bytes else [])])
+
+
 def _finding(measured: Measured, bound: str | None) -> str:
     trainer, supply = measured.trainer, measured.supply.median
     against = f" against {trainer.median:,.0f} of the trainer" if trainer else ""
@@ -234,28 +242,30 @@ def _gain(measured: Measured, changes: Sequence[Change], samples: int) -> str:
     said = "gave" if change.measured else "is predicted to give"
     if then.low <= now.high:
         return f"{change.what} {said} {then.median:,.0f}, {NOT_DISTINGUISHABLE} from that."
-    costs = _costs(change)
+    costs = takes(change.seconds, change.size_bytes)
     text = f"{change.what} {said} {then.median:,.0f}"
     if not costs:
         return f"{text}."
-    text += f"; it takes {' and '.join(costs)}"
+    text += f"; it takes {costs}"
+    if change.seconds is None:
+        return f"{text} (pytorch on the raw tree was not measured)."
     if not change.seconds:
         return f"{text}."
     saved_s = samples / now.median - samples / then.median
     epochs = max(1, math.ceil(change.seconds / saved_s))
-    return f"{text} and pays for itself in the first {f'{epochs:,} epochs' if epochs > 1 else 'epoch'}."
+    after = f"{epochs:,} epochs" if epochs > 1 else "one epoch"
+    return f"{text} and pays for itself after {after} at the earliest."
 
 
 def _best(changes: Sequence[Change]) -> Change:
     """The one with the most images/s; of those as good as that, one that was measured, then one for free."""
     most = max(change.images_per_s.median for change in changes)
     alike = [change for change in changes if change.images_per_s.median >= most * (1 - NEGLIGIBLE_SHARE)]
-    return max(alike, key=lambda change: (change.measured, not _costs(change), change.images_per_s.median))
+    return max(alike, key=lambda change: (change.measured, _is_free(change), change.images_per_s.median))
 
 
-def _costs(change: Change) -> list[str]:
-    costs = [f"{max(1.0, change.seconds):,.0f} s"] if change.seconds else []
-    return costs + ([_size(change.size_bytes)] if change.size_bytes else [])
+def _is_free(change: Change) -> bool:
+    return not takes(change.seconds, change.size_bytes)
 
 
 def _warm(measured: Measured) -> Measured:
@@ -270,6 +280,10 @@ def _warm(measured: Measured) -> Measured:
 
 def _seconds(rate: Estimate) -> Estimate:
     return Estimate(1 / rate.median, 1 / rate.high, 1 / rate.low)
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:,.0f} s" if seconds >= 10 else f"{seconds:.2g} s"
 
 
 def _size(size_bytes: int) -> str:

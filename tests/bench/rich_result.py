@@ -66,7 +66,8 @@ def waiting_row() -> Row:
         predicted=1160.0,
         binds="decode",
         advice="decoding binds: 1,150 images/s against 2,480 of the trainer. Converting to shards is "
-        "predicted to give 2,470; it takes 51 s and 6.0 GB and pays for itself in the first 3 epochs.",
+        "predicted to give 2,470; it takes at least 51 s and 6.0 GB and pays for itself after 3 epochs at "
+        "the earliest.",
         wait_s=wait_s.tolist(),
         step_s=step_s.tolist(),
         epoch_starts=starts,

@@ -88,6 +88,7 @@ def make_rows(
                     row,
                     binds=verdict.binding(measured[arm]),
                     advice=verdict.advise(measured[arm], known, changes.samples(arm)),
+                    changes=[asdict(change) for change in known],
                 )
             rows.append(row)
     return (*rows, *(_row(arm, NullTrainer.name, trials, works) for arm in peers))

@@ -34,6 +34,7 @@ class Row:
         predicted: images/s together, predicted from the parts.
         binds: the narrowest stage; None where it cannot be told from another.
         advice: what binds, and the change with the largest gain, in words.
+        changes: all that were considered: the fields of `bench.analysis.verdict.Change`, as plain values.
         wait_s, step_s: of every timed batch of the last repeat, fed.
         epoch_starts: which of these were the first of an epoch.
         spikes: what `bench.analysis.batch_times` says of them.
@@ -64,6 +65,7 @@ class Row:
     predicted: float | None = None
     binds: str | None = None
     advice: str = ""
+    changes: list[dict[str, Any]] = field(default_factory=list)
     wait_s: list[float] = field(default_factory=list)
     step_s: list[float] = field(default_factory=list)
     epoch_starts: list[int] = field(default_factory=list)

@@ -221,4 +221,11 @@ def test_a_fed_trainer_has_a_wait_and_a_step_of_every_batch(result: Result) -> N
         assert row.predicted == min(row.loader.median, row.trainer.median)
         assert row.stalls.keys() == {"fetch", "prep", "transfer"}
         assert len(row.monitor["time_s"]) == len(row.monitor["cpu_share"]) > 0
-        assert (row.advice == "") == (row.backend == "synthetic")
+        assert (row.advice == "") == (row.changes == []) == (row.backend == "synthetic")
+
+
+def test_a_result_of_before_changes_were_kept_is_read(result: Result) -> None:
+    older = json.loads(json.dumps(result.to_json()))
+    for row in older["rows"]:
+        assert (row.pop("changes") == []) == (row["backend"] == "synthetic")
+    assert all(row.changes == [] for row in Result.from_json(older).rows)

@@ -183,9 +183,9 @@ def stalls(measured: Measured, batch_size: int) -> dict[str, float]:
 
 
 def advise(measured: Measured, changes: Sequence[Change], samples: int) -> str:
-    """What binds, how well that predicts the whole, and the change that gains most, in a few sentences."""
+    """What binds, and the change that gains most, in a few sentences."""
     bound = binding(measured)
-    sentences = [_finding(measured, bound), *_check(measured)]
+    sentences = [_finding(measured, bound)]
     if bound != "compute":
         sentences.append(_gain(measured, changes, samples))
     return " ".join(sentences)
@@ -216,17 +216,6 @@ def _finding(measured: Measured, bound: str | None) -> str:
     first = " from a cold cache" if bound == "storage" and measured.reads_cold else ""
     bind = "binds" if trainer else "takes most of the loader's time"
     return f"{_WORDS[bound]} {bind}{first}: {supply:,.0f} images/s{against}."
-
-
-def _check(measured: Measured) -> list[str]:
-    """How far the prediction is off, where that is worth a word."""
-    predicted, together = measured.predicted, measured.together
-    if predicted is None or together is None:
-        return []
-    off = together.median / predicted - 1
-    if abs(off) < NEGLIGIBLE_SHARE or together.low <= predicted <= together.high:
-        return []
-    return [f"Predicted {predicted:,.0f} together, measured {together.median:,.0f} ({off:+.0%})."]
 
 
 def _gain(measured: Measured, changes: Sequence[Change], samples: int) -> str:

@@ -24,7 +24,8 @@ _LEGEND = {
     "of limit": "of limit: loader over gather, which copies the same pictures and does nothing else",
     "first s": "first s: seconds from building the loader to its first batch",
     "p95 ms": "med ms, p95 ms: time per batch",
-    "verdict": "loses: the share of the trainer's rate that is lost",
+    "verdict": "loses: the share of the trainer's rate that is lost; unclear: not distinguishable from "
+    "keeping up",
     "epoch gap": "epoch gap: the longest time of an epoch's first batch, in medians",
 }
 

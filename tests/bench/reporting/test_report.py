@@ -25,6 +25,13 @@ def keeping_row() -> Row:
     )  # fmt: skip
 
 
+def test_the_legend_explains_an_unclear_verdict() -> None:
+    unclear = replace(waiting_row(), ratio=Estimate(0.56, 0.34, 1.0))
+    result = replace(rich_result(), rows=(unclear,))
+    assert "unclear" in report.cells(result)[0]
+    assert "unclear: not distinguishable from keeping up" in report.legend(result)
+
+
 def test_where_a_waiting_trainers_time_goes_is_one_line() -> None:
     waiting = replace(waiting_row(), data_wait=around(0.45), utilisation=around(0.52), together=around(1_130))
     assert (

@@ -15,11 +15,20 @@ COLD_FETCH = "cold fetch"
 NEGLIGIBLE_SHARE = 0.02
 # Stages are timed apart on other pictures than the whole, and in threads: they differ by that much anyway.
 _PROBE_ERROR = 0.2
-_STALLS = {"storage": "fetch", "decode": "prep", "collate": "prep", "transfer": "transfer"}
+_STALLS = {
+    "storage": "fetch",
+    "decode": "prep",
+    "collate": "prep",
+    "storage or decode": "fetch or prep",
+    "storage or collate": "fetch or prep",
+    "transfer": "transfer",
+}
 _WORDS = {
     "storage": "storage",
     "decode": "decoding",
     "collate": "collating",
+    "storage or decode": "storage or decoding",
+    "storage or collate": "storage or collating",
     "transfer": "the transfer",
     "compute": "compute",
 }
@@ -38,6 +47,7 @@ class Measured:
         transfer: moving batches to the device alone.
         read, decode: these stages of the loader alone, by as many threads as it has workers.
         does: the stage, "decode" or "collate", that is most of a loader whose stages cannot be run apart.
+        warmed: whether its files were read into the page cache before; else `loader` may have read storage.
     """
 
     loader: Estimate
@@ -49,11 +59,19 @@ class Measured:
     read: Estimate | None = None
     decode: Estimate | None = None
     does: str = "collate"
+    warmed: bool = True
 
     @property
     def reads_cold(self) -> bool:
         """Whether a cold cache makes a difference that can be told."""
         return self.cold is not None and self.cold.high < self.loader.low
+
+    @property
+    def rest(self) -> str:
+        """The stage that has the loader's time beyond that of the stages that ran apart."""
+        if self.decode is not None:
+            return "collate"
+        return self.does if self.warmed or self.reads_cold else f"storage or {self.does}"
 
     @property
     def supply(self) -> Estimate:
@@ -114,7 +132,7 @@ def lost_share(ratio: Estimate) -> float:
 
 
 def loader_parts(measured: Measured) -> dict[str, Estimate]:
-    """Seconds per image that each stage adds to the loader's own; what is left over is "collate"."""
+    """Seconds per image that each stage adds to the loader's own; what is left over is `measured.rest`."""
     whole = _seconds(measured.loader)
     parts = {
         name: _seconds(rate)
@@ -131,7 +149,7 @@ def loader_parts(measured: Measured) -> dict[str, Estimate]:
         whole.high - sum(part.low for part in parts.values()),
     )
     if rest.median > 0:
-        parts["collate" if measured.decode is not None else measured.does] = rest
+        parts[measured.rest] = rest
     if measured.cold is not None and measured.reads_cold:
         cold = _seconds(measured.cold)
         parts["storage"] = Estimate(cold.median - whole.median, cold.low - whole.high, cold.high - whole.low)
@@ -164,8 +182,9 @@ def binding(measured: Measured) -> str | None:
 def stalls(measured: Measured, batch_size: int) -> dict[str, float]:
     """Seconds per batch that the trainer loses to "fetch" (storage), "prep" and "transfer", warm cache.
 
-    What it loses is shared out as the loader's stages are, so that these add up to it. `COLD_FETCH` is
-    what a cold cache would add, and only there where that can be told.
+    What it loses is shared out as the loader's stages are, so that these add up to it; it is "fetch or
+    prep" where storage cannot be told from the rest. `COLD_FETCH` is what a cold cache would add, and only
+    there where that can be told.
     """
     lost_s = {"fetch": 0.0, "prep": 0.0, "transfer": 0.0}
     if measured.trainer is None or measured.together is None:
@@ -175,7 +194,8 @@ def stalls(measured: Measured, batch_size: int) -> dict[str, float]:
     warm_parts = loader_parts(_warm(measured))
     total = sum(part.median for part in warm_parts.values())
     for name, part in warm_parts.items():
-        lost_s[_STALLS[name]] += warm_s * part.median / total
+        stall = _STALLS[name]
+        lost_s[stall] = lost_s.get(stall, 0.0) + warm_s * part.median / total
     if measured.cold is not None and measured.reads_cold:
         cold_s = batch_size / min(trainer, measured.cold.median)
         lost_s[COLD_FETCH] = cold_s - batch_size / min(trainer, measured.loader.median)
@@ -215,7 +235,11 @@ def _finding(measured: Measured, bound: str | None) -> str:
         )
     first = " from a cold cache" if bound == "storage" and measured.reads_cold else ""
     bind = "binds" if trainer else "takes most of the loader's time"
-    return f"{_WORDS[bound]} {bind}{first}: {supply:,.0f} images/s{against}."
+    found = f"{_WORDS[bound]} {bind}{first}: {supply:,.0f} images/s{against}"
+    if bound.startswith("storage or "):
+        without = " without --cold" if measured.cold is None else ""
+        found += f"; the page cache was not warmed, so they cannot be told apart{without}"
+    return f"{found}."
 
 
 def _gain(measured: Measured, changes: Sequence[Change], samples: int) -> str:
@@ -264,6 +288,7 @@ def _warm(measured: Measured) -> Measured:
         read=measured.read,
         decode=measured.decode,
         does=measured.does,
+        warmed=measured.warmed or measured.reads_cold,
     )
 
 

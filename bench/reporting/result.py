@@ -30,7 +30,8 @@ class Row:
         first_step_s: of the very first step, which allocates, compiles and tunes.
         stalls: seconds per batch lost to "fetch", "prep" and "transfer" from a warm cache, and as
             "cold fetch" what a cold one would add.
-        stages: images/s that each alone can do: "storage", "decode", "collate", "transfer", "compute".
+        stages: images/s that each alone can do: "storage", "decode", "collate", "transfer", "compute";
+            "storage or decode" and "storage or collate" where two cannot be told apart.
         predicted: images/s together, predicted from the parts.
         binds: the narrowest stage; None where it cannot be told from another.
         advice: what binds, and the change with the largest gain, in words.

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from bench.analysis.stats import Estimate
@@ -85,6 +87,34 @@ def test_a_loader_whose_stages_cannot_be_run_apart_is_one_stage() -> None:
     measured = Measured(loader=at(1_000), trainer=at(2_000), together=at(990), ratio=at(0.495), does="decode")
     assert binding(measured) == "decode"
     assert stage_rates(measured) == {"decode": pytest.approx(1_000), "compute": 2_000}
+
+
+@pytest.mark.parametrize(
+    ("cold", "bound", "said"),
+    [
+        (None, "storage or decode", "they cannot be told apart without --cold."),
+        (990, "storage or decode", "they cannot be told apart."),  # the loader itself read cold files
+        (300, "storage", "storage binds from a cold cache"),
+    ],
+)
+def test_storage_cannot_be_told_from_a_loader_of_one_stage_whose_files_were_not_warmed(
+    cold: float | None, bound: str, said: str
+) -> None:
+    measured = Measured(
+        loader=at(1_000), trainer=at(2_000), together=at(990), ratio=at(0.495), does="decode", warmed=False,
+        cold=None if cold is None else at(cold),
+    )  # fmt: skip
+    assert binding(measured) == bound
+    assert bound in stage_rates(measured)
+    assert said in advise(measured, [], 1000)
+    lost_s = stalls(measured, 64)
+    assert ("fetch or prep" in lost_s) == (bound != "storage")
+    lost_s.pop(COLD_FETCH, None)
+    assert sum(lost_s.values()) == pytest.approx(64 / 990 - 64 / 2_000)
+
+
+def test_a_loader_whose_stages_ran_apart_is_split_even_if_its_files_were_not_warmed() -> None:
+    assert binding(replace(pipeline(), warmed=False)) == "decode"
 
 
 def test_the_parts_of_a_loader_add_up_to_it() -> None:

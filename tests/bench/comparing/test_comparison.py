@@ -11,6 +11,7 @@ import torch
 
 from bench.analysis.verdict import LOADER_BINDS, NO_TRAINER
 from bench.comparing.comparison import Arm, BenchSpec, choose_arms, compare
+from bench.machine import page_cache
 from bench.reporting import report
 from bench.reporting.result import Result
 from bench.running.fresh import run_fresh
@@ -190,6 +191,18 @@ def test_a_cold_cache_is_measured_or_said_to_be_none(converted: dict[str, Path])
     skipped = result.skipped.get(f"cold cache of shards on {path}", "")
     assert (result.rows[0].cold is None) == ("stay in memory" in skipped)
     assert result.settings["cold"] is True
+
+
+def test_storage_is_not_told_apart_where_the_files_are_too_large_to_warm(
+    converted: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page_cache, "warm", lambda path: False)
+    arms = [Arm("shards", converted["shards"]), Arm("synthetic", converted["shards"])]
+    result = compare(arms, spec("none"))
+    assert result.settings["page_cache"].startswith("not warmed")
+    shards, synthetic = result.rows
+    assert "storage or collate" in shards.stages
+    assert "collate" in synthetic.stages
 
 
 def test_each_trial_is_a_process_of_its_own_that_starts_others_as_a_training_does() -> None:

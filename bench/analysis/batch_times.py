@@ -14,6 +14,7 @@ _TO_SIGMA = 1.4826  # median absolute deviation to standard deviation, of normal
 _NEGLIGIBLE_SHARE = 0.1  # of a batch's time: a shorter excess is not worth a word
 _FEWEST_BATCHES = 8
 _REGULAR_SHARE = 0.75
+_NAMED_GAPS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,17 +171,14 @@ def _explain_steps(spikes: Spikes) -> list[str]:
 
 
 def _explain_gaps(gaps: tuple[Gap, ...]) -> list[str]:
-    lines = []
-    for gap in gaps:
-        if gap.batch == 0:
-            lines.append(f"The first batch came after {_ms(gap.wait_s)}.")
-    later = [gap.excess_s for gap in gaps if gap.batch > 0]
-    if later:
-        lines.append(
-            f"{len(later)} epoch {'boundary' if len(later) == 1 else 'boundaries'}: the first batch waits "
-            f"{_ms(median(later))} more than others do (median)."
-        )
-    return lines
+    if not gaps:
+        return []
+    named = ", ".join(f"batch {gap.batch} {_ms(gap.wait_s)}" for gap in gaps[:_NAMED_GAPS])
+    more = f" and {len(gaps) - _NAMED_GAPS} more" if len(gaps) > _NAMED_GAPS else ""
+    return [
+        f"{len(gaps)} epoch {'boundary' if len(gaps) == 1 else 'boundaries'}: the first batch waits "
+        f"{_ms(median(gap.excess_s for gap in gaps))} more than others do (median): {named}{more}."
+    ]
 
 
 def _count(spikes: Spikes) -> str:

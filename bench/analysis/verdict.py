@@ -10,15 +10,25 @@ KEEPS_UP = "keeps up"
 LOADER_BINDS = "loader binds"
 NOT_DISTINGUISHABLE = "not distinguishable"
 NO_TRAINER = "-"
+COLD_FETCH = "cold fetch"
 # Less is not worth acting on, however well it can be told from nothing.
 NEGLIGIBLE_SHARE = 0.02
 # Stages are timed apart on other pictures than the whole, and in threads: they differ by that much anyway.
 _PROBE_ERROR = 0.2
-_STALLS = {"storage": "fetch", "decode": "prep", "collate": "prep", "transfer": "transfer"}
+_STALLS = {
+    "storage": "fetch",
+    "decode": "prep",
+    "collate": "prep",
+    "storage or decode": "fetch or prep",
+    "storage or collate": "fetch or prep",
+    "transfer": "transfer",
+}
 _WORDS = {
     "storage": "storage",
     "decode": "decoding",
     "collate": "collating",
+    "storage or decode": "storage or decoding",
+    "storage or collate": "storage or collating",
     "transfer": "the transfer",
     "compute": "compute",
 }
@@ -37,6 +47,7 @@ class Measured:
         transfer: moving batches to the device alone.
         read, decode: these stages of the loader alone, by as many threads as it has workers.
         does: the stage, "decode" or "collate", that is most of a loader whose stages cannot be run apart.
+        warmed: whether its files were read into the page cache before; else `loader` may have read storage.
     """
 
     loader: Estimate
@@ -48,11 +59,19 @@ class Measured:
     read: Estimate | None = None
     decode: Estimate | None = None
     does: str = "collate"
+    warmed: bool = True
 
     @property
     def reads_cold(self) -> bool:
         """Whether a cold cache makes a difference that can be told."""
         return self.cold is not None and self.cold.high < self.loader.low
+
+    @property
+    def rest(self) -> str:
+        """The stage that has the loader's time beyond that of the stages that ran apart."""
+        if self.decode is not None:
+            return "collate"
+        return self.does if self.warmed or self.reads_cold else f"storage or {self.does}"
 
     @property
     def supply(self) -> Estimate:
@@ -79,13 +98,15 @@ class Change:
         what: as the subject of a sentence.
         images_per_s: with it, fed.
         measured: in the same run; else it is predicted.
-        seconds: what it takes once, and `size_bytes` on disk; 0 where nothing.
+        seconds: what it takes once, at least: converting also resizes and writes; 0 where nothing, None
+            where that is not known.
+        size_bytes: what it takes on disk.
     """
 
     what: str
     images_per_s: Estimate
     measured: bool
-    seconds: float = 0.0
+    seconds: float | None = 0.0
     size_bytes: int = 0
 
 
@@ -111,7 +132,7 @@ def lost_share(ratio: Estimate) -> float:
 
 
 def loader_parts(measured: Measured) -> dict[str, Estimate]:
-    """Seconds per image that each stage adds to the loader's own; what is left over is "collate"."""
+    """Seconds per image that each stage adds to the loader's own; what is left over is `measured.rest`."""
     whole = _seconds(measured.loader)
     parts = {
         name: _seconds(rate)
@@ -128,7 +149,7 @@ def loader_parts(measured: Measured) -> dict[str, Estimate]:
         whole.high - sum(part.low for part in parts.values()),
     )
     if rest.median > 0:
-        parts["collate" if measured.decode is not None else measured.does] = rest
+        parts[measured.rest] = rest
     if measured.cold is not None and measured.reads_cold:
         cold = _seconds(measured.cold)
         parts["storage"] = Estimate(cold.median - whole.median, cold.low - whole.high, cold.high - whole.low)
@@ -159,10 +180,11 @@ def binding(measured: Measured) -> str | None:
 
 
 def stalls(measured: Measured, batch_size: int) -> dict[str, float]:
-    """Seconds per batch that the trainer loses to "fetch" (storage), "prep" and "transfer".
+    """Seconds per batch that the trainer loses to "fetch" (storage), "prep" and "transfer", warm cache.
 
-    What it loses with a warm cache is shared out as the loader's stages are; what a cold cache would
-    add to that is "fetch".
+    What it loses is shared out as the loader's stages are, so that these add up to it; it is "fetch or
+    prep" where storage cannot be told from the rest. `COLD_FETCH` is what a cold cache would add, and only
+    there where that can be told.
     """
     lost_s = {"fetch": 0.0, "prep": 0.0, "transfer": 0.0}
     if measured.trainer is None or measured.together is None:
@@ -172,20 +194,27 @@ def stalls(measured: Measured, batch_size: int) -> dict[str, float]:
     warm_parts = loader_parts(_warm(measured))
     total = sum(part.median for part in warm_parts.values())
     for name, part in warm_parts.items():
-        lost_s[_STALLS[name]] += warm_s * part.median / total
+        stall = _STALLS[name]
+        lost_s[stall] = lost_s.get(stall, 0.0) + warm_s * part.median / total
     if measured.cold is not None and measured.reads_cold:
         cold_s = batch_size / min(trainer, measured.cold.median)
-        lost_s["fetch"] += cold_s - batch_size / min(trainer, measured.loader.median)
+        lost_s[COLD_FETCH] = cold_s - batch_size / min(trainer, measured.loader.median)
     return lost_s
 
 
 def advise(measured: Measured, changes: Sequence[Change], samples: int) -> str:
-    """What binds, how well that predicts the whole, and the change that gains most, in a few sentences."""
+    """What binds, and the change that gains most, in a few sentences."""
     bound = binding(measured)
-    sentences = [_finding(measured, bound), *_check(measured)]
+    sentences = [_finding(measured, bound)]
     if bound != "compute":
         sentences.append(_gain(measured, changes, samples))
     return " ".join(sentences)
+
+
+def takes(seconds: float | None, size_bytes: int) -> str:
+    """What a `Change` takes, in words; empty where nothing."""
+    costs = ["an unknown time"] if seconds is None else [f"at least {_time(seconds)}"] if seconds else []
+    return " and ".join([*costs, *([_size(size_bytes)] if size_bytes else [])])
 
 
 def _finding(measured: Measured, bound: str | None) -> str:
@@ -206,18 +235,11 @@ def _finding(measured: Measured, bound: str | None) -> str:
         )
     first = " from a cold cache" if bound == "storage" and measured.reads_cold else ""
     bind = "binds" if trainer else "takes most of the loader's time"
-    return f"{_WORDS[bound]} {bind}{first}: {supply:,.0f} images/s{against}."
-
-
-def _check(measured: Measured) -> list[str]:
-    """How far the prediction is off, where that is worth a word."""
-    predicted, together = measured.predicted, measured.together
-    if predicted is None or together is None:
-        return []
-    off = together.median / predicted - 1
-    if abs(off) < NEGLIGIBLE_SHARE or together.low <= predicted <= together.high:
-        return []
-    return [f"Predicted {predicted:,.0f} together, measured {together.median:,.0f} ({off:+.0%})."]
+    found = f"{_WORDS[bound]} {bind}{first}: {supply:,.0f} images/s{against}"
+    if bound.startswith("storage or "):
+        without = " without --cold" if measured.cold is None else ""
+        found += f"; the page cache was not warmed, so they cannot be told apart{without}"
+    return f"{found}."
 
 
 def _gain(measured: Measured, changes: Sequence[Change], samples: int) -> str:
@@ -228,23 +250,35 @@ def _gain(measured: Measured, changes: Sequence[Change], samples: int) -> str:
     gaining = [change for change in changes if change.images_per_s.median >= worth]
     if not gaining:
         return "No change known here is predicted to gain."
-    # a measurement before a prediction
-    change = max(gaining, key=lambda change: (change.measured, change.images_per_s.median))
+    change = _best(gaining)
     then = change.images_per_s
     said = "gave" if change.measured else "is predicted to give"
     if then.low <= now.high:
         return f"{change.what} {said} {then.median:,.0f}, {NOT_DISTINGUISHABLE} from that."
-    costs = [f"{max(1.0, change.seconds):,.0f} s"] if change.seconds else []
-    costs += [_size(change.size_bytes)] if change.size_bytes else []
+    costs = takes(change.seconds, change.size_bytes)
     text = f"{change.what} {said} {then.median:,.0f}"
     if not costs:
         return f"{text}."
-    text += f"; it takes {' and '.join(costs)}"
+    text += f"; it takes {costs}"
+    if change.seconds is None:
+        return f"{text} (pytorch on the raw tree was not measured)."
     if not change.seconds:
         return f"{text}."
     saved_s = samples / now.median - samples / then.median
     epochs = max(1, math.ceil(change.seconds / saved_s))
-    return f"{text} and pays for itself in the first {f'{epochs:,} epochs' if epochs > 1 else 'epoch'}."
+    after = f"{epochs:,} epochs" if epochs > 1 else "one epoch"
+    return f"{text} and pays for itself after {after} at the earliest."
+
+
+def _best(changes: Sequence[Change]) -> Change:
+    """The one with the most images/s; of those as good as that, one that was measured, then one for free."""
+    most = max(change.images_per_s.median for change in changes)
+    alike = [change for change in changes if change.images_per_s.median >= most * (1 - NEGLIGIBLE_SHARE)]
+    return max(alike, key=lambda change: (change.measured, _is_free(change), change.images_per_s.median))
+
+
+def _is_free(change: Change) -> bool:
+    return not takes(change.seconds, change.size_bytes)
 
 
 def _warm(measured: Measured) -> Measured:
@@ -254,11 +288,16 @@ def _warm(measured: Measured) -> Measured:
         read=measured.read,
         decode=measured.decode,
         does=measured.does,
+        warmed=measured.warmed or measured.reads_cold,
     )
 
 
 def _seconds(rate: Estimate) -> Estimate:
     return Estimate(1 / rate.median, 1 / rate.high, 1 / rate.low)
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:,.0f} s" if seconds >= 10 else f"{seconds:.2g} s"
 
 
 def _size(size_bytes: int) -> str:

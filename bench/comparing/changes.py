@@ -43,7 +43,7 @@ def known(
     """
     here = measured[arm]
     raw = next((other for other in stages if open_split(other.path, "train").kind == RAW), None)
-    seconds = _conversion_s(stages[raw], samples(raw)) if raw is not None else 0.0
+    seconds = _conversion_s(stages[raw], samples(raw)) if raw is not None else None
     found = []
     for other, there in measured.items():
         if other == arm or other.backend == "synthetic":
@@ -62,7 +62,12 @@ def known(
 
 
 def _without_decoding(
-    arm: Arm, here: Measured, stages: Sequence[Mapping[str, float]], seconds: float, *, has_shards: bool
+    arm: Arm,
+    here: Measured,
+    stages: Sequence[Mapping[str, float]],
+    seconds: float | None,
+    *,
+    has_shards: bool,
 ) -> list[Change]:
     """Shards, where none were measured, and a cache: both only copy."""
     rate = _limited(median(repeat["copy"] for repeat in stages), here)
@@ -95,7 +100,7 @@ def _at_most(rate: Estimate, trainer: Estimate | None) -> Estimate:
 
 
 def _conversion_s(stages: Sequence[Mapping[str, float]], pictures: int) -> float:
-    """Reading and decoding every picture once, as the loader's stages do."""
+    """Reading and decoding every picture once, as the loader's stages do: less than converting takes."""
     return pictures * median(1 / repeat["read"] + 1 / repeat["decode"] for repeat in stages)
 
 

@@ -140,7 +140,7 @@ def compare(
         **{name: value for name, value in asdict(spec).items() if name not in ("device", "trainers")},
         "device": str(spec.device),
         "trainers": names,
-        "page_cache": "warm" if bench.warm else "not warmed: larger than memory",
+        "page_cache": "not warmed: larger than memory" if bench.trials.not_warmed else "warm",
         "peers": bench.versions,
     }
     rows = make_rows(running, names, bench.trials, spec.batch_size, spec.workers, spec.augment)
@@ -171,7 +171,6 @@ class _Bench:
     ) -> None:
         self.trials = Trials()
         self.versions: dict[str, str] = {}
-        self.warm = True
         self._spec = spec
         self._measured = [name for name in names if name != NullTrainer.name]
         self._trial = partial(_trial_spec, spec, classes, around)
@@ -202,7 +201,8 @@ class _Bench:
         if isinstance(arm, Arm) and self._spec.cold:
             self._measure_cold(arm, skipped)
         # each time anew: the system may have dropped what another arm did not read
-        self.warm = page_cache.warm(arm.path) and self.warm
+        if not page_cache.warm(arm.path):
+            self.trials.not_warmed.add(arm)
         if isinstance(arm, PeerArm):
             trial, self.versions[arm.name] = _run_peer(arm, self._spec)
             self._record(arm, NullTrainer.name, trial)

@@ -29,12 +29,14 @@ class Trials:
         cold: of the loader alone, its files dropped from the cache before.
         transfer: by trainer's name, whose dtype it has.
         stages: images/s of each stage that could be run apart, see `bench.running.probe`.
+        not_warmed: arms whose files were too large to be read into the page cache before.
     """
 
     runs: dict[tuple[AnyArm | None, str], list[Trial]] = field(default_factory=dict)
     cold: dict[Arm, list[Trial]] = field(default_factory=dict)
     transfer: dict[str, list[Trial]] = field(default_factory=dict)
     stages: dict[Arm, list[dict[str, float]]] = field(default_factory=dict)
+    not_warmed: set[AnyArm] = field(default_factory=set)
 
     def rates(self, arm: AnyArm | None, trainer: str) -> list[float]:
         """Images/s."""
@@ -55,6 +57,7 @@ class Trials:
             read=stats.estimate([stages["read"] for stages in apart]) if apart else None,
             decode=stats.estimate([stages["decode"] for stages in apart]) if apart else None,
             does="decode" if arm.backend in ("dali", "nvjpeg", *DECODING) else "collate",
+            warmed=arm.backend == "synthetic" or arm not in self.not_warmed,
         )
 
 
@@ -88,6 +91,7 @@ def make_rows(
                     row,
                     binds=verdict.binding(measured[arm]),
                     advice=verdict.advise(measured[arm], known, changes.samples(arm)),
+                    changes=[asdict(change) for change in known],
                 )
             rows.append(row)
     return (*rows, *(_row(arm, NullTrainer.name, trials, works) for arm in peers))

@@ -13,6 +13,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from bench.analysis.stats import Estimate
+from bench.analysis.verdict import COLD_FETCH
 from bench.reporting import report
 from bench.reporting.result import Row
 
@@ -101,12 +102,13 @@ def stages(row: Row) -> go.Figure:
 
 
 def waterfall(row: Row, batch_size: int) -> go.Figure:
-    """From the compute of a batch over what it is held up by to its whole time, ms."""
+    """From the compute of a batch over what it is held up by to its whole time, ms; warm cache."""
     assert row.trainer is not None
     assert row.together is not None
     whole_ms = batch_size / row.together.median * 1e3
     parts = {"compute": batch_size / row.trainer.median * 1e3}
-    parts |= {f"{name} stall": seconds * 1e3 for name, seconds in row.stalls.items()}
+    warm = {name: seconds for name, seconds in row.stalls.items() if name != COLD_FETCH}
+    parts |= {f"{name} stall": seconds * 1e3 for name, seconds in warm.items()}
     rest_ms = whole_ms - sum(parts.values())
     if abs(rest_ms) >= 0.01 * whole_ms:
         parts["not explained"] = rest_ms

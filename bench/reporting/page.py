@@ -11,6 +11,7 @@ import plotly.io
 from plotly.offline import get_plotlyjs
 
 from bench.analysis.stats import Estimate
+from bench.analysis.verdict import COLD_FETCH, takes
 from bench.reporting import charts, report
 from bench.reporting.result import Result, Row
 
@@ -132,7 +133,8 @@ def _details(result: Result) -> str:
             title = escape(report.title(result, row))
             links.append(f'<a href="#row{number}">{title}</a>')
             words = _paragraphs([" ".join(_findings(row))])
-            sections.append(f'<h2 id="row{number}">{title}</h2>{words}{_figures(figures, f"row{number}")}')
+            shown = f"{words}{_changes(row)}{_figures(figures, f'row{number}')}"
+            sections.append(f'<h2 id="row{number}">{title}</h2>{shown}')
     return (
         f"<nav>In detail: {', '.join(links)}</nav>{''.join(sections)}"
         if len(links) > 1
@@ -165,11 +167,35 @@ def _findings(row: Row) -> Iterator[str]:
         yield f"The trainer waited {_percent(row.data_wait)} of the time."
     if row.utilisation:
         yield f"It computed {_percent(row.utilisation)} of the time; MLPerf Storage asks for 90%."
+    if COLD_FETCH in row.stalls:
+        yield f"From a cold cache each batch would take {_number(row.stalls[COLD_FETCH] * 1e3)} ms more."
+    yield f"The first batch came after {_number(row.first_batch_s.median * 1e3)} ms."
     if row.first_step_s and row.step_s:
         first_ms, usual_ms = row.first_step_s.median * 1e3, median(row.step_s) * 1e3
         yield f"The first step took {_number(first_ms)} ms, the others {_number(usual_ms)} ms (median)."
     yield from row.spikes.get("explanation", ())
     yield from row.monitor.get("flags", ())
+
+
+def _changes(row: Row) -> str:
+    """A table of what was considered, the fastest first; empty where nothing was."""
+    if not row.changes:
+        return ""
+    titles = ("What one could do", "images/s", "measured or predicted", "takes")
+    head = "".join(f"<th>{title}</th>" for title in titles)
+    lines = []
+    for change in sorted(row.changes, key=lambda change: -change["images_per_s"]["median"]):
+        name = escape(change["what"].rstrip(","))
+        rate = Estimate(**change["images_per_s"])
+        # the range of a prediction would be that of one of its parts
+        shown, source = (rate, "measured") if change["measured"] else (rate.median, "predicted")
+        costs = takes(change["seconds"], change["size_bytes"])
+        cells = "".join(f"<td>{cell}</td>" for cell in (name, _cell(shown), source, costs))
+        lines.append(f"<tr>{cells}</tr>")
+    return (
+        f'<div class="wide"><table><thead><tr>{head}</tr></thead>'
+        f"<tbody>{''.join(lines)}</tbody></table></div>"
+    )
 
 
 def _figures(figures: dict[str, go.Figure], prefix: str) -> str:

@@ -1,13 +1,15 @@
 """A result as a terminal table and as Markdown; `bench.reporting.page` makes the HTML page."""
 
 from collections.abc import Sequence
+from statistics import median
 from typing import Any
 
 from rich.table import Table
 
 from bench.analysis.stats import Estimate
-from bench.analysis.verdict import KEEPS_UP, LOADER_BINDS, NOT_DISTINGUISHABLE, lost_share
+from bench.analysis.verdict import COLD_FETCH, KEEPS_UP, LOADER_BINDS, NOT_DISTINGUISHABLE, lost_share
 from bench.reporting.result import Result, Row
+from bench.running.monitor import ALL_BUSY
 
 WIDTH = 100
 """Columns of a terminal that the table fits into."""
@@ -22,7 +24,8 @@ _LEGEND = {
     "of limit": "of limit: loader over gather, which copies the same pictures and does nothing else",
     "first s": "first s: seconds from building the loader to its first batch",
     "p95 ms": "med ms, p95 ms: time per batch",
-    "verdict": "loses: the share of the trainer's rate that is lost",
+    "verdict": "loses: the share of the trainer's rate that is lost; unclear: not distinguishable from "
+    "keeping up",
     "epoch gap": "epoch gap: the longest time of an epoch's first batch, in medians",
 }
 
@@ -141,7 +144,7 @@ def best_rows(result: Result) -> list[Row]:
 
 
 def findings(result: Result) -> list[str]:
-    """One line per thing worth saying: what binds and would mend it, uneven batches, limits that hurt."""
+    """One line per thing worth saying: what binds and mends it, where time went, and limits that hurt."""
     lines: list[str] = []
     flagged: dict[str, list[str]] = {}
     several = several_trainers(result)
@@ -149,11 +152,42 @@ def findings(result: Result) -> list[str]:
         name = f"{label(row)} with {row.trainer_name}" if several else label(row)
         if row.advice:
             lines.append(f"{name}: {row.advice}")
+        spent = _spent(row)
+        if spent:
+            lines.append(f"{name}: {spent}.")
         if row.verdict != KEEPS_UP and _is_uneven(row):
             lines.append(f"{name}: {' '.join(row.spikes['explanation'])}")
-        for flag in row.monitor.get("flags", ()) if row.verdict != KEEPS_UP else ():
-            flagged.setdefault(flag.rstrip("."), []).append(name)
+        for flag in row.monitor.get("flags", ()):
+            if row.verdict != KEEPS_UP or not flag.startswith(ALL_BUSY):
+                flagged.setdefault(flag.rstrip("."), []).append(name)
     return lines + [f"{flag}: {', '.join(labels)}." for flag, labels in flagged.items()]
+
+
+def _spent(row: Row) -> str:
+    """Where a fed trainer's time went, as far as the row has it; what is lost, where it does not keep up."""
+    parts = []
+    if row.data_wait is not None and row.utilisation is not None:
+        parts.append(
+            f"waited {row.data_wait.median:.0%} of the time, computed {row.utilisation.median:.0%} "
+            f"(MLPerf Storage asks for 90%)"
+        )
+    if row.predicted is not None and row.together is not None:
+        off = row.together.median / row.predicted - 1
+        parts.append(
+            f"predicted {row.predicted:,.0f} images/s, measured {row.together.median:,.0f} ({off:+.0%})"
+        )
+    if row.first_step_s is not None and row.step_s:
+        parts.append(f"first step {_ms(row.first_step_s.median)}, then {_ms(median(row.step_s))}")
+    stalls = [f"{name} {_ms(seconds)}" for name, seconds in row.stalls.items() if name != COLD_FETCH]
+    if stalls and row.verdict != KEEPS_UP:
+        parts.append(f"per batch lost to {', '.join(stalls)}")
+    if COLD_FETCH in row.stalls:
+        parts.append(f"a cold cache adds {_ms(row.stalls[COLD_FETCH])}")
+    return "; ".join(parts)
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:,.1f} ms" if seconds < 0.1 else f"{seconds * 1e3:,.0f} ms"
 
 
 def _is_uneven(row: Row) -> bool:

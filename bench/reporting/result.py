@@ -28,11 +28,14 @@ class Row:
         data_wait: share of the time, 0 to 1, that the fed trainer waited for a batch.
         utilisation: compute time of the trainer alone over all the time, fed; MLPerf Storage asks for 0.9.
         first_step_s: of the very first step, which allocates, compiles and tunes.
-        stalls: seconds per batch lost to "fetch", "prep" and "transfer".
-        stages: images/s that each alone can do: "storage", "decode", "collate", "transfer", "compute".
+        stalls: seconds per batch lost to "fetch", "prep" and "transfer" from a warm cache, and as
+            "cold fetch" what a cold one would add.
+        stages: images/s that each alone can do: "storage", "decode", "collate", "transfer", "compute";
+            "storage or decode" and "storage or collate" where two cannot be told apart.
         predicted: images/s together, predicted from the parts.
         binds: the narrowest stage; None where it cannot be told from another.
         advice: what binds, and the change with the largest gain, in words.
+        changes: all that were considered: the fields of `bench.analysis.verdict.Change`, as plain values.
         wait_s, step_s: of every timed batch of the last repeat, fed.
         epoch_starts: which of these were the first of an epoch.
         spikes: what `bench.analysis.batch_times` says of them.
@@ -64,6 +67,7 @@ class Row:
     predicted: float | None = None
     binds: str | None = None
     advice: str = ""
+    changes: list[dict[str, Any]] = field(default_factory=list)
     wait_s: list[float] = field(default_factory=list)
     step_s: list[float] = field(default_factory=list)
     epoch_starts: list[int] = field(default_factory=list)

@@ -21,6 +21,8 @@ from bench.running.processes import tree_memory
 INTERVAL_S = 0.1
 # Of one core. Summing up the pages of a large process takes long, so that is done less often then.
 _MEMORY_SHARE = 0.02
+ALL_BUSY = "All cores were busy"
+"""How the flag begins that is no harm where the trainer does not wait."""
 _GPU_MEMORY_LIMIT = 0.9
 _BUSY_LIMIT = 0.95
 _SWAP_LIMIT_BYTES = 1 << 20
@@ -149,7 +151,7 @@ def find_limits(peak: dict[str, float], mean: dict[str, float], swapped_bytes: f
         )
     if mean.get("cpu_share", 0.0) >= _BUSY_LIMIT:
         flags.append(
-            f"All cores were busy ({mean['cpu_share']:.0%} on average): more workers will not help, less "
+            f"{ALL_BUSY} ({mean['cpu_share']:.0%} on average): more workers will not help, less "
             f"work per sample will."
         )
     if swapped_bytes >= _SWAP_LIMIT_BYTES:

@@ -93,9 +93,17 @@ def test_first_batches_are_gaps_and_never_spikes() -> None:
     assert [(gap.batch, gap.wait_s) for gap in found.gaps] == [(0, 0.8), (30, 0.201), (60, 0.301)]
     assert [gap.excess_s for gap in found.gaps] == pytest.approx([0.799, 0.2, 0.3])
     assert found.explanation == (
-        "The first batch came after 800.0 ms.",
-        "2 epoch boundaries: the first batch waits 250.0 ms more than others do (median).",
+        "3 epoch boundaries: the first batch waits 300.0 ms more than others do (median): "
+        "batch 0 800.0 ms, batch 30 201.0 ms, batch 60 301.0 ms.",
     )
+
+
+def test_a_handful_of_epoch_boundaries_is_listed_and_the_others_are_counted() -> None:
+    waits = np.full(90, 0.001)
+    waits[::10] = 0.2
+    (sentence,) = analyse(waits, np.full(90, STEP_S), list(range(0, 90, 10)), 2).explanation
+    assert sentence.startswith("9 epoch boundaries: ")
+    assert sentence.endswith(", batch 40 200.0 ms and 4 more.")
 
 
 def test_a_period_holds_over_epochs_whose_length_it_does_not_divide() -> None:

@@ -11,6 +11,7 @@ import torch
 
 from bench.analysis.verdict import LOADER_BINDS, NO_TRAINER
 from bench.comparing.comparison import Arm, BenchSpec, choose_arms, compare
+from bench.machine import page_cache
 from bench.reporting import report
 from bench.reporting.result import Result
 from bench.running.fresh import run_fresh
@@ -217,6 +218,18 @@ def test_a_cold_cache_is_measured_or_said_to_be_none(converted: dict[str, Path])
     assert result.settings["cold"] is True
 
 
+def test_storage_is_not_told_apart_where_the_files_are_too_large_to_warm(
+    converted: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page_cache, "warm", lambda path: False)
+    arms = [Arm("shards", converted["shards"]), Arm("synthetic", converted["shards"])]
+    result = compare(arms, spec("none"))
+    assert result.settings["page_cache"].startswith("not warmed")
+    shards, synthetic = result.rows
+    assert "storage or collate" in shards.stages
+    assert "collate" in synthetic.stages
+
+
 def test_each_trial_is_a_process_of_its_own_that_starts_others_as_a_training_does() -> None:
     found = [run_fresh(process) for _ in range(2)]
     assert len({pid for pid, _ in found} | {os.getpid()}) == 3
@@ -246,4 +259,11 @@ def test_a_fed_trainer_has_a_wait_and_a_step_of_every_batch(result: Result) -> N
         assert row.predicted == min(row.loader.median, row.trainer.median)
         assert row.stalls.keys() == {"fetch", "prep", "transfer"}
         assert len(row.monitor["time_s"]) == len(row.monitor["cpu_share"]) > 0
-        assert (row.advice == "") == (row.backend == "synthetic")
+        assert (row.advice == "") == (row.changes == []) == (row.backend == "synthetic")
+
+
+def test_a_result_of_before_changes_were_kept_is_read(result: Result) -> None:
+    older = json.loads(json.dumps(result.to_json()))
+    for row in older["rows"]:
+        assert (row.pop("changes") == []) == (row["backend"] == "synthetic")
+    assert all(row.changes == [] for row in Result.from_json(older).rows)

@@ -9,6 +9,7 @@ from html.parser import HTMLParser
 import pytest
 from plotly.offline import get_plotlyjs
 
+from bench.analysis.verdict import COLD_FETCH
 from bench.reporting import charts, page, report
 from bench.reporting.result import Result
 from precache.errors import SettingError
@@ -91,6 +92,7 @@ def test_every_field_has_its_chart_or_sentence(content: Content) -> None:
     (findings,) = (line for line in content.texts if line.startswith("What binds"))
     assert findings.startswith("What binds: decode. Predicted 1,160 images/s, measured ")
     assert "MLPerf Storage asks for 90%" in findings
+    assert "The first batch came after 400 ms." in findings
     assert "The first step took 3,210 ms, the others 25.7 ms (median)." in findings
     assert EXPLANATION in findings
     assert "GPU memory was filled to 93%" in findings
@@ -122,6 +124,16 @@ def test_the_waterfall_ends_at_the_whole_batch() -> None:
     explained = replace(waiting, stalls={"prep": (whole_ms - parts_ms[0]) / 1e3})
     (bars,) = charts.waterfall(explained, BATCH_SIZE).data
     assert len(bars.x) == 3
+
+
+def test_what_a_cold_cache_adds_is_said_and_not_in_the_warm_waterfall() -> None:
+    rich = rich_result()
+    waiting = rich.rows[0]
+    cold = replace(waiting, stalls={**waiting.stalls, COLD_FETCH: 0.159})
+    assert charts.waterfall(cold, BATCH_SIZE) == charts.waterfall(waiting, BATCH_SIZE)
+    said = "From a cold cache each batch would take 159 ms more."
+    assert said in page.html(replace(rich, rows=(cold,)))
+    assert said not in page.html(replace(rich, rows=(waiting,)))
 
 
 def test_spikes_and_epochs_stand_where_they_were() -> None:
@@ -164,10 +176,24 @@ def test_the_download_is_the_result(result: Result, content: Content) -> None:
 
 
 def test_the_table_has_a_row_per_row(result: Result, text: str, content: Content) -> None:
-    assert text.replace(get_plotlyjs(), "").count("<tr>") == len(result.rows) + 1
+    assert text.partition("<h2>Numbers</h2>")[2].count("<tr>") == len(result.rows) + 1
     assert "1,150" in content.texts
     assert "1,104 to 1,196" in content.texts
     assert result.machine["cpu"] in content.texts
+
+
+def test_what_one_could_do_is_a_table_the_fastest_first() -> None:
+    rich = rich_result()
+    waiting = rich.rows[0]
+    content = Content(page.html(replace(rich, rows=(waiting,))))
+    start = content.texts.index("What one could do")
+    assert content.texts[start : start + 15] == [
+        *("What one could do", "images/s", "measured or predicted", "takes"),
+        *("Converting to shards", "2,470", "predicted", "at least 51 s and 6.0 GB"),
+        *(f"Backend dali on {HOSTILE}", "2,300", "2,208 to 2,392", "measured"),
+        *("Four workers", "1,900", "predicted"),
+    ]
+    assert "What one could do" not in page.html(replace(rich, rows=(replace(waiting, changes=[]),)))
 
 
 def test_sections_are_linked() -> None:

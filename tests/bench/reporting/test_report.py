@@ -1,13 +1,18 @@
-"""A result as a terminal table."""
+"""A result made by hand, as the terminal shows it."""
 
 from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
+from bench.analysis.stats import Estimate
+from bench.analysis.verdict import COLD_FETCH, KEEPS_UP
 from bench.reporting import report
-from bench.reporting.result import Result
-from tests.bench.rich_result import around, rich_result, row
+from bench.reporting.result import Result, Row
+from bench.running.monitor import find_limits
+from tests.bench.rich_result import around, rich_result, row, waiting_row
+
+FLAGS = find_limits({"gpu_memory_share": 0.93}, {"cpu_share": 0.99}, 5 << 20)
 
 
 def printed(result: Result) -> list[str]:
@@ -68,3 +73,61 @@ def test_noise_other_libraries_and_a_single_loader_have_no_star() -> None:
     alone = replace(result, rows=(noise, *result.rows[1:2], *result.rows[-1:]))
     assert starred(printed(alone)) == []
     assert "*" not in report.legend(alone)
+
+
+def findings(*rows: Row) -> list[str]:
+    return report.findings(replace(rich_result(), rows=rows))
+
+
+def keeping_row() -> Row:
+    """Its trainer waits 1% of the time."""
+    return row(
+        "shards", "shards", 24_000, data_wait=around(0.01), utilisation=around(0.98), predicted=2480.0,
+        ratio=Estimate(0.99, 0.985, 0.995), first_step_s=around(0.31), step_s=[0.0257] * 3,
+        stalls={"fetch": 0.0, "prep": 0.0003, "transfer": 0.0},
+    )  # fmt: skip
+
+
+def test_the_legend_explains_an_unclear_verdict() -> None:
+    unclear = replace(waiting_row(), ratio=Estimate(0.56, 0.34, 1.0))
+    result = replace(rich_result(), rows=(unclear,))
+    assert "unclear" in report.cells(result)[0]
+    assert "unclear: not distinguishable from keeping up" in report.legend(result)
+
+
+def test_where_a_waiting_trainers_time_goes_is_one_line() -> None:
+    waiting = replace(waiting_row(), data_wait=around(0.45), utilisation=around(0.52), together=around(1_130))
+    assert (
+        "pytorch on raw tree: waited 45% of the time, computed 52% (MLPerf Storage asks for 90%); "
+        "predicted 1,160 images/s, measured 1,130 (-3%); first step 3,210 ms, then 25.7 ms; "
+        "per batch lost to fetch 4.0 ms, prep 19.0 ms, transfer 0.6 ms."
+    ) in findings(waiting)
+    cold = replace(waiting, stalls={**waiting.stalls, COLD_FETCH: 0.159})
+    assert any(line.endswith("transfer 0.6 ms; a cold cache adds 159 ms.") for line in findings(cold))
+
+
+def test_a_row_that_keeps_up_has_a_shorter_line() -> None:
+    keeping = keeping_row()
+    assert keeping.verdict == KEEPS_UP
+    assert findings(keeping) == [
+        "shards on shards: waited 1% of the time, computed 98% (MLPerf Storage asks for 90%); "
+        "predicted 2,480 images/s, measured 2,430 (-2%); first step 310 ms, then 25.7 ms."
+    ]
+
+
+def test_of_a_row_that_keeps_up_busy_cores_alone_are_no_limit() -> None:
+    keeping = replace(keeping_row(), monitor={"flags": FLAGS})
+    waiting = replace(waiting_row(), monitor={"flags": FLAGS})
+    flags = [line for line in findings(keeping, waiting) if line.startswith(tuple("GAT"))]
+    both = "shards on shards, pytorch on raw tree."
+    gpu, swap, cores = flags
+    assert gpu.startswith("GPU memory was filled to 93%")
+    assert swap.startswith("The machine swapped 5 MiB")
+    assert gpu.endswith(both)
+    assert swap.endswith(both)
+    assert cores.startswith("All cores were busy (99% on average)")
+    assert cores.endswith(": pytorch on raw tree.")
+
+
+def test_of_a_row_without_batch_times_nothing_is_said() -> None:
+    assert findings(row("shards", "shards", 24_000)) == []

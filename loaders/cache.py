@@ -100,15 +100,12 @@ class CachedReader:
             refused,
         )
 
-    def _take(self, positions: Positions, slots: Positions, corners: Positions, images: Pixels) -> bool:
-        """As `loaders.filler.Gather`, of whole squares that follow one another in the batch."""
-        if not len(slots):
-            return True
-        part = slice(slots[0], slots[-1] + 1)
-        if len(images[part]) != len(slots) or self._missing[positions[part]].any():
+    def _take(self, positions: Positions, part: slice, corners: Positions, space: Pixels) -> bool:
+        """As `loaders.filler.Gather`, of whole squares."""
+        if self._missing[positions[part]].any():
             return False
         squares = self._images.numpy()
-        np.take(squares, positions[part], axis=0, out=images[part], mode="clip")  # the lock is released
+        np.take(squares, positions[part], axis=0, out=space, mode="clip")  # the lock is released
         return True
 
     def _rows(self, positions: list[int], slot: int, first: int, space: Pixels) -> Pixels:

@@ -52,4 +52,9 @@ def place(part: Pixels, mirrored: bool, out: Pixels) -> None:
         return
     cv2.resize(part, out.shape[1::-1], dst=out, interpolation=cv2.INTER_LINEAR)
     if mirrored:
-        cv2.flip(out, 1, dst=out)
+        mirror(out)
+
+
+def mirror(square: Pixels) -> None:
+    """Swap left and right of uint8 [height, width, 3], in place."""
+    cv2.flip(square, 1, dst=square)

@@ -12,7 +12,7 @@ import torch
 
 from loaders.batch import DecodedBatch, Request
 from loaders.buffers import BufferPool
-from loaders.crops import Crops, place
+from loaders.crops import Crops, mirror, place
 from loaders.dataset import SplitData
 from precache.errors import ImageError
 from precache.jpeg import Pixels
@@ -21,9 +21,9 @@ Rows = Callable[[int, int, Pixels], Pixels]
 """(number in the batch, first row, space uint8 [count, stored, 3]) -> so many rows of the stored square, in
 `space` or elsewhere."""
 
-Gather = Callable[[npt.NDArray[np.int64], npt.NDArray[np.int64], Pixels], bool]
-"""(numbers in the batch, in order, int64 [k], left and top of their crops int64 [k, 2], images of the batch
-uint8 [n, size, size, 3]) -> whether all of these are in their places now."""
+Gather = Callable[[slice, npt.NDArray[np.int64], Pixels], bool]
+"""(which of the batch, left and top of their crops int64 [n, 2], space uint8 [n, size, size, 3]) -> whether
+all of them are in `space` now."""
 
 _AT_A_TIME = 4  # pictures that a thread takes: few, so that none waits long for the others
 
@@ -63,7 +63,7 @@ class _Filling:
     ids: npt.NDArray[np.int64]
     boxes: npt.NDArray[np.int64]
     gathers: bool
-    mirrored: npt.NDArray[np.bool_]
+    mirrored: list[bool]
     images: torch.Tensor
     parts: Iterator[slice]
     helpers: list[Future[None]] = field(default_factory=list)
@@ -126,7 +126,7 @@ class BatchFiller:
         at_a_time = max(1, -(-len(ids) // self._threads)) if gathers else _AT_A_TIME
         parts = [slice(start, start + at_a_time) for start in range(0, len(ids), at_a_time)]
         images = self._buffers.take(len(ids))
-        filling = _Filling(pictures, ids, boxes, gathers, mirrored, images, iter(parts))
+        filling = _Filling(pictures, ids, boxes, gathers, mirrored.tolist(), images, iter(parts))
         for _ in range(min(self._threads, len(parts)) - 1):
             filling.helpers.append(self._pool.submit(self._fill_some, filling))
         return filling
@@ -155,25 +155,24 @@ class BatchFiller:
         out = filling.images.numpy()
         gather = filling.pictures.gather if filling.gathers else None
         for part in filling.parts:
-            slots = np.arange(*part.indices(len(out)))
-            if gather is not None:
-                mirrored = filling.mirrored[slots]
-                plain = slots[~mirrored]
-                if gather(plain, filling.boxes[plain, :2], out):
-                    slots = slots[mirrored]  # one by one: out of `space`, in the CPU's cache, into `out`
-            for slot in slots.tolist():
+            slots = range(*part.indices(len(out)))
+            if gather is not None and gather(part, filling.boxes[part, :2], out[part]):
+                for slot in slots:
+                    if filling.mirrored[slot]:
+                        mirror(out[slot])
+                continue
+            for slot in slots:
                 self._fill_one(filling, slot, out[slot], space)
 
     def _fill_one(self, filling: _Filling, slot: int, out: Pixels, space: Pixels) -> None:
         left, top, width, height = filling.boxes[slot].tolist()
         try:
-            mirrored = bool(filling.mirrored[slot])
-            if width == height == self._crops.stored == len(out) and not mirrored:
+            if width == height == self._crops.stored == len(out) and not filling.mirrored[slot]:
                 if (rows := filling.pictures.rows_of(slot, 0, out)) is not out:
                     np.copyto(out, rows)
                 return
             rows = filling.pictures.rows_of(slot, top, space[:height])
-            place(rows[:, left : left + width], mirrored, out)
+            place(rows[:, left : left + width], filling.mirrored[slot], out)
         except ImageError as error:
             filling.errors[slot] = ImageError(error.path, error.reason)  # without what its traceback holds
 

@@ -12,7 +12,6 @@ each of its pages must be mapped first, which takes as long as copying it.
 import ctypes
 import errno
 import logging
-import math
 import os
 import platform
 import sys
@@ -55,8 +54,8 @@ class _Calls(NamedTuple):
 _CALLS = {"x86_64": _Calls(206, 207, 208, 209), "aarch64": _Calls(0, 1, 4, 2)}
 
 
-def gather(descriptors: Integers, starts: Integers, stride: int, out: Pixels, slots: Integers) -> bool:
-    """Read pieces of files into `out[slots]`; `out` is uint8 [n, rows, row], contiguous.
+def gather(descriptors: Integers, starts: Integers, stride: int, out: Pixels) -> bool:
+    """Read pieces of files into `out`, uint8 [n, rows, row], contiguous.
 
     Row r of piece k is what stands at `starts[k]` + r * `stride` in the file open as `descriptors[k]`.
 
@@ -65,18 +64,13 @@ def gather(descriptors: Integers, starts: Integers, stride: int, out: Pixels, sl
     """
     if not (out.flags.c_contiguous and out.flags.writeable and out.dtype == np.uint8):
         raise ValueError("out must be contiguous uint8 that can be written to")
-    if not len(slots):
+    if not len(out):
         return True
     context = _context()
-    if context is None or (out.shape[1] > _MAX_ROWS and out[0, 0].nbytes != stride):
+    if context is None or (out.nbytes != len(out) * out.shape[1] * stride and out.shape[1] > _MAX_ROWS):
         return False
-    places = _addresses(out)[slots]
-    row_bytes = math.prod(out.shape[2:])
-    parts = (slice(start, start + _MAX_READS) for start in range(0, len(slots), _MAX_READS))
-    return all(
-        _read(context, descriptors[part], starts[part], stride, places[part], out.shape[1], row_bytes)
-        for part in parts
-    )
+    parts = (slice(start, start + _MAX_READS) for start in range(0, len(out), _MAX_READS))
+    return all(_read(context, descriptors[part], starts[part], stride, out[part]) for part in parts)
 
 
 def can_gather(rows: int, *, gaps: bool) -> bool:
@@ -161,26 +155,20 @@ def _destroy(number: int, handle: int, process: int) -> None:
         _libc().syscall(ctypes.c_long(number), ctypes.c_long(handle))
 
 
-def _read(
-    context: _Context,
-    descriptors: Integers,
-    starts: Integers,
-    stride: int,
-    places: npt.NDArray[np.uint64],
-    rows: int,
-    row_bytes: int,
-) -> bool:
-    """At most _MAX_READS pieces, to addresses in memory."""
-    count, gap_bytes, piece_bytes = len(places), stride - row_bytes, rows * row_bytes
+def _read(context: _Context, descriptors: Integers, starts: Integers, stride: int, out: Pixels) -> bool:
+    """At most _MAX_READS pieces."""
+    count, rows = out.shape[:2]
+    piece_bytes = out.nbytes // count
+    row_bytes, gap_bytes = piece_bytes // rows, stride - piece_bytes // rows
     requests = np.zeros(count, _IOCB)
     requests["descriptor"], requests["offset"] = descriptors, starts
     expected_bytes = piece_bytes + (rows - 1) * gap_bytes
     if gap_bytes == 0:
-        requests["opcode"], requests["buffer"], requests["bytes"] = _PREAD, places, piece_bytes
+        requests["opcode"], requests["buffer"], requests["bytes"] = _PREAD, _addresses(out), piece_bytes
     else:
         gap = np.empty(gap_bytes, np.uint8)  # where goes what lies between the rows
         vectors = np.empty((count, rows, 2, 2), np.uint64)  # struct iovec: of each row and of the gap behind
-        vectors[:, :, 0, 0] = places[:, None] + np.arange(rows, dtype=np.uint64) * row_bytes
+        vectors[:, :, 0, 0] = _addresses(out)[:, None] + np.arange(rows, dtype=np.uint64) * row_bytes
         vectors[:, :, 0, 1] = row_bytes
         vectors[:, :, 1] = gap.ctypes.data, gap_bytes
         requests["opcode"], requests["bytes"] = _PREADV, 2 * rows - 1  # none behind the last row

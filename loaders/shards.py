@@ -135,13 +135,13 @@ def _gather(
     descriptors: Positions,
     starts: Positions,
     row_bytes: int,
-    slots: Positions,
+    part: slice,
     corners: Positions,
-    images: Pixels,
+    space: Pixels,
 ) -> bool:
     """As `loaders.filler.Gather`, of squares that begin at `starts`, with rows of `row_bytes`."""
-    first = starts[slots] + corners[:, 1] * row_bytes + corners[:, 0] * 3
-    return gather(descriptors[slots], first, row_bytes, images, slots)
+    first = starts[part] + corners[:, 1] * row_bytes + corners[:, 0] * 3
+    return gather(descriptors[part], first, row_bytes, space)
 
 
 def _read(files: list[ShardFile], samples: list[int], slot: int, first: int, space: Pixels) -> Pixels:

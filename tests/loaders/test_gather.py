@@ -15,7 +15,7 @@ import pytest
 import loaders
 from loaders import gather as gathering
 from loaders.cache import CachedReader
-from loaders.gather import can_gather
+from loaders.gather import can_gather, gather
 from tests.conftest import IMAGES, STORED_SIZE
 from tests.damage import damage_tree
 
@@ -36,10 +36,6 @@ def file(tmp_path: Path) -> Path:
 def descriptor(file: Path) -> Iterator[int]:
     with open(file, "rb") as opened:
         yield opened.fileno()
-
-
-def gather(descriptors: np.ndarray, starts: np.ndarray, stride: int, out: np.ndarray) -> bool:
-    return gathering.gather(descriptors, starts, stride, out, np.arange(len(out)))
 
 
 def pieces(file: Path) -> np.ndarray:
@@ -83,16 +79,6 @@ def test_crops_are_read_without_what_lies_around_them(file: Path, descriptor: in
     assert gather(np.full(COUNT, descriptor), starts(order, tops, lefts), ROW_BYTES, out)
     for piece, top, left, got in zip(pieces(file)[order], tops, lefts, out, strict=True):
         assert np.array_equal(piece[top : top + 40, left : left + 72], got.reshape(40, 72))
-
-
-@needs_aio
-def test_pieces_go_where_they_belong(file: Path, descriptor: int) -> None:
-    out = np.full((5, ROWS, ROW_BYTES), 7, np.uint8)
-    assert gathering.gather(
-        np.full(2, descriptor), starts(np.array([2, 9])), ROW_BYTES, out, np.array([3, 1])
-    )
-    assert np.array_equal(out[[3, 1]], pieces(file)[[2, 9]])
-    assert (out[[0, 2, 4]] == 7).all()
 
 
 @needs_aio
@@ -224,7 +210,7 @@ def test_shards_are_gathered_and_what_is_served_is_the_same_without(
     done: list[bool] = []
 
     def watched(*arguments: object) -> bool:
-        done.append(gathering.gather(*arguments))
+        done.append(gather(*arguments))
         return done[-1]
 
     def served() -> np.ndarray:
@@ -256,19 +242,19 @@ def test_a_cache_in_memory_takes_whole_pictures_at_once_but_for_what_is_missing(
     raw_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bad = damage_tree(raw_tree, tmp_path / "tree")
-    taken: list[bool] = []
+    taken: list[tuple[int, bool]] = []
     take = CachedReader._take
 
-    def watched(*arguments: object) -> bool:
-        taken.append(take(*arguments))
-        return taken[-1]
+    def watched(reader: CachedReader, positions: np.ndarray, part: slice, *rest: np.ndarray) -> bool:
+        taken.append((len(positions[part]), take(reader, positions, part, *rest)))
+        return taken[-1][1]
 
     monkeypatch.setattr(CachedReader, "_take", watched)
     settings = {"batch_size": 10, "cache": "ram", "on_error": "skip", "size": 32, "workers": 0}
     with loaders.build(tmp_path / "tree", **settings) as loader:
         for _ in range(2):
             assert sum(len(batch.ids) for batch in loader) == IMAGES - len(bad)
-    refused = taken.count(False)
+    refused = sum(not whole for _, whole in taken)
     assert 0 < refused < len(taken)
     assert refused <= 3 * len(bad), "of two epochs and what is read ahead, a part for each picture at most"
 

@@ -202,14 +202,22 @@ def test_without_an_epoch_in_the_timed_batches_there_is_no_gap(converted: dict[s
     assert row.of_limit is None
 
 
-@pytest.mark.parametrize(
-    "path", sorted((ROOT / "bench/results").glob("caltech101-*.json")), ids=lambda p: p.stem
-)
-def test_results_from_before_there_were_peers_are_read(path: Path) -> None:
-    result = Result.from_json(json.loads(path.read_text()))
+def test_a_result_from_before_there_were_peers_is_read() -> None:
+    result = Result.from_json(json.loads(Path(__file__).with_name("result-before-peers.json").read_text()))
     assert not any(row.peer or row.over for row in result.rows)
     assert "verdict" in report.columns(result)
     assert report.comparisons(result) == []
+
+
+RESULTS = sorted((ROOT / "bench/results").glob("*caltech101-*-xeon-2cpu*.json"))
+
+
+@pytest.mark.parametrize("path", RESULTS or [Path("none")], ids=lambda p: p.stem)
+def test_the_results_of_the_repository_are_read_and_name_no_folder_of_a_machine(path: Path) -> None:
+    text = path.read_text()
+    result = Result.from_json(json.loads(text))
+    assert len(report.markdown(result).splitlines()) > len(result.rows)
+    assert not any(folder in text for folder in ("/home/", "/root/", "/tmp/", "/Users/"))
 
 
 def test_data_is_written_once_and_only_from_the_same_tree(raw_tree: Path, tmp_path: Path) -> None:

@@ -248,7 +248,7 @@ def command(*arguments: object) -> int:
     return commandline.run(main, "bench", ["simulate", *map(str, arguments)])
 
 
-RESULT = ROOT / "bench/results/caltech101-amd-epyc-2cpu-emulated-4000.json"
+RESULT = ROOT / "bench/results/caltech101-xeon-2cpu-emulated-4000.json"
 
 
 def test_rates_come_from_a_result_and_options_replace_them(
@@ -265,7 +265,7 @@ def test_rates_come_from_a_result_and_options_replace_them(
     one, many = (Prediction(**content) for content in stored["predictions"])
     assert (one.binds, many.binds, many.gpus, many.nodes) == (DECODE, DECODE, 16, 2)
     assert one.images_per_s == pytest.approx(row["loader"]["median"], rel=0.01)
-    assert "With 1 GPU decode binds: it waits 2" in capsys.readouterr().out
+    assert "With 1 GPU decode binds: it waits 1" in capsys.readouterr().out
     assert command(*arguments, "--workers", 8, "--json", "-") == 0
     replaced = json.loads(capsys.readouterr().out)
     assert [one["binds"] for one in replaced["predictions"]] == [STEP, STEP]
@@ -309,7 +309,7 @@ def test_the_table_has_a_row_per_cluster_and_at_most_100_columns(capsys: pytest.
     [
         ([], ["--decode-ms is not known"]),
         (["--decode-ms", 1], ["--trainer-rate is not known"]),
-        (["--result", RESULT], ["5 rows", "--backend", "shards on shards with emulated:4000"]),
+        (["--result", RESULT], ["6 rows", "--backend", "shards on shards with emulated:4000"]),
         (["--result", RESULT, "--backend", "dalli"], ["0 rows are of dalli", "dali on dali"]),
         (["--backend", "dali"], ["choose a row of --result"]),
         (["--decode-ms", 1, "--trainer-rate", 100, "--storage-mbps", 5], ["need --image-bytes"]),

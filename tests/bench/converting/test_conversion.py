@@ -1,5 +1,6 @@
 """`bench convert` on a small tree, and the photographs that it can be measured on."""
 
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -9,10 +10,12 @@ import pytest
 from PIL import Image
 
 from bench.analysis.stats import Estimate
+from bench.cli import main
 from bench.converting import conversion, report
 from bench.converting.conversion import OURS, ConversionSpec, measure
 from bench.converting.photos import make_photos
 from bench.running.processes import run_watched
+from precache import commandline
 from precache.errors import MissingDependencyError, SettingError, WorkerError
 from precache.source import scan_tree
 from tests.command import check_bad_input, run
@@ -76,7 +79,9 @@ def test_a_missing_peer_comes_with_its_install_command(raw_tree: Path, tmp_path:
         pytest.skip("ffcv is installed")
 
 
-def test_the_command_works_as_typed(raw_tree: Path, tmp_path: Path) -> None:
+def test_the_command_works_as_typed(
+    raw_tree: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data/raw").symlink_to(raw_tree)
     quick = ("--repeats", 1, "--pictures", 10, "--size", 32, "--json", "r.json", "--scratch", ".")
@@ -84,7 +89,8 @@ def test_the_command_works_as_typed(raw_tree: Path, tmp_path: Path) -> None:
     assert result.returncode == 0, result.stderr
     assert "| webdataset | " in result.stdout
     assert (tmp_path / "r.json").stat().st_size > 500
-    check_bad_input(run("bench", "convert", "--workers", 0, cwd=tmp_path), "workers must be", "got 0")
+    code = commandline.run(main, "bench", ["convert", str(raw_tree), "--workers", "0"])
+    check_bad_input(subprocess.CompletedProcess([], code, *capfd.readouterr()), "workers must be", "got 0")
 
 
 @pytest.mark.slow

@@ -183,12 +183,12 @@ def run_for_real(setting: Rates, gpus: int, warmup: int, steps: int) -> float:
 @pytest.mark.parametrize(
     ("read_ms", "decode_ms", "step_ms", "workers", "gpus", "binds"),
     [
-        (15, 160, 40, 2, 1, DECODE),
         (80, 60, 40, 3, 1, STORAGE),
-        (15, 80, 100, 2, 1, STEP),
         (50, 60, 40, 1, 1, DECODE),  # one worker: reading adds to it
-        (50, 80, 80, 2, 2, STORAGE),
         (15, 130, 100, 2, 3, STEP),
+        pytest.param(15, 160, 40, 2, 1, DECODE, marks=pytest.mark.slow),
+        pytest.param(15, 80, 100, 2, 1, STEP, marks=pytest.mark.slow),
+        pytest.param(50, 80, 80, 2, 2, STORAGE, marks=pytest.mark.slow),
     ],
 )
 def test_real_threads_come_within_a_tenth(
@@ -217,8 +217,8 @@ def test_real_threads_come_within_a_tenth(
 @pytest.mark.parametrize(
     ("trainer_images_per_s", "workers", "binds"),
     [
-        (60, 2, STEP),
-        pytest.param(200, 2, DECODE, marks=pytest.mark.slow),
+        (200, 2, DECODE),
+        pytest.param(60, 2, STEP, marks=pytest.mark.slow),
         pytest.param(100, 2, None, marks=pytest.mark.slow),  # as fast as one another
         pytest.param(80, 1, DECODE, marks=pytest.mark.slow),
     ],

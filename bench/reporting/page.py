@@ -34,7 +34,7 @@ h1 { font-size: 1.5rem; } h2 { font-size: 1.25rem; margin: 2.5rem 0 .5rem; }
   grid-template-columns: repeat(auto-fill, minmax(min(100%, 28rem), 1fr)); }
 figure { margin: 0; min-width: 0; max-width: 44rem; } figcaption { font-weight: 600; }
 .note, small, dt { color: var(--soft); }
-.wide { overflow-x: auto; }
+.wide { overflow-x: auto; margin-bottom: 1.5rem; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; overflow-wrap: normal; }
 th, td { text-align: right; vertical-align: top; padding: .3rem .6rem; border-bottom: 1px solid var(--line);
   white-space: nowrap; line-height: 1.3; }

@@ -86,13 +86,17 @@ def differences(before: Result, after: Result) -> list[str]:
 def changes(before: Result, after: Result, tolerance: float) -> tuple[list[Change], list[Key], list[Key]]:
     """The rows of both results compared, and the rows that only the first, or the second, has."""
     ours, theirs = by_key(before.rows), by_key(after.rows)
+    repeated = min(before.settings["repeats"], after.settings["repeats"]) > 1
     found = []
     for key in (key for key in ours if key in theirs):
         rates = ("loader",) if ours[key].trainer is None else ("loader", "together")
         for rate in rates:
             one, other = getattr(ours[key], rate), getattr(theirs[key], rate)
             ratio = stats.quotient(other, one)
-            found.append(Change(key, rate, one, other, ratio, _judge(ratio, tolerance)))
+            verdict = _judge(ratio, tolerance) if repeated else NOT_DISTINGUISHABLE  # one has no range
+            if verdict == REGRESSION and ours[key].peer:  # what ours are compared with: not ours to mend
+                verdict = SLOWER
+            found.append(Change(key, rate, one, other, ratio, verdict))
     return found, [key for key in ours if key not in theirs], [key for key in theirs if key not in ours]
 
 

@@ -23,7 +23,8 @@ _LEGEND = {
     "ratio": "ratio: together over trainer, and the farthest repeat from it",
     "of limit": "of limit: loader over gather, which copies the same pictures and does nothing else",
     "first s": "first s: seconds from building the loader to its first batch",
-    "p95 ms": "med ms, p95 ms: time per batch",
+    "med ms": "med ms: median time per batch",
+    "p95 ms": "p95 ms: its 95th percentile",
     "verdict": "loses: the share of the trainer's rate that is lost; unclear: not distinguishable from "
     "keeping up",
     "epoch gap": "epoch gap: the longest time of an epoch's first batch, in medians",
@@ -87,8 +88,8 @@ def _table(result: Result) -> dict[str, list[str]]:
 
 
 def legend(result: Result) -> str:
-    """What the columns mean."""
-    texts = [text for title, text in _LEGEND.items() if title in columns(result)]
+    """What the columns of the terminal's table mean."""
+    texts = [text for title, text in _LEGEND.items() if title in _fitting(result)]
     star = ["*: the most images per second, or not distinguishable from that"] if best_rows(result) else []
     return "; ".join([*texts, *star]) + "."
 
@@ -108,13 +109,7 @@ def comparisons(result: Result) -> list[str]:
 
 def terminal_table(result: Result) -> Table:
     """A rich table of at most `WIDTH` columns, the best rows in bold and with a star."""
-    titled = _table(result)
-    rows = result.rows
-    best = best_rows(result)
-    titled = {"": ["*" if row in best else "" for row in rows], **titled} if best else titled
-    for title in _DISPENSABLE:
-        if sum(2 + max(map(len, (title, *column))) for title, column in titled.items()) - 2 > WIDTH:
-            titled.pop(title, None)
+    titled, rows, best = _fitting(result), result.rows, best_rows(result)
     table = Table(box=None, pad_edge=False)
     left = {"", "step", "backend", "data", "verdict"}
     for title in titled:
@@ -122,6 +117,17 @@ def terminal_table(result: Result) -> Table:
     for row, texts in zip(rows, zip(*titled.values(), strict=True), strict=True):
         table.add_row(*texts, style="bold" if row in best else "")
     return table
+
+
+def _fitting(result: Result) -> dict[str, list[str]]:
+    """`_table`, with stars, without what does not fit."""
+    best = best_rows(result)
+    stars = {"": ["*" if row in best else "" for row in result.rows]} if best else {}
+    titled = {**stars, **_table(result)}
+    for title in _DISPENSABLE:
+        if sum(2 + max(map(len, (title, *column))) for title, column in titled.items()) - 2 > WIDTH:
+            titled.pop(title, None)
+    return titled
 
 
 def best_rows(result: Result) -> list[Row]:
@@ -214,6 +220,10 @@ def conditions(result: Result) -> str:
     settings, machine = result.settings, result.machine
     versions = [f"{name} {machine[name]}" for name in _VERSIONS if name in machine]
     peers = ", ".join(dict.fromkeys(settings.get("peers", {}).values()))
+    usual = {"augment": "eval", "shuffle": "auto"}
+    unusual = [
+        f"{name} {settings[name]}" for name, value in usual.items() if settings.get(name, value) != value
+    ]
     return "; ".join(
         (
             f"{machine['cpu']}, {machine['memory']}, accelerator: {machine['accelerator']}",
@@ -222,6 +232,7 @@ def conditions(result: Result) -> str:
             f"trainer {', '.join(settings['trainers'])}",
             f"batch {settings['batch_size']} of {settings['size']}x{settings['size']}, "
             f"{settings['workers']} workers, page cache {settings['page_cache']}",
+            *unusual,
             f"median of {settings['repeats']} interleaved runs of {settings['batches']} batches",
             machine["date"],
         )

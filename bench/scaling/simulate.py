@@ -91,11 +91,12 @@ def _measured(path: Path, wanted: dict[str, str | None]) -> dict[str, Any]:
     """The rates in the row of the result at `path` that has the wanted values."""
     result = read_result(path)
     asked = {name: value for name, value in wanted.items() if value is not None}
-    rows = [row for row in result.rows if all(getattr(row, name) == value for name, value in asked.items())]
+    loaders = [row for row in result.rows if not row.peer]
+    rows = [row for row in loaders if all(getattr(row, name) == value for name, value in asked.items())]
     if len(rows) != 1:
-        known = "; ".join(map(_describe, result.rows))
+        known = "; ".join(map(_describe, loaders))
         raise SettingError(
-            f"{path}: {len(rows)} rows are of {', '.join(asked.values()) or 'any backend'}; choose one with "
+            f"{path}: {len(rows)} rows are of {', '.join(asked.values()) or 'loaders'}; choose one with "
             f"--backend, --data and --trainer: {known}"
         )
     (row,) = rows

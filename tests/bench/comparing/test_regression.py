@@ -111,6 +111,19 @@ def test_a_regression_beyond_the_tolerance_is_exit_code_1(
     assert line(capsys.readouterr().out, "shards", "together").endswith("slower")
 
 
+def test_a_single_repeat_distinguishes_nothing(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
+    before = write("a.json", ROWS[:1])
+    after = write("b.json", [row("shards", "shards", 22_000, 3_000)], repeats=1)
+    assert compare(before, after) == 0
+    assert line(capsys.readouterr().out, "shards", "together").endswith("not distinguishable")
+
+
+def test_what_ours_are_compared_with_may_be_slower(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
+    fast, slow = ({**row("gather", "shards", rate, rate), "peer": True} for rate in (40_000, 20_000))
+    assert compare(write("a.json", [*ROWS, fast]), write("b.json", [*ROWS, slow])) == 0
+    assert line(capsys.readouterr().out, "gather", "loader").endswith("slower")
+
+
 def test_a_loss_whose_interval_reaches_into_the_tolerance_is_no_regression(
     write: Write, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -193,7 +193,7 @@ def test_peers_are_in_every_report(result: Result) -> None:
     assert f"peers: numpy {np.__version__}, torch {torch.__version__.split('+')[0]}" in report.conditions(
         result
     )
-    assert report.legend(result).count("; ") == 4
+    assert report.legend(result).count("; ") == 5
 
 
 def test_without_an_epoch_in_the_timed_batches_there_is_no_gap(converted: dict[str, Path]) -> None:

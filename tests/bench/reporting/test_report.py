@@ -88,6 +88,22 @@ def keeping_row() -> Row:
     )  # fmt: skip
 
 
+def test_the_legend_explains_the_columns_that_fit() -> None:
+    plain = plain_result()
+    narrow = replace(plain, rows=tuple(replace(r, cold=None) for r in plain.rows))
+    for result, fits in ((narrow, True), (plain, False)):
+        assert ("p95 ms" in printed(result)[0]) == ("p95 ms: " in report.legend(result)) == fits
+
+
+def test_the_conditions_name_augmentation_and_order_where_they_are_not_the_usual() -> None:
+    rich = rich_result()
+    assert "augment" not in report.conditions(rich)
+    for settings in ({"augment": "eval", "shuffle": "window"}, {"augment": "train", "shuffle": "auto"}):
+        text = report.conditions(replace(rich, settings={**rich.settings, **settings}))
+        assert ("augment train" in text) == (settings["augment"] == "train")
+        assert ("shuffle window" in text) == (settings["shuffle"] == "window")
+
+
 def test_the_legend_explains_an_unclear_verdict() -> None:
     unclear = replace(waiting_row(), ratio=Estimate(0.56, 0.34, 1.0))
     result = replace(rich_result(), rows=(unclear,))

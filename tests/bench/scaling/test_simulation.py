@@ -309,7 +309,7 @@ def test_the_table_has_a_row_per_cluster_and_at_most_100_columns(capsys: pytest.
     [
         ([], ["--decode-ms is not known"]),
         (["--decode-ms", 1], ["--trainer-rate is not known"]),
-        (["--result", RESULT], ["6 rows", "--backend", "shards on shards with emulated:4000"]),
+        (["--result", RESULT], ["5 rows", "--backend", "shards on shards with emulated:4000"]),
         (["--result", RESULT, "--backend", "dalli"], ["0 rows are of dalli", "dali on dali"]),
         (["--backend", "dali"], ["choose a row of --result"]),
         (["--decode-ms", 1, "--trainer-rate", 100, "--storage-mbps", 5], ["need --image-bytes"]),

@@ -90,7 +90,7 @@ def keeping_row() -> Row:
 
 def test_the_legend_explains_the_columns_that_fit() -> None:
     plain = plain_result()
-    narrow = replace(plain, rows=tuple(replace(r, cold=None) for r in plain.rows))
+    narrow = replace(plain, rows=plain.rows[1:2])
     for result, fits in ((narrow, True), (plain, False)):
         assert ("p95 ms" in printed(result)[0]) == ("p95 ms: " in report.legend(result)) == fits
 

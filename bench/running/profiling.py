@@ -175,7 +175,12 @@ def _print(found: Profile) -> None:
     for one in found.operators:
         times_s = (one.host_s, one.device_s) if on_device else (one.host_s,)
         table.add_row(one.name, f"{one.calls:,}", *(f"{seconds * 1e3:,.1f}" for seconds in times_s))
-    Console(width=_WIDTH, highlight=False).print(table)
+    if found.operators:
+        Console(width=_WIDTH, highlight=False).print(table)
+    else:
+        click.echo(
+            "no operators: this trainer computes nothing; take --trainer resnet50 to see those of a step"
+        )
     for name, seconds in found.stage_s.items():
         each_ms = seconds / found.steps * 1e3
         click.echo(f"{name}: {found.shares[name]:.0%} of the time, {each_ms:,.1f} ms per step")

@@ -71,13 +71,18 @@ def test_a_slow_step_has_nearly_all_of_the_time_and_a_fast_one_nearly_none(
 
 
 def test_the_folder_is_the_one_that_the_backend_is_made_for(
-    converted: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    converted: dict[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data/shards").symlink_to(converted["shards"])
     monkeypatch.chdir(tmp_path)
     assert command("--backend", "shards", "--trainer", "none", "--out", "out", *QUICK) == 0
     assert (tmp_path / "out/trace.json").exists()
+    found = json.loads((tmp_path / "out/profile.json").read_text())["operators"]
+    assert ("take --trainer resnet50" in capsys.readouterr().out) == (not found)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@
     ├── SourceError               a raw image tree: missing, empty, without class folders
     ├── ImageError                one picture that cannot be decoded
     ├── DatasetError              a converted folder: no manifest, wrong format, damaged file
+    │   └── SampleError           one sample of it that is not as it was written (also an ImageError)
     ├── DownloadError             a public dataset that could not be fetched
     ├── WorkerError               a worker process or thread that died
     └── MissingDependencyError    a package that a backend needs (also an ImportError)
@@ -46,6 +47,15 @@ class ImageError(PrecacheError):
 
 class DatasetError(PrecacheError):
     """A converted folder cannot be used as asked: missing, damaged, or of another format."""
+
+
+class SampleError(DatasetError, ImageError):
+    """One sample of a converted dataset is not as it was written.
+
+    Attributes:
+        path: the shard's file, the sample's id and the path of its source.
+        reason: what is wrong with it, and the remedy.
+    """
 
 
 class DownloadError(PrecacheError):

@@ -1,7 +1,9 @@
 """Files that are either whole or not there: write beside, fsync, rename."""
 
+import errno
 import os
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +14,31 @@ import numpy as np
 
 TEMPORARY_SUFFIX = ".partial"
 _READ_BYTES = 1 << 20  # stays in the CPU's cache
+
+
+def open_regular(path: str | os.PathLike[str]) -> int:
+    """A descriptor of the file at `path`, for reading; of a file alone, never of a pipe or a device.
+
+    Opening a FIFO that nobody writes to would wait for ever.
+
+    Raises:
+        OSError: it cannot be opened, or is something else.
+    """
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "is not a regular file", os.fspath(path))
+    return descriptor
+
+
+def read_regular(path: str | os.PathLike[str]) -> bytes:
+    """The content of the file at `path`.
+
+    Raises:
+        OSError: as `open_regular`, or it cannot be read.
+    """
+    with open(open_regular(path), "rb", buffering=0) as file:
+        return file.read()
 
 
 @contextmanager
@@ -76,9 +103,8 @@ def crc32c_file(path: Path) -> str:
     """
     buffer = np.empty(_READ_BYTES, np.uint8)
     crc = 0
-    with open(path, "rb", buffering=0) as file:
-        while count := file.readinto(
-            buffer.data
-        ):  # not mapped: a failing disk is an error here, not a signal
+    with open(open_regular(path), "rb", buffering=0) as file:
+        # not mapped: a failing disk is an error here, not a signal
+        while count := file.readinto(buffer.data):
             crc = google_crc32c.extend(crc, buffer[:count])
     return f"{crc:08x}"

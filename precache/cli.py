@@ -4,6 +4,7 @@ What only one command needs is imported there: `convert` should not wait for an 
 """
 
 import json
+import logging
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from precache.convert import Conversion
 from precache.errors import SettingError, check_choice
 from precache.images import RESAMPLING
 from precache.manifest import MANIFEST_NAME, REJECTED_NAME
+from precache.reading import MAX_PIXELS
 from precache.recipe import DEFAULT_SPLITS, FORMAT_NAMES, Recipe
 
 DATA = Path("data")
@@ -28,6 +30,7 @@ _PATH = click.Path(path_type=Path)
 @click.version_option(precache.__version__, prog_name="precache")
 def main() -> None:
     """Convert raw image trees into datasets that do not keep a GPU waiting."""
+    logging.basicConfig(format="WARNING: %(message)s")  # that level and those above it
 
 
 @main.command(name="sample")
@@ -70,6 +73,7 @@ def fetch(name: str, dst: Path, url: str | None) -> None:
 @click.option("--background", default="white", show_default=True, help="Colour below transparency.")
 @click.option("--decode", default="full", show_default=True, help="full, or scaled: faster, less exact.")
 @click.option("--allow-truncated", is_flag=True, help="Convert damaged JPEGs, grey where data is missing.")
+@click.option("--max-pixels", default=MAX_PIXELS, show_default=True, help="Of one picture; more is rejected.")
 @click.option("--passthrough", is_flag=True, help="Keep the bytes of JPEGs that have the size (not shards).")
 @click.option(
     "--splits",
@@ -181,14 +185,17 @@ def verify(dst: Path, others: tuple[Path, ...], deep: bool, across: bool, worker
 @main.command()
 @click.argument("src", type=_PATH, default=RAW)
 @click.option("--list", "list_file", type=_PATH, help="Write the list here.  [default: SRC.rejected.csv]")
+@click.option("--max-pixels", default=MAX_PIXELS, show_default=True, help="Of one picture; more is rejected.")
 @click.option("--workers", type=int, help="Processes; 0: none but this one.  [default: one per CPU]")
-def check(src: Path, list_file: Path | None, workers: int | None) -> None:
+def check(src: Path, list_file: Path | None, max_pixels: int, workers: int | None) -> None:
     """Decode every picture of the tree SRC (default data/raw), and list those that cannot be.
 
     Loaders built with on_error="skip" leave out what the default list holds.
     """
     with ProgressBar("check", "image") as bar:
-        report = precache.check(src, list_file=list_file, workers=workers, on_progress=bar)
+        report = precache.check(
+            src, list_file=list_file, max_pixels=max_pixels, workers=workers, on_progress=bar
+        )
     problems = [printable(f"{src}/{bad.path}: {bad.reason}") for bad in report.rejected]
     if problems:
         counts = f"{len(problems):,} of {report.pictures:,} pictures cannot be decoded"

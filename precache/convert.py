@@ -4,6 +4,7 @@ Killed at any moment, a conversion loses the shards in work and nothing else: fi
 the journal, and the manifest is written last. The same command continues it.
 """
 
+import logging
 import math
 import os
 import shutil
@@ -36,6 +37,7 @@ from precache.shard_writer import ShardTask, finish_shard, write_shard
 from precache.source import Ints, Scan, check_apart, scan_tree
 from precache.splits import apply_list
 
+_LOGGER = logging.getLogger(__name__)
 Progress = Callable[[int, int], None]
 
 
@@ -97,6 +99,8 @@ def convert(
     check_share("max_rejects", max_rejects)
     source, destination = Path(source), Path(destination)
     scan = scan_tree(source)
+    for warning in scan.warnings:
+        _LOGGER.warning("%s", warning)
     if split_list is not None:
         scan, recipe = apply_list(scan, recipe, split_list)
     elif recipe.listed:

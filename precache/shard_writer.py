@@ -8,12 +8,13 @@ from pathlib import Path
 import numpy as np
 
 from precache import images, jpeg
-from precache.errors import ImageError, SourceError
+from precache.errors import ImageError
 from precache.formats import FORMATS, Sample
 from precache.journal import FinishedShard
 from precache.jpeg import Pixels
 from precache.manifest import FileEntry, RejectedSample, ShardEntry
 from precache.output import OutputFile, publish
+from precache.reading import read_picture
 from precache.recipe import Recipe
 from precache.source import SampleRef
 
@@ -77,7 +78,7 @@ def _samples(task: ShardTask, written: WrittenShard, tick: Callable[[], None]) -
     for ref in task.samples:
         path = os.path.join(task.source, ref.path)
         try:
-            stored, size = store(_read_unchanged(path, ref), path, task.recipe)
+            stored, size = store(_read_unchanged(path, ref, task.recipe.max_pixels), path, task.recipe)
         except ImageError as error:
             written.rejected.append(RejectedSample(ref.id, ref.path, error.reason))
         else:
@@ -86,19 +87,6 @@ def _samples(task: ShardTask, written: WrittenShard, tick: Callable[[], None]) -
         tick()
 
 
-def _read_unchanged(path: str, ref: SampleRef) -> bytes:
+def _read_unchanged(path: str, ref: SampleRef, max_pixels: int) -> bytes:
     """The picture as the scan found it: what is rejected, or converted, must not depend on when."""
-    try:
-        with open(path, "rb", buffering=0) as file:
-            data = file.read()
-            modified_ns = os.fstat(file.fileno()).st_mtime_ns
-    except FileNotFoundError as error:
-        raise SourceError(f"{path}: vanished while it was converted; run the same command again") from error
-    except OSError as error:
-        raise ImageError(path, f"cannot be read ({error.strerror})") from error
-    if len(data) != ref.bytes or modified_ns != ref.modified_ns:
-        raise SourceError(
-            f"{path}: changed while it was converted (expected {ref.bytes:,} bytes, got {len(data):,}, "
-            f"or written since); let the source tree alone, and convert with --overwrite"
-        )
-    return data
+    return read_picture(path, max_pixels, (ref.bytes, ref.modified_ns))

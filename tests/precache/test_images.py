@@ -11,7 +11,7 @@ from PIL import Image, ImageOps, features
 from torchvision.transforms import CenterCrop, InterpolationMode, Resize
 
 from precache import images, jpeg
-from precache.errors import ImageError
+from precache.errors import ImageError, SourceError
 from precache.source import scan_tree
 
 
@@ -257,7 +257,7 @@ def test_a_damaged_picture_names_path_and_reason(tmp_path: Path, data: bytes, re
 
 
 def test_a_missing_picture_names_its_path(tmp_path: Path) -> None:
-    with pytest.raises(ImageError, match=r"gone\.jpg: cannot be read \(No such file"):
+    with pytest.raises(SourceError, match=r"gone\.jpg: vanished"):
         images.load(str(tmp_path / "gone.jpg"), 32)
 
 

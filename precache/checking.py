@@ -10,8 +10,8 @@ from pathlib import Path
 from precache import executors, images
 from precache.errors import ImageError, SettingError, SourceError, check_range
 from precache.manifest import is_converted
-from precache.rejects import RejectedPicture, check_writable, default_list, write_list
 from precache.reading import MAX_PIXELS, read_picture
+from precache.rejects import RejectedPicture, check_writable, default_list, write_list
 from precache.source import SampleRef, Scan, scan_tree
 from precache.turns import Turn
 

@@ -23,8 +23,8 @@ _TIFF_BITS, _TIFF_MAXIMA = 258, (281, 341)  # BitsPerSample; MaxSampleValue, SMa
 _said = mmap.mmap(-1, 1)
 
 
-def grey_to_8_bits(image: Image.Image, data: bytes, path: str) -> Pixels:
-    """uint8 [height, width] of an image of mode I or I;16, which Pillow decoded from `data`.
+def grey_to_8_bits(image: Image.Image, opened: Image.Image, data: bytes, path: str) -> Pixels:
+    """uint8 [height, width] of an image of mode I or I;16, that is `opened` turned upright; from `data`.
 
     Raises:
         ValueError: its values are not within 0 to 65,535.
@@ -33,7 +33,7 @@ def grey_to_8_bits(image: Image.Image, data: bytes, path: str) -> Pixels:
     top = int(grey.max())
     if image.mode == "F" or grey.min() < 0 or top >= 1 << _FULL_BITS:
         raise ValueError(f"mode {image.mode} has no defined range of 0 to 65,535")
-    bits = _stated_bits(image, data)
+    bits = _stated_bits(opened, data)
     if bits is not None and bits < _FULL_BITS and top < 1 << bits and not _fills_upper_bits(grey, bits):
         brightest = (1 << bits) - 1
         values = np.arange(brightest + 1)

@@ -17,6 +17,7 @@ from precache.headers import check_pixels, sizes_before_opening, sizes_when_open
 from precache.turns import Turn
 
 _EXIF_ORIENTATION = 0x0112
+_ANY_SIZE = 1 << 63
 _BAND_PIXELS = 1 << 22  # of what is blended at a time
 
 
@@ -49,8 +50,12 @@ def decode(
 
 
 def _open(data: bytes, path: str) -> Image.Image:
+    formats = kinds.openers(data, path)
     try:
-        return Image.open(io.BytesIO(data), formats=kinds.openers(data, path))
+        return Image.open(io.BytesIO(data), formats=formats)
+    except Image.DecompressionBombError:  # without the size, which the message is to name
+        with _undisturbed(_ANY_SIZE):
+            return Image.open(io.BytesIO(data), formats=formats)
     except UnidentifiedImageError:
         if kind := kinds.missing_decoder(data):
             raise ValueError(f"this Pillow has no decoder for {kind}; install one that has") from None
@@ -63,10 +68,7 @@ def _upright(image: Image.Image, background: tuple[int, int, int], data: bytes, 
     if image.getexif().get(_EXIF_ORIENTATION, 1) != 1:
         turned = ImageOps.exif_transpose(image)
     if turned.mode in ("I", "F") or turned.mode.startswith("I;16"):
-        if turned is not image:
-            turned.format = image.format
-            turned.tag_v2 = getattr(image, "tag_v2", None)  # type: ignore[attr-defined]
-        return Image.fromarray(depth.grey_to_8_bits(turned, data, path))
+        return Image.fromarray(depth.grey_to_8_bits(turned, image, data, path))
     if depth.is_deep_colour(image, data):
         depth.warn_if_dark(depth.brightest_colour(image), path, "scale them")
     return _without_transparency(turned, background)

@@ -15,8 +15,8 @@ from tests.command import run
 
 NAMES = {
     "JPEG": "jpg", "PNG": "png", "GIF": "gif", "BMP": "bmp", "TIFF": "tif", "PPM": "ppm", "TGA": "tga",
-    "ICO": "ico", "DDS": "dds", "SGI": "sgi", "PCX": "pcx", "DIB": "dib", "QOI": "qoi", "WEBP": "webp", "AVIF": "avif",
-    "JPEG2000": "jp2",
+    "ICO": "ico", "DDS": "dds", "SGI": "sgi", "PCX": "pcx", "DIB": "dib", "QOI": "qoi",
+    "WEBP": "webp", "AVIF": "avif", "JPEG2000": "jp2",
 }  # fmt: skip
 FEATURES = {"WEBP": "webp", "AVIF": "avif", "JPEG2000": "jpg_2000"}
 WITH_SIGNATURE = {"JPEG", "PNG", "GIF", "BMP", "TIFF", "WEBP", "AVIF", "JPEG2000"}

@@ -6,6 +6,7 @@ included; with other writers they take turns.
 """
 
 import json
+import shlex
 import shutil
 import subprocess
 import sys
@@ -255,7 +256,7 @@ def _command(name: str, source: Path, destination: Path, spec: ConversionSpec) -
             *command,
             "--format",
             recipe.format,
-            *recipe.to_flags().split(),
+            *shlex.split(recipe.to_flags()),
             "--workers",
             str(spec.workers),
         ]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from precache import executors, images
-from precache.errors import ImageError, SettingError, SourceError, check_range
+from precache.errors import ImageError, SettingError, SourceError, shell_command
 from precache.manifest import is_converted
 from precache.rejects import RejectedPicture, check_writable, default_list, write_list
 from precache.source import SampleRef, Scan, scan_tree
@@ -53,10 +53,10 @@ def check(
         WorkerError: a worker process died.
     """
     source = Path(source)
-    workers = executors.available_cpus() if workers is None else workers
-    check_range("workers", workers, 0)
+    workers = executors.worker_count(workers)
     if is_converted(source):
-        raise SourceError(f"{source}: is a converted dataset; check it with 'precache verify {source}'")
+        command = shell_command("precache verify", source)
+        raise SourceError(f"{source}: is a converted dataset; check it with: {command}")
     scan = scan_tree(source)
     target = default_list(source) if list_file is None else Path(list_file)
     check_writable(target, source)
@@ -79,6 +79,11 @@ class _Task:
     root: str
     samples: tuple[SampleRef, ...]
 
+    @property
+    def name(self) -> str:
+        """How errors call it: by its first picture."""
+        return f"{self.root}/{self.samples[0].path} and what follows it"
+
 
 def _tasks(scan: Scan) -> Iterator[_Task]:
     """Made when a worker asks for one: they hold the paths of their pictures."""
@@ -87,12 +92,15 @@ def _tasks(scan: Scan) -> Iterator[_Task]:
         yield _Task(str(scan.root), tuple(scan.samples[row] for row in rows))
 
 
-def _decode_all(task: _Task, tick: Callable[[], None]) -> list[tuple[SampleRef, str]]:
+def _decode_all(task: _Task, tick: executors.Ticks) -> list[tuple[SampleRef, str]]:
     """The pictures of `task` that cannot be decoded, each with the reason."""
     refused = []
-    for ref in task.samples:
+    for unit, ref in enumerate(task.samples):
         path = os.path.join(task.root, ref.path)
         try:
+            if unit in tick.fatal:
+                raise ImageError(path, executors.KILLED)
+            tick.begin(unit)
             images.decode_for(images.read_bytes(path), path, _WHOLE)
         except ImageError as error:
             refused.append((ref, error.reason))

@@ -1,7 +1,7 @@
 """What a worker does: read, decode and resize the pictures of one shard, and write it."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,6 +9,7 @@ import numpy as np
 
 from precache import images, jpeg
 from precache.errors import ImageError, SourceError
+from precache.executors import KILLED, Ticks
 from precache.formats import FORMATS, Sample
 from precache.journal import FinishedShard
 from precache.jpeg import Pixels
@@ -40,7 +41,7 @@ class WrittenShard:
     sizes: list[tuple[int, int]]
 
 
-def write_shard(task: ShardTask, tick: Callable[[], None]) -> WrittenShard:
+def write_shard(task: ShardTask, tick: Ticks) -> WrittenShard:
     """Decode, resize and write the pictures of `task`: the part that needs the CPU."""
     written = WrittenShard(task, [], [], [])
     base = task.destination / task.name
@@ -73,10 +74,13 @@ def store(data: bytes, path: str, recipe: Recipe) -> tuple[bytes | Pixels, tuple
     return images.render(data, path, recipe.rendering)
 
 
-def _samples(task: ShardTask, written: WrittenShard, tick: Callable[[], None]) -> Iterator[Sample]:
-    for ref in task.samples:
+def _samples(task: ShardTask, written: WrittenShard, tick: Ticks) -> Iterator[Sample]:
+    for unit, ref in enumerate(task.samples):
         path = os.path.join(task.source, ref.path)
         try:
+            if unit in tick.fatal:
+                raise ImageError(path, KILLED)
+            tick.begin(unit)
             stored, size = store(_read_unchanged(path, ref), path, task.recipe)
         except ImageError as error:
             written.rejected.append(RejectedSample(ref.id, ref.path, error.reason))

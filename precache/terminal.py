@@ -18,7 +18,7 @@ from typing import Any, TextIO, cast
 from tqdm import tqdm
 
 from precache.errors import printable
-from precache.executors import blocked
+from precache.workers import blocked
 
 
 class Guarded(io.TextIOBase):

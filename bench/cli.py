@@ -33,7 +33,7 @@ from precache import commandline
 from precache.commandline import STDOUT, ProgressBar, check_output, write_json
 from precache.convert import convert
 from precache.errors import SettingError
-from precache.executors import available_cpus
+from precache.executors import available_cpus, worker_count
 from precache.recipe import FORMAT_NAMES, Recipe
 from precache.sample import make_sample
 from precache.source import scan_tree
@@ -126,7 +126,7 @@ def loaders(
     markdown, quiet = settings.pop("markdown"), settings.pop("quiet")
     spec = BenchSpec(
         trainers=(trainer,),
-        workers=available_cpus() if workers is None else workers,
+        workers=worker_count(workers),
         device=choose_device(device),
         **settings,
     )
@@ -218,7 +218,7 @@ def convert_command(
     check_output(json_path)
     spec = conversion.ConversionSpec(
         recipe=Recipe(format=format_name, **settings),
-        workers=available_cpus() if workers is None else workers,
+        workers=worker_count(workers, least=1),
         pictures=pictures,
         repeats=repeats,
         against=tuple(_names(against)),

@@ -26,14 +26,15 @@ def available_cpus() -> int:
     return os.cpu_count() or 1
 
 
-def worker_count(workers: int | None) -> int:
-    """`workers`, or one per CPU for None; SettingError unless it is 0 or more."""
+def worker_count(workers: int | None, least: int = 0) -> int:
+    """`workers`, or one per CPU for None; SettingError unless it is `least` or more."""
     if workers is None:
         return available_cpus()
-    if not isinstance(workers, int) or isinstance(workers, bool) or workers < 0:
+    if not isinstance(workers, int) or isinstance(workers, bool) or workers < least:
+        none = "0 is none but this process, and " if least == 0 else ""
         raise SettingError(
-            f"workers must be 0 or more, got {workers!r}; 0 is none but this process, "
-            f"and left out it is one per CPU ({available_cpus()})"
+            f"workers must be {least} or more, got {workers!r}; {none}left out it is one per CPU "
+            f"({available_cpus()})"
         )
     return workers
 

@@ -21,7 +21,7 @@ from loaders.batch import Batch, Loader
 from loaders.dataset import open_split
 from precache import commandline
 from precache.errors import SettingError, check_choice, check_range
-from precache.executors import available_cpus
+from precache.executors import worker_count
 
 WAIT, STEP = "wait for batch", "train step"
 _DATA = Path("data")
@@ -152,7 +152,7 @@ def profile_command(
     device = choose_device(device_name)
     if folder is None:
         folder = _DATA / ("raw" if backend == "auto" else loaders.READS[backend][0])
-    workers = available_cpus() if workers is None else workers
+    workers = worker_count(workers)
     # the number of classes is known with the data, what dtype the loader serves with the trainer
     trainer = make_trainer(trainer_name, device, len(open_split(folder, "train").classes))
     with loaders.build(

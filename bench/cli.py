@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 
 import precache
 from bench.comparing.comparison import BenchSpec, choose_arms, compare
@@ -37,6 +36,7 @@ from precache.executors import available_cpus, worker_count
 from precache.recipe import FORMAT_NAMES, Recipe
 from precache.sample import make_sample
 from precache.source import scan_tree
+from precache.tables import new_console
 
 DATA = Path("data")
 QUICKSTART = DATA / "quickstart"
@@ -268,7 +268,7 @@ def _print(result: Result, as_markdown: bool) -> None:
     if as_markdown:
         click.echo(report.markdown(result))
         return
-    Console(width=_TABLE_WIDTH, highlight=False).print(report.terminal_table(result))
+    new_console(width=_TABLE_WIDTH).print(report.terminal_table(result))
     for name, reason in result.skipped.items():
         click.echo(f"skipped {name}: {reason}")
     click.echo(f"{report.conditions(result)}.")

@@ -10,16 +10,16 @@ from typing import Any
 
 import numpy as np
 from PIL import Image
-from rich.markup import escape as escape_markup
 from rich.table import Table
 
-from precache import jpeg, tables
+from precache import jpeg
 from precache.commandline import human_bytes, printable
 from precache.errors import SettingError
 from precache.formats import FORMATS, StoredSample
 from precache.jpeg import Pixels
 from precache.manifest import ConvertedDataset, Manifest, count_reasons
 from precache.storage import atomic_write
+from precache.tables import new_console
 
 _PICTURES_PER_CLASS = 5
 _THUMBNAIL = 112
@@ -68,23 +68,23 @@ def summary(manifest: Manifest) -> dict[str, Any]:
 def print_tables(dataset: ConvertedDataset) -> None:
     """Print facts, samples per class, and what is left out."""
     manifest = dataset.manifest
-    console = tables.console()
+    console = new_console()
     facts = Table(box=None, show_header=False)
     for name, value in _facts(dataset).items():
-        facts.add_row(name, escape_markup(printable(value)))
+        facts.add_row(name, printable(value))
     console.print(facts)
     classes = Table(box=None)
     classes.add_column("class")
     for split in manifest.samples_per_class:
-        classes.add_column(escape_markup(printable(split)), justify="right")
+        classes.add_column(printable(split), justify="right")
     for label, name in enumerate(manifest.classes):
         counts = (f"{per_class[label]:,}" for per_class in manifest.samples_per_class.values())
-        classes.add_row(escape_markup(printable(name)), *counts)
+        classes.add_row(printable(name), *counts)
     console.print(classes)
     for rejected in manifest.rejected:
-        console.print(printable(f"rejected {rejected.path}: {rejected.reason}"), markup=False)
+        console.print(printable(f"rejected {rejected.path}: {rejected.reason}"))
     for reason, count in count_reasons([reason for _, reason in manifest.ignored]).items():
-        console.print(printable(f"ignored {count:,}: {reason}"), markup=False)
+        console.print(printable(f"ignored {count:,}: {reason}"))
 
 
 def write_html(dataset: ConvertedDataset, path: str | os.PathLike[str]) -> None:

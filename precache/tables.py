@@ -10,12 +10,12 @@ from precache.errors import printable
 from precache.terminal import styled
 
 
-def console(**options: Any) -> Console:
-    """A console on stdout that shows text as it is: `printable`, and no `:name:` as a picture.
+def new_console(**options: Any) -> Console:
+    """A console on stdout that shows text as it is: `printable`, and neither [bold] nor `:name:` means more.
 
     `options` are those of `rich.console.Console`.
     """
-    return _Console(file=styled(sys.stdout), highlight=False, emoji=False, **options)
+    return _Console(file=styled(sys.stdout), highlight=False, emoji=False, markup=False, **options)
 
 
 class _Console(Console):

@@ -201,10 +201,10 @@ class _Attempt:
         """Note that a worker died over `unit`; WorkerError if another try makes no sense."""
         again = unit in self.deaths
         self.deaths.append(unit)
-        if unit is not None and again and len(self.fatal) < _MAX_FATAL:
+        if unit is not None and again and unit not in self.fatal and len(self.fatal) < _MAX_FATAL:
             self.deaths = [other for other in self.deaths if other != unit]
             self.fatal |= {unit}
-        elif again or len(self.deaths) > _MAX_DEATHS:
+        elif again or unit in self.fatal or len(self.deaths) > _MAX_DEATHS:
             times = len(self.deaths) + 2 * len(self.fatal)
             raise WorkerError(
                 f"{_name(self.task)}: workers died over it {times} times (exit code {exit_code}; -9 is "

@@ -91,6 +91,17 @@ def test_a_machine_on_which_every_unit_kills_is_given_up_soon() -> None:
         list(executors.run(die_over_all, [Deadly("train-00000")], 1, lambda count: None))
 
 
+def die_stubbornly(task: Deadly, tick: Ticks) -> None:
+    """Over a unit that is left out."""
+    tick.begin(0)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_unit_that_kills_although_it_is_left_out_is_an_error() -> None:
+    with pytest.raises(WorkerError, match="train-00000: workers died over it 3 times"):
+        list(executors.run(die_stubbornly, [Deadly("train-00000")], 1, lambda count: None))
+
+
 class Odd(Exception):
     """Does not survive pickling, as many exceptions of libraries."""
 

@@ -22,7 +22,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from precache.errors import SettingError, SourceError
+from precache.errors import SettingError, SourceError, shell_command
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 
@@ -172,7 +172,7 @@ def scan_tree(root: str | os.PathLike[str]) -> Scan:
         reason = "is not a folder" if root.exists() else "does not exist"
         raise SourceError(
             f"{root}: {reason}; expected a folder of class folders with pictures "
-            f"(make one with 'precache sample {root}')"
+            f"(make one with: {shell_command('precache sample', root)})"
         )
     found = _Found()
     for split, prefix in _split_folders(root):

@@ -189,11 +189,14 @@ class ProgressBar:
                     self._switch_off()
 
     def __exit__(self, *error: object) -> None:
-        if self._bar is not None:
-            try:
-                self._bar.close()
-            except Exception:
-                self._switch_off()
+        if self._bar is None:
+            return
+        if not _takes_output(sys.stderr):
+            self._switch_off()
+        try:
+            self._bar.close()
+        except Exception:
+            self._switch_off()
 
     def _show(self, done: int, total: int) -> None:
         if self._bar is None:

@@ -111,6 +111,7 @@ def test_checking_and_errors(nasty: Path) -> None:
         assert len(result.stderr.splitlines()) == 1 or "--debug" in arguments
 
 
+@pytest.mark.timeout(300)  # four processes that import torch
 def test_benchmarks(nasty: Path, nasty_dataset: Path) -> None:
     short = ("--batches", 2, "--warmup", 1, "--repeats", 1, "--batch-size", 8, "--size", 32, "--workers", 1)
     shards = ("--backend", "shards", "--trainer", "emulated", "--device", "cpu", "--json", "result.json")
@@ -124,10 +125,9 @@ def test_benchmarks(nasty: Path, nasty_dataset: Path) -> None:
     for row in content["rows"]:
         row["backend"] = row["data"] = NASTY
     path.write_text(json.dumps(content))
-    for arguments in (("report", path), ("report", path, "--markdown")):
-        result = run("-m", "bench", *arguments, cwd=nasty)
-        assert result.returncode == 0, result.stderr
-        check_plain(result, "\\u202e")
+    report = run("-m", "bench", "report", path, cwd=nasty)
+    assert report.returncode == 0, report.stderr
+    check_plain(report, "\\u202e")
 
 
 def test_scripts_of_users(nasty: Path, nasty_dataset: Path) -> None:

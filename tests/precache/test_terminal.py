@@ -38,6 +38,19 @@ CONVERT = ("--format", "shards", "--size", "48", "--shard-bytes", str(12 * 48 * 
 WORKERS = pytest.mark.parametrize("workers", [0, 2])
 
 
+RUNNING: "list[subprocess.Popen[bytes]]" = []
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left() -> Iterator[None]:
+    """A test that fails leaves no process behind; workers end with theirs."""
+    yield
+    while RUNNING:
+        process = RUNNING.pop()
+        process.kill()
+        process.wait()
+
+
 class Started:
     """`precache convert` of the tree, slowly, in `folder`."""
 
@@ -47,7 +60,8 @@ class Started:
         self.out = folder / "out"
         command = [sys.executable, script, "convert", tree, self.out, *CONVERT, "--workers", str(workers)]
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        self.process = subprocess.Popen(command, cwd=folder, env=environment, **options)  # type: ignore[call-overload]
+        self.process = subprocess.Popen(command, cwd=folder, env=environment, **options)
+        RUNNING.append(self.process)
 
     def wait_until_it_converts(self) -> None:
         deadline = time.monotonic() + 60

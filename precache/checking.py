@@ -9,7 +9,7 @@ from pathlib import Path
 
 from precache import executors, images
 from precache.converted import is_converted
-from precache.errors import ImageError, SettingError, SourceError, check_range
+from precache.errors import ImageError, SettingError, SourceError, check_range, shell_command
 from precache.reading import MAX_PIXELS, read_picture
 from precache.rejects import RejectedPicture, check_writable, default_list, write_list
 from precache.source import SampleRef, Scan, scan_tree
@@ -60,11 +60,11 @@ def check(
         WorkerError: a worker process died.
     """
     source = Path(source)
-    workers = executors.available_cpus() if workers is None else workers
-    check_range("workers", workers, 0)
+    workers = executors.worker_count(workers)
     check_range("max_pixels", max_pixels, 1)
     if is_converted(source):
-        raise SourceError(f"{source}: is a converted dataset; check it with 'precache verify {source}'")
+        command = shell_command("precache verify", source)
+        raise SourceError(f"{source}: is a converted dataset; check it with: {command}")
     scan = scan_tree(source)
     for warning in scan.warnings:
         _LOGGER.warning("%s", warning)
@@ -90,6 +90,11 @@ class _Task:
     samples: tuple[SampleRef, ...]
     max_pixels: int
 
+    @property
+    def name(self) -> str:
+        """How errors call it: by its first picture."""
+        return f"{self.root}/{self.samples[0].path} and what follows it"
+
 
 def _tasks(scan: Scan, max_pixels: int) -> Iterator[_Task]:
     """Made when a worker asks for one: they hold the paths of their pictures."""
@@ -98,13 +103,16 @@ def _tasks(scan: Scan, max_pixels: int) -> Iterator[_Task]:
         yield _Task(str(scan.root), tuple(scan.samples[row] for row in rows), max_pixels)
 
 
-def _decode_all(task: _Task, tick: Callable[[], None]) -> list[tuple[SampleRef, str]]:
+def _decode_all(task: _Task, tick: executors.Ticks) -> list[tuple[SampleRef, str]]:
     """The pictures of `task` that cannot be decoded, each with the reason."""
     whole = images.Rendering(size=1, max_pixels=task.max_pixels)  # decoded in full, and not resized
     refused = []
-    for ref in task.samples:
+    for unit, ref in enumerate(task.samples):
         path = os.path.join(task.root, ref.path)
         try:
+            if unit in tick.fatal:
+                raise ImageError(path, executors.KILLED)
+            tick.begin(unit)
             data = read_picture(path, task.max_pixels, (ref.bytes, ref.modified_ns))
             with Turn() as turn:
                 images.decode_for(data, path, whole, turn)

@@ -20,7 +20,7 @@ from precache import executors
 from precache.codecs import made_by
 from precache.converted import is_converted, open_dataset
 from precache.destination import beside, check_nothing_else, finish_swap, hold_lock, swap_in
-from precache.errors import DatasetError, SettingError, check_range, check_share
+from precache.errors import DatasetError, SettingError, check_share
 from precache.estimate import predict_bytes
 from precache.index import SampleIndex, SourceState, write_index, write_source_state
 from precache.journal import JOURNAL_NAME, FinishedShard, Journal, Target
@@ -88,8 +88,7 @@ def convert(
         WorkerError: a worker process died.
     """
     start_s = time.perf_counter()
-    workers = executors.available_cpus() if workers is None else workers
-    check_range("workers", workers, 0)
+    workers = executors.worker_count(workers)
     check_share("max_rejects", max_rejects)
     source, destination = Path(source), Path(destination)
     scan = scan_tree(source)
@@ -126,13 +125,15 @@ def convert(
             with Journal(folder, target, replace=overwrite) as journal:
                 plan = plan_conversion(scan.samples, recipe)
                 waiting = [shard for shard in plan.shards if shard.name not in journal.finished]
-                _check_room(scan, waiting, recipe, folder, on_start)
+                _check_room(scan, waiting, recipe, folder, executors.of_caller(on_start))
                 converted = _run(scan, waiting, recipe, journal, workers, limit, on_progress)
                 manifest = _commit(scan, plan, journal.finished, folder)
                 journal.remove()
             if finished:
                 swap_in(destination)
     except OSError as error:
+        if executors.is_of_caller(error):
+            raise
         raise DatasetError(
             f"{error.filename or destination}: cannot be written ({error.strerror}); finished shards "
             f"are kept: make room or fix permissions, then run the same command again"

@@ -1,6 +1,7 @@
 """Every setting that changes the bytes of a converted dataset."""
 
 import re
+import shlex
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -82,7 +83,7 @@ class Recipe:
             parse_splits(self.splits)
 
     def to_flags(self) -> str:
-        """The flags of `precache convert` that give this recipe."""
+        """The flags of `precache convert` that give this recipe, to paste into a shell."""
         settings = {**self.to_json(), "format": self.format}
         defaults = {field.name: field.default for field in fields(self)}
         flags = []
@@ -90,7 +91,7 @@ class Recipe:
             if value != defaults[name]:
                 flag = f"--{name.replace('_', '-')}"
                 shown = "LIST.csv" if name == "splits" and _LISTED.fullmatch(value) else value
-                flags.append(flag if value is True else f"{flag} {shown}")
+                flags.append(flag if value is True else f"{flag} {shlex.quote(str(shown))}")
         return " ".join(flags)
 
     @property

@@ -1,7 +1,7 @@
 """What a worker does: read, decode and resize the pictures of one shard, and write it."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -9,6 +9,7 @@ import numpy as np
 
 from precache import images, jpeg
 from precache.errors import ImageError
+from precache.executors import KILLED, Ticks
 from precache.files import FileEntry
 from precache.formats import FORMATS, Sample
 from precache.index import checksum_of
@@ -50,7 +51,7 @@ class WrittenShard:
     source_checksums: list[int] = field(default_factory=list)
 
 
-def write_shard(task: ShardTask, tick: Callable[[], None]) -> WrittenShard:
+def write_shard(task: ShardTask, tick: Ticks) -> WrittenShard:
     """Decode, resize and write the pictures of `task`: the part that needs the CPU."""
     written = WrittenShard(task)
     base = task.destination / task.name
@@ -93,13 +94,17 @@ def store(data: bytes, path: str, recipe: Recipe) -> tuple[bytes | Pixels, tuple
     return jpeg.encode_jpeg(pixels, recipe.quality), size
 
 
-def _samples(task: ShardTask, written: WrittenShard, tick: Callable[[], None]) -> Iterator[Sample]:
-    for ref in task.samples:
+def _samples(task: ShardTask, written: WrittenShard, tick: Ticks) -> Iterator[Sample]:
+    for unit, ref in enumerate(task.samples):
         path = os.path.join(task.source, ref.path)
+        tick.begin(unit)
         written.source_checksums.append(0)  # of one that is too large to be read
         try:
-            data = _read_unchanged(path, ref, task.recipe.max_pixels)
+            # as the scan found it: what is rejected, or converted, must not depend on when
+            data = read_picture(path, task.recipe.max_pixels, (ref.bytes, ref.modified_ns))
             written.source_checksums[-1] = checksum_of(data)
+            if unit in tick.fatal:
+                raise ImageError(path, KILLED)
             stored, size = store(data, path, task.recipe)
         except ImageError as error:
             written.rejected.append(RejectedSample(ref.id, ref.path, error.reason))
@@ -108,8 +113,3 @@ def _samples(task: ShardTask, written: WrittenShard, tick: Callable[[], None]) -
             written.checksums.append(checksum_of(stored))
             yield Sample(ref.id, ref.label, stored, ref.path, size)
         tick()
-
-
-def _read_unchanged(path: str, ref: SampleRef, max_pixels: int) -> bytes:
-    """The picture as the scan found it: what is rejected, or converted, must not depend on when."""
-    return read_picture(path, max_pixels, (ref.bytes, ref.modified_ns))

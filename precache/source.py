@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from precache import folders
-from precache.errors import SettingError, SourceError
+from precache.errors import SettingError, SourceError, shell_command
 from precache.folders import Entry, sorted_entries
 
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -187,7 +187,7 @@ def scan_tree(root: str | os.PathLike[str]) -> Scan:
     if reason is not None:
         raise SourceError(
             f"{root}: {reason}; expected a folder of class folders with pictures "
-            f"(make one with 'precache sample {root}')"
+            f"(make one with: {shell_command('precache sample', root)})"
         )
     found = _Found()
     for split, prefix in _split_folders(root):

@@ -67,16 +67,16 @@ class SplitDataset(Dataset[Any]):
 
     def __getitem__(self, position: Any) -> Any:
         raise SettingError(
-            f"the loader of {self._data.path} serves whole batches in its own order; iterate over the loader "
-            f"itself, or pass its `dataset` and its `batch_sampler` on together"
+            f"the loader of {self._data.path} serves batches of its own, whole, and shares them out among "
+            f"processes by itself; iterate over the loader, hand it to accelerator.prepare(), or pass its "
+            f"`dataset` and `batch_sampler` on together, unchanged"
         )
 
     def __getitems__(self, asked: list[int]) -> Batch:
         """The batch that `RankBatchSampler` named."""
-        if not isinstance(asked, BatchPlace):
+        if not isinstance(asked, BatchPlace) or not asked.follows():
             self[asked]  # raises
-        assert isinstance(asked, BatchPlace)
-        asked.check_follows()
+            raise AssertionError
         return self._loader.take(asked.place)
 
 
@@ -86,18 +86,15 @@ class BatchPlace(list[int]):
     def __init__(self, positions: list[int], place: Place, taken: list[int]) -> None:
         super().__init__(positions)
         self.place = place
-        self._taken = taken  # numbers of the batches taken before in the same iteration
+        self._samples = len(positions)
+        self._taken = taken  # the number of the batch taken before in the same iteration
 
-    def check_follows(self) -> None:
-        """SettingError if a batch between the one before and this one was given to somebody else."""
+    def follows(self) -> bool:
+        """Whether it is whole and next: none between the one before and this one was given to another."""
         number = self.place[1]
-        if self._taken and number != self._taken[-1] + 1:
-            raise SettingError(
-                f"batch {number} is asked for after batch {self._taken[-1]}: the batches of this loader are "
-                f"shared out among processes, which it does by itself; build it once the processes have "
-                f"found each other, and hand it to accelerator.prepare() alone, which leaves it as it is"
-            )
+        follows = len(self) == self._samples and (not self._taken or number == self._taken[0] + 1)
         self._taken[:] = [number]
+        return follows
 
 
 class RankSampler(Sampler[int]):

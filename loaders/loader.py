@@ -59,8 +59,8 @@ class EpochLoader(IterableDataset[Batch]):
 
     # The loader shares each epoch out by itself: Accelerate has nothing to prepare.
     _is_accelerate_prepared = True
-    num_workers = 0  # of a DataLoader's between the loader and the caller, for those who make one
-    collate_fn = staticmethod(frameworks.as_is)
+    # Of a DataLoader between the loader and the caller, for those who make one.
+    num_workers, prefetch_factor, collate_fn = 0, None, staticmethod(frameworks.as_is)
 
     def __init__(
         self, spec: LoaderSpec, data: SplitData, reader: Reader, transfer: Transfer, size: int | None

@@ -17,19 +17,13 @@ import numpy as np
 
 from precache import executors
 from precache.codecs import made_by
+from precache.converted import is_converted, open_dataset
 from precache.destination import beside, check_nothing_else, finish_swap, hold_lock, swap_in
 from precache.errors import DatasetError, SettingError, check_range, check_share
 from precache.estimate import predict_bytes
+from precache.index import SampleIndex, SourceState, write_index, write_source_state
 from precache.journal import JOURNAL_NAME, FinishedShard, Journal, Target
-from precache.manifest import (
-    Manifest,
-    RejectedSample,
-    is_converted,
-    open_dataset,
-    write_index,
-    write_manifest,
-    write_rejected,
-)
+from precache.manifest import Manifest, RejectedSample, write_manifest, write_rejected
 from precache.plan import ConvertPlan, ShardPlan, plan_conversion
 from precache.recipe import Recipe
 from precache.shard_writer import ShardTask, finish_shard, write_shard
@@ -227,7 +221,20 @@ def _commit(scan: Scan, plan: ConvertPlan, finished: dict[str, FinishedShard], d
             f"{scan.root}: none of its {len(scan.samples):,} pictures can be converted; "
             f"the first one, {rejected[0].path}, {rejected[0].reason}"
         )
-    ids, labels = scan.samples.ids[kept], scan.samples.labels[kept]
+    labels = scan.samples.labels[kept]
+    source_checksums = np.empty(len(scan.samples), np.uint64)
+    source_checksums[rows] = np.concatenate([shard.source_checksums for shard in done])
+    named = scan.samples.select(kept)
+    index = SampleIndex(
+        ids=named.ids,
+        labels=labels,
+        source_sizes=sizes,
+        checksums=np.concatenate([shard.checksums for shard in done]),
+        source_checksums=source_checksums[kept],
+        paths=named.paths,
+        path_ends=named.path_ends,
+    )
+    state = SourceState(scan.samples.file_bytes, scan.samples.modified_ns, source_checksums)
     manifest = Manifest(
         recipe=plan.recipe,
         made_by=made_by(),
@@ -236,10 +243,11 @@ def _commit(scan: Scan, plan: ConvertPlan, finished: dict[str, FinishedShard], d
         classes=scan.classes,
         samples_per_class=_count_classes(scan, done, labels),
         shards=tuple(shard.entry for shard in done if shard.entry.samples),
-        index=write_index(destination, ids, labels, sizes),
+        index=write_index(destination, index),
         scanned=scan.scanned,
         rejected=tuple(rejected),
         ignored=tuple((ignored.path, ignored.reason) for ignored in scan.ignored),
+        source_state=write_source_state(destination, state),
     )
     write_rejected(destination, rejected)
     write_manifest(destination, manifest)

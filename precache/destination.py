@@ -14,9 +14,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from precache.converted import is_converted, open_dataset
 from precache.errors import DatasetError
 from precache.journal import JOURNAL_NAME
-from precache.manifest import MANIFEST_NAME, REJECTED_NAME, is_converted, open_dataset
+from precache.manifest import MANIFEST_NAME, REJECTED_NAME
 from precache.storage import fsync_folder
 
 

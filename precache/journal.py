@@ -14,7 +14,9 @@ from typing import Any
 import numpy as np
 
 from precache.errors import DatasetError
-from precache.manifest import FileEntry, RejectedSample, ShardEntry, Sizes, check_file
+from precache.files import FileEntry, check_file
+from precache.index import Checksums, Ints, Sizes
+from precache.manifest import RejectedSample, ShardEntry
 from precache.recipe import Recipe
 from precache.storage import TEMPORARY_SUFFIX, atomic_write, fsync_folder
 
@@ -65,11 +67,18 @@ class FinishedShard:
         entry: its line in the manifest.
         rejected: the pictures that it lacks.
         source_sizes: int32 [n, 2], width and height of the upright source pictures, in stored order.
+        checksums: uint64 [n], XXH3-64 of what is stored of each, in stored order.
+        source_modified_ns: int64 [m], of all pictures that the plan has in the shard, in its order, rejected
+            ones too: when they had last been written.
+        source_checksums: uint64 [m], of the same: XXH3-64 of the files.
     """
 
     entry: ShardEntry
     rejected: tuple[RejectedSample, ...]
     source_sizes: Sizes
+    checksums: Checksums
+    source_modified_ns: Ints
+    source_checksums: Checksums
 
 
 class Journal:
@@ -117,6 +126,9 @@ class Journal:
             "entry": asdict(shard.entry),
             "rejected": [asdict(sample) for sample in shard.rejected],
             "source_sizes": shard.source_sizes.tolist(),
+            "checksums": shard.checksums.tolist(),
+            "source_modified_ns": shard.source_modified_ns.tolist(),
+            "source_checksums": shard.source_checksums.tolist(),
         }
         self._file.write(_encode(line))
         self._file.flush()
@@ -169,4 +181,11 @@ def _decode(line: dict[str, Any]) -> FinishedShard:
     files = tuple(FileEntry(**file) for file in entry.pop("files"))
     rejected = tuple(RejectedSample(**sample) for sample in line["rejected"])
     sizes = np.array(line["source_sizes"], np.int32).reshape(-1, 2)
-    return FinishedShard(ShardEntry(files=files, **entry), rejected, sizes)
+    return FinishedShard(
+        ShardEntry(files=files, **entry),
+        rejected,
+        sizes,
+        np.array(line["checksums"], np.uint64),
+        np.array(line["source_modified_ns"], np.int64),
+        np.array(line["source_checksums"], np.uint64),
+    )

@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, SupportsIndex, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -280,6 +280,9 @@ class Loader(Protocol):
 
     def set_epoch(self, epoch: int) -> None:
         """Serve epoch `epoch` next, from its start, unless a loaded state stands in that epoch."""
+
+    def path_of(self, sample_id: SupportsIndex) -> str:
+        """Path of the picture of a sample, one of `batch.ids`, relative to the source tree."""
 
     def state_dict(self) -> dict[str, Any]:
         """Where the loader stands, as plain JSON values."""

@@ -5,8 +5,9 @@ import os
 from collections.abc import Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass
+from operator import index
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, SupportsIndex
 
 from torch.utils.data import IterableDataset
 
@@ -141,6 +142,17 @@ class EpochLoader(IterableDataset[Batch]):
         asked = self._asked
         if asked is None or not asked.loaded or asked.epoch != epoch:
             self._asked = _Asked(epoch, 0, loaded=False)
+
+    def path_of(self, sample_id: SupportsIndex) -> str:
+        """Path of the picture of a sample, one of `batch.ids`, relative to the source tree.
+
+        Raises:
+            SettingError: no such sample is in the split, or its dataset stores no paths (version 2).
+        """
+        try:
+            return self._data.path_of(index(sample_id))
+        except TypeError:
+            raise SettingError(f"sample {sample_id!r}: an id is an integer, one of batch.ids") from None
 
     def state_dict(self) -> dict[str, Any]:
         """Epoch, batches served in it, and what they were served from: the same on every rank.

@@ -238,3 +238,18 @@ def test_auto_shares_the_cpus_among_the_ranks_of_this_machine(
             assert (loader.spec.workers, loader.spec.threads) == (workers, workers)
     with pytest.raises(SettingError, match="workers must be an integer of at least 0, got 'many'"):
         loaders.build(converted["shards"], workers="many")
+
+
+def test_the_source_path_of_an_id_is_one_call(raw_tree: Path, converted: dict[str, Path]) -> None:
+    for path in (raw_tree, *converted.values()):
+        backend = "auto" if path == raw_tree else "synthetic"
+        with loaders.build(path, backend=backend, workers=0, size=32) as loader:
+            batch = next(iter(loader))
+            for sample_id, label in zip(batch.ids, batch.labels, strict=True):
+                name = loader.path_of(sample_id)
+                assert (raw_tree / name).is_file()
+                assert name.startswith(f"{loader.classes[label]}/")
+                assert loader.path_of(int(sample_id)) == name
+            for unknown in (IMAGES, -1, 2**70, "3", 1.5, None):
+                with pytest.raises(SettingError, match=f"^sample {unknown!r}: "):
+                    loader.path_of(unknown)  # type: ignore[arg-type]

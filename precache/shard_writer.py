@@ -9,8 +9,8 @@ import numpy as np
 
 from precache import images, jpeg
 from precache.errors import ImageError, SourceError
+from precache.finished import FinishedShard
 from precache.formats import FORMATS, Sample
-from precache.journal import FinishedShard
 from precache.jpeg import Pixels
 from precache.manifest import FileEntry, RejectedSample, ShardEntry
 from precache.output import OutputFile, publish

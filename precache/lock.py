@@ -54,10 +54,11 @@ class Lock:
         swap: the one under way, or None.
     """
 
-    def __init__(self, destination: Path, path: Path, records: RecordFile) -> None:
+    def __init__(self, destination: Path, path: Path, descriptor: int) -> None:
         self.destination = destination
         self._path = path
-        self._records = records
+        self._descriptor = descriptor
+        self._records = records = RecordFile(descriptor)
         swaps = [record["swap"] for record in records.read() if "swap" in record]
         self.swap = _decode(swaps[-1], destination) if swaps and swaps[-1] is not None else None
         if self.swap is None:
@@ -91,9 +92,13 @@ class Lock:
 
     def release(self) -> None:
         """Let others in."""
-        if self.swap is None:
-            with suppress(OSError):
+        import fcntl
+
+        with suppress(OSError):
+            if self.swap is None:
                 self._records.clear()
+        with suppress(OSError):  # at once, though a process that was forked meanwhile may have it open, too
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
         self._records.close()
 
 
@@ -128,13 +133,12 @@ def hold_lock(destination: Path) -> Iterator[Lock]:
     path = lock_path(destination)
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = _open_locked(path, destination)
-    records = RecordFile(descriptor)
     try:
         if not may_be_records(os.pread(descriptor, PROBED_BYTES, 0), "lock"):
             raise _foreign(path, "is not a lock file of this project")
-        lock = Lock(destination, path, records)
+        lock = Lock(destination, path, descriptor)
     except BaseException:
-        records.close()
+        os.close(descriptor)
         raise
     try:
         yield lock

@@ -109,7 +109,7 @@ class LoaderSpec:
         check_range("world_size", self.world_size, 1)
         check_range("rank", self.rank, 0, self.world_size - 1)
         check_choice("last", self.last, ("drop", "pad", "partial"))
-        check_choice("check", self.check, ("first-read", "never"))
+        check_choice("check", self.check, ("always", "first-read", "never"))
         check_choice("cache", self.cache, ("device", "none", "ram"))
         check_choice("on_error", self.on_error, ("raise", "skip"))
         if self.size is not None:

@@ -79,7 +79,7 @@ class CachedReader:
     def _keep(self, request: Request, batch: DecodedBatch) -> None:
         self._passed[request.positions] = True
         for sample_id, error in batch.refused.items():  # without what the error's traceback holds
-            self._refused[sample_id] = ImageError(error.path, error.reason)
+            self._refused[sample_id] = type(error)(error.path, error.reason)
         refused = np.isin(self._data.ids[request.positions], list(batch.refused))
         self._missing[request.positions] = refused
         kept = request.positions[~refused]

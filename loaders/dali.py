@@ -32,6 +32,7 @@ from loaders.batch import DecodedBatch, LoaderSpec, Request
 from loaders.crops import Crops
 from loaders.dataset import RAW, SplitData
 from loaders.filler import BatchFiller, Pictures
+from loaders.integrity import SampleCheck
 from loaders.sequential import EncodedShards
 from precache import images, jpeg
 from precache.errors import DatasetError, ImageError, MissingDependencyError
@@ -93,8 +94,8 @@ class DaliReader:
         self._filler = BatchFiller(data, crops, spec.batch_size, spec.workers, spec.device)
         if not self.random_access:
             window_shards = data.window_shards(spec.memory_bytes)
-            check = spec.check == "first-read"
-            self._shards = EncodedShards(data, self._read_shard, window_shards, check=check)
+            self._sample_check = SampleCheck(data, spec.check)
+            self._shards = EncodedShards(data, self._read_shard, window_shards, self._sample_check)
         self._feed: Generator[_Encoded, None, None]
         self._in_pipeline: deque[_Encoded] = deque()
         self._again: deque[_Encoded] = deque()  # were in a pipeline that failed
@@ -212,6 +213,7 @@ class DaliReader:
                 assert isinstance(sample.data, bytes)
                 file, inputs = f"{shard}: sample {sample.id}", (np.frombuffer(sample.data, np.uint8),)
                 try:
+                    self._sample_check.compare(position, sample.data, sample.damage)
                     # what has its checksum is what the converter wrote
                     if self._spec.check == "never" or file in self._refused_files:
                         _check_header(sample.data, file, self._data.size)

@@ -10,8 +10,10 @@ import numpy as np
 
 from loaders.batch import Positions
 from loaders.order import WINDOW_SHARDS
+from precache.converted import ConvertedDataset, is_converted, open_dataset
 from precache.errors import DatasetError, SettingError, SourceError
-from precache.manifest import MANIFEST_NAME, ConvertedDataset, is_converted, open_dataset
+from precache.index import SampleIndex
+from precache.manifest import MANIFEST_NAME
 from precache.rejects import default_list, read_list, rejected_rows
 from precache.source import Scan, scan_tree
 
@@ -32,7 +34,8 @@ class SplitData:
         shard_samples: samples per shard, in stored order; a raw tree is one shard.
         files: paths of the shards; of the pictures themselves for a raw tree.
         shard_bytes: sizes of the shards' files; none for a raw tree.
-        checksums: CRC-32C of the shards, hex; none for a raw tree.
+        file_checksums: CRC-32C of the shards, hex; none for a raw tree.
+        index: of the samples of a converted folder, with their checksums and paths; None for a raw tree.
         classes: class names.
         size: side of the stored squares in pixels; for a raw tree the default to resize to.
         digest: identity of the dataset, and of what is left out of it, hex.
@@ -45,10 +48,27 @@ class SplitData:
     shard_samples: tuple[int, ...]
     files: tuple[str, ...]
     shard_bytes: tuple[int, ...]
-    checksums: tuple[str, ...]
+    file_checksums: tuple[str, ...]
+    index: SampleIndex | None
     classes: tuple[str, ...]
     size: int
     digest: str
+
+    def path_of(self, sample_id: int) -> str:
+        """Path of a sample's picture, relative to the source tree, with forward slashes.
+
+        Raises:
+            SettingError: the split has no such sample, or its dataset is of version 2.
+        """
+        rows = np.flatnonzero(self.ids == sample_id)
+        if not len(rows):
+            raise SettingError(f"sample {sample_id!r}: {self.path} has none of this id in this split")
+        if self.index is None:
+            return os.path.relpath(self.files[rows[0]], self.path).replace(os.sep, "/")
+        path = self.index.path(int(rows[0]))
+        if path is None:
+            raise SettingError(f"{self.path}: of version 2, which stores no paths; convert it again")
+        return path
 
     def served_size(self, size: int | None) -> int:
         """The side to serve if `size` was asked for; SettingError if more than is stored."""
@@ -108,19 +128,20 @@ def open_split(path: str | os.PathLike[str], split: str, *, skip_rejected: bool 
 
 def _converted(dataset: ConvertedDataset, split: str) -> SplitData:
     shards = dataset.manifest.split_shards(split)
-    ids, labels = dataset.read_index(split)
+    index = dataset.read_index(split)
     return SplitData(
         path=dataset.path,
         kind=dataset.manifest.recipe.format,
-        ids=ids,
-        labels=labels,
+        ids=index.ids,
+        labels=index.labels,
         shard_samples=tuple(shard.samples for shard in shards),
         files=tuple(str(dataset.shard_path(shard)) for shard in shards),
         shard_bytes=tuple(shard.files[0].bytes for shard in shards),
-        checksums=tuple(shard.files[0].crc32c for shard in shards),
+        file_checksums=tuple(shard.files[0].crc32c for shard in shards),
+        index=index,
         classes=dataset.manifest.classes,
         size=dataset.manifest.recipe.size,
-        digest=dataset.manifest.digest(),
+        digest=dataset.digest,
     )
 
 
@@ -142,7 +163,8 @@ def _raw(scan: Scan, split: str, *, skip_rejected: bool) -> SplitData:
         shard_samples=(len(rows),),
         files=tuple(f"{scan.root}/{samples[row].path}" for row in rows.tolist()),
         shard_bytes=(),
-        checksums=(),
+        file_checksums=(),
+        index=None,
         classes=scan.classes,
         size=RAW_SIZE,
         digest=hashlib.sha256(identity.encode()).hexdigest(),

@@ -174,7 +174,8 @@ class BatchFiller:
             rows = filling.pictures.rows_of(slot, top, space[:height])
             place(rows[:, left : left + width], filling.mirrored[slot], out)
         except ImageError as error:
-            filling.errors[slot] = ImageError(error.path, error.reason)  # without what its traceback holds
+            # without what its traceback holds
+            filling.errors[slot] = type(error)(error.path, error.reason)
 
 
 def _stop_filling(filling: _Filling) -> None:

@@ -1,7 +1,11 @@
-"""Whether shards hold what the manifest and the index say, found out when they are first touched."""
+"""Whether what was read is what the conversion wrote, found out by whoever has just read it.
+
+Each sample has its checksum in the dataset's index. It is compared in the thread that has the sample in its
+CPU's cache, before anybody else sees it. Datasets of version 2 have checksums of whole shards alone: theirs
+are compared when a shard is first opened.
+"""
 
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -9,69 +13,79 @@ import numpy.typing as npt
 
 from loaders.dataset import SplitData
 from precache.errors import DatasetError
-from precache.storage import crc32c_file
+from precache.files import FileEntry, check_file
 
 
-def check_shard(data: SplitData, index: int) -> None:
-    """Read shard `index` of the split whole.
+class SampleCheck:
+    """Compares the samples of a split with their checksums; used by several threads at a time.
 
-    Raises:
-        DatasetError: it cannot be read, or its bytes are not those that the conversion wrote.
+    Args:
+        when: `always`, `first-read` (until a sample was right once) or `never`.
     """
-    path = Path(data.files[index])
-    try:
-        found = crc32c_file(path)
-    except OSError as error:
-        raise DatasetError(
-            f"{path}: cannot be read ({error.strerror}); run 'precache verify {data.path}'"
-        ) from error
-    if found != data.checksums[index]:
-        raise DatasetError(
-            f"{path}: its checksum is not the manifest's (the bytes changed); "
-            f"run 'precache verify {data.path}'"
-        )
+
+    def __init__(self, data: SplitData, when: str) -> None:
+        self._data = data
+        self._when = when
+        self._always = when == "always"
+        has_checksums = data.index is not None and data.index.checksums is not None
+        self._pending = np.full(len(data.ids), when != "never" and has_checksums)
+        self._unchecked_files = set() if when == "never" or has_checksums else set(range(len(data.files)))
+        self._starts = np.concatenate(([0], np.cumsum(data.shard_samples)))
+
+    def wants(self, position: int) -> bool:
+        """Whether the sample at `position` is to be compared when it is read."""
+        return bool(self._pending[position])
+
+    def wants_any(self, positions: npt.NDArray[np.int64]) -> bool:
+        """Whether any of those at `positions` is."""
+        return bool(self._pending[positions].any())
+
+    def compare(self, position: int, stored: bytes | npt.NDArray[np.uint8], damage: str = "") -> None:
+        """Compare all that is stored of the sample at `position`, if that is wanted.
+
+        Args:
+            damage: what the format's own checksum says is wrong with it.
+
+        Raises:
+            SampleError: it is not what was written; so is it the next time.
+        """
+        if damage or self._pending[position]:
+            assert self._data.index is not None
+            file = self._data.files[int(np.searchsorted(self._starts, position, side="right")) - 1]
+            self._data.index.check(position, stored, file, damage)
+            self._pending[position] = self._always
+
+    def open_file(self, number: int) -> None:
+        """To be called before shard `number` of the split is read: compares its size; all of it in version 2.
+
+        Raises:
+            DatasetError: it cannot be read, or its bytes are not those that the conversion wrote.
+        """
+        if self._when == "never":
+            return
+        path = Path(self._data.files[number])
+        entry = FileEntry(path.name, self._data.shard_bytes[number], self._data.file_checksums[number])
+        whole = number in self._unchecked_files
+        if problem := check_file(path.parent, entry, content=whole):
+            raise DatasetError(f"{problem}; run 'precache verify {self._data.path}'")
+        self._unchecked_files.discard(number)
 
 
 def check_index(
     data: SplitData,
-    index: int,
+    number: int,
     ids: Sequence[int] | npt.NDArray[np.int64],
     labels: Sequence[int] | npt.NDArray[np.int64],
 ) -> None:
-    """Compare what shard `index` says of itself with the dataset's index.
+    """Compare what shard `number` says of itself with the dataset's index.
 
     Raises:
         DatasetError: they differ.
     """
-    start = sum(data.shard_samples[:index])
-    rows = slice(start, start + data.shard_samples[index])
+    start = sum(data.shard_samples[:number])
+    rows = slice(start, start + data.shard_samples[number])
     if not (np.array_equal(ids, data.ids[rows]) and np.array_equal(labels, data.labels[rows])):
         raise DatasetError(
-            f"{data.files[index]}: holds other samples than the dataset's index says; "
+            f"{data.files[number]}: holds other samples than the dataset's index says; "
             f"run 'precache verify {data.path}'"
         )
-
-
-class BackgroundCheck:
-    """Checks shards in a thread of its own, each once.
-
-    For random access: the first batch touches every shard, and should not wait for all to be read.
-    """
-
-    def __init__(self, data: SplitData) -> None:
-        self._data = data
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="check")
-        self._running: list[Future[None]] = []
-
-    def start(self, index: int) -> None:
-        """Check shard `index`, after those that wait already."""
-        self._running.append(self._pool.submit(check_shard, self._data, index))
-
-    def raise_failure(self) -> None:
-        """Raise the DatasetError of a shard that is done and damaged, if there is one."""
-        while self._running and self._running[0].done():
-            self._running.pop(0).result()
-
-    def close(self) -> None:
-        """End the thread."""
-        self._pool.shutdown(cancel_futures=True)

@@ -17,9 +17,10 @@ from torchvision.io import ImageReadMode, decode_jpeg
 from loaders.batch import DecodedBatch, LoaderSpec, Positions, Request
 from loaders.crops import Crops
 from loaders.dataset import RAW, SplitData
+from loaders.integrity import SampleCheck
 from loaders.sequential import EncodedShards
 from precache import images, jpeg
-from precache.errors import ImageError, SettingError
+from precache.errors import ImageError, SampleError, SettingError
 from precache.formats import FORMATS, StoredSample
 
 
@@ -45,8 +46,8 @@ class NvjpegReader:
         self._pool = ThreadPoolExecutor(max(1, spec.workers), thread_name_prefix="read")
         if not self.random_access:
             window_shards = data.window_shards(spec.memory_bytes)
-            check = spec.check == "first-read"
-            self._shards = EncodedShards(data, self._read_shard, window_shards, check=check)
+            self._check = SampleCheck(data, spec.check)
+            self._shards = EncodedShards(data, self._read_shard, window_shards, self._check)
 
     def read(self, requests: Iterator[Request]) -> Iterator[DecodedBatch]:
         """Yield one decoded batch per request."""
@@ -89,7 +90,16 @@ class NvjpegReader:
             return
         for request, samples in self._shards.read(requests):
             names = [f"{shard}: sample {sample.id}" for sample, shard in samples]
-            yield request, names, [sample.data for sample, _ in samples if isinstance(sample.data, bytes)]
+            positions = request.positions.tolist()
+            yield request, names, [self._compared(p, s) for p, (s, _) in zip(positions, samples, strict=True)]
+
+    def _compared(self, position: int, sample: StoredSample) -> bytes | ImageError:
+        assert isinstance(sample.data, bytes)
+        try:
+            self._check.compare(position, sample.data, sample.damage)
+        except SampleError as error:
+            return error
+        return sample.data
 
     def _decode(
         self, names: list[str], contents: list[bytes | ImageError]

@@ -4,13 +4,14 @@ from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
 
 from loaders.batch import Request
 from loaders.dataset import SplitData
-from loaders.integrity import check_index, check_shard
+from loaders.integrity import SampleCheck, check_index
 from precache.formats import StoredSample
 
 T = TypeVar("T")
@@ -69,14 +70,19 @@ def look_ahead(
 
 
 class EncodedShards:
-    """The stored samples of shards that hold JPEGs; each shard is read whole."""
+    """The stored samples of shards that hold JPEGs; each shard is read whole.
 
-    def __init__(self, data: SplitData, read_shard: ReadShard, window_shards: int, *, check: bool) -> None:
+    Who decodes a sample calls `check.compare` before, see `loaders.integrity`.
+    """
+
+    def __init__(
+        self, data: SplitData, read_shard: ReadShard, window_shards: int, check: SampleCheck
+    ) -> None:
         self._data = data
         self._read_shard = read_shard
         self._window_shards = window_shards
         self._starts = np.concatenate(([0], np.cumsum(data.shard_samples)))
-        self._unchecked = set(range(len(data.files)) if check else ())
+        self._check = check
 
     def read(
         self, requests: Iterator[Request]
@@ -101,9 +107,14 @@ class EncodedShards:
                 )
 
     def _open(self, index: int) -> list[StoredSample]:
-        if index in self._unchecked:
-            check_shard(self._data, index)
-            self._unchecked.discard(index)
+        self._check.open_file(index)
         samples = self._read_shard(self._data.files[index])
+        start = int(self._starts[index])
+        for row, sample in enumerate(samples[: self._data.shard_samples[index]]):
+            if sample.damage:  # then the index alone knows which one it is
+                position = start + row
+                samples[row] = replace(
+                    sample, id=int(self._data.ids[position]), label=int(self._data.labels[position])
+                )
         check_index(self._data, index, [s.id for s in samples], [s.label for s in samples])
         return samples

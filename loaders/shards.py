@@ -1,12 +1,13 @@
 """Backend `shards`: rows of decoded pixels, copied by threads straight into each batch.
 
-Crops that are not resized go there at once, many pictures in one call, see `loaders.gather`.
+Crops that are not resized go there at once, many pictures in one call, see `loaders.gather`. A picture that
+is to be compared with its checksum is read whole, whatever is served of it.
 """
 
+import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,13 +17,14 @@ from loaders.crops import Crops
 from loaders.dataset import SplitData
 from loaders.filler import BatchFiller, Pictures
 from loaders.gather import can_gather, gather
-from loaders.integrity import BackgroundCheck, check_index, check_shard
+from loaders.integrity import SampleCheck, check_index
 from loaders.sequential import look_ahead
-from precache.errors import DatasetError
+from precache.errors import DatasetError, SampleError
 from precache.formats.shards import ShardFile
 from precache.jpeg import Pixels
 
 _OPEN_FILES = 256  # a process may have 1,024 by default, and others want some
+_COMPARED_AT_A_TIME = 8  # pictures: few enough to be in the CPU's cache still
 
 
 def open_reader(spec: LoaderSpec, data: SplitData, crops: Crops) -> "ShardsReader":
@@ -43,8 +45,8 @@ class ShardsReader:
         self._sequential = spec.shuffle is False or spec.shuffle == "window"
         self._window_shards = data.window_shards(spec.memory_bytes)
         self._bounded = spec.memory_bytes is not None and sum(data.shard_bytes) > spec.memory_bytes
-        self._unchecked = set(range(len(data.files)) if spec.check == "first-read" else ())
-        self._background = BackgroundCheck(data)
+        self._check = SampleCheck(data, spec.check)
+        self._scratch = _Scratch(data.size)
 
     def read(self, requests: Iterator[Request]) -> Iterator[DecodedBatch]:
         """Yield one batch per request."""
@@ -61,17 +63,14 @@ class ShardsReader:
         indexes = np.searchsorted(self._starts, request.positions, side="right") - 1
         files = [opened[index] for index in indexes.tolist()]
         samples = request.positions - self._starts[indexes]
-        if not can_gather(self._size, gaps=self._size != self._data.size):
-            return Pictures(request, partial(_read, files, samples.tolist()))
-        descriptors = np.array([file.descriptor for file in files])
-        starts = files[0].start_of(samples) if files else samples
-        gathered = partial(_gather, descriptors, starts, self._data.size * 3)
-        return Pictures(request, partial(_read, files, samples.tolist()), gathered)
+        squares = _Squares(files, samples, request.positions, self._data.size, self._check, self._scratch)
+        if can_gather(self._size, gaps=self._size != self._data.size):
+            return Pictures(request, squares.rows, squares.gather)
+        return Pictures(request, squares.rows)
 
     def close(self) -> None:
         """End the threads."""
         self._filler.close()
-        self._background.close()
 
     def _open_at_random(
         self, requests: Iterator[Request], at_end: ExitStack
@@ -90,23 +89,15 @@ class ShardsReader:
             for index in indexes.tolist():
                 if index not in opened:
                     opened[index] = self._open(index)
-                    if index in self._unchecked:
-                        self._unchecked.discard(index)
-                        self._background.start(index)
                 opened.move_to_end(index)
             while len(opened) > max(_OPEN_FILES, before + len(indexes)):
                 opened.popitem(last=False)[1].close()
             before = len(indexes)
-            self._background.raise_failure()
             yield request, opened
 
     def _open_ahead(self, index: int) -> ShardFile:
         file = self._open(index)
-        if index in self._unchecked:
-            check_shard(self._data, index)  # reads all of it, too
-            self._unchecked.discard(index)
-        else:
-            file.read_ahead()
+        file.read_ahead()
         return file
 
     def _close(self, file: ShardFile) -> None:
@@ -116,6 +107,7 @@ class ShardsReader:
 
     def _open(self, index: int) -> ShardFile:
         path = self._data.files[index]
+        self._check.open_file(index)
         file = ShardFile(Path(path))
         if file.size != self._data.size:
             file.close()
@@ -131,19 +123,80 @@ class ShardsReader:
         return file
 
 
-def _gather(
-    descriptors: Positions,
-    starts: Positions,
-    row_bytes: int,
-    part: slice,
-    corners: Positions,
-    space: Pixels,
-) -> bool:
-    """As `loaders.filler.Gather`, of squares that begin at `starts`, with rows of `row_bytes`."""
-    first = starts[part] + corners[:, 1] * row_bytes + corners[:, 0] * 3
-    return gather(descriptors[part], first, row_bytes, space)
+class _Scratch(threading.local):
+    """Whole squares, uint8 [n, side, side, 3], of each thread its own: they stay in the CPU's cache."""
+
+    def __init__(self, side: int) -> None:
+        self._shape = (_COMPARED_AT_A_TIME, side, side, 3)
+        self._squares: Pixels | None = None
+
+    def squares(self, count: int) -> Pixels:
+        """The first `count`."""
+        if self._squares is None:
+            self._squares = np.empty(self._shape, np.uint8)
+        return self._squares[:count]
 
 
-def _read(files: list[ShardFile], samples: list[int], slot: int, first: int, space: Pixels) -> Pixels:
-    files[slot].read_rows(samples[slot], first, space)
-    return space
+class _Squares:
+    """The pictures of one batch: where they lie, and what is to be compared of them.
+
+    Args:
+        samples: int64 [n], their numbers in `files`.
+        positions: int64 [n], in the split.
+        side: of the stored squares.
+    """
+
+    def __init__(
+        self,
+        files: list[ShardFile],
+        samples: Positions,
+        positions: Positions,
+        side: int,
+        check: SampleCheck,
+        scratch: _Scratch,
+    ) -> None:
+        self._files, self._samples, self._positions = files, samples, positions
+        self._side, self._check, self._scratch = side, check, scratch
+        self._descriptors = np.array([file.descriptor for file in files])
+        self._starts = files[0].start_of(samples) if files else samples
+
+    def rows(self, slot: int, first: int, space: Pixels) -> Pixels:
+        """As `loaders.filler.Rows`."""
+        position = int(self._positions[slot])
+        file, sample = self._files[slot], int(self._samples[slot])
+        if not self._check.wants(position):
+            file.read_rows(sample, first, space)
+            return space
+        square = space if len(space) == self._side else self._scratch.squares(1)[0]
+        file.read_rows(sample, 0, square)
+        self._check.compare(position, square)
+        return square[first : first + len(space)]
+
+    def gather(self, part: slice, corners: Positions, space: Pixels) -> bool:
+        """As `loaders.filler.Gather`."""
+        row_bytes = self._side * 3
+        positions = self._positions[part]
+        if not self._check.wants_any(positions):
+            first = self._starts[part] + corners[:, 1] * row_bytes + corners[:, 0] * 3
+            return gather(self._descriptors[part], first, row_bytes, space)
+        for start in range(0, len(positions), _COMPARED_AT_A_TIME):
+            some = slice(start, start + _COMPARED_AT_A_TIME)
+            if not self._gather_compared(part, some, corners[some], space[some]):
+                return False
+        return True
+
+    def _gather_compared(self, part: slice, some: slice, corners: Positions, space: Pixels) -> bool:
+        """Read `some` of the pictures of `part` whole, compare them, and put their crops into `space`."""
+        size = space.shape[1]
+        squares = space if size == self._side else self._scratch.squares(len(space))
+        if not gather(self._descriptors[part][some], self._starts[part][some], self._side * 3, squares):
+            return False
+        try:
+            for position, square in zip(self._positions[part][some].tolist(), squares, strict=True):
+                self._check.compare(position, square)
+        except SampleError:
+            return False  # `rows` reads each again, and says which one it is
+        if squares is not space:
+            for (left, top), square, crop in zip(corners.tolist(), squares, space, strict=True):
+                np.copyto(crop, square[top : top + size, left : left + size])
+        return True

@@ -9,6 +9,7 @@ from loaders.batch import DecodedBatch, LoaderSpec, Request
 from loaders.crops import Crops
 from loaders.dataset import SplitData
 from loaders.filler import BatchFiller, Pictures
+from loaders.integrity import SampleCheck
 from loaders.sequential import EncodedShards
 from precache.formats import FORMATS, StoredSample
 from precache.jpeg import Pixels
@@ -26,7 +27,8 @@ class WebdatasetReader:
 
     def __init__(self, spec: LoaderSpec, data: SplitData, crops: Crops) -> None:
         window_shards = data.window_shards(spec.memory_bytes)
-        self._shards = EncodedShards(data, read_tar, window_shards, check=spec.check == "first-read")
+        self._check = SampleCheck(data, spec.check)
+        self._shards = EncodedShards(data, read_tar, window_shards, self._check)
         self._filler = BatchFiller(data, crops, spec.batch_size, spec.workers, spec.device)
 
     def read(self, requests: Iterator[Request]) -> Iterator[DecodedBatch]:
@@ -34,17 +36,25 @@ class WebdatasetReader:
         asked = self._shards.read(requests)
         with closing(asked):
             yield from self._filler.fill_each(
-                Pictures(request, partial(_decode, samples)) for request, samples in asked
+                Pictures(request, partial(self._decode, request.positions.tolist(), samples))
+                for request, samples in asked
             )
 
     def close(self) -> None:
         """End the threads."""
         self._filler.close()
 
-
-def _decode(samples: list[tuple[StoredSample, str]], slot: int, first: int, space: Pixels) -> Pixels:
-    sample, shard = samples[slot]
-    return sample.pixels(shard)[first : first + len(space)]
+    def _decode(
+        self,
+        positions: list[int],
+        samples: list[tuple[StoredSample, str]],
+        slot: int,
+        first: int,
+        space: Pixels,
+    ) -> Pixels:
+        sample, shard = samples[slot]
+        self._check.compare(positions[slot], sample.data, sample.damage)
+        return sample.pixels(shard)[first : first + len(space)]
 
 
 def read_tar(path: str) -> list[StoredSample]:

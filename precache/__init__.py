@@ -9,6 +9,7 @@ This package never imports torch: it runs on CPU-only hosts, and its workers sta
 
 from precache.checking import CheckReport, check
 from precache.convert import Conversion, convert
+from precache.converted import ConvertedDataset, open_dataset
 from precache.errors import (
     DatasetError,
     DownloadError,
@@ -19,7 +20,7 @@ from precache.errors import (
     SourceError,
     WorkerError,
 )
-from precache.manifest import ConvertedDataset, Manifest, open_dataset
+from precache.manifest import Manifest
 from precache.recipe import Recipe
 from precache.verification import verify, verify_across, verify_deep
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from precache import executors, images
+from precache.converted import is_converted
 from precache.errors import ImageError, SettingError, SourceError, check_range
-from precache.manifest import is_converted
 from precache.rejects import RejectedPicture, check_writable, default_list, write_list
 from precache.source import SampleRef, Scan, scan_tree
 

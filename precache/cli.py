@@ -14,6 +14,7 @@ import precache
 from precache import commandline, executors
 from precache.commandline import ProgressBar, human_bytes, parse_bytes, printable
 from precache.convert import Conversion
+from precache.converted import open_unchecked
 from precache.errors import SettingError, check_choice
 from precache.images import RESAMPLING
 from precache.manifest import MANIFEST_NAME, REJECTED_NAME
@@ -155,7 +156,7 @@ def verify(dst: Path, others: tuple[Path, ...], deep: bool, across: bool, worker
             precache.verify_across([dst, *others]), f"{dst}: {len(others)} others hold the same samples"
         )
         return
-    manifest = precache.open_dataset(dst).manifest
+    manifest = open_unchecked(dst)[0].manifest  # if it was edited, `verify` says so
     size = human_bytes(manifest.stored_bytes)
     problems = precache.verify(dst)
     if problems:

@@ -17,6 +17,7 @@ import numpy as np
 
 from precache import executors
 from precache.codecs import made_by
+from precache.converted import is_converted, open_dataset
 from precache.destination import (
     build_folder,
     check_may_be_replaced,
@@ -29,21 +30,15 @@ from precache.destination import (
 from precache.errors import DatasetError, SettingError, check_range, check_share
 from precache.estimate import predict_bytes
 from precache.finished import FinishedShard
+from precache.index import SampleIndex, SourceState, write_index, write_source_state
 from precache.journal import Journal, Target
 from precache.lock import Lock, hold_lock
-from precache.manifest import (
-    Manifest,
-    RejectedSample,
-    is_converted,
-    open_dataset,
-    write_index,
-    write_manifest,
-    write_rejected,
-)
+from precache.manifest import Manifest, RejectedSample, write_manifest, write_rejected
 from precache.plan import ConvertPlan, ShardPlan, plan_conversion
 from precache.recipe import Recipe
 from precache.shard_writer import ShardTask, finish_shard, write_shard
 from precache.source import Ints, Scan, check_apart, scan_tree
+from precache.source_state import changed_pictures
 from precache.splits import apply_list
 
 Progress = Callable[[int, int], None]
@@ -179,7 +174,7 @@ def _convert(job: _Job, lock: Lock, overwrite: bool) -> tuple[Manifest, int | No
         warn_of_build(lock)
     if finished and not overwrite:
         return _check_finished(job, destination), None
-    with Journal(folder, job.target, job.plan, job.scan.samples, replace=overwrite) as journal:
+    with Journal(folder, job.target, job.plan, job.scan, overwrite=overwrite) as journal:
         waiting = [shard for shard in job.plan.shards if shard.name not in journal.finished]
         _check_room(job.scan, waiting, job.target.recipe, folder, job.on_start)
         converted = _run(job, waiting, journal)
@@ -192,7 +187,8 @@ def _convert(job: _Job, lock: Lock, overwrite: bool) -> tuple[Manifest, int | No
 
 def _check_finished(job: _Job, destination: Path) -> Manifest:
     """The manifest of the finished dataset; DatasetError if it is not what is asked for."""
-    manifest = open_dataset(destination).manifest
+    dataset = open_dataset(destination)
+    manifest = dataset.manifest
     found = {"recipe": manifest.recipe.to_json(), "source_digest": manifest.source_digest}
     job.target.check_same(destination, found)
     if len(manifest.rejected) > job.limit:
@@ -200,6 +196,15 @@ def _check_finished(job: _Job, destination: Path) -> Manifest:
             f"{destination}: is finished, but {len(manifest.rejected):,} pictures are rejected "
             f"and {job.limit:,} may be; repair or remove them and pass --overwrite"
         )
+    state = dataset.read_source_state()
+    rows = np.arange(len(job.scan.samples))
+    if state is not None and len(state) == len(rows):
+        changed = list(changed_pictures(job.scan, rows, state.modified_ns, state.checksums))
+        if changed:
+            raise DatasetError(
+                f"{destination}: {len(changed):,} pictures have changed since they were converted, and kept "
+                f"their sizes (first: {job.scan.root / changed[0]}); pass --overwrite to convert them again"
+            )
     return manifest
 
 
@@ -281,7 +286,20 @@ def _commit(scan: Scan, plan: ConvertPlan, finished: dict[str, FinishedShard], d
             f"{scan.root}: none of its {len(scan.samples):,} pictures can be converted; "
             f"the first one, {rejected[0].path}, {rejected[0].reason}"
         )
-    ids, labels = scan.samples.ids[kept], scan.samples.labels[kept]
+    labels = scan.samples.labels[kept]
+    source_checksums = np.empty(len(scan.samples), np.uint64)
+    source_checksums[rows] = np.concatenate([shard.source_checksums for shard in done])
+    named = scan.samples.select(kept)
+    index = SampleIndex(
+        ids=named.ids,
+        labels=labels,
+        source_sizes=sizes,
+        checksums=np.concatenate([shard.checksums for shard in done]),
+        source_checksums=source_checksums[kept],
+        paths=named.paths,
+        path_ends=named.path_ends,
+    )
+    state = SourceState(scan.samples.file_bytes, scan.samples.modified_ns, source_checksums)
     manifest = Manifest(
         recipe=plan.recipe,
         made_by=made_by(),
@@ -290,10 +308,11 @@ def _commit(scan: Scan, plan: ConvertPlan, finished: dict[str, FinishedShard], d
         classes=scan.classes,
         samples_per_class=_count_classes(scan, done, labels),
         shards=tuple(shard.entry for shard in done if shard.entry.samples),
-        index=write_index(destination, ids, labels, sizes),
+        index=write_index(destination, index),
         scanned=scan.scanned,
         rejected=tuple(rejected),
         ignored=tuple((ignored.path, ignored.reason) for ignored in scan.ignored),
+        source_state=write_source_state(destination, state),
     )
     write_rejected(destination, rejected)
     write_manifest(destination, manifest)

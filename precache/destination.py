@@ -20,18 +20,15 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from precache.converted import is_converted, open_dataset, open_unchecked
 from precache.errors import DatasetError
+from precache.finished import file_names
+from precache.formats import FORMATS
 from precache.journal import JOURNAL_NAME, read_header
 from precache.lock import Lock, Swap, is_mount_point
-from precache.manifest import (
-    MANIFEST_NAME,
-    REJECTED_NAME,
-    Manifest,
-    check_manifest,
-    is_converted,
-    open_dataset,
-)
+from precache.manifest import MANIFEST_NAME, REJECTED_NAME, Manifest, ShardEntry
 from precache.notices import some, warn
+from precache.plan import shard_name
 from precache.storage import fsync_folder, remove_leftovers
 
 
@@ -80,16 +77,16 @@ def check_may_be_replaced(destination: Path) -> tuple[str, ...]:
             f"{destination}: is the working folder, in whose place --overwrite puts another one; run the "
             f"command from elsewhere"
         )
-    try:
-        ours = _own_names(open_dataset(destination).manifest)
-        problem = check_manifest(destination)
+    remedy = f"remove {destination} yourself, or choose another DST"
+    try:  # edited, it may still be replaced: names that no conversion gives are looked for here
+        manifest = open_unchecked(destination)[0].manifest
     except DatasetError as error:
-        problem = str(error)
-    if problem is not None:
+        raise DatasetError(f"{error}; no file can be told to be the dataset's: {remedy}") from error
+    if strange := [shard.name for shard in manifest.shards if not _is_as_made(shard, manifest)]:
         raise DatasetError(
-            f"{problem}; it does not say reliably which files are the dataset's, so that none is removed: "
-            f"remove {destination} yourself, or choose another DST"
+            f"{destination / MANIFEST_NAME}: no conversion gives these names ({some(strange)}): {remedy}"
         )
+    ours = _own_names(manifest)
     check_nothing_else(destination, ours)
     return ours
 
@@ -190,6 +187,14 @@ def _remove_old(lock: Lock) -> None:
 
 def _folders(lock: Lock, swap: Swap) -> tuple[Path, Path]:
     return lock.destination.with_name(swap.build), lock.destination.with_name(swap.old)
+
+
+def _is_as_made(shard: ShardEntry, manifest: Manifest) -> bool:
+    """Whether a conversion gives the shard and its files these names."""
+    names = tuple(file.name for file in shard.files)
+    number = shard.name.removeprefix(f"{shard.split}-")
+    in_order = number.isdecimal() and shard.name == shard_name(shard.split, int(number))
+    return in_order and names == file_names(shard.name, FORMATS[manifest.recipe.format])
 
 
 def _own_names(manifest: Manifest) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 import math
 
-from precache import images, jpeg
+from precache import images
 from precache.errors import ImageError
 from precache.recipe import Recipe
 from precache.shard_writer import store
@@ -27,8 +27,7 @@ def predict_bytes(scan: Scan, recipe: Recipe) -> int:
             stored, _ = store(images.read_bytes(path), path, recipe)
         except ImageError:
             continue  # the conversion says what is wrong with it
-        content = stored if isinstance(stored, bytes) else jpeg.encode_jpeg(stored, recipe.quality)
-        sizes.append(len(content))
+        sizes.append(len(stored))
     tar = recipe.format == "webdataset"
     mean = sum(sizes) / len(sizes) if sizes else 0
     shards = math.ceil(len(scan.samples) / recipe.samples_per_shard)

@@ -8,10 +8,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from precache.files import FileEntry
 from precache.formats import Format
-from precache.manifest import FileEntry, RejectedSample, ShardEntry, Sizes
+from precache.index import Checksums, Ints, Sizes
+from precache.manifest import RejectedSample, ShardEntry
 from precache.plan import ShardPlan
 from precache.source import Samples
+
+_ARRAYS = {
+    "source_sizes": "<i4",
+    "checksums": "<u8",
+    "source_modified_ns": "<i8",
+    "source_checksums": "<u8",
+}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -22,11 +31,18 @@ class FinishedShard:
         entry: its line in the manifest.
         rejected: the pictures that it lacks.
         source_sizes: int32 [n, 2], width and height of the upright source pictures, in stored order.
+        checksums: uint64 [n], XXH3-64 of what is stored of each, in stored order.
+        source_modified_ns: int64 [m], of all pictures that the plan has in the shard, in its order, rejected
+            ones too: when they had last been written.
+        source_checksums: uint64 [m], of the same: XXH3-64 of the files.
     """
 
     entry: ShardEntry
     rejected: tuple[RejectedSample, ...]
     source_sizes: Sizes
+    checksums: Checksums
+    source_modified_ns: Ints
+    source_checksums: Checksums
 
 
 def file_names(shard: str, form: Format) -> tuple[str, ...]:
@@ -39,7 +55,7 @@ def encode(shard: FinishedShard) -> dict[str, Any]:
     return {
         "entry": asdict(shard.entry),
         "rejected": [asdict(sample) for sample in shard.rejected],
-        "source_sizes": _text(shard.source_sizes, "<i4"),
+        **{name: _text(getattr(shard, name), dtype) for name, dtype in _ARRAYS.items()},
     }
 
 
@@ -52,8 +68,9 @@ def decode(
         files = tuple(FileEntry(**file) for file in fields.pop("files"))
         entry = ShardEntry(files=files, **fields)
         rejected = tuple(RejectedSample(**sample) for sample in content["rejected"])
-        sizes = _array(content["source_sizes"], "<i4").reshape(-1, 2)
-        shard = FinishedShard(entry, rejected, sizes)
+        arrays = {name: _array(content[name], dtype) for name, dtype in _ARRAYS.items()}
+        arrays["source_sizes"] = arrays["source_sizes"].reshape(-1, 2)
+        shard = FinishedShard(entry, rejected, **arrays)
         return shard if _fits(shard, plans[entry.name], samples, form) else None
     except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError):
         return None
@@ -66,7 +83,8 @@ def _fits(shard: FinishedShard, plan: ShardPlan, samples: Samples, form: Format)
     return (
         entry.split == plan.split
         and type(entry.samples) is int
-        and entry.samples == len(shard.source_sizes) == len(plan.rows) - len(rejected)
+        and entry.samples == len(shard.source_sizes) == len(shard.checksums) == len(ids) - len(rejected)
+        and len(shard.source_modified_ns) == len(shard.source_checksums) == len(ids)
         and names == (file_names(plan.name, form) if entry.samples else ())
         and len(set(rejected)) == len(rejected) == int(np.isin(ids, rejected).sum())
         and all(

@@ -16,9 +16,10 @@ from rich.table import Table
 
 from precache import jpeg
 from precache.commandline import human_bytes, printable
+from precache.converted import ConvertedDataset
 from precache.formats import FORMATS, StoredSample
 from precache.jpeg import Pixels
-from precache.manifest import ConvertedDataset, Manifest, count_reasons
+from precache.manifest import Manifest, count_reasons
 from precache.storage import atomic_write
 
 _PICTURES_PER_CLASS = 5
@@ -185,7 +186,8 @@ def _first_pictures(dataset: ConvertedDataset) -> dict[int, list[tuple[int, Pixe
     taken: dict[int, int] = defaultdict(int)
     read_shard = FORMATS[dataset.manifest.recipe.format].read_shard
     for split in dict.fromkeys(shard.split for shard in dataset.manifest.shards):
-        _, labels = dataset.read_index(split)
+        index = dataset.read_index(split)
+        labels = index.labels
         start = 0
         for shard in dataset.manifest.split_shards(split):
             wanted = set()
@@ -193,18 +195,19 @@ def _first_pictures(dataset: ConvertedDataset) -> dict[int, list[tuple[int, Pixe
                 if taken[label] < _PICTURES_PER_CLASS:
                     taken[label] += 1
                     wanted.add(row)
-            start += shard.samples
             path = dataset.shard_path(shard)
-            for sample in _rows(read_shard(path), wanted) if wanted else ():
-                shown[sample.label].append((sample.id, sample.pixels(str(path))))
+            for row, sample in _rows(read_shard(path), wanted) if wanted else ():
+                index.check(start + row, sample.data, str(path), sample.damage)
+                shown[int(labels[start + row])].append((sample.id, sample.pixels(str(path))))
+            start += shard.samples
     return shown
 
 
-def _rows(samples: Iterable[StoredSample], wanted: set[int]) -> Iterable[StoredSample]:
+def _rows(samples: Iterable[StoredSample], wanted: set[int]) -> Iterable[tuple[int, StoredSample]]:
     last = max(wanted)
     for row, sample in enumerate(samples):
         if row in wanted:
-            yield sample
+            yield row, sample
         if row == last:
             return
 

@@ -8,21 +8,24 @@ command continues it. What does not fit the plan is not believed.
 import os
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from precache.errors import DatasetError
+from precache.files import check_file
 from precache.finished import FinishedShard, decode, encode, file_names
 from precache.formats import FORMATS
+from precache.index import INDEX_NAME, SOURCE_STATE_NAME
 from precache.lock import LOCK_SUFFIX, is_mount_point
-from precache.manifest import INDEX_NAME, MANIFEST_NAME, REJECTED_NAME, check_file
+from precache.manifest import MANIFEST_NAME, REJECTED_NAME
 from precache.notices import some, warn
 from precache.plan import ConvertPlan, shard_name
 from precache.recipe import Recipe
 from precache.records import PROBED_BYTES, RecordFile, may_be_records
-from precache.source import Samples
+from precache.source import Scan
+from precache.source_state import changed_pictures
 from precache.storage import (
     atomic_write,
     fsync_folder,
@@ -77,7 +80,7 @@ class Journal:
     """The journal of the conversion in `folder`, open for writing.
 
     Opening it starts a conversion in an empty or missing folder, or continues an unfinished one:
-    then `finished` holds the shards that fit the plan and whose files are intact. With `replace`, an
+    then `finished` holds the shards that fit the plan and whose files are intact. With `overwrite`, an
     unfinished conversion of another target is removed: the files that its journal lists, no others.
 
     Raises:
@@ -85,7 +88,7 @@ class Journal:
     """
 
     def __init__(
-        self, folder: Path, target: Target, plan: ConvertPlan, samples: Samples, *, replace: bool = False
+        self, folder: Path, target: Target, plan: ConvertPlan, scan: Scan, *, overwrite: bool = False
     ) -> None:
         self.folder = folder
         self.finished: dict[str, FinishedShard] = {}
@@ -93,12 +96,12 @@ class Journal:
         self._header = _header(target, plan)
         self._names = _own_names(self._header)
         self._plans = {shard.name: shard for shard in plan.shards}
-        self._samples = samples
+        self._scan = scan
         self._form = FORMATS[plan.recipe.format]
         _make_folder(folder)
         if os.path.lexists(self._path):
             with closing(RecordFile(_open(self._path))) as records:
-                self._continue(records, target, replace)
+                self._continue(records, target, overwrite)
         elif others := _others(folder, {JOURNAL_NAME}):
             raise DatasetError(
                 f"{folder}: exists, is not empty and holds no conversion of ours ({some(others)}); "
@@ -129,7 +132,7 @@ class Journal:
     ) -> None:
         self._records.close()
 
-    def _continue(self, records: RecordFile, target: Target, replace: bool) -> None:
+    def _continue(self, records: RecordFile, target: Target, overwrite: bool) -> None:
         """Take over what the journal found lists; or remove it, if it is of another target."""
         lines = records.read()
         header = next(lines, None)
@@ -137,7 +140,7 @@ class Journal:
             self._begin_again()
         elif not _is_of_this_release(header):
             raise _foreign(self._path)
-        elif replace and target.differences(header):
+        elif overwrite and target.differences(header):
             _discard(self.folder, _own_names(header))
         else:
             target.check_same(self.folder, header)
@@ -154,25 +157,34 @@ class Journal:
 
     def _take(self, lines: Iterator[dict[str, Any]], records: RecordFile) -> None:
         """Fill `finished` with what the journal lists, as far as it is to be believed; say what is not."""
-        lost = []
+        lost: list[str] = []
         for line in lines:
-            shard = decode(line, self._plans, self._samples, self._form)
+            shard = decode(line, self._plans, self._scan.samples, self._form)
             if shard is None:
                 records.damaged = True
                 records.count -= 1
                 break
-            if problem := next(filter(None, (check_file(self.folder, f) for f in shard.entry.files)), None):
+            self.finished.pop(shard.entry.name, None)
+            if problem := self._why_not_kept(shard):
                 lost.append(problem)
-                self.finished.pop(shard.entry.name, None)
-            else:
-                self.finished[shard.entry.name] = shard
+                continue
+            rows = self._plans[shard.entry.name].rows
+            now = replace(shard, source_modified_ns=self._scan.samples.modified_ns[rows])
+            self.finished[shard.entry.name] = now
         if records.damaged:
             warn(
                 f"{self._path}: line {records.count + 1} is damaged or cut off; what it and the lines after "
                 f"it list is converted again"
             )
         if lost:
-            warn(f"{lost[0]}; {len(lost):,} finished shards are damaged and converted again")
+            warn(f"{lost[0]}; of the finished shards, {len(lost):,} must be converted again")
+
+    def _why_not_kept(self, shard: FinishedShard) -> str | None:
+        """What is wrong with the shard's files, or which of its pictures is another now; one phrase."""
+        rows = self._plans[shard.entry.name].rows
+        for path in changed_pictures(self._scan, rows, shard.source_modified_ns, shard.source_checksums):
+            return f"{self._scan.root / path}: has changed since it was converted"
+        return next(filter(None, (check_file(self.folder, file) for file in shard.entry.files)), None)
 
     def _rewrite(self) -> RecordFile:
         """A journal of what is believed, in the place of the one found; open for more."""
@@ -207,7 +219,7 @@ def _header(target: Target, plan: ConvertPlan) -> dict[str, Any]:
 def _own_names(header: dict[str, Any]) -> frozenset[str]:
     """The names of all files that the conversion of this journal makes."""
     form = FORMATS[header["recipe"]["format"]]
-    names = {JOURNAL_NAME, INDEX_NAME, REJECTED_NAME, MANIFEST_NAME}
+    names = {JOURNAL_NAME, INDEX_NAME, SOURCE_STATE_NAME, REJECTED_NAME, MANIFEST_NAME}
     for split, count in header["shards"].items():
         for index in range(min(count, _MAX_SHARDS)):
             names.update(file_names(shard_name(split, index), form))

@@ -1,45 +1,31 @@
 """`dataset.json`: what a converted dataset is. Written last, so a folder without it is not one.
 
-Beside it lies `index.safetensors`: of all samples, in written order, `ids` and `labels`, int64 [n], and
-`source_sizes`, int32 [n, 2], width and height of the upright source picture in pixels. With it a loader
-knows every sample without opening a shard.
+Beside the shards lie `index.safetensors` and `source.safetensors`, see `precache.index`.
 """
 
 import csv
 import hashlib
 import io
 import json
-import os
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
-
-import numpy as np
-import numpy.typing as npt
-from safetensors import SafetensorError
-from safetensors.numpy import load_file, save
+from typing import Any
 
 from precache.errors import DatasetError, SettingError
+from precache.files import FileEntry
+from precache.index import INDEX_NAME, SOURCE_STATE_NAME
 from precache.recipe import Recipe
-from precache.storage import atomic_write, crc32c_file
+from precache.storage import atomic_write
 
 MANIFEST_NAME = "dataset.json"
-INDEX_NAME = "index.safetensors"
 REJECTED_NAME = "rejected.csv"
-VERSION = 2
-Ints: TypeAlias = npt.NDArray[np.int64]
-Sizes: TypeAlias = npt.NDArray[np.int32]
-
-
-@dataclass(frozen=True, slots=True)
-class FileEntry:
-    """One file of a shard: its name in the dataset's folder, bytes, and CRC-32C in hex."""
-
-    name: str
-    bytes: int
-    crc32c: str
+VERSION = 3
+READABLE = (2, 3)
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+_HEX = re.compile(r"[0-9a-f]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +68,8 @@ class Manifest:
         scanned: what the source tree holds: samples, rejected and ignored.
         rejected: pictures that could not be decoded.
         ignored: (path, reason) of what the source tree holds beside pictures.
+        source_state: the file with sizes, times and checksums of the source; None in version 2.
+        version: of the manifest's layout.
     """
 
     recipe: Recipe
@@ -95,6 +83,8 @@ class Manifest:
     scanned: int
     rejected: tuple[RejectedSample, ...]
     ignored: tuple[tuple[str, str], ...]
+    source_state: FileEntry | None
+    version: int = VERSION
 
     @property
     def samples(self) -> int:
@@ -109,7 +99,8 @@ class Manifest:
     @property
     def files(self) -> tuple[FileEntry, ...]:
         """All files of the dataset beside the manifest."""
-        return (*(file for shard in self.shards for file in shard.files), self.index)
+        others = (self.index,) if self.source_state is None else (self.index, self.source_state)
+        return (*(file for shard in self.shards for file in shard.files), *others)
 
     def split_shards(self, split: str) -> tuple[ShardEntry, ...]:
         """The shards of `split`; SettingError names the splits that there are."""
@@ -119,88 +110,11 @@ class Manifest:
             raise SettingError(f"unknown split {split!r}; choose from: {splits}")
         return shards
 
-    def digest(self) -> str:
-        """SHA-256 (hex) of the manifest: the identity of the dataset."""
-        return hashlib.sha256(_encode(self)).hexdigest()
-
-
-@dataclass(frozen=True, slots=True)
-class ConvertedDataset:
-    """A folder that holds a manifest and the files that it names."""
-
-    path: Path
-    manifest: Manifest
-
-    def shard_path(self, shard: ShardEntry) -> Path:
-        """Path of the shard's file."""
-        return self.path / shard.file_name
-
-    def read_index(self, split: str) -> tuple[Ints, Ints]:
-        """(ids, labels) of the split's samples in written order, int64 [n] each."""
-        ids, labels, _ = self._read_index()
-        in_split = np.repeat(
-            [shard.split == split for shard in self.manifest.shards],
-            [shard.samples for shard in self.manifest.shards],
-        )
-        return ids[in_split], labels[in_split]
-
-    def read_source_sizes(self) -> Sizes:
-        """int32 [samples, 2]: width and height of all source pictures, in written order."""
-        return self._read_index()[2]
-
-    def _read_index(self) -> tuple[Ints, Ints, Sizes]:
-        path = self.path / INDEX_NAME
-        try:
-            index = load_file(path)
-            ids, labels, sizes = index["ids"], index["labels"], index["source_sizes"]
-        except (OSError, SafetensorError, KeyError) as error:
-            raise DatasetError(f"{path}: cannot be read ({error}); convert the dataset again") from error
-        if not len(ids) == len(labels) == len(sizes) == self.manifest.samples:
-            raise DatasetError(
-                f"{path}: expected {self.manifest.samples:,} samples, got {len(ids):,}; "
-                f"convert the dataset again"
-            )
-        return ids, labels, sizes
-
-
-def is_converted(path: Path) -> bool:
-    """Whether `path` is a folder with a manifest."""
-    return (path / MANIFEST_NAME).is_file()
-
-
-def open_dataset(path: str | os.PathLike[str]) -> ConvertedDataset:
-    """Read the manifest of the converted dataset in folder `path`.
-
-    Raises:
-        DatasetError: no such folder, no manifest in it, or one that is damaged or too new.
-    """
-    folder = Path(path)
-    manifest_path = folder / MANIFEST_NAME
-    try:
-        content = json.loads(manifest_path.read_bytes())
-    except OSError as error:
-        reason = "no such folder" if not folder.is_dir() else f"no {MANIFEST_NAME} in it"
-        raise DatasetError(
-            f"{folder}: not a converted dataset ({reason}); "
-            f"make one with 'precache convert SRC {folder} --format FORMAT'"
-        ) from error
-    except ValueError as error:
-        raise DatasetError(f"{manifest_path}: not valid JSON ({error}); convert the dataset again") from error
-    return ConvertedDataset(folder, _decode(content, manifest_path))
-
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write `dataset.json` into `folder`: the commit of a conversion."""
     with atomic_write(folder / MANIFEST_NAME) as file:
         file.write(_encode(manifest))
-
-
-def write_index(folder: Path, ids: Ints, labels: Ints, source_sizes: Sizes) -> FileEntry:
-    """Write `index.safetensors` into `folder`."""
-    path = folder / INDEX_NAME
-    with atomic_write(path) as file:
-        file.write(save({"ids": ids, "labels": labels, "source_sizes": source_sizes}))
-    return file_entry(path)
 
 
 def write_rejected(folder: Path, rejected: Sequence[RejectedSample]) -> None:
@@ -215,35 +129,22 @@ def write_rejected(folder: Path, rejected: Sequence[RejectedSample]) -> None:
         file.write(text.getvalue().encode(errors="backslashreplace"))
 
 
-def file_entry(path: Path) -> FileEntry:
-    """Name, size and checksum of the file at `path`."""
-    return FileEntry(path.name, path.stat().st_size, crc32c_file(path))
-
-
-def check_file(folder: Path, file: FileEntry) -> str | None:
-    """What is wrong with a file, as one line, or None."""
-    path = folder / file.name
-    if not path.is_file():
-        return f"{path}: missing"
-    if path.stat().st_size != file.bytes:
-        return f"{path}: expected {file.bytes:,} bytes, got {path.stat().st_size:,}"
-    if crc32c_file(path) != file.crc32c:
-        return f"{path}: its checksum is not the manifest's (the bytes changed)"
-    return None
-
-
-def check_manifest(folder: Path) -> str | None:
-    """What is wrong with the manifest of the dataset in `folder`, as one line, or None."""
-    path = folder / MANIFEST_NAME
-    content = json.loads(path.read_bytes())
-    if content["checksum"] != _checksum(content):
-        return f"{path}: was edited since the conversion (its checksum is not that of its content)"
-    return None
-
-
 def count_reasons(reasons: list[str]) -> dict[str, int]:
     """Reasons and how often each occurs, most frequent first."""
     return dict(Counter(reasons).most_common())
+
+
+def parse_manifest(raw: bytes, path: Path) -> tuple[Manifest, str, bool]:
+    """What the bytes of the file at `path` say: the manifest, its digest, and whether its checksum is right.
+
+    The digest, SHA-256 in hex, identifies the dataset: it is that of the manifest without the source's times.
+
+    Raises:
+        DatasetError: no manifest, or one of a version that is not known.
+    """
+    content = _load_json(raw, path)
+    digest = hashlib.sha256(raw).hexdigest() if content["version"] == 2 else _identity(content)
+    return _decode(content, path), digest, content.get("checksum") == _checksum(content)
 
 
 def _encode(manifest: Manifest) -> bytes:
@@ -253,10 +154,37 @@ def _encode(manifest: Manifest) -> bytes:
         "rejected": len(manifest.rejected),
         "ignored": len(manifest.ignored),
     }
-    content = {"version": VERSION, "counts": counts, **asdict(manifest)}
-    del content["scanned"]
+    fields = asdict(manifest)
+    del fields["scanned"], fields["version"]
+    content = {"version": manifest.version, "counts": counts, **fields}
     content["recipe"] = manifest.recipe.to_json()
     return (json.dumps({**content, "checksum": _checksum(content)}, indent=1) + "\n").encode()
+
+
+def _load_json(raw: bytes, path: Path) -> dict[str, Any]:
+    """The manifest's JSON; DatasetError if it is none, or of a version that is not known."""
+    try:
+        content: Any = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise DatasetError(
+            f"{path}: not valid JSON ({_in_words(error)}); convert the dataset again"
+        ) from error
+    version = content.get("version") if isinstance(content, dict) else None
+    if not isinstance(version, int):
+        raise DatasetError(f"{path}: not a manifest of this project (no version); convert the dataset again")
+    if version not in READABLE:
+        raise DatasetError(
+            f"{path}: manifest version {version}, expected {' or '.join(map(str, READABLE))}; "
+            f"convert the dataset again or use the release that wrote it"
+        )
+    checked: dict[str, Any] = content
+    return checked
+
+
+def _in_words(error: Exception) -> str:
+    if isinstance(error, RecursionError):
+        return "nested too deep"
+    return f"{error} is missing" if isinstance(error, KeyError) else str(error)
 
 
 def _checksum(content: dict[str, Any]) -> str:
@@ -265,44 +193,70 @@ def _checksum(content: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
-def _decode(content: Any, path: Path) -> Manifest:
+def _identity(content: dict[str, Any]) -> str:
+    return _checksum({name: value for name, value in content.items() if name != "source_state"})
+
+
+def _decode(content: dict[str, Any], path: Path) -> Manifest:
     try:
-        version = content.pop("version")
-        if version != VERSION:
-            raise DatasetError(
-                f"{path}: manifest version {version}, expected {VERSION}; "
-                f"convert the dataset again or use the release that wrote it"
-            )
-        del content["checksum"]
-        content["scanned"] = content.pop("counts")["scanned"]
-        content["recipe"] = Recipe(**content["recipe"])
-        content["index"] = FileEntry(**content["index"])
-        content["classes"] = tuple(content["classes"])
+        version = content["version"]
+        fields = {name: value for name, value in content.items() if name not in ("checksum", "counts")}
+        fields["scanned"] = content["counts"]["scanned"]
+        fields["recipe"] = Recipe(**content["recipe"])
+        fields["index"] = FileEntry(**content["index"])
+        fields["source_state"] = None if version == 2 else FileEntry(**content["source_state"])
+        fields["classes"] = tuple(content["classes"])
         per_class = content["samples_per_class"]
-        content["samples_per_class"] = {split: tuple(counts) for split, counts in per_class.items()}
-        content["rejected"] = tuple(RejectedSample(**entry) for entry in content["rejected"])
-        content["ignored"] = tuple((entry[0], entry[1]) for entry in content["ignored"])
-        content["shards"] = tuple(_decode_shard(entry) for entry in content["shards"])
-        manifest = Manifest(**content)
-        _check_types(manifest)
+        fields["samples_per_class"] = {split: tuple(counts) for split, counts in per_class.items()}
+        fields["rejected"] = tuple(RejectedSample(**entry) for entry in content["rejected"])
+        fields["ignored"] = tuple((entry[0], entry[1]) for entry in content["ignored"])
+        fields["shards"] = tuple(_decode_shard(entry) for entry in content["shards"])
+        manifest = Manifest(**fields)
+        _check_manifest(manifest)
         return manifest
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
         raise DatasetError(
-            f"{path}: not a manifest of this project ({error!r}); convert the dataset again"
+            f"{path}: not a manifest of this project ({_in_words(error)}); convert the dataset again"
         ) from error
 
 
-def _check_types(manifest: Manifest) -> None:
-    """Raise ValueError where an edited manifest would fail later, and less clearly."""
-    files_ok = all(
-        isinstance(file.name, str) and "/" not in file.name and isinstance(file.bytes, int)
-        for file in manifest.files
-    )
-    shards_ok = all(shard.files and isinstance(shard.samples, int) for shard in manifest.shards)
-    if not (files_ok and shards_ok and manifest.shards and manifest.index.name == INDEX_NAME):
-        raise ValueError("a shard, a file or the index is not as this project writes it")
-
-
 def _decode_shard(entry: dict[str, Any]) -> ShardEntry:
-    files = tuple(FileEntry(**file) for file in entry.pop("files"))
-    return ShardEntry(files=files, **entry)
+    files = tuple(FileEntry(**file) for file in entry["files"])
+    return ShardEntry(files=files, **{name: value for name, value in entry.items() if name != "files"})
+
+
+def _check_manifest(manifest: Manifest) -> None:
+    """Raise ValueError for what an edited manifest says, and no conversion: nothing else is trusted."""
+    names = [file.name for file in manifest.files]
+    for file in manifest.files:
+        _require(isinstance(file.name, str) and _PLAIN_NAME.fullmatch(file.name), f"file name {file.name!r}")
+        _require(_is_count(file.bytes), f"{file.bytes!r} bytes of {file.name}")
+        _require(isinstance(file.crc32c, str) and _HEX.fullmatch(file.crc32c), f"CRC of {file.name}")
+    _require(len(set(names)) == len(names) and MANIFEST_NAME not in names, "a file is named twice")
+    _require(manifest.index.name == INDEX_NAME, f"index {manifest.index.name!r}")
+    state = manifest.source_state
+    _require(state is None or state.name == SOURCE_STATE_NAME, "another file with the source's state")
+    _require(manifest.shards and all(shard.files for shard in manifest.shards), "a shard without files")
+    for shard in manifest.shards:
+        _require(_is_count(shard.samples) and shard.samples > 0, f"{shard.samples!r} samples in {shard.name}")
+        _require(isinstance(shard.split, str) and isinstance(shard.name, str), f"shard {shard.name!r}")
+    classes = manifest.classes
+    _require(classes and all(isinstance(name, str) for name in classes), "class names")
+    _require(_is_count(manifest.scanned) and _is_count(manifest.source_bytes), "counts")
+    for split, counts in manifest.samples_per_class.items():
+        inside = sum(shard.samples for shard in manifest.shards if shard.split == split)
+        right = len(counts) == len(classes) and all(map(_is_count, counts)) and sum(counts) == inside
+        _require(right, f"samples per class of split {split!r}")
+    _require({s.split for s in manifest.shards} == set(manifest.samples_per_class), "splits")
+    strings = [*(s.path for s in manifest.rejected), *(s.reason for s in manifest.rejected)]
+    strings += [text for pair in manifest.ignored for text in pair]
+    _require(all(isinstance(text, str) for text in strings), "a path or a reason that is no text")
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
+
+
+def _require(holds: object, what: str) -> None:
+    if not holds:
+        raise ValueError(f"{what}: not as this project writes it")

@@ -2,17 +2,19 @@
 
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 from precache import images, jpeg
 from precache.errors import ImageError, SourceError
+from precache.files import FileEntry
 from precache.finished import FinishedShard
 from precache.formats import FORMATS, Sample
+from precache.index import checksum_of
 from precache.jpeg import Pixels
-from precache.manifest import FileEntry, RejectedSample, ShardEntry
+from precache.manifest import RejectedSample, ShardEntry
 from precache.output import OutputFile, publish
 from precache.recipe import Recipe
 from precache.source import SampleRef
@@ -32,21 +34,28 @@ class ShardTask:
 
 @dataclass(slots=True)
 class WrittenShard:
-    """A shard whose files are written, but neither durable nor under their names yet."""
+    """A shard whose files are written, but neither durable nor under their names yet.
+
+    Attributes:
+        sizes, checksums: of the samples, in stored order.
+        source_checksums: of the pictures of `task`, in its order.
+    """
 
     task: ShardTask
-    files: list[OutputFile]
-    rejected: list[RejectedSample]
-    sizes: list[tuple[int, int]]
+    files: list[OutputFile] = field(default_factory=list)
+    rejected: list[RejectedSample] = field(default_factory=list)
+    sizes: list[tuple[int, int]] = field(default_factory=list)
+    checksums: list[int] = field(default_factory=list)
+    source_checksums: list[int] = field(default_factory=list)
 
 
 def write_shard(task: ShardTask, tick: Callable[[], None]) -> WrittenShard:
     """Decode, resize and write the pictures of `task`: the part that needs the CPU."""
-    written = WrittenShard(task, [], [], [])
+    written = WrittenShard(task)
     base = task.destination / task.name
     samples = _samples(task, written, tick)
     write = FORMATS[task.recipe.format].write_shard
-    written.files = write(base, samples, len(task.samples), task.recipe)
+    written.files = write(base, samples, len(task.samples), task.recipe.size)
     return written
 
 
@@ -58,30 +67,43 @@ def finish_shard(written: WrittenShard) -> FinishedShard:
             file.path.unlink()
         written.files = []
     files = tuple(FileEntry(file.path.name, file.bytes, file.crc32c) for file in written.files)
-    entry = ShardEntry(written.task.name, written.task.split, len(written.sizes), files)
-    return FinishedShard(entry, tuple(written.rejected), np.array(written.sizes, np.int32).reshape(-1, 2))
+    task = written.task
+    return FinishedShard(
+        ShardEntry(task.name, task.split, len(written.sizes), files),
+        tuple(written.rejected),
+        np.array(written.sizes, np.int32).reshape(-1, 2),
+        np.array(written.checksums, np.uint64),
+        np.array([ref.modified_ns for ref in task.samples], np.int64),
+        np.array(written.source_checksums, np.uint64),
+    )
 
 
 def store(data: bytes, path: str, recipe: Recipe) -> tuple[bytes | Pixels, tuple[int, int]]:
-    """What `recipe` stores of a picture, and the picture's upright (width, height).
+    """What `recipe` stores of a picture, pixels or a JPEG, and the picture's upright (width, height).
 
     Raises:
         ImageError: it cannot be decoded; names `path`.
     """
     if recipe.passthrough and jpeg.is_square_jpeg(data, recipe.size):
         return data, (recipe.size, recipe.size)
-    return images.render(data, path, recipe.rendering)
+    pixels, size = images.render(data, path, recipe.rendering)
+    if recipe.format == "shards":
+        return np.ascontiguousarray(pixels), size
+    return jpeg.encode_jpeg(pixels, recipe.quality), size
 
 
 def _samples(task: ShardTask, written: WrittenShard, tick: Callable[[], None]) -> Iterator[Sample]:
     for ref in task.samples:
         path = os.path.join(task.source, ref.path)
+        data = _read_unchanged(path, ref)
+        written.source_checksums.append(checksum_of(data))
         try:
-            stored, size = store(_read_unchanged(path, ref), path, task.recipe)
+            stored, size = store(data, path, task.recipe)
         except ImageError as error:
             written.rejected.append(RejectedSample(ref.id, ref.path, error.reason))
         else:
             written.sizes.append(size)
+            written.checksums.append(checksum_of(stored))
             yield Sample(ref.id, ref.label, stored, ref.path, size)
         tick()
 

@@ -72,6 +72,8 @@ class Samples(Sequence[SampleRef]):
         modified_ns: int64 [n], when they were last written.
         splits: int64 [n], indices of `split_names`.
         split_names: "" alone where the tree has no splits.
+        paths: file names relative to the root, as the file system has them, one behind the other.
+        path_ends: int64 [n], where each of them ends.
     """
 
     def __init__(
@@ -88,7 +90,7 @@ class Samples(Sequence[SampleRef]):
         self.ids, self.labels, self.splits = ids, labels, splits
         self.file_bytes, self.modified_ns = file_bytes, modified_ns
         self.split_names = tuple(split_names)
-        self._paths, self._path_ends = paths, path_ends
+        self.paths, self.path_ends = paths, path_ends
 
     @classmethod
     def of(cls, refs: Sequence[SampleRef]) -> "Samples":
@@ -111,8 +113,8 @@ class Samples(Sequence[SampleRef]):
 
     def __getitem__(self, index: int) -> SampleRef:  # type: ignore[override]  # no slices
         index = range(len(self))[index]
-        start = int(self._path_ends[index - 1]) if index else 0
-        path = self._paths[start : int(self._path_ends[index])]
+        start = int(self.path_ends[index - 1]) if index else 0
+        path = self.paths[start : int(self.path_ends[index])]
         return SampleRef(
             int(self.ids[index]),
             os.fsdecode(path),
@@ -122,15 +124,19 @@ class Samples(Sequence[SampleRef]):
             int(self.modified_ns[index]),
         )
 
-    def select(self, rows: Ints, splits: Ints, split_names: Sequence[str]) -> "Samples":
-        """The samples at `rows`, with other splits."""
-        lengths = np.diff(self._path_ends, prepend=0)[rows]
-        starts = self._path_ends[rows] - lengths
+    def select(
+        self, rows: Ints, splits: Ints | None = None, split_names: Sequence[str] | None = None
+    ) -> "Samples":
+        """The samples at `rows`, with other splits if they are given."""
+        lengths = np.diff(self.path_ends, prepend=0)[rows]
+        starts = self.path_ends[rows] - lengths
         paths = b"".join(
-            self._paths[a : a + n] for a, n in zip(starts.tolist(), lengths.tolist(), strict=True)
+            self.paths[a : a + n] for a, n in zip(starts.tolist(), lengths.tolist(), strict=True)
         )
         columns = (self.ids[rows], self.labels[rows], self.file_bytes[rows], self.modified_ns[rows])
-        return Samples(*columns, splits, split_names, paths, np.cumsum(lengths))
+        splits = self.splits[rows] if splits is None else splits
+        names = self.split_names if split_names is None else split_names
+        return Samples(*columns, splits, names, paths, np.cumsum(lengths))
 
 
 @dataclass(frozen=True, slots=True)

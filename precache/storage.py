@@ -149,6 +149,11 @@ def fsync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def crc32c(content: bytes) -> str:
+    """As `crc32c_file`, of what is in memory."""
+    return f"{google_crc32c.value(content):08x}"
+
+
 def crc32c_file(path: Path) -> str:
     """CRC-32C (Castagnoli) of the file's bytes, 8 hex digits.
 

@@ -9,11 +9,14 @@ from pathlib import Path
 import numpy as np
 
 from precache import executors, images, jpeg
-from precache.errors import DatasetError, ImageError
+from precache.converted import ConvertedDataset, open_dataset, open_unchecked
+from precache.errors import DatasetError, ImageError, SampleError
+from precache.files import check_file
 from precache.formats import FORMATS, StoredSample
 from precache.images import Decoded
+from precache.index import SampleIndex
 from precache.jpeg import Pixels
-from precache.manifest import ConvertedDataset, ShardEntry, check_file, check_manifest, open_dataset
+from precache.manifest import ShardEntry
 from precache.recipe import Recipe
 from precache.source import SampleRef, Scan, scan_tree
 
@@ -32,9 +35,9 @@ def verify(path: str | os.PathLike[str]) -> list[str]:
     Raises:
         DatasetError: `path` is not a converted dataset.
     """
-    dataset = open_dataset(path)
-    checks = (check_manifest(dataset.path), *(check_file(dataset.path, f) for f in dataset.manifest.files))
-    return [problem for problem in checks if problem is not None]
+    dataset, problem = open_unchecked(path)
+    problems = (problem, *(check_file(dataset.path, file) for file in dataset.manifest.files))
+    return [problem for problem in problems if problem is not None]
 
 
 def verify_across(paths: Sequence[str | os.PathLike[str]]) -> list[str]:
@@ -125,6 +128,7 @@ def verify_deep(
 class _DeepTask:
     path: Path
     shard: ShardEntry
+    index: SampleIndex
     recipe: Recipe
     source: str
     refs: dict[int, SampleRef]
@@ -134,12 +138,13 @@ def _deep_tasks(dataset: ConvertedDataset, scan: Scan) -> Iterator[_DeepTask]:
     """One task per shard, made when a worker asks for it."""
     recipe = dataset.manifest.recipe
     for split in dict.fromkeys(shard.split for shard in dataset.manifest.shards):
-        ids, _ = dataset.read_index(split)
+        index = dataset.read_index(split)
         shards = dataset.manifest.split_shards(split)
-        stops = np.cumsum([shard.samples for shard in shards])
-        for shard, members in zip(shards, np.split(ids, stops[:-1]), strict=True):
-            refs = {sample_id: scan.samples[sample_id] for sample_id in members.tolist()}
-            yield _DeepTask(dataset.shard_path(shard), shard, recipe, str(scan.root), refs)
+        shard_of = np.repeat(np.arange(len(shards)), [shard.samples for shard in shards])
+        for number, shard in enumerate(shards):
+            members = index.select(shard_of == number)
+            refs = {sample_id: scan.samples[sample_id] for sample_id in members.ids.tolist()}
+            yield _DeepTask(dataset.shard_path(shard), shard, members, recipe, str(scan.root), refs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,11 +156,15 @@ class _Compared:
 
 def _compare_shard(task: _DeepTask, tick: Callable[[], None]) -> list[_Compared]:
     compared = []
-    for sample in FORMATS[task.recipe.format].read_shard(task.path):
-        ref = task.refs.get(sample.id)
-        if ref is None:
+    for row, sample in enumerate(FORMATS[task.recipe.format].read_shard(task.path)):
+        if row >= len(task.index) or (not sample.damage and sample.id != task.index.ids[row]):
             raise DatasetError(f"{task.path}: holds sample {sample.id}, which the dataset's index does not")
-        compared.append(_compare(task, ref, sample))
+        ref = task.refs[int(task.index.ids[row])]
+        try:
+            task.index.check(row, sample.data, str(task.path), sample.damage)
+            compared.append(_compare(task, ref, sample))
+        except SampleError as error:
+            compared.append(_Compared(ref.path, 0.0, str(error)))
         tick()
     if len(compared) != task.shard.samples:
         raise DatasetError(f"{task.path}: expected {task.shard.samples:,} samples, got {len(compared):,}")
@@ -201,7 +210,8 @@ def psnr(one: Pixels, other: Pixels) -> float:
 
 
 def _samples_by_split(dataset: ConvertedDataset) -> dict[str, set[tuple[int, int]]]:
-    splits = {shard.split: dataset.read_index(shard.split) for shard in dataset.manifest.shards}
+    splits = {split: dataset.read_index(split) for split in dataset.manifest.samples_per_class}
     return {
-        split: set(zip(ids.tolist(), labels.tolist(), strict=True)) for split, (ids, labels) in splits.items()
+        split: set(zip(index.ids.tolist(), index.labels.tolist(), strict=True))
+        for split, index in splits.items()
     }

@@ -57,4 +57,16 @@ def damage_shards(source: Path, path: Path, ids: list[int]) -> None:
             assert isinstance(sample.data, bytes)
             data = spoil[sample.id](sample.data) if sample.id in spoil else sample.data
             samples.append(Sample(sample.id, sample.label, data, "", (48, 48)))
-        publish(form.write_shard(path / shard.name, samples, len(samples), dataset.manifest.recipe))
+        publish(form.write_shard(path / shard.name, samples, len(samples), dataset.manifest.recipe.size))
+
+
+def flip_a_bit(path: Path, shard_number: int = 2, row: int = 4) -> tuple[Path, int]:
+    """Change one bit in the middle of a picture of the dataset at `path`: (its shard's path, its id)."""
+    dataset = open_dataset(path)
+    shard = dataset.shard_path(dataset.manifest.shards[shard_number])
+    stored = list(FORMATS[dataset.manifest.recipe.format].read_shard(shard))[row]
+    data = stored.data if isinstance(stored.data, bytes) else stored.data.tobytes()
+    content = bytearray(shard.read_bytes())
+    content[content.index(data) + len(data) // 2] ^= 16
+    shard.write_bytes(content)
+    return shard, stored.id

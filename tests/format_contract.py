@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from precache import images
+from precache.converted import ConvertedDataset
 from precache.formats import FORMATS, StoredSample
-from precache.manifest import ConvertedDataset
 from precache.source import scan_tree
 
 
@@ -33,9 +33,9 @@ def check_holds_every_sample_once(dataset: ConvertedDataset, raw_tree: Path) -> 
 
 
 def check_index_is_the_written_order(dataset: ConvertedDataset) -> None:
-    ids, labels = dataset.read_index("train")
+    index = dataset.read_index("train")
     assert [(sample.id, sample.label) for _, sample in stored(dataset)] == list(
-        zip(ids.tolist(), labels.tolist(), strict=True)
+        zip(index.ids.tolist(), index.labels.tolist(), strict=True)
     )
 
 

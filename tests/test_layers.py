@@ -11,10 +11,13 @@ from tests.command import ROOT
 
 LOADERS_MAY_USE = {
     "codecs",
+    "converted",
     "errors",
     "executors",
+    "files",
     "formats",
     "images",
+    "index",
     "jpeg",
     "manifest",
     "rejects",

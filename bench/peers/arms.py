@@ -12,8 +12,8 @@ from bench.peers.serving import LIMIT, PEERS
 from bench.running.processes import run_watched
 from bench.running.trial import Trial
 from loaders.dataset import RAW
+from precache.converted import is_converted, open_dataset
 from precache.errors import DatasetError, SettingError, WorkerError, check_choice
-from precache.manifest import is_converted, open_dataset
 from precache.recipe import Recipe
 
 DEFAULT_STORED = 256

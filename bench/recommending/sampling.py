@@ -22,8 +22,8 @@ from bench.recommending.loader_run import LoaderRun
 from bench.recommending.model import RAW_NAME
 from bench.running.processes import run_watched
 from precache import images
+from precache.converted import open_dataset
 from precache.errors import ImageError, SettingError, SourceError, check_range
-from precache.manifest import open_dataset
 from precache.recipe import Recipe
 from precache.source import Scan
 

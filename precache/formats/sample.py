@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from precache.jpeg import Pixels, decode_jpeg, encode_jpeg
+from precache.errors import ImageError
+from precache.jpeg import Pixels, decode_jpeg
 from precache.output import OutputFile
-from precache.recipe import Recipe
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +16,7 @@ class Sample:
     Attributes:
         id: rank in the sorted scan of the source tree.
         label: index of its class.
-        data: uint8 [size, size, 3], RGB, or the bytes of a JPEG that is stored as it is.
+        data: what is stored: uint8 [size, size, 3], RGB, contiguous, or the bytes of a JPEG.
         path: in the source tree, relative to its root.
         original_size: (width, height) of the upright source picture, in pixels.
     """
@@ -27,21 +27,24 @@ class Sample:
     path: str
     original_size: tuple[int, int]
 
-    def jpeg(self, quality: int) -> bytes:
-        """The bytes of its JPEG, encoded if need be."""
-        return self.data if isinstance(self.data, bytes) else encode_jpeg(self.data, quality)
-
 
 @dataclass(frozen=True, slots=True)
 class StoredSample:
-    """One picture as a shard stores it: JPEG bytes, or the pixels themselves."""
+    """One picture as a shard stores it: JPEG bytes, or the pixels themselves.
+
+    Attributes:
+        damage: why nothing else here is to be trusted, where the format's own checksum says so; else empty.
+    """
 
     id: int
     label: int
     data: bytes | Pixels
+    damage: str = ""
 
     def pixels(self, path: str) -> Pixels:
-        """uint8 [height, width, 3], RGB; `path` names the shard if the JPEG is damaged."""
+        """uint8 [height, width, 3], RGB; ImageError names the shard, `path`, if the sample is damaged."""
+        if self.damage:
+            raise ImageError(f"{path}: sample {self.id}", self.damage)
         if isinstance(self.data, bytes):
             return decode_jpeg(self.data, f"{path}: sample {self.id}")
         return self.data
@@ -54,13 +57,14 @@ class Format:
     Attributes:
         suffix: of the shard files, with its dot.
         index_suffix: of the index file beside each shard, or None.
-        write_shard: `(path without suffix, samples, count, recipe) -> files`, shard first. At most
-            `count` samples come, and are consumed one at a time. The files are not at their paths
-            before `output.publish` is called on them.
-        read_shard: `path -> samples` in stored order; a damaged file raises DatasetError.
+        write_shard: `(path without suffix, samples, count, size) -> files`, shard first. At most
+            `count` samples come, squares of `size` pixels, and are consumed one at a time. The files are
+            not at their paths before `output.publish` is called on them.
+        read_shard: `path -> samples` in stored order. A damaged file raises DatasetError; where one sample
+            alone is damaged, and the format tells, the sample says so.
     """
 
     suffix: str
     index_suffix: str | None
-    write_shard: Callable[[Path, Iterable[Sample], int, Recipe], list[OutputFile]]
+    write_shard: Callable[[Path, Iterable[Sample], int, int], list[OutputFile]]
     read_shard: Callable[[Path], Iterator[StoredSample]]

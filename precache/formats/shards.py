@@ -25,7 +25,7 @@ from precache.errors import DatasetError
 from precache.formats.sample import Format, Sample, StoredSample
 from precache.jpeg import Pixels
 from precache.output import OutputFile, write_beside
-from precache.recipe import Recipe
+from precache.storage import open_regular
 
 SUFFIX = ".safetensors"
 DATA_START = 4096
@@ -36,13 +36,13 @@ _TENSORS = (("images", "U8", 1), ("labels", "I64", 8), ("ids", "I64", 8))
 _REMEDY = "run 'precache verify' on its folder, then 'precache convert --overwrite' to rewrite it"
 
 
-def write_shard(base: Path, samples: Iterable[Sample], count: int, recipe: Recipe) -> list[OutputFile]:
+def write_shard(base: Path, samples: Iterable[Sample], count: int, size: int) -> list[OutputFile]:
     """Write `base` + '.safetensors' beside; pixels stream through, only labels and ids are held."""
     path = base.with_name(base.name + SUFFIX)
     labels: list[int] = []
     ids: list[int] = []
     with write_beside(path) as file:
-        file.write(_header(count, recipe.size))
+        file.write(_header(count, size))
         for sample in samples:
             file.write(np.ascontiguousarray(sample.data).data)
             labels.append(sample.label)
@@ -50,7 +50,7 @@ def write_shard(base: Path, samples: Iterable[Sample], count: int, recipe: Recip
         file.write(np.array(labels, "<i8").tobytes())
         file.write(np.array(ids, "<i8").tobytes())
         if len(ids) < count:
-            file.replace_start(_header(len(ids), recipe.size))
+            file.replace_start(_header(len(ids), size))
     return [file]
 
 
@@ -83,17 +83,16 @@ class ShardFile:
         """
         self.path = path
         try:
-            self._file = open(path, "rb", buffering=0)  # noqa: SIM115 (closed by `close`)
+            self._file = open(open_regular(path), "rb", buffering=0)  # noqa: SIM115 (closed by `close`)
         except OSError as error:
             raise DatasetError(f"{path}: cannot be opened ({error.strerror}); {_REMEDY}") from error
         try:
             file_bytes = os.fstat(self._file.fileno()).st_size
             start = bytearray(min(DATA_START, file_bytes))
             self._read(memoryview(start), 0)
-            shapes = _read_shapes(path, bytes(start), file_bytes)
-            count, self.size = shapes["images"][:2]
+            count, self.size = _read_header(path, bytes(start), file_bytes)
             tail = bytearray(16 * count)
-            self._read(memoryview(tail), DATA_START + math.prod(shapes["images"]))
+            self._read(memoryview(tail), file_bytes - len(tail))
         except DatasetError:
             self._file.close()
             raise
@@ -174,18 +173,6 @@ def _is_cached(descriptor: int, start: int) -> bool:
         return False
 
 
-def _read_shapes(path: Path, start: bytes, file_bytes: int) -> dict[str, list[int]]:
-    """Shapes of the tensors, from the first bytes of a file of `file_bytes`."""
-    header = _read_header(path, start)
-    shapes: dict[str, list[int]] = {name: header[name]["shape"] for name, _, _ in _TENSORS}
-    expected_bytes = DATA_START + sum(math.prod(shapes[name]) * width for name, _, width in _TENSORS)
-    if file_bytes != expected_bytes:
-        raise DatasetError(
-            f"{path}: expected {expected_bytes:,} bytes, got {file_bytes:,} (truncated?); {_REMEDY}"
-        )
-    return shapes
-
-
 def _header(count: int, size: int) -> bytes:
     shapes = {"images": [count, size, size, 3], "labels": [count], "ids": [count]}
     header: dict[str, Any] = {}
@@ -198,21 +185,21 @@ def _header(count: int, size: int) -> bytes:
     return struct.pack("<Q", len(body)) + body
 
 
-def _read_header(path: Path, start: bytes) -> dict[str, Any]:
-    """Parse and check the first DATA_START bytes of a shard."""
+def _read_header(path: Path, start: bytes, file_bytes: int) -> tuple[int, int]:
+    """Number and size of the pictures, from the first bytes of a file of `file_bytes`."""
     try:
-        (length,) = struct.unpack_from("<Q", start)
-        header: dict[str, Any] = json.loads(start[8 : 8 + length])
-        layout_ok = length == DATA_START - 8 and all(
-            header[name]["dtype"] == dtype for name, dtype, _ in _TENSORS
-        )
-        count, _, _, channels = header["images"]["shape"]
-        layout_ok = layout_ok and channels == 3 and header["labels"]["shape"] == [count]
-    except (struct.error, ValueError, KeyError, TypeError):
-        layout_ok = False
-    if not layout_ok:
+        count, size = json.loads(start[8:])["images"]["shape"][:2]
+        as_written = isinstance(count, int) and isinstance(size, int) and start == _header(count, size)
+    except (ValueError, KeyError, TypeError, RecursionError, struct.error):
+        as_written = False
+    if not as_written or count < 0 or size < 1:
         raise DatasetError(f"{path}: not a shard of this format (its header is damaged); {_REMEDY}")
-    return header
+    expected_bytes: int = DATA_START + count * (size * size * 3 + 16)
+    if file_bytes != expected_bytes:
+        raise DatasetError(
+            f"{path}: expected {expected_bytes:,} bytes, got {file_bytes:,} (truncated?); {_REMEDY}"
+        )
+    return count, size
 
 
 FORMAT = Format(SUFFIX, None, write_shard, read_shard)

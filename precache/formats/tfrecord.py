@@ -17,24 +17,26 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import google_crc32c
+import numpy as np
 
 from precache.errors import DatasetError
 from precache.formats.sample import Format, Sample, StoredSample
 from precache.output import OutputFile, write_beside
-from precache.recipe import Recipe
+from precache.storage import read_regular
 
 SUFFIX = ".tfrecord"
 INDEX_SUFFIX = ".idx"
+_DAMAGE = "its record does not match its checksum; run 'precache verify' on its folder"
 IMAGE_KEY, LABEL_KEY, ID_KEY = "image/encoded", "image/class/label", "sample/id"
 
 
-def write_shard(base: Path, samples: Iterable[Sample], count: int, recipe: Recipe) -> list[OutputFile]:
+def write_shard(base: Path, samples: Iterable[Sample], count: int, size: int) -> list[OutputFile]:
     """Write `base` + '.tfrecord' and `base` + '.idx' beside."""
     path, index_path = base.with_name(base.name + SUFFIX), base.with_name(base.name + INDEX_SUFFIX)
     index: list[str] = []
     with write_beside(path) as file:
         for sample in samples:
-            record = _record(_encode_example(sample, recipe.quality))
+            record = _record(_encode_example(sample))
             index.append(f"{file.bytes} {len(record)}\n")
             file.write(record)
     with write_beside(index_path) as index_file:
@@ -43,17 +45,10 @@ def write_shard(base: Path, samples: Iterable[Sample], count: int, recipe: Recip
 
 
 def read_shard(path: Path) -> Iterator[StoredSample]:
-    """The samples of a TFRecord file in stored order, read sequentially, checksums checked."""
+    """The samples of a TFRecord file in stored order; the file is read whole, its checksums are compared."""
     try:
-        with open(path, "rb") as file:
-            while head := file.read(12):
-                (length,) = struct.unpack_from("<Q", head)
-                if struct.unpack_from("<I", head, 8) != (_masked_crc(head[:8]),):
-                    raise ValueError("a record's length does not match its checksum")
-                data, crc = file.read(length), file.read(4)
-                if len(data) != length or struct.unpack("<I", crc) != (_masked_crc(data),):
-                    raise ValueError("a record does not match its checksum")
-                yield _decode_example(data)
+        for data, intact in _records(memoryview(read_regular(path))):
+            yield _decode_example(data) if intact else StoredSample(-1, -1, b"", _DAMAGE)
     except (OSError, struct.error, ValueError, KeyError, IndexError) as error:
         raise DatasetError(
             f"{path}: cannot be read as TFRecords ({error}); run 'precache verify' on its folder, "
@@ -61,8 +56,23 @@ def read_shard(path: Path) -> Iterator[StoredSample]:
         ) from error
 
 
-def _masked_crc(data: bytes) -> int:
-    crc: int = google_crc32c.value(data)
+def _records(content: memoryview) -> Iterator[tuple[memoryview, bool]]:
+    """The data of each record, in place, and whether it is that of its checksum."""
+    position = 0
+    while position < len(content):
+        start = position + 12
+        length, crc = struct.unpack_from("<QI", content, position)
+        if crc != _masked_crc(content[position : position + 8]):
+            raise ValueError(f"the length of the record at byte {position:,} does not match its checksum")
+        if start + length + 4 > len(content):
+            raise ValueError(f"breaks off in the record at byte {position:,}")
+        data = content[start : start + length]
+        yield data, struct.unpack_from("<I", content, start + length) == (_masked_crc(data),)
+        position = start + length + 4
+
+
+def _masked_crc(data: bytes | memoryview) -> int:
+    crc: int = google_crc32c.extend(0, np.frombuffer(data, np.uint8))  # the library takes arrays, not views
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
@@ -81,9 +91,9 @@ def _record(data: bytes) -> bytes:
 #   BytesList { repeated bytes value = 1; }    Int64List { repeated int64 value = 1 [packed]; }
 
 
-def _encode_example(sample: Sample, quality: int) -> bytes:
+def _encode_example(sample: Sample) -> bytes:
     features = {
-        IMAGE_KEY: _field(1, _field(1, sample.jpeg(quality))),
+        IMAGE_KEY: _field(1, _field(1, bytes(sample.data))),
         LABEL_KEY: _field(3, _field(1, _varint(sample.label))),
         ID_KEY: _field(3, _field(1, _varint(sample.id))),
     }
@@ -91,9 +101,9 @@ def _encode_example(sample: Sample, quality: int) -> bytes:
     return _field(1, b"".join(entries))
 
 
-def _decode_example(data: bytes) -> StoredSample:
+def _decode_example(data: memoryview) -> StoredSample:  # a view: each slice of bytes would copy the JPEG
     features: dict[str, memoryview] = {}
-    for entry in _fields(_only_field(memoryview(data))):  # a view: each slice of bytes would copy the JPEG
+    for entry in _fields(_only_field(data)):
         key, value = _fields(entry)
         features[str(key, "utf-8")] = _only_field(_only_field(value))
     label, _ = _read_varint(features[LABEL_KEY], 0)

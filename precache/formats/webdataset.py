@@ -18,20 +18,20 @@ from pathlib import Path
 from precache.errors import DatasetError
 from precache.formats.sample import Format, Sample, StoredSample
 from precache.output import OutputFile, write_beside
-from precache.recipe import Recipe
+from precache.storage import read_regular
 
 SUFFIX = ".tar"
 INDEX_SUFFIX = ".idx"
 _BLOCK = tarfile.BLOCKSIZE
 
 
-def write_shard(base: Path, samples: Iterable[Sample], count: int, recipe: Recipe) -> list[OutputFile]:
+def write_shard(base: Path, samples: Iterable[Sample], count: int, size: int) -> list[OutputFile]:
     """Write `base` + '.tar' and `base` + '.idx' beside."""
     path, index_path = base.with_name(base.name + SUFFIX), base.with_name(base.name + INDEX_SUFFIX)
     index: list[str] = []
     with write_beside(path) as file:
         for sample in samples:
-            index.append(" ".join(_add_sample(file, sample, recipe.quality)))
+            index.append(" ".join(_add_sample(file, sample)))
         file.write(bytes(2 * _BLOCK))
         file.write(bytes(-file.bytes % tarfile.RECORDSIZE))
     with write_beside(index_path) as index_file:
@@ -45,7 +45,7 @@ def read_shard(path: Path) -> Iterator[StoredSample]:
     The `tarfile` module, and with it the webdataset library, spends 130 us on the headers of a sample.
     """
     try:
-        content = path.read_bytes()
+        content = read_regular(path)
         jpeg = b""
         for name, data in _members(content):
             if name.endswith(b".jpg"):
@@ -68,7 +68,7 @@ def _members(tar: bytes) -> Iterator[tuple[bytes, bytes]]:
             raise ValueError(f"no tar header at byte {position:,}")
         start = position + _BLOCK
         stop = start + int(header[_SIZE], 8)
-        if stop > len(tar):
+        if not start <= stop <= len(tar):
             raise ValueError(f"breaks off in {name.decode('ascii', 'replace')}")
         yield name, tar[start:stop]
         position = stop + -stop % _BLOCK
@@ -76,12 +76,12 @@ def _members(tar: bytes) -> Iterator[tuple[bytes, bytes]]:
         raise ValueError("its end is missing")
 
 
-def _add_sample(file: OutputFile, sample: Sample, quality: int) -> Iterator[str]:
+def _add_sample(file: OutputFile, sample: Sample) -> Iterator[str]:
     """Append the three files of a sample; yields their entries of the index."""
     width, height = sample.original_size
     origin = {"height": height, "path": sample.path, "width": width}
     contents = {
-        "jpg": sample.jpeg(quality),
+        "jpg": bytes(sample.data),
         "cls": str(sample.label).encode(),
         "json": json.dumps(origin).encode(),
     }

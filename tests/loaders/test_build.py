@@ -49,7 +49,7 @@ def test_classes_are_the_folders(raw_tree: Path, converted: dict[str, Path]) -> 
         ({"size": 0}, "size must be an integer from 1 to 8,192, got 0"),
         ({"size": 49}, "size 49 is more than .* stores \\(48\\)"),
         ({"last": "some"}, "unknown last 'some'; choose from: drop, pad, partial"),
-        ({"check": "always"}, "unknown check 'always'; choose from: first-read, never"),
+        ({"check": "sometimes"}, "unknown check 'sometimes'; choose from: always, first-read, never"),
         ({"cache": "disk"}, "unknown cache 'disk'; choose from: device, none, ram"),
         ({"on_error": "ignore"}, "unknown on_error 'ignore'; choose from: raise, skip"),
         ({"rank": 0}, "rank and world_size belong together"),

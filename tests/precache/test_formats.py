@@ -13,11 +13,11 @@ import safetensors
 from PIL import Image
 
 from precache import convert, open_dataset
+from precache.converted import ConvertedDataset
 from precache.errors import DatasetError
 from precache.formats import FORMATS
 from precache.formats.shards import DATA_START, ShardFile
 from precache.images import Pixels
-from precache.manifest import ConvertedDataset
 from precache.source import scan_tree
 from tests import format_contract as contract
 from tests.conftest import STORED_SIZE, small_recipe

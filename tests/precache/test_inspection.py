@@ -88,7 +88,7 @@ def test_source_sizes_are_those_of_the_upright_pictures(raw_tree: Path, converte
     samples = scan_tree(raw_tree).samples
     for path in converted.values():
         dataset = open_dataset(path)
-        ids, _ = dataset.read_index("train")
+        ids = dataset.read_index("train").ids
         for sample_id, size in zip(ids, dataset.read_source_sizes(), strict=True):
             with Image.open(raw_tree / samples[int(sample_id)].path) as image:
                 assert ImageOps.exif_transpose(image).size == tuple(size)

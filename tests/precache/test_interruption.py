@@ -14,11 +14,12 @@ import psutil
 import pytest
 
 from precache import convert, executors
+from precache.converted import is_converted
 from precache.errors import DatasetError, SourceError
 from precache.formats import FORMATS
 from precache.journal import JOURNAL_NAME
 from precache.lock import lock_path
-from precache.manifest import MANIFEST_NAME, is_converted
+from precache.manifest import MANIFEST_NAME
 from tests.command import ROOT, run
 from tests.conftest import small_recipe
 

@@ -29,7 +29,8 @@ def test_each_picture_goes_where_the_list_puts_it(raw_tree: Path, tmp_path: Path
         ).manifest
         dataset = open_dataset(tmp_path / name)
         for split in ("train", "val"):
-            ids, labels = dataset.read_index(split)
+            index = dataset.read_index(split)
+            ids, labels = index.ids, index.labels
             assert set(ids.tolist()) == {s.id for s in samples if wanted.get(s.path) == split}
             assert all(samples[i].label == label for i, label in zip(ids, labels, strict=True))
         left_out = {path for path, reason in manifest.ignored if reason == "not in the list of splits"}
@@ -67,7 +68,7 @@ def test_names_with_commas_newlines_and_bytes_that_are_no_text_can_be_listed(tmp
         tmp_path / "tree", tmp_path / "out", Recipe(format="webdataset", size=8), workers=0, split_list=listed
     ).manifest
     assert manifest.samples_per_class == {"val": (4,)}
-    assert np.array_equal(np.sort(open_dataset(tmp_path / "out").read_index("val")[0]), np.arange(4))
+    assert np.array_equal(np.sort(open_dataset(tmp_path / "out").read_index("val").ids), np.arange(4))
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,8 @@ from bench.recommending import command, model, sampling
 from bench.recommending.recommendation import Check, Recommendation
 from bench.recommending.sampling import RecommendSpec
 from precache import commandline
+from precache.converted import open_dataset
 from precache.errors import SettingError, SourceError
-from precache.manifest import open_dataset
 from precache.source import scan_tree
 from tests.bench.recommending.test_model import INPUTS, RAW, SHARDS, TARS
 from tests.command import check_bad_input

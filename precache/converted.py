@@ -1,0 +1,115 @@
+"""A converted folder, opened: nothing in it is trusted before it was compared with its checksum."""
+
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+
+import numpy as np
+
+from precache import index
+from precache.errors import DatasetError
+from precache.index import SampleIndex, Sizes, SourceState
+from precache.manifest import MANIFEST_NAME, Manifest, ShardEntry, parse_manifest
+from precache.storage import read_regular
+
+
+@dataclass(frozen=True, slots=True)
+class ConvertedDataset:
+    """A folder that holds a manifest and the files that it names.
+
+    Attributes:
+        digest: SHA-256 (hex) that identifies the dataset: of its manifest, without the times of its source.
+    """
+
+    path: Path
+    manifest: Manifest
+    digest: str
+
+    def shard_path(self, shard: ShardEntry) -> Path:
+        """Path of the shard's file."""
+        return self.path / shard.file_name
+
+    def read_index(self, split: str | None = None) -> SampleIndex:
+        """Ids, labels, checksums and more of the split's samples, or of all, in written order.
+
+        Raises:
+            DatasetError: the index is damaged, or does not fit the manifest.
+        """
+        whole = index.read_index(self.path, self.manifest.index, self.manifest.version)
+        _check_index(self.path / index.INDEX_NAME, whole, self.manifest)
+        if split is None:
+            return whole
+        in_split = [shard.split == split for shard in self.manifest.shards]
+        return whole.select(np.repeat(in_split, [shard.samples for shard in self.manifest.shards]))
+
+    def read_source_sizes(self) -> Sizes:
+        """int32 [samples, 2]: width and height of all source pictures, in written order."""
+        return self.read_index().source_sizes
+
+    def read_source_state(self) -> SourceState | None:
+        """Sizes, times and checksums of all pictures of the source, in scan order; None in version 2."""
+        entry = self.manifest.source_state
+        return None if entry is None else index.read_source_state(self.path, entry)
+
+
+def is_converted(path: Path) -> bool:
+    """Whether `path` is a folder with a manifest."""
+    return (path / MANIFEST_NAME).is_file()
+
+
+def open_dataset(path: str | PathLike[str]) -> ConvertedDataset:
+    """Read the manifest of the converted dataset in folder `path`, and compare it with its checksum.
+
+    Raises:
+        DatasetError: no such folder, no manifest in it, or one that is damaged, edited or too new.
+    """
+    dataset, problem = open_unchecked(path)
+    if problem is not None:
+        raise DatasetError(f"{problem}; convert the dataset again with --overwrite")
+    return dataset
+
+
+def open_unchecked(path: str | PathLike[str]) -> tuple[ConvertedDataset, str | None]:
+    """As `open_dataset`, but an edited manifest is no error: what is wrong with it comes too, in one line.
+
+    Raises:
+        DatasetError: as `open_dataset`, for all else.
+    """
+    folder = Path(path)
+    manifest_path = folder / MANIFEST_NAME
+    try:
+        raw = read_regular(manifest_path)
+    except OSError as error:
+        raise DatasetError(_why_not_converted(folder, error)) from error
+    manifest, digest, intact = parse_manifest(raw, manifest_path)
+    dataset = ConvertedDataset(folder, manifest, digest)
+    if intact:
+        return dataset, None
+    return dataset, f"{manifest_path}: was edited or damaged (its checksum is not that of its content)"
+
+
+def _why_not_converted(folder: Path, error: OSError) -> str:
+    if isinstance(error, FileNotFoundError):
+        reason = f"no {MANIFEST_NAME} in it" if folder.is_dir() else "no such folder"
+        remedy = f"make one with 'precache convert SRC {folder} --format FORMAT'"
+        return f"{folder}: not a converted dataset ({reason}); {remedy}"
+    if isinstance(error, NotADirectoryError):
+        return f"{folder}: not a converted dataset (a file, not a folder); name the folder of one"
+    return f"{folder / MANIFEST_NAME}: cannot be read ({error.strerror}); check its permissions and its disk"
+
+
+def _check_index(path: Path, whole: SampleIndex, manifest: Manifest) -> None:
+    """Raise DatasetError unless the index fits the manifest; then ids and labels can be trusted."""
+    fits = (
+        len(whole) == manifest.samples
+        and whole.ids.min() >= 0
+        and whole.ids.max() < manifest.scanned
+        and len(np.unique(whole.ids)) == len(whole)
+        and whole.labels.min() >= 0
+        and whole.labels.max() < len(manifest.classes)
+    )
+    if not fits:
+        raise DatasetError(
+            f"{path}: does not fit the manifest, of {manifest.samples:,} samples in "
+            f"{len(manifest.classes):,} classes; convert the dataset again with --overwrite"
+        )

@@ -1,0 +1,231 @@
+"""What is known of every sample of a dataset without opening a shard, in two safetensors files.
+
+`index.safetensors`, of the samples, in written order:
+
+    ids               int64  [n]     ranks in the sorted scan of the source
+    labels            int64  [n]     indices of the manifest's classes
+    source_sizes      int32  [n, 2]  width and height of the upright source picture, in pixels
+    checksums         uint64 [n]     XXH3-64 of what is stored: the pixels of `shards`, else the JPEG
+    source_checksums  uint64 [n]     XXH3-64 of the source file
+    paths             uint8  [sum]   paths in the source, one behind the other
+    path_ends         int64  [n]     where each of them ends
+
+`source.safetensors`, of all pictures of the source, rejected ones too, in the order of the scan:
+
+    bytes             int64  [m]     sizes of the files
+    modified_ns       int64  [m]     when they were last written, as the file system counts
+    checksums         uint64 [m]     XXH3-64 of the files
+
+It tells whether a source is still what it was, and is no part of a dataset's identity: a copy of a tree
+has other times. Datasets of version 2 have neither checksums nor paths, and no `source.safetensors`.
+"""
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+from precache.errors import DatasetError, SampleError
+from precache.files import FileEntry
+from precache.storage import atomic_write, crc32c, read_regular
+
+INDEX_NAME = "index.safetensors"
+SOURCE_STATE_NAME = "source.safetensors"
+REMEDY = "run 'precache verify' on its folder, then convert it again with --overwrite"
+Ints: TypeAlias = npt.NDArray[np.int64]
+Sizes: TypeAlias = npt.NDArray[np.int32]
+Checksums: TypeAlias = npt.NDArray[np.uint64]
+
+
+def checksum_of(stored: bytes | npt.NDArray[np.uint8]) -> int:
+    """XXH3-64 of something contiguous: https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md
+
+    It finds what disks, memory and networks do to bytes, nearly as fast as the CPU's cache is read; it does
+    not find what a forger does.
+    """
+    return xxhash.xxh3_64_intdigest(stored)  # type: ignore[arg-type]  # NumPy 1's arrays do not say Buffer
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SampleIndex:
+    """The columns of `index.safetensors`, see there; the last four are None in version 2."""
+
+    ids: Ints
+    labels: Ints
+    source_sizes: Sizes
+    checksums: Checksums | None = None
+    source_checksums: Checksums | None = None
+    paths: bytes | None = None
+    path_ends: Ints | None = None
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def select(self, rows: npt.NDArray[np.bool_]) -> "SampleIndex":
+        """The samples of the rows that are True."""
+        chosen = SampleIndex(self.ids[rows], self.labels[rows], self.source_sizes[rows])
+        if self.checksums is None or self.source_checksums is None:
+            return chosen
+        assert self.paths is not None
+        assert self.path_ends is not None
+        lengths = np.diff(self.path_ends, prepend=0)
+        return replace(
+            chosen,
+            checksums=self.checksums[rows],
+            source_checksums=self.source_checksums[rows],
+            paths=np.frombuffer(self.paths, np.uint8)[np.repeat(rows, lengths)].tobytes(),
+            path_ends=np.cumsum(lengths[rows]),
+        )
+
+    def check(self, row: int, stored: bytes | npt.NDArray[np.uint8], file: str, damage: str = "") -> None:
+        """Compare what was read of the sample at `row`, from the shard `file`, with what was written.
+
+        Args:
+            damage: what the format's own checksum says is wrong with it, see `StoredSample`.
+
+        Raises:
+            SampleError: they differ, or it is damaged.
+        """
+        if not damage and (self.checksums is None or checksum_of(stored) == self.checksums[row]):
+            return
+        source = "" if self.paths is None else f" ({self.path(row)})"
+        reason = damage or f"its bytes are not those that were written (checksum); {REMEDY}"
+        raise SampleError(f"{file}: sample {self.ids[row]}{source}", reason)
+
+    def path(self, row: int) -> str | None:
+        """The path in the source of the sample at `row`; None in version 2."""
+        if self.paths is None or self.path_ends is None:
+            return None
+        start = int(self.path_ends[row - 1]) if row else 0
+        return os.fsdecode(self.paths[start : int(self.path_ends[row])])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SourceState:
+    """The columns of `source.safetensors`, see there."""
+
+    bytes: Ints
+    modified_ns: Ints
+    checksums: Checksums
+
+    def __len__(self) -> int:
+        return len(self.bytes)
+
+
+def write_index(folder: Path, index: SampleIndex) -> FileEntry:
+    """Write `index.safetensors` of version 3 into `folder`."""
+    assert index.checksums is not None
+    assert index.source_checksums is not None
+    assert index.paths is not None
+    assert index.path_ends is not None
+    columns: dict[str, npt.NDArray[Any]] = {
+        "ids": index.ids,
+        "labels": index.labels,
+        "source_sizes": index.source_sizes,
+        "checksums": index.checksums,
+        "source_checksums": index.source_checksums,
+        "paths": np.frombuffer(index.paths, np.uint8),
+        "path_ends": index.path_ends,
+    }
+    return _write(folder / INDEX_NAME, columns)
+
+
+def write_source_state(folder: Path, state: SourceState) -> FileEntry:
+    """Write `source.safetensors` into `folder`."""
+    columns: dict[str, npt.NDArray[Any]] = {
+        "bytes": state.bytes,
+        "modified_ns": state.modified_ns,
+        "checksums": state.checksums,
+    }
+    return _write(folder / SOURCE_STATE_NAME, columns)
+
+
+def read_index(folder: Path, entry: FileEntry, version: int) -> SampleIndex:
+    """The index that `entry` of a manifest of `version` describes.
+
+    Raises:
+        DatasetError: it cannot be read, or is not as it was written.
+    """
+    columns = _read(folder, entry)
+    required = {"ids": np.int64, "labels": np.int64, "source_sizes": np.int32}
+    if version > 2:
+        required |= {"checksums": np.uint64, "source_checksums": np.uint64, "path_ends": np.int64}
+    samples = len(columns.get("ids", ()))
+    wrong = [
+        name
+        for name, dtype in required.items()
+        if name not in columns
+        or columns[name].dtype != dtype
+        or columns[name].shape != ((samples, 2) if name == "source_sizes" else (samples,))
+    ]
+    if wrong:
+        raise _damaged(folder / entry.name, f"column {wrong[0]} is missing or of another shape")
+    index = SampleIndex(columns["ids"], columns["labels"], columns["source_sizes"])
+    if version == 2:
+        return index
+    paths = columns.get("paths")
+    ends = columns["path_ends"]
+    if (
+        paths is None
+        or paths.dtype != np.uint8
+        or paths.ndim != 1
+        or np.any(np.diff(ends, prepend=0) < 0)
+        or (ends[-1] if samples else 0) != len(paths)
+    ):
+        raise _damaged(folder / entry.name, "its paths do not add up")
+    return replace(
+        index,
+        checksums=columns["checksums"],
+        source_checksums=columns["source_checksums"],
+        paths=paths.tobytes(),
+        path_ends=ends,
+    )
+
+
+def read_source_state(folder: Path, entry: FileEntry) -> SourceState:
+    """The state of the source that `entry` of a manifest describes.
+
+    Raises:
+        DatasetError: it cannot be read, or is not as it was written.
+    """
+    columns = _read(folder, entry)
+    required = {"bytes": np.int64, "modified_ns": np.int64, "checksums": np.uint64}
+    shapes = {columns[name].shape if name in columns else None for name in required}
+    if len(shapes) != 1 or any(columns[name].dtype != dtype for name, dtype in required.items()):
+        raise _damaged(folder / entry.name, "its columns are not as this project writes them")
+    return SourceState(*(columns[name] for name in required))
+
+
+def _write(path: Path, columns: dict[str, npt.NDArray[Any]]) -> FileEntry:
+    content = save({name: np.ascontiguousarray(column) for name, column in columns.items()})
+    with atomic_write(path) as file:
+        file.write(content)
+    return FileEntry(path.name, len(content), crc32c(content))
+
+
+def _read(folder: Path, entry: FileEntry) -> dict[str, npt.NDArray[Any]]:
+    """The columns of a file whose bytes are those that `entry` describes."""
+    path = folder / entry.name
+    try:
+        content = read_regular(path)
+    except OSError as error:
+        raise DatasetError(f"{path}: cannot be read ({error.strerror}); {REMEDY}") from error
+    if len(content) != entry.bytes:
+        raise _damaged(path, f"expected {entry.bytes:,} bytes, got {len(content):,}")
+    if crc32c(content) != entry.crc32c:
+        raise _damaged(path, "its checksum is not the manifest's")
+    try:
+        columns: dict[str, npt.NDArray[Any]] = load(content)
+    except (SafetensorError, ValueError, KeyError) as error:
+        raise _damaged(path, str(error)) from error
+    return columns
+
+
+def _damaged(path: Path, why: str) -> DatasetError:
+    return DatasetError(f"{path}: is damaged ({why}); {REMEDY}")

@@ -151,7 +151,7 @@ class Journal:
         if others := _others(self.folder, self._names):
             raise DatasetError(
                 f"{self._path}: is damaged, and the folder holds what is not of this conversion "
-                f"({some(others)}); choose another DST or empty it yourself"
+                f"({some(others)}); move that elsewhere or choose another DST"
             )
         warn(f"{self._path}: is damaged in its first line; all shards are converted again")
 

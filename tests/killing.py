@@ -1,6 +1,6 @@
 """Kill a conversion at its N-th call of the system, for every N. Run as a script: it forks.
 
-    python -m tests.killing fresh|overwrite|discard TREE FOLDER
+    python -m tests.killing fresh|overwrite|discard TREE FOLDER [FIRST STEP]
 
 Prints how many moments there were; an AssertionError says at which one something was lost.
 """
@@ -33,6 +33,10 @@ def make(tree: Path, out: Path, size: int, name: str = "webdataset", overwrite: 
 
 def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def _no_fsync(descriptor: int) -> None:
+    """What is killed loses no page of the system's cache."""
 
 
 def in_a_fork(work: Callable[[], None], kill_at: int = 0) -> bool:
@@ -68,8 +72,8 @@ def _arm(kill_at: int) -> None:
         setattr(os, name, counted(getattr(os, name)))
 
 
-def attack(kind: str, tree: Path, folder: Path) -> int:
-    """Kill at each call in turn, then run the same command; the number of calls."""
+def attack(kind: str, tree: Path, folder: Path, first: int = 1, step: int = 1) -> int:
+    """Kill at each call in turn, or each `step`th from `first` on, then run the same command; the last one."""
     out = folder / "out"
     mine = folder / "out.old" / "thesis.txt"
     mine.parent.mkdir(parents=True)
@@ -78,7 +82,7 @@ def attack(kind: str, tree: Path, folder: Path) -> int:
     make(tree, folder / "before", 16, "shards")
     expected, before = contents(folder / "expected"), contents(folder / "before")
     names = {"out", "out.old", "expected", "before", ".before.precache-lock", ".expected.precache-lock"}
-    for moment in range(1, 10_000):
+    for moment in range(first, 10_000, step):
         if kind == "overwrite":
             make(tree, out, 16, "shards")
         elif kind == "discard":  # an unfinished conversion of other settings
@@ -106,4 +110,5 @@ def attack(kind: str, tree: Path, folder: Path) -> int:
 
 
 if __name__ == "__main__":
-    print(attack(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])))
+    os.fsync = _no_fsync
+    print(attack(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), *map(int, sys.argv[4:])))

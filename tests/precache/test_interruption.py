@@ -20,6 +20,7 @@ from precache.formats import FORMATS
 from precache.journal import JOURNAL_NAME
 from precache.lock import lock_path
 from precache.manifest import MANIFEST_NAME
+from precache.sample import make_sample
 from tests.command import ROOT, run
 from tests.conftest import small_recipe
 
@@ -244,3 +245,27 @@ def test_a_source_that_changes_meanwhile_is_named(
     with pytest.raises(SourceError, match=f"{victim}: {word} while it was converted"):
         convert(tree, tmp_path / "out", small_recipe("shards"), workers=workers, on_progress=meddle)
     assert not (tmp_path / "out" / MANIFEST_NAME).exists()
+
+
+def kill_at_calls(kind: str, tmp_path: Path, *moments: int) -> int:
+    """The number of calls at the last of which `tests.killing` has killed a conversion; see there."""
+    make_sample(tmp_path / "tree", images=10, classes=2, seed=1, workers=0)
+    script = [sys.executable, "-m", "tests.killing", kind, tmp_path / "tree", tmp_path / "folder"]
+    command = [*map(str, script), *map(str, moments)]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    return int(result.stdout)
+
+
+@pytest.mark.parametrize(("kind", "first"), [("fresh", 1), ("overwrite", 3), ("discard", 5)])
+def test_killed_at_a_call_of_the_system_a_conversion_is_completed(
+    kind: str, first: int, tmp_path: Path
+) -> None:
+    assert kill_at_calls(kind, tmp_path, first, 7) > 90
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("kind", ["fresh", "overwrite", "discard"])
+def test_killed_at_every_call_of_the_system_a_conversion_is_completed(kind: str, tmp_path: Path) -> None:
+    assert kill_at_calls(kind, tmp_path) > 90

@@ -107,8 +107,12 @@ def check_nothing_else(destination: Path, ours: tuple[str, ...]) -> None:
 
 def build_folder(lock: Lock) -> Path:
     """Where the dataset is made that is to take the place of the finished one: on record, maybe begun."""
-    swap = lock.swap or lock.new_swap()
-    return lock.destination.with_name(swap.build)
+    swap = lock.swap
+    if swap is None or os.path.lexists(
+        _folders(lock, swap)[1]
+    ):  # what `_remove_old` could not remove, and said
+        swap = lock.new_swap()
+    return _folders(lock, swap)[0]
 
 
 def swap_in(lock: Lock) -> None:
@@ -160,15 +164,18 @@ def finish_swap(lock: Lock) -> None:
 
 def warn_of_build(lock: Lock) -> None:
     """Say that an unfinished `--overwrite` takes space, to whoever does not go on with it."""
-    if lock.swap is not None:
+    if lock.swap is not None and (build := _folders(lock, lock.swap)[0]).exists():
         warn(
-            f"{lock.destination}: an unfinished --overwrite lies in {build_folder(lock)}; go on with it by "
-            f"the same command with --overwrite, or remove that folder"
+            f"{lock.destination}: an unfinished --overwrite lies in {build}; go on with it by the same "
+            f"command with --overwrite, or remove that folder"
         )
 
 
 def _remove_old(lock: Lock) -> None:
-    """Remove the files of the old dataset that are on record, and its folder; say what stays there."""
+    """Remove the files of the old dataset that are on record, and its folder; say what stays there.
+
+    The swap is over, unless files on record remain: the next run tries to remove them again.
+    """
     assert lock.swap is not None
     _, old = _folders(lock, lock.swap)
     for name in lock.swap.files:
@@ -182,7 +189,8 @@ def _remove_old(lock: Lock) -> None:
                 f"{lock.destination}: the new dataset is in its place, but the old one's folder holds what "
                 f"was not removed ({some(left)}): it is {old} now"
             )
-    lock.note(None)
+    if not any(os.path.lexists(old / name) for name in lock.swap.files):
+        lock.note(None)
 
 
 def _folders(lock: Lock, swap: Swap) -> tuple[Path, Path]:

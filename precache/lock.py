@@ -69,9 +69,12 @@ class Lock:
             records.append({"lock": "precache", "host": socket.gethostname(), "pid": os.getpid()})
 
     def note(self, swap: Swap | None) -> None:
-        """Record the swap under way; durable when this returns."""
-        self._records.append({"swap": None if swap is None else asdict(swap)})
-        if swap is not None:
+        """Record the swap under way, durable when this returns; or, if it can be, that there is none."""
+        if swap is None:
+            with suppress(OSError):  # the next run sees that nothing is left to do
+                self._records.append({"swap": None})
+        else:
+            self._records.append({"swap": asdict(swap)})
             fsync_folder(self._path.parent)
         self.swap = swap
 

@@ -73,7 +73,7 @@ def _arm(kill_at: int) -> None:
 
 
 def attack(kind: str, tree: Path, folder: Path, first: int = 1, step: int = 1) -> int:
-    """Kill at each call in turn, or each `step`th from `first` on, then run the same command; the last one."""
+    """Kill at each call, or each `step`th from `first` on, then run the same command; the last call."""
     out = folder / "out"
     mine = folder / "out.old" / "thesis.txt"
     mine.parent.mkdir(parents=True)

@@ -1,5 +1,6 @@
 """What lies in DST and beside it and is not on record as ours is never removed, renamed or written to."""
 
+import errno
 import logging
 import os
 import shutil
@@ -259,6 +260,36 @@ def test_what_comes_to_the_old_dataset_while_it_is_removed_survives_and_is_named
     (message,) = caplog.messages
     assert f"(thesis\\x1b.txt): it is {old} now" in message
     assert beside(out) == [old.name]
+
+
+def test_an_old_file_that_cannot_be_removed_is_named_and_removed_by_the_next_run(
+    raw_tree: Path,
+    converted: dict[str, Path],
+    out: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shutil.copytree(converted["dali"], out)
+    unlink = Path.unlink
+
+    def refuse(self: Path, missing_ok: bool = False) -> None:
+        if self.name == "train-00001.tfrecord":
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(self))
+        unlink(self, missing_ok)
+
+    with monkeypatch.context() as patches, caplog.at_level(logging.WARNING, "precache"):
+        patches.setattr(Path, "unlink", refuse)
+        for name in ("shards", "webdataset"):
+            convert(raw_tree, out, small_recipe(name), workers=0, overwrite=True)
+            assert contents(out) == contents(converted[name])
+    (left,) = out.parent.glob(".out.*.precache")
+    assert f"(train-00001.tfrecord): it is {left} now" in caplog.text
+    shutil.copytree(converted["dali"], other := out.with_name("other"))
+    with monkeypatch.context() as patches:
+        patches.setattr(Path, "unlink", refuse)
+        convert(raw_tree, other, small_recipe("shards"), workers=0, overwrite=True)
+    assert not convert(raw_tree, other, small_recipe("shards"), workers=0).published
+    assert list(out.parent.glob(".other.*.precache")) == []
 
 
 def test_a_folder_that_took_the_destinations_place_is_not_replaced(

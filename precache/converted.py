@@ -1,5 +1,6 @@
 """A converted folder, opened: nothing in it is trusted before it was compared with its checksum."""
 
+import os
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -53,8 +54,8 @@ class ConvertedDataset:
 
 
 def is_converted(path: Path) -> bool:
-    """Whether `path` is a folder with a manifest."""
-    return (path / MANIFEST_NAME).is_file()
+    """Whether `path` is a folder with a manifest; whether that can be read is another question."""
+    return os.path.lexists(path / MANIFEST_NAME)
 
 
 def open_dataset(path: str | PathLike[str]) -> ConvertedDataset:

@@ -1,0 +1,202 @@
+"""No loader serves a byte that was not written: each sample is compared with its checksum by who reads it."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import loaders
+from loaders import Loader
+from loaders.dataset import open_split
+from precache import open_dataset
+from precache.converted import ConvertedDataset
+from precache.errors import DatasetError, ImageError, SampleError
+from precache.formats import FORMATS
+from precache.index import INDEX_NAME, SOURCE_STATE_NAME
+from precache.manifest import MANIFEST_NAME, _checksum
+from tests.conftest import IMAGES
+from tests.damage import flip_a_bit
+from tests.loader_contract import ids_of
+
+ARMS = [("shards", "shards"), ("webdataset", "webdataset"), ("dali", "webdataset"), ("dali", "dali")]
+HOW: list[dict[str, Any]] = [
+    {},
+    {"shuffle": "window"},
+    {"shuffle": False, "size": 40},
+    {"size": 40, "augment": "crop"},
+    {"size": 40, "augment": "train"},
+    {"cache": "ram"},
+]
+
+
+class Arm:
+    """One backend over a copy of its folder."""
+
+    def __init__(self, backend: str, path: Path) -> None:
+        self.backend, self.path = backend, path
+
+    def __call__(self, **settings: Any) -> Loader:
+        return loaders.build(self.path, backend=self.backend, **{"workers": 2, "batch_size": 8, **settings})
+
+
+def serve_into(served: list[int], loader: Loader) -> None:
+    for batch in loader:
+        served += batch.ids.tolist()
+
+
+@pytest.fixture(params=ARMS, ids="-".join)
+def build(request: pytest.FixtureRequest, converted: dict[str, Path], tmp_path: Path) -> Arm:
+    backend, kind = request.param
+    if backend == "dali":
+        pytest.importorskip("nvidia.dali", reason="DALI is not installed: pip install nvidia-dali-cuda120")
+    path = Path(shutil.copytree(converted[kind], tmp_path / "copy"))
+
+    return Arm(backend, path)
+
+
+def source_path(dataset: ConvertedDataset, sample_id: int) -> str:
+    index = dataset.read_index()
+    path = index.path(int(np.flatnonzero(index.ids == sample_id)[0]))
+    assert path is not None
+    return path
+
+
+@pytest.mark.parametrize("how", HOW, ids=str)
+def test_a_damaged_sample_is_named_in_every_epoch_and_nothing_of_it_is_served(
+    build: Arm, how: dict[str, Any]
+) -> None:
+    shard, bad = flip_a_bit(build.path)
+    with build(**how) as loader:
+        for epoch in range(3):
+            loader.set_epoch(epoch)
+            served: list[int] = []
+            with pytest.raises(SampleError) as caught:
+                serve_into(served, loader)
+            assert bad not in served
+            source = source_path(open_dataset(build.path), bad)
+            assert f"{shard}: sample {bad} ({source})" in str(caught.value)
+            assert isinstance(caught.value, DatasetError)
+            assert isinstance(caught.value, ImageError)
+
+
+@pytest.mark.parametrize("how", HOW, ids=str)
+def test_a_damaged_sample_alone_is_skipped(build: Arm, how: dict[str, Any]) -> None:
+    with build(**how) as loader:
+        expected = {int(i): p for b in loader for i, p in zip(b.ids, b.images, strict=True)}
+    _, bad = flip_a_bit(build.path)
+    with build(on_error="skip", **how) as loader:
+        for epoch in (0, 1):
+            loader.set_epoch(epoch)
+            served = {int(i): p for b in loader for i, p in zip(b.ids, b.images, strict=True)}
+            assert sorted(served) == [i for i in range(IMAGES) if i != bad]
+            if epoch == 0:
+                assert all(torch.equal(picture, expected[i]) for i, picture in served.items())
+
+
+def test_damage_after_the_first_epoch_is_found_where_every_read_is_checked(build: Arm) -> None:
+    with build(check="always") as always, build(check="first-read") as first:
+        assert len(ids_of(always)) == len(ids_of(first)) == IMAGES
+        flip_a_bit(build.path)
+        for epoch in (5, 7):  # nothing of which is on its way already
+            always.set_epoch(epoch)
+            with pytest.raises(SampleError, match=r"not those that were written|its record does not match"):
+                ids_of(always)
+
+
+def test_a_sample_that_was_wrong_once_is_compared_again(converted: dict[str, Path], tmp_path: Path) -> None:
+    """A repaired disk serves it; one that is damaged again is found again."""
+    path = Path(shutil.copytree(converted["shards"], tmp_path / "copy"))
+    shard, _ = flip_a_bit(path)
+    with loaders.build(path, workers=2, batch_size=8, check="first-read") as loader:
+        for _ in range(2):
+            with pytest.raises(SampleError):
+                ids_of(loader)
+        shutil.copy(converted["shards"] / shard.name, shard)
+        loader.set_epoch(9)
+        assert len(ids_of(loader)) == IMAGES
+
+
+@pytest.mark.parametrize("file", [MANIFEST_NAME, INDEX_NAME])
+@pytest.mark.parametrize("name", sorted(FORMATS))
+def test_one_changed_byte_of_manifest_or_index_serves_nothing_else(
+    name: str, file: str, converted: dict[str, Path], tmp_path: Path
+) -> None:
+    if name == "dali":
+        pytest.importorskip("nvidia.dali", reason="DALI is not installed")
+    path = Path(shutil.copytree(converted[name], tmp_path / "copy"))
+    content = (path / file).read_bytes()
+    rng = np.random.default_rng(4)
+    for place, bit in zip(rng.integers(0, len(content), 60), rng.integers(0, 8, 60), strict=True):
+        changed = bytearray(content)
+        changed[place] ^= 1 << bit
+        (path / file).write_bytes(changed)
+        with pytest.raises(DatasetError, match=str(path)) as caught:
+            loaders.build(path, workers=1)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_manifest_with_a_right_checksum_is_not_trusted_either(
+    converted: dict[str, Path], tmp_path: Path
+) -> None:
+    path = Path(shutil.copytree(converted["shards"], tmp_path / "copy"))
+    good = json.loads((path / MANIFEST_NAME).read_bytes())
+    for change in (
+        {"shards": [{**good["shards"][0], "samples": 2**70}]},
+        {"shards": [{**good["shards"][0], "samples": -1}]},
+        {"shards": [{**good["shards"][0], "files": [{**good["shards"][0]["files"][0], "name": "../x"}]}]},
+        {"shards": good["shards"] * 2},
+        {"shards": []},
+        {"classes": [1, 2]},
+        {"classes": good["classes"][:1]},
+        {"index": {**good["index"], "name": "dataset.json"}},
+        {"index": {**good["index"], "bytes": 1e300}},
+        {"source_state": None},
+        {"samples_per_class": {"train": [1, 2, 3]}},
+        {"counts": {**good["counts"], "scanned": 3}},
+    ):
+        changed = {**good, **change}
+        changed["checksum"] = _checksum(changed)
+        (path / MANIFEST_NAME).write_text(json.dumps(changed))
+        with pytest.raises(DatasetError, match=str(path)):
+            loaders.build(path, workers=1)
+
+
+def read_all(path: Path) -> None:
+    open_dataset(path).read_source_state()
+    with loaders.build(path, workers=1) as loader:
+        ids_of(loader)
+
+
+@pytest.mark.parametrize("what", ["fifo", "directory", "loop of links"])
+@pytest.mark.parametrize("file", [MANIFEST_NAME, INDEX_NAME, SOURCE_STATE_NAME, "shard"])
+@pytest.mark.parametrize("name", sorted(FORMATS))
+def test_what_is_no_file_is_an_error_not_a_wait(
+    name: str, file: str, what: str, converted: dict[str, Path], tmp_path: Path
+) -> None:
+    path = Path(shutil.copytree(converted[name], tmp_path / "copy"))
+    dataset = open_dataset(path)
+    target = dataset.shard_path(dataset.manifest.shards[1]) if file == "shard" else path / file
+    target.unlink()
+    if what == "fifo":
+        os.mkfifo(target)
+    elif what == "directory":
+        target.mkdir()
+    else:
+        target.symlink_to(target.name)
+    with pytest.raises(DatasetError, match=str(path)):
+        read_all(path)
+
+
+def test_the_source_path_of_a_sample_is_stored_in_every_format(
+    raw_tree: Path, converted: dict[str, Path]
+) -> None:
+    splits = [open_split(path, "train") for path in (raw_tree, *converted.values())]
+    for sample_id in (0, 31, IMAGES - 1):
+        paths = {split.path_of(sample_id) for split in splits}
+        assert len(paths) == 1
+        assert (raw_tree / paths.pop()).is_file()

@@ -49,7 +49,10 @@ def resolve(destination: Path) -> Path:
 
 def tidy(folder: Path) -> None:
     """Remove what a conversion that was killed after its manifest has left in the finished `folder`."""
-    manifest = open_dataset(folder).manifest
+    try:
+        manifest = open_dataset(folder).manifest
+    except DatasetError:  # who opens it next says so
+        return
     remove_leftovers(folder, [*_own_names(manifest), JOURNAL_NAME])
     header = read_header(folder / JOURNAL_NAME)
     if header is not None and (header.get("recipe"), header.get("source_digest")) == (
@@ -108,9 +111,7 @@ def check_nothing_else(destination: Path, ours: tuple[str, ...]) -> None:
 def build_folder(lock: Lock) -> Path:
     """Where the dataset is made that is to take the place of the finished one: on record, maybe begun."""
     swap = lock.swap
-    if swap is None or os.path.lexists(
-        _folders(lock, swap)[1]
-    ):  # what `_remove_old` could not remove, and said
+    if swap is None or _folders(lock, swap)[1].exists():  # an old one that cannot be removed
         swap = lock.new_swap()
     return _folders(lock, swap)[0]
 

@@ -31,8 +31,8 @@ from precache.errors import DatasetError, SettingError, check_range, check_share
 from precache.estimate import predict_bytes
 from precache.finished import FinishedShard
 from precache.index import SampleIndex, SourceState, write_index, write_source_state
-from precache.journal import Journal, Target
-from precache.lock import Lock, hold_lock
+from precache.journal import Journal, Target, check_empty
+from precache.lock import Lock, hold_lock, lock_path
 from precache.manifest import Manifest, RejectedSample, write_manifest, write_rejected
 from precache.plan import ConvertPlan, ShardPlan, plan_conversion
 from precache.recipe import Recipe
@@ -119,6 +119,8 @@ def convert(
     try:
         destination = resolve(Path(destination))
         check_apart(source, destination)
+        if not lock_path(destination).exists():  # a folder of somebody else's gets no lock file beside it
+            check_empty(destination)
         with hold_lock(destination) as lock:
             manifest, converted = _convert(job, lock, overwrite)
     except OSError as error:

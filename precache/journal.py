@@ -102,11 +102,8 @@ class Journal:
         if os.path.lexists(self._path):
             with closing(RecordFile(_open(self._path))) as records:
                 self._continue(records, target, overwrite)
-        elif others := _others(folder, {JOURNAL_NAME}):
-            raise DatasetError(
-                f"{folder}: exists, is not empty and holds no conversion of ours ({some(others)}); "
-                f"choose another DST or empty it yourself"
-            )
+        else:
+            check_empty(folder)
         remove_leftovers(folder, self._names)
         self._records = self._rewrite()
 
@@ -197,6 +194,16 @@ class Journal:
         for _ in records.read():
             pass
         return records
+
+
+def check_empty(folder: Path) -> None:
+    """Raise DatasetError if `folder` holds anything, unless that is a conversion of ours."""
+    ours = any(os.path.lexists(folder / name) for name in (JOURNAL_NAME, MANIFEST_NAME))
+    if folder.is_dir() and not ours and (others := _others(folder, {JOURNAL_NAME})):
+        raise DatasetError(
+            f"{folder}: exists, is not empty and holds no conversion of ours ({some(others)}); "
+            f"choose another DST or empty it yourself"
+        )
 
 
 def read_header(path: Path) -> dict[str, Any] | None:

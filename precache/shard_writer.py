@@ -11,9 +11,9 @@ from precache import images, jpeg
 from precache.errors import ImageError
 from precache.executors import KILLED, Ticks
 from precache.files import FileEntry
+from precache.finished import FinishedShard
 from precache.formats import FORMATS, Sample
 from precache.index import checksum_of
-from precache.journal import FinishedShard
 from precache.jpeg import Pixels
 from precache.manifest import RejectedSample, ShardEntry
 from precache.output import OutputFile, publish

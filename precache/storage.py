@@ -10,7 +10,7 @@ import re
 import secrets
 import shutil
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -25,7 +25,7 @@ _READ_BYTES = 1 << 20  # stays in the CPU's cache
 _SAFE = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
 
 
-def open_regular(path: str | os.PathLike[str]) -> int:
+def open_regular(path: str | os.PathLike[str], flags: int = 0) -> int:
     """A descriptor of the file at `path`, for reading; of a file alone, never of a pipe or a device.
 
     Opening a FIFO that nobody writes to would wait for ever.
@@ -33,7 +33,8 @@ def open_regular(path: str | os.PathLike[str]) -> int:
     Raises:
         OSError: it cannot be opened, or is something else.
     """
-    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    flags |= os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    descriptor = os.open(path, flags)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError(errno.EINVAL, "is not a regular file", os.fspath(path))
@@ -59,15 +60,16 @@ def open_new(path: str | os.PathLike[str], flags: int = 0) -> int:
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFE | flags, 0o666)
 
 
-def open_append(path: str | os.PathLike[str]) -> int:
-    """A descriptor, for appending, of the file at `path`, which no other name stands for.
+def open_append(path: str | os.PathLike[str], flags: int = 0) -> int:
+    """A descriptor, for reading and appending, of the file at `path`, which no other name stands for.
 
     Raises:
         OSError: there is none, or a link, or a file with several names, or something else.
     """
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | getattr(os, "O_NONBLOCK", 0) | _SAFE)
+    flags |= os.O_RDWR | os.O_APPEND | getattr(os, "O_NONBLOCK", 0) | _SAFE
+    descriptor = os.open(path, flags, 0o666)
     status = os.fstat(descriptor)
-    if stat.S_ISREG(status.st_mode) and status.st_nlink == 1:
+    if stat.S_ISREG(status.st_mode) and status.st_nlink < 2:
         return descriptor
     os.close(descriptor)
     raise OSError(errno.EINVAL, "is not a regular file with one name", os.fspath(path))
@@ -99,10 +101,17 @@ def temporary_path(path: Path) -> Path:
     return path.with_name(f".{path.name}.{secrets.token_hex(8)}{TEMPORARY_SUFFIX}")
 
 
-def is_leftover(path: Path, names: Iterable[str]) -> bool:
+def is_leftover(path: Path, names: Container[str]) -> bool:
     """Whether `path` is what a killed process left of writing a file of one of `names`."""
     match = _TEMPORARY_NAME.fullmatch(path.name)
-    return match is not None and match[1] in names and stat.S_ISREG(path.lstat().st_mode)
+    return match is not None and match[1] in names and not path.is_symlink() and path.is_file()
+
+
+def remove_leftovers(folder: Path, names: Container[str]) -> None:
+    """Remove from `folder` what killed processes left of writing files of `names`."""
+    for path in folder.iterdir():
+        if is_leftover(path, names):
+            path.unlink(missing_ok=True)
 
 
 @contextmanager

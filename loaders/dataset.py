@@ -117,12 +117,14 @@ def open_split(path: str | os.PathLike[str], split: str, *, skip_rejected: bool 
     try:
         scan = scan_tree(path)
     except SourceError as error:
-        if path.is_dir():
+        if path.is_dir() and not isinstance(error.__cause__, OSError):  # it was read, and is something else
             raise DatasetError(
                 f"{path}: neither a converted dataset (no {MANIFEST_NAME}) nor a tree of class folders "
                 f"with pictures; finish it with 'precache convert', or name another folder"
             ) from error
         raise
+    for warning in scan.warnings:
+        _LOGGER.warning("%s", warning)
     return _raw(scan, split, skip_rejected=skip_rejected)
 
 

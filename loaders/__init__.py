@@ -10,19 +10,20 @@ with loaders.build("data/shards", batch_size=256, device="cuda") as loader:
 
 import os
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, NoReturn
 
 import torch
 
 from loaders import dali, nvjpeg, pytorch, shards, synthetic, webdataset
-from loaders.augment import BatchFunction, RandomAugmentation, source_size
+from loaders.augment import BatchFunction, CheckedFunction, RandomAugmentation, source_size
 from loaders.augment import make as make_augmentation
-from loaders.batch import Batch, Loader, LoaderSpec, Reader, Shuffle
+from loaders.batch import DTYPES, Batch, Loader, LoaderSpec, Reader, Shuffle
 from loaders.batched import BatchAugmentation
 from loaders.cache import CachedReader
 from loaders.crops import Crops
 from loaders.dataset import RAW, SplitData, open_split
 from loaders.loader import EpochLoader
+from loaders.refusals import refuse
 from loaders.transfer import Transfer
 from precache.errors import DatasetError, SettingError, check_choice
 from precache.executors import available_cpus
@@ -57,7 +58,7 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
     seed: int = 0,
     device: str | torch.device = "cpu",
     size: int | None = None,
-    dtype: torch.dtype = torch.uint8,
+    dtype: str | torch.dtype = torch.uint8,
     last: str = "partial",
     workers: int | Literal["auto"] = "auto",
     threads: int | Literal["auto"] = "auto",
@@ -68,6 +69,7 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
     memory_bytes: int | None = None,
     on_error: str = "raise",
     augment: str | RandomAugmentation | BatchFunction | None = None,
+    **theirs: NoReturn,
 ) -> Loader:
     """Build the loader for the raw tree or the converted folder at `path`.
 
@@ -81,13 +83,15 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
             `"window"`, shards in random order and samples shuffled within a window of shards;
             True, the better of the two that the backend can do; False, the stored order.
         seed: with the epoch it gives the order.
-        device: where `images` and `labels` are put.
+        device: where `images` and `labels` are put; `"auto"`, on CUDA where there is a GPU.
         size: side of the served square in pixels. A raw tree is resized to it (default 224) as
             the converter does it; of a converted dataset the centre is cropped (default: all).
-        dtype: of the images: uint8, or float32, float16 or bfloat16, normalised.
-        last: of the samples that fill no batch at the end of an epoch: `"partial"` serves a short
-            batch, `"pad"` fills it up with samples served before, `"drop"` leaves it out. Over
-            several ranks, `"partial"` shares them out, so that some may have one batch less.
+        dtype: of the images: `"uint8"`, or `"float32"`, `"float16"` or `"bfloat16"`, normalised.
+        last: of the samples that fill no batch at the end of an epoch: `"partial"` shares them and the
+            last whole batch out over two, as evenly as can be, also over the ranks; `"pad"` fills a last
+            batch up with samples served before, `"drop"` leaves them out. Every rank serves as many
+            batches. Where a rank would have none (more ranks than samples, batches of one), `"partial"`
+            fills up, too; `batch.padding` says which samples are such repeats.
         workers: processes that decode (`pytorch`; 0: none, see `threads`), threads that decode or
             copy (others); `"auto"`, one per CPU that this process may use, shared out among the
             ranks that torchrun started on this machine.
@@ -113,18 +117,22 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
         augment: `"train"`, random crops resized to `size` and mirrored every other time, of all that is
             stored; `"crop"`, the same without resizing; a `loaders.RandomAugmentation` with other settings,
             colour jitter among them; `"eval"` or None, the centre; or a function of yours, see
-            `loaders.augment.BatchFunction`, which is called in the thread that reads ahead. Give `size`
-            with it: the default is all that is stored.
+            `loaders.augment.BatchFunction`, which is called in the thread that reads ahead with all that
+            is stored. Give `size` with it: the default is all that is stored; of a function, what it
+            returns.
+        theirs: nothing: a setting of torch's DataLoader is refused with the name of the one here.
 
     Returns:
-        An iterable of `Batch`; one iteration is one epoch. It raises DatasetError for a damaged shard,
-        ImageError for a picture that cannot be decoded (see `on_error`).
+        An iterable of `Batch`; one iteration is one epoch, a new one the next, see `Loader`. It raises
+        DatasetError for a damaged shard, ImageError for a picture that cannot be decoded (see `on_error`).
 
     Raises:
         SettingError: a value is out of range or unknown, or the cache does not fit.
+        TypeError: a setting that is known nowhere.
         DatasetError, SourceError: `path` does not hold what the backend reads.
         MissingDependencyError: the backend's package is not installed.
     """
+    refuse(theirs, build)
     check_choice("backend", backend, [*BACKENDS, "auto"])
     rank, world_size = _ranks(rank, world_size)
     spec = LoaderSpec(
@@ -136,7 +144,7 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
         seed=seed,
         device=_device(device),
         size=size,
-        dtype=dtype,
+        dtype=_dtype(dtype),
         last=last,
         workers=_own_cpus() if workers == "auto" else workers,
         threads=_own_cpus() if threads == "auto" else threads,
@@ -164,9 +172,8 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
         reader = BACKENDS[backend](spec, data, kept)
         crops = crops if crops.random else Crops(crops.size, crops.size)
         reader = CachedReader(reader, spec, data, crops, caches_on)
-    return EpochLoader(
-        spec, data, reader, data.served_size(spec.size), Transfer(spec.device, spec.dtype, late)
-    )
+    size = None if isinstance(late, CheckedFunction) else data.served_size(spec.size)
+    return EpochLoader(spec, data, reader, Transfer(spec.device, spec.dtype, late), size)
 
 
 def _augmentation(
@@ -179,7 +186,7 @@ def _augmentation(
     if augmentation is None:
         return Crops(served if data.kind == RAW else data.size, served), None
     if not isinstance(augmentation, RandomAugmentation):
-        return Crops(stored, stored), augmentation
+        return Crops(stored, stored), CheckedFunction(augmentation, spec.size)
     if spec.device.type == "cuda":
         return Crops(stored, stored), BatchAugmentation(augmentation, spec.seed, served)
     jitter = BatchAugmentation(augmentation, spec.seed, None) if augmentation.jitters else None
@@ -201,13 +208,24 @@ def _ranks(rank: int | None, world_size: int | None) -> tuple[int, int]:
     return 0, 1
 
 
+def _dtype(dtype: str | torch.dtype) -> torch.dtype:
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    names = {str(known).removeprefix("torch."): known for known in DTYPES}
+    name = str(dtype).removeprefix("torch.")
+    check_choice("dtype", name, names)
+    return names[name]
+
+
 def _device(device: str | torch.device) -> torch.device:
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         found = torch.device(device)
     except RuntimeError:
         found = None
     if found is None or found.type not in ("cpu", "cuda"):
-        raise SettingError(f"unknown device {str(device)!r}; choose from: cpu, cuda, cuda:0, ...")
+        raise SettingError(f"unknown device {str(device)!r}; choose from: auto, cpu, cuda, cuda:0, ...")
     return found
 
 

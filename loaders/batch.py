@@ -1,14 +1,16 @@
 """The types that pass between a loader, its backend and the training loop."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, SupportsIndex, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.utils._pytree import register_pytree_node
+from torch.utils.data import Dataset, Sampler
 
 from precache.errors import ImageError, SettingError, check_choice, check_range
 from precache.images import MAX_SIZE
@@ -20,31 +22,120 @@ Shuffle: TypeAlias = bool | Literal["full", "window"]
 DTYPES = (torch.uint8, torch.float32, torch.float16, torch.bfloat16)
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(list[torch.Tensor]):
     """What a training step takes: `images, labels = batch`.
+
+    A list of these two, as torch's DataLoader yields it, so that frameworks unpack it, slice it, move it,
+    pin it and make it anew as they do with a DataLoader's, and what copies it keeps the rest. Compared
+    and hashed as the object that it is.
 
     Attributes:
         images: [n, 3, size, size] in channels-last memory, RGB; uint8 0-255, or floating point,
             normalised with ImageNet's mean and standard deviation.
         labels: int64 [n].
         ids: int64 [n], on the CPU: each picture's rank in the sorted scan of the source tree.
+        padding: bool [n], on the CPU: which samples are repeats, so that every rank has as many batches;
+            see `last` of `loaders.build`.
+        fields: what else is known of the samples, by name.
     """
 
-    images: torch.Tensor
-    labels: torch.Tensor
-    ids: torch.Tensor
+    __slots__ = ("_ids", "_padding", "fields")
 
-    def __iter__(self) -> Iterator[torch.Tensor]:
-        return iter((self.images, self.labels))
+    def __init__(
+        self,
+        images: torch.Tensor | Iterable[torch.Tensor],
+        labels: torch.Tensor | None = None,
+        ids: torch.Tensor | None = None,
+        padding: torch.Tensor | None = None,
+        fields: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Of images and labels, or, as frameworks make a list anew, of one iterable of both."""
+        parts: list[Any] = list(images) if labels is None else [images, labels]
+        if len(parts) != 2 or (labels is None and isinstance(images, torch.Tensor)):
+            raise TypeError(f"a batch is images and labels, got {[type(part).__name__ for part in parts]}")
+        super().__init__(parts)
+        self._ids, self._padding, self.fields = ids, padding, dict(fields or {})
 
-    def to(self, device: torch.device | str, non_blocking: bool = False) -> "Batch":
-        """The batch with images and labels on `device`; Lightning calls this on each batch."""
-        return Batch(
-            self.images.to(device, non_blocking=non_blocking),
-            self.labels.to(device, non_blocking=non_blocking),
-            self.ids,
-        )
+    @property
+    def images(self) -> torch.Tensor:
+        """See the class; it is `batch[0]`."""
+        return self[0]
+
+    @property
+    def labels(self) -> torch.Tensor:
+        """See the class; it is `batch[1]`."""
+        return self[1]
+
+    @property
+    def ids(self) -> torch.Tensor:
+        """See the class.
+
+        Raises:
+            AttributeError: a framework made this batch of images and labels alone.
+        """
+        if self._ids is None:
+            raise AttributeError(
+                "this batch has no ids: it was made anew of images and labels alone, by a framework that "
+                "moved or gathered it; take the ids of the batch that the loader served"
+            )
+        return self._ids
+
+    @property
+    def padding(self) -> torch.Tensor:
+        """See the class; AttributeError as of `ids`."""
+        return torch.zeros(len(self.ids), dtype=torch.bool) if self._padding is None else self._padding
+
+    def to(self, device: torch.device | str | int, non_blocking: bool = False) -> "Batch":
+        """The batch with images and labels on `device`; Lightning and Accelerate call this on each batch."""
+        return self._with(part.to(device, non_blocking=non_blocking) for part in self)
+
+    def pin_memory(self, device: torch.device | str | None = None) -> "Batch":
+        """The batch with images and labels in pinned memory; torch's DataLoader calls this."""
+        return self._with(part.pin_memory() for part in self)
+
+    def _with(self, parts: Iterable[torch.Tensor]) -> "Batch":
+        images, labels = parts
+        return Batch(images, labels, self._ids, self._padding, self.fields)
+
+    def __setitem__(self, place: Any, part: Any) -> None:
+        # torch's default_collate stacks several batches into a copy of the first: its ids are not theirs
+        if place == 0 and (part.shape[:1] != self[0].shape[:1] or part.ndim != self[0].ndim):
+            self._ids = self._padding = None
+            self.fields = {}
+        super().__setitem__(place, part)
+
+    def __contains__(self, part: object) -> bool:
+        return any(part is ours for ours in self)  # == of tensors is no truth value
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __ne__(self, other: object) -> bool:
+        return self is not other
+
+    def __hash__(self) -> int:  # type: ignore[override]  # a list has none
+        return id(self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Batch, (*self, self._ids, self._padding, self.fields)
+
+    def __repr__(self) -> str:
+        images, labels = (f"{p.dtype} {[*p.shape]}" if isinstance(p, torch.Tensor) else p for p in self)
+        return f"<loaders.Batch: images {images}, labels {labels}>"
+
+
+def _flatten(batch: Batch) -> tuple[list[torch.Tensor], tuple[Any, ...]]:
+    return list(batch), (batch._ids, batch._padding, batch.fields)
+
+
+def _unflatten(parts: Iterable[Any], rest: tuple[Any, ...]) -> Batch:
+    batch = Batch(parts)
+    batch._ids, batch._padding, batch.fields = rest
+    return batch
+
+
+# torchvision's transforms take a whole batch by this: `CutMix(...)(batch)`
+register_pytree_node(Batch, _flatten, _unflatten, serialized_type_name="loaders.Batch")
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,21 +241,48 @@ class Loader(Protocol):
     """What `loaders.build` returns.
 
     Iterating serves one epoch, each sample of the split once over all ranks (`last` says what happens
-    to those that fill no batch); the next iteration serves the next.
-    One iterator runs at a time: a new one ends the one before.
+    to those that fill no batch). The next iteration serves the next epoch, also where this one was left
+    midway, as that of torch's DataLoader draws anew; `set_epoch` or a loaded state say otherwise. An
+    iteration begins with its first batch. Two may run in turns; a loader each is faster.
+
+    Attributes:
+        classes: class names.
+        class_to_idx: class name -> label.
+        samples: of the split.
+        batch_size: of one rank.
+        drop_last: whether samples that fill no batch are left out.
+        num_workers: 0, for who makes a DataLoader of this loader's parts; `workers` of `build` is another.
     """
 
     classes: tuple[str, ...]
+    class_to_idx: dict[str, int]
     samples: int
-    size: int
+    batch_size: int
+    drop_last: bool
+    num_workers: int
+
+    @property
+    def size(self) -> int:
+        """Side of the served squares in pixels."""
+
+    @property
+    def dataset(self) -> Dataset[Any]:
+        """The samples of the split: has `len()`, `classes`, `class_to_idx` and `targets`."""
+
+    @property
+    def sampler(self) -> Sampler[int]:
+        """What this rank serves; its `set_epoch` is the loader's."""
 
     def __iter__(self) -> Iterator[Batch]: ...
 
     def __len__(self) -> int:
-        """Batches per epoch."""
+        """Batches per epoch, the same on every rank."""
 
     def set_epoch(self, epoch: int) -> None:
-        """Serve epoch `epoch` next; without this call epochs count up from 0."""
+        """Serve epoch `epoch` next, from its start, unless a loaded state stands in that epoch."""
+
+    def path_of(self, sample_id: SupportsIndex) -> str:
+        """Path of the picture of a sample, one of `batch.ids`, relative to the source tree."""
 
     def state_dict(self) -> dict[str, Any]:
         """Where the loader stands, as plain JSON values."""

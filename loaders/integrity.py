@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loaders.dataset import SplitData
-from precache.errors import DatasetError
+from precache.errors import DatasetError, shell_command
 from precache.files import FileEntry, check_file
 from precache.index import checksum_of
 
@@ -83,7 +83,7 @@ class SampleCheck:
         entry = FileEntry(path.name, self._data.shard_bytes[number], self._data.file_checksums[number])
         whole = number in self._unchecked_files
         if problem := check_file(path.parent, entry, content=whole):
-            raise DatasetError(f"{problem}; run 'precache verify {self._data.path}'")
+            raise DatasetError(f"{problem}; run: {shell_command('precache verify', self._data.path)}")
         self._unchecked_files.discard(number)
 
 
@@ -103,5 +103,5 @@ def check_index(
     if not (np.array_equal(ids, data.ids[rows]) and np.array_equal(labels, data.labels[rows])):
         raise DatasetError(
             f"{data.files[number]}: holds other samples than the dataset's index says; "
-            f"run 'precache verify {data.path}'"
+            f"run: {shell_command('precache verify', data.path)}"
         )

@@ -1,47 +1,80 @@
 """The one loader: epochs, order, state and delivery, over any backend's `Reader`."""
 
+import logging
 import os
-import weakref
-from collections import deque
-from collections.abc import Iterator
-from types import SimpleNamespace, TracebackType
-from typing import Any, NoReturn
+from collections.abc import Generator, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from operator import index
+from types import TracebackType
+from typing import Any, NoReturn, SupportsIndex
 
 from torch.utils.data import IterableDataset
 
-from loaders.batch import Batch, LoaderSpec, Reader, Request
+from loaders import frameworks
+from loaders.batch import Batch, LoaderSpec, Reader
 from loaders.dataset import SplitData
-from loaders.order import EpochOrder, batch_count
-from loaders.prefetch import prefetch
+from loaders.frameworks import Place
+from loaders.order import EpochOrder
 from loaders.skipping import ErrorPolicy
-from loaders.transfer import Sent, Transfer
+from loaders.stream import Stream
+from loaders.transfer import Transfer
 from precache.errors import SettingError, check_range
 
-_AHEAD_BATCHES = 2
+_TURNS = 8  # of two iterations of one loader, before it says what they cost
+_LOGGER = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Iteration:
+    """One pass over an epoch, from its first batch on."""
+
+    epoch: int
+    start: int
+    ended: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """Where the next iteration starts, by a call: `loaded` as a state, else by `set_epoch`."""
+
+    epoch: int
+    served: int
+    loaded: bool
 
 
 class EpochLoader(IterableDataset[Batch]):
     """Serves each epoch in the order that `(seed, epoch)` gives; see `loaders.batch.Loader`.
 
     An IterableDataset, so that torch's DataLoader and torchdata's StatefulDataLoader take it as the
-    dataset (`batch_size=None`, no workers of theirs).
+    dataset (`batch_size=None`, no workers of theirs). For what takes a loader for a DataLoader it has what
+    such a one has: see `loaders.frameworks`.
 
-    The reader runs in a thread, `_AHEAD_BATCHES` ahead, over the end of an epoch into the next one:
+    The reader runs in a thread, a few batches ahead, over the end of an epoch into the next one:
     for a backend there are no epochs, only batches without end.
+
+    An iteration begins with its first batch: what is created and never asked, as Lightning does, takes
+    no epoch away. Two may run in turns, each in its own epoch and place; there is one stream of batches
+    for all, which is opened anew where one asks for another batch than the next.
     """
 
+    # The loader shares each epoch out by itself: Accelerate has nothing to prepare.
+    _is_accelerate_prepared = True
+    # Of a DataLoader between the loader and the caller, for those who make one.
+    num_workers, prefetch_factor, collate_fn = 0, None, staticmethod(frameworks.as_is)
+
     def __init__(
-        self,
-        spec: LoaderSpec,
-        data: SplitData,
-        reader: Reader,
-        size: int,
-        transfer: Transfer,
+        self, spec: LoaderSpec, data: SplitData, reader: Reader, transfer: Transfer, size: int | None
     ) -> None:
+        """`size`: None where only the first batch will tell."""
         self.spec = spec
         self.classes = data.classes
+        self.class_to_idx = {name: label for label, name in enumerate(data.classes)}
         self.samples = len(data.ids)
-        self.size = size
+        self.batch_size = spec.batch_size
+        self.drop_last = spec.last == "drop"
+        self.world_size = spec.world_size
+        self._size = size
         self._data = data
         self._reader = reader
         self._transfer = transfer
@@ -57,50 +90,85 @@ class EpochLoader(IterableDataset[Batch]):
             rank=spec.rank,
             world_size=spec.world_size,
         )
-        self._epoch = 0
-        self._served_batches = 0  # of this epoch, by the iterator that runs or by a loaded state
-        self._resuming = False
+        self._place: Place = (0, 0)  # epoch and batches served in it, by who was served last
+        self._coming = 0  # the epoch of an iteration of which nothing is said
+        self._asked: _Asked | None = None
+        self._latest: _Iteration | None = None
+        self._stream: Stream | None = None
+        self._turns = 0
         self._closed = False
         self._process = os.getpid()
-        self._next_stream: _Stream | None = None  # stands at the start of an epoch
-        # Weak, so that an iterator dropped in the middle ends its thread at once.
-        self._running: weakref.ref[Any] | None = None
 
     def __len__(self) -> int:
-        spec = self.spec
-        return batch_count(self.samples, spec.batch_size, spec.last, spec.rank, spec.world_size)
+        return self._order.batch_count()
 
     def __iter__(self) -> Iterator[Batch]:
-        if self._closed:
-            raise SettingError(f"the loader of {self._data.path} is closed; build another one")
-        self._check_process()
-        self._stop_running()
-        if not self._resuming:
-            if self._all_served():  # by an iterator that was not asked for more than `len()` batches
-                self._epoch += 1
-            self._served_batches = 0
-        iterator = self._serve()
-        self._running = weakref.ref(iterator)
-        return iterator
+        self._check_usable()
+        return self._serve()
 
     @property
-    def batch_sampler(self) -> SimpleNamespace:
-        """Lightning calls `batch_sampler.sampler.set_epoch` ahead of each epoch."""
-        return SimpleNamespace(sampler=self)
+    def size(self) -> int:
+        """Side of the served squares; where only a function of the caller's knows it, of the first batch."""
+        if self._size is None and len(self):
+            self._check_usable()
+            asked = self._asked
+            place = (self._coming, 0) if asked is None else (asked.epoch, asked.served % len(self))
+            try:
+                self._size = int(self._stream_at(place).peek().batch.images.shape[-1])
+            except BaseException:
+                self._drop_stream()
+                raise
+        return self._data.served_size(self.spec.size) if self._size is None else self._size
+
+    @property
+    def dataset(self) -> frameworks.SplitDataset:
+        """The samples of the split: `len(loader.dataset)`, `loader.dataset.targets`."""
+        return frameworks.SplitDataset(self, self._data)
+
+    @property
+    def sampler(self) -> frameworks.RankSampler:
+        """What this rank serves; `loader.sampler.set_epoch` is the loader's."""
+        return self.batch_sampler.sampler
+
+    @property
+    def batch_sampler(self) -> frameworks.RankBatchSampler:
+        """The batches of an iteration; Lightning calls its `sampler.set_epoch` ahead of each epoch."""
+        epoch = self._coming if self._asked is None else self._asked.epoch
+        return frameworks.make_batch_sampler(self, self._order, epoch)
 
     def set_epoch(self, epoch: int) -> None:
         """Serve epoch `epoch` next, from its start unless a loaded state stands in that epoch."""
         check_range("epoch", epoch, 0)
-        if epoch != self._epoch or (self._all_served() and not self._resuming):
-            self._epoch, self._served_batches, self._resuming = epoch, 0, False
+        asked = self._asked
+        if asked is None or not asked.loaded or asked.epoch != epoch:
+            self._asked = _Asked(epoch, 0, loaded=False)
+
+    def path_of(self, sample_id: SupportsIndex) -> str:
+        """Path of the picture of a sample, one of `batch.ids`, relative to the source tree.
+
+        Raises:
+            SettingError: no such sample is in the split, or its dataset stores no paths (version 2).
+        """
+        try:
+            return self._data.path_of(index(sample_id))
+        except TypeError:
+            raise SettingError(f"sample {sample_id!r}: an id is an integer, one of batch.ids") from None
 
     def state_dict(self) -> dict[str, Any]:
         """Epoch, batches served in it, and what they were served from: the same on every rank.
 
         Of the last batch it says that the epoch's rest is empty; once the iterator has ended, that the
-        next epoch starts. So does the state of torchdata's StatefulDataLoader.
+        next epoch starts. So does the state of torchdata's StatefulDataLoader. Of an iterator that was left
+        midway it says how far it came, so that a program that was interrupted can go on there; of two
+        that take turns, what was served last.
         """
-        return {"epoch": self._epoch, "served_batches": self._served_batches, **self._identity()}
+        epoch, served = self._place
+        asked, latest = self._asked, self._latest
+        if asked is not None:
+            runs = latest is not None and not latest.ended and latest.epoch == asked.epoch == epoch
+            if asked.loaded or not runs:  # else the call is about the iteration after this one
+                epoch, served = asked.epoch, asked.served
+        return {"epoch": epoch, "served_batches": served, **self._identity()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state` was taken, at the next iteration."""
@@ -111,14 +179,11 @@ class EpochLoader(IterableDataset[Batch]):
                     f"build it with the same data and settings"
                 )
         epoch, served = state.get("epoch"), state.get("served_batches")
-        spec = self.spec  # another rank may have a batch more than this one
-        most = batch_count(self.samples, spec.batch_size, spec.last, 0, spec.world_size)
         for name, value in (("epoch", epoch), ("served_batches", served)):
-            if not isinstance(value, int) or value < 0 or (name == "served_batches" and value > most):
+            most = len(self) if name == "served_batches" else None
+            if not isinstance(value, int) or value < 0 or (most is not None and value > most):
                 raise SettingError(f"this state has {name} {value!r}; take one with state_dict()")
-        self._stop_running()
-        self._epoch, self._served_batches = int(epoch or 0), int(served or 0)
-        self._resuming = True
+        self._asked = _Asked(int(epoch or 0), int(served or 0), loaded=True)
 
     def close(self) -> None:
         """Free threads, processes and files; idempotent."""
@@ -126,9 +191,7 @@ class EpochLoader(IterableDataset[Batch]):
             self._closed = True
             if os.getpid() != self._process:
                 return  # they are those of the process that built it
-            self._stop_running()
-            if self._next_stream is not None:
-                self._next_stream.close()
+            self._drop_stream()
             self._reader.close()
 
     def __enter__(self) -> "EpochLoader":
@@ -148,46 +211,80 @@ class EpochLoader(IterableDataset[Batch]):
             f"build it in the process that uses it"
         )
 
+    def __repr__(self) -> str:
+        spec = self.spec
+        rank = f", rank {spec.rank} of {spec.world_size}" if spec.world_size > 1 else ""
+        return (
+            f"<loaders.Loader {self._data.kind} {self._data.path}: {spec.split}, {self.samples:,} samples, "
+            f"batches of {spec.batch_size:,}, {len(self):,} per epoch{rank}>"
+        )
+
     def _serve(self) -> Iterator[Batch]:
-        # Read at the first batch: an iterator that is not used takes nothing away, and Lightning calls
-        # set_epoch after it.
-        epoch, start, self._resuming = self._epoch, self._served_batches, False
-        stream, self._next_stream = self._next_stream, None
-        if stream is not None and (start > 0 or stream.epoch != epoch):
-            stream.close()
-            stream = None
-        if stream is None:
-            stream = _Stream(self._reader, self._transfer, self._order, epoch, start)
-        try:
-            for number in range(start, len(self)):
-                self._check_process()
-                sent = next(stream.batches)
-                self._error_policy.check(sent.refused, left=len(sent.batch.ids))
-                batch = self._transfer.receive(sent)
-                del sent  # or the batch would be held until the next one is there
-                # counted before it is handed out: a state taken in the loop body has it as served
-                if self._epoch == epoch:  # unless set_epoch was called meanwhile
-                    self._served_batches = number + 1
-                if number + 1 == len(self):
-                    self._keep(stream, epoch + 1)  # now: the caller need not ask for more
+        with closing(self.places()) as places:
+            for place in places:
+                batch = self.take(place)
                 yield batch
-                del batch
-        except BaseException:  # GeneratorExit too: dropped in the middle
-            if stream is not self._next_stream:
-                stream.close()
+                del batch  # or it would be held until the next one is there
+
+    def places(self) -> Generator[Place, None, None]:
+        """Epoch and number of each batch of an iteration, which begins, and finds its epoch, at the first."""
+        asked, self._asked = self._asked, None
+        begun = _Iteration(self._coming, 0) if asked is None else _Iteration(asked.epoch, asked.served)
+        self._latest, self._place = begun, (begun.epoch, begun.start)
+        self._coming = begun.epoch + 1
+        try:
+            for number in range(begun.start, len(self)):
+                yield begun.epoch, number
+            self._place = (self._coming, 0)
+        finally:
+            begun.ended = True
+            stream = self._stream
+            # Left midway: what is read ahead of it nobody will ask for.
+            if stream is not None and stream.place[0] == begun.epoch and stream.place[1] > 0:
+                self._drop_stream()
+
+    def take(self, place: Place) -> Batch:
+        """The batch of that epoch and number, ready for the current stream."""
+        self._check_usable()
+        try:
+            sent = self._stream_at(place).take()
+            self._error_policy.check(sent.refused, left=len(sent.batch.ids))
+        except BaseException:
+            self._drop_stream()
             raise
-        self._keep(stream, epoch + 1)
-        if self._epoch == epoch:
-            self._epoch, self._served_batches = epoch + 1, 0
+        batch = self._transfer.receive(sent)
+        if self._size is None:
+            self._size = int(batch.images.shape[-1])
+        # counted before it is handed out: a state taken in the loop body has it as served
+        self._place = (place[0], place[1] + 1)
+        return batch
 
-    def _keep(self, stream: "_Stream", epoch: int) -> None:
-        stream.epoch, self._next_stream = epoch, stream
+    def _stream_at(self, place: Place) -> Stream:
+        """The stream of batches, of which the next one is that of `place`."""
+        stream = self._stream
+        if stream is not None and stream.place == place:
+            return stream
+        if stream is not None and place[1] > 0:
+            self._turns += 1
+            if self._turns == _TURNS:
+                _LOGGER.warning(
+                    "%s: two iterations of one loader take turns, and each turn starts to read anew; "
+                    "build a loader for each of them",
+                    self._data.path,
+                )
+        self._drop_stream()
+        self._stream = Stream(self._reader, self._transfer, self._order, place)
+        return self._stream
 
-    def _all_served(self) -> bool:
-        return 0 < len(self) <= self._served_batches
+    def _drop_stream(self) -> None:
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            stream.close()
 
-    def _check_process(self) -> None:
-        """SettingError in a forked process: the threads and workers did not come along."""
+    def _check_usable(self) -> None:
+        """SettingError where it is closed, or in a forked process: the threads did not come along."""
+        if self._closed:
+            raise SettingError(f"the loader of {self._data.path} is closed; build another one")
         if os.getpid() != self._process:
             raise SettingError(
                 f"the loader of {self._data.path} was built in process {self._process}, this is process "
@@ -204,48 +301,6 @@ class EpochLoader(IterableDataset[Batch]):
             "last": self.spec.last,
             **({"window_shards": self._order.window_shards} if self._order.kind == "window" else {}),
         }
-
-    def _stop_running(self) -> None:
-        iterator = None if self._running is None else self._running()
-        if iterator is not None:
-            iterator.close()
-
-
-class _Stream:
-    """Batches on their way, read ahead. Knows no loader, so that a dropped loader takes it along.
-
-    Attributes:
-        epoch: that the next batch is of.
-        batches: epoch after epoch, without end.
-    """
-
-    def __init__(self, reader: Reader, transfer: Transfer, order: EpochOrder, epoch: int, start: int) -> None:
-        self.epoch = epoch
-        self.batches = prefetch(_send(reader, transfer, _requests(order, epoch, start)), _AHEAD_BATCHES)
-
-    def close(self) -> None:
-        """End the thread."""
-        self.batches.close()
-
-
-def _send(reader: Reader, transfer: Transfer, requests: Iterator[Request]) -> Iterator[Sent]:
-    epochs: deque[int] = deque()  # of what is asked for and not yet there
-
-    def ask() -> Iterator[Request]:
-        for request in requests:
-            epochs.append(request.epoch)
-            yield request
-
-    for decoded in reader.read(ask()):
-        yield transfer.send(decoded, epochs.popleft())
-
-
-def _requests(order: EpochOrder, epoch: int, start: int) -> Iterator[Request]:
-    """The batches from number `start` of `epoch` on, epoch after epoch."""
-    while batches := order.batches(epoch):
-        for positions in batches[start:]:
-            yield Request(epoch, positions)
-        epoch, start = epoch + 1, 0
 
 
 def _shuffle_kind(spec: LoaderSpec, reader: Reader) -> str:

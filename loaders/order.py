@@ -6,6 +6,7 @@ split. It depends on the seed, the epoch and what is stored, never on workers or
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,6 +14,18 @@ from loaders.batch import Positions
 
 _FULL_TAG, _WINDOW_TAG = 3, 4
 WINDOW_SHARDS = 8
+
+
+class Share(NamedTuple):
+    """What one rank serves of a global batch.
+
+    Attributes:
+        positions: int64 [n], n > 0.
+        padding: how many at the end of `positions` are repeats, which fill up.
+    """
+
+    positions: Positions
+    padding: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,8 +53,8 @@ class EpochOrder:
     rank: int = 0
     world_size: int = 1
 
-    def batches(self, epoch: int) -> list[Positions]:
-        """Positions of each batch of this rank in `epoch`, in the order they are served."""
+    def batches(self, epoch: int) -> list[Share]:
+        """Each batch of this rank in `epoch`, in the order they are served."""
         if self.kind == "full":
             order = full_order(self.ids, self.seed, epoch)
         elif self.kind == "window":
@@ -49,6 +62,16 @@ class EpochOrder:
         else:
             order = np.arange(len(self.ids))
         return cut(order, self.batch_size, self.last, self.rank, self.world_size)
+
+    def batch_count(self) -> int:
+        """Batches of an epoch, the same for every rank."""
+        return batch_count(len(self.ids), self.batch_size, self.last, self.world_size)
+
+    def rank_samples(self) -> int:
+        """How many samples this rank serves in an epoch."""
+        stored = np.arange(len(self.ids))
+        shares = cut(stored, self.batch_size, self.last, self.rank, self.world_size)
+        return sum(len(share.positions) for share in shares)
 
 
 def full_order(ids: Positions, seed: int, epoch: int) -> Positions:
@@ -80,27 +103,47 @@ def window_order(
     return np.concatenate(windows) if windows else np.empty(0, np.int64)
 
 
-def cut(order: Positions, batch_size: int, last: str, rank: int = 0, world_size: int = 1) -> list[Positions]:
-    """One rank's batches of `order`.
+def cut(order: Positions, batch_size: int, last: str, rank: int = 0, world_size: int = 1) -> list[Share]:
+    """One rank's batches of `order`: as many for each rank, none of them empty.
 
-    `order` is cut into global batches of `batch_size * world_size`, of which each rank takes its part:
-    the same global batches for any world size that gives the same product. The short one at the end
-    is shared out evenly (`partial`: some ranks may have one batch less), filled up from the start of
-    `order` (`pad`), or left out (`drop`).
+    `order` is cut into global batches, see `global_sizes`, of which each rank serves its part; parts of
+    the same global batch differ by at most one sample. A global batch that is too short for that, and
+    for `pad` the last one, is filled up with samples from the start of `order`.
     """
-    share = slice(rank * batch_size, (rank + 1) * batch_size)
-    global_size = batch_size * world_size
-    whole = len(order) // global_size * global_size
-    batches = [order[start : start + global_size][share] for start in range(0, whole, global_size)]
-    rest = order[whole:]
-    if last == "pad" and len(rest):
-        batches.append(np.resize(np.concatenate((rest, order)), global_size)[share])
-    elif last == "partial" and len(part := np.array_split(rest, world_size)[rank]):
-        batches.append(part)
-    return batches
+    shares: list[Share] = []
+    start = filled = 0
+    for size in global_sizes(len(order), batch_size * world_size, last):
+        batch, start = order[start : start + size], start + size
+        least = batch_size if last == "pad" else 1
+        missing = max(0, least * world_size - size)
+        if missing:
+            batch = np.concatenate((batch, np.resize(np.roll(order, -filled), missing)))
+            filled += missing
+        each, more = divmod(len(batch), world_size)
+        first = rank * each + min(rank, more)
+        stop = first + each + (rank < more)
+        shares.append(Share(batch[first:stop], min(stop - first, max(0, stop - size))))
+    return shares
 
 
-def batch_count(samples: int, batch_size: int, last: str, rank: int = 0, world_size: int = 1) -> int:
-    """How many batches `cut` gives for an order of `samples`."""
+def global_sizes(samples: int, global_size: int, last: str) -> list[int]:
+    """How many samples each batch of an epoch has over all ranks, without those that fill up.
+
+    All have `global_size`, and what is left (`rest`) depends on these two numbers alone, so that the same
+    global batches come for any world size of the same global size: `partial` shares the last whole one
+    and the rest out over two, of which no rank's part is a sliver; `pad` has the rest in one, to be filled
+    up; `drop` leaves it out.
+    """
+    whole, rest = divmod(samples, global_size)
+    sizes = [global_size] * whole
+    if rest and last == "partial" and whole:
+        sizes[-1:] = [(global_size + rest + 1) // 2, (global_size + rest) // 2]
+    elif rest and last != "drop":
+        sizes.append(rest)
+    return sizes
+
+
+def batch_count(samples: int, batch_size: int, last: str, world_size: int = 1) -> int:
+    """How many batches `cut` gives each rank of an order of `samples`."""
     whole, rest = divmod(samples, batch_size * world_size)
-    return whole + (last == "pad" and rest > 0) + (last == "partial" and rank < rest)
+    return whole + (rest > 0 and last != "drop")

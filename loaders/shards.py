@@ -20,7 +20,7 @@ from loaders.filler import BatchFiller, Pictures
 from loaders.gather import can_gather, gather
 from loaders.integrity import SampleCheck, check_index
 from loaders.sequential import look_ahead
-from precache.errors import DatasetError
+from precache.errors import DatasetError, shell_command
 from precache.formats.shards import ShardFile
 from precache.index import checksum_of
 from precache.jpeg import Pixels
@@ -114,7 +114,7 @@ class ShardsReader:
             file.close()
             raise DatasetError(
                 f"{path}: holds pictures of {file.size} px, the manifest says {self._data.size}; "
-                f"run 'precache verify {self._data.path}'"
+                f"run: {shell_command('precache verify', self._data.path)}"
             )
         try:
             check_index(self._data, index, file.ids, file.labels)

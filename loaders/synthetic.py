@@ -25,7 +25,7 @@ class SyntheticReader:
 
     def __init__(self, spec: LoaderSpec, data: SplitData, size: int) -> None:
         generator = torch.Generator().manual_seed(spec.seed)
-        shape = (min(spec.batch_size, len(data.ids)), size, size, 3)
+        shape = (spec.batch_size, size, size, 3)
         noise = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
         self._noise = noise.to(spec.device)
         self._data = data

@@ -43,18 +43,18 @@ class Transfer:
         on_gpu = device.type == "cuda"
         self._stream = torch.cuda.Stream(device) if on_gpu else None  # type: ignore[no-untyped-call]
 
-    def send(self, decoded: DecodedBatch, epoch: int) -> Sent:
-        """Start the work on `decoded`."""
+    def send(self, decoded: DecodedBatch, epoch: int, padding: torch.Tensor | None = None) -> Sent:
+        """Start the work on `decoded`; `padding` as of `Batch`, None for no repeats."""
         if not len(decoded.ids):  # nothing could be decoded: there is nothing to work on
             empty = Batch(decoded.images.permute(0, 3, 1, 2), decoded.labels, decoded.ids)
             return Sent(empty, None, decoded.refused)
         if self._stream is None:
-            return Sent(self._prepare(decoded, epoch), None, decoded.refused)
+            return Sent(self._prepare(decoded, epoch, padding), None, decoded.refused)
         if decoded.images.is_cuda:
             # made, and finished, on a backend's stream: its memory must outlive what this one reads
             decoded.images.record_stream(self._stream)
         with torch.cuda.stream(self._stream):
-            batch = self._prepare(decoded, epoch)
+            batch = self._prepare(decoded, epoch, padding)
             ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
             ready.record(self._stream)
         return Sent(batch, ready, decoded.refused)
@@ -68,7 +68,7 @@ class Transfer:
                 tensor.record_stream(current)  # its memory is reused only after what this stream does
         return sent.batch
 
-    def _prepare(self, decoded: DecodedBatch, epoch: int) -> Batch:
+    def _prepare(self, decoded: DecodedBatch, epoch: int, padding: torch.Tensor | None) -> Batch:
         # uint8 crosses the bus: normalising on the device moves 4x fewer bytes than float32.
         images = _move(decoded.images, self._device)
         if self._augmentation is not None:
@@ -77,7 +77,7 @@ class Transfer:
         labels = _move(decoded.labels, self._device)
         if self._dtype.is_floating_point:
             images = normalise(images, self._dtype)
-        return Batch(images, labels, decoded.ids)
+        return Batch(images, labels, decoded.ids, padding)
 
 
 def normalise(images: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

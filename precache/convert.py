@@ -4,6 +4,7 @@ Killed at any moment, a conversion loses the shards in work and nothing else: fi
 the journal, and the manifest is written last. The same command continues it.
 """
 
+import logging
 import math
 import os
 import shutil
@@ -27,7 +28,7 @@ from precache.destination import (
     tidy,
     warn_of_build,
 )
-from precache.errors import DatasetError, SettingError, check_range, check_share
+from precache.errors import DatasetError, SettingError, check_share
 from precache.estimate import predict_bytes
 from precache.finished import FinishedShard
 from precache.index import SampleIndex, SourceState, write_index, write_source_state
@@ -41,6 +42,7 @@ from precache.source import Ints, Scan, check_apart, scan_tree
 from precache.source_state import changed_pictures
 from precache.splits import apply_list
 
+_LOGGER = logging.getLogger(__name__)
 Progress = Callable[[int, int], None]
 
 
@@ -97,11 +99,12 @@ def convert(
         WorkerError: a worker process died.
     """
     start_s = time.perf_counter()
-    workers = executors.available_cpus() if workers is None else workers
-    check_range("workers", workers, 0)
+    workers = executors.worker_count(workers)
     check_share("max_rejects", max_rejects)
     source = Path(source)
     scan = scan_tree(source)
+    for warning in scan.warnings:
+        _LOGGER.warning("%s", warning)
     if split_list is not None:
         scan, recipe = apply_list(scan, recipe, split_list)
     elif recipe.listed:
@@ -113,8 +116,8 @@ def convert(
         Target(recipe, scan.digest, made_by()),
         workers,
         math.ceil(max_rejects * len(scan.samples)),
-        _Callback(on_start),
-        _Callback(on_progress),
+        executors.of_caller(on_start),
+        on_progress,
     )
     try:
         destination = resolve(Path(destination))
@@ -124,7 +127,7 @@ def convert(
         with hold_lock(destination) as lock:
             manifest, converted = _convert(job, lock, overwrite)
     except OSError as error:
-        if error in (job.on_start.raised, job.on_progress.raised):
+        if executors.is_of_caller(error):
             raise
         raise DatasetError(
             f"{error.filename or destination}: cannot be written ({error.strerror or error}); finished "
@@ -132,21 +135,6 @@ def convert(
         ) from error
     elapsed_s = time.perf_counter() - start_s
     return Conversion(manifest, converted or 0, converted is not None, elapsed_s)
-
-
-class _Callback:
-    """A function of the caller's, whose errors are not ours to explain."""
-
-    def __init__(self, function: Progress) -> None:
-        self._function = function
-        self.raised: BaseException | None = None
-
-    def __call__(self, first: int, second: int) -> None:
-        try:
-            self._function(first, second)
-        except BaseException as error:
-            self.raised = error
-            raise
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,8 +146,8 @@ class _Job:
     target: Target
     workers: int
     limit: int
-    on_start: _Callback
-    on_progress: _Callback
+    on_start: Progress
+    on_progress: Progress
 
 
 def _convert(job: _Job, lock: Lock, overwrite: bool) -> tuple[Manifest, int | None]:

@@ -9,10 +9,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from precache.errors import SourceError
 from precache.index import Checksums, Ints, checksum_of
+from precache.reading import read_picture
 from precache.source import Scan
-from precache.storage import read_regular
+
+_ANY_SIZE = 1 << 60  # it is as large as it was when it was converted
 
 
 def changed_pictures(scan: Scan, rows: Ints, modified_ns: Ints, checksums: Checksums) -> Iterator[str]:
@@ -20,7 +21,7 @@ def changed_pictures(scan: Scan, rows: Ints, modified_ns: Ints, checksums: Check
 
     Args:
         modified_ns: int64 [len(rows)], when they had last been written.
-        checksums: uint64 [len(rows)], XXH3-64 of the files then.
+        checksums: uint64 [len(rows)], XXH3-64 of the files then; 0 of those that were too large to be read.
 
     Raises:
         SourceError: one cannot be read.
@@ -28,12 +29,5 @@ def changed_pictures(scan: Scan, rows: Ints, modified_ns: Ints, checksums: Check
     for place in np.flatnonzero(scan.samples.modified_ns[rows] != modified_ns).tolist():
         ref = scan.samples[int(rows[place])]
         path = os.path.join(scan.root, ref.path)
-        try:
-            content = read_regular(path)
-        except OSError as error:
-            raise SourceError(
-                f"{path}: cannot be read ({error.strerror}), and it was written since it was converted; "
-                f"check its disk and its permissions, then run the same command again"
-            ) from error
-        if checksum_of(content) != checksums[place]:
+        if checksums[place] and checksum_of(read_picture(path, _ANY_SIZE)) != checksums[place]:
             yield ref.path

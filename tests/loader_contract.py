@@ -41,7 +41,12 @@ def check_batches(build: Build, size: int, samples: int) -> None:
     with build(batch_size=16) as loader:
         batches = list(loader)
         assert len(loader) == len(batches) == -(-samples // 16)
-        assert [len(batch.labels) for batch in batches] == [16] * (samples // 16) + [samples % 16]
+        last_two = 16 + samples % 16
+        assert [len(batch.labels) for batch in batches] == [
+            *[16] * (samples // 16 - 1),
+            (last_two + 1) // 2,
+            last_two // 2,
+        ]
         assert (loader.samples, loader.size) == (samples, size)
         for batch in batches:
             n = len(batch.labels)
@@ -53,6 +58,8 @@ def check_batches(build: Build, size: int, samples: int) -> None:
             assert images.is_contiguous(memory_format=torch.channels_last)
             assert (labels.shape, labels.dtype) == ((n,), torch.int64)
             assert (batch.ids.shape, batch.ids.dtype) == ((n,), torch.int64)
+            assert not batch.padding.any()
+            assert (batch.padding.shape, batch.padding.dtype) == ((n,), torch.bool)
 
 
 def check_last_drop(build: Build, samples: int) -> None:
@@ -124,27 +131,66 @@ def check_resume(build: Build) -> None:
 
 
 def check_ranks_share_each_epoch(build: Build, expected: list[int]) -> None:
-    """Every sample once over all ranks; a state goes on in another world of the same global batch."""
-    for world_size in (1, 2, 3):
-        built = [build(batch_size=8, rank=rank, world_size=world_size) for rank in range(world_size)]
+    """Every sample once over all ranks, in as many batches, apart from what is marked as padding."""
+    for batch_size, world_size, last in (
+        (8, 1, "partial"),
+        (8, 3, "partial"),
+        (1, 3, "partial"),
+        (8, 3, "pad"),
+    ):
+        settings = {"batch_size": batch_size, "world_size": world_size, "last": last}
+        built = [build(rank=rank, **settings) for rank in range(world_size)]
         for _ in range(2):
-            assert sorted(i for loader in built for i in ids_of(loader)) == expected
+            ranks = [list(loader) for loader in built]
+            assert {len(batches) for batches in ranks} == {len(loader) for loader in built}
+            served = [i for batches in ranks for batch in batches for i in batch.ids[~batch.padding].tolist()]
+            assert sorted(served) == expected
+            for batches in zip(*ranks, strict=True):
+                sizes = [len(batch.ids) for batch in batches]
+                assert max(sizes) - min(sizes) <= (last == "partial")
+                assert min(sizes) > 0
         for loader in built:
             loader.close()
-    padded = [build(batch_size=8, rank=rank, world_size=3, last="pad") for rank in range(3)]
-    served = [ids_of(loader) for loader in padded]
-    assert {len(ids) for ids in served} == {8 * len(loader) for loader in padded}
-    assert set(served[0] + served[1] + served[2]) == set(expected)
-    with build(batch_size=8, rank=0, world_size=2, last="pad") as one:
+
+
+def check_a_state_goes_on_with_other_ranks(build: Build, served: int) -> None:
+    """In any world of the same global batch, also at the last two batches, which are shorter."""
+    with build(batch_size=8, rank=0, world_size=2) as one:
         iterator = iter(one)
-        next(iterator)
+        for _ in range(served):
+            next(iterator)
         state = json.loads(json.dumps(one.state_dict()))
-        iterator.close()  # type: ignore[attr-defined]
-    with build(batch_size=16, last="pad") as whole, build(batch_size=16, last="pad") as resumed:
-        resumed.load_state_dict(state)
-        assert ids_of(resumed) == ids_of(whole)[16:]
-    for loader in padded:
+    with build(batch_size=16) as whole:
+        rest = [sorted(batch.ids.tolist()) for batch in whole][served:]
+    resumed = [build(batch_size=4, rank=rank, world_size=4) for rank in range(4)]
+    for loader in resumed:
+        loader.load_state_dict(state)
+    assert [sorted(ids_of(batches)) for batches in zip(*resumed, strict=True)] == rest
+    for loader in resumed:
         loader.close()
+
+
+def check_an_iteration_after_a_break_is_the_next_epoch(build: Build) -> None:
+    with build() as loader:
+        epochs = [ids_of(loader) for _ in range(3)]
+    with build() as loader:
+        for expected in epochs:
+            for batch in loader:
+                assert batch.ids.tolist() == expected[: len(batch.ids)]
+                break
+
+
+def check_two_iterations_take_turns(build: Build) -> None:
+    """Each gets all of its own epoch, in order, whichever is asked."""
+    with build() as loader:
+        epochs = [[batch.ids.tolist() for batch in loader] for _ in range(3)]
+    with build() as loader:
+        first, second = iter(loader), iter(loader)
+        served = [[next(first).ids.tolist()], [next(second).ids.tolist()]]
+        served[0] += [batch.ids.tolist() for batch in first]
+        served[1] += [batch.ids.tolist() for batch in second]
+        assert served == epochs[:2]
+        assert [batch.ids.tolist() for batch in loader] == epochs[2]
 
 
 def check_ranks_share_what_can_be_decoded(build: Build, expected: list[int]) -> None:
@@ -155,7 +201,8 @@ def check_ranks_share_what_can_be_decoded(build: Build, expected: list[int]) -> 
         assert [len(served) for served in batches] == [len(loader) for loader in built]
         served = [i for of_rank in batches for i in ids_of(of_rank)]
         assert sorted(set(served)) == expected
-        assert last == "pad" or len(served) == len(expected)
+        once = [i for of_rank in batches for batch in of_rank for i in batch.ids[~batch.padding].tolist()]
+        assert sorted(once) == expected
         for loader in built:
             loader.close()
 
@@ -178,7 +225,7 @@ def check_abandoned_iterators_leave_nothing(build: Build) -> None:
         with build(batch_size=8) as loader:
             for _ in loader:
                 break
-            assert len(ids_of(loader)) == loader.samples, "the same epoch again, whole"
+            assert len(ids_of(loader)) == loader.samples, "the next epoch, whole"
     dropped = build(batch_size=8)
     next(iter(dropped))
     del dropped

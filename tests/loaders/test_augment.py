@@ -264,3 +264,69 @@ def test_an_unknown_augmentation_is_refused(converted: dict[str, Path]) -> None:
         SettingError, match="augment must be a name, a RandomAugmentation, a function or None, got 3"
     ):
         loaders.build(converted["shards"], augment=3)
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda x, ids, e: x.permute(0, 3, 1, 2), "got uint8 .16, 3, 48, 48. on cpu; this is NCHW: return"),
+        (lambda x, ids, e: x[:-1], "got uint8 .15, 48, 48, 3. on cpu; return as many pictures"),
+        (lambda x, ids, e: x[0], "got uint8 .48, 48, 3. on cpu; return NHWC with three channels"),
+        (lambda x, ids, e: x[..., :1], "; return NHWC with three channels, RGB"),
+        (
+            lambda x, ids, e: x / 255,
+            "got float32 .16, 48, 48, 3. on cpu; return 0-255; the loader normalises",
+        ),
+        (lambda x, ids, e: x[:, :40], "; return squares"),
+        (lambda x, ids, e: x.to("meta"), "on cpu, got .* on meta; leave them on the device"),
+        (
+            lambda x, ids, e: x[:, :40, :40],
+            "uint8 .16, 40, 40, 3. on cpu; return the side that the loader",
+        ),
+        (lambda x, ids, e: x.numpy(), "got ndarray; return a torch tensor"),
+        (lambda x, ids, e: None, "got NoneType; return a torch tensor"),
+    ],
+)
+def test_what_a_function_returns_is_looked_at(
+    converted: dict[str, Path], function: augment.BatchFunction, message: str
+) -> None:
+    with pytest.raises(SettingError, match=f"augment function .*lambda.* must return .*{message}"):
+        batches(converted["shards"], augment=function, batch_size=16, size=STORED_SIZE)
+
+
+@pytest.mark.parametrize("asked", ["before", "after", "resumed"])
+def test_size_is_what_a_function_serves(converted: dict[str, Path], asked: str) -> None:
+    epochs: list[int] = []
+
+    def corner(images: torch.Tensor, ids: torch.Tensor, epoch: int) -> torch.Tensor:
+        epochs.append(epoch)
+        return images[:, :31, :31]
+
+    with loaders.build(converted["shards"], augment=corner, batch_size=35) as loader:
+        if asked == "resumed":
+            loader.load_state_dict({**loader.state_dict(), "epoch": 3, "served_batches": 1})
+        if asked == "after":
+            assert next(iter(loader)).images.shape[-1] == 31
+        assert loader.size == 31
+        if asked == "before":
+            assert len([i for batch in loader for i in batch.ids]) == loader.samples, "nothing was taken"
+            assert epochs[:2] == [0, 0], "it is called for what is served alone"
+        if asked == "resumed":
+            assert loader.state_dict()["served_batches"] == 1
+            assert [len(batch.ids) for batch in loader] == [35]
+
+
+def test_a_function_that_changes_its_mind_about_the_side_is_stopped(converted: dict[str, Path]) -> None:
+    sides = iter((40, 41))
+
+    def corner(images: torch.Tensor, ids: torch.Tensor, epoch: int) -> torch.Tensor:
+        side = next(sides)
+        return images[:, :side, :side]
+
+    with (
+        loaders.build(converted["shards"], augment=corner, batch_size=35) as loader,
+        pytest.raises(
+            SettingError, match=r"corner must return uint8 \[35, 40, 40, 3\].*that of the first batch"
+        ),
+    ):
+        list(loader)

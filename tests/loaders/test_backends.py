@@ -103,6 +103,19 @@ def test_ranks_share_each_epoch(arm: Arm, raw_tree: Path) -> None:
     contract.check_ranks_share_each_epoch(arm.build, [sample.id for sample in scan_tree(raw_tree).samples])
 
 
+@pytest.mark.parametrize("served", [1, 4])
+def test_a_state_goes_on_with_other_ranks(arm: Arm, served: int) -> None:
+    contract.check_a_state_goes_on_with_other_ranks(arm.build, served)
+
+
+def test_an_iteration_after_a_break_is_the_next_epoch(arm: Arm) -> None:
+    contract.check_an_iteration_after_a_break_is_the_next_epoch(arm.build)
+
+
+def test_two_iterations_take_turns(arm: Arm) -> None:
+    contract.check_two_iterations_take_turns(arm.build)
+
+
 @pytest.mark.parametrize("cache", ["ram", "device"])
 def test_a_cache_changes_nothing_but_the_reading(arm: Arm, cache: str) -> None:
     if arm.worst_psnr is None:

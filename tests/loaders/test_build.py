@@ -1,5 +1,6 @@
 """What `loaders.build` takes and refuses, and how a loader moves through epochs and states."""
 
+import inspect
 import shutil
 from pathlib import Path
 
@@ -56,10 +57,17 @@ def test_classes_are_the_folders(raw_tree: Path, converted: dict[str, Path]) -> 
         ({"rank": 2, "world_size": 2}, "rank must be an integer from 0 to 1, got 2"),
         ({"rank": 0, "world_size": 0}, "world_size must be an integer of at least 1, got 0"),
         ({"shuffle": "a bit"}, "unknown shuffle 'a bit'; choose from: full, window"),
-        ({"device": "gpu"}, "unknown device 'gpu'; choose from: cpu, cuda"),
-        ({"device": "mps"}, "unknown device 'mps'; choose from: cpu, cuda"),
+        ({"device": "gpu"}, "unknown device 'gpu'; choose from: auto, cpu, cuda"),
+        ({"device": "mps"}, "unknown device 'mps'; choose from: auto, cpu, cuda"),
         ({"split": "validation"}, "unknown split 'validation'; choose from: train"),
         ({"dtype": torch.int32}, "unknown dtype torch.int32; choose from: torch.uint8"),
+        ({"dtype": "int32"}, "unknown dtype 'int32'; choose from: bfloat16, float16, float32, uint8"),
+        ({"num_workers": 4}, "num_workers is no setting of this loader; give workers"),
+        ({"drop_last": True}, "drop_last is no setting of this loader; give last='drop'"),
+        ({"transform": print}, "transform is no setting of this loader; give augment"),
+        ({"batch_sampler": []}, "batch_sampler is no setting .*; give batch_size, shuffle, seed and last"),
+        ({"collate_fn": print}, "collate_fn is no setting of this loader; leave it out"),
+        ({"pin_memory": True}, "pin_memory is no setting of this loader; leave it out"),
     ],
 )
 def test_a_bad_setting_names_field_value_and_choices(
@@ -67,6 +75,27 @@ def test_a_bad_setting_names_field_value_and_choices(
 ) -> None:
     with pytest.raises(SettingError, match=message):
         loaders.build(converted["shards"], **settings)
+
+
+def test_every_setting_of_torchs_dataloader_is_known_or_refused_by_name(converted: dict[str, Path]) -> None:
+    theirs = set(inspect.signature(torch.utils.data.DataLoader).parameters) - {"dataset"}
+    theirs |= {"num_replicas", "root", "transforms"}
+    for name in theirs - set(inspect.signature(loaders.build).parameters):
+        with pytest.raises(SettingError, match=f"^{name} is no setting of this loader; "):
+            loaders.build(converted["shards"], **{name: None})
+    with pytest.raises(TypeError, match="'batchsize'; did you mean batch_size\\?"):
+        loaders.build(converted["shards"], batchsize=3)
+
+
+def test_device_and_dtype_are_understood_by_name(
+    converted: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("uint8", "float32", "torch.float16", "bfloat16"):
+        with loaders.build(converted["shards"], dtype=name) as loader:
+            assert str(next(iter(loader)).images.dtype).removeprefix("torch.") == name.removeprefix("torch.")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with loaders.build(converted["shards"], device="auto") as loader:
+        assert next(iter(loader)).images.device.type == "cpu"
 
 
 def test_cuda_without_a_gpu_is_an_error(converted: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,15 +191,6 @@ def test_a_split_smaller_than_a_dropped_batch_is_an_empty_epoch(converted: dict[
         assert list(loader) == []
 
 
-def test_iterating_again_ends_the_iterator_before(converted: dict[str, Path]) -> None:
-    with loaders.build(converted["shards"], batch_size=16) as loader:
-        first = iter(loader)
-        ids = next(first).ids.tolist()
-        second = list(loader)
-        assert second[0].ids.tolist() == ids
-        assert list(first) == []
-
-
 def test_a_cache_that_does_not_fit_is_refused_with_the_numbers(
     converted: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -218,3 +238,18 @@ def test_auto_shares_the_cpus_among_the_ranks_of_this_machine(
             assert (loader.spec.workers, loader.spec.threads) == (workers, workers)
     with pytest.raises(SettingError, match="workers must be an integer of at least 0, got 'many'"):
         loaders.build(converted["shards"], workers="many")
+
+
+def test_the_source_path_of_an_id_is_one_call(raw_tree: Path, converted: dict[str, Path]) -> None:
+    for path in (raw_tree, *converted.values()):
+        backend = "auto" if path == raw_tree else "synthetic"
+        with loaders.build(path, backend=backend, workers=0, size=32) as loader:
+            batch = next(iter(loader))
+            for sample_id, label in zip(batch.ids, batch.labels, strict=True):
+                name = loader.path_of(sample_id)
+                assert (raw_tree / name).is_file()
+                assert name.startswith(f"{loader.classes[label]}/")
+                assert loader.path_of(int(sample_id)) == name
+            for unknown in (IMAGES, -1, 2**70, "3", 1.5, None):
+                with pytest.raises(SettingError, match=f"^sample {unknown!r}: "):
+                    loader.path_of(unknown)  # type: ignore[arg-type]

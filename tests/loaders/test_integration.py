@@ -81,7 +81,7 @@ def make_module(lightning: Any) -> Any:
     return Classifier()
 
 
-def trainer(lightning: Any, folder: Path, epochs: int, *callbacks: Any) -> Any:
+def trainer(lightning: Any, folder: Path, epochs: int, *callbacks: Any, **settings: Any) -> Any:
     return lightning.Trainer(
         max_epochs=epochs,
         accelerator="cpu",
@@ -91,6 +91,7 @@ def trainer(lightning: Any, folder: Path, epochs: int, *callbacks: Any) -> Any:
         enable_checkpointing=bool(callbacks),
         callbacks=list(callbacks),
         default_root_dir=folder,
+        **settings,
     )
 
 

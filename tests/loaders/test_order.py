@@ -1,9 +1,10 @@
-from itertools import chain
+from collections.abc import Iterable
+from itertools import chain, product
 
 import numpy as np
 import pytest
 
-from loaders.order import EpochOrder, batch_count, cut, full_order, window_order
+from loaders.order import EpochOrder, Share, batch_count, cut, full_order, window_order
 
 IDS = np.random.default_rng(0).permutation(1000)
 SHARDS = (100,) * 7 + (75,) * 4
@@ -53,60 +54,94 @@ def test_samples_within_a_window_are_mixed() -> None:
     assert len(set(first.tolist())) == 4
 
 
+def served(shares: Iterable[Share]) -> list[int]:
+    """Positions, without those that fill up."""
+    return [i for share in shares for i in share.positions[: len(share.positions) - share.padding].tolist()]
+
+
 @pytest.mark.parametrize(("count", "last", "sizes"), [
-    (10, "partial", [4, 4, 2]), (10, "drop", [4, 4]), (8, "drop", [4, 4]), (3, "drop", []), (0, "drop", []),
+    (10, "partial", [4, 3, 3]), (9, "partial", [4, 3, 2]), (8, "partial", [4, 4]), (3, "partial", [3]),
+    (10, "pad", [4, 4, 4]), (3, "pad", [4]),
+    (10, "drop", [4, 4]), (8, "drop", [4, 4]), (3, "drop", []), (0, "drop", []), (0, "partial", []),
 ])  # fmt: skip
 def test_cut(count: int, last: str, sizes: list[int]) -> None:
-    batches = cut(np.arange(count), 4, last)
-    assert [len(batch) for batch in batches] == sizes
-    assert np.array_equal(np.concatenate([*batches, []]), np.arange(sum(sizes)))
+    shares = cut(np.arange(count), 4, last)
+    assert [len(share.positions) for share in shares] == sizes
+    assert served(shares) == list(range(min(count, sum(sizes))))
+
+
+@pytest.mark.parametrize("world_size", range(1, 9))
+def test_every_rank_serves_as_many_batches_and_every_sample_once(world_size: int) -> None:
+    for count, batch_size in product(range(1, 71), range(1, 9)):
+        order = np.random.default_rng(count).permutation(count)
+        ranks = [cut(order, batch_size, "partial", rank, world_size) for rank in range(world_size)]
+        batches = batch_count(count, batch_size, "partial", world_size)
+        assert [len(shares) for shares in ranks] == [batches] * world_size
+        assert sorted(served(chain(*ranks))) == list(range(count)), "apart from what is marked as padding"
+        for number, of_ranks in enumerate(zip(*ranks, strict=True)):
+            sizes = {len(share.positions) for share in of_ranks}
+            assert sizes <= {min(sizes), min(sizes) + 1}
+            assert 1 <= min(sizes) <= max(sizes) <= batch_size
+            assert number >= batches - 2 or sizes == {batch_size}, "but for the last two all are whole"
+            assert all(share.padding == 0 or sizes == {1} for share in of_ranks), "no more than needed"
+
+
+@pytest.mark.parametrize("last", ["partial", "pad", "drop"])
+def test_the_same_global_batch_size_gives_the_same_global_batches_for_any_world_size(last: str) -> None:
+    for count, global_size in product((1, 2, 5, 7, 23, 24, 25, 47, 48, 49, 70, 100), (1, 6, 8, 24)):
+        order = np.random.default_rng(0).permutation(count)
+        worlds = [n for n in (1, 2, 3, 4, 6, 8, 24) if global_size % n == 0]
+        batches = []
+        for world_size in worlds:
+            parts = [cut(order, global_size // world_size, last, r, world_size) for r in range(world_size)]
+            batches.append([served(of_ranks) for of_ranks in zip(*parts, strict=True)])
+        assert all(others == batches[0] for others in batches)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 8])
 @pytest.mark.parametrize("count", [0, 1, 5, 24, 70, 100])
-@pytest.mark.parametrize("last", ["partial", "pad", "drop"])
-def test_ranks_share_an_epoch(count: int, last: str, world_size: int) -> None:
+@pytest.mark.parametrize("last", ["pad", "drop"])
+def test_ranks_share_an_epoch_in_whole_batches(count: int, last: str, world_size: int) -> None:
     order = np.random.default_rng(0).permutation(count)
     ranks = [cut(order, 4, last, rank, world_size) for rank in range(world_size)]
-    served = np.concatenate([*chain(*ranks), []]).astype(int)
     global_size = 4 * world_size
-    whole = count // global_size * global_size
-    assert [len(batches) for batches in ranks] == [
-        batch_count(count, 4, last, rank, world_size) for rank in range(world_size)
-    ]
-    if last == "partial":
-        assert sorted(served) == list(range(count))
-        assert max(map(len, ranks)) - min(map(len, ranks)) <= 1
-    elif last == "drop":
-        assert sorted(served) == sorted(order[:whole])
+    assert [len(shares) for shares in ranks] == [batch_count(count, 4, last, world_size)] * world_size
+    assert all(len(share.positions) == 4 for share in chain(*ranks))
+    if last == "drop":
+        assert sorted(served(chain(*ranks))) == sorted(order[: count // global_size * global_size])
     else:
-        assert set(served) == set(range(count))
-        assert len(served) == -(-count // global_size) * global_size
-        assert np.bincount(served, minlength=count).max(initial=0) <= -(-global_size // max(1, count)) + 1
-    if last != "partial":
-        assert len({len(batches) for batches in ranks}) == 1
-        assert all(len(batch) == 4 for batch in chain(*ranks))
+        assert sorted(served(chain(*ranks))) == list(range(count))
+        positions = [i for share in chain(*ranks) for i in share.positions.tolist()]
+        most = -(-global_size // max(1, count)) + 1
+        assert max(np.bincount(positions, minlength=1)) <= most, "what fills up is spread over all"
 
 
-def test_the_same_global_batch_gives_the_same_samples_for_any_world_size() -> None:
-    order = np.random.default_rng(0).permutation(100)
-
-    def global_batches(batch_size: int, world_size: int) -> list[list[int]]:
-        ranks = [cut(order, batch_size, "pad", rank, world_size) for rank in range(world_size)]
-        return [np.concatenate(parts).tolist() for parts in zip(*ranks, strict=True)]
-
-    assert global_batches(24, 1) == global_batches(12, 2) == global_batches(8, 3) == global_batches(3, 8)
+def test_a_sampler_counts_what_its_rank_serves() -> None:
+    for rank, last in product(range(3), ("partial", "pad", "drop")):
+        order = EpochOrder(
+            ids=IDS,
+            shard_samples=SHARDS,
+            kind="full",
+            seed=0,
+            batch_size=64,
+            last=last,
+            rank=rank,
+            world_size=3,
+        )
+        shares = order.batches(2)
+        assert order.batch_count() == len(shares)
+        assert order.rank_samples() == sum(len(share.positions) for share in shares)
 
 
 def test_epoch_order_of_kind_none_is_the_stored_one() -> None:
     order = EpochOrder(ids=IDS, shard_samples=SHARDS, kind="none", seed=0, batch_size=300, last="partial")
-    assert np.array_equal(np.concatenate(order.batches(7)), np.arange(1000))
+    assert served(order.batches(7)) == list(range(1000))
 
 
 def quality(order: np.ndarray, labels: np.ndarray, batch_size: int) -> tuple[float, float]:
     """Mean class entropy of the batches in bits, and the share of neighbours that were stored as such."""
     entropies = []
-    for batch in cut(order, batch_size, "drop"):
+    for batch, _ in cut(order, batch_size, "drop"):
         shares = np.bincount(labels[batch]) / batch_size
         entropies.append(-(shares[shares > 0] * np.log2(shares[shares > 0])).sum())
     return float(np.mean(entropies)), float((np.abs(np.diff(order)) == 1).mean())

@@ -67,8 +67,7 @@ for running in (False, True):
     if running:
         next(iterator)
     else:  # the workers wait, no thread reads ahead
-        loader._next_stream.close()
-        loader._next_stream = None
+        loader._drop_stream()
     child = os.fork()
     if child == 0:
         del loader, iterator

@@ -4,8 +4,9 @@ import json
 import os
 import subprocess
 import sys
-from itertools import chain
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,10 +23,12 @@ import loaders
 dist.init_process_group("gloo")
 path, out = sys.argv[1:]
 served = {}
-for last in ("partial", "pad", "drop"):
-    with loaders.build(path, batch_size=4, last=last, workers=1) as loader:
-        served[last] = [[batch.ids.tolist() for batch in loader] for _ in range(2)]
-        assert [len(epoch) for epoch in served[last]] == [len(loader)] * 2
+for last, batch_size in (("partial", 4), ("partial", 1), ("pad", 4), ("drop", 4)):
+    with loaders.build(path, batch_size=batch_size, last=last, workers=1) as loader:
+        served[f"{last} {batch_size}"] = [
+            [(batch.ids.tolist(), batch.ids[~batch.padding].tolist()) for batch in loader] for _ in range(2)
+        ]
+        assert [len(epoch) for epoch in served[f"{last} {batch_size}"]] == [len(loader)] * 2
 with open(f"{out}/{dist.get_rank()}.json", "w") as file:
     json.dump(served, file)
 dist.destroy_process_group()
@@ -48,7 +51,8 @@ def launch(program: str, world_size: int, folder: Path, *arguments: object) -> N
     assert result.returncode == 0, result.stderr
 
 
-def run_ranks(path: Path, world_size: int, folder: Path) -> list[dict[str, list[list[list[int]]]]]:
+def run_ranks(path: Path, world_size: int, folder: Path) -> list[dict[str, Any]]:
+    """Of each rank: setting -> epochs -> batches -> ids, and ids without padding."""
     launch(PROGRAM, world_size, folder, path, folder)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(world_size)]
 
@@ -63,18 +67,16 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("world_size", [3, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2, 8))])
-def test_ranks_serve_each_sample_once(
+def test_ranks_serve_each_sample_once_in_as_many_batches(
     world_size: int, converted: dict[str, Path], tiny: Path, tmp_path: Path
 ) -> None:
     path, count = (tiny, 5) if world_size == 8 else (converted["shards"], IMAGES)
     ranks = run_ranks(path, world_size, tmp_path)
-    for epoch in range(2):
-        served = {
-            last: [[i for batch in rank[last][epoch] for i in batch] for rank in ranks]
-            for last in ("partial", "pad", "drop")
-        }
-        assert sorted(chain(*served["partial"])) == list(range(count))
-        assert set(chain(*served["pad"])) == set(range(count))
-        assert len({len(ids) for ids in served["pad"]}) == 1
-        dropped = list(chain(*served["drop"]))
-        assert len(dropped) == len(set(dropped)) == count // (4 * world_size) * 4 * world_size
+    for setting, epoch in product(ranks[0], range(2)):
+        batches = [rank[setting][epoch] for rank in ranks]
+        once = [i for of_rank in batches for _, ids in of_rank for i in ids]
+        dropped = count % (4 * world_size) if setting == "drop 4" else 0
+        assert len(once) == len(set(once)) == count - dropped
+        for of_ranks in zip(*batches, strict=True):
+            sizes = [len(ids) for ids, _ in of_ranks]
+            assert max(sizes) - min(sizes) <= (setting == "partial 4")

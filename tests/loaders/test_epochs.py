@@ -1,0 +1,151 @@
+"""Which epoch an iteration serves, and what a state says of it; see test_backends.py for every backend."""
+
+import logging
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import loaders
+from precache.errors import SettingError
+from tests.loader_contract import ids_of
+
+BATCHES = 5
+
+
+@pytest.fixture(scope="module")
+def epochs(converted: dict[str, Path]) -> list[list[list[int]]]:
+    """Ids of each batch of the first four epochs."""
+    with loaders.build(converted["shards"], batch_size=16) as loader:
+        return [[batch.ids.tolist() for batch in loader] for _ in range(4)]
+
+
+@pytest.fixture
+def loader(converted: dict[str, Path]) -> Iterator[loaders.Loader]:
+    with loaders.build(converted["shards"], batch_size=16) as built:
+        yield built
+
+
+def some(iterator: Any, count: int) -> list[list[int]]:
+    return [next(iterator).ids.tolist() for _ in range(count)]
+
+
+def place(loader: loaders.Loader) -> tuple[int, int]:
+    state = loader.state_dict()
+    return state["epoch"], state["served_batches"]
+
+
+def test_who_limits_batches_trains_on_other_ones_each_time(loader: Any, epochs: Any) -> None:
+    for expected in epochs:
+        for number, batch in enumerate(loader):
+            assert batch.ids.tolist() == expected[number]
+            if number == 2:
+                break
+
+
+def test_a_look_at_one_batch_takes_an_epoch(loader: Any, epochs: Any) -> None:
+    """As with torch's DataLoader, whose next iteration draws anew."""
+    assert some(iter(loader), 1) == epochs[0][:1]
+    assert ids_of(loader) == list(chain(*epochs[1]))
+
+
+def test_an_iterator_that_is_never_asked_takes_none(loader: Any, epochs: Any) -> None:
+    iter(loader)
+    unused = iter(loader)
+    assert place(loader) == (0, 0)
+    assert ids_of(loader) == list(chain(*epochs[0]))
+    assert some(unused, 1) == epochs[1][:1], "it begins when it is asked"
+
+
+def test_set_epoch_serves_an_epoch_that_was_left_from_its_start(loader: Any, epochs: Any) -> None:
+    some(iter(loader), 2)
+    loader.set_epoch(0)
+    assert place(loader) == (0, 0)
+    assert [batch.ids.tolist() for batch in loader] == epochs[0]
+    assert ids_of(loader) == list(chain(*epochs[1]))
+
+
+def test_set_epoch_after_iter_holds_for_that_iteration(loader: Any, epochs: Any) -> None:
+    """Lightning does it in this order."""
+    iterator = iter(loader)
+    loader.set_epoch(3)
+    assert [batch.ids.tolist() for batch in iterator] == epochs[3]
+
+
+def test_set_epoch_of_the_epoch_that_runs_leaves_its_state_alone(loader: Any, epochs: Any) -> None:
+    iterator = iter(loader)
+    some(iterator, 2)
+    loader.set_epoch(0)
+    assert place(loader) == (0, 2)
+    assert some(iterator, 1) == epochs[0][2:3]
+    assert place(loader) == (0, 3)
+    iterator.close()
+    assert place(loader) == (0, 0)
+    assert ids_of(loader) == list(chain(*epochs[0]))
+
+
+def test_a_state_of_an_iteration_that_was_left_says_how_far_it_came(
+    loader: Any, epochs: Any, converted: dict[str, Path]
+) -> None:
+    """So that a program that was interrupted goes on there; in the same process the next epoch comes."""
+    for _ in loader:
+        break
+    state = loader.state_dict()
+    assert place(loader) == (0, 1)
+    assert some(iter(loader), 1) == epochs[1][:1]
+    with loaders.build(converted["shards"], batch_size=16) as resumed:
+        resumed.load_state_dict(state)
+        resumed.set_epoch(0)
+        assert place(resumed) == (0, 1)
+        assert [batch.ids.tolist() for batch in resumed] == epochs[0][1:]
+        assert ids_of(resumed) == list(chain(*epochs[1]))
+
+
+def test_a_state_that_is_loaded_while_an_iteration_runs_holds_for_the_next(loader: Any, epochs: Any) -> None:
+    iterator = iter(loader)
+    some(iterator, 3)
+    state = loader.state_dict()
+    some(iterator, 1)
+    loader.load_state_dict(state)
+    assert some(iterator, 1) == epochs[0][4:], "it is not ended"
+    assert place(loader) == (0, 3)
+    assert [batch.ids.tolist() for batch in loader] == epochs[0][3:]
+
+
+def test_an_epoch_served_to_its_last_batch_is_over(loader: Any, epochs: Any) -> None:
+    """Who knows `len()` need not ask for more, as Lightning does not."""
+    iterator = iter(loader)
+    assert some(iterator, BATCHES) == epochs[0]
+    assert place(loader) == (0, BATCHES)
+    assert ids_of(loader) == list(chain(*epochs[1]))
+    assert next(iterator, None) is None
+
+
+def test_an_iteration_in_the_midst_of_another_disturbs_it_not(loader: Any, epochs: Any) -> None:
+    """Validation in the middle of an epoch, with the loader that trains."""
+    for number, batch in enumerate(loader):
+        assert batch.ids.tolist() == epochs[0][number]
+        if number == 2:
+            loader.set_epoch(0)
+            assert [inner.ids.tolist() for inner in loader] == epochs[0]
+    assert ids_of(loader) == list(chain(*epochs[1]))
+
+
+def test_iterations_side_by_side_both_get_their_epoch_and_a_warning_what_it_costs(
+    loader: Any, epochs: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, logger="loaders"):
+        pairs = [(one.ids.tolist(), two.ids.tolist()) for one, two in zip(loader, loader, strict=True)]
+    assert [list(served) for served in zip(*pairs, strict=True)] == epochs[:2]
+    assert [record.message for record in caplog.records if "build a loader for each" in record.message]
+    assert place(loader) == (2, 0)
+
+
+def test_an_iterator_of_a_closed_loader_says_so(loader: Any) -> None:
+    iterator = iter(loader)
+    some(iterator, 1)
+    loader.close()
+    with pytest.raises(SettingError, match="is closed; build another one"):
+        next(iterator)

@@ -262,6 +262,23 @@ def test_a_swap_that_was_killed_is_completed_or_undone(
         assert beside(out) == []
 
 
+def test_nothing_is_renamed_before_it_is_on_record(
+    raw_tree: Path, converted: dict[str, Path], out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(converted["dali"], out)
+    rename, records = os.rename, []
+
+    def watch(source: Path, target: Path) -> None:
+        records.append((source.name, target.name, lock_path(out).read_text()))
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", watch)
+    convert(raw_tree, out, small_recipe("shards"), workers=0, overwrite=True)
+    (_, old, first), (build, _, second) = records
+    for text in (first, second):
+        assert all(f'"{name}"' in text for name in (old, build, *contents(converted["dali"])))
+
+
 def test_what_comes_to_the_old_dataset_while_it_is_removed_survives_and_is_named(
     raw_tree: Path, converted: dict[str, Path], out: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -242,7 +242,8 @@ def test_a_source_that_changes_meanwhile_is_named(
                 victim.write_bytes(bytes(victim.stat().st_size if "same size" in change else 100))
 
     word = change.partition(",")[0]
-    with pytest.raises(SourceError, match=f"{victim}: {word} while it was converted"):
+    told = f"{victim}: {word} (while it was converted|since the tree was scanned)"
+    with pytest.raises(SourceError, match=told):
         convert(tree, tmp_path / "out", small_recipe("shards"), workers=workers, on_progress=meddle)
     assert not (tmp_path / "out" / MANIFEST_NAME).exists()
 

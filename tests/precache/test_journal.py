@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from precache import convert, records
-from precache.errors import PrecacheError
+from precache.errors import DatasetError, PrecacheError
 from precache.index import INDEX_NAME
 from precache.journal import JOURNAL_NAME
 from precache.records import RecordFile
@@ -157,6 +157,27 @@ def test_an_empty_or_cut_off_journal_is_no_obstacle(
     (out / JOURNAL_NAME).write_bytes(content)
     assert convert(raw_tree, out, small_recipe("shards"), workers=0).converted == 70
     assert contents(out) == contents(converted["shards"])
+
+
+def test_an_empty_journal_makes_no_folder_of_somebody_else_ours(raw_tree: Path, tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("mine")
+    (tmp_path / JOURNAL_NAME).touch()
+    before = contents(tmp_path)
+    for overwrite in (False, True):
+        with pytest.raises(DatasetError, match=r"not of this conversion \(thesis.txt\); move that elsewhere"):
+            convert(raw_tree, tmp_path, small_recipe("shards"), workers=0, overwrite=overwrite)
+        assert contents(tmp_path) == before
+
+
+def test_a_journal_of_the_users_in_a_finished_dataset_stays(
+    raw_tree: Path, converted: dict[str, Path], tmp_path: Path
+) -> None:
+    out = Path(shutil.copytree(converted["shards"], tmp_path / "out"))
+    (out / JOURNAL_NAME).write_text("Dear diary\n")
+    assert convert(raw_tree, out, small_recipe("shards"), workers=0).converted == 0
+    with pytest.raises(DatasetError, match=r"not part of its dataset \(journal.jsonl\)"):
+        convert(raw_tree, out, small_recipe("shards"), workers=0, overwrite=True)
+    assert (out / JOURNAL_NAME).read_text() == "Dear diary\n"
 
 
 def test_a_leftover_of_our_own_journal_alone_is_no_obstacle(

@@ -53,6 +53,7 @@ def prepare(world: Path) -> None:
 
 
 def load(world: Path) -> World:
+    scenarios.warm_up(world)
     points = []
     for scope in _NAMES:
         for name, calls in scenarios.read(world / f"calls-{scope}.json").items():

@@ -38,6 +38,7 @@ def prepare(world: Path) -> None:
 
 
 def load(world: Path) -> World:
+    scenarios.warm_up(world)
     calls = scenarios.read(world / "calls.json")
     points = [(name, number) for name in sorted(calls) for number in range(1, calls[name] + 1)]
     random.Random(0).shuffle(points)

@@ -1,10 +1,14 @@
 """The conversions that are attacked: what is asked for, and what lies at DST before."""
 
 import json
+import os
 import shutil
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 
+import precache.cli
+from precache import commandline
 from tests.faults import shim
 from tests.faults.attempts import attempt
 from tests.faults.shim import Shim, Strike
@@ -64,7 +68,7 @@ SCENARIOS = {
 def prepare(world: Path) -> None:
     """Make the tree, what undisturbed runs make of it, and unfinished conversions."""
     source, log = world / "src", world / "log"
-    make_tree(source)
+    make_tree(source, pictures=7)  # each call more is one that each error is tried at
     for name in FORMATS:
         out = world / "truth" / name
         done = attempt(arguments(source, out, name), log)
@@ -85,6 +89,14 @@ def prepare(world: Path) -> None:
         stray.unlink()
     for stray in [*world.glob(".*")]:
         stray.unlink() if stray.is_file() else shutil.rmtree(stray)
+
+
+def warm_up(world: Path) -> None:
+    """Run a conversion in this process: what it imports is there for those that are forked."""
+    out = world / f"warm-{os.getpid()}/out"
+    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+        commandline.run(precache.cli.main, "precache", arguments(world / "src", out, "shards"))
+    shutil.rmtree(out.parent)
 
 
 def truths(world: Path) -> dict[str, dict[str, bytes | None]]:

@@ -15,10 +15,10 @@ FORMATS = ("shards", "webdataset", "dali")
 _SHAPES = [(16, 16), (24, 18), (20, 32), (17, 16), (32, 20), (16, 30)]
 
 
-def make_tree(tree: Path) -> None:
-    """12 pictures of 16 to 32 pixels a side in 3 classes, one that is none, and a file beside them."""
+def make_tree(tree: Path, pictures: int = 12) -> None:
+    """Pictures of 16 to 32 pixels a side in 3 classes, one that is none, and a file beside them."""
     random_bytes = np.random.default_rng(7)
-    for number in range(12):
+    for number in range(pictures):
         folder = tree / f"{number % 3:03}.class"
         folder.mkdir(parents=True, exist_ok=True)
         width, height = _SHAPES[number % len(_SHAPES)]
@@ -33,7 +33,7 @@ def make_tree(tree: Path) -> None:
 
 
 def arguments(source: Path, out: Path, name: str, *, workers: int = 0, size: int = SIZE) -> list[str]:
-    """The command line of `precache` that converts the tree: 5 shards in two splits."""
+    """The command line of `precache` that converts the tree: shards of 3 pictures in two splits."""
     return [
         "convert", str(source), str(out), "--format", name, "--size", str(size),
         "--shard-bytes", str(3 * size * size * 3), "--splits", "train=0.7,val=0.3",

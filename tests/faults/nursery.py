@@ -25,6 +25,7 @@ from tests.faults.tally import Outcome, Tally
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 HANG_S = 10.0
+_SAID = "case: "
 _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER
 
 
@@ -221,11 +222,19 @@ def describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}{place}"
 
 
+def say(text: str) -> None:
+    """For a case: what it is about to do, should it not come back."""
+    print(_SAID + text, file=sys.stderr, flush=True)
+
+
 def _tail(log: Path) -> str:
     """What a case that ended badly said, or where its threads stood."""
     lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+    said = [number for number, line in enumerate(lines) if line.startswith(_SAID)]
+    lines = [lines[said[-1]].removeprefix(_SAID), *lines[said[-1] + 1 :]] if said else lines
     ours = [line.strip() for line in lines if "/precache/" in line or "/loaders/" in line]
-    return " | ".join(line.replace(str(ROOT), "") for line in (ours[:3] or lines[-3:]))[:400]
+    shown = [*lines[:1], *(ours[:3] or lines[1:][-3:])]
+    return " | ".join(line.replace(str(ROOT), "") for line in shown)[:400]
 
 
 def _end_children() -> None:

@@ -89,7 +89,9 @@ def attempt(
     if code is None:
         os.kill(child, signal.SIGUSR1)
         time.sleep(0.2)
-        stack = [line.strip() for line in log.read_text(errors="replace").splitlines() if "/precache/" in line]
+        stack = [
+            line.strip() for line in log.read_text(errors="replace").splitlines() if "/precache/" in line
+        ]
         text = f"at {' | '.join(stack[:3])}"
     if not spare_workers:
         _end_group(child)
@@ -166,12 +168,20 @@ def settle(
             belongings.forget(out / name)
         inside = set()
         last = attempt(command, log)
-    if fault := last.fault():
-        return Outcome(fault.kind, f"the run after: {fault.detail}")
-    if lost := belongings.lost():
-        return Outcome("loss", lost)
-    if last.code != 0:
-        return Outcome("loss", f"refused afterwards: {last.error}")
+    bad = last.fault()
+    if bad is not None:
+        bad = Outcome(bad.kind, f"the run after: {bad.detail}")
+    elif lost := belongings.lost():
+        bad = Outcome("loss", lost)
+    elif last.code != 0:
+        bad = Outcome("loss", f"refused afterwards: {last.error}")
+    return bad or _compare(out, expected, belongings, inside)
+
+
+def _compare(
+    out: Path, expected: dict[str, bytes | None], belongings: Belongings, inside: set[str]
+) -> Outcome | None:
+    """What of DST, but for the user's files in it, or beside it, is not as after an undisturbed run."""
     found = {name: content for name, content in contents(out).items() if name not in inside}
     if differs := difference(found, expected):
         return Outcome("wrong", f"the run after: {differs}")

@@ -1,7 +1,7 @@
 """Errors of the system at every call on DST and on SRC, once and from then on, during `precache convert`.
 
-The run ends with one line and exit code 2, or with the bytes of an undisturbed one; the same command then ends
-with those, and the user's files are as they were.
+The run ends with one line and exit code 2, or with the bytes of an undisturbed one; the same command then
+ends with those, and the user's files are as they were.
 """
 
 import errno
@@ -18,9 +18,9 @@ from tests.faults.worlds import Belongings, contents, difference
 
 CASE_S = 60.0
 ERRNOS = (
-    "EIO ENOSPC EDQUOT EACCES EPERM EROFS EMFILE ENFILE ENOMEM EINTR EAGAIN ESTALE ETIMEDOUT EBUSY ENOENT EEXIST "
-    "ENOTSUP EINVAL ELOOP ENAMETOOLONG"
-).split()
+    "EIO", "ENOSPC", "EDQUOT", "EACCES", "EPERM", "EROFS", "EMFILE", "ENFILE", "ENOMEM", "EINTR", "EAGAIN",
+    "ESTALE", "ETIMEDOUT", "EBUSY", "ENOENT", "EEXIST", "ENOTSUP", "EINVAL", "ELOOP", "ENAMETOOLONG",
+)  # fmt: skip
 LASTING = ("EIO", "ENOSPC", "EROFS", "EACCES")  # a disk that is full, gone, or closed, stays so
 _NAMES = {shim.DST: ("fresh", "resumed", "overwrite"), shim.SRC: ("fresh",)}
 
@@ -54,6 +54,15 @@ def prepare(world: Path) -> None:
 
 def load(world: Path) -> World:
     scenarios.warm_up(world)
+    return World(world, scenarios.truths(world), _points(world))
+
+
+def full_count(world: Path) -> int:
+    """Cases that have every error at every call once."""
+    return len(_points(world))
+
+
+def _points(world: Path) -> list[Point]:
     points = []
     for scope in _NAMES:
         for name, calls in scenarios.read(world / f"calls-{scope}.json").items():
@@ -63,12 +72,7 @@ def load(world: Path) -> World:
                 if scope == shim.DST or number % 8 == 0:
                     points += [Point(name, scope, number, error, True) for error in LASTING]
     random.Random(0).shuffle(points)
-    return World(world, scenarios.truths(world), points)
-
-
-def full_count(world: Path) -> int:
-    """Cases that have every error at every call once."""
-    return len(load(world).points)
+    return points
 
 
 def case(world: World, seed: int, folder: Path) -> Outcome:

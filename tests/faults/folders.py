@@ -1,7 +1,7 @@
 """Converted folders with one file changed or replaced, read by every backend, verified and inspected.
 
-Each ends in the samples that are there (id, label and pixels as before), or in a PrecacheError of one line. No
-other error, no wait, no other sample; and `verify` sees every change of a file.
+Each ends in the samples that are there (id, label and pixels as before), or in a PrecacheError of one line.
+No other error, no wait, no other sample; and `verify` sees every change of a file.
 """
 
 import contextlib
@@ -113,10 +113,7 @@ def case(world: World, seed: int, folder: Path) -> Outcome:
     threading.excepthook = lambda args: behind.append(describe(args.exc_value or SystemExit()))
     sys.unraisablehook = lambda args: behind.append(describe(args.exc_value or SystemExit()))
     try:
-        if reads:
-            bad = _read(world, data, backend, name, settings)
-        else:
-            bad = _TOOL[tool](world, data, name, path)
+        bad = _read(world, data, backend, name, settings) if reads else _TOOL[tool](world, data, name, path)
     except PrecacheError as error:
         text = str(error)
         if "\n" in text or len(text) > 2000:
@@ -187,7 +184,11 @@ def _verify(world: World, data: Path, name: str, path: Path) -> Outcome | None:
         return Outcome("traceback", f"a problem of several lines: {long[0][:100]!r}")
     listed = {p.name for p in (world.folder / name).iterdir()} - {REJECTED_NAME}
     changed = {file for file in listed if not _same(data / file, world.folder / name / file)}
-    return Outcome("wrong", f"verify does not see that {sorted(changed)[0]} changed") if changed and not problems else None
+    return (
+        Outcome("wrong", f"verify does not see that {sorted(changed)[0]} changed")
+        if changed and not problems
+        else None
+    )
 
 
 def _same(path: Path, original: Path) -> bool:

@@ -1,8 +1,8 @@
 """An interrupted conversion whose journal is damaged, or in whose folder lie other files.
 
-The same command ends with the bytes of an undisturbed run, or with one line; no file of the user's is lost, none
-outside DST is touched. Where the journal still says what is being made, or is empty, and nothing else lies in the
-folder, the same command with --overwrite, at the latest, ends with those bytes.
+The same command ends with the bytes of an undisturbed run, or with one line; no file of the user's is lost,
+none outside DST is touched. Where the journal still says what is being made, or is empty, and nothing else
+lies in the folder, the same command with --overwrite, at the latest, ends with those bytes.
 """
 
 import random
@@ -18,8 +18,8 @@ from tests.faults.worlds import Belongings, contents, difference
 
 CASE_S = 45.0
 _STRAYS = (
-    "mine-12345.jpg", "mine-00000.safetensors", "notes.txt", "train-00000.safetensors.bak", "mine-00001.jpg.partial",
-    "folder/thesis.txt", "journal.jsonl.bak", "train-00099.tar",
+    "mine-12345.jpg", "mine-00000.safetensors", "notes.txt", "train-00000.safetensors.bak",
+    "mine-00001.jpg.partial", "folder/thesis.txt", "journal.jsonl.bak", "train-00099.tar",
 )  # fmt: skip
 
 
@@ -74,7 +74,11 @@ def case(world: World, seed: int, folder: Path) -> Outcome:
     bad = _judge(world, last, out, belongings)
     if bad is None and last.code != 0:
         bad = Outcome("loss", f"neither resumed ({said}) nor replaced: {last.error}")
-    return Outcome("clean") if bad is None else Outcome(bad.kind, f"{'; '.join(did)}; then --overwrite: {bad.detail}")
+    return (
+        Outcome("clean")
+        if bad is None
+        else Outcome(bad.kind, f"{'; '.join(did)}; then --overwrite: {bad.detail}")
+    )
 
 
 def _judge(world: World, last: Attempt, out: Path, belongings: Belongings) -> Outcome | None:
@@ -105,8 +109,16 @@ def _spoil(journal: Path, draw: random.Random, folder: Path, belongings: Belongi
         journal.write_bytes(b"".join(changed))
     elif way == "name":  # of a file that is not ours
         belongings.put(journal.parent.parent / "victim.safetensors", b"mine")
-        names = (b"../victim.safetensors", str(journal.parent.parent / "victim.safetensors").encode(), b"..", b".", b"")
-        journal.write_bytes(content.replace(draw.choice((b"train-00000.safetensors", b"train-00000")), draw.choice(names)))
+        names = (
+            b"../victim.safetensors",
+            str(journal.parent.parent / "victim.safetensors").encode(),
+            b"..",
+            b".",
+            b"",
+        )
+        journal.write_bytes(
+            content.replace(draw.choice((b"train-00000.safetensors", b"train-00000")), draw.choice(names))
+        )
     else:
         (folder / "elsewhere").mkdir()
         if draw.random() < 0.3:

@@ -39,15 +39,19 @@ def prepare(world: Path) -> None:
 
 def load(world: Path) -> World:
     scenarios.warm_up(world)
-    calls = scenarios.read(world / "calls.json")
-    points = [(name, number) for name in sorted(calls) for number in range(1, calls[name] + 1)]
-    random.Random(0).shuffle(points)
-    return World(world, scenarios.truths(world), points)
+    return World(world, scenarios.truths(world), _points(world))
 
 
 def full_count(world: Path) -> int:
     """Cases that strike every call once, and the random ones between."""
-    return len(load(world).points) * RANDOM_SHARE // (RANDOM_SHARE - 1) + 1
+    return len(_points(world)) * RANDOM_SHARE // (RANDOM_SHARE - 1) + RANDOM_SHARE
+
+
+def _points(world: Path) -> list[tuple[str, int]]:
+    calls = scenarios.read(world / "calls.json")
+    points = [(name, number) for name in sorted(calls) for number in range(1, calls[name] + 1)]
+    random.Random(0).shuffle(points)
+    return points
 
 
 def case(world: World, seed: int, folder: Path) -> Outcome:
@@ -69,7 +73,9 @@ def case(world: World, seed: int, folder: Path) -> Outcome:
             action = draw.choice((shim.KILL_GROUP,) * 6 + (shim.KILL_SELF, shim.TORN, shim.SHORT))
             killed = attempt(command, log, shim=library, strike=Strike(action, first))
             how = ("", "killed", "killed alone", "", "cut short", "torn")[action]
-            did.append(f"{how} at {library.struck}" if library.struck else f"ended before, with {killed.code}")
+            did.append(
+                f"{how} at {library.struck}" if library.struck else f"ended before, with {killed.code}"
+            )
         else:
             after_s, alone = draw.uniform(0, _RUN_S), draw.random() < 0.3
             killed = attempt(command, log, kill_after_s=after_s, spare_workers=alone)
@@ -90,4 +96,3 @@ def case(world: World, seed: int, folder: Path) -> Outcome:
 def _of(out: Path, belongings: Belongings) -> dict[str, bytes | None]:
     mine = belongings.names_in(out)
     return {name: content for name, content in contents(out).items() if name not in mine}
-

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,7 @@ def warm(world: World) -> None:
         with _build(world.folder, backend, name, settings) as loader:
             list(_rows(iter(loader)))
     gc.collect()
+    gc.freeze()  # what torch consists of need not be looked at again after each case
     time.sleep(0.2)
     world.base = _held()
 
@@ -186,10 +188,8 @@ def _closed(build: Build, check: Check, ids: list[int], draw: random.Random, wor
     iterator = iter(loader)
     list(check(_rows(iter([next(iterator)]))))
     loader.close()
-    try:  # it may serve no more, or say so
+    with suppress(PrecacheError):  # it may serve no more, or say so
         list(check(_rows(iterator)))
-    except PrecacheError:
-        pass
     loader.close()
     return None
 
@@ -278,7 +278,11 @@ def _left(base: tuple[int, ...]) -> str:
     while any(now > then for now, then in zip(_held(), base, strict=True)):
         if time.monotonic() > deadline:
             names = ("threads of Python", "threads", "processes", "open files")
-            more = [f"{now - then} {what}" for now, then, what in zip(_held(), base, names, strict=True) if now > then]
+            more = [
+                f"{now - then} {what}"
+                for now, then, what in zip(_held(), base, names, strict=True)
+                if now > then
+            ]
             return f"left behind: {', '.join(more)} ({', '.join(t.name for t in threading.enumerate()[1:])})"
         time.sleep(0.01)
     return ""

@@ -50,9 +50,13 @@ def load(world: Path) -> World:
     place = world / f"names-{os.getpid()}"
     with hold_lock(place / "out"):
         names = {path.name for path in place.iterdir() if path.is_file()}
-    gone = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
+    gone = subprocess.run(
+        [sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True
+    )
     # that of earlier releases, too: they may have left it
-    return World(world, tuple(sorted(names | {"out.lock"})), int(gone.stdout), scenarios.truths(world)["shards"])
+    return World(
+        world, tuple(sorted(names | {"out.lock"})), int(gone.stdout), scenarios.truths(world)["shards"]
+    )
 
 
 def case(world: World, seed: int, folder: Path) -> Outcome:
@@ -172,7 +176,9 @@ def _convert_at_once(world: World, out: Path, processes: int, before: str, folde
         if child == 0:
             done = attempt(command, folder / f"log-{number}")
             fault = done.fault()
-            (folder / f"end-{number}").write_text(f"{fault.kind}: {fault.detail}" if fault else str(done.code))
+            (folder / f"end-{number}").write_text(
+                f"{fault.kind}: {fault.detail}" if fault else str(done.code)
+            )
             os._exit(0)
         children.append(child)
     for child in children:

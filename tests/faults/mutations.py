@@ -7,10 +7,25 @@ import shutil
 import struct
 from pathlib import Path
 
-_NUMBERS = (0, 1, -1, 127, 255, 256, 2**15, 2**16 - 1, 2**31 - 1, 2**31, 2**32 - 1, 2**62, 2**63 - 1, 2**64 - 1)
+_NUMBERS = (
+    0,
+    1,
+    -1,
+    127,
+    255,
+    256,
+    2**15,
+    2**16 - 1,
+    2**31 - 1,
+    2**31,
+    2**32 - 1,
+    2**62,
+    2**63 - 1,
+    2**64 - 1,
+)
 _JSON = (
-    b"-1", b"0", b"1e999", b"-0.0", b"NaN", b"null", b"true", b"[]", b"{}", b'""', b'"\\ud800"', b'"../x"', b'"/etc"',
-    b"1" + b"0" * 30, b"1" + b"0" * 5000, b"9223372036854775807", b"-9223372036854775809", b"[" * 100_000,
+    b"-1", b"0", b"1e999", b"-0.0", b"NaN", b"null", b"true", b"[]", b"{}", b'""', b'"\\ud800"', b'"../x"',
+    b'"/etc"', b"1" + b"0" * 30, b"1" + b"0" * 5000, b"9223372036854775807", b"-9223372036854775809", b"[" * 100_000,
     b'{"a":' * 50_000, b'"' + b"a" * 70_000 + b'"', b"4503599627370496", b'"train"', b'"dataset.json"',
 )  # fmt: skip
 _LITERAL = re.compile(rb'-?\d+(?:\.\d+)?|"(?:[^"\\]|\\.)*"')
@@ -104,7 +119,9 @@ _WAYS = (_flip, _flip, _byte, _cut, _cut_out, _double, _append, _splice, _zeros,
 
 def replace_file(path: Path, draw: random.Random, elsewhere: Path) -> str:
     """Put something else in the place of a file; what, in a word. `elsewhere` is an empty folder."""
-    kind = draw.choice(("deleted", "empty", "fifo", "folder", "loop", "dangling", "device", "swapped", "linked"))
+    kind = draw.choice(
+        ("deleted", "empty", "fifo", "folder", "loop", "dangling", "device", "swapped", "linked")
+    )
     if kind == "swapped":
         others = sorted(p for p in path.parent.iterdir() if p.is_file() and p != path)
         other = draw.choice(others)

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,33 @@ def run(
     module: str, seed: int, count: int, folder: Path, *, jobs: int = 1, chunk: int = 1, preload: bool = False
 ) -> Tally:
     """The cases of the seeds from `seed` on, `jobs` at a time, `chunk` in one process after another."""
+    chunks = [list(range(s, min(s + chunk, seed + count))) for s in range(seed, seed + count, chunk)]
+    chunks.reverse()
+    tally = Tally()
+    hosts: dict[int, subprocess.Popen[bytes]] = {}
+    try:
+        for _ in range(min(jobs, len(chunks))):
+            host = _start(module, folder, preload)
+            assert host.stdout is not None
+            hosts[host.stdout.fileno()] = host
+            _hand_out(host, chunks)
+        while hosts:
+            for descriptor in select.select(list(hosts), [], [])[0]:
+                _receive(hosts, descriptor, chunks, tally)
+    finally:
+        for host in hosts.values():
+            host.terminate()
+            _end(host)
+    return tally
+
+
+def prepare(module: str, folder: Path, *, preload: bool = False) -> Path:
+    """Make what is attacked; `run` does this by itself."""
+    _end(_start(module, folder, preload))
+    return folder / "world"
+
+
+def _start(module: str, folder: Path, preload: bool) -> "subprocess.Popen[bytes]":
     folder.mkdir(parents=True, exist_ok=True)
     environment = {
         **os.environ,
@@ -43,39 +70,32 @@ def run(
     }
     if preload:
         environment["LD_PRELOAD"] = str(shim.build(folder))
-    command = [sys.executable, "-m", "tests.faults.nursery", module, str(folder)]
-    chunks = [list(range(s, min(s + chunk, seed + count))) for s in range(seed, seed + count, chunk)]
-    chunks.reverse()
-    tally = Tally()
-    hosts: dict[int, subprocess.Popen[bytes]] = {}
-    try:
-        for _ in range(min(jobs, len(chunks))):
-            host = subprocess.Popen(
-                command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
-            )
-            assert host.stdout is not None
-            assert host.stdout.readline() == b"ready\n", "the attack could not be prepared"
-            hosts[host.stdout.fileno()] = host
-            _hand_out(host, chunks)
-        while hosts:
-            for descriptor in select.select(list(hosts), [], [])[0]:
-                host = hosts[descriptor]
-                assert host.stdout is not None
-                line = host.stdout.readline()
-                if not line:
-                    raise RuntimeError(f"the host of {module} ended: {host.wait()}")
-                if line == b"done\n":
-                    if not _hand_out(host, chunks):
-                        del hosts[descriptor]
-                        _end(host)
-                    continue
-                seed_, kind, detail = json.loads(line)
-                tally.add(seed_, Outcome(kind, detail))
-    finally:
-        for host in hosts.values():
-            host.terminate()
-            _end(host)
-    return tally
+    host = subprocess.Popen(
+        [sys.executable, "-m", "tests.faults.nursery", module, str(folder)],
+        cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0,
+    )  # fmt: skip
+    assert host.stdout is not None
+    if host.stdout.readline() != b"ready\n":
+        _end(host)
+        raise RuntimeError(f"{module} could not be prepared; what it says is above")
+    return host
+
+
+def _receive(
+    hosts: "dict[int, subprocess.Popen[bytes]]", descriptor: int, chunks: list[list[int]], tally: Tally
+) -> None:
+    """Take a line of a host: count its case, or give it more to do."""
+    host = hosts[descriptor]
+    assert host.stdout is not None
+    line = host.stdout.readline()
+    if not line:
+        raise RuntimeError(f"a host ended, with exit code {host.wait()}; what it says is above")
+    if line != b"done\n":
+        seed, kind, detail = json.loads(line)
+        tally.add(seed, Outcome(kind, detail))
+    elif not _hand_out(host, chunks):
+        del hosts[descriptor]
+        _end(host)
 
 
 def _hand_out(host: "subprocess.Popen[bytes]", chunks: list[list[int]]) -> bool:
@@ -99,7 +119,7 @@ def _end(host: "subprocess.Popen[bytes]") -> None:
 
 def _serve(module: Any, folder: Path) -> None:
     _adopt_orphans()
-    signal.signal(signal.SIGTERM, lambda *_: (_end_children(), os._exit(1)))
+    signal.signal(signal.SIGTERM, _terminated)
     world = folder / "world"
     if not world.exists():
         draft = folder / "draft"
@@ -118,6 +138,11 @@ def _serve(module: Any, folder: Path) -> None:
 def _adopt_orphans() -> None:
     """What a child leaves running becomes ours, to be ended."""
     ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
+
+
+def _terminated(number: int, frame: object) -> None:
+    _end_children()
+    os._exit(1)
 
 
 def _in_child(function: Any) -> None:
@@ -182,7 +207,7 @@ def _run_cases(module: Any, state: Any, folder: Path, seeds: list[int], pipe: in
 
 def _watch(
     child: int, pipe: int, seeds: list[int], case_s: float, log: Path
-) -> Iterator[tuple[int, Outcome]]:
+) -> Generator[tuple[int, Outcome], None, int]:
     """Yield outcomes as they come; returns for how many of `seeds` there was one."""
     waiting, buffer, deadline = list(seeds), b"", time.monotonic() + 60  # to warm up
     process = os.pidfd_open(child)

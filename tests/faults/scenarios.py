@@ -22,8 +22,8 @@ class Scenario:
     """One conversion.
 
     Attributes:
-        before: at DST lies `nothing`; `old`, a finished dataset of other settings; `unfinished`, an interrupted
-            run of the same command; `unfinished old`, one of other settings; `link`, a link to `old`.
+        before: at DST lies `nothing`; `old`, a finished dataset of other settings; `unfinished`, an
+            interrupted run of the same command; `unfinished old`, one of other settings; `link`, a link to `old`.
     """
 
     name: str

@@ -22,7 +22,7 @@ def build(folder: Path) -> Path:
     """Compile it into `folder`, unless it is there."""
     library = folder / "shim.so"
     if not library.exists():
-        command = ["cc", "-O1", "-fPIC", "-shared", "-o", library, _SOURCE, "-ldl"]
+        command = ["cc", "-O1", "-fPIC", "-shared", "-o", str(library), str(_SOURCE), "-ldl"]
         subprocess.run(command, check=True, timeout=60)
     return library
 

@@ -107,7 +107,9 @@ class Belongings:
     def strays(self, out: Path) -> str:
         """What lies beside `out`, is nobody's, and more than a hidden lock file; empty if nothing does."""
         ours = {"target", out.name}  # where a DST that is a link leads
-        ours |= {path.relative_to(out.parent).parts[0] for path in self._files if path.is_relative_to(out.parent)}
+        ours |= {
+            path.relative_to(out.parent).parts[0] for path in self._files if path.is_relative_to(out.parent)
+        }
         for path in out.parent.iterdir():
             small = path.name.startswith(".") and path.is_file() and path.stat().st_size < 4096
             if path.name not in ours and not small:

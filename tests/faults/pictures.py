@@ -1,11 +1,13 @@
 """Damaged pictures of every format that Pillow writes here, through the converter's decode.
 
-Each gives pixels or an ImageError of one line; in a bounded time, and in bounded memory.
+Each gives pixels or an ImageError of one line; in a bounded time, and in bounded memory. A few are small
+files of very many pixels.
 """
 
 import io
 import random
 import resource
+import struct
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -20,8 +22,10 @@ from tests.faults import mutations, nursery
 from tests.faults.tally import RIGHT, Outcome, Tally
 
 _MOST_BYTES = 3 << 29  # 100 million pixels of four bytes, and a copy
-_ADDRESS_BYTES = 8 << 30
+_ADDRESS_BYTES = 5 << 30
+CASE_S = 20.0
 _SIDE = 32
+_BOMBS, _BOMB_EACH = 2, 400
 _PNG = b"\x89PNG\r\n\x1a\n"
 _WAYS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("RGB", "JPEG", {"quality": 95}),
@@ -76,7 +80,7 @@ def attack(seed: int, count: int, tmp_path: Path, jobs: int = 1) -> Tally:
 
 
 def prepare(world: Path) -> None:
-    for number, (name, data) in enumerate(_write_all()):
+    for number, (name, data) in enumerate([*_write_bombs(), *_write_all()]):
         (world / f"{number:02} {name}").write_bytes(data)
 
 
@@ -90,8 +94,9 @@ def warm(world: World) -> None:
 
 def case(world: World, seed: int, folder: Path) -> Outcome:
     draw = random.Random(seed)
-    name, data = draw.choice(world.pictures)
-    spoilt = mutations.spoil(data, draw, draw.choice(world.pictures)[1])
+    bombs, pictures = world.pictures[:_BOMBS], world.pictures[_BOMBS:]
+    name, data = draw.choice(pictures) if seed % _BOMB_EACH else bombs[seed // _BOMB_EACH % _BOMBS]
+    spoilt = mutations.spoil(data, draw, draw.choice(pictures)[1]) if seed % _BOMB_EACH else data
     if data.startswith(_PNG) and draw.random() < 0.6:
         spoilt = _with_checksums(spoilt)
     how = replace(
@@ -138,6 +143,18 @@ def _most_memory() -> int:
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
     return 0
+
+
+def _write_bombs() -> Iterator[tuple[str, bytes]]:
+    """PNGs of grey with transparency that are one colour: less than a MiB each."""
+    for width, height in ((13_000, 13_000), (1, 170_000_000)):
+        packer = zlib.compressobj(9)
+        row, rows = bytes(1 + 2 * width), max(1, (1 << 20) // (1 + 2 * width))
+        packed = [packer.compress(row * min(rows, height - first)) for first in range(0, height, rows)]
+        header = struct.pack(">IIBBBBB", width, height, 8, 4, 0, 0, 0)
+        chunks = ((b"IHDR", header), (b"IDAT", b"".join([*packed, packer.flush()])), (b"IEND", b""))
+        whole = b"".join(struct.pack(">I", len(c)) + kind + c + bytes(4) for kind, c in chunks)
+        yield f"PNG of {width:,} x {height:,}", _with_checksums(_PNG + whole)
 
 
 def _write_all() -> Iterator[tuple[str, bytes]]:

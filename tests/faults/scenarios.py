@@ -23,7 +23,8 @@ class Scenario:
 
     Attributes:
         before: at DST lies `nothing`; `old`, a finished dataset of other settings; `unfinished`, an
-            interrupted run of the same command; `unfinished old`, one of other settings; `link`, a link to `old`.
+            interrupted run of the same command; `unfinished old`, one of other settings; `link`, a link
+            to `old`.
     """
 
     name: str

@@ -1,6 +1,7 @@
 """`precache` commands in a forked process of their own, attacked on the way."""
 
 import os
+import re
 import select
 import signal
 import sys
@@ -21,6 +22,7 @@ from tests.faults.tally import Outcome
 from tests.faults.worlds import Belongings, contents, difference
 
 TRACEBACK = 70  # no exit code of ours
+_ERROR = re.compile(r"precache( convert)?: error: ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,7 @@ class Attempt:
             return Outcome("crash", f"{signal.Signals(-self.code).name} {last}")
         if self.code == TRACEBACK or "Traceback" in self.text:
             return Outcome("traceback", last)
-        errors = [line for line in self.text.splitlines() if line.startswith("precache: error: ")]
+        errors = [line for line in self.text.splitlines() if _ERROR.match(line)]
         if self.code not in (0, 2):
             return Outcome("traceback", f"exit code {self.code}: {last}")
         if self.code == 2 and (len(errors) != 1 or errors[0] != self.text.splitlines()[-1]):

@@ -3,7 +3,7 @@
 import json
 import os
 import shutil
-from contextlib import redirect_stderr, redirect_stdout
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -95,8 +95,16 @@ def prepare(world: Path) -> None:
 def warm_up(world: Path) -> None:
     """Run a conversion in this process: what it imports is there for those that are forked."""
     out = world / f"warm-{os.getpid()}/out"
-    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
-        commandline.run(precache.cli.main, "precache", arguments(world / "src", out, "shards"))
+    nowhere, before = os.open(os.devnull, os.O_WRONLY), [os.dup(1), os.dup(2)]
+    # not sys.stderr: logging keeps the one that it finds
+    os.dup2(nowhere, 1)
+    os.dup2(nowhere, 2)
+    commandline.run(precache.cli.main, "precache", arguments(world / "src", out, "shards"))
+    sys.stdout.flush()
+    for number, descriptor in enumerate(before, 1):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    os.close(nowhere)
     shutil.rmtree(out.parent)
 
 

@@ -156,10 +156,14 @@ def settle(
     expected: dict[str, bytes | None],
     belongings: Belongings,
     log: Path,
+    said: str = "",
 ) -> Outcome | None:
     """The same command, not attacked: it has to end with `expected`; None if all is well.
 
     Where files of the user's lie in DST it may refuse instead; without them it may not.
+
+    Args:
+        said: what the runs before this one wrote.
     """
     inside = belongings.names_in(out)
     last = attempt(command, log)
@@ -177,16 +181,16 @@ def settle(
         bad = Outcome("loss", lost)
     elif last.code != 0:
         bad = Outcome("loss", f"refused afterwards: {last.error}")
-    return bad or _compare(out, expected, belongings, inside)
+    return bad or _compare(out, expected, belongings, inside, said + last.text)
 
 
 def _compare(
-    out: Path, expected: dict[str, bytes | None], belongings: Belongings, inside: set[str]
+    out: Path, expected: dict[str, bytes | None], belongings: Belongings, inside: set[str], said: str
 ) -> Outcome | None:
     """What of DST, but for the user's files in it, or beside it, is not as after an undisturbed run."""
     found = {name: content for name, content in contents(out).items() if name not in inside}
     if differs := difference(found, expected):
         return Outcome("wrong", f"the run after: {differs}")
-    if strays := belongings.strays(out):
+    if strays := belongings.strays(out, said):
         return Outcome("loss", strays)
     return None

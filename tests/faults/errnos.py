@@ -96,6 +96,6 @@ def case(world: World, seed: int, folder: Path) -> Outcome:
         return Outcome("loss", f"{did}: {lost}")
     if struck.code == 0 and (differs := difference(contents(out), expected)):
         return Outcome("wrong", f"{did}: exit code 0, but {differs}")
-    if bad := settle(command, out, expected, belongings, log):
+    if bad := settle(command, out, expected, belongings, log, struck.text):
         return Outcome(bad.kind, f"{did}: {bad.detail}")
     return RIGHT if struck.code == 0 else Outcome("clean")

@@ -68,6 +68,7 @@ def case(world: World, seed: int, folder: Path) -> Outcome:
     belongings.put_beside(out, draw, world.folder / "truth/shards")
     command, expected = scenario.command(world.folder, out), world.truth[scenario.format]
     library, log, did = Shim(out.parent, world.folder / "src"), folder / "log", [scenario.name]
+    said = ""
     for _ in range(1 if first else draw.choice((1, 1, 2, 4))):
         if first:
             action = draw.choice((shim.KILL_GROUP,) * 6 + (shim.KILL_SELF, shim.TORN, shim.SHORT))
@@ -80,6 +81,7 @@ def case(world: World, seed: int, folder: Path) -> Outcome:
             after_s, alone = draw.uniform(0, _RUN_S), draw.random() < 0.3
             killed = attempt(command, log, kill_after_s=after_s, spare_workers=alone)
             did.append(f"killed{' alone' * alone} after {after_s:.3f} s")
+        said += killed.text
         if killed.code != -9 and (fault := killed.fault()):
             return Outcome(fault.kind, f"{'; '.join(did)}: {fault.detail}")
         if killed.code == 0 and (differs := difference(_of(out, belongings), expected)):
@@ -87,7 +89,7 @@ def case(world: World, seed: int, folder: Path) -> Outcome:
     if draw.random() < 0.15 and out.is_dir():
         belongings.put(out / "mine-12345.jpg", b"mine")
         did.append("mine-12345.jpg put into DST")
-    bad = settle(command, out, expected, belongings, log)
+    bad = settle(command, out, expected, belongings, log, said)
     if scenario.before == "link" and not out.is_symlink():
         bad = bad or Outcome("loss", "the user's link is gone")
     return RIGHT if bad is None else Outcome(bad.kind, f"{'; '.join(did)}: {bad.detail}")

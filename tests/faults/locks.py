@@ -4,13 +4,9 @@ One at a time gets it, each gets it in the end, and a holder that is killed hold
 conversions that start together, one converts, and the others say so in one line or find the result.
 """
 
-import json
 import os
 import random
 import signal
-import socket
-import subprocess
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,15 +25,15 @@ except ImportError:
 
 CASE_S = 40.0
 _GIVE_UP_S = 5.0
-_BEFORE = ("none", "none", "stale", "stale", "empty", "torn", "dangling", "reused", "text of the user's")
+_BEFORE = ("none", "none", "stale", "stale", "empty", "torn", "doubled", "dangling", "text of the user's")
 _REFUSED, _BOTH, _WAITED, _ERROR = 11, 12, 13, 14  # exit codes of those who want it
 
 
 @dataclass(frozen=True, slots=True)
 class World:
     folder: Path
-    names: tuple[str, ...]  # of lock files of a DST `out`
-    dead: int  # the number of a process that is gone
+    name: str  # of the lock file of a DST `out`
+    stale: bytes  # what a holder that was killed left in it
     truth: dict[str, bytes | None]
 
 
@@ -52,49 +48,44 @@ def prepare(world: Path) -> None:
 def load(world: Path) -> World:
     scenarios.warm_up(world)
     place = world / f"names-{os.getpid()}"
-    with hold_lock(place / "out"):
-        names = {path.name for path in place.iterdir() if path.is_file()}
-    gone = subprocess.run(
-        [sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True
-    )
-    # that of earlier releases, too: they may have left it
-    return World(
-        world, tuple(sorted(names | {"out.lock"})), int(gone.stdout), scenarios.truths(world)["shards"]
-    )
+    holder = os.fork()
+    if holder == 0:
+        with hold_lock(place / "out"):
+            os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(holder, 0)
+    (lock,) = (path for path in place.iterdir() if path.is_file())
+    return World(world, lock.name, lock.read_bytes(), scenarios.truths(world)["shards"])
 
 
 def case(world: World, seed: int, folder: Path) -> Outcome:
     draw = random.Random(seed)
     out = folder / "d/out"
     out.parent.mkdir()
-    before, name = draw.choice(_BEFORE), draw.choice(world.names)
-    lock = out.parent / name
-    _leave_behind(lock, before, world)
+    before, lock, belongings = draw.choice(_BEFORE), out.parent / world.name, Belongings()
+    _leave_behind(lock, before, world, belongings)
+    if world.name != "out.lock" and draw.random() < 0.2:
+        belongings.put(out.with_name("out.lock"), b"mine")
     processes = draw.choice((2, 4))
-    did = f"{processes} processes, {name}: {before}"
+    did = f"{processes} processes, lock before: {before}"
     nursery.say(did)
     if seed % 10 == 0:
-        bad = _convert_at_once(world, out, processes, before, folder)
+        bad = _convert_at_once(world, out, processes, before, folder, belongings)
     else:
         bad = _race(out, processes, before, draw, folder)
-    if bad is None and before == "text of the user's" and lock.read_text() != "mine":
-        bad = Outcome("loss", f"the user's {name} was changed")
+    if bad is None and (lost := belongings.lost()):
+        bad = Outcome("loss", lost)
     return RIGHT if bad is None else Outcome(bad.kind, f"{did}: {bad.detail}")
 
 
-def _leave_behind(lock: Path, before: str, world: World) -> None:
-    host = socket.gethostname()
-    if before in ("stale", "reused"):
-        pid = world.dead if before == "stale" else os.getpid()
-        lock.write_text(json.dumps({"host": host, "pid": pid, "started": 1.0}))
-    elif before == "empty":
-        lock.touch()
-    elif before == "torn":
-        lock.write_text('{"host": "')
+def _leave_behind(lock: Path, before: str, world: World, belongings: Belongings) -> None:
+    stale = world.stale
+    contents = {"stale": stale, "empty": b"", "torn": stale[: len(stale) * 2 // 3], "doubled": 2 * stale}
+    if before in contents:
+        lock.write_bytes(contents[before])
     elif before == "dangling":
         lock.symlink_to("nowhere")
     elif before == "text of the user's":
-        lock.write_text("mine")
+        belongings.put(lock, b"mine")
 
 
 def _race(out: Path, processes: int, before: str, draw: random.Random, folder: Path) -> Outcome | None:
@@ -172,7 +163,9 @@ def _said(path: Path) -> str:
     return path.read_text()[:250] if path.exists() else ""
 
 
-def _convert_at_once(world: World, out: Path, processes: int, before: str, folder: Path) -> Outcome | None:
+def _convert_at_once(
+    world: World, out: Path, processes: int, before: str, folder: Path, belongings: Belongings
+) -> Outcome | None:
     command = SCENARIOS["fresh"].command(world.folder, out)
     children = []
     for number in range(processes):
@@ -196,4 +189,4 @@ def _convert_at_once(world: World, out: Path, processes: int, before: str, folde
         return Outcome("wrong", differs)
     if before in ("dangling", "text of the user's") and "0" not in ends:
         return None
-    return settle(command, out, world.truth, Belongings(), folder / "log")
+    return settle(command, out, world.truth, belongings, folder / "log")

@@ -104,15 +104,18 @@ class Belongings:
                 return f"the user's {path.parent.name}/{path.name} was changed"
         return ""
 
-    def strays(self, out: Path) -> str:
-        """What lies beside `out`, is nobody's, and more than a hidden lock file; empty if nothing does."""
+    def strays(self, out: Path, said: str) -> str:
+        """What lies beside `out`, is nobody's, and more than a hidden lock file; empty if nothing does.
+
+        What the user was told of, in `said`, is no stray: it could not be removed.
+        """
         ours = {"target", out.name}  # where a DST that is a link leads
         ours |= {
             path.relative_to(out.parent).parts[0] for path in self._files if path.is_relative_to(out.parent)
         }
         for path in out.parent.iterdir():
             small = path.name.startswith(".") and path.is_file() and path.stat().st_size < 4096
-            if path.name not in ours and not small:
+            if path.name not in ours and path.name not in said and not small:
                 return f"{path.name} is left behind"
         return ""
 

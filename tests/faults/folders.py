@@ -211,6 +211,12 @@ def _inspect(world: World, data: Path, name: str, path: Path) -> Outcome | None:
     return None if same else Outcome("wrong", "inspect shows what was not converted")
 
 
+def _index(dataset: Any, split: str) -> list[list[int]]:
+    index = dataset.read_index(split)
+    arrays = index if isinstance(index, tuple) else (index.ids, index.labels)
+    return [array.tolist() for array in arrays]
+
+
 def _page(world: World, data: Path, name: str, path: Path) -> Outcome | None:
     inspection.write_html(open_dataset(data), data.parent / "page.html")
     return None
@@ -219,9 +225,8 @@ def _page(world: World, data: Path, name: str, path: Path) -> Outcome | None:
 def _open(world: World, data: Path, name: str, path: Path) -> Outcome | None:
     dataset, before = open_dataset(data), open_dataset(world.folder / name)
     for split in ("train", "val"):
-        for ours, theirs in zip(dataset.read_index(split), before.read_index(split), strict=True):
-            if ours.tolist() != theirs.tolist():
-                return Outcome("wrong", f"other ids or labels of {split}")
+        if _index(dataset, split) != _index(before, split):
+            return Outcome("wrong", f"other ids or labels of {split}")
     if dataset.read_source_sizes().tolist() != before.read_source_sizes().tolist():
         return Outcome("wrong", "other source sizes")
     return None

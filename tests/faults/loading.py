@@ -33,7 +33,7 @@ try:
 except ImportError:
     _DALI = False
 
-CASE_S = 25.0  # each wait in it is bounded by ten
+CASE_S = 20.0  # of which five for what ends by itself
 _ARMS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("pytorch", "raw", {"workers": 0}),
     ("pytorch", "raw", {"workers": 2}),
@@ -126,12 +126,15 @@ def case(world: World, seed: int, folder: Path) -> Outcome:
     def build() -> loaders.Loader:
         return _build(world.folder, backend, name, settings)
 
+    start_s = time.monotonic()
     try:
         bad = _WAYS[way](build, check, sorted(truth), draw, world)
     except Wrong as error:
         bad = Outcome("wrong", str(error))
     except BaseException as error:
         bad = Outcome("traceback", describe(error))
+    if bad is None and (took_s := time.monotonic() - start_s) > nursery.HANG_S:
+        bad = Outcome("hang", f"took {took_s:.0f} s")
     if bad is None and behind:
         bad = Outcome("loss" if "KeyboardInterrupt" in behind[0] else "traceback", f"unheard: {behind[0]}")
     if bad is None and (left := _left(world.base)):

@@ -76,6 +76,7 @@ def attempt(
     """
     if shim is not None:
         shim.reset()
+    log.write_text("")  # it may be killed before it opens it
     start_s = time.monotonic()
     child = os.fork()
     if child == 0:

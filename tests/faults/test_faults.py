@@ -10,7 +10,7 @@ from tests.faults import nursery, shim, specimens
 from tests.faults.__main__ import ATTACKS, NEED_THE_SHIM, long_count, module_of, write_rows
 
 QUICK = {
-    "kills": 24, "errnos": 60, "journals": 40, "locks": 30, "pictures": 500, "folders": 40, "loaders": 20,
+    "kills": 24, "errnos": 60, "journals": 40, "locks": 16, "pictures": 500, "folders": 40, "loaders": 20,
 }  # fmt: skip
 
 
@@ -28,7 +28,8 @@ def skip_without_shim(name: str) -> None:
 @pytest.mark.parametrize("name", ATTACKS)
 def test_nothing_is_lost_wrong_or_stuck(name: str, tmp_path: Path) -> None:
     skip_without_shim(name)
-    check_no_case_fails(name, QUICK[name], tmp_path, jobs=2)
+    # with torch and DALI a second host costs more than it saves
+    check_no_case_fails(name, QUICK[name], tmp_path, jobs=1 if name in ("folders", "loaders") else 2)
 
 
 @pytest.mark.faults

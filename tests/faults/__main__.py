@@ -9,10 +9,13 @@ import argparse
 import importlib
 import math
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -89,6 +92,19 @@ def _commit() -> str:
     return git("rev-parse", "--short", "HEAD") + (" and changes" if changed else "")
 
 
+@contextmanager
+def _folder(parent: Path | None) -> Iterator[Path]:
+    """A folder to work in; removed at the end, unless FAULTS_KEEP is set."""
+    folder = Path(tempfile.mkdtemp(dir=parent, prefix="faults-"))
+    try:
+        yield folder
+    finally:
+        if "FAULTS_KEEP" in os.environ:
+            print(f"kept: {folder}")
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
 def main() -> int:
     """Exit code 0 if no attack succeeds, 1 if one does."""
     parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__.splitlines()[0])
@@ -105,12 +121,10 @@ def main() -> int:
     names = [n for n in given.names or ATTACKS if not (reason and n in NEED_THE_SHIM)]
     rows, failed = {}, False
     for name in names:
-        with tempfile.TemporaryDirectory(
-            dir=given.folder, prefix="faults-", ignore_cleanup_errors=True
-        ) as folder:
+        with _folder(given.folder) as folder:
             start_s = time.monotonic()
-            count = given.count if given.count is not None else long_count(name, Path(folder))
-            tally = module_of(name).attack(given.seed, count, Path(folder), jobs=given.jobs)
+            count = given.count if given.count is not None else long_count(name, folder)
+            tally = module_of(name).attack(given.seed, count, folder, jobs=given.jobs)
         rows[name] = row(name, tally, time.monotonic() - start_s, _commit())
         print("\n".join([rows[name], *tally.lines(name)]), flush=True)
         failed = failed or bool(tally.failures)

@@ -1,0 +1,101 @@
+"""Errors of the system at every call on DST and on SRC, once and from then on, during `precache convert`.
+
+The run ends with one line and exit code 2, or with the bytes of an undisturbed one; the same command then
+ends with those, and the user's files are as they were.
+"""
+
+import errno
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.faults import nursery, scenarios, shim
+from tests.faults.attempts import attempt, settle
+from tests.faults.scenarios import SCENARIOS
+from tests.faults.shim import Shim, Strike
+from tests.faults.tally import RIGHT, Outcome, Tally
+from tests.faults.worlds import Belongings, contents, difference
+
+CASE_S = 60.0
+ERRNOS = (
+    "EIO", "ENOSPC", "EDQUOT", "EACCES", "EPERM", "EROFS", "EMFILE", "ENFILE", "ENOMEM", "EINTR", "EAGAIN",
+    "ESTALE", "ETIMEDOUT", "EBUSY", "ENOENT", "EEXIST", "ENOTSUP", "EINVAL", "ELOOP", "ENAMETOOLONG",
+)  # fmt: skip
+LASTING = ("EIO", "ENOSPC", "EROFS", "EACCES")  # a disk that is full, gone, or closed, stays so
+_NAMES = {shim.DST: ("fresh", "resumed", "overwrite"), shim.SRC: ("fresh",)}
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    scenario: str
+    scope: int
+    number: int  # of the call
+    error: str
+    for_good: bool
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    folder: Path
+    truth: dict[str, dict[str, bytes | None]]
+    points: list[Point]  # each once, shuffled
+
+
+def attack(seed: int, count: int, tmp_path: Path, jobs: int = 1) -> Tally:
+    return nursery.run(__name__, seed, count, tmp_path, jobs=jobs, preload=True)
+
+
+def prepare(world: Path) -> None:
+    scenarios.prepare(world)
+    for scope, names in _NAMES.items():
+        calls = scenarios.count_calls(world, scope, changes=False, names=list(names), folder=world)
+        scenarios.save(world / f"calls-{scope}.json", calls)
+
+
+def load(world: Path) -> World:
+    scenarios.warm_up(world)
+    return World(world, scenarios.truths(world), _points(world))
+
+
+def full_count(world: Path) -> int:
+    """Cases that have every error at every call once."""
+    return len(_points(world))
+
+
+def _points(world: Path) -> list[Point]:
+    points = []
+    for scope in _NAMES:
+        for name, calls in scenarios.read(world / f"calls-{scope}.json").items():
+            for number in range(1, calls + 1):
+                points += [Point(name, scope, number, error, False) for error in ERRNOS]
+                # what waits and tries again takes its time: not all of SRC
+                if scope == shim.DST or number % 8 == 0:
+                    points += [Point(name, scope, number, error, True) for error in LASTING]
+    random.Random(0).shuffle(points)
+    return points
+
+
+def case(world: World, seed: int, folder: Path) -> Outcome:
+    draw = random.Random(seed)
+    point = world.points[seed % len(world.points)]
+    scenario = SCENARIOS[point.scenario]
+    out, belongings, log = folder / "d/out", Belongings(), folder / "log"
+    scenario.lay_out(world.folder, out)
+    belongings.put_beside(out, draw, world.folder / "truth/shards")
+    command, expected = scenario.command(world.folder, out), world.truth[scenario.format]
+    library = Shim(out.parent, world.folder / "src")
+    strike = Strike(
+        shim.FAIL, point.number, scope=point.scope, error=getattr(errno, point.error), for_good=point.for_good
+    )
+    struck = attempt(command, log, shim=library, strike=strike)
+    where = {shim.DST: "DST", shim.SRC: "SRC"}[point.scope]
+    did = f"{scenario.name}; {point.error}{' for good' * point.for_good} on {where} at {library.struck}"
+    if fault := struck.fault():
+        return Outcome(fault.kind, f"{did}: {fault.detail}")
+    if lost := belongings.lost():
+        return Outcome("loss", f"{did}: {lost}")
+    if struck.code == 0 and (differs := difference(contents(out), expected)):
+        return Outcome("wrong", f"{did}: exit code 0, but {differs}")
+    if bad := settle(command, out, expected, belongings, log, struck.text):
+        return Outcome(bad.kind, f"{did}: {bad.detail}")
+    return RIGHT if struck.code == 0 else Outcome("clean")

@@ -1,0 +1,138 @@
+"""The conversions that are attacked: what is asked for, and what lies at DST before."""
+
+import json
+import os
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import precache.cli
+from precache import commandline
+from tests.faults import shim
+from tests.faults.attempts import attempt
+from tests.faults.shim import Shim, Strike
+from tests.faults.worlds import FORMATS, SIZE, arguments, contents, make_tree
+
+OTHER_SIZE = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """One conversion.
+
+    Attributes:
+        before: at DST lies `nothing`; `old`, a finished dataset of other settings; `unfinished`, an
+            interrupted run of the same command; `unfinished old`, one of other settings; `link`, a link
+            to `old`.
+    """
+
+    name: str
+    format: str = "shards"
+    workers: int = 0
+    before: str = "nothing"
+
+    @property
+    def overwrite(self) -> bool:
+        return self.before in ("old", "unfinished old", "link")
+
+    def command(self, world: Path, out: Path) -> list[str]:
+        extra = ["--overwrite"] if self.overwrite else []
+        return [*arguments(world / "src", out, self.format, workers=self.workers), *extra]
+
+    def lay_out(self, world: Path, out: Path) -> None:
+        """Put at `out` what lies there before."""
+        out.parent.mkdir(parents=True, exist_ok=True)
+        if self.before == "link":
+            shutil.copytree(world / "old", out.with_name("target"))
+            out.symlink_to("target")
+        elif self.before != "nothing":
+            shutil.copytree(world / self.before, out)
+
+
+SCENARIOS = {
+    s.name: s
+    for s in (
+        Scenario("fresh"),
+        Scenario("fresh, webdataset", "webdataset"),
+        Scenario("fresh, dali", "dali"),
+        Scenario("fresh, 2 workers", workers=2),
+        Scenario("resumed", before="unfinished"),
+        Scenario("overwrite", before="old"),
+        Scenario("overwrite, 2 workers", workers=2, before="old"),
+        Scenario("overwrite an unfinished one", before="unfinished old"),
+        Scenario("overwrite through a link", before="link"),
+    )
+}
+
+
+def prepare(world: Path) -> None:
+    """Make the tree, what undisturbed runs make of it, and unfinished conversions."""
+    source, log = world / "src", world / "log"
+    make_tree(source, pictures=7)  # each call more is one that each error is tried at
+    for name in FORMATS:
+        out = world / "truth" / name
+        done = attempt(arguments(source, out, name), log)
+        assert done.code == 0, done.text
+        for stray in out.parent.glob(".*"):
+            stray.unlink()
+    assert attempt(arguments(source, world / "old", "shards", size=OTHER_SIZE), log).code == 0
+    library = Shim(world, source)
+    for name, size in (("unfinished", SIZE), ("unfinished old", OTHER_SIZE)):
+        command = arguments(source, world / name, "shards", size=size)
+        attempt(command, log, shim=library, strike=Strike(shim.COUNT, changes=True))
+        total = library.count
+        shutil.rmtree(world / name)
+        strike = Strike(shim.KILL_GROUP, total * 3 // 5)
+        assert attempt(command, log, shim=library, strike=strike).code == -9
+        assert any((world / name).iterdir())
+    for stray in world.glob("*.lock"):
+        stray.unlink()
+    for stray in [*world.glob(".*")]:
+        stray.unlink() if stray.is_file() else shutil.rmtree(stray)
+
+
+def warm_up(world: Path) -> None:
+    """Run a conversion in this process: what it imports is there for those that are forked."""
+    out = world / f"warm-{os.getpid()}/out"
+    nowhere, before = os.open(os.devnull, os.O_WRONLY), [os.dup(1), os.dup(2)]
+    # not sys.stderr: logging keeps the one that it finds
+    os.dup2(nowhere, 1)
+    os.dup2(nowhere, 2)
+    commandline.run(precache.cli.main, "precache", arguments(world / "src", out, "shards"))
+    sys.stdout.flush()
+    for number, descriptor in enumerate(before, 1):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    os.close(nowhere)
+    shutil.rmtree(out.parent)
+
+
+def truths(world: Path) -> dict[str, dict[str, bytes | None]]:
+    """Format -> what an undisturbed run writes."""
+    return {name: contents(world / "truth" / name) for name in FORMATS}
+
+
+def count_calls(world: Path, scope: int, *, changes: bool, names: list[str], folder: Path) -> dict[str, int]:
+    """How many calls an undisturbed run of each scenario makes."""
+    counts = {}
+    for name in names:
+        place = folder / "counting"
+        out = place / "d/out"
+        SCENARIOS[name].lay_out(world, out)
+        library = Shim(out.parent, world / "src")
+        strike = Strike(shim.COUNT, scope=scope, changes=changes)
+        done = attempt(SCENARIOS[name].command(world, out), folder / "log", shim=library, strike=strike)
+        assert done.code == 0, done.text
+        counts[name] = library.count
+        shutil.rmtree(place)
+    return counts
+
+
+def save(path: Path, counts: dict[str, int]) -> None:
+    path.write_text(json.dumps(counts))
+
+
+def read(path: Path) -> dict[str, int]:
+    counts: dict[str, int] = json.loads(path.read_text())
+    return counts

@@ -13,9 +13,9 @@ import pytest
 from PIL import Image
 
 from precache import check, convert, executors
-from precache.destination import hold_lock
 from precache.errors import DatasetError, SettingError, WorkerError
 from precache.executors import KILLED, Ticks
+from precache.lock import hold_lock
 from tests.conftest import small_recipe
 
 UNITS = 6

@@ -16,8 +16,8 @@ import psutil
 import pytest
 
 from precache import terminal, verify
-from precache.destination import hold_lock
 from precache.journal import JOURNAL_NAME
+from precache.lock import hold_lock
 from precache.terminal import ProgressBar
 from tests.command import ROOT
 

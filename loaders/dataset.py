@@ -124,7 +124,7 @@ def open_split(path: str | os.PathLike[str], split: str, *, skip_rejected: bool 
             ) from error
         raise
     for warning in scan.warnings:
-        _LOGGER.warning("%s", warning)
+        _LOGGER.warning("%s", printable(warning))
     return _raw(scan, split, skip_rejected=skip_rejected)
 
 

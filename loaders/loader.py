@@ -19,7 +19,7 @@ from loaders.order import EpochOrder
 from loaders.skipping import ErrorPolicy
 from loaders.stream import Stream
 from loaders.transfer import Transfer
-from precache.errors import SettingError, check_range
+from precache.errors import SettingError, check_range, printable
 
 _TURNS = 8  # of two iterations of one loader, before it says what they cost
 _LOGGER = logging.getLogger(__name__)
@@ -270,7 +270,7 @@ class EpochLoader(IterableDataset[Batch]):
                 _LOGGER.warning(
                     "%s: two iterations of one loader take turns, and each turn starts to read anew; "
                     "build a loader for each of them",
-                    self._data.path,
+                    printable(str(self._data.path)),
                 )
         self._drop_stream()
         self._stream = Stream(self._reader, self._transfer, self._order, place)

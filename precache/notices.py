@@ -2,13 +2,14 @@
 
 import logging
 
+from precache.errors import printable
+
 _LOGGER = logging.getLogger("precache")
 
 
 def warn(message: str) -> None:
     """Say `message` on one line; control characters of the names in it as escapes."""
-    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in message)
-    _LOGGER.warning("%s", shown)
+    _LOGGER.warning("%s", printable(message))
 
 
 def some(names: list[str]) -> str:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 
 import precache
 from bench.comparing.comparison import BenchSpec, choose_arms, compare
@@ -33,10 +32,11 @@ from precache import commandline
 from precache.commandline import STDOUT, ProgressBar, check_output, write_json
 from precache.convert import convert
 from precache.errors import SettingError
-from precache.executors import available_cpus
+from precache.executors import available_cpus, worker_count
 from precache.recipe import FORMAT_NAMES, Recipe
 from precache.sample import make_sample
 from precache.source import scan_tree
+from precache.tables import new_console
 
 DATA = Path("data")
 QUICKSTART = DATA / "quickstart"
@@ -126,7 +126,7 @@ def loaders(
     markdown, quiet = settings.pop("markdown"), settings.pop("quiet")
     spec = BenchSpec(
         trainers=(trainer,),
-        workers=available_cpus() if workers is None else workers,
+        workers=worker_count(workers),
         device=choose_device(device),
         **settings,
     )
@@ -218,7 +218,7 @@ def convert_command(
     check_output(json_path)
     spec = conversion.ConversionSpec(
         recipe=Recipe(format=format_name, **settings),
-        workers=available_cpus() if workers is None else workers,
+        workers=worker_count(workers, least=1),
         pictures=pictures,
         repeats=repeats,
         against=tuple(_names(against)),
@@ -268,7 +268,7 @@ def _print(result: Result, as_markdown: bool) -> None:
     if as_markdown:
         click.echo(report.markdown(result))
         return
-    Console(width=_TABLE_WIDTH, highlight=False).print(report.terminal_table(result))
+    new_console(width=_TABLE_WIDTH).print(report.terminal_table(result))
     for name, reason in result.skipped.items():
         click.echo(f"skipped {name}: {reason}")
     click.echo(f"{report.conditions(result)}.")

@@ -64,7 +64,7 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
     threads: int | Literal["auto"] = "auto",
     rank: int | None = None,
     world_size: int | None = None,
-    check: str = "first-read",
+    check: str = "always",
     cache: str = "none",
     memory_bytes: int | None = None,
     on_error: str = "raise",
@@ -99,8 +99,10 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
         rank, world_size: which of how many processes share each epoch, every sample served by one
             of them; default those of `torch.distributed` where it is initialised, else 0 and 1.
             `batch_size` is that of one rank.
-        check: `"first-read"` compares each shard's checksum with the manifest's when it is first
-            touched, `shards` with full shuffle in the background; `"never"` does not.
+        check: `"always"` compares every sample of a converted folder with its checksum whenever it is
+            read, and `"first-read"` until it was right once; a crop is then cut out of the whole sample.
+            `"never"` does not. One that is damaged raises SampleError, which names file, id and source,
+            at its batch; see `on_error`.
         cache: `"ram"` keeps every decoded picture of the split in main memory, `"device"` in that of
             `device`: from the second epoch on nothing is decoded. Order and pixels stay the same.
         memory_bytes: bounds what sequential reading (`shuffle="window"` or False) holds of a converted
@@ -110,7 +112,8 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
         on_error: what to do with a picture that cannot be decoded: `"raise"` its ImageError, or `"skip"`
             it: of a raw tree, what the list of `precache check` names is left out from the start; what
             it does not name is left out of its batch, which is shorter then, with one warning a file.
-            A batch of which nothing is left raises. A shard that is missing or damaged always does.
+            A batch of which nothing is left raises. So is a sample of a converted folder that is not what
+            was written; a shard that is missing or truncated raises.
         augment: `"train"`, random crops resized to `size` and mirrored every other time, of all that is
             stored; `"crop"`, the same without resizing; a `loaders.RandomAugmentation` with other settings,
             colour jitter among them; `"eval"` or None, the centre; or a function of yours, see

@@ -38,6 +38,7 @@ from precache import images, jpeg
 from precache.errors import DatasetError, ImageError, MissingDependencyError
 from precache.formats import FORMATS, StoredSample
 from precache.jpeg import Pixels
+from precache.reading import MAX_PIXELS
 
 _QUEUE_BATCHES = 2
 _EXIF_ORIENTATION = 0x0112
@@ -294,9 +295,10 @@ def _prepare(content: bytes, file: str, size: int) -> tuple[npt.NDArray[Any], ..
 def _upright_size(content: bytes) -> tuple[int, int, bool]:
     """Width, height, and whether DALI decodes this to the reference's RGB: grey or YCbCr JPEG."""
     try:
-        with Image.open(BytesIO(content)) as picture:
+        with Image.open(BytesIO(content), formats=("JPEG",)) as picture:  # MPO is a JPEG, too
             width, height = picture.size
-            plain = picture.format in ("JPEG", "MPO") and picture.mode in ("RGB", "L")
+            # what is larger is refused by `images.decode`, by name
+            plain = picture.mode in ("RGB", "L") and width * height <= MAX_PIXELS
             orientation = picture.getexif().get(_EXIF_ORIENTATION, 1)
             if orientation in _SIDEWAYS:
                 width, height = height, width

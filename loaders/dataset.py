@@ -11,7 +11,7 @@ import numpy as np
 from loaders.batch import Positions
 from loaders.order import WINDOW_SHARDS
 from precache.converted import ConvertedDataset, is_converted, open_dataset
-from precache.errors import DatasetError, SettingError, SourceError
+from precache.errors import DatasetError, SettingError, SourceError, printable, shell_command
 from precache.index import SampleIndex
 from precache.manifest import MANIFEST_NAME
 from precache.rejects import default_list, read_list, rejected_rows
@@ -117,12 +117,14 @@ def open_split(path: str | os.PathLike[str], split: str, *, skip_rejected: bool 
     try:
         scan = scan_tree(path)
     except SourceError as error:
-        if path.is_dir():
+        if path.is_dir() and not isinstance(error.__cause__, OSError):  # it was read, and is something else
             raise DatasetError(
                 f"{path}: neither a converted dataset (no {MANIFEST_NAME}) nor a tree of class folders "
                 f"with pictures; finish it with 'precache convert', or name another folder"
             ) from error
         raise
+    for warning in scan.warnings:
+        _LOGGER.warning("%s", warning)
     return _raw(scan, split, skip_rejected=skip_rejected)
 
 
@@ -179,11 +181,12 @@ def _rejected(scan: Scan, rows: Positions) -> Positions:
     rejected = np.intersect1d(rows, rejected_rows(scan.samples, read_list(path)))
     if len(rejected) == len(rows):
         raise SourceError(
-            f"{path}: lists all {len(rows):,} pictures of the split; mend them and run "
-            f"'precache check {scan.root}' again"
+            f"{path}: lists all {len(rows):,} pictures of the split; mend them and run again: "
+            f"{shell_command('precache check', scan.root)}"
         )
     if len(rejected):
         _LOGGER.warning(
-            "%s: %d of %d pictures are left out, see %s", scan.root, len(rejected), len(rows), path
+            "%s: %d of %d pictures are left out, see %s",
+            *(printable(str(scan.root)), len(rejected), len(rows), printable(str(path))),
         )
     return rejected

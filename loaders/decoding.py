@@ -20,7 +20,8 @@ def load(path: str, size: int) -> Pixels:
     """Read, decode and fit the picture at `path`: uint8 [size, size, 3], RGB.
 
     Raises:
-        ImageError: the file cannot be read or decoded; names `path` and the reason.
+        ImageError: the file cannot be decoded; names `path` and the reason.
+        SourceError: it cannot be read.
     """
     return render(images.read_bytes(path), path, size)
 

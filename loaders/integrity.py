@@ -12,8 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from loaders.dataset import SplitData
-from precache.errors import DatasetError
+from precache.errors import DatasetError, shell_command
 from precache.files import FileEntry, check_file
+from precache.index import checksum_of
 
 
 class SampleCheck:
@@ -50,10 +51,25 @@ class SampleCheck:
             SampleError: it is not what was written; so is it the next time.
         """
         if damage or self._pending[position]:
-            assert self._data.index is not None
-            file = self._data.files[int(np.searchsorted(self._starts, position, side="right")) - 1]
-            self._data.index.check(position, stored, file, damage)
-            self._pending[position] = self._always
+            index = self._data.index
+            assert index is not None
+            if damage or index.checksums is None or checksum_of(stored) != index.checksums[position]:
+                file = self._data.files[int(np.searchsorted(self._starts, position, side="right")) - 1]
+                raise index.error(position, file, damage)
+            if not self._always:
+                self._pending[position] = False
+
+    def written(self, positions: npt.NDArray[np.int64]) -> list[int]:
+        """Checksums of what was written of the samples at `positions`, for who compares many at a time."""
+        assert self._data.index is not None
+        assert self._data.index.checksums is not None
+        checksums: list[int] = self._data.index.checksums[positions].tolist()
+        return checksums
+
+    def passed(self, positions: npt.NDArray[np.int64]) -> None:
+        """Note that those at `positions` were compared, and right."""
+        if not self._always:
+            self._pending[positions] = False
 
     def open_file(self, number: int) -> None:
         """To be called before shard `number` of the split is read: compares its size; all of it in version 2.
@@ -67,7 +83,7 @@ class SampleCheck:
         entry = FileEntry(path.name, self._data.shard_bytes[number], self._data.file_checksums[number])
         whole = number in self._unchecked_files
         if problem := check_file(path.parent, entry, content=whole):
-            raise DatasetError(f"{problem}; run 'precache verify {self._data.path}'")
+            raise DatasetError(f"{problem}; run: {shell_command('precache verify', self._data.path)}")
         self._unchecked_files.discard(number)
 
 
@@ -87,5 +103,5 @@ def check_index(
     if not (np.array_equal(ids, data.ids[rows]) and np.array_equal(labels, data.labels[rows])):
         raise DatasetError(
             f"{data.files[number]}: holds other samples than the dataset's index says; "
-            f"run 'precache verify {data.path}'"
+            f"run: {shell_command('precache verify', data.path)}"
         )

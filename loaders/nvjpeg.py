@@ -22,6 +22,7 @@ from loaders.sequential import EncodedShards
 from precache import images, jpeg
 from precache.errors import ImageError, SampleError, SettingError
 from precache.formats import FORMATS, StoredSample
+from precache.reading import MAX_PIXELS
 
 
 def open_reader(spec: LoaderSpec, data: SplitData, crops: Crops) -> "NvjpegReader":
@@ -164,7 +165,8 @@ def _is_plain(content: bytes) -> bool:
     if not content.startswith(jpeg.START) or jpeg.breaks_off(content):
         return False
     try:
-        colorspace = simplejpeg.decode_jpeg_header(content, strict=False)[2]
+        height, width, colorspace, _ = simplejpeg.decode_jpeg_header(content, strict=False)
     except ValueError:
         return False
-    return colorspace in ("Gray", "YCbCr") and jpeg.orientation(content) == 1
+    small = height * width <= MAX_PIXELS  # what is larger is refused by `images.decode`, by name
+    return small and colorspace in ("Gray", "YCbCr") and jpeg.orientation(content) == 1

@@ -23,7 +23,7 @@ from loaders.buffers import SharedBuffers
 from loaders.crops import Crops, place
 from loaders.dataset import SplitData
 from loaders.filler import BatchFiller, Pictures
-from precache.errors import ImageError, WorkerError
+from precache.errors import ImageError, SourceError, WorkerError
 from precache.jpeg import Pixels
 
 _AHEAD_PER_WORKER = 2
@@ -89,6 +89,8 @@ class ProcessesReader:
         self._sampler.requests = requests
         try:
             for filled, labels, ids, refused in self._start():
+                if isinstance(refused, SourceError):
+                    raise refused
                 yield DecodedBatch(self._images(filled, len(ids)), labels, ids, refused)
         except (RuntimeError, EOFError, OSError) as error:
             # the latter two: it died between announcing a batch and handing over its memory
@@ -182,6 +184,8 @@ class _RawTree(Dataset[Any]):
         for position, (left, top, width, height), flip in parts:
             try:
                 square = decoding.load(self._data.files[position], self._crops.stored)
+            except SourceError as error:  # it says nothing about the picture: not left out
+                return buffer, None, ids, error
             except ImageError as error:
                 refused[int(self._data.ids[position])] = error
             else:

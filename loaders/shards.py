@@ -4,6 +4,7 @@ Crops that are not resized go there at once, many pictures in one call, see `loa
 is to be compared with its checksum is read whole, whatever is served of it.
 """
 
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
@@ -19,12 +20,12 @@ from loaders.filler import BatchFiller, Pictures
 from loaders.gather import can_gather, gather
 from loaders.integrity import SampleCheck, check_index
 from loaders.sequential import look_ahead
-from precache.errors import DatasetError, SampleError
+from precache.errors import DatasetError, shell_command
 from precache.formats.shards import ShardFile
+from precache.index import checksum_of
 from precache.jpeg import Pixels
 
 _OPEN_FILES = 256  # a process may have 1,024 by default, and others want some
-_COMPARED_AT_A_TIME = 8  # pictures: few enough to be in the CPU's cache still
 
 
 def open_reader(spec: LoaderSpec, data: SplitData, crops: Crops) -> "ShardsReader":
@@ -113,7 +114,7 @@ class ShardsReader:
             file.close()
             raise DatasetError(
                 f"{path}: holds pictures of {file.size} px, the manifest says {self._data.size}; "
-                f"run 'precache verify {self._data.path}'"
+                f"run: {shell_command('precache verify', self._data.path)}"
             )
         try:
             check_index(self._data, index, file.ids, file.labels)
@@ -124,17 +125,10 @@ class ShardsReader:
 
 
 class _Scratch(threading.local):
-    """Whole squares, uint8 [n, side, side, 3], of each thread its own: they stay in the CPU's cache."""
+    """A whole square, uint8 [side, side, 3], of each thread its own: it stays in the CPU's cache."""
 
     def __init__(self, side: int) -> None:
-        self._shape = (_COMPARED_AT_A_TIME, side, side, 3)
-        self._squares: Pixels | None = None
-
-    def squares(self, count: int) -> Pixels:
-        """The first `count`."""
-        if self._squares is None:
-            self._squares = np.empty(self._shape, np.uint8)
-        return self._squares[:count]
+        self.square = np.empty((side, side, 3), np.uint8)
 
 
 class _Squares:
@@ -167,7 +161,7 @@ class _Squares:
         if not self._check.wants(position):
             file.read_rows(sample, first, space)
             return space
-        square = space if len(space) == self._side else self._scratch.squares(1)[0]
+        square = space if len(space) == self._side else self._scratch.square
         file.read_rows(sample, 0, square)
         self._check.compare(position, square)
         return square[first : first + len(space)]
@@ -179,24 +173,24 @@ class _Squares:
         if not self._check.wants_any(positions):
             first = self._starts[part] + corners[:, 1] * row_bytes + corners[:, 0] * 3
             return gather(self._descriptors[part], first, row_bytes, space)
-        for start in range(0, len(positions), _COMPARED_AT_A_TIME):
-            some = slice(start, start + _COMPARED_AT_A_TIME)
-            if not self._gather_compared(part, some, corners[some], space[some]):
-                return False
-        return True
-
-    def _gather_compared(self, part: slice, some: slice, corners: Positions, space: Pixels) -> bool:
-        """Read `some` of the pictures of `part` whole, compare them, and put their crops into `space`."""
         size = space.shape[1]
-        squares = space if size == self._side else self._scratch.squares(len(space))
-        if not gather(self._descriptors[part][some], self._starts[part][some], self._side * 3, squares):
-            return False
-        try:
-            for position, square in zip(self._positions[part][some].tolist(), squares, strict=True):
-                self._check.compare(position, square)
-        except SampleError:
-            return False  # `rows` reads each again, and says which one it is
-        if squares is not space:
-            for (left, top), square, crop in zip(corners.tolist(), squares, space, strict=True):
-                np.copyto(crop, square[top : top + size, left : left + size])
+        whole = size == self._side
+        square_bytes = self._side * self._side * 3
+        out = space.data.cast("B")
+        square = self._scratch.square
+        columns = (self._descriptors[part].tolist(), self._starts[part].tolist())
+        parts = zip(*columns, self._check.written(positions), strict=True)
+        # one after the other, or what was read would have left the CPU's cache before it is compared
+        for number, (descriptor, start, checksum) in enumerate(parts):
+            target = out[number * square_bytes :][:square_bytes] if whole else square.data
+            try:
+                read_bytes = os.preadv(descriptor, (target,), start)
+            except OSError:
+                return False  # `rows` reads it again, and says what is wrong
+            if read_bytes != square_bytes or checksum_of(target) != checksum:
+                return False
+            if not whole:
+                left, top = corners[number].tolist()
+                np.copyto(space[number], square[top : top + size, left : left + size])
+        self._check.passed(positions)
         return True

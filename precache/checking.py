@@ -1,18 +1,22 @@
 """Can every picture of a raw tree be decoded? Asked ahead of training, as the converter would."""
 
+import logging
 import os
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 from precache import executors, images
 from precache.converted import is_converted
-from precache.errors import ImageError, SettingError, SourceError, check_range
+from precache.errors import ImageError, SettingError, SourceError, check_range, shell_command
+from precache.reading import MAX_PIXELS, read_picture
 from precache.rejects import RejectedPicture, check_writable, default_list, write_list
 from precache.source import SampleRef, Scan, scan_tree
+from precache.turns import Turn
 
+_LOGGER = logging.getLogger(__name__)
 _TASK_PICTURES = 64
-_WHOLE = images.Rendering(size=1)  # decoded in full; the size is that of what is not made of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +38,7 @@ def check(
     source: str | os.PathLike[str],
     *,
     list_file: str | os.PathLike[str] | None = None,
+    max_pixels: int = MAX_PIXELS,
     workers: int | None = None,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> CheckReport:
@@ -44,26 +49,31 @@ def check(
 
     Args:
         list_file: where to write the list; default `source` with `.rejected.csv`, where loaders look.
+        max_pixels: a picture of more pixels counts as one that cannot be decoded.
         workers: processes; default one per CPU, 0 for the calling process.
         on_progress: called with (pictures done, pictures in all), a few times a second.
 
     Raises:
-        SourceError: `source` is no image tree, or `list_file` is there and is no such list.
+        SourceError: `source` is no image tree, something of it cannot be read, or `list_file` is there and
+            is no such list.
         SettingError: `list_file` lies in the tree or cannot be written.
         WorkerError: a worker process died.
     """
     source = Path(source)
-    workers = executors.available_cpus() if workers is None else workers
-    check_range("workers", workers, 0)
+    workers = executors.worker_count(workers)
+    check_range("max_pixels", max_pixels, 1)
     if is_converted(source):
-        raise SourceError(f"{source}: is a converted dataset; check it with 'precache verify {source}'")
+        command = shell_command("precache verify", source)
+        raise SourceError(f"{source}: is a converted dataset; check it with: {command}")
     scan = scan_tree(source)
+    for warning in scan.warnings:
+        _LOGGER.warning("%s", warning)
     target = default_list(source) if list_file is None else Path(list_file)
     check_writable(target, source)
     report = executors.counted(on_progress, len(scan.samples))
     tasks = -(-len(scan.samples) // _TASK_PICTURES)
-    found = executors.run(_decode_all, _tasks(scan), min(workers, tasks), report)
-    refused = sorted((pair for pairs in found for pair in pairs), key=lambda pair: pair[0].id)
+    with closing(executors.run(_decode_all, _tasks(scan, max_pixels), min(workers, tasks), report)) as found:
+        refused = sorted((pair for pairs in found for pair in pairs), key=lambda pair: pair[0].id)
     rejected = tuple(RejectedPicture(ref.path, why, ref.bytes, ref.modified_ns) for ref, why in refused)
     try:
         write_list(target, rejected)
@@ -78,22 +88,34 @@ def check(
 class _Task:
     root: str
     samples: tuple[SampleRef, ...]
+    max_pixels: int
+
+    @property
+    def name(self) -> str:
+        """How errors call it: by its first picture."""
+        return f"{self.root}/{self.samples[0].path} and what follows it"
 
 
-def _tasks(scan: Scan) -> Iterator[_Task]:
+def _tasks(scan: Scan, max_pixels: int) -> Iterator[_Task]:
     """Made when a worker asks for one: they hold the paths of their pictures."""
     for start in range(0, len(scan.samples), _TASK_PICTURES):
         rows = range(start, min(start + _TASK_PICTURES, len(scan.samples)))
-        yield _Task(str(scan.root), tuple(scan.samples[row] for row in rows))
+        yield _Task(str(scan.root), tuple(scan.samples[row] for row in rows), max_pixels)
 
 
-def _decode_all(task: _Task, tick: Callable[[], None]) -> list[tuple[SampleRef, str]]:
+def _decode_all(task: _Task, tick: executors.Ticks) -> list[tuple[SampleRef, str]]:
     """The pictures of `task` that cannot be decoded, each with the reason."""
+    whole = images.Rendering(size=1, max_pixels=task.max_pixels)  # decoded in full, and not resized
     refused = []
-    for ref in task.samples:
+    for unit, ref in enumerate(task.samples):
         path = os.path.join(task.root, ref.path)
         try:
-            images.decode_for(images.read_bytes(path), path, _WHOLE)
+            if unit in tick.fatal:
+                raise ImageError(path, executors.KILLED)
+            tick.begin(unit)
+            data = read_picture(path, task.max_pixels, (ref.bytes, ref.modified_ns))
+            with Turn() as turn:
+                images.decode_for(data, path, whole, turn)
         except ImageError as error:
             refused.append((ref, error.reason))
         tick()

@@ -4,6 +4,7 @@ What only one command needs is imported there: `convert` should not wait for an 
 """
 
 import json
+import logging
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,13 @@ import click
 
 import precache
 from precache import commandline, executors
-from precache.commandline import ProgressBar, human_bytes, parse_bytes, printable
+from precache.commandline import ProgressBar, human_bytes, note, parse_bytes, printable
 from precache.convert import Conversion
 from precache.converted import open_unchecked
-from precache.errors import SettingError, check_choice
+from precache.errors import SettingError, check_choice, shell_command
 from precache.images import RESAMPLING
 from precache.manifest import MANIFEST_NAME, REJECTED_NAME
+from precache.reading import MAX_PIXELS
 from precache.recipe import DEFAULT_SPLITS, FORMAT_NAMES, Recipe
 
 DATA = Path("data")
@@ -29,6 +31,7 @@ _PATH = click.Path(path_type=Path)
 @click.version_option(precache.__version__, prog_name="precache")
 def main() -> None:
     """Convert raw image trees into datasets that do not keep a GPU waiting."""
+    logging.basicConfig(format="WARNING: %(message)s")  # that level and those above it
 
 
 @main.command(name="sample")
@@ -42,7 +45,7 @@ def sample_command(dst: Path, images: int, classes: int, seed: int) -> None:
 
     with ProgressBar("sample", "image") as bar:
         sample.make_sample(dst, images=images, classes=classes, seed=seed, on_progress=bar)
-    click.echo(f"{dst}: {images:,} pictures in {classes:,} classes")
+    note(f"{dst}: {images:,} pictures in {classes:,} classes")
 
 
 @main.command()
@@ -57,7 +60,7 @@ def fetch(name: str, dst: Path, url: str | None) -> None:
     dataset = datasets.DATASETS[name]
     with ProgressBar(dataset.file_name, "B", unit_scale=True, unit_divisor=1024) as bar:
         images = datasets.fetch(dataset, dst, url=url, on_progress=bar)
-    click.echo(f"{dst}: {images:,} pictures, checksum and count as published")
+    note(f"{dst}: {images:,} pictures, checksum and count as published")
 
 
 @main.command()
@@ -71,6 +74,7 @@ def fetch(name: str, dst: Path, url: str | None) -> None:
 @click.option("--background", default="white", show_default=True, help="Colour below transparency.")
 @click.option("--decode", default="full", show_default=True, help="full, or scaled: faster, less exact.")
 @click.option("--allow-truncated", is_flag=True, help="Convert damaged JPEGs, grey where data is missing.")
+@click.option("--max-pixels", default=MAX_PIXELS, show_default=True, help="Of one picture; more is rejected.")
 @click.option("--passthrough", is_flag=True, help="Keep the bytes of JPEGs that have the size (not shards).")
 @click.option(
     "--splits",
@@ -104,7 +108,7 @@ def convert(
     destination = DATA / format_name if dst is None else dst
 
     def show_size(predicted: int, free: int) -> None:
-        click.echo(f"{destination}: will take about {human_bytes(predicted)}; {human_bytes(free)} are free")
+        note(f"{destination}: will take about {human_bytes(predicted)}; {human_bytes(free)} are free")
 
     with ProgressBar(f"convert to {format_name}", "image") as bar:
         result = precache.convert(
@@ -132,7 +136,7 @@ def inspect(dst: Path, as_json: bool, html: Path | None) -> None:
     dataset = precache.open_dataset(dst)
     if html is not None:
         inspection.write_html(dataset, html)
-        click.echo(f"{html}: {human_bytes(html.stat().st_size)}", err=as_json)
+        click.echo(printable(f"{html}: {human_bytes(html.stat().st_size)}"), err=as_json)
     if as_json:
         click.echo(json.dumps(inspection.summary(dataset.manifest), indent=1))
     elif html is None:
@@ -160,37 +164,41 @@ def verify(dst: Path, others: tuple[Path, ...], deep: bool, across: bool, worker
     size = human_bytes(manifest.stored_bytes)
     problems = precache.verify(dst)
     if problems:
+        command = shell_command("precache convert SRC", dst)
         if any(problem.startswith(f"{dst / MANIFEST_NAME}: ") for problem in problems):
             # its settings are not to be trusted
-            remedy = f"precache convert SRC {dst} --overwrite', with the options that it was made with"
+            remedy = f"with the options that it was made with: {command} --overwrite"
         else:
-            remedy = f"precache convert SRC {dst} {manifest.recipe.to_flags()} --overwrite'"
-        problems.append(f"{dst}: {len(problems):,} files are damaged; rewrite it with '{remedy}")
+            remedy = f"with: {command} {manifest.recipe.to_flags()} --overwrite"
+        problems.append(f"{dst}: {len(problems):,} files are damaged; rewrite it {remedy}")
     _finish_check(problems, f"{dst}: {len(manifest.shards):,} shards, {size}: all as written")
     if deep:
         with ProgressBar("verify", "image") as bar:
             report = precache.verify_deep(dst, others[0], workers=workers, on_progress=bar)
         rest = (
             f", the others are {report.mean_psnr:.1f} dB from it on average, at worst "
-            f"{report.worst_psnr:.1f} dB ({report.worst})"
+            f"{report.worst_psnr:.1f} dB ({printable(report.worst)})"
         )
         equal = f"{dst}: {report.samples:,} pictures, {report.equal:,} equal the reference"
-        click.echo(equal + (rest if report.equal < report.samples else ""))
+        click.echo(printable(equal) + (rest if report.equal < report.samples else ""))
         _finish_check(list(report.problems), f"{dst}: every picture is what {others[0]} gives")
 
 
 @main.command()
 @click.argument("src", type=_PATH, default=RAW)
 @click.option("--list", "list_file", type=_PATH, help="Write the list here.  [default: SRC.rejected.csv]")
+@click.option("--max-pixels", default=MAX_PIXELS, show_default=True, help="Of one picture; more is rejected.")
 @click.option("--workers", type=int, help="Processes; 0: none but this one.  [default: one per CPU]")
-def check(src: Path, list_file: Path | None, workers: int | None) -> None:
+def check(src: Path, list_file: Path | None, max_pixels: int, workers: int | None) -> None:
     """Decode every picture of the tree SRC (default data/raw), and list those that cannot be.
 
     Loaders built with on_error="skip" leave out what the default list holds.
     """
     with ProgressBar("check", "image") as bar:
-        report = precache.check(src, list_file=list_file, workers=workers, on_progress=bar)
-    problems = [printable(f"{src}/{bad.path}: {bad.reason}") for bad in report.rejected]
+        report = precache.check(
+            src, list_file=list_file, max_pixels=max_pixels, workers=workers, on_progress=bar
+        )
+    problems = [f"{src}/{bad.path}: {bad.reason}" for bad in report.rejected]
     if problems:
         counts = f"{len(problems):,} of {report.pictures:,} pictures cannot be decoded"
         problems.append(f"{src}: {counts}; they are listed in {report.list_file}")
@@ -214,29 +222,29 @@ def doctor_command() -> None:
 def _finish_check(problems: list[str], all_well: str) -> None:
     """Print `all_well`, or the problems and end with exit code 1."""
     for problem in problems:
-        click.echo(problem, err=True)
+        click.echo(printable(problem), err=True)
     if problems:
         raise click.exceptions.Exit(1)
-    click.echo(all_well)
+    click.echo(printable(all_well))
 
 
 def _print_conversion(result: Conversion, destination: Path) -> None:
     manifest = result.manifest
     if not result.published:
-        click.echo(f"{destination}: already converted with these settings; nothing to do")
+        note(f"{destination}: already converted with these settings; nothing to do")
         return
-    click.echo(
+    note(
         f"{destination}: {manifest.samples:,} images, {len(manifest.rejected):,} rejected, "
         f"{len(manifest.ignored):,} ignored; {human_bytes(manifest.source_bytes)} in, "
         f"{human_bytes(manifest.stored_bytes)} out; {result.converted / result.elapsed_s:,.0f} images/s "
         f"({result.elapsed_s:.1f} s)"
     )
     for rejected in manifest.rejected[:10]:
-        click.echo(f"  rejected {printable(rejected.path)}: {rejected.reason}", err=True)
+        click.echo(printable(f"  rejected {rejected.path}: {rejected.reason}"), err=True)
     if manifest.rejected:
+        listed = destination / REJECTED_NAME
         click.echo(
-            f"  WARNING: {len(manifest.rejected):,} pictures are left out: see {destination}/{REJECTED_NAME}",
-            err=True,
+            printable(f"  WARNING: {len(manifest.rejected):,} pictures are left out: see {listed}"), err=True
         )
 
 

@@ -2,24 +2,39 @@
 
 0    done
 1    done, and what was checked is not as it should be
-2    bad input: one line on stderr that names it and the remedy
-130  interrupted
+2    bad input or a fault: one line on stderr that names it and the remedy
+130  interrupted (SIGINT)
+143  terminated (SIGTERM)
+
+The exit code is that of the job, whoever still listens:
+
+- A reader that has seen enough (`| head`), a terminal that vanished, a stream that is closed (`>&-`) or
+  goes to a full disk: a progress bar and messages are switched off, the job goes on. Only what a command
+  prints as its result, as `inspect` does, makes a failed stdout an error; a reader that ends is none.
+- SIGHUP, which a lost terminal sends, is ignored, as under `nohup`: the connection to a machine breaks
+  more often than a conversion of a day should be done again. To end it, send SIGTERM. Processes that the
+  command starts ignore it, too. SIGPIPE is ignored by Python itself.
 """
 
 import json
-import os
 import re
 import signal
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
-from tqdm import tqdm
 
-from precache.errors import PrecacheError, SettingError
-from precache.executors import blocked
+from precache import terminal
+from precache.errors import PrecacheError, SettingError, printable
+from precache.terminal import Guarded, ProgressBar, guarded
+
+__all__ = [
+    "STDOUT", "Command", "Group", "ProgressBar", "check_output", "human_bytes", "note", "parse_bytes",
+    "printable", "run", "write_json",
+]  # fmt: skip
 
 STDOUT = Path("-")
 """What `--json` is told to print to, instead of writing a file."""
@@ -48,43 +63,24 @@ class Group(click.Group):
     command_class = Command
 
 
-class ProgressBar:
-    """A progress bar on stderr that appears with the first report of (done, total)."""
-
-    def __init__(self, title: str, unit: str, **options: Any) -> None:
-        self._options = {"desc": title, "unit": unit, **options}
-        self._bar: Any = None
-
-    def __enter__(self) -> "ProgressBar":
-        return self
-
-    def __call__(self, done: int, total: int) -> None:
-        """Show that `done` of `total` units are done."""
-        if _received:
-            raise _received[-1]
-        with blocked(signal.SIGINT, signal.SIGTERM):  # half a bar would complain when it is deleted
-            if self._bar is None:
-                tqdm.monitor_interval = 0  # its thread would only refresh the bar, and forbid forks
-                # a resumed run starts where it stopped: its rate counts its own work only
-                self._bar = tqdm(total=total, initial=done, **self._options)
-            self._bar.update(done - self._bar.n)
-
-    def __exit__(self, *error: object) -> None:
-        if self._bar is not None:
-            self._bar.close()
-
-
 def run(group: click.Group, program: str, arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code; errors become one line on stderr."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    _received.clear()
-    previous = {number: signal.signal(number, _on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+    terminal.received.clear()
+    handlers: dict[int, Any] = {signal.SIGINT: _on_signal, signal.SIGTERM: _on_signal}
+    if hasattr(signal, "SIGHUP"):
+        handlers[signal.SIGHUP] = signal.SIG_IGN  # what is started inherits that, unlike a handler
+    previous = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
-        return _run(group, program, arguments)
-    except (KeyboardInterrupt, click.Abort, _Terminated) as stop:
-        word, code = ("terminated", 143) if isinstance(stop, _Terminated) else ("interrupted", 130)
-        _complain(program, f"{word}; run the same command again to go on, or to start anew")
-        return code
+        with guarded() as (stdout, _):
+            try:
+                code = _run(group, program, arguments)
+                stdout.flush()
+                return _checked_output(program, code, stdout)
+            except (KeyboardInterrupt, click.Abort, _Terminated) as stop:
+                word, code = ("terminated", 143) if isinstance(stop, _Terminated) else ("interrupted", 130)
+                _complain(program, f"{word}; run the same command again to go on, or to start anew")
+                return code
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
@@ -94,14 +90,9 @@ class _Terminated(BaseException):
     """SIGTERM came: like KeyboardInterrupt, nobody's business to catch on the way."""
 
 
-# What a signal raised. C code, as that of a module being imported, can swallow an exception: then it is
-# raised again at the next step of progress.
-_received: list[BaseException] = []
-
-
 def _on_signal(number: int, _: object) -> None:
-    _received.append(KeyboardInterrupt() if number == signal.SIGINT else _Terminated())
-    raise _received[-1]
+    terminal.received.append(KeyboardInterrupt() if number == signal.SIGINT else _Terminated())
+    terminal.raise_received()
 
 
 def _run(group: click.Group, program: str, arguments: list[str]) -> int:
@@ -109,38 +100,52 @@ def _run(group: click.Group, program: str, arguments: list[str]) -> int:
     try:
         with group.make_context(program, arguments) as context:
             group.invoke(context)
-        sys.stdout.flush()
     except click.exceptions.Exit as stop:
         return stop.exit_code
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
-        return 2
     except click.UsageError as error:
         where = error.ctx.command_path if error.ctx else program
         _complain(where, f"{error.format_message()} (see '{where} --help')")
-    except (PrecacheError, click.ClickException) as error:
-        if context is not None and context.meta.get(_DEBUG):
-            raise
-        _complain(program, str(error))
-    except OSError as error:
-        if isinstance(error, BrokenPipeError):  # the reader, say `head`, has seen enough
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return 0
-        if context is not None and context.meta.get(_DEBUG):
-            raise
-        _complain(program, f"{error.filename or 'input or output'}: {error.strerror}; check the path")
+    except click.Abort:
+        raise
+    except Exception as error:
+        debug = context is not None and context.meta.get(_DEBUG, False)
+        if debug or not isinstance(error, (PrecacheError, click.ClickException, OSError)):
+            traceback.print_exc()  # on stderr, which is guarded
+        _complain(program, _one_line(error))
     else:
         return 0
     return 2
 
 
+def _one_line(error: Exception) -> str:
+    if isinstance(error, (PrecacheError, click.ClickException)):
+        return str(error)
+    if isinstance(error, OSError):
+        return f"{error.filename or 'input or output'}: {error.strerror or error}; check the path"
+    return f"{type(error).__name__}: {error}; this is a defect, please report it with the lines above"
+
+
+def _checked_output(program: str, code: int, stdout: Guarded) -> int:
+    """`code`, unless the result of a job that is done went nowhere."""
+    if code != 0 or stdout.missed is None or isinstance(stdout.missed, BrokenPipeError):
+        return code
+    reason = getattr(stdout.missed, "strerror", None) or stdout.missed
+    _complain(program, f"stdout: cannot be written ({reason}); what the command prints is lost")
+    return 2
+
+
+def note(message: str) -> None:
+    """Say what the job does not hang on: it is done whether stdout takes this or not."""
+    if isinstance(sys.stdout, Guarded):
+        sys.stdout.note(f"{printable(message)}\n")
+    else:
+        click.echo(printable(message))
+
+
 def _complain(program: str, message: str) -> None:
     print(f"{program}: error: {printable(' '.join(message.split()))}", file=sys.stderr)
-
-
-def printable(text: str) -> str:
-    """`text` on one line: control characters, and bytes that are no text, as escapes."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def check_output(path: Path | None) -> None:

@@ -4,6 +4,7 @@ Killed at any moment, a conversion loses the shards in work and nothing else: fi
 the journal, and the manifest is written last. The same command continues it.
 """
 
+import logging
 import math
 import os
 import shutil
@@ -18,18 +19,30 @@ import numpy as np
 from precache import executors
 from precache.codecs import made_by
 from precache.converted import is_converted, open_dataset
-from precache.destination import beside, check_nothing_else, finish_swap, hold_lock, swap_in
-from precache.errors import DatasetError, SettingError, check_range, check_share
+from precache.destination import (
+    build_folder,
+    check_may_be_replaced,
+    finish_swap,
+    resolve,
+    swap_in,
+    tidy,
+    warn_of_build,
+)
+from precache.errors import DatasetError, SettingError, check_share
 from precache.estimate import predict_bytes
+from precache.finished import FinishedShard
 from precache.index import SampleIndex, SourceState, write_index, write_source_state
-from precache.journal import JOURNAL_NAME, FinishedShard, Journal, Target
+from precache.journal import Journal, Target, check_empty
+from precache.lock import Lock, hold_lock, lock_path
 from precache.manifest import Manifest, RejectedSample, write_manifest, write_rejected
 from precache.plan import ConvertPlan, ShardPlan, plan_conversion
 from precache.recipe import Recipe
 from precache.shard_writer import ShardTask, finish_shard, write_shard
 from precache.source import Ints, Scan, check_apart, scan_tree
+from precache.source_state import changed_pictures
 from precache.splits import apply_list
 
+_LOGGER = logging.getLogger(__name__)
 Progress = Callable[[int, int], None]
 
 
@@ -86,54 +99,103 @@ def convert(
         WorkerError: a worker process died.
     """
     start_s = time.perf_counter()
-    workers = executors.available_cpus() if workers is None else workers
-    check_range("workers", workers, 0)
+    workers = executors.worker_count(workers)
     check_share("max_rejects", max_rejects)
-    source, destination = Path(source), Path(destination)
+    source = Path(source)
     scan = scan_tree(source)
+    for warning in scan.warnings:
+        _LOGGER.warning("%s", warning)
     if split_list is not None:
         scan, recipe = apply_list(scan, recipe, split_list)
     elif recipe.listed:
         raise SettingError(f"splits {recipe.splits!r} stand for a list file; pass it as split_list")
-    check_apart(source, destination)
-    if destination.exists() and not destination.is_dir():
-        raise DatasetError(f"{destination}: is a file; choose a folder as DST")
-    limit = math.ceil(max_rejects * len(scan.samples))
-    target = Target(recipe, scan.digest, made_by())
+    plan = plan_conversion(scan.samples, recipe)
+    job = _Job(
+        scan,
+        plan,
+        Target(recipe, scan.digest, made_by()),
+        workers,
+        math.ceil(max_rejects * len(scan.samples)),
+        executors.of_caller(on_start),
+        on_progress,
+    )
     try:
-        with hold_lock(destination):
-            finish_swap(destination)
-            finished = is_converted(destination)
-            if finished:  # killed between its manifest and the end, it may still hold its journal
-                (destination / JOURNAL_NAME).unlink(missing_ok=True)
-            if finished and overwrite:
-                check_nothing_else(destination)
-            elif finished:
-                manifest = open_dataset(destination).manifest
-                found = {"recipe": manifest.recipe.to_json(), "source_digest": manifest.source_digest}
-                target.check_same(destination, found)
-                if len(manifest.rejected) > limit:
-                    raise DatasetError(
-                        f"{destination}: is finished, but {len(manifest.rejected):,} pictures are rejected "
-                        f"and {limit:,} may be; repair or remove them and pass --overwrite"
-                    )
-                return Conversion(manifest, 0, False, time.perf_counter() - start_s)
-            folder = beside(destination, ".new") if finished else destination
-            with Journal(folder, target, replace=overwrite) as journal:
-                plan = plan_conversion(scan.samples, recipe)
-                waiting = [shard for shard in plan.shards if shard.name not in journal.finished]
-                _check_room(scan, waiting, recipe, folder, on_start)
-                converted = _run(scan, waiting, recipe, journal, workers, limit, on_progress)
-                manifest = _commit(scan, plan, journal.finished, folder)
-                journal.remove()
-            if finished:
-                swap_in(destination)
+        destination = resolve(Path(destination))
+        check_apart(source, destination)
+        if not lock_path(destination).exists():  # a folder of somebody else's gets no lock file beside it
+            check_empty(destination)
+        with hold_lock(destination) as lock:
+            manifest, converted = _convert(job, lock, overwrite)
     except OSError as error:
+        if executors.is_of_caller(error):
+            raise
         raise DatasetError(
-            f"{error.filename or destination}: cannot be written ({error.strerror}); finished shards "
-            f"are kept: make room or fix permissions, then run the same command again"
+            f"{error.filename or destination}: cannot be written ({error.strerror or error}); finished "
+            f"shards are kept: make room or fix permissions, then run the same command again"
         ) from error
-    return Conversion(manifest, converted, True, time.perf_counter() - start_s)
+    elapsed_s = time.perf_counter() - start_s
+    return Conversion(manifest, converted or 0, converted is not None, elapsed_s)
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """What is to be done, whatever the destination holds; `limit` is the most rejects."""
+
+    scan: Scan
+    plan: ConvertPlan
+    target: Target
+    workers: int
+    limit: int
+    on_start: Progress
+    on_progress: Progress
+
+
+def _convert(job: _Job, lock: Lock, overwrite: bool) -> tuple[Manifest, int | None]:
+    """The dataset in the locked destination, and how many pictures were converted; None if it was there."""
+    finish_swap(lock)
+    destination = folder = lock.destination
+    finished = is_converted(destination)
+    if finished:
+        tidy(destination)
+    if finished and overwrite:
+        check_may_be_replaced(destination)
+        folder = build_folder(lock)
+    else:
+        warn_of_build(lock)
+    if finished and not overwrite:
+        return _check_finished(job, destination), None
+    with Journal(folder, job.target, job.plan, job.scan, overwrite=overwrite) as journal:
+        waiting = [shard for shard in job.plan.shards if shard.name not in journal.finished]
+        _check_room(job.scan, waiting, job.target.recipe, folder, job.on_start)
+        converted = _run(job, waiting, journal)
+        manifest = _commit(job.scan, job.plan, journal.finished, folder)
+        journal.remove()
+    if finished:
+        swap_in(lock)
+    return manifest, converted
+
+
+def _check_finished(job: _Job, destination: Path) -> Manifest:
+    """The manifest of the finished dataset; DatasetError if it is not what is asked for."""
+    dataset = open_dataset(destination)
+    manifest = dataset.manifest
+    found = {"recipe": manifest.recipe.to_json(), "source_digest": manifest.source_digest}
+    job.target.check_same(destination, found)
+    if len(manifest.rejected) > job.limit:
+        raise DatasetError(
+            f"{destination}: is finished, but {len(manifest.rejected):,} pictures are rejected "
+            f"and {job.limit:,} may be; repair or remove them and pass --overwrite"
+        )
+    state = dataset.read_source_state()
+    rows = np.arange(len(job.scan.samples))
+    if state is not None and len(state) == len(rows):
+        changed = list(changed_pictures(job.scan, rows, state.modified_ns, state.checksums))
+        if changed:
+            raise DatasetError(
+                f"{destination}: {len(changed):,} pictures have changed since they were converted, and kept "
+                f"their sizes (first: {job.scan.root / changed[0]}); pass --overwrite to convert them again"
+            )
+    return manifest
 
 
 def _check_room(
@@ -155,40 +217,33 @@ def _check_room(
         )
 
 
-def _run(
-    scan: Scan,
-    waiting: Sequence[ShardPlan],
-    recipe: Recipe,
-    journal: Journal,
-    workers: int,
-    limit: int,
-    on_progress: Progress,
-) -> int:
+def _run(job: _Job, waiting: Sequence[ShardPlan], journal: Journal) -> int:
     """Write the shards of `waiting`; the number of pictures converted by this call."""
-    total = len(scan.samples)
-    report = executors.counted(on_progress, total, total - sum(len(shard.rows) for shard in waiting))
+    samples = job.scan.samples
+    total = len(samples)
+    report = executors.counted(job.on_progress, total, total - sum(len(shard.rows) for shard in waiting))
     report(0)
     converted = 0
     rejected = [sample for shard in journal.finished.values() for sample in shard.rejected]
-    _check_rejects(journal.folder, rejected, limit)
+    _check_rejects(journal.folder, rejected, job.limit)
     tasks = (  # one after another: a task holds the paths of its pictures
         ShardTask(
             shard.name,
             shard.split,
-            tuple(scan.samples[row] for row in shard.rows),
-            str(scan.root),
+            tuple(samples[row] for row in shard.rows),
+            str(job.scan.root),
             journal.folder,
-            recipe,
+            job.target.recipe,
         )
         for shard in waiting
     )
-    workers = min(workers, len(waiting))
+    workers = min(job.workers, len(waiting))
     with closing(executors.run(write_shard, tasks, workers, report, finish=finish_shard)) as finished:
         for shard in finished:
             journal.record(shard)
             converted += shard.entry.samples
             rejected += shard.rejected
-            _check_rejects(journal.folder, rejected, limit)
+            _check_rejects(journal.folder, rejected, job.limit)
     return converted
 
 

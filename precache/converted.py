@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from precache import index
-from precache.errors import DatasetError
+from precache.errors import DatasetError, shell_command
 from precache.index import SampleIndex, Sizes, SourceState
 from precache.manifest import MANIFEST_NAME, Manifest, ShardEntry, parse_manifest
 from precache.storage import read_regular
@@ -92,7 +92,7 @@ def open_unchecked(path: str | PathLike[str]) -> tuple[ConvertedDataset, str | N
 def _why_not_converted(folder: Path, error: OSError) -> str:
     if isinstance(error, FileNotFoundError):
         reason = f"no {MANIFEST_NAME} in it" if folder.is_dir() else "no such folder"
-        remedy = f"make one with 'precache convert SRC {folder} --format FORMAT'"
+        remedy = f"make one with: {shell_command('precache convert SRC', folder)} --format FORMAT"
         return f"{folder}: not a converted dataset ({reason}); {remedy}"
     if isinstance(error, NotADirectoryError):
         return f"{folder}: not a converted dataset (a file, not a folder); name the folder of one"

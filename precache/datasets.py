@@ -4,22 +4,18 @@ import hashlib
 import os
 import shutil
 import tarfile
-import urllib.error
-import urllib.request
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from http.client import HTTPException
 from pathlib import Path, PurePosixPath
 
-from precache.errors import DownloadError, SettingError
+from precache.download import Progress, download, full_disk
+from precache.errors import DownloadError, PrecacheError, SettingError
 from precache.source import scan_tree
-from precache.storage import TEMPORARY_SUFFIX, atomic_folder
+from precache.storage import atomic_folder, open_regular
 
-_TIMEOUT_S = 30
 _PART_BYTES = 1 << 20
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,7 +89,7 @@ def fetch(
     archive = destination.parent / dataset.file_name
     archive.parent.mkdir(parents=True, exist_ok=True)
     if not archive.exists():
-        _download(url or dataset.url, archive, on_progress)
+        download(url or dataset.url, archive, on_progress)
     _check_md5(dataset, archive)
     try:
         with atomic_folder(destination) as folder:
@@ -105,62 +101,21 @@ def fetch(
                     f"{archive}: expected {dataset.images:,} pictures in it, got {images:,}; "
                     f"remove it and fetch again"
                 )
-    except (OSError, tarfile.TarError, zipfile.BadZipFile, KeyError, ValueError, EOFError) as error:
+    except PrecacheError:
+        raise
+    except Exception as error:  # archives are read by code that raises nearly anything on damaged bytes
+        if reason := full_disk(error):
+            raise DownloadError(
+                f"{destination}: {reason}, {archive} cannot be unpacked; make room, or choose a DST on "
+                f"another disk, and run the same command again: the archive is kept"
+            ) from error
         raise DownloadError(f"{archive}: cannot be unpacked ({error}); remove it and fetch again") from error
     return images
 
 
-def _download(url: str, archive: Path, on_progress: Progress) -> None:
-    """Download to `archive`, by way of a `.partial` file that a later call continues."""
-    partial = archive.with_name(archive.name + TEMPORARY_SUFFIX)
-    while True:
-        start = partial.stat().st_size if partial.exists() else 0
-        try:
-            total = _download_rest(url, partial, start, on_progress)
-            break
-        except (OSError, HTTPException, ValueError) as error:
-            done = partial.stat().st_size if partial.exists() else 0
-            if done > start:
-                continue  # the connection broke, but it made headway: go on from there
-            reason = error.reason if isinstance(error, urllib.error.URLError) else error
-            raise DownloadError(
-                f"{url}: cannot be downloaded ({reason}); check the network and run the same "
-                f"command again, or download it elsewhere and put it at {archive}"
-            ) from error
-    if partial.stat().st_size != total:
-        got = partial.stat().st_size
-        partial.unlink()
-        raise DownloadError(f"{url}: expected {total:,} bytes, got {got:,}; fetch again")
-    os.replace(partial, archive)
-
-
-def _download_rest(url: str, partial: Path, start: int, on_progress: Progress) -> int:
-    """Append what is missing to `partial`; the size of the whole archive in bytes."""
-    request = urllib.request.Request(url, headers={"Range": f"bytes={start}-"} if start else {})
-    try:
-        response = urllib.request.urlopen(request, timeout=_TIMEOUT_S)
-    except urllib.error.HTTPError as error:
-        if error.code == 416 and start:  # nothing is left to send: the part is the whole
-            return start
-        raise
-    with response:
-        if response.status != 206:
-            start = 0  # the server sends everything again
-        total = start + int(response.headers.get("Content-Length") or 0)
-        done = start
-        with open(partial, "ab" if start else "wb") as file:
-            while data := response.read(_PART_BYTES):
-                file.write(data)
-                done += len(data)
-                on_progress(done, total)
-        if done < total:
-            raise ConnectionError(f"the connection broke at {done:,} of {total:,} bytes")
-    return max(total, done)
-
-
 def _check_md5(dataset: PublicDataset, archive: Path) -> None:
     hasher = hashlib.md5(usedforsecurity=False)
-    with open(archive, "rb") as file:
+    with open(open_regular(archive), "rb") as file:
         while data := file.read(_PART_BYTES):
             hasher.update(data)
     if hasher.hexdigest() != dataset.md5:
@@ -176,7 +131,10 @@ def _open_tar(dataset: PublicDataset, archive: Path) -> Iterator[tarfile.TarFile
             yield tar
         return
     with zipfile.ZipFile(archive) as outer:
-        (name,) = (n for n in outer.namelist() if n.endswith(f"/{dataset.inner}") and "__MACOSX" not in n)
+        names = [n for n in outer.namelist() if n.endswith(f"/{dataset.inner}") and "__MACOSX" not in n]
+        if len(names) != 1:
+            raise ValueError(f"{dataset.inner} is {len(names)} times in it, expected once")
+        (name,) = names
         with outer.open(name) as stream, tarfile.open(fileobj=stream, mode="r|*") as tar:
             yield tar
 
@@ -190,7 +148,7 @@ def _unpack(tar: tarfile.TarFile, folder: str, destination: Path, archive: Path)
                 f"{archive}: refused, its member {member.name!r} points outside; do not use this archive"
             )
         file = tar.extractfile(member) if member.isfile() else None
-        if file is None or parts[0] != folder or len(parts) < 2:
+        if file is None or len(parts) < 2 or parts[0] != folder:  # a name may be empty
             continue
         target = destination.joinpath(*parts[1:])
         target.parent.mkdir(parents=True, exist_ok=True)

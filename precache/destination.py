@@ -1,114 +1,217 @@
-"""Who may write a destination, and how a new dataset takes the place of an old one.
+"""Where a dataset is made, and how a new one takes the place of an old one (`--overwrite`).
 
-DST.lock    host and process that convert into DST, while they do
-DST.new     what takes the place of DST once it is finished (--overwrite)
-DST.old     what it takes the place of, for a moment
+    .NAME.0123456789abcdef.precache    beside DST: in one such folder the new dataset is made, to another the
+                                       old one is moved, for a moment
+
+Both names are on record (see `precache.lock`) before the folders exist. Nothing beside DST that is not on
+record is touched, and of an old dataset only the files that its manifest lists are removed, one by one.
+A swap that is killed is completed, or undone, by the next run:
+
+    old    DST    build       what was done                       what is left to do
+    -      old    unfinished  nothing                             go on converting, if asked to overwrite
+    -      old    finished    nothing                             move old away, move build to DST
+    old    -      finished    old was moved away                  move build to DST
+    old    -      -           old was moved away, build is gone   move old back
+    old    new    -           both were moved                     remove old
 """
 
-import json
 import os
-import shutil
-import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from precache.converted import is_converted, open_dataset
+from precache.converted import is_converted, open_dataset, open_unchecked
 from precache.errors import DatasetError
-from precache.journal import JOURNAL_NAME
-from precache.manifest import MANIFEST_NAME, REJECTED_NAME
-from precache.storage import fsync_folder
+from precache.finished import file_names
+from precache.formats import FORMATS
+from precache.journal import JOURNAL_NAME, read_header
+from precache.lock import Lock, Swap, is_mount_point
+from precache.manifest import MANIFEST_NAME, REJECTED_NAME, Manifest, ShardEntry
+from precache.notices import some, warn
+from precache.plan import shard_name
+from precache.storage import fsync_folder, remove_leftovers
 
 
-def beside(destination: Path, suffix: str) -> Path:
-    """The path `destination` + `suffix`."""
-    return destination.with_name(destination.name + suffix)
-
-
-@contextmanager
-def hold_lock(destination: Path) -> Iterator[None]:
-    """Keep other conversions out of `destination` for the duration of the block.
+def resolve(destination: Path) -> Path:
+    """The folder that `destination` stands for: what a link leads to, and '.' by its own name.
 
     Raises:
-        DatasetError: another process, that lives or is on another host, holds the lock.
+        DatasetError: it is a file, or links that lead in a circle.
     """
-    path = beside(destination, ".lock")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    ours = json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "started": _started(os.getpid())})
-    while True:
-        try:
-            descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
-        except FileExistsError:
-            _remove_stale(path, destination)
-            continue
-        with open(descriptor, "w", encoding="utf-8") as file:
-            file.write(ours)
-        break
+    if destination.is_symlink() or destination.name in ("", ".."):
+        destination = Path(os.path.realpath(destination))
+        if destination.is_symlink():
+            raise DatasetError(f"{destination}: is a link that leads to itself; choose a folder as DST")
+    if destination.exists() and not destination.is_dir():
+        raise DatasetError(f"{destination}: is a file; choose a folder as DST")
+    return destination
+
+
+def tidy(folder: Path) -> None:
+    """Remove what a conversion that was killed after its manifest has left in the finished `folder`."""
     try:
-        yield
-    finally:
-        path.unlink(missing_ok=True)
+        manifest = open_dataset(folder).manifest
+    except DatasetError:  # who opens it next says so
+        return
+    remove_leftovers(folder, [*_own_names(manifest), JOURNAL_NAME])
+    header = read_header(folder / JOURNAL_NAME)
+    if header is not None and (header.get("recipe"), header.get("source_digest")) == (
+        manifest.recipe.to_json(),
+        manifest.source_digest,
+    ):
+        (folder / JOURNAL_NAME).unlink()
+        fsync_folder(folder)
 
 
-def check_nothing_else(destination: Path) -> None:
-    """Raise DatasetError if the finished dataset's folder holds files of somebody else."""
-    ours = {file.name for file in open_dataset(destination).manifest.files}
-    ours |= {MANIFEST_NAME, REJECTED_NAME}
-    others = sorted(path.name for path in destination.iterdir() if path.name not in ours)
+def check_may_be_replaced(destination: Path) -> tuple[str, ...]:
+    """The names of the finished dataset's files, which `--overwrite` may remove.
+
+    Raises:
+        DatasetError: the folder holds files of somebody else, is a mount point or the working folder, or
+            its manifest is damaged.
+    """
+    if is_mount_point(destination):
+        raise DatasetError(
+            f"{destination}: is a mount point, in whose place no other folder can be put; empty it "
+            f"yourself and convert without --overwrite, or choose another DST"
+        )
+    if _is_working_folder(destination):
+        raise DatasetError(
+            f"{destination}: is the working folder, in whose place --overwrite puts another one; run the "
+            f"command from elsewhere"
+        )
+    remedy = f"remove {destination} yourself, or choose another DST"
+    try:  # edited, it may still be replaced: names that no conversion gives are looked for here
+        manifest = open_unchecked(destination)[0].manifest
+    except DatasetError as error:
+        raise DatasetError(f"{error}; no file can be told to be the dataset's: {remedy}") from error
+    if strange := [shard.name for shard in manifest.shards if not _is_as_made(shard, manifest)]:
+        raise DatasetError(
+            f"{destination / MANIFEST_NAME}: no conversion gives these names ({some(strange)}): {remedy}"
+        )
+    ours = _own_names(manifest)
+    check_nothing_else(destination, ours)
+    return ours
+
+
+def check_nothing_else(destination: Path, ours: tuple[str, ...]) -> None:
+    """Raise DatasetError if the folder holds anything but the files of the names `ours`."""
+    others = sorted(
+        path.name
+        for path in destination.iterdir()
+        if path.name not in ours or (path.is_dir() and not path.is_symlink())
+    )
     if others:
         raise DatasetError(
-            f"{destination}: holds what is not part of its dataset ({', '.join(others[:3])}); "
+            f"{destination}: holds what is not part of its dataset ({some(others)}); "
             f"move that elsewhere, then convert with --overwrite again"
         )
 
 
-def swap_in(destination: Path) -> None:
-    """Let the finished `DST.new` take the place of `destination`."""
-    old, new = beside(destination, ".old"), beside(destination, ".new")
-    if destination.exists():
-        os.replace(destination, old)
-    os.replace(new, destination)
+def build_folder(lock: Lock) -> Path:
+    """Where the dataset is made that is to take the place of the finished one: on record, maybe begun."""
+    swap = lock.swap
+    if swap is None or _folders(lock, swap)[1].exists():  # an old one that cannot be removed
+        swap = lock.new_swap()
+    return _folders(lock, swap)[0]
+
+
+def swap_in(lock: Lock) -> None:
+    """Let the finished dataset in `build_folder` take the place of DST."""
+    assert lock.swap is not None
+    destination = lock.destination
+    build, old = _folders(lock, lock.swap)
+    if destination.is_dir() and any(destination.iterdir()):
+        swap = replace(lock.swap, files=check_may_be_replaced(destination))
+        lock.note(swap)
+        os.rename(destination, old)
+    try:
+        os.rename(build, destination)
+    except BaseException:
+        if not os.path.lexists(destination) and old.exists():
+            os.rename(old, destination)
+        raise
     fsync_folder(destination.parent)
-    shutil.rmtree(old, ignore_errors=True)
+    _remove_old(lock)
 
 
-def finish_swap(destination: Path) -> None:
-    """Complete a `swap_in` that was killed: afterwards DST is the old dataset or the new one."""
-    old, new = beside(destination, ".old"), beside(destination, ".new")
-    if is_converted(new):
-        (new / JOURNAL_NAME).unlink(missing_ok=True)
-        swap_in(destination)
-    elif old.exists() and not destination.exists():
-        os.replace(old, destination)
+def finish_swap(lock: Lock) -> None:
+    """Complete, or undo, a `swap_in` that was killed: afterwards DST is the old dataset or the new one.
+
+    Raises:
+        DatasetError: somebody has put another folder in the place of DST meanwhile.
+    """
+    if lock.swap is None:
+        return
+    destination = lock.destination
+    build, old = _folders(lock, lock.swap)
+    if not old.exists():
+        if is_converted(build):
+            tidy(build)
+            swap_in(lock)
+        elif not build.exists():
+            lock.note(None)
+        return
+    if not destination.exists():
+        os.rename(build if is_converted(build) else old, destination)
         fsync_folder(destination.parent)
-    elif old.exists():
-        shutil.rmtree(old)
+    elif build.exists():
+        raise DatasetError(
+            f"{destination}: appeared while --overwrite was about to put {build} there, and the dataset "
+            f"that was there is {old}; move {destination} elsewhere, then run the same command again"
+        )
+    _remove_old(lock)
 
 
-def _remove_stale(path: Path, destination: Path) -> None:
-    """Remove a lock whose process is gone; DatasetError if it may still live."""
+def warn_of_build(lock: Lock) -> None:
+    """Say that an unfinished `--overwrite` takes space, to whoever does not go on with it."""
+    if lock.swap is not None and (build := _folders(lock, lock.swap)[0]).exists():
+        warn(
+            f"{lock.destination}: an unfinished --overwrite lies in {build}; go on with it by the same "
+            f"command with --overwrite, or remove that folder"
+        )
+
+
+def _remove_old(lock: Lock) -> None:
+    """Remove the files of the old dataset that are on record, and its folder; say what stays there.
+
+    The swap is over, unless files on record remain: the next run tries to remove them again.
+    """
+    assert lock.swap is not None
+    _, old = _folders(lock, lock.swap)
+    for name in lock.swap.files:
+        with suppress(OSError):
+            (old / name).unlink()
+    with suppress(OSError):
+        old.rmdir()
+    with suppress(OSError):
+        if left := sorted(path.name for path in old.iterdir()):
+            warn(
+                f"{lock.destination}: the new dataset is in its place, but the old one's folder holds what "
+                f"was not removed ({some(left)}): it is {old} now"
+            )
+    if not any(os.path.lexists(old / name) for name in lock.swap.files):
+        lock.note(None)
+
+
+def _folders(lock: Lock, swap: Swap) -> tuple[Path, Path]:
+    return lock.destination.with_name(swap.build), lock.destination.with_name(swap.old)
+
+
+def _is_as_made(shard: ShardEntry, manifest: Manifest) -> bool:
+    """Whether a conversion gives the shard and its files these names."""
+    names = tuple(file.name for file in shard.files)
+    number = shard.name.removeprefix(f"{shard.split}-")
+    in_order = number.isdecimal() and shard.name == shard_name(shard.split, int(number))
+    return in_order and names == file_names(shard.name, FORMATS[manifest.recipe.format])
+
+
+def _own_names(manifest: Manifest) -> tuple[str, ...]:
+    return (*(file.name for file in manifest.files), REJECTED_NAME, MANIFEST_NAME)
+
+
+def _is_working_folder(folder: Path) -> bool:
     try:
-        holder: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return
-    except ValueError:
-        holder = {}  # being written, or cut off by a crash
-    host, pid = holder.get("host", "unknown"), holder.get("pid", 0)
-    if host == socket.gethostname() and _started(pid) != holder.get("started"):
-        path.unlink(missing_ok=True)
-        return
-    raise DatasetError(
-        f"{destination}: being converted by process {pid} on {host}; "
-        f"wait for it, or remove {path} if it does not run any more"
-    )
-
-
-def _started(pid: int) -> float | None:
-    """When the process was started; tells it from a later one with the same number."""
-    import psutil  # for the process that converts; its workers need not load it
-
-    try:
-        return float(psutil.Process(pid).create_time())
-    except psutil.NoSuchProcess:
-        return None
+        return folder.samefile(".")
+    except OSError:  # it was removed
+        return False

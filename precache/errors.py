@@ -13,11 +13,16 @@
 Catch `PrecacheError` for all of them. The commands print it on one line and exit with 2.
 """
 
+import os
+import shlex
 from collections.abc import Iterable
 
 
 class PrecacheError(Exception):
-    """Base of the tree above. `str(error)` is one line."""
+    """Base of the tree above. `str(error)` is one line, and `printable`: names of files are in it."""
+
+    def __str__(self) -> str:
+        return printable(super().__str__())
 
 
 class SettingError(PrecacheError, ValueError):
@@ -42,7 +47,7 @@ class ImageError(PrecacheError):
         self.reason = reason
 
     def __str__(self) -> str:
-        return f"{self.path}: {self.reason}"
+        return printable(f"{self.path}: {self.reason}")
 
 
 class DatasetError(PrecacheError):
@@ -89,3 +94,36 @@ def check_share(name: str, value: float) -> None:
     """Raise SettingError unless 0 <= value <= 1."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
         raise SettingError(f"{name} must be a share from 0 to 1, got {value!r}")
+
+
+def printable(text: str) -> str:
+    """`text` on one line that commands nothing of a terminal: what is not printable becomes an escape.
+
+    That is control characters (C0, C1, DEL), format characters such as those that turn the direction of
+    writing, and bytes that are no text.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def shell_command(*words: str | os.PathLike[str]) -> str:
+    """The command line of `words` to paste into a shell; one as `precache convert` stays two words.
+
+    A path is one word whatever it holds; one that begins with a dash is no option.
+    """
+    return " ".join(word if isinstance(word, str) else _quoted(word) for word in words)
+
+
+def _quoted(path: str | os.PathLike[str]) -> str:
+    text = os.fspath(path)
+    if text.startswith("-"):
+        text = f"./{text}"
+    if text.isprintable():
+        return shlex.quote(text)
+    escapes = {"\\": r"\\", "'": r"\'"}
+    escaped = (
+        escapes.get(c, c) if c.isprintable() else "".join(f"\\x{byte:02x}" for byte in os.fsencode(c))
+        for c in text
+    )
+    return f"$'{''.join(escaped)}'"  # bash and zsh read the escapes

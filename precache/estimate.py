@@ -24,7 +24,7 @@ def predict_bytes(scan: Scan, recipe: Recipe) -> int:
     for row in range(0, len(scan.samples), step):
         path = f"{scan.root}/{scan.samples[row].path}"
         try:
-            stored, _ = store(images.read_bytes(path), path, recipe)
+            stored, _ = store(images.read_bytes(path, recipe.max_pixels), path, recipe)
         except ImageError:
             continue  # the conversion says what is wrong with it
         sizes.append(len(stored))

@@ -1,26 +1,22 @@
 """Where a plan runs: in processes of this machine, or in the calling one."""
 
-import gc
-import multiprocessing
 import os
-import signal
-import sys
-import threading
-import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
+from multiprocessing.connection import wait
 from typing import Any, TypeVar
 
-from precache.errors import WorkerError
+from precache.errors import SettingError, WorkerError
+from precache.workers import KILLED, REPORT_S, Ticks, Worker
+
+__all__ = ["KILLED", "Ticks", "available_cpus", "counted", "is_of_caller", "of_caller", "run", "worker_count"]
 
 Task = TypeVar("Task")
-_REPORT_S = 0.1
-_MAX_ATTEMPTS = 2
+# How often workers may die over a task, but for the units that are left out for it, and how many of these.
+_MAX_DEATHS = 2
+_MAX_FATAL = 16
+_OF_CALLER = "_precache_of_caller"
 
 
 def available_cpus() -> int:
@@ -30,8 +26,22 @@ def available_cpus() -> int:
     return os.cpu_count() or 1
 
 
+def worker_count(workers: int | None, least: int = 0) -> int:
+    """`workers`, or one per CPU for None; SettingError unless it is `least` or more."""
+    if workers is None:
+        return available_cpus()
+    if not isinstance(workers, int) or isinstance(workers, bool) or workers < least:
+        none = "0 is none but this process, and " if least == 0 else ""
+        raise SettingError(
+            f"workers must be {least} or more, got {workers!r}; {none}left out it is one per CPU "
+            f"({available_cpus()})"
+        )
+    return workers
+
+
 def counted(on_progress: Callable[[int, int], None], total: int, done: int = 0) -> Callable[[int], None]:
     """For `run`: turns units done since the last call into calls of `on_progress(done, total)`."""
+    on_progress = of_caller(on_progress)
 
     def report(count: int) -> None:
         nonlocal done
@@ -41,12 +51,40 @@ def counted(on_progress: Callable[[int, int], None], total: int, done: int = 0) 
     return report
 
 
+def of_caller(callback: Callable[..., None]) -> Callable[..., None]:
+    """`callback`, such that `is_of_caller` knows what it raises."""
+
+    def call(*arguments: Any) -> None:
+        try:
+            callback(*arguments)
+        except Exception as error:
+            error.__dict__[_OF_CALLER] = True
+            raise
+
+    return call
+
+
+def is_of_caller(error: BaseException) -> bool:
+    """Whether a caller's function raised `error`: it is the caller's to deal with, as it is."""
+    return _OF_CALLER in error.__dict__
+
+
 def _unchanged(produced: Any) -> Any:
     return produced
 
 
+class _OwnTicks(Ticks):
+    """Of the calling process, which nobody outlives."""
+
+    def __init__(self, on_progress: Callable[[int], None]) -> None:
+        self._on_progress = on_progress
+
+    def __call__(self) -> None:
+        self._on_progress(1)
+
+
 def run(
-    function: Callable[[Task, Callable[[], None]], Any],
+    function: Callable[[Task, Ticks], Any],
     tasks: Iterable[Task],
     workers: int,
     on_progress: Callable[[int], None],
@@ -58,231 +96,123 @@ def run(
     `function` is for what needs the CPU, `finish` for what waits for the disk: it runs in a thread of
     its worker, while the next task's `function` begins. `function` calls `tick()` once per unit of
     progress; `on_progress` gets the units done since its last call, a negative number where a dead
-    worker's are done again. `workers=0` runs all in this process. An exception of either is raised
+    worker's are done again. `workers=0` runs all in this process. An exception of any of them is raised
     here. Leaving the iterator, by an exception or by closing it, ends the workers at once.
 
+    A task whose worker died is tried again. If `function` calls `tick.begin(unit)` before each unit, a
+    unit over which a second worker dies is in `tick.fatal` from then on.
+
     Args:
-        tasks: taken one by one, as workers ask for them.
+        tasks: taken one by one, as workers ask for them; one that has a `name` is called so in errors.
 
     Raises:
-        WorkerError: a task's worker died, and so did the one that tried again.
+        WorkerError: a task's workers died, and not over the same unit.
     """
     if workers == 0:
         for task in tasks:
-            yield finish(function(task, lambda: on_progress(1)))
+            yield finish(function(task, _OwnTicks(on_progress)))
         return
     waiting = (_Attempt(task) for task in tasks)
     retries: deque[_Attempt] = deque()
-    pool = [_Worker(function, finish) for _ in range(workers)]
+    pool: list[_Desk] = []
     try:
+        while len(pool) < workers:
+            pool.append(_Desk(Worker(function, finish)))
         while True:
-            for worker in pool:
-                if worker.free and (attempt := retries.popleft() if retries else next(waiting, None)):
-                    worker.start(attempt)
-            busy = [worker.connection for worker in pool if worker.attempts]
+            for desk in pool:
+                if desk.free and (attempt := retries.popleft() if retries else next(waiting, None)):
+                    desk.start(attempt)
+            busy = [desk.worker.connection for desk in pool if desk.attempts]
             if not busy:
                 return
-            wait(busy, timeout=_REPORT_S)
-            for index, worker in enumerate(pool):
-                yield from worker.receive(on_progress)
-                if worker.dead:
-                    for attempt in worker.attempts:
-                        on_progress(-attempt.progress)
-                        # what it was finishing besides is not what it died over
-                        died_over = attempt is worker.attempts[-1]
-                        retries.append(attempt.again(died_over, worker.process.exitcode))
-                    worker.end()
-                    pool[index] = _Worker(function, finish)
+            wait(busy, timeout=REPORT_S)
+            for desk in pool:
+                yield from desk.receive(on_progress)
+                if desk.worker.dead:
+                    retries += desk.clear(on_progress)
+                    desk.worker = Worker(function, finish)
     finally:
-        for worker in pool:
-            worker.end()
+        for desk in pool:
+            desk.worker.end()
 
 
 @dataclass(slots=True)
-class _Attempt:
-    """A task, how often it was tried, and its progress in the present try."""
-
-    task: Any
-    number: int = 1
-    progress: int = 0
-
-    def again(self, died_over: bool, exit_code: int | None) -> "_Attempt":
-        """The next try; WorkerError if a worker has died over the task before."""
-        if died_over and self.number == _MAX_ATTEMPTS:
-            raise WorkerError(
-                f"a worker died twice over the same pictures (exit code {exit_code}; -9 is killed, often "
-                f"for want of memory); run the same command again, with fewer --workers if memory was "
-                f"short: a conversion goes on where it was"
-            )
-        return _Attempt(self.task, self.number + died_over)
-
-
-@dataclass(slots=True)
-class _Worker:
-    """A process that works on one task, while it may still finish the one before.
+class _Desk:
+    """A worker and what it works on: one task, while it may still finish the one before.
 
     Attributes:
         attempts: what it works on, oldest first.
         free: whether it takes another task.
-        dead: whether it ended by itself; `attempts` are then lost.
     """
 
-    function: Callable[..., Any]
-    finish: Callable[..., Any]
-    attempts: deque[_Attempt] = field(default_factory=deque)
+    worker: Worker
+    attempts: "deque[_Attempt]" = field(default_factory=deque)
     free: bool = True
-    dead: bool = False
-    process: BaseProcess = field(init=False)
-    connection: "Connection[Any, Any]" = field(init=False)
 
-    def __post_init__(self) -> None:
-        method = "fork" if _may_fork() else "spawn"
-        context: Any = multiprocessing.get_context(method)
-        self.connection, theirs = context.Pipe()
-        arguments = (theirs, self.function, self.finish, method == "fork")
-        self.process = context.Process(target=_serve, args=arguments, daemon=True)
-        # On Ctrl-C the parent ends the run. NumPy's threads would only idle.
-        with blocked(signal.SIGINT), _environment(OPENBLAS_NUM_THREADS="1"):
-            self.process.start()
-        theirs.close()  # so that reading fails once the worker is gone
-
-    def start(self, attempt: _Attempt) -> None:
+    def start(self, attempt: "_Attempt") -> None:
         self.attempts.append(attempt)
         self.free = False
-        with suppress(OSError):  # it is dead: `receive` finds that out
-            self.connection.send(attempt.task)
+        self.worker.send(attempt.task, attempt.fatal)
 
     def receive(self, on_progress: Callable[[int], None]) -> Iterator[Any]:
         """Take what the worker sent: progress is passed on, a result yielded, an error raised."""
-        try:
-            while self.attempts and self.connection.poll():
-                kind, content = self.connection.recv()
-                if kind == "progress":
-                    self.attempts[-1].progress += content
-                    on_progress(content)
-                elif kind == "free":
-                    self.free = True
-                elif kind == "error":
-                    raise content
-                else:
-                    self.attempts.popleft()
-                    yield content
-        except (EOFError, ConnectionError):  # its end of the connection closed: it is dead
-            self.process.join()
-            self.dead = True
-
-    def end(self) -> None:
-        self.process.kill()
-        self.process.join()
-        self.process.close()
-        self.connection.close()
-
-
-def _may_fork() -> bool:
-    """Whether a fork is as safe as a new process; it is ready at once, where that has to import NumPy.
-
-    A thread of this process may hold a lock that its copy would wait for; torch brings such threads.
-    """
-    return sys.platform == "linux" and threading.active_count() == 1 and "torch" not in sys.modules
-
-
-@contextmanager
-def blocked(*signals: signal.Signals) -> Iterator[None]:
-    """Let `signals` wait until the end of the block; in what is started in the block, for good."""
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-@contextmanager
-def _environment(**variables: str) -> Iterator[None]:
-    """Set environment variables for what is started in the block."""
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
+        while self.attempts and (message := self.worker.next_message()) is not None:
+            kind, content = message
+            if kind == "progress":
+                self.attempts[-1].progress += content
+                on_progress(content)
+            elif kind == "free":
+                self.free = True
+            elif kind == "error":
+                raise content
             else:
-                os.environ[name] = value
+                self.attempts.popleft()
+                yield content
+
+    def clear(self, on_progress: Callable[[int], None]) -> "list[_Attempt]":
+        """Take from a dead worker what is to be tried again."""
+        # what it was finishing besides is not what it died over
+        self.attempts[-1].blame(self.worker.unit, self.worker.process.exitcode)
+        taken = list(self.attempts)
+        self.attempts.clear()
+        self.free = True
+        self.worker.end()
+        for attempt in taken:
+            on_progress(-attempt.progress)
+            attempt.progress = 0
+        return taken
 
 
-def _serve(
-    connection: "Connection[Any, Any]",
-    function: Callable[..., Any],
-    finish: Callable[..., Any],
-    forked: bool,
-) -> None:
-    """Run the tasks that the parent sends, until it is gone."""
-    if forked:
-        _let_go(connection.fileno())
-    link = _Link(connection)
-    with ThreadPoolExecutor(1) as finisher, suppress(EOFError, OSError):  # the parent is gone: somebody
-        finishing: Future[None] | None = None  # runs the same command again, and does this task
-        while True:
-            task = connection.recv()
-            try:
-                produced = function(task, link.tick)
-            except BrokenPipeError:
-                raise
-            except Exception as error:
-                link.send("error", error)
-                return
-            if finishing is not None:
-                finishing.result()  # at most one is under way: what they hold is not held twice
-            link.send("free")
-            finishing = finisher.submit(_finish, link, finish, produced)
+@dataclass(slots=True)
+class _Attempt:
+    """A task, its progress in the present try, and what workers died over in it.
 
-
-def _finish(link: "_Link", finish: Callable[..., Any], produced: Any) -> None:
-    try:
-        result = finish(produced)
-    except Exception as error:
-        link.send("error", error)
-    else:
-        link.send("result", result)
-
-
-def _let_go(kept: int) -> None:
-    """Drop what a fork inherits: open files, but for the standard ones and `kept`, and the handler.
-
-    A worker that held the parent's ends of the connections would keep itself and others from seeing
-    that the parent is gone.
+    Attributes:
+        deaths: units, or None for what is no unit, that a worker died over, but for the `fatal` ones.
+        fatal: units that a second worker died over.
     """
-    gc.freeze()  # the parent's objects are not ours to collect
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    os.closerange(3, kept)
-    os.closerange(kept + 1, os.sysconf("SC_OPEN_MAX"))
+
+    task: Any
+    progress: int = 0
+    deaths: list[int | None] = field(default_factory=list)
+    fatal: frozenset[int] = frozenset()
+
+    def blame(self, unit: int | None, exit_code: int | None) -> None:
+        """Note that a worker died over `unit`; WorkerError if another try makes no sense."""
+        again = unit in self.deaths
+        self.deaths.append(unit)
+        if unit is not None and again and unit not in self.fatal and len(self.fatal) < _MAX_FATAL:
+            self.deaths = [other for other in self.deaths if other != unit]
+            self.fatal |= {unit}
+        elif again or unit in self.fatal or len(self.deaths) > _MAX_DEATHS:
+            times = len(self.deaths) + 2 * len(self.fatal)
+            raise WorkerError(
+                f"{_name(self.task)}: workers died over it {times} times (exit code {exit_code}; -9 is "
+                f"killed, often for want of memory); run the same command again, with fewer --workers if "
+                f"memory was short: a conversion goes on where it was"
+            )
 
 
-class _Link:
-    """The worker's end of the connection, used by two threads; progress goes out in bundles."""
-
-    def __init__(self, connection: "Connection[Any, Any]") -> None:
-        self._connection = connection
-        self._lock = threading.Lock()
-        self._pending = 0
-        self._reported_s = time.monotonic()
-
-    def tick(self) -> None:
-        self._pending += 1
-        if time.monotonic() - self._reported_s >= _REPORT_S:
-            self._report()
-
-    def send(self, kind: str, content: Any = None) -> None:
-        if kind == "free":  # the task's last progress comes before the next task's first
-            self._report()
-        with self._lock:
-            self._connection.send((kind, content))
-
-    def _report(self) -> None:
-        with self._lock:
-            self._connection.send(("progress", self._pending))
-        self._pending, self._reported_s = 0, time.monotonic()
+def _name(task: Any) -> str:
+    name = str(getattr(task, "name", task))
+    return name if len(name) <= 100 else f"{name[:99]}…"

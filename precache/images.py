@@ -6,19 +6,20 @@ simplejpeg, which drives the same libjpeg-turbo with the same settings and gives
 less than half the time; everything else goes through Pillow.
 """
 
-import io
-import warnings
 from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
 import simplejpeg
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageOps
 
-from precache import jpeg
+from precache import jpeg, pillow
 from precache.codecs import pillow_is_simd
-from precache.errors import ImageError
+from precache.errors import ImageError, SourceError
+from precache.headers import TooLargeError, check_pixels
 from precache.jpeg import Pixels
+from precache.reading import MAX_PIXELS, read_picture
+from precache.turns import Turn
 
 Color: TypeAlias = tuple[int, int, int]
 WHITE: Color = (255, 255, 255)
@@ -39,6 +40,7 @@ _SIDEWAYS = (5, 6, 7, 8)
 _COLOUR_MODE = "RGBX" if pillow_is_simd() else "RGB"
 # A scaled decode must leave this many times the pixels needed, a side: see README, Pixels.
 SCALED_MARGIN = 2.5
+_DECODING_BYTES = 12  # per pixel: Pillow's own four, turned upright, and what the decoder keeps
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,6 +54,7 @@ class Rendering:
         background: RGB that transparency is composited on.
         allow_truncated: decode what there is of a damaged JPEG; the rest becomes grey.
         scaled_decode: let libjpeg decode large JPEGs at 1/2, 1/4 or 1/8 of their size.
+        max_pixels: a picture of more is refused before it is decoded.
     """
 
     size: int
@@ -60,6 +63,7 @@ class Rendering:
     background: Color = WHITE
     allow_truncated: bool = False
     scaled_decode: bool = False
+    max_pixels: int = MAX_PIXELS
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +89,8 @@ def load(path: str, size: int) -> Pixels:
     """Read, decode and fit the picture at `path`: uint8 [size, size, 3], RGB.
 
     Raises:
-        ImageError: the file cannot be read or decoded; names `path` and the reason.
+        ImageError: the file cannot be decoded; names `path` and the reason.
+        SourceError: it cannot be read.
     """
     return render(read_bytes(path), path, Rendering(size=size))[0]
 
@@ -93,20 +98,24 @@ def load(path: str, size: int) -> Pixels:
 def render(data: bytes, path: str, how: Rendering) -> tuple[Pixels, tuple[int, int]]:
     """Decode and fit: (uint8 [size, size, 3], RGB; width and height of the upright picture).
 
+    Large pictures are rendered one at a time by all workers of a run: see `precache.turns`.
+
     Raises:
-        ImageError: as `decode_for`.
+        ImageError, SourceError: as `decode_for`.
     """
-    decoded = decode_for(data, path, how)
-    return fit(decoded, how), (decoded.width, decoded.height)
+    with Turn() as turn:
+        decoded = decode_for(data, path, how, turn)
+        return fit(decoded, how), (decoded.width, decoded.height)
 
 
-def read_bytes(path: str) -> bytes:
-    """The content of the picture at `path`, or an ImageError that names it."""
-    try:
-        with open(path, "rb", buffering=0) as file:
-            return file.read()
-    except OSError as error:
-        raise ImageError(path, f"cannot be read ({error.strerror})") from error
+def read_bytes(path: str, max_pixels: int = MAX_PIXELS) -> bytes:
+    """The content of the picture at `path`.
+
+    Raises:
+        ImageError: the file is larger than a picture of `max_pixels` can be; names `path`.
+        SourceError: it cannot be read.
+    """
+    return read_picture(path, max_pixels)
 
 
 def decode(data: bytes, path: str) -> Image.Image:
@@ -114,24 +123,43 @@ def decode(data: bytes, path: str) -> Image.Image:
     return decode_for(data, path, Rendering(size=1)).image.convert("RGB")
 
 
-def decode_for(data: bytes, path: str, how: Rendering) -> Decoded:
+def decode_for(data: bytes, path: str, how: Rendering, turn: Turn | None = None) -> Decoded:
     """Decode the bytes of a picture, as far as `how` needs it; `path` is for messages.
 
-    The first frame of an animation; 16-bit greyscale keeps its upper 8 bits.
+    The first frame of an animation; 16-bit greyscale keeps its upper 8 bits, unless it says that fewer
+    are used. `turn`, if given, is waited for before a large picture is decoded.
 
     Raises:
-        ImageError: not a picture, damaged, truncated, or so large that Pillow suspects a bomb.
+        ImageError: not a picture, damaged, truncated, or of more than `how.max_pixels`.
+        SourceError: there was not enough memory to decode it, which is no fault of the picture.
     """
     if not data:
         raise ImageError(path, "cannot be decoded (the file is empty)")
     try:
-        decoded = _decode_jpeg(data, how) if data.startswith(jpeg.START) else None
-        return decoded or _decode_any(data, how)
+        decoded = _decode_jpeg(data, how, turn) if data.startswith(jpeg.START) else None
+        return decoded or _decode_any(data, path, how, turn)
+    except TooLargeError as error:
+        raise ImageError(path, str(error)) from error
     except Exception as error:  # decoders raise nearly anything on damaged bytes
         reason = " ".join(str(error).split()) or type(error).__name__
-        if isinstance(error, UnidentifiedImageError):
-            reason = "not a known image format"
+        if _lacks_memory(error, how.max_pixels):
+            raise SourceError(
+                f"{path}: there is not enough memory to decode it ({reason}); use fewer --workers or free "
+                f"some memory, or leave it out with a smaller --max-pixels"
+            ) from error
         raise ImageError(path, f"cannot be decoded ({reason})") from error
+
+
+def _lacks_memory(error: Exception, max_pixels: int) -> bool:
+    """Whether a decoder failed for want of memory, rather than over a header that asks for absurd amounts."""
+    words = str(error).lower()
+    if not (isinstance(error, MemoryError) or "out of memory" in words or "insufficient memory" in words):
+        return False
+    try:
+        bytearray(max_pixels * _DECODING_BYTES)  # as much as the largest picture takes; it is not touched
+    except MemoryError:
+        return True
+    return False
 
 
 def fit(decoded: Decoded, how: Rendering) -> Pixels:
@@ -207,17 +235,19 @@ def _pixels(image: Image.Image) -> Pixels:
     return np.asarray(image.convert("RGB") if image.mode == "L" else image)
 
 
-def _decode_jpeg(data: bytes, how: Rendering) -> Decoded | None:
+def _decode_jpeg(data: bytes, how: Rendering, turn: Turn | None) -> Decoded | None:
     """A grey or colour JPEG by simplejpeg; None for what it cannot decode and Pillow perhaps can."""
     try:
         height, width, colorspace, _ = simplejpeg.decode_jpeg_header(data, strict=False)
     except (ValueError, KeyError):  # the latter for a header that breaks off
         return None
-    limit = Image.MAX_IMAGE_PIXELS
-    if colorspace in ("CMYK", "YCCK") or (limit is not None and width * height > 2 * limit):
+    check_pixels(width, height, how.max_pixels)
+    if colorspace in ("CMYK", "YCCK"):
         return None
     orientation = jpeg.orientation(data)
     reduction = _reduction(width, height, orientation, how)
+    if turn is not None:
+        turn.wait(width * height // reduction**2)
     mode = "GRAY" if colorspace == "Gray" else _COLOUR_MODE
     pixels = jpeg.decode_strictly(data, mode, reduction, allow_truncated=how.allow_truncated)
     if pixels is None:
@@ -255,28 +285,7 @@ def _wrap(pixels: Pixels) -> Image.Image:
     return Image.frombuffer(mode, (width, height), pixels, "raw", mode, 0, 1)
 
 
-def _decode_any(data: bytes, how: Rendering) -> Decoded:
+def _decode_any(data: bytes, path: str, how: Rendering, turn: Turn | None) -> Decoded:
     """Whatever Pillow opens."""
-    with warnings.catch_warnings():
-        # Pillow warns of pictures over 89 million pixels and refuses those twice as large.
-        warnings.simplefilter("ignore")
-        with Image.open(io.BytesIO(data)) as image:
-            upright = _to_rgb(ImageOps.exif_transpose(image), how.background)
-            return Decoded(upright, *upright.size)
-
-
-def _to_rgb(image: Image.Image, background: Color) -> Image.Image:
-    if image.mode in ("I", "F") or image.mode.startswith("I;16"):
-        return _deep_grey_to_rgb(image)
-    if "A" in image.getbands() or "a" in image.getbands() or "transparency" in image.info:
-        rgba = image.convert("RGBA")
-        below = Image.new("RGBA", rgba.size, (*background, 255))
-        return Image.alpha_composite(below, rgba).convert("RGB")
-    return image.convert("RGB")
-
-
-def _deep_grey_to_rgb(image: Image.Image) -> Image.Image:
-    grey = np.asarray(image)
-    if image.mode == "F" or grey.min() < 0 or grey.max() > 0xFFFF:
-        raise ValueError(f"mode {image.mode} has no defined range of 0 to 65,535")
-    return Image.fromarray((grey >> 8).astype(np.uint8)).convert("RGB")
+    upright = pillow.decode(data, path, how.background, how.max_pixels, turn)
+    return Decoded(upright, *upright.size)

@@ -43,7 +43,7 @@ Sizes: TypeAlias = npt.NDArray[np.int32]
 Checksums: TypeAlias = npt.NDArray[np.uint64]
 
 
-def checksum_of(stored: bytes | npt.NDArray[np.uint8]) -> int:
+def checksum_of(stored: bytes | memoryview | npt.NDArray[np.uint8]) -> int:
     """XXH3-64 of something contiguous: https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md
 
     It finds what disks, memory and networks do to bytes, nearly as fast as the CPU's cache is read; it does
@@ -92,11 +92,14 @@ class SampleIndex:
         Raises:
             SampleError: they differ, or it is damaged.
         """
-        if not damage and (self.checksums is None or checksum_of(stored) == self.checksums[row]):
-            return
+        if damage or (self.checksums is not None and checksum_of(stored) != self.checksums[row]):
+            raise self.error(row, file, damage)
+
+    def error(self, row: int, file: str, damage: str = "") -> SampleError:
+        """What to raise of the damaged sample at `row`, see `check`."""
         source = "" if self.paths is None else f" ({self.path(row)})"
         reason = damage or f"its bytes are not those that were written (checksum); {REMEDY}"
-        raise SampleError(f"{file}: sample {self.ids[row]}{source}", reason)
+        return SampleError(f"{file}: sample {self.ids[row]}{source}", reason)
 
     def path(self, row: int) -> str | None:
         """The path in the source of the sample at `row`; None in version 2."""

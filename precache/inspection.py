@@ -10,17 +10,17 @@ from typing import Any
 
 import numpy as np
 from PIL import Image
-from rich.console import Console
-from rich.markup import escape as escape_markup
 from rich.table import Table
 
 from precache import jpeg
 from precache.commandline import human_bytes, printable
 from precache.converted import ConvertedDataset
+from precache.errors import SettingError
 from precache.formats import FORMATS, StoredSample
 from precache.jpeg import Pixels
 from precache.manifest import Manifest, count_reasons
 from precache.storage import atomic_write
+from precache.tables import new_console
 
 _PICTURES_PER_CLASS = 5
 _THUMBNAIL = 112
@@ -69,23 +69,23 @@ def summary(manifest: Manifest) -> dict[str, Any]:
 def print_tables(dataset: ConvertedDataset) -> None:
     """Print facts, samples per class, and what is left out."""
     manifest = dataset.manifest
-    console = Console(highlight=False)
+    console = new_console()
     facts = Table(box=None, show_header=False)
     for name, value in _facts(dataset).items():
-        facts.add_row(name, escape_markup(value))
+        facts.add_row(name, printable(value))
     console.print(facts)
     classes = Table(box=None)
     classes.add_column("class")
     for split in manifest.samples_per_class:
-        classes.add_column(split, justify="right")
+        classes.add_column(printable(split), justify="right")
     for label, name in enumerate(manifest.classes):
         counts = (f"{per_class[label]:,}" for per_class in manifest.samples_per_class.values())
-        classes.add_row(escape_markup(name), *counts)
+        classes.add_row(printable(name), *counts)
     console.print(classes)
     for rejected in manifest.rejected:
-        console.print(f"rejected {printable(rejected.path)}: {rejected.reason}", markup=False)
+        console.print(printable(f"rejected {rejected.path}: {rejected.reason}"))
     for reason, count in count_reasons([reason for _, reason in manifest.ignored]).items():
-        console.print(f"ignored {count:,}: {reason}", markup=False)
+        console.print(printable(f"ignored {count:,}: {reason}"))
 
 
 def write_html(dataset: ConvertedDataset, path: str | os.PathLike[str]) -> None:
@@ -94,6 +94,7 @@ def write_html(dataset: ConvertedDataset, path: str | os.PathLike[str]) -> None:
     Raises:
         DatasetError: a shard or the index is damaged.
         ImageError: a stored picture is.
+        SettingError: `path` cannot be written.
     """
     manifest = dataset.manifest
     sizes = dataset.read_source_sizes()
@@ -115,8 +116,11 @@ def write_html(dataset: ConvertedDataset, path: str | os.PathLike[str]) -> None:
         f"</p>{_class_table(dataset)}"
         "</body></html>\n"
     )
-    with atomic_write(Path(path)) as file:
-        file.write(page.encode(errors="backslashreplace"))
+    try:
+        with atomic_write(Path(path)) as file:
+            file.write(page.encode(errors="backslashreplace"))
+    except OSError as error:
+        raise SettingError(f"{path}: cannot be written ({error.strerror}); name another file") from error
 
 
 def _facts(dataset: ConvertedDataset) -> dict[str, str]:

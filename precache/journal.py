@@ -1,27 +1,44 @@
 """`journal.jsonl`: which shards of an unfinished conversion are done.
 
-The first line says what is being made, each further one is a finished shard with its checksums. A
-folder with a journal is an unfinished conversion of ours; the same command continues it.
+The first record (see `precache.records`) says what is being made, and of how many shards; each further one
+is a finished shard with its checksums. A folder with a journal is an unfinished conversion of ours; the same
+command continues it. What does not fit the plan is not believed.
 """
 
-import json
 import os
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import numpy as np
-
 from precache.errors import DatasetError
-from precache.files import FileEntry, check_file
-from precache.index import Checksums, Ints, Sizes
-from precache.manifest import RejectedSample, ShardEntry
+from precache.files import check_file
+from precache.finished import FinishedShard, decode, encode, file_names
+from precache.formats import FORMATS
+from precache.index import INDEX_NAME, SOURCE_STATE_NAME
+from precache.lock import LOCK_SUFFIX, is_mount_point
+from precache.manifest import MANIFEST_NAME, REJECTED_NAME
+from precache.notices import some, warn
+from precache.plan import ConvertPlan, shard_name
 from precache.recipe import Recipe
-from precache.storage import TEMPORARY_SUFFIX, atomic_write, fsync_folder
+from precache.records import PROBED_BYTES, RecordFile, may_be_records
+from precache.source import Scan
+from precache.source_state import changed_pictures
+from precache.storage import (
+    atomic_write,
+    fsync_folder,
+    is_leftover,
+    open_append,
+    open_regular,
+    remove_leftovers,
+)
 
 JOURNAL_NAME = "journal.jsonl"
-_SHARD_FILES = "*-[0-9][0-9][0-9][0-9][0-9].*"
+_KEY = "journal"
+_VERSION = 1
+_MAX_SHARDS = 10**7
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,84 +76,45 @@ class Target:
             )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class FinishedShard:
-    """A shard that is written; without files if every picture of it was rejected.
-
-    Attributes:
-        entry: its line in the manifest.
-        rejected: the pictures that it lacks.
-        source_sizes: int32 [n, 2], width and height of the upright source pictures, in stored order.
-        checksums: uint64 [n], XXH3-64 of what is stored of each, in stored order.
-        source_modified_ns: int64 [m], of all pictures that the plan has in the shard, in its order, rejected
-            ones too: when they had last been written.
-        source_checksums: uint64 [m], of the same: XXH3-64 of the files.
-    """
-
-    entry: ShardEntry
-    rejected: tuple[RejectedSample, ...]
-    source_sizes: Sizes
-    checksums: Checksums
-    source_modified_ns: Ints
-    source_checksums: Checksums
-
-
 class Journal:
     """The journal of the conversion in `folder`, open for writing.
 
     Opening it starts a conversion in an empty or missing folder, or continues an unfinished one:
-    then `finished` holds the shards whose files are intact.
+    then `finished` holds the shards that fit the plan and whose files are intact. With `overwrite`, an
+    unfinished conversion of another target is removed: the files that its journal lists, no others.
 
     Raises:
         DatasetError: the folder holds something else, or an unfinished conversion of another target.
     """
 
-    def __init__(self, folder: Path, target: Target, *, replace: bool = False) -> None:
+    def __init__(
+        self, folder: Path, target: Target, plan: ConvertPlan, scan: Scan, *, overwrite: bool = False
+    ) -> None:
         self.folder = folder
+        self.finished: dict[str, FinishedShard] = {}
         self._path = folder / JOURNAL_NAME
-        folder.mkdir(parents=True, exist_ok=True)
-        lines = _read_lines(self._path)
-        if lines is None and any(folder.iterdir()):
-            raise DatasetError(
-                f"{folder}: exists, is not empty and holds no conversion of ours; "
-                f"choose another DST or empty it yourself"
-            )
-        header, *shards = lines or [asdict(target)]
-        if not {"recipe", "source_digest"} <= header.keys():
-            raise DatasetError(
-                f"{self._path}: not a journal of ours; choose another DST or remove it yourself"
-            )
-        if replace and target.differences(header):
-            shards = []
-            for stray in folder.glob(_SHARD_FILES):
-                stray.unlink()
+        self._header = _header(target, plan)
+        self._names = _own_names(self._header)
+        self._plans = {shard.name: shard for shard in plan.shards}
+        self._scan = scan
+        self._form = FORMATS[plan.recipe.format]
+        _make_folder(folder)
+        if os.path.lexists(self._path):
+            with closing(RecordFile(_open(self._path))) as records:
+                self._continue(records, target, overwrite)
         else:
-            target.check_same(folder, header)
-        for leftover in folder.glob(f"{_SHARD_FILES}{TEMPORARY_SUFFIX}"):
-            leftover.unlink()
-        intact = [line for line in shards if _is_intact(folder, _decode(line))]
-        with atomic_write(self._path) as file:
-            file.write("".join(_encode(line) for line in [asdict(target), *intact]).encode())
-        self._file = open(self._path, "a", encoding="utf-8")  # noqa: SIM115 (closed by __exit__)
-        self.finished = {shard.entry.name: shard for shard in map(_decode, intact)}
+            check_empty(folder)
+        remove_leftovers(folder, self._names)
+        self._records = self._rewrite()
 
     def record(self, shard: FinishedShard) -> None:
         """Note that `shard` is finished; durable when this returns."""
-        line = {
-            "entry": asdict(shard.entry),
-            "rejected": [asdict(sample) for sample in shard.rejected],
-            "source_sizes": shard.source_sizes.tolist(),
-            "checksums": shard.checksums.tolist(),
-            "source_modified_ns": shard.source_modified_ns.tolist(),
-            "source_checksums": shard.source_checksums.tolist(),
-        }
-        self._file.write(_encode(line))
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        self._records.append(encode(shard))
         self.finished[shard.entry.name] = shard
 
     def remove(self) -> None:
         """Delete the journal: the manifest is written."""
+        remove_leftovers(self.folder, self._names)  # of workers that died
         self._path.unlink()
         fsync_folder(self._path.parent)
 
@@ -149,43 +127,160 @@ class Journal:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._file.close()
+        self._records.close()
+
+    def _continue(self, records: RecordFile, target: Target, overwrite: bool) -> None:
+        """Take over what the journal found lists; or remove it, if it is of another target."""
+        lines = records.read()
+        header = next(lines, None)
+        if header is None:
+            self._begin_again()
+        elif not _is_of_this_release(header):
+            raise _foreign(self._path)
+        elif overwrite and target.differences(header):
+            _discard(self.folder, _own_names(header))
+        else:
+            target.check_same(self.folder, header)
+            self._take(lines, records)
+
+    def _begin_again(self) -> None:
+        """Believe nothing of a journal whose first line is damaged; in a folder with nothing else in it."""
+        if others := _others(self.folder, self._names):
+            raise DatasetError(
+                f"{self._path}: is damaged, and the folder holds what is not of this conversion "
+                f"({some(others)}); move that elsewhere or choose another DST"
+            )
+        warn(f"{self._path}: is damaged in its first line; all shards are converted again")
+
+    def _take(self, lines: Iterator[dict[str, Any]], records: RecordFile) -> None:
+        """Fill `finished` with what the journal lists, as far as it is to be believed; say what is not."""
+        lost: list[str] = []
+        for line in lines:
+            shard = decode(line, self._plans, self._scan.samples, self._form)
+            if shard is None:
+                records.damaged = True
+                records.count -= 1
+                break
+            self.finished.pop(shard.entry.name, None)
+            if problem := self._why_not_kept(shard):
+                lost.append(problem)
+                continue
+            rows = self._plans[shard.entry.name].rows
+            now = replace(shard, source_modified_ns=self._scan.samples.modified_ns[rows])
+            self.finished[shard.entry.name] = now
+        if records.damaged:
+            warn(
+                f"{self._path}: line {records.count + 1} is damaged or cut off; what it and the lines after "
+                f"it list is converted again"
+            )
+        if lost:
+            warn(f"{lost[0]}; of the finished shards, {len(lost):,} must be converted again")
+
+    def _why_not_kept(self, shard: FinishedShard) -> str | None:
+        """What is wrong with the shard's files, or which of its pictures is another now; one phrase."""
+        rows = self._plans[shard.entry.name].rows
+        for path in changed_pictures(self._scan, rows, shard.source_modified_ns, shard.source_checksums):
+            return f"{self._scan.root / path}: has changed since it was converted"
+        return next(filter(None, (check_file(self.folder, file) for file in shard.entry.files)), None)
+
+    def _rewrite(self) -> RecordFile:
+        """A journal of what is believed, in the place of the one found; open for more."""
+        with atomic_write(self._path) as file:
+            records = RecordFile(file.fileno())
+            records.append(self._header, durable=False)
+            for shard in self.finished.values():
+                records.append(encode(shard), durable=False)
+        records = RecordFile(open_append(self._path))
+        for _ in records.read():
+            pass
+        return records
 
 
-def _encode(line: dict[str, Any]) -> str:
-    return json.dumps(line) + "\n"
+def check_empty(folder: Path) -> None:
+    """Raise DatasetError if `folder` holds anything, unless that is a conversion of ours."""
+    ours = any(os.path.lexists(folder / name) for name in (JOURNAL_NAME, MANIFEST_NAME))
+    if folder.is_dir() and not ours and (others := _others(folder, {JOURNAL_NAME})):
+        raise DatasetError(
+            f"{folder}: exists, is not empty and holds no conversion of ours ({some(others)}); "
+            f"choose another DST or empty it yourself"
+        )
 
 
-def _is_intact(folder: Path, shard: FinishedShard) -> bool:
-    return all(check_file(folder, file) is None for file in shard.entry.files)
-
-
-def _read_lines(path: Path) -> list[dict[str, Any]] | None:
-    """The journal's lines, up to the first that a killed run left incomplete; None without journal."""
+def read_header(path: Path) -> dict[str, Any] | None:
+    """The first record of the journal at `path`; None without one that is whole."""
     try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
+        descriptor = open_regular(path, getattr(os, "O_NOFOLLOW", 0))
+    except OSError:
         return None
-    lines = []
-    for line in text.splitlines():
-        try:
-            content = json.loads(line)
-        except ValueError:
-            break
-        lines.append(content if isinstance(content, dict) else {})
-    return lines
+    with closing(RecordFile(descriptor)) as records:
+        return next(records.read(), None)
 
 
-def _decode(line: dict[str, Any]) -> FinishedShard:
-    entry = dict(line["entry"])
-    files = tuple(FileEntry(**file) for file in entry.pop("files"))
-    rejected = tuple(RejectedSample(**sample) for sample in line["rejected"])
-    sizes = np.array(line["source_sizes"], np.int32).reshape(-1, 2)
-    return FinishedShard(
-        ShardEntry(files=files, **entry),
-        rejected,
-        sizes,
-        np.array(line["checksums"], np.uint64),
-        np.array(line["source_modified_ns"], np.int64),
-        np.array(line["source_checksums"], np.uint64),
+def _header(target: Target, plan: ConvertPlan) -> dict[str, Any]:
+    counts: dict[str, int] = {}
+    for shard in plan.shards:
+        counts[shard.split] = counts.get(shard.split, 0) + 1
+    return {_KEY: _VERSION, **asdict(target), "shards": counts}
+
+
+def _own_names(header: dict[str, Any]) -> frozenset[str]:
+    """The names of all files that the conversion of this journal makes."""
+    form = FORMATS[header["recipe"]["format"]]
+    names = {JOURNAL_NAME, INDEX_NAME, SOURCE_STATE_NAME, REJECTED_NAME, MANIFEST_NAME}
+    for split, count in header["shards"].items():
+        for index in range(min(count, _MAX_SHARDS)):
+            names.update(file_names(shard_name(split, index), form))
+    return frozenset(names)
+
+
+def _discard(folder: Path, names: frozenset[str]) -> None:
+    """Remove the files of an unfinished conversion, but not its journal: that one is replaced."""
+    remove_leftovers(folder, names)  # first: what a worker that outlives its parent writes gets no name
+    for name in names - {JOURNAL_NAME}:
+        (folder / name).unlink(missing_ok=True)
+
+
+def _make_folder(folder: Path) -> None:
+    if not folder.is_dir():
+        folder.mkdir(parents=True, exist_ok=True)
+        fsync_folder(folder.parent)
+
+
+def _open(path: Path) -> int:
+    """A descriptor of the journal; DatasetError if it is a file of somebody else."""
+    try:
+        descriptor = open_regular(path, getattr(os, "O_NOFOLLOW", 0))
+    except OSError as error:
+        raise DatasetError(
+            f"{path}: cannot be read as the journal of a conversion ({error.strerror}); choose another DST "
+            f"or remove it yourself"
+        ) from error
+    if may_be_records(os.pread(descriptor, PROBED_BYTES, 0), _KEY):
+        return descriptor
+    os.close(descriptor)
+    raise _foreign(path)
+
+
+def _foreign(path: Path) -> DatasetError:
+    return DatasetError(
+        f"{path}: not a journal of ours, or of another release; choose another DST or remove it yourself"
     )
+
+
+def _is_of_this_release(header: dict[str, Any]) -> bool:
+    recipe, shards = header.get("recipe"), header.get("shards")
+    return (
+        header.get(_KEY) == _VERSION
+        and isinstance(recipe, dict)
+        and recipe.get("format") in FORMATS
+        and isinstance(header.get("made_by"), dict)
+        and isinstance(shards, dict)
+        and all("/" not in split and type(count) is int for split, count in shards.items())
+    )
+
+
+def _others(folder: Path, names: set[str] | frozenset[str]) -> list[str]:
+    """What the folder holds that is neither of `names` nor left of writing one of them."""
+    allowed = {LOCK_SUFFIX, "lost+found"} if is_mount_point(folder) else set()
+    found = (path for path in folder.iterdir() if path.name not in names | allowed)
+    return sorted(path.name for path in found if not is_leftover(path, names))

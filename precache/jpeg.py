@@ -94,7 +94,7 @@ def orientation(data: bytes) -> int:
     """EXIF orientation of a JPEG, 1 to 8; from XMP where EXIF has none."""
     if not any(mark in data for mark in _ORIENTATION_MARKS):
         return 1
-    with Image.open(io.BytesIO(data)) as image:
+    with Image.open(io.BytesIO(data), formats=["JPEG"]) as image:
         found: int = image.getexif().get(EXIF_ORIENTATION, 1)
         return found
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import google_crc32c
 import numpy as np
 
-from precache.storage import crc32c_file, fsync_folder, temporary_path
+from precache.storage import crc32c_file, fsync_folder, open_new, temporary_path
 
 _BUFFER_BYTES = 4 << 20
 _BLOCK_BYTES = 4096  # direct I/O wants addresses, offsets and lengths in multiples of it
@@ -29,16 +29,18 @@ class OutputFile:
 
     Attributes:
         path: the name that `publish` gives it.
+        temporary: the name until then.
         bytes: written so far.
         crc32c: of all bytes, 8 hex digits; there once it is closed.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.temporary = temporary_path(path)
         self.bytes = 0
         self.crc32c = ""
         self._crc = 0
-        self._descriptor = _open(temporary_path(path))
+        self._descriptor = _open(self.temporary)
         self._buffers = [mmap.mmap(-1, _BUFFER_BYTES), mmap.mmap(-1, _BUFFER_BYTES)]
         self._filled = 0
         self._writer = ThreadPoolExecutor(1)
@@ -66,11 +68,11 @@ class OutputFile:
         self._hand_over()
         self._wait()
         self.abandon()
-        with open(temporary_path(self.path), "rb+") as file:
+        with open(self.temporary, "rb+") as file:
             file.truncate(self.bytes)
             file.write(self._new_start)
         crc = f"{self._crc:08x}"
-        self.crc32c = crc32c_file(temporary_path(self.path)) if self._new_start else crc
+        self.crc32c = crc32c_file(self.temporary) if self._new_start else crc
 
     def abandon(self) -> None:
         """Stop writing; may be called again."""
@@ -118,7 +120,7 @@ def write_beside(path: Path) -> Iterator[OutputFile]:
         file.close()
     except BaseException:
         file.abandon()
-        temporary_path(path).unlink(missing_ok=True)
+        file.temporary.unlink(missing_ok=True)
         raise
 
 
@@ -126,22 +128,22 @@ def publish(files: Sequence[OutputFile]) -> None:
     """Make files of one folder durable, and give them their names."""
     try:
         for file in files:
-            with open(temporary_path(file.path), "rb+") as written:
+            with open(file.temporary, "rb+") as written:
                 os.fsync(written.fileno())
-            os.replace(temporary_path(file.path), file.path)
+            os.replace(file.temporary, file.path)
     except BaseException:
         for file in files:
-            temporary_path(file.path).unlink(missing_ok=True)
+            file.temporary.unlink(missing_ok=True)
         raise
     for folder in {file.path.parent for file in files}:
         fsync_folder(folder)
 
 
 def _open(path: Path) -> int:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_BINARY", 0)
     try:
-        return os.open(path, flags | _DIRECT, 0o666)
+        return open_new(path, _DIRECT)
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
-        return os.open(path, flags, 0o666)
+        path.unlink(missing_ok=True)  # Linux makes the file before it refuses the flag
+        return open_new(path)

@@ -49,8 +49,13 @@ def plan_conversion(samples: Samples, recipe: Recipe) -> ConvertPlan:
         order = np.random.default_rng((recipe.seed, _SHUFFLE_TAG)).permutation(len(members))
         shard_count = -(-len(members) // recipe.samples_per_shard)
         for index, rows in enumerate(np.array_split(members[order], shard_count) if shard_count else []):
-            shards.append(ShardPlan(f"{split}-{index:05d}", split, rows))
+            shards.append(ShardPlan(shard_name(split, index), split, rows))
     return ConvertPlan(recipe, tuple(shards))
+
+
+def shard_name(split: str, index: int) -> str:
+    """Name, without suffix, of the shard `index` of `split`."""
+    return f"{split}-{index:05d}"
 
 
 def _splits(samples: Samples, recipe: Recipe) -> Iterator[tuple[str, Ints]]:

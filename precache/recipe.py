@@ -1,6 +1,7 @@
 """Every setting that changes the bytes of a converted dataset."""
 
 import re
+import shlex
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -8,6 +9,7 @@ from PIL import ImageColor
 
 from precache.errors import SettingError, check_choice, check_range
 from precache.images import FITS, MAX_SIZE, RESAMPLING, Color, Rendering
+from precache.reading import MAX_PIXELS
 
 FORMAT_NAMES = ("dali", "shards", "webdataset")
 DECODES = ("full", "scaled")
@@ -41,6 +43,7 @@ class Recipe:
         allow_truncated: convert damaged JPEGs, with grey where data is missing.
         passthrough: `webdataset` and `dali` keep the bytes of JPEGs that have `size` already: upright
             baseline ones, `size` x `size`. Their scan data is not decoded, so not checked either.
+        max_pixels: a picture of more pixels is rejected, by its header, before it is decoded.
 
     Raises:
         SettingError: a value is out of range or unknown.
@@ -58,6 +61,7 @@ class Recipe:
     decode: str = "full"
     allow_truncated: bool = False
     passthrough: bool = False
+    max_pixels: int = MAX_PIXELS
 
     def __post_init__(self) -> None:
         check_choice("format", self.format, FORMAT_NAMES)
@@ -65,6 +69,7 @@ class Recipe:
         check_range("quality", self.quality, 1, 100)
         check_range("shard_bytes", self.shard_bytes, 1)
         check_range("seed", self.seed, 0)
+        check_range("max_pixels", self.max_pixels, 1)
         check_choice("fit", self.fit, FITS)
         check_choice("resample", self.resample, RESAMPLING)
         check_choice("decode", self.decode, DECODES)
@@ -78,7 +83,7 @@ class Recipe:
             parse_splits(self.splits)
 
     def to_flags(self) -> str:
-        """The flags of `precache convert` that give this recipe."""
+        """The flags of `precache convert` that give this recipe, to paste into a shell."""
         settings = {**self.to_json(), "format": self.format}
         defaults = {field.name: field.default for field in fields(self)}
         flags = []
@@ -86,7 +91,7 @@ class Recipe:
             if value != defaults[name]:
                 flag = f"--{name.replace('_', '-')}"
                 shown = "LIST.csv" if name == "splits" and _LISTED.fullmatch(value) else value
-                flags.append(flag if value is True else f"{flag} {shown}")
+                flags.append(flag if value is True else f"{flag} {shlex.quote(str(shown))}")
         return " ".join(flags)
 
     @property
@@ -104,6 +109,7 @@ class Recipe:
             background=parse_color(self.background),
             allow_truncated=self.allow_truncated,
             scaled_decode=self.decode == "scaled",
+            max_pixels=self.max_pixels,
         )
 
     @property

@@ -18,14 +18,14 @@ import numpy as np
 
 from precache.errors import SettingError, SourceError
 from precache.source import Ints, Samples
-from precache.storage import atomic_write
+from precache.storage import atomic_write, read_regular
 
 SUFFIX = ".rejected.csv"
 
 
 @dataclass(frozen=True, slots=True)
 class RejectedPicture:
-    """A picture that could not be read or decoded.
+    """A picture that could not be decoded.
 
     Attributes:
         path: relative to the tree, with forward slashes.
@@ -83,11 +83,11 @@ def read_list(path: Path) -> tuple[RejectedPicture, ...]:
         SourceError: there is none, or it is not one of ours.
     """
     try:
-        lines = csv.reader(io.StringIO(os.fsdecode(path.read_bytes()), newline=""))
+        lines = csv.reader(io.StringIO(os.fsdecode(read_regular(path)), newline=""))
         if next(lines, None) != _HEADER:
             raise ValueError(f"its first line is not {','.join(_HEADER)!r}")
         return tuple(
-            RejectedPicture(picture, reason, int(size), int(modified_ns))
+            RejectedPicture(picture, reason, _integer(size), _integer(modified_ns))
             for picture, reason, size, modified_ns in lines
         )
     except OSError as error:
@@ -100,6 +100,14 @@ def read_list(path: Path) -> tuple[RejectedPicture, ...]:
             f"{path}: not a list of rejected pictures ({error}); "
             f"remove it and make it again with 'precache check'"
         ) from error
+
+
+def _integer(text: str) -> int:
+    """A number as file systems count; ValueError if it is none."""
+    number = int(text)
+    if not -(2**63) <= number < 2**63:
+        raise ValueError(f"{number:,} is out of range")
+    return number
 
 
 def rejected_rows(samples: Samples, rejected: Sequence[RejectedPicture]) -> Ints:

@@ -46,6 +46,11 @@ class _Task:
     first_index: int
     seed: int
 
+    @property
+    def name(self) -> str:
+        """How errors call it."""
+        return self.folder.name
+
 
 def make_sample(
     destination: str | os.PathLike[str],
@@ -68,7 +73,7 @@ def make_sample(
     check_range("classes", classes, 1, 999)
     check_range("images", images, classes)
     check_range("seed", seed, 0)
-    workers = executors.available_cpus() if workers is None else workers
+    workers = executors.worker_count(workers)
     destination = Path(destination)
     if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
         raise SettingError(f"{destination}: exists and is not empty; choose another DST or remove it")

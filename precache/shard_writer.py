@@ -1,21 +1,23 @@
 """What a worker does: read, decode and resize the pictures of one shard, and write it."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 from precache import images, jpeg
-from precache.errors import ImageError, SourceError
+from precache.errors import ImageError
+from precache.executors import KILLED, Ticks
 from precache.files import FileEntry
+from precache.finished import FinishedShard
 from precache.formats import FORMATS, Sample
 from precache.index import checksum_of
-from precache.journal import FinishedShard
 from precache.jpeg import Pixels
 from precache.manifest import RejectedSample, ShardEntry
 from precache.output import OutputFile, publish
+from precache.reading import read_picture
 from precache.recipe import Recipe
 from precache.source import SampleRef
 
@@ -49,7 +51,7 @@ class WrittenShard:
     source_checksums: list[int] = field(default_factory=list)
 
 
-def write_shard(task: ShardTask, tick: Callable[[], None]) -> WrittenShard:
+def write_shard(task: ShardTask, tick: Ticks) -> WrittenShard:
     """Decode, resize and write the pictures of `task`: the part that needs the CPU."""
     written = WrittenShard(task)
     base = task.destination / task.name
@@ -92,12 +94,17 @@ def store(data: bytes, path: str, recipe: Recipe) -> tuple[bytes | Pixels, tuple
     return jpeg.encode_jpeg(pixels, recipe.quality), size
 
 
-def _samples(task: ShardTask, written: WrittenShard, tick: Callable[[], None]) -> Iterator[Sample]:
-    for ref in task.samples:
+def _samples(task: ShardTask, written: WrittenShard, tick: Ticks) -> Iterator[Sample]:
+    for unit, ref in enumerate(task.samples):
         path = os.path.join(task.source, ref.path)
-        data = _read_unchanged(path, ref)
-        written.source_checksums.append(checksum_of(data))
+        tick.begin(unit)
+        written.source_checksums.append(0)  # of one that is too large to be read
         try:
+            # as the scan found it: what is rejected, or converted, must not depend on when
+            data = read_picture(path, task.recipe.max_pixels, (ref.bytes, ref.modified_ns))
+            written.source_checksums[-1] = checksum_of(data)
+            if unit in tick.fatal:
+                raise ImageError(path, KILLED)
             stored, size = store(data, path, task.recipe)
         except ImageError as error:
             written.rejected.append(RejectedSample(ref.id, ref.path, error.reason))
@@ -106,21 +113,3 @@ def _samples(task: ShardTask, written: WrittenShard, tick: Callable[[], None]) -
             written.checksums.append(checksum_of(stored))
             yield Sample(ref.id, ref.label, stored, ref.path, size)
         tick()
-
-
-def _read_unchanged(path: str, ref: SampleRef) -> bytes:
-    """The picture as the scan found it: what is rejected, or converted, must not depend on when."""
-    try:
-        with open(path, "rb", buffering=0) as file:
-            data = file.read()
-            modified_ns = os.fstat(file.fileno()).st_mtime_ns
-    except FileNotFoundError as error:
-        raise SourceError(f"{path}: vanished while it was converted; run the same command again") from error
-    except OSError as error:
-        raise ImageError(path, f"cannot be read ({error.strerror})") from error
-    if len(data) != ref.bytes or modified_ns != ref.modified_ns:
-        raise SourceError(
-            f"{path}: changed while it was converted (expected {ref.bytes:,} bytes, got {len(data):,}, "
-            f"or written since); let the source tree alone, and convert with --overwrite"
-        )
-    return data

@@ -3,16 +3,19 @@
     SRC/001.ak47/001_0001.jpg      sample, class '001.ak47'
     SRC/056.dog/greg/              ignored: a folder inside a class folder
     SRC/198.spider/RENAME2         ignored: neither an image extension nor an image signature
+    SRC/again -> .                 ignored: a link to a folder that it lies in
 
 A tree whose folders are `train` and `val` (or `valid`, `validation`, `test`), with class folders in
 each, keeps these splits: SRC/train/001.ak47/001_0001.jpg.
 
 A file is a picture if its extension says so or, failing that, if its first bytes do: Caltech-101
-holds a JPEG named 'tmp'. Whether a picture can be decoded shows only when it is decoded.
+holds a JPEG named 'tmp'. `precache.kinds` lists both. Whether a picture can be decoded shows only when it
+is decoded.
 """
 
 import hashlib
 import os
+import stat
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -22,15 +25,15 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from precache.errors import SettingError, SourceError
+from precache import folders
+from precache.errors import SettingError, SourceError, shell_command
+from precache.folders import Entry, sorted_entries
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 
-IMAGE_EXTENSIONS = frozenset(
-    (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".gif", ".webp", ".bmp", ".tif", ".tiff")
-)
 SPLIT_FOLDERS = ("train", "val", "valid", "validation", "test")
-_SIGNATURES = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF87a", b"GIF89a", b"BM", b"II*\0", b"MM\0*")
+_MISSED_SHARE = 0.01  # of files that look like pictures: more, and the user hears of it
+_NAMED = 5  # files or folders that a warning names
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +154,8 @@ class Scan:
         scanned: files and folders that were looked at; each is a sample or ignored.
         digest: SHA-256 (hex) over the samples' paths and sizes: tells two trees apart without
             reading pictures.
+        warnings: what the user may not expect of it, one line each: classes without pictures, files
+            left out that look like pictures, one folder under two names.
     """
 
     root: Path
@@ -159,24 +164,34 @@ class Scan:
     ignored: tuple[IgnoredPath, ...]
     scanned: int
     digest: str
+    warnings: tuple[str, ...] = ()
 
 
 def scan_tree(root: str | os.PathLike[str]) -> Scan:
     """List the samples of the tree at `root`, sorted by class folder, then by file name.
 
     Raises:
-        SourceError: `root` is missing, is not a folder, or has no class folder with a picture.
+        SourceError: `root` is missing, is not a folder, or has no class folder with a picture; or
+            something of it cannot be read: then its `__cause__` is an OSError.
     """
     root = Path(root)
-    if not root.is_dir():
-        reason = "is not a folder" if root.exists() else "does not exist"
+    try:
+        folder = stat.S_ISDIR(os.stat(root).st_mode)
+        reason = None if folder else "is not a folder"
+    except (FileNotFoundError, NotADirectoryError):
+        reason = "does not exist"
+    except OSError as error:
+        raise SourceError(
+            f"{root}: cannot be looked into ({error.strerror}); check its permissions and its disk"
+        ) from error
+    if reason is not None:
         raise SourceError(
             f"{root}: {reason}; expected a folder of class folders with pictures "
-            f"(make one with 'precache sample {root}')"
+            f"(make one with: {shell_command('precache sample', root)})"
         )
     found = _Found()
     for split, prefix in _split_folders(root):
-        for entry in _sorted_entries(root / prefix):
+        for entry in sorted_entries(root / prefix):
             found.scanned += _scan_folder(found, split, f"{prefix}{entry.name}", entry)
     if not found.sizes:
         raise SourceError(
@@ -192,6 +207,11 @@ class _Found:
     def __init__(self) -> None:
         self.ignored: list[IgnoredPath] = []
         self.scanned = 0
+        self._missed: list[str] = []  # ignored files that look like pictures
+        self._empty: list[str] = []  # class folders without pictures
+        self._name_of: dict[tuple[int, int], str] = {}  # a folder's device and number -> its path
+        self._twice: list[str] = []
+        self._loops: list[str] = []
         self.sizes = array("q")
         self._modified_ns = array("q")
         self._paths = bytearray()
@@ -212,9 +232,43 @@ class _Found:
         self._folder_of.append(len(self._folders) - 1)
         self._digest.update(encoded + b"\0%d\0" % status.st_size)
 
-    def ignore(self, path: str, reason: str) -> None:
-        """Note something that is not a picture."""
+    def ignore(self, path: str, reason: str, *, missed: bool = False) -> None:
+        """Note something that is not a picture, or looks like one and is `missed`."""
         self.ignored.append(IgnoredPath(path, reason))
+        if missed:
+            self._missed.append(path)
+        if reason == folders.NO_PICTURES:
+            self._empty.append(path)
+        elif reason == folders.LOOP:
+            self._loops.append(path)
+
+    def enter(self, path: str, status: os.stat_result) -> None:
+        """Note a class folder."""
+        key = (status.st_dev, status.st_ino)
+        first = self._name_of.setdefault(key, path)
+        if first != path and status.st_ino:  # 0 where the file system counts none
+            self._twice.append(f"{path!r} is {first!r}")
+
+    def warnings(self, root: Path) -> tuple[str, ...]:
+        """As `Scan.warnings`."""
+        lines = []
+        if self._empty:
+            lines.append(f"{root}: class folders without a picture: {_names(self._empty)}")
+        if len(self._missed) > _MISSED_SHARE * (len(self.sizes) + len(self._missed)):
+            lines.append(
+                f"{root}: {len(self._missed):,} files that look like pictures are left out: "
+                f"{_names(self._missed)}"
+            )
+        if self._loops:
+            lines.append(
+                f"{root}: links to a folder that they lie in are not followed: {_names(self._loops)}"
+            )
+        if self._twice:
+            lines.append(
+                f"{root}: class folders that are one folder, so that pictures count twice: "
+                f"{', '.join(self._twice[:_NAMED])}"
+            )
+        return tuple(lines)
 
     def scan(self, root: Path) -> Scan:
         """All of it."""
@@ -233,70 +287,50 @@ class _Found:
             path_ends=np.frombuffer(self._path_ends, np.int64),
         )
         digest = self._digest.hexdigest()
-        return Scan(root, tuple(classes), samples, tuple(self.ignored), self.scanned, digest)
+        ignored, warnings = tuple(self.ignored), self.warnings(root)
+        return Scan(root, tuple(classes), samples, ignored, self.scanned, digest, warnings)
+
+
+def _names(paths: Sequence[str]) -> str:
+    """The first ones, quoted: they may hold anything."""
+    more = len(paths) - _NAMED
+    return ", ".join(map(repr, paths[:_NAMED])) + (f" and {more:,} more" if more > 0 else "")
 
 
 def _split_folders(root: Path) -> list[tuple[str, str]]:
     """(split, its folder's path with a slash); one without a name for a tree without splits."""
-    folders = [e for e in _sorted_entries(root) if e.is_dir() and not e.name.startswith(".")]
-    names = {folder.name for folder in folders}
+    shown = [entry for entry in sorted_entries(root) if not entry.name.startswith(".")]
+    found = [entry for entry in shown if folders.is_folder(entry) and not folders.is_loop(entry)]
+    names = {folder.name for folder in found}
     if "train" not in names or not names <= set(SPLIT_FOLDERS):
         return [("", "")]
-    if any(_why_not_a_picture(entry) is None for folder in folders for entry in _sorted_entries(folder.path)):
-        return [("", "")]  # a class that happens to be called train
-    return [(folder.name, f"{folder.name}/") for folder in folders]
+    for folder in found:
+        if any(folders.why_not_a_picture(entry) is None for entry in sorted_entries(folder.path)):
+            return [("", "")]  # a class that happens to be called train
+    return [(folder.name, f"{folder.name}/") for folder in found]
 
 
-def _scan_folder(found: _Found, split: str, path: str, folder: "os.DirEntry[str]") -> int:
+def _scan_folder(found: _Found, split: str, path: str, folder: Entry) -> int:
     """Add what the class folder holds, `path` relative to the root; how much was looked at."""
-    if not folder.is_dir():
-        found.ignore(path, "a file beside the class folders")
+    if not folders.is_folder(folder):
+        found.ignore(path, "a file beside the class folders", missed=folders.looks_like_picture(folder))
         return 1
-    if folder.name.startswith("."):
-        found.ignore(path, "a hidden folder")
+    if folder.name.startswith(".") or folders.is_loop(folder):
+        found.ignore(path, folders.HIDDEN_FOLDER if folder.name.startswith(".") else folders.LOOP)
         return 1
-    entries = _sorted_entries(folder.path)
+    entries = sorted_entries(folder.path)
+    found.enter(path, folders.status(folder))
     pictures = 0
     for entry in entries:
-        reason = _why_not_a_picture(entry)
+        reason = folders.why_not_a_picture(entry)
         if reason is None:
             pictures += 1
-            found.add(split, folder.name, f"{path}/{entry.name}", entry.stat())
+            found.add(split, folder.name, f"{path}/{entry.name}", folders.status(entry))
         else:
-            found.ignore(f"{path}/{entry.name}", reason)
+            found.ignore(f"{path}/{entry.name}", reason, missed=folders.looks_like_picture(entry))
     if pictures == 0:
-        found.ignore(path, "a folder without pictures")
+        found.ignore(path, folders.NO_PICTURES)
     return len(entries) + (pictures == 0)
-
-
-def _sorted_entries(folder: str | os.PathLike[str]) -> list["os.DirEntry[str]"]:
-    try:
-        with os.scandir(folder) as entries:
-            return sorted(entries, key=lambda entry: entry.name)
-    except OSError as error:
-        raise SourceError(f"{folder}: cannot be listed ({error.strerror}); check its permissions") from error
-
-
-def _why_not_a_picture(entry: "os.DirEntry[str]") -> str | None:
-    if entry.is_dir():
-        return "a folder inside a class folder"
-    if not entry.is_file():
-        return "not a regular file"
-    if entry.name.startswith("."):
-        return "a hidden file"
-    extension = os.path.splitext(entry.name)[1].lower()
-    if extension in IMAGE_EXTENSIONS or _has_image_signature(entry.path):
-        return None
-    return "neither an image extension nor an image signature"
-
-
-def _has_image_signature(path: str) -> bool:
-    try:
-        with open(path, "rb") as file:
-            start = file.read(16)
-    except OSError:
-        return False
-    return start.startswith(_SIGNATURES) or (start[:4] == b"RIFF" and start[8:12] == b"WEBP")
 
 
 def check_apart(source: Path, destination: Path) -> None:

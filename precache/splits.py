@@ -13,14 +13,17 @@ import hashlib
 import io
 import os
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from precache.errors import SettingError, SourceError
 from precache.recipe import Recipe
 from precache.source import IgnoredPath, Scan
+from precache.storage import read_regular
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 _COLUMNS = 2
@@ -38,7 +41,7 @@ def apply_list(scan: Scan, recipe: Recipe, path: str | os.PathLike[str]) -> tupl
     if recipe.splits != Recipe(format=recipe.format).splits:
         raise SettingError(f"splits {recipe.splits!r} and the list {path} exclude one another; give one")
     try:
-        content = path.read_bytes()
+        content = read_regular(path)
     except OSError as error:
         raise SettingError(
             f"splits {str(path)!r}: neither shares as 'train=0.8,val=0.2' nor a list that can be read "
@@ -69,7 +72,7 @@ def _parse(path: Path, content: bytes) -> dict[str, str]:
     split_of: dict[str, str] = {}
     text = os.fsdecode(content.removeprefix(codecs.BOM_UTF8))  # which Excel writes
     reader = csv.reader(io.StringIO(text, newline=""))
-    for row in reader:
+    for row in _rows(path, reader):
         if not row or (reader.line_num == 1 and row == ["path", "split"]):
             continue
         if len(row) != _COLUMNS or not _NAME.fullmatch(row[1].strip()):
@@ -84,3 +87,12 @@ def _parse(path: Path, content: bytes) -> dict[str, str]:
     if not split_of:
         raise SettingError(f"{path}: the list of splits is empty; expected lines 'path,split'")
     return split_of
+
+
+def _rows(path: Path, reader: Any) -> Iterator[list[str]]:
+    try:
+        yield from reader
+    except csv.Error as error:  # a field of over 131,072 characters, as of a quote that is not closed
+        raise SettingError(
+            f"{path}, line {reader.line_num}: not CSV ({error}); expected 'path,split', with quotes in pairs"
+        ) from error

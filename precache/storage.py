@@ -1,10 +1,16 @@
-"""Files that are either whole or not there: write beside, fsync, rename."""
+"""Files that are either whole or not there: write beside, fsync, rename.
+
+What is written beside has a hidden name that nobody can guess, `.NAME.0123456789abcdef.partial`: no file of
+anybody else has it, and no link waits there to lead the bytes elsewhere.
+"""
 
 import errno
 import os
+import re
+import secrets
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -13,10 +19,13 @@ import google_crc32c
 import numpy as np
 
 TEMPORARY_SUFFIX = ".partial"
+_TEMPORARY_NAME = re.compile(rf"\.(.+)\.[0-9a-f]{{16}}{re.escape(TEMPORARY_SUFFIX)}", re.DOTALL)
+_NO_FOLDER_FSYNC = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF)
 _READ_BYTES = 1 << 20  # stays in the CPU's cache
+_SAFE = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
 
 
-def open_regular(path: str | os.PathLike[str]) -> int:
+def open_regular(path: str | os.PathLike[str], flags: int = 0) -> int:
     """A descriptor of the file at `path`, for reading; of a file alone, never of a pipe or a device.
 
     Opening a FIFO that nobody writes to would wait for ever.
@@ -24,7 +33,8 @@ def open_regular(path: str | os.PathLike[str]) -> int:
     Raises:
         OSError: it cannot be opened, or is something else.
     """
-    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    flags |= os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    descriptor = os.open(path, flags)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError(errno.EINVAL, "is not a regular file", os.fspath(path))
@@ -41,16 +51,41 @@ def read_regular(path: str | os.PathLike[str]) -> bytes:
         return file.read()
 
 
+def open_new(path: str | os.PathLike[str], flags: int = 0) -> int:
+    """A descriptor, for writing, of a file that this call makes; links are not followed.
+
+    Raises:
+        FileExistsError: something has the name; be it a link to nowhere.
+    """
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFE | flags, 0o666)
+
+
+def open_append(path: str | os.PathLike[str], flags: int = 0) -> int:
+    """A descriptor, for reading and appending, of the file at `path`, which no other name stands for.
+
+    Raises:
+        OSError: there is none, or a link, or a file with several names, or something else.
+    """
+    flags |= os.O_RDWR | os.O_APPEND | getattr(os, "O_NONBLOCK", 0) | _SAFE
+    descriptor = os.open(path, flags, 0o666)
+    status = os.fstat(descriptor)
+    if stat.S_ISREG(status.st_mode) and status.st_nlink < 2:
+        return descriptor
+    os.close(descriptor)
+    raise OSError(errno.EINVAL, "is not a regular file with one name", os.fspath(path))
+
+
 @contextmanager
 def atomic_write(path: Path) -> Iterator[BinaryIO]:
     """Open a file for writing that appears at `path`, durable, only if the block ends well.
 
     Readers see the old file or the new one, never a part; a file that somebody has mapped is
-    replaced, not truncated. After a crash a `*.partial` file may be left beside it.
+    replaced, not truncated, and so is a link, not what it leads to. After a crash the file that was
+    written may be left beside it: `is_leftover` knows it.
     """
     temporary = temporary_path(path)
     try:
-        with open(temporary, "wb") as file:
+        with open(open_new(temporary), "wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -62,15 +97,28 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
 
 
 def temporary_path(path: Path) -> Path:
-    """The name under which a file is written before it becomes `path`."""
-    return path.with_name(path.name + TEMPORARY_SUFFIX)
+    """A new name under which a file is written before it becomes `path`; another one at each call."""
+    return path.with_name(f".{path.name}.{secrets.token_hex(8)}{TEMPORARY_SUFFIX}")
+
+
+def is_leftover(path: Path, names: Container[str]) -> bool:
+    """Whether `path` is what a killed process left of writing a file of one of `names`."""
+    match = _TEMPORARY_NAME.fullmatch(path.name)
+    return match is not None and match[1] in names and not path.is_symlink() and path.is_file()
+
+
+def remove_leftovers(folder: Path, names: Container[str]) -> None:
+    """Remove from `folder` what killed processes left of writing files of `names`."""
+    for path in folder.iterdir():
+        if is_leftover(path, names):
+            path.unlink(missing_ok=True)
 
 
 @contextmanager
 def atomic_folder(path: Path) -> Iterator[Path]:
     """A new folder to fill, which becomes `path`, missing or empty before, if the block succeeds."""
     path = path.resolve()
-    temporary = path.with_name(f".{path.name}-{os.getpid()}{TEMPORARY_SUFFIX}")
+    temporary = temporary_path(path)
     temporary.mkdir(parents=True)
     try:
         yield temporary
@@ -84,13 +132,19 @@ def atomic_folder(path: Path) -> Iterator[Path]:
 
 
 def fsync_folder(folder: Path) -> None:
-    """Make the names in `folder` durable; a no-op where folders cannot be opened (Windows)."""
+    """Make the names in `folder` durable; a no-op where folders cannot be opened or synced.
+
+    Windows opens none; some network and FUSE file systems sync none.
+    """
     try:
         descriptor = os.open(folder, os.O_RDONLY)
     except PermissionError:
         return
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _NO_FOLDER_FSYNC:
+            raise
     finally:
         os.close(descriptor)
 

@@ -102,13 +102,13 @@ def verify_deep(
         DatasetError: not a converted dataset, a damaged shard, or one of another source tree.
         SourceError: `source` is not an image tree.
     """
+    workers = executors.worker_count(workers)
     dataset = open_dataset(path)
     manifest = dataset.manifest
     scan = scan_tree(source)
     if scan.digest != manifest.source_digest:
         raise DatasetError(f"{dataset.path}: was not made of {source}, or that tree changed since")
     report = executors.counted(on_progress, manifest.samples)
-    workers = executors.available_cpus() if workers is None else workers
     tasks = _deep_tasks(dataset, scan)
     shards = executors.run(_compare_shard, tasks, min(workers, len(manifest.shards)), report)
     compared = [compared for shard in shards for compared in shard]
@@ -132,6 +132,11 @@ class _DeepTask:
     recipe: Recipe
     source: str
     refs: dict[int, SampleRef]
+
+    @property
+    def name(self) -> str:
+        """How errors call it."""
+        return str(self.path)
 
 
 def _deep_tasks(dataset: ConvertedDataset, scan: Scan) -> Iterator[_DeepTask]:
@@ -176,7 +181,7 @@ def _compare(task: _DeepTask, ref: SampleRef, sample: StoredSample) -> _Compared
     stored = sample.pixels(str(task.path))
     path = os.path.join(task.source, ref.path)
     try:
-        data = images.read_bytes(path)
+        data = images.read_bytes(path, recipe.max_pixels)
         decoded = images.decode_for(data, path, recipe.rendering)
     except ImageError as error:
         return _Compared(ref.path, 0.0, f"{where} {error.reason}")

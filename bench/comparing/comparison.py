@@ -131,7 +131,7 @@ def compare(
         for arm in tuple(running):
             try:
                 bench.measure(arm, skipped)
-            except (DatasetError, ImageError, WorkerError) as error:
+            except (DatasetError, ImageError, SourceError, WorkerError) as error:
                 running.remove(arm)
                 skipped[name_of(arm)] = str(error)
         _check_any([arm for arm in running if isinstance(arm, Arm)], skipped)

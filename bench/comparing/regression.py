@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
-from rich.console import Console
 from rich.table import Table
 
 from bench.analysis import stats
@@ -17,6 +16,7 @@ from bench.reporting.result_file import read_result
 from precache import commandline
 from precache.commandline import STDOUT, check_output, write_json
 from precache.errors import SettingError, check_share
+from precache.tables import new_console
 
 SLOWER, FASTER, REGRESSION = "slower", "faster", "regression"
 _MACHINE = ("cpu", "accelerator", "memory")
@@ -177,7 +177,7 @@ def compare_command(
 
 
 def _print_tables(found: Sequence[Change]) -> None:
-    console = Console(width=_WIDTH, highlight=False)
+    console = new_console(width=_WIDTH)
     for trainer in dict.fromkeys(change.row.trainer for change in found):
         table = Table(box=None, pad_edge=False)
         for title in ("backend", "data", "rate", "A", "B", "B/A", "verdict"):

@@ -6,6 +6,7 @@ included; with other writers they take turns.
 """
 
 import json
+import shlex
 import shutil
 import subprocess
 import sys
@@ -30,6 +31,7 @@ from precache.errors import (
     SettingError,
     check_choice,
     check_range,
+    shell_command,
 )
 from precache.formats import FORMATS, Sample
 from precache.output import publish
@@ -255,7 +257,7 @@ def _command(name: str, source: Path, destination: Path, spec: ConversionSpec) -
             *command,
             "--format",
             recipe.format,
-            *recipe.to_flags().split(),
+            *shlex.split(recipe.to_flags()),
             "--workers",
             str(spec.workers),
         ]
@@ -279,8 +281,8 @@ def _peer_version(python: str, name: str) -> str:
         ) from error
     except subprocess.CalledProcessError as error:
         raise MissingDependencyError(
-            f"{python} lacks {package} or pillow; install them with "
-            f"'{python} -m pip install {package} pillow', or name another Python with --peer-python"
+            f"{python} lacks {package} or pillow; name another Python with --peer-python, or "
+            f"run: {shell_command(Path(python), '-m pip install', package, 'pillow')}"
         ) from error
     version, pillow = json.loads(answer)
     return f"{package} {version} with pillow {pillow}"

@@ -6,7 +6,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import click
-from rich.console import Console
 from rich.table import Table
 
 from bench.analysis.stats import Estimate
@@ -16,6 +15,7 @@ from precache import commandline
 from precache.commandline import STDOUT, ProgressBar, check_output, human_bytes, write_json
 from precache.sample import make_sample
 from precache.source import Scan, scan_tree
+from precache.tables import new_console
 
 TABLE_WIDTH = 100
 _LONGEST_HOW = 20
@@ -62,7 +62,7 @@ def hardware(data: Path | None, scratch: Path, repeats: int, seconds: float, jso
 
 def show(result: Hardware) -> None:
     """Print the table, what goes with it, and the warnings."""
-    console = Console(width=TABLE_WIDTH, highlight=False, markup=False)
+    console = new_console(width=TABLE_WIDTH)
     console.print(table(result))
     reasons = dict.fromkeys(m.how for m in result.measurements if m.value is None and _is_long(m.how))
     for reason in reasons:

@@ -29,6 +29,7 @@ import importlib
 import itertools
 import json
 import os
+import shlex
 import sys
 import time
 from collections.abc import Callable, Generator
@@ -164,8 +165,8 @@ def main() -> None:
             importlib.import_module(module)
     except ImportError as error:
         raise SystemExit(
-            f"{sys.executable} lacks {peer.package} ({error}); install it with "
-            f"'{sys.executable} -m pip install {peer.package}'"
+            f"{sys.executable} lacks {peer.package} ({error}); run: "
+            f"{shlex.quote(sys.executable)} -m pip install {peer.package}"
         ) from error
     if 0 < stored < options.size:
         raise SystemExit(f"size {options.size} is more than {options.data} stores ({stored})")

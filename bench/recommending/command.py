@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.table import Table
 
 from bench.machine.command import TABLE_WIDTH, duration, number
@@ -20,6 +19,7 @@ from precache.commandline import STDOUT, ProgressBar, check_output, human_bytes,
 from precache.errors import SettingError
 from precache.executors import available_cpus
 from precache.recipe import FORMAT_NAMES
+from precache.tables import new_console
 
 _BUSY = 0.1  # share of the CPUs
 _PATH = click.Path(path_type=Path)
@@ -100,7 +100,7 @@ def what_if(**options: float | None) -> dict[str, Any]:
 
 def show(result: Recommendation, other: Recommendation | None) -> None:
     """Print the predictions, those of the what-if, the check, and what to do."""
-    console = Console(width=TABLE_WIDTH, highlight=False, markup=False)
+    console = new_console(width=TABLE_WIDTH)
     for found in (result, other):
         if found is not None:
             console.print(("" if found is result else "\nWhat if: ") + given(found.inputs))

@@ -10,7 +10,6 @@ from typing import Any
 
 import click
 import torch
-from rich.console import Console
 from rich.table import Table
 from torch.profiler import ProfilerActivity, profile, record_function
 
@@ -21,7 +20,8 @@ from loaders.batch import Batch, Loader
 from loaders.dataset import open_split
 from precache import commandline
 from precache.errors import SettingError, check_choice, check_range
-from precache.executors import available_cpus
+from precache.executors import worker_count
+from precache.tables import new_console
 
 WAIT, STEP = "wait for batch", "train step"
 _DATA = Path("data")
@@ -152,7 +152,7 @@ def profile_command(
     device = choose_device(device_name)
     if folder is None:
         folder = _DATA / ("raw" if backend == "auto" else loaders.READS[backend][0])
-    workers = available_cpus() if workers is None else workers
+    workers = worker_count(workers)
     # the number of classes is known with the data, what dtype the loader serves with the trainer
     trainer = make_trainer(trainer_name, device, len(open_split(folder, "train").classes))
     with loaders.build(
@@ -176,7 +176,7 @@ def _print(found: Profile) -> None:
         times_s = (one.host_s, one.device_s) if on_device else (one.host_s,)
         table.add_row(one.name, f"{one.calls:,}", *(f"{seconds * 1e3:,.1f}" for seconds in times_s))
     if found.operators:
-        Console(width=_WIDTH, highlight=False).print(table)
+        new_console(width=_WIDTH).print(table)
     else:
         click.echo(
             "no operators: this trainer computes nothing; take --trainer resnet50 to see those of a step"

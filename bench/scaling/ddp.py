@@ -14,7 +14,6 @@ from typing import Any
 
 import click
 import torch
-from rich.console import Console
 from rich.table import Table
 
 from bench.analysis import stats
@@ -33,6 +32,7 @@ from precache import commandline
 from precache.commandline import STDOUT, ProgressBar, check_output, write_json
 from precache.errors import PrecacheError, SettingError, WorkerError, check_choice, check_range
 from precache.executors import available_cpus
+from precache.tables import new_console
 
 _PATH = click.Path(path_type=Path)
 _WIDTH = 100
@@ -253,7 +253,7 @@ def rank_table(summary: Summary) -> Table:
 
 
 def _print(summary: Summary, result: dict[str, Any]) -> None:
-    Console(width=_WIDTH, highlight=False).print(rank_table(summary))
+    new_console(width=_WIDTH).print(rank_table(summary))
     for line in sentences(summary):
         click.echo(line)
     machine, settings = result["machine"], result["settings"]

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.table import Table
 
 from bench.reporting.result import Row
@@ -14,6 +13,7 @@ from bench.scaling.simulation import SLOWEST, STEP, Prediction, Rates, simulate
 from precache import commandline
 from precache.commandline import STDOUT, ProgressBar, check_output, write_json
 from precache.errors import SettingError
+from precache.tables import new_console
 
 _WIDTH = 100
 _GPUS_PER_NODE = 8
@@ -150,7 +150,7 @@ def _print(rates: Rates, predictions: list[Prediction]) -> None:
             one.binds,
             f"{one.needed_mbps:,.0f}" if rates.image_bytes else "-",
         )
-    Console(width=_WIDTH, highlight=False).print(table)
+    new_console(width=_WIDTH).print(table)
     click.echo("of ideal: of GPUs that never wait. needs MB/s: what the storage must give for that.")
     bound = next((one for one in predictions if one.binds not in (STEP, SLOWEST)), None)
     if bound is not None:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import click
 import torch
-from rich.console import Console
 
 from bench.comparing.comparison import Arm, choose_arms
 from bench.machine import page_cache
@@ -36,6 +35,7 @@ from loaders.dataset import RAW, open_split
 from precache import commandline
 from precache.commandline import ProgressBar, check_output
 from precache.errors import DatasetError, PrecacheError, check_choice, check_range
+from precache.tables import new_console
 
 _DATA = Path("data")
 _PATH = click.Path(path_type=Path)
@@ -186,7 +186,7 @@ def _conditions(settings: Settings, file: SweepFile, repeats: int) -> str:
 
 
 def _show(points: Sequence[Point], file: SweepFile, measured: Sequence[Measured], conditions: str) -> None:
-    console = Console(width=_WIDTH, highlight=False)
+    console = new_console(width=_WIDTH)
     for table in tables(points, file):
         console.print(table)
         console.print()

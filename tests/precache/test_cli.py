@@ -1,11 +1,18 @@
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from precache import Recipe, check, convert, verify_deep
 from precache.commandline import parse_bytes
-from tests.command import check_bad_input, run
+from precache.errors import SettingError, shell_command
+from precache.sample import make_sample
+from tests.command import ROOT, check_bad_input, run
+from tests.conftest import small_recipe
 
 
 def test_the_commands_work_as_typed_on_default_folders(tmp_path: Path) -> None:
@@ -55,6 +62,35 @@ def test_verify_names_the_damage_and_exits_with_1(converted: dict[str, Path], tm
     )
 
 
+def test_a_remedy_is_a_command_that_a_shell_runs(raw_tree: Path, tmp_path: Path) -> None:
+    """Spaces, a quote, a colour that a shell takes for a comment, a byte that is no text."""
+    out = tmp_path / os.fsdecode(b"my 'data' \x1b[31m\xff")
+    recipe = Recipe(format="webdataset", size=16, background="#1e90ff")
+    convert(raw_tree, out, recipe, workers=0)
+    good = {path.name: path.read_bytes() for path in out.iterdir()}
+    (out / "train-00000.tar").unlink()
+    result = run("precache", "verify", out, cwd=tmp_path)
+    assert result.returncode == 1
+    assert "\x1b" not in result.stderr
+    _, remedy = result.stderr.splitlines()
+    _, _, command = remedy.partition("with: precache ")
+    command = command.replace("SRC", str(raw_tree))
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    script = f"{sys.executable} -m precache {command}"
+    subprocess.run(["bash", "-c", script], cwd=tmp_path, env=environment, check=True, capture_output=True)
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == good
+
+
+@pytest.mark.parametrize(
+    "path", ["plain", "with space", "it's", "-x", "#1", "$HOME", "`id`", "a\nb\\'", "\udcff\u202e", "é"]
+)
+def test_a_path_in_a_command_is_one_word_for_a_shell(path: str) -> None:
+    command = shell_command("printf %s", Path(path))
+    assert command.isprintable()
+    printed = subprocess.run(["bash", "-c", command], capture_output=True, check=True).stdout
+    assert os.fsdecode(printed).removeprefix("./") == path
+
+
 @pytest.mark.parametrize(
     ("arguments", "mentions"),
     [
@@ -75,7 +111,11 @@ def test_verify_names_the_damage_and_exits_with_1(converted: dict[str, Path], tm
             ["size", "1 to 8,192", "got 8193"],
         ),
         (["convert", "tree", "out", "--format", "dali", "--size", "big"], ["--size", "'big'"]),
-        (["convert", "tree", "out", "--format", "dali", "--workers", "-1"], ["workers", "got -1"]),
+        (
+            ["convert", "tree", "out", "--format", "dali", "--workers", "-1"],
+            ["workers must be 0 or more, got -1", "left out it is one per CPU"],
+        ),
+        (["check", "tree", "--workers", "-1"], ["workers must be 0 or more, got -1"]),
         (["convert", "tree", "out", "--format", "dali", "--shard-bytes", "big"], ["'big'", "128MiB"]),
         (["convert", "tree", "out", "--format", "dali", "--splits", "a=2"], ["splits", "train=0.8,val=0.2"]),
         (["convert", "tree", "out"], ["--format", "precache convert --help"]),
@@ -173,3 +213,19 @@ def test_a_converted_folder_with_splits_is_inspected_and_loaded(raw_tree: Path, 
             assert loader.samples == summary["splits"][split]["samples"]
             ids += [int(i) for batch in loader for i in batch.ids]
     assert sorted(ids) == list(range(70))
+
+
+@pytest.mark.parametrize("workers", [-1, True, 1.5])
+def test_a_number_of_workers_that_is_none_says_what_would_do(
+    workers: int, raw_tree: Path, converted: dict[str, Path], tmp_path: Path
+) -> None:
+    calls = (
+        lambda: convert(raw_tree, tmp_path / "out", small_recipe("shards"), workers=workers),
+        lambda: check(raw_tree, list_file=tmp_path / "list.csv", workers=workers),
+        lambda: verify_deep(converted["shards"], raw_tree, workers=workers),
+        lambda: make_sample(tmp_path / "sample", workers=workers),
+    )
+    for call in calls:
+        with pytest.raises(SettingError, match=r"workers must be 0 or more, got .*left out it is one"):
+            call()
+    assert list(tmp_path.iterdir()) == []

@@ -1,7 +1,10 @@
 """Files written once: their bytes, their checksum, and that nothing half-written is left."""
 
+import errno
 import os
 import resource
+import stat
+from contextlib import nullcontext
 from pathlib import Path
 
 import google_crc32c
@@ -10,7 +13,15 @@ import pytest
 
 from precache import output
 from precache.output import publish, write_beside
-from precache.storage import crc32c_file, temporary_path
+from precache.storage import (
+    atomic_write,
+    crc32c_file,
+    fsync_folder,
+    is_leftover,
+    open_append,
+    open_new,
+    temporary_path,
+)
 
 LENGTHS = [0, 1, 4095, 4096, 4097, 3 * 4096]
 
@@ -105,7 +116,54 @@ def test_a_file_system_without_direct_io_is_written_through_the_cache(
         file.write(b"odd")
     publish([file])
     assert (tmp_path / "file").read_bytes() == b"odd"
-    with open(temporary_path(tmp_path / "other"), "wb"), write_beside(tmp_path / "other") as file:
-        file.write(b"over a leftover")
-    publish([file])
-    assert (tmp_path / "other").read_bytes() == b"over a leftover"
+
+
+def test_no_name_is_written_through_or_over(tmp_path: Path) -> None:
+    """Of what is written beside, nobody can know the name; and what has it is not written to."""
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    for make in (os.symlink, os.link):
+        make(victim, tmp_path / "name")
+        with pytest.raises(FileExistsError):
+            open_new(tmp_path / "name")
+        with pytest.raises(OSError, match=r"symbolic links|not a regular file with one name"):
+            open_append(tmp_path / "name")
+        with atomic_write(tmp_path / "name") as file:  # takes the place of the link, not of its target
+            file.write(b"new")
+        with write_beside(tmp_path / "name") as output_file:
+            output_file.write(b"newer")
+        publish([output_file])
+        assert (tmp_path / "name").read_bytes() == b"newer"
+        assert not (tmp_path / "name").is_symlink()
+        assert victim.read_text() == "mine"
+        (tmp_path / "name").unlink()
+    assert temporary_path(victim) != temporary_path(victim)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match=r"No such device|not a regular file"):
+        open_append(tmp_path / "pipe")
+
+
+def test_what_a_killed_writer_leaves_is_recognised(tmp_path: Path) -> None:
+    leftover = temporary_path(tmp_path / "file")
+    leftover.touch()
+    assert is_leftover(leftover, ["file"])
+    assert not is_leftover(leftover, ["other"])
+    for mine in ("file.partial", ".file.partial", "file", ".file.0123.partial"):
+        (tmp_path / mine).touch()
+        assert not is_leftover(tmp_path / mine, ["file"])
+
+
+@pytest.mark.parametrize("code", [errno.EINVAL, errno.ENOTSUP, errno.EIO])
+def test_a_folder_that_cannot_be_synced_is_no_error_but_a_failing_disk_is(
+    code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fsync = os.fsync
+
+    def refuse_folders(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(code, os.strerror(code))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", refuse_folders)
+    with pytest.raises(OSError, match="Input/output error") if code == errno.EIO else nullcontext():
+        fsync_folder(tmp_path)

@@ -1,6 +1,9 @@
+import errno
 import os
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,9 +11,10 @@ import numpy as np
 import pytest
 from PIL import Image, features
 
+from precache import folders, reading
 from precache.errors import SourceError
 from precache.source import SampleRef, Samples, scan_tree
-from tests.command import ROOT
+from tests.command import ROOT, run
 
 
 def put(path: Path, content: bytes = b"\xff\xd8\xff") -> None:
@@ -125,6 +129,124 @@ def test_symlinked_pictures_and_folders_count_and_dangling_ones_are_ignored(tmp_
     scan = scan_tree(tmp_path / "tree")
     assert [(s.path, s.bytes) for s in scan.samples] == [("a/link.jpg", 4), ("a/real.jpg", 3), ("b/x.jpg", 4)]
     assert [i.path for i in scan.ignored] == ["a/gone.jpg"]
+
+
+def test_a_link_to_a_folder_that_it_lies_in_is_not_followed(tmp_path: Path) -> None:
+    tree = tmp_path / "above/tree"
+    put(tree / "b/1.jpg")
+    for name, target in (("a", "."), ("c", ".."), ("d", "../.."), ("b/inner", ".."), ("self", "self")):
+        (tree / name).symlink_to(target)
+    put(tmp_path / "above/x.jpg")
+    put(tmp_path / "y.jpg")
+    scan = scan_tree(tree)
+    assert [s.path for s in scan.samples] == ["b/1.jpg"]
+    why = {i.path: i.reason for i in scan.ignored}
+    assert {why[name] for name in "acd"} == {"a link to a folder that it lies in"}
+    assert why.keys() == {"a", "c", "d", "b/inner", "self"}
+    assert scan.scanned == 6
+    (warning,) = scan.warnings
+    assert warning == f"{tree}: links to a folder that they lie in are not followed: 'a', 'c', 'd'"
+
+
+def test_a_loop_beside_splits_leaves_them_what_they_are(tmp_path: Path) -> None:
+    put(tmp_path / "train/a/1.jpg")
+    (tmp_path / "val").symlink_to(".")
+    scan = scan_tree(tmp_path)
+    assert [(s.path, s.split) for s in scan.samples] == [("train/a/1.jpg", "train")]
+
+
+def test_one_folder_under_two_names_is_a_warning(tmp_path: Path) -> None:
+    put(tmp_path / "a/1.jpg")
+    (tmp_path / "b").symlink_to("a")
+    scan = scan_tree(tmp_path)
+    assert len(scan.samples) == 2
+    assert scan.warnings == (
+        f"{tmp_path}: class folders that are one folder, so that pictures count twice: 'b' is 'a'",
+    )
+
+
+def test_classes_without_pictures_and_kinds_that_are_not_read_are_warnings(tmp_path: Path) -> None:
+    for number in range(100):
+        put(tmp_path / f"a/{number}.jpg")
+    put(tmp_path / "b/x.heic", b"....ftypheic")
+    assert scan_tree(tmp_path).warnings == (f"{tmp_path}: class folders without a picture: 'b'",)
+    put(tmp_path / "a/y.heic", b"....ftypheic")
+    put(tmp_path / "beside.jpg")
+    put(tmp_path / "a/.hidden.jpg")
+    put(tmp_path / "a/esc\x1b[31m.txt", b"text")
+    _, missed = scan_tree(tmp_path).warnings
+    assert missed == (
+        f"{tmp_path}: 3 files that look like pictures are left out: 'a/y.heic', 'b/x.heic', 'beside.jpg'"
+    )
+    for number in range(10):
+        (tmp_path / f"c{number}\x1b").mkdir()
+    assert "'b', 'c0\\x1b', 'c1\\x1b', 'c2\\x1b', 'c3\\x1b' and 6 more" in scan_tree(tmp_path).warnings[0]
+    recipe = ("--format", "shards", "--size", 8, "--max-rejects", 1)
+    Image.new("RGB", (9, 9)).save(tmp_path / "a/0.jpg")
+    (tmp_path / "out").mkdir()
+    for command in (("check", "."), ("convert", ".", tmp_path.parent / f"{tmp_path.name}-out", *recipe)):
+        result = run("precache", *command, cwd=tmp_path)
+        assert "WARNING: .: class folders without a picture: 'b', 'c0\\x1b'" in result.stderr
+        assert "WARNING: .: 3 files that look like pictures are left out" in result.stderr
+        assert "\x1b" not in result.stderr.replace("\x1b[A", "")
+
+
+@pytest.fixture
+def unprivileged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder that a user without root's rights can reach; for the test, this process is one."""
+    if os.geteuid() != 0:
+        yield tmp_path_factory.mktemp("tree")
+        return
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        os.chown(folder, 65534, 65534)
+        os.seteuid(65534)
+        try:
+            yield Path(folder)
+        finally:
+            os.seteuid(0)
+
+
+@pytest.mark.parametrize("closed", ["tree", "tree/a", "tree/a/notes", "."])
+def test_what_may_not_be_read_is_named_and_not_ignored(unprivileged: Path, closed: str) -> None:
+    put(unprivileged / "tree/a/1.jpg")
+    put(unprivileged / "tree/a/notes", b"text")
+    (unprivileged / closed).chmod(0)
+    try:
+        with pytest.raises(SourceError, match=r"Permission denied.*permissions") as caught:
+            scan_tree(unprivileged / "tree")
+    finally:
+        (unprivileged / closed).chmod(0o700)
+    assert str(caught.value).startswith(f"{unprivileged / ('tree' if closed == '.' else closed)}: ")
+    assert isinstance(caught.value.__cause__, OSError)
+
+
+def test_links_that_may_not_be_followed_are_named(unprivileged: Path) -> None:
+    put(unprivileged / "tree/a/1.jpg")
+    put(unprivileged / "closed/x.jpg")
+    (unprivileged / "tree/a/2.jpg").symlink_to(unprivileged / "closed/x.jpg")
+    (unprivileged / "closed").chmod(0)
+    try:
+        with pytest.raises(SourceError, match=r"tree/a/2\.jpg: .*Permission denied"):
+            scan_tree(unprivileged / "tree")
+    finally:
+        (unprivileged / "closed").chmod(0o700)
+
+
+def test_an_error_of_a_moment_hides_no_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(tmp_path / "a/1")
+    tried: list[str] = []
+    real = folders.open_regular
+
+    def fails_twice(path: str) -> int:
+        tried.append(path)
+        if len(tried) <= 2:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), path)
+        return real(path)
+
+    monkeypatch.setattr(folders, "open_regular", fails_twice)
+    monkeypatch.setattr(reading, "_PAUSES_S", (0.0, 0.0))
+    assert len(scan_tree(tmp_path).samples) == 1
+    assert len(tried) == 3
 
 
 def test_everything_that_was_looked_at_is_a_sample_or_ignored(tmp_path: Path) -> None:

@@ -76,8 +76,11 @@ def test_verify_names_the_damaged_file_and_what_to_run(
     assert result.returncode == 1
     problem, remedy = result.stderr.splitlines()
     assert problem.startswith(f"copy/{file.name}: ")
-    flags = "--overwrite', with the options" if damage == "edited manifest" else f"--format {name}"
-    assert f"rewrite it with 'precache convert SRC copy {flags}" in remedy
+    command, flags = "precache convert SRC copy", f"--format {name}"
+    if damage == "edited manifest":
+        assert remedy.endswith(f"rewrite it with the options that it was made with: {command} --overwrite")
+    else:
+        assert f"rewrite it with: {command} {flags}" in remedy
 
 
 def test_deep_refuses_another_tree(converted: dict[str, Path], tmp_path: Path) -> None:

@@ -1,0 +1,104 @@
+"""A shard that is written, and what the journal says of it: arrays as base64 of their little-endian bytes."""
+
+import base64
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from precache.files import FileEntry
+from precache.formats import Format
+from precache.index import Checksums, Ints, Sizes
+from precache.manifest import RejectedSample, ShardEntry
+from precache.plan import ShardPlan
+from precache.source import Samples
+
+_ARRAYS = {
+    "source_sizes": "<i4",
+    "checksums": "<u8",
+    "source_modified_ns": "<i8",
+    "source_checksums": "<u8",
+}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FinishedShard:
+    """A shard that is written; without files if every picture of it was rejected.
+
+    Attributes:
+        entry: its line in the manifest.
+        rejected: the pictures that it lacks.
+        source_sizes: int32 [n, 2], width and height of the upright source pictures, in stored order.
+        checksums: uint64 [n], XXH3-64 of what is stored of each, in stored order.
+        source_modified_ns: int64 [m], of all pictures that the plan has in the shard, in its order, rejected
+            ones too: when they had last been written.
+        source_checksums: uint64 [m], of the same: XXH3-64 of the files.
+    """
+
+    entry: ShardEntry
+    rejected: tuple[RejectedSample, ...]
+    source_sizes: Sizes
+    checksums: Checksums
+    source_modified_ns: Ints
+    source_checksums: Checksums
+
+
+def file_names(shard: str, form: Format) -> tuple[str, ...]:
+    """Names of the files of the shard of this name."""
+    return (f"{shard}{form.suffix}", *([f"{shard}{form.index_suffix}"] if form.index_suffix else []))
+
+
+def encode(shard: FinishedShard) -> dict[str, Any]:
+    """`shard` as plain JSON values."""
+    return {
+        "entry": asdict(shard.entry),
+        "rejected": [asdict(sample) for sample in shard.rejected],
+        **{name: _text(getattr(shard, name), dtype) for name, dtype in _ARRAYS.items()},
+    }
+
+
+def decode(
+    content: dict[str, Any], plans: Mapping[str, ShardPlan], samples: Samples, form: Format
+) -> FinishedShard | None:
+    """What `encode` was given; None if it is no shard that this plan makes."""
+    try:
+        fields = dict(content["entry"])
+        files = tuple(FileEntry(**file) for file in fields.pop("files"))
+        entry = ShardEntry(files=files, **fields)
+        rejected = tuple(RejectedSample(**sample) for sample in content["rejected"])
+        arrays = {name: _array(content[name], dtype) for name, dtype in _ARRAYS.items()}
+        arrays["source_sizes"] = arrays["source_sizes"].reshape(-1, 2)
+        shard = FinishedShard(entry, rejected, **arrays)
+        return shard if _fits(shard, plans[entry.name], samples, form) else None
+    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError):
+        return None
+
+
+def _fits(shard: FinishedShard, plan: ShardPlan, samples: Samples, form: Format) -> bool:
+    entry, ids = shard.entry, samples.ids[plan.rows]
+    names = tuple(file.name for file in entry.files)
+    rejected = [sample.id for sample in shard.rejected]
+    return (
+        entry.split == plan.split
+        and type(entry.samples) is int
+        and entry.samples == len(shard.source_sizes) == len(shard.checksums) == len(ids) - len(rejected)
+        and len(shard.source_modified_ns) == len(shard.source_checksums) == len(ids)
+        and names == (file_names(plan.name, form) if entry.samples else ())
+        and len(set(rejected)) == len(rejected) == int(np.isin(ids, rejected).sum())
+        and all(
+            sample.path == samples[int(plan.rows[ids == sample.id][0])].path
+            and isinstance(sample.reason, str)
+            for sample in shard.rejected
+        )
+    )
+
+
+def _text(array: npt.NDArray[Any], dtype: str) -> str:
+    return base64.b64encode(np.ascontiguousarray(array, dtype).tobytes()).decode("ascii")
+
+
+def _array(text: str, dtype: str) -> npt.NDArray[Any]:
+    array = np.frombuffer(base64.b64decode(text, validate=True), dtype)
+    return array.astype(array.dtype.newbyteorder("="))

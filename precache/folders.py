@@ -1,0 +1,84 @@
+"""What lies in a folder of a source tree: pictures, folders, and what is neither, and why."""
+
+import errno
+import os
+from collections.abc import Callable
+
+from precache import kinds
+from precache.reading import steadily
+from precache.storage import open_regular
+
+Entry = os.DirEntry[str]
+
+LOOP = "a link to a folder that it lies in"
+HIDDEN_FOLDER = "a hidden folder"
+NO_PICTURES = "a folder without pictures"
+
+
+def sorted_entries(folder: str | os.PathLike[str]) -> list[Entry]:
+    """What `folder` holds, by name.
+
+    Raises:
+        SourceError: it cannot be listed.
+    """
+
+    def entries() -> list[Entry]:
+        with os.scandir(folder) as found:
+            return sorted(found, key=lambda entry: entry.name)
+
+    return steadily(entries, folder)
+
+
+def is_folder(entry: Entry) -> bool:
+    """Whether it is a folder, or a link to one; SourceError if that cannot be found out."""
+    return steadily(lambda: _is(entry, entry.is_dir), entry.path)
+
+
+def is_loop(entry: Entry) -> bool:
+    """Whether it is a link to a folder that it lies in: following it leads here again."""
+    if not entry.is_symlink():
+        return False
+    target, here = os.path.realpath(entry.path), os.path.realpath(os.path.dirname(entry.path))
+    return os.path.commonpath((target, here)) == target
+
+
+def status(entry: Entry) -> os.stat_result:
+    """Of what it leads to; SourceError if that cannot be found out."""
+    return steadily(lambda: os.stat(entry.path), entry.path)
+
+
+def why_not_a_picture(entry: Entry) -> str | None:
+    """Why this, in a class folder, is no sample; None if it is one."""
+    if is_folder(entry):
+        return "a folder inside a class folder"
+    if not steadily(lambda: _is(entry, entry.is_file), entry.path):
+        return "not a regular file"
+    if entry.name.startswith("."):
+        return "a hidden file"
+    if kinds.extension(entry.name) in kinds.IMAGE_EXTENSIONS or _begins_as_picture(entry):
+        return None
+    if kinds.looks_like_picture(entry.name):
+        return "a kind of picture that is not read here"
+    return "neither an image extension nor an image signature"
+
+
+def looks_like_picture(entry: Entry) -> bool:
+    """Whether the user may have taken it for a sample."""
+    return not entry.name.startswith(".") and kinds.looks_like_picture(entry.name) and not is_folder(entry)
+
+
+def _is(entry: Entry, question: Callable[[], bool]) -> bool:
+    try:
+        return question()
+    except OSError as error:
+        if error.errno == errno.ELOOP:  # a link to itself
+            return False
+        raise
+
+
+def _begins_as_picture(entry: Entry) -> bool:
+    def start() -> bytes:
+        with open(open_regular(entry.path), "rb", buffering=0) as file:
+            return file.read(kinds.PREFIX_BYTES)
+
+    return kinds.is_picture(entry.name, steadily(start, entry.path))

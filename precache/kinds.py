@@ -1,0 +1,163 @@
+"""Which files are pictures, and which of Pillow's decoders may open them.
+
+Pillow reads some forty kinds of files. Those listed here are pictures of a size that their header states,
+decoded by Pillow itself or by a library made for it. Not listed, so never opened: what makes Pillow run
+another program (EPS: Ghostscript), what needs one that is not there (WMF, FITS, HDF5, GRIB, BUFR, MPEG),
+what is source code (XBM, XPM), and what is rather a work file or a resource than a photograph (PSD, ICNS,
+CUR, PCD, FLI, GBR, BLP, ...). A scan warns of them where there are many.
+
+What is a picture does not depend on what is installed: sample ids are ranks among pictures, and must be the
+same on every machine. Where a decoder is missing, a picture is rejected by name.
+"""
+
+import importlib
+import os
+import re
+from contextlib import suppress
+
+from PIL import Image
+
+_PLUGINS = {
+    "JPEG": "Jpeg",
+    "PNG": "Png",
+    "GIF": "Gif",
+    "WEBP": "WebP",
+    "BMP": "Bmp",
+    "TIFF": "Tiff",
+    "AVIF": "Avif",
+    "JPEG2000": "Jpeg2K",
+    "PPM": "Ppm",
+    "ICO": "Ico",
+    "DDS": "Dds",
+    "QOI": "Qoi",
+    "SGI": "Sgi",
+    "SUN": "Sun",
+    "PCX": "Pcx",
+    "DIB": "Bmp",
+    "TGA": "Tga",
+}
+KINDS = tuple(_PLUGINS)
+"""Names of the kinds, as Pillow has them."""
+
+IMAGE_EXTENSIONS = frozenset(
+    (
+        *(
+            ".jpg",
+            ".jpeg",
+            ".jpe",
+            ".jfif",
+            ".mpo",
+            ".png",
+            ".apng",
+            ".gif",
+            ".webp",
+            ".bmp",
+            ".tif",
+            ".tiff",
+        ),
+        *(".avif", ".avifs", ".jp2", ".j2k", ".jpc", ".jpf", ".jpx", ".j2c"),
+        *(".ppm", ".pgm", ".pbm", ".pnm", ".tga", ".ico", ".dds", ".qoi"),
+    )
+)
+"""A file with one of these is a picture, whatever it holds."""
+
+# These stand for other things as well: such a file is a picture if its first bytes say so too.
+_SHARED_EXTENSIONS = {
+    ".sgi": "SGI",
+    ".rgb": "SGI",
+    ".rgba": "SGI",
+    ".bw": "SGI",
+    ".ras": "SUN",
+    ".pcx": "PCX",
+    ".dib": "DIB",
+}
+# A name that only pictures have, of kinds that are not read here. PFM holds floats without a range.
+_OTHER_EXTENSIONS = frozenset(
+    (
+        *(".heic", ".heif", ".hif", ".jxl", ".jxr", ".wdp", ".hdp", ".bpg", ".svg", ".svgz", ".eps", ".psd"),
+        *(".psb", ".xcf", ".exr", ".hdr", ".pfm", ".icns", ".cur", ".pcd", ".wmf", ".emf", ".xbm", ".xpm"),
+        *(".dng", ".cr2", ".cr3", ".nef", ".arw", ".orf", ".rw2", ".raf", ".pef", ".sr2", ".fits", ".dcm"),
+        *(".djvu", ".pict", ".iff", ".vda", ".vst", ".icb"),
+    )
+)
+
+PREFIX_BYTES = 16
+"""How much of a file's start `content_kind` looks at."""
+
+# Of kinds that nothing else begins like, so that a file without a known name is a picture by them.
+_SIGNATURES = (
+    (b"\xff\xd8\xff", "JPEG"),
+    (b"\x89PNG\r\n\x1a\n", "PNG"),
+    (b"GIF87a", "GIF"),
+    (b"GIF89a", "GIF"),
+    (b"BM", "BMP"),
+    (b"II*\0", "TIFF"),
+    (b"MM\0*", "TIFF"),
+    (b"II+\0", "TIFF"),
+    (b"MM\0+", "TIFF"),
+    (b"\xff\x4f\xff\x51", "JPEG2000"),
+    (b"\0\0\0\x0cjP  \r\n\x87\n", "JPEG2000"),
+)
+_SHARED_SIGNATURES = {
+    "SGI": re.compile(rb"\x01\xda[\x00\x01][\x01\x02]"),
+    "SUN": re.compile(rb"\x59\xa6\x6a\x95"),
+    "PCX": re.compile(rb"\n[\x00\x02\x03\x05]\x01"),
+    "DIB": re.compile(rb"[\x0c\x28\x34\x38\x40\x6c\x7c]\x00\x00\x00"),
+}
+
+
+def content_kind(prefix: bytes) -> str | None:
+    """The kind of picture that begins with `prefix`, if nothing else begins so."""
+    for signature, kind in _SIGNATURES:
+        if prefix.startswith(signature):
+            return kind
+    if prefix[:4] == b"RIFF" and prefix[8:12] == b"WEBP":
+        return "WEBP"
+    if prefix[4:8] == b"ftyp" and prefix[8:12] in (b"avif", b"avis"):
+        return "AVIF"
+    return None
+
+
+def is_picture(name: str, prefix: bytes) -> bool:
+    """Whether a file without an extension of IMAGE_EXTENSIONS is one by its first bytes."""
+    shared = _SHARED_EXTENSIONS.get(extension(name))
+    return content_kind(prefix) is not None or (
+        shared is not None and _SHARED_SIGNATURES[shared].match(prefix) is not None
+    )
+
+
+def looks_like_picture(name: str) -> bool:
+    """Whether the name of a file that is no sample is that of a picture."""
+    return extension(name) in _OTHER_EXTENSIONS | IMAGE_EXTENSIONS
+
+
+def extension(name: str) -> str:
+    """The extension of a file's name, in lower case, with its dot."""
+    return os.path.splitext(name)[1].lower()
+
+
+def openers(data: bytes, name: str) -> list[str]:
+    """The kinds that Pillow may try on `data`.
+
+    What begins like no other kind is that. TGA has no signature: anything might pass for one, so its
+    decoder is asked only where the name says so.
+    """
+    kind = content_kind(data[:PREFIX_BYTES])
+    kinds = [kind] if kind else [k for k in KINDS if k != "TGA" or extension(name) == ".tga"]
+    return [k for k in kinds if k in Image.OPEN]
+
+
+def missing_decoder(data: bytes) -> str | None:
+    """What kind of picture begins with `data` that this Pillow has no decoder for."""
+    kind = content_kind(data[:PREFIX_BYTES])
+    if kind is None:
+        return None
+    accept = Image.OPEN.get(kind, (None, None))[1]
+    answer = accept(data[:PREFIX_BYTES]) if accept else False
+    return kind if not answer or isinstance(answer, str) else None
+
+
+# Now, not with the first picture that needs one: an import that fails is no damage of that picture.
+for _plugin in dict.fromkeys(_PLUGINS.values()):
+    with suppress(ImportError):  # AVIF, before Pillow 11.3
+        importlib.import_module(f"PIL.{_plugin}ImagePlugin")

@@ -1,0 +1,119 @@
+"""Reading the files of a source tree: the one place that says what becomes of an error.
+
+A disk or a network that fails for a moment says nothing about a picture. So errors are tried again, then
+they end the run with a SourceError: what is finished is kept, and the same command goes on. Only what a
+decoder says of bytes that were read makes a picture a reject.
+"""
+
+import errno
+import os
+import stat
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from precache.errors import ImageError, SourceError
+from precache.storage import open_regular
+
+MAX_PIXELS = 100_000_000
+"""The most pixels of one picture, unless the caller asks for another number."""
+
+Answer = TypeVar("Answer")
+
+_PAUSES_S = (0.15, 0.5)  # between the tries
+# These say what is there, not that something failed: another try would get the same answer.
+_FINAL = frozenset(
+    (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL, errno.ENXIO)
+)
+_REMEDIES = {
+    errno.EACCES: "check its permissions",
+    errno.EPERM: "check its permissions",
+    errno.EMFILE: "raise the limit of open files ('ulimit -n')",
+    errno.ENFILE: "raise the system's limit of open files",
+    errno.ENOMEM: "use fewer --workers, or free some memory",
+}
+# Nothing is stored in more than four channels of 16 bits, but for what surrounds the pixels.
+_BYTES_PER_PIXEL = 8
+_SURROUNDINGS_BYTES = 64 << 20
+
+
+def read_picture(path: str, max_pixels: int = MAX_PIXELS, as_scanned: tuple[int, int] | None = None) -> bytes:
+    """The content of the picture at `path`.
+
+    Args:
+        max_pixels: a file of more bytes than so many pixels can take is not read.
+        as_scanned: its size in bytes and modified time in ns when the tree was scanned: what is
+            rejected, or converted, must not depend on when it is read.
+
+    Raises:
+        ImageError: the file is larger than a picture can be.
+        SourceError: it cannot be read, or it is not as it was scanned.
+    """
+    return steadily(lambda: _read(path, max_pixels, as_scanned), path)
+
+
+def steadily(act: Callable[[], Answer], path: str | os.PathLike[str]) -> Answer:
+    """`act()`; an OSError is tried again within a second, then it is a SourceError that names `path`."""
+    for pause_s in (*_PAUSES_S, None):
+        try:
+            return act()
+        except OSError as error:
+            if error.errno in _FINAL or pause_s is None:
+                raise _source_error(path, error) from error
+        time.sleep(pause_s)
+    raise AssertionError("the last try returns or raises")
+
+
+def _read(path: str, max_pixels: int, as_scanned: tuple[int, int] | None) -> bytes:
+    with open(open_regular(path), "rb", buffering=0) as file:
+        before = os.fstat(file.fileno())
+        _check_unchanged(path, before, as_scanned)
+        check_bytes(path, before.st_size, max_pixels)
+        data = file.read()
+        after = os.fstat(file.fileno())
+    if as_scanned is not None and len(data) != after.st_size:
+        raise SourceError(
+            f"{path}: {len(data):,} of its {after.st_size:,} bytes could be read; "
+            f"check the disk or the network, then run the same command again"
+        )
+    _check_unchanged(path, after, as_scanned)
+    return data
+
+
+def check_bytes(path: str, size: int, max_pixels: int) -> None:
+    """Raise ImageError if no picture of `max_pixels` has a file of `size` bytes."""
+    bound = max_pixels * _BYTES_PER_PIXEL + _SURROUNDINGS_BYTES
+    if size > bound:
+        raise ImageError(
+            path,
+            f"is too large ({size:,} bytes; a picture of the {max_pixels:,} pixels that --max-pixels "
+            f"allows has at most {bound:,})",
+        )
+
+
+def _check_unchanged(path: str, status: os.stat_result, as_scanned: tuple[int, int] | None) -> None:
+    if as_scanned is not None and as_scanned != (status.st_size, status.st_mtime_ns):
+        raise SourceError(
+            f"{path}: changed while it was converted (expected {as_scanned[0]:,} bytes, got "
+            f"{status.st_size:,}, or written since); let the source tree alone, and convert with --overwrite"
+        )
+
+
+def _source_error(path: str | os.PathLike[str], error: OSError) -> SourceError:
+    if error.errno == errno.ENOENT:
+        return SourceError(f"{path}: vanished since the tree was scanned; run the same command again")
+    reason = error.strerror or type(error).__name__
+    if error.errno in (errno.EINVAL, errno.ENXIO) and not _is_file(path):
+        return SourceError(
+            f"{path}: is no regular file any more (a pipe, a socket or a device?); remove it and run the "
+            f"same command again"
+        )
+    remedy = _REMEDIES.get(error.errno or 0, "check the disk or the network")
+    return SourceError(f"{path}: cannot be read ({reason}); {remedy}, then run the same command again")
+
+
+def _is_file(path: str | os.PathLike[str]) -> bool:
+    try:
+        return stat.S_ISREG(os.stat(path).st_mode)
+    except OSError:
+        return False

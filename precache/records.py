@@ -1,0 +1,116 @@
+"""Files of JSON lines that show what became of them: appended to, never trusted blindly.
+
+    {"journal": 1, "source_digest": "...", "checksum": "89b0d6f5e3a1c247"}
+
+A line's checksum is XXH3-64 over the checksum of the line before and over the line without its own: a line
+that is changed, cut off, moved or taken from elsewhere is none, nor is any after it.
+"""
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import xxhash
+
+_END = re.compile(rb', "checksum": "([0-9a-f]{16})"\}\n\Z')
+PROBED_BYTES = 1 << 16
+_MAX_LINE_BYTES = 1 << 28  # of a file that is something else, no more than this is read
+
+
+class RecordFile:
+    """An open file of records, by its descriptor: first read to its end, then appended to.
+
+    Attributes:
+        count: records that it holds.
+        damaged: whether something follows them that is none.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self.count = 0
+        self.damaged = False
+        self._descriptor = descriptor
+        self._previous = b""
+        self._end = 0
+
+    def read(self) -> Iterator[dict[str, Any]]:
+        """The records, up to the first line that is none."""
+        with open(self._descriptor, "rb", closefd=False) as file:
+            while line := file.readline(_MAX_LINE_BYTES):
+                content = self._decode(line)
+                if content is None:
+                    self.damaged = True
+                    return
+                self.count += 1
+                self._end += len(line)
+                yield content
+
+    def append(self, content: dict[str, Any], *, durable: bool = True) -> None:
+        """Add a record, in the place of what `damaged` told of; durable when this returns."""
+        body = json.dumps(content).encode()
+        checksum = _checksum(self._previous, body)
+        line = body[:-1] + b', "checksum": "%s"}\n' % checksum
+        if self.damaged:
+            os.ftruncate(self._descriptor, self._end)
+        try:
+            _write(self._descriptor, line)
+            if durable:
+                os.fsync(self._descriptor)
+        except BaseException:
+            with suppress(OSError):  # half a line would spoil those after it
+                os.ftruncate(self._descriptor, self._end)
+            raise
+        self.count += 1
+        self.damaged = False
+        self._previous = checksum
+        self._end += len(line)
+
+    def clear(self) -> None:
+        """Drop all records."""
+        os.ftruncate(self._descriptor, 0)
+        self.count, self.damaged, self._previous, self._end = 0, False, b"", 0
+
+    def close(self) -> None:
+        """Close the file; idempotent."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+        self._descriptor = -1
+
+    def _decode(self, line: bytes) -> dict[str, Any] | None:
+        end = _END.search(line)
+        if end is None:
+            return None
+        body = line[: end.start()] + b"}"
+        if _checksum(self._previous, body) != end[1]:
+            return None
+        try:
+            content = json.loads(body)
+        except (ValueError, RecursionError):  # by somebody who knows how to make checksums
+            return None
+        self._previous = end[1]
+        return content if isinstance(content, dict) else None
+
+
+def may_be_records(start: bytes, key: str) -> bool:
+    """Whether a file that starts like this is one of ours, be it damaged: its first record begins with `key`.
+
+    So is an empty one, and one of zeros: that is what a crash of the machine leaves.
+    """
+    wanted = f'{{"{key}": '.encode()
+    first = start.split(b"\n", maxsplit=1)[0] + b"\n"
+    begins_so = start[: len(wanted)] == wanted[: len(start)]
+    return begins_so or not start.strip(b"\0") or _END.search(first) is not None
+
+
+def _checksum(previous: bytes, body: bytes) -> bytes:
+    hasher = xxhash.xxh3_64(previous)
+    hasher.update(body)
+    return hasher.hexdigest().encode()
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]

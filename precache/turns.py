@@ -1,0 +1,67 @@
+"""Large pictures are decoded one at a time by the workers of a run.
+
+A picture of 100 million pixels takes up to a gigabyte while it is decoded: as many at once as there are
+workers could be more than the machine has. The turn is a lock on a byte of a file, which the system gives
+back when its holder dies, however it dies. Each run has a byte of its own: one that somebody has suspended
+holds up no other.
+"""
+
+import multiprocessing
+import os
+import stat
+import tempfile
+from types import TracebackType
+
+LARGE_PIXELS = 25_000_000
+"""A picture of more pixels than this waits for its turn."""
+
+
+class Turn:
+    """One picture's place in the queue: `wait` takes the turn, the end of the block gives it back."""
+
+    def __init__(self) -> None:
+        self._descriptor: int | None = None
+
+    def wait(self, pixels: int) -> None:
+        """Wait for the turn if so many `pixels` are to be decoded."""
+        if pixels > LARGE_PIXELS and self._descriptor is None:
+            self._descriptor = _locked()
+
+    def __enter__(self) -> "Turn":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)  # with it goes the lock
+            self._descriptor = None
+
+
+def _locked() -> int | None:
+    """A descriptor that holds the lock; None where there are no such locks: turns save memory, no more."""
+    try:
+        import fcntl
+
+        # in the folder for temporary files anybody may have put something else at this name
+        path = os.path.join(tempfile.gettempdir(), f"precache-large-pictures-{os.getuid()}.lock")
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+    except (ImportError, OSError):
+        return None
+    try:
+        status = os.fstat(descriptor)
+        if stat.S_ISREG(status.st_mode) and status.st_uid == os.getuid():
+            run = multiprocessing.parent_process()
+            # not flock: a byte per run needs no file per run, which nobody would remove
+            fcntl.lockf(descriptor, fcntl.LOCK_EX, 1, os.getpid() if run is None else run.pid or 0)
+            return descriptor
+    except OSError:
+        pass
+    except BaseException:
+        os.close(descriptor)
+        raise
+    os.close(descriptor)
+    return None

@@ -1,0 +1,228 @@
+"""Workers that die, and functions of the caller that raise."""
+
+import os
+import shutil
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from PIL import Image
+
+from precache import check, convert, executors
+from precache.destination import hold_lock
+from precache.errors import DatasetError, SettingError, WorkerError
+from precache.executors import KILLED, Ticks
+from tests.conftest import small_recipe
+
+UNITS = 6
+
+
+class Deadly:
+    """A task of 6 units, of which `deadly` kill the process that does them."""
+
+    def __init__(self, name: str, *deadly: int) -> None:
+        self.name, self.deadly = name, deadly
+
+
+def do(task: Deadly, tick: Ticks) -> tuple[str, list[int]]:
+    done = []
+    for unit in range(UNITS):
+        if unit not in tick.fatal:
+            tick.begin(unit)
+            if unit in task.deadly:
+                os.kill(os.getpid(), signal.SIGKILL)
+            done.append(unit)
+        tick()
+    return task.name, done
+
+
+@pytest.fixture(params=["fork", "spawn"])
+def start_method(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr("precache.workers._may_fork", lambda: request.param == "fork")
+    return str(request.param)
+
+
+@pytest.mark.usefixtures("start_method")
+def test_a_unit_that_kills_two_workers_is_left_out_and_the_rest_is_done() -> None:
+    tasks = [Deadly("a"), Deadly("b", 0, 4), Deadly("c"), Deadly("d", 5)]
+    counts: list[int] = []
+    done = dict(executors.run(do, tasks, 2, counts.append))
+    assert done == {"a": [0, 1, 2, 3, 4, 5], "b": [1, 2, 3, 5], "c": [0, 1, 2, 3, 4, 5], "d": [0, 1, 2, 3, 4]}
+    assert sum(counts) == UNITS * len(tasks)
+
+
+def die_at_the_end(task: Deadly, tick: Ticks) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_worker_that_dies_elsewhere_is_an_error_that_names_the_task() -> None:
+    with pytest.raises(WorkerError, match=r"^train-00007: workers died over it 2 times \(exit code -9"):
+        list(executors.run(die_at_the_end, [Deadly("train-00007")], 1, lambda count: None))
+
+
+def die_anywhere(task: str, tick: Ticks) -> None:
+    """Never twice over the same unit: the number of tries is kept in a file."""
+    with open(task, "ab") as tries:
+        tries.write(b".")
+    tick.begin(os.stat(task).st_size)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_workers_that_die_over_one_unit_after_another_are_given_up(tmp_path: Path) -> None:
+    task = tmp_path / "tries"
+    with pytest.raises(WorkerError, match="tries: workers died over it 3 times"):
+        list(executors.run(die_anywhere, [str(task)], 1, lambda count: None))
+    assert task.stat().st_size == 3
+
+
+def die_over_all(task: str, tick: Ticks) -> None:
+    for unit in range(1000):
+        if unit not in tick.fatal:
+            tick.begin(unit)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_machine_on_which_every_unit_kills_is_given_up_soon() -> None:
+    with pytest.raises(WorkerError, match="train-00000: workers died over it"):
+        list(executors.run(die_over_all, [Deadly("train-00000")], 1, lambda count: None))
+
+
+def die_stubbornly(task: Deadly, tick: Ticks) -> None:
+    """Over a unit that is left out."""
+    tick.begin(0)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_unit_that_kills_although_it_is_left_out_is_an_error() -> None:
+    with pytest.raises(WorkerError, match="train-00000: workers died over it 3 times"):
+        list(executors.run(die_stubbornly, [Deadly("train-00000")], 1, lambda count: None))
+
+
+class Odd(Exception):
+    """Does not survive pickling, as many exceptions of libraries."""
+
+    def __init__(self, one: str, other: str) -> None:
+        super().__init__(f"{one} {other}")
+
+
+def raise_odd(task: int, tick: Ticks) -> None:
+    raise Odd("one", "other") if task else ConnectionResetError("the disk's, not the worker's")
+
+
+def test_errors_of_the_function_arrive_whatever_they_are() -> None:
+    with pytest.raises(WorkerError, match="Odd in a worker: one other"):
+        list(executors.run(raise_odd, [1], 1, lambda count: None))
+    with pytest.raises(ConnectionResetError, match="the disk's"):
+        list(executors.run(raise_odd, [0], 1, lambda count: None))
+
+
+def test_workers_that_cannot_be_started_are_an_error_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with a limit on processes, which does not bind root."""
+
+    def refuse(*arguments: object) -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr("multiprocessing.popen_fork.os.fork", refuse)
+    monkeypatch.setattr("precache.workers._may_fork", lambda: True)
+    with pytest.raises(WorkerError, match=r"no worker can be started \(Resource.*fewer --workers"):
+        list(executors.run(do, [Deadly("a")], 2, lambda count: None))
+
+
+# Pictures.
+
+
+@pytest.fixture
+def killer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
+    """Kills each child that takes more memory than a limit in bytes, as the kernel or earlyoom does."""
+    monkeypatch.setattr("precache.workers._may_fork", lambda: False)  # or they begin with this one's memory
+    ended = threading.Event()
+    threads: list[threading.Thread] = []
+
+    def watch(limit: int) -> None:
+        while not ended.wait(0.002):
+            for child in psutil.Process().children():
+                try:
+                    if child.memory_info().rss > limit:
+                        child.kill()
+                except psutil.Error:
+                    continue
+
+    def start(limit: int) -> None:
+        threads.append(threading.Thread(target=watch, args=(limit,)))
+        threads[-1].start()
+
+    yield start
+    ended.set()
+    for thread in threads:
+        thread.join()
+
+
+HUGE = "003.candle/huge.png"
+
+
+@pytest.fixture(scope="module")
+def tree_with_a_huge_picture(raw_tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    tree = Path(shutil.copytree(raw_tree, tmp_path_factory.mktemp("huge") / "tree"))
+    Image.new("RGB", (9_000, 9_000)).save(tree / HUGE, compress_level=1)  # 243 MB in memory
+    return tree
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory of a process as Linux counts it")
+def test_a_picture_that_takes_all_memory_is_rejected_by_name_and_the_rest_converted(
+    tree_with_a_huge_picture: Path, tmp_path: Path, killer: Callable[[int], None]
+) -> None:
+    killer(220 << 20)
+    result = convert(
+        tree_with_a_huge_picture, tmp_path / "out", small_recipe("shards"), workers=2, max_rejects=0.02
+    )
+    (rejected,) = result.manifest.rejected
+    assert (rejected.path, rejected.reason) == (HUGE, KILLED)
+    assert result.manifest.samples == 70
+    report = check(tree_with_a_huge_picture, workers=1)
+    assert [(bad.path, bad.reason) for bad in report.rejected] == [(HUGE, KILLED)]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory of a process as Linux counts it")
+def test_a_picture_that_kills_counts_as_rejected(
+    tree_with_a_huge_picture: Path, tmp_path: Path, killer: Callable[[int], None]
+) -> None:
+    killer(220 << 20)
+    with pytest.raises(DatasetError, match=rf"1 pictures are rejected and 0 may be \(first: {HUGE}, killed"):
+        convert(tree_with_a_huge_picture, tmp_path / "out", small_recipe("shards"), workers=1, max_rejects=0)
+
+
+# Functions of the caller.
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("where", ["on_start", "on_progress", "on_progress later"])
+@pytest.mark.parametrize("kind", [BrokenPipeError, ConnectionResetError, EOFError, OSError, SettingError])
+def test_an_error_of_a_callback_reaches_the_caller_unchanged(
+    kind: type[Exception], where: str, workers: int, raw_tree: Path, tmp_path: Path
+) -> None:
+    mine = kind("mine")
+
+    def fail(done: int, total: int) -> None:
+        if done or where != "on_progress later":
+            raise mine
+
+    out, before = tmp_path / "out", psutil.Process().children()
+    callback = {where.split(maxsplit=1)[0]: fail}
+    with pytest.raises(kind) as caught:
+        convert(raw_tree, out, small_recipe("shards"), workers=workers, **callback)
+    assert caught.value is mine
+    assert [child for child in psutil.Process().children() if child not in before and is_worker(child)] == []
+    with hold_lock(out):
+        pass  # it was released
+    convert(raw_tree, out, small_recipe("shards"), workers=0)
+
+
+def is_worker(process: psutil.Process) -> bool:
+    try:
+        return "tracker" not in " ".join(process.cmdline())
+    except psutil.NoSuchProcess:
+        return False

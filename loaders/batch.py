@@ -83,7 +83,9 @@ class Batch(list[torch.Tensor]):
     @property
     def padding(self) -> torch.Tensor:
         """See the class; AttributeError as of `ids`."""
-        return torch.zeros(len(self.ids), dtype=torch.bool) if self._padding is None else self._padding
+        if self._padding is None:
+            self._padding = torch.zeros(len(self.ids), dtype=torch.bool)
+        return self._padding
 
     def to(self, device: torch.device | str | int, non_blocking: bool = False) -> "Batch":
         """The batch with images and labels on `device`; Lightning and Accelerate call this on each batch."""

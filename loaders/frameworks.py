@@ -68,8 +68,9 @@ class SplitDataset(Dataset[Any]):
     def __getitem__(self, position: Any) -> Any:
         raise SettingError(
             f"the loader of {self._data.path} serves batches of its own, whole, and shares them out among "
-            f"processes by itself; iterate over the loader, hand it to accelerator.prepare(), or pass its "
-            f"`dataset` and `batch_sampler` on together, unchanged"
+            f"processes by itself, those that have found each other when it is built; iterate over the "
+            f"loader, hand it to accelerator.prepare(), or pass its `dataset` and `batch_sampler` on "
+            f"together, unchanged"
         )
 
     def __getitems__(self, asked: list[int]) -> Batch:

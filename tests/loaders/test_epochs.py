@@ -1,6 +1,7 @@
 """Which epoch an iteration serves, and what a state says of it; see test_backends.py for every backend."""
 
 import logging
+import random
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
@@ -149,3 +150,38 @@ def test_an_iterator_of_a_closed_loader_says_so(loader: Any) -> None:
     loader.close()
     with pytest.raises(SettingError, match="is closed; build another one"):
         next(iterator)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_any_mix_of_iterations_states_and_epochs_serves_what_was_asked(
+    seed: int, loader: Any, epochs: Any
+) -> None:
+    """Against a model of it: where each iterator stands, and where the next one starts."""
+    rng = random.Random(seed)
+    coming, asked, loaded = 0, None, False
+    iterators: list[tuple[Any, list[tuple[int, int]]]] = []  # with the place of its next batch, once begun
+    for _ in range(40):
+        action = rng.choice(["start", "next", "next", "next", "drop", "set_epoch", "load"])
+        if action == "start":
+            iterators.append((iter(loader), []))
+        elif action == "next" and iterators:
+            iterator, begun = rng.choice(iterators)
+            if not begun:
+                begun.append(asked or (coming, 0))
+                coming, asked, loaded = begun[0][0] + 1, None, False
+            epoch, number = begun.pop()
+            if epoch == len(epochs):
+                return
+            served = next(iterator, None)
+            assert (None if served is None else [served.ids.tolist()]) == (epochs[epoch][number:][:1] or None)
+            begun.append((epoch, number + 1))
+        elif action == "drop" and iterators:
+            iterators.pop(rng.randrange(len(iterators)))
+        elif action == "set_epoch":
+            epoch = rng.randrange(len(epochs))
+            loader.set_epoch(epoch)
+            if not (loaded and asked and asked[0] == epoch):
+                asked, loaded = (epoch, 0), False
+        elif action == "load":
+            loader.load_state_dict(loader.state_dict())
+            asked, loaded = place(loader), True

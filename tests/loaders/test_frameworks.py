@@ -168,6 +168,17 @@ def test_accelerates_processes_share_a_loader_once(accelerate: Any, path: Path, 
         assert "shares them out among processes by itself" in refused
 
 
+@pytest.mark.parametrize("batch_size", [14, 16], ids=["whole batches", "shorter last ones"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_batches_that_are_shared_out_a_second_time_are_refused_not_lost(
+    rank: int, batch_size: int, accelerate: Any, path: Path
+) -> None:
+    with build(path, batch_size=batch_size) as built:
+        second = accelerate.data_loader.prepare_data_loader(built, num_processes=2, process_index=rank)
+        with pytest.raises(SettingError, match="shares them out among processes by itself"):
+            list(second)
+
+
 @pytest.mark.parametrize("every", [None, 2], ids=["epoch end", "within an epoch"])
 @pytest.mark.filterwarnings("ignore")
 def test_lightning_trains_and_validates_with_one_loader(

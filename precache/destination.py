@@ -175,7 +175,7 @@ def warn_of_build(lock: Lock) -> None:
 def _remove_old(lock: Lock) -> None:
     """Remove the files of the old dataset that are on record, and its folder; say what stays there.
 
-    The swap is over, unless files on record remain: the next run tries to remove them again.
+    The swap is over, unless the folder or files on record remain: the next run tries to remove them again.
     """
     assert lock.swap is not None
     _, old = _folders(lock, lock.swap)
@@ -184,14 +184,19 @@ def _remove_old(lock: Lock) -> None:
             (old / name).unlink()
     with suppress(OSError):
         old.rmdir()
-    with suppress(OSError):
-        if left := sorted(path.name for path in old.iterdir()):
-            warn(
-                f"{lock.destination}: the new dataset is in its place, but the old one's folder holds what "
-                f"was not removed ({some(left)}): it is {old} now"
-            )
-    if not any(os.path.lexists(old / name) for name in lock.swap.files):
+    if not os.path.lexists(old):
         lock.note(None)
+        return
+    left: list[str] = []
+    with suppress(OSError):
+        left = sorted(path.name for path in old.iterdir())
+    what = some(left) if left else "the folder itself"
+    warn(
+        f"{lock.destination}: the new dataset is in its place, but the old one's folder was not removed "
+        f"({what}): it is {old} now"
+    )
+    if left and not set(left) & set(lock.swap.files):
+        lock.note(None)  # it is somebody else's now
 
 
 def _folders(lock: Lock, swap: Swap) -> tuple[Path, Path]:

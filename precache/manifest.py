@@ -25,6 +25,7 @@ REJECTED_NAME = "rejected.csv"
 VERSION = 3
 READABLE = (2, 3)
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+_MOST_WORDS = 200  # characters of an error that quotes what the file says
 _HEX = re.compile(r"[0-9a-f]+")
 
 
@@ -184,7 +185,8 @@ def _load_json(raw: bytes, path: Path) -> dict[str, Any]:
 def _in_words(error: Exception) -> str:
     if isinstance(error, RecursionError):
         return "nested too deep"
-    return f"{error} is missing" if isinstance(error, KeyError) else str(error)
+    words = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+    return words if len(words) <= _MOST_WORDS else f"{words[:_MOST_WORDS]}..."
 
 
 def _checksum(content: dict[str, Any]) -> str:

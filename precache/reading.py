@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from precache.errors import ImageError, SourceError
-from precache.storage import open_regular
+from precache.storage import open_regular, read_descriptor
 
 MAX_PIXELS = 100_000_000
 """The most pixels of one picture, unless the caller asks for another number."""
@@ -69,7 +69,7 @@ def _read(path: str, max_pixels: int, as_scanned: tuple[int, int] | None) -> byt
         before = os.fstat(file.fileno())
         _check_unchanged(path, before, as_scanned)
         check_bytes(path, before.st_size, max_pixels)
-        data = file.read()
+        data = read_descriptor(file.fileno())
         after = os.fstat(file.fileno())
     if as_scanned is not None and len(data) != after.st_size:
         raise SourceError(

@@ -47,8 +47,25 @@ def read_regular(path: str | os.PathLike[str]) -> bytes:
     Raises:
         OSError: as `open_regular`, or it cannot be read.
     """
-    with open(open_regular(path), "rb", buffering=0) as file:
-        return file.read()
+    descriptor = open_regular(path)
+    try:
+        return read_descriptor(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def read_descriptor(descriptor: int) -> bytes:
+    """The rest of an open file.
+
+    Not by a file object's `read`: what of a file cannot be read at once, EAGAIN, it takes for the end.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    parts = []
+    while part := os.read(descriptor, max(_READ_BYTES, os.fstat(descriptor).st_size)):
+        parts.append(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def open_new(path: str | os.PathLike[str], flags: int = 0) -> int:
@@ -162,8 +179,11 @@ def crc32c_file(path: Path) -> str:
     """
     buffer = np.empty(_READ_BYTES, np.uint8)
     crc = 0
-    with open(open_regular(path), "rb", buffering=0) as file:
+    descriptor = open_regular(path)
+    try:
         # not mapped: a failing disk is an error here, not a signal
-        while count := file.readinto(buffer.data):
+        while count := os.readv(descriptor, (buffer.data,)):
             crc = google_crc32c.extend(crc, buffer[:count])
+    finally:
+        os.close(descriptor)
     return f"{crc:08x}"

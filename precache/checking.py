@@ -1,6 +1,5 @@
 """Can every picture of a raw tree be decoded? Asked ahead of training, as the converter would."""
 
-import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -10,12 +9,12 @@ from pathlib import Path
 from precache import executors, images
 from precache.converted import is_converted
 from precache.errors import ImageError, SettingError, SourceError, check_range, shell_command
+from precache.notices import warn
 from precache.reading import MAX_PIXELS, read_picture
 from precache.rejects import RejectedPicture, check_writable, default_list, write_list
 from precache.source import SampleRef, Scan, scan_tree
 from precache.turns import Turn
 
-_LOGGER = logging.getLogger(__name__)
 _TASK_PICTURES = 64
 
 
@@ -67,7 +66,7 @@ def check(
         raise SourceError(f"{source}: is a converted dataset; check it with: {command}")
     scan = scan_tree(source)
     for warning in scan.warnings:
-        _LOGGER.warning("%s", warning)
+        warn(warning)
     target = default_list(source) if list_file is None else Path(list_file)
     check_writable(target, source)
     report = executors.counted(on_progress, len(scan.samples))

@@ -4,7 +4,6 @@ Killed at any moment, a conversion loses the shards in work and nothing else: fi
 the journal, and the manifest is written last. The same command continues it.
 """
 
-import logging
 import math
 import os
 import shutil
@@ -35,6 +34,7 @@ from precache.index import SampleIndex, SourceState, write_index, write_source_s
 from precache.journal import Journal, Target, check_empty
 from precache.lock import Lock, hold_lock, lock_path
 from precache.manifest import Manifest, RejectedSample, write_manifest, write_rejected
+from precache.notices import warn
 from precache.plan import ConvertPlan, ShardPlan, plan_conversion
 from precache.recipe import Recipe
 from precache.shard_writer import ShardTask, finish_shard, write_shard
@@ -42,7 +42,6 @@ from precache.source import Ints, Scan, check_apart, scan_tree
 from precache.source_state import changed_pictures
 from precache.splits import apply_list
 
-_LOGGER = logging.getLogger(__name__)
 Progress = Callable[[int, int], None]
 
 
@@ -104,7 +103,7 @@ def convert(
     source = Path(source)
     scan = scan_tree(source)
     for warning in scan.warnings:
-        _LOGGER.warning("%s", warning)
+        warn(warning)
     if split_list is not None:
         scan, recipe = apply_list(scan, recipe, split_list)
     elif recipe.listed:

@@ -1,13 +1,14 @@
 """Whether shards hold what the manifest and the index say, found out when they are first touched."""
 
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from loaders.dataset import SplitData
+from loaders.threads import Pool
 from precache.errors import DatasetError
 from precache.storage import crc32c_file
 
@@ -60,7 +61,7 @@ class BackgroundCheck:
 
     def __init__(self, data: SplitData) -> None:
         self._data = data
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="check")
+        self._pool = Pool(1, "check")
         self._running: list[Future[None]] = []
 
     def start(self, index: int) -> None:
@@ -74,4 +75,4 @@ class BackgroundCheck:
 
     def close(self) -> None:
         """End the thread."""
-        self._pool.shutdown(cancel_futures=True)
+        self._pool.close()

@@ -139,6 +139,8 @@ _readers: "weakref.WeakSet[ProcessesReader]" = weakref.WeakSet()
 def _disown() -> None:
     for iterator in _iterators():
         iterator._shutdown = True  # torch's own mark that there is nothing left to do
+        # or multiprocessing would end them with this process, which did not start them
+        multiprocessing.process._children.difference_update(iterator._workers)  # type: ignore[attr-defined]
     _readers.clear()
 
 

@@ -15,6 +15,7 @@ would take the KeyboardInterrupt of Ctrl-C, and lose it, since nobody can catch 
 import _thread
 import atexit
 import logging
+import os
 import threading
 import time
 import weakref
@@ -29,7 +30,8 @@ T = TypeVar("T")
 
 _LOGGER = logging.getLogger(__name__)
 _READERS_S, _HELPERS_S = 4.0, 0.5  # for which the program's end waits
-_INTERRUPT_AGAIN_S = 0.02
+_LOOK_S = 1.0  # between looks at whether a thread was started at all
+_INTERRUPT_S = 0.002  # behind the end of a finaliser
 _exiting = False
 _first_at_exit: list[Callable[[], None]] = []
 
@@ -58,6 +60,8 @@ class EndingThread(threading.Thread):
     ) -> None:
         super().__init__(name=name, daemon=True)
         self._work: tuple[Callable[..., None], tuple[Any, ...]] | None = (function, arguments)
+        self._ended: SimpleQueue[None] = SimpleQueue()
+        self._process = os.getpid()
         self.inbox = inbox
         self.stopping = False
         self.helps = helps
@@ -67,31 +71,55 @@ class EndingThread(threading.Thread):
         assert self._work is not None
         function, arguments = self._work
         self._work = None  # or this thread would hold until its end what it works on
-        function(self, *arguments)
+        try:
+            function(self, *arguments)
+        finally:
+            self._ended.put(None)
 
     def ask_to_stop(self) -> None:
         """Return at once; `end_threads` waits."""
         self.stopping = True
         self.inbox.put(None)
 
+    def has_ended(self) -> bool:
+        """Whether it does not run, in this process.
+
+        Not `is_alive`: a `join` that Ctrl-C breaks off takes a thread for ended, up to Python 3.12.
+        """
+        return self.ident is None or not self._ended.empty() or os.getpid() != self._process
+
+    def wait(self, most_s: float) -> None:
+        """Wait until it has ended, or for so long."""
+        if self.has_ended():
+            return
+        with suppress(Empty):
+            self._ended.put(self._ended.get(timeout=most_s))
+            self.join()
+
 
 def end_threads(threads: Iterable[EndingThread]) -> None:
     """Stop them and wait until they have ended.
 
-    Ctrl-C ends the waiting, not what is ended, and is raised a moment later: this may run while an iterator
-    is thrown away, where an exception reaches nobody.
+    Ctrl-C is raised as soon as they have: this may run while an iterator is thrown away, where an exception
+    reaches nobody. Pressed twice it ends the waiting, too.
     """
     threads = list(threads)
-    try:
-        for thread in threads:
-            thread.ask_to_stop()
-        for thread in threads:
-            if thread.is_alive():
-                thread.join()
-    except KeyboardInterrupt:
-        again = threading.Timer(_INTERRUPT_AGAIN_S, _thread.interrupt_main)
-        again.daemon = True
-        again.start()
+    interrupts = 0
+    for thread in threads:
+        thread.ask_to_stop()
+    for thread in threads:
+        while interrupts < 2 and not thread.has_ended():
+            try:
+                thread.wait(_LOOK_S)
+            except KeyboardInterrupt:
+                interrupts += 1
+    if interrupts:
+        _thread.start_new_thread(_interrupt_soon, ())
+
+
+def _interrupt_soon() -> None:
+    time.sleep(_INTERRUPT_S)
+    _thread.interrupt_main()
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,17 +222,17 @@ def _end_all() -> None:
         deadline = time.monotonic() + most_s
         for thread in ending:
             _wait_for(thread, deadline)
-    if left := [thread.name for thread in running if thread.is_alive()]:
+    if left := [thread.name for thread in running if not thread.has_ended()]:
         _LOGGER.warning(
             "the program ends although %d threads of a loader still read, in vain for %g s (%s): does the "
             "disk of its data answer?", len(left), _READERS_S + _HELPERS_S, ", ".join(left)
         )  # fmt: skip
 
 
-def _wait_for(thread: threading.Thread, deadline: float) -> None:
-    while thread.is_alive() and (left_s := deadline - time.monotonic()) > 0:
+def _wait_for(thread: EndingThread, deadline: float) -> None:
+    while not thread.has_ended() and (left_s := deadline - time.monotonic()) > 0:
         with suppress(KeyboardInterrupt):  # the program ends as it is, and soon
-            thread.join(left_s)
+            thread.wait(left_s)
 
 
 atexit.register(_end_all)

@@ -14,7 +14,7 @@ JPEG whose data is damaged, but ends as it should, DALI decodes to what it makes
 
 from collections import deque
 from collections.abc import Generator, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from io import BytesIO
@@ -34,6 +34,7 @@ from loaders.dataset import RAW, SplitData
 from loaders.filler import BatchFiller, Pictures
 from loaders.integrity import SampleCheck
 from loaders.sequential import EncodedShards
+from loaders.threads import Pool
 from precache import images, jpeg
 from precache.errors import DatasetError, ImageError, MissingDependencyError
 from precache.formats import FORMATS, StoredSample
@@ -237,9 +238,9 @@ class DaliReader:
     def _drop_refused(self, error: RuntimeError) -> None:
         """Take the pictures that made the pipeline fail out of its batches, and line these up again."""
         dropped = 0
-        with ThreadPoolExecutor(max(1, self._spec.workers)) as pool:
+        with closing(Pool(max(1, self._spec.workers), "check")) as pool:
             for batch in self._in_pipeline:
-                whys = list(pool.map(_refusal, batch.pictures))
+                whys = pool.map(_refusal, batch.pictures)
                 for picture, why in zip(batch.pictures, whys, strict=True):
                     if why is not None:
                         batch.refused[picture.id] = why

@@ -3,7 +3,7 @@
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,6 +14,7 @@ from loaders.batch import DecodedBatch, Request
 from loaders.buffers import BufferPool
 from loaders.crops import Crops, mirror, place
 from loaders.dataset import SplitData
+from loaders.threads import Pool, check_exit
 from precache.errors import ImageError
 from precache.jpeg import Pixels
 
@@ -82,7 +83,7 @@ class BatchFiller:
         self._local = threading.local()
         self._buffers = BufferPool(batch_size, crops.size, device)
         # the caller's thread is one of them
-        self._pool = ThreadPoolExecutor(max(1, self._threads - 1), thread_name_prefix="fill")
+        self._pool = Pool(max(1, self._threads - 1), "fill")
 
     def fill_each(self, batches: Iterator[Pictures]) -> Generator[DecodedBatch, None, None]:
         """The batches, in order; threads that are done with one go on with the next.
@@ -116,7 +117,7 @@ class BatchFiller:
 
     def close(self) -> None:
         """End the threads."""
-        self._pool.shutdown()
+        self._pool.close()
 
     def _start(self, pictures: Pictures) -> _Filling:
         """Let the threads begin with a batch."""
@@ -162,6 +163,7 @@ class BatchFiller:
                         mirror(out[slot])
                 continue
             for slot in slots:
+                check_exit()
                 self._fill_one(filling, slot, out[slot], space)
 
     def _fill_one(self, filling: _Filling, slot: int, out: Pixels, space: Pixels) -> None:

@@ -5,7 +5,6 @@ RGB (other formats, CMYK, turned by EXIF), and what it refuses, is decoded by `p
 """
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +18,7 @@ from loaders.crops import Crops
 from loaders.dataset import RAW, SplitData
 from loaders.integrity import SampleCheck
 from loaders.sequential import EncodedShards
+from loaders.threads import Pool
 from precache import images, jpeg
 from precache.errors import ImageError, SampleError, SettingError
 from precache.formats import FORMATS, StoredSample
@@ -44,7 +44,7 @@ class NvjpegReader:
         self._crops = crops
         self._device = device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
-        self._pool = ThreadPoolExecutor(max(1, spec.workers), thread_name_prefix="read")
+        self._pool = Pool(max(1, spec.workers), "read")
         if not self.random_access:
             window_shards = data.window_shards(spec.memory_bytes)
             self._check = SampleCheck(data, spec.check)
@@ -74,7 +74,7 @@ class NvjpegReader:
 
     def close(self) -> None:
         """End the threads."""
-        self._pool.shutdown()
+        self._pool.close()
 
     def _drain(self) -> None:
         if self._stream is not None:
@@ -87,7 +87,7 @@ class NvjpegReader:
         if self.random_access:
             for request in requests:
                 files = [self._data.files[position] for position in request.positions.tolist()]
-                yield request, files, list(self._pool.map(_read, files))
+                yield request, files, self._pool.map(_read, files)
             return
         for request, samples in self._shards.read(requests):
             names = [f"{shard}: sample {sample.id}" for sample, shard in samples]

@@ -1,15 +1,15 @@
 """Run an iterator ahead of its consumer, in a thread that never outlives it."""
 
-import queue
-import threading
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
+from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
+from loaders.threads import EndingThread, end_threads
 from precache.errors import WorkerError
 
 T = TypeVar("T")
-_POLL_S = 0.1
+_LOOK_S = 1.0  # between looks at whether the thread is alive
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,15 +22,18 @@ def prefetch(source: Iterator[T], depth: int) -> Generator[T, None, None]:
 
     An exception of `source` is raised here. Closing or dropping this generator stops the thread.
     """
-    results: queue.Queue[Any] = queue.Queue(depth)
-    stop = threading.Event()
-    thread = threading.Thread(target=_produce, args=(source, results, stop), daemon=True)
-    thread.start()
+    # SimpleQueue, since it has no lock that Ctrl-C could leave locked: the room is counted by another one
+    results: SimpleQueue[Any] = SimpleQueue()
+    room: SimpleQueue[Any] = SimpleQueue()
+    for _ in range(depth):
+        room.put(True)
+    thread = EndingThread(_produce, (source, results, room), room)
     try:
+        thread.start()
         while True:
             try:
-                result = results.get(timeout=_POLL_S)
-            except queue.Empty:
+                result = results.get(timeout=_LOOK_S)
+            except Empty:
                 if not thread.is_alive() and results.empty():
                     raise WorkerError("the thread that reads ahead died without an exception") from None
                 continue
@@ -38,35 +41,29 @@ def prefetch(source: Iterator[T], depth: int) -> Generator[T, None, None]:
                 if result.error is not None:
                     raise result.error
                 return
+            room.put(True)
             yield result
     finally:
         result = None  # an error would hold this frame, which holds the error: a cycle
-        stop.set()
-        thread.join()
+        end_threads([thread])
 
 
-def _produce(source: Iterator[Any], results: "queue.Queue[Any]", stop: threading.Event) -> None:
+def _produce(
+    thread: EndingThread, source: Iterator[Any], results: "SimpleQueue[Any]", room: "SimpleQueue[Any]"
+) -> None:
     error: BaseException | None = None
     try:
         for result in source:
-            if not _put(results, result, stop):
+            room.get()
+            if thread.stopping:
                 break
+            results.put(result)
+            del result  # or it would be held until the next one is there
     except BaseException as caught:
         error = caught
     finally:
         close = getattr(source, "close", None)
         if close is not None:
             close()
-    _put(results, _End(error), stop)
+    results.put(_End(error))
     error = None  # or the error would hold this frame, and with it all that the source had open
-
-
-def _put(results: "queue.Queue[Any]", result: Any, stop: threading.Event) -> bool:
-    """Put `result`; False if the consumer left in the meantime."""
-    while not stop.is_set():
-        try:
-            results.put(result, timeout=_POLL_S)
-        except queue.Full:
-            continue
-        return True
-    return False

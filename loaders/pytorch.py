@@ -23,10 +23,12 @@ from loaders.buffers import SharedBuffers
 from loaders.crops import Crops, place
 from loaders.dataset import SplitData
 from loaders.filler import BatchFiller, Pictures
+from loaders.threads import begin_exit_with
 from precache.errors import ImageError, SourceError, WorkerError
 from precache.jpeg import Pixels
 
 _AHEAD_PER_WORKER = 2
+_END_S = 2.0  # for what ends at once, or never
 _KEPT_BUFFERS = 8  # batches that the caller and the loader hold; of more the memory is fresh
 
 
@@ -116,13 +118,20 @@ class ProcessesReader:
             return iter(self._loader)
         finally:
             gc.unfreeze()
+            begin_exit_with(_kill_workers)  # torch has just asked for its turn: ours comes before that
 
     def close(self) -> None:
-        """End the worker processes."""
+        """End the worker processes, and wait until they and what fed them have ended."""
         iterator = getattr(self._loader, "_iterator", None)
-        if iterator is not None:
-            iterator._shutdown_workers()
-            self._loader._iterator = None
+        if iterator is None:
+            return
+        self._loader._iterator = None
+        iterator._shutdown_workers()
+        for worker in iterator._workers:
+            if worker.is_alive():  # torch has given it 5 s, and SIGTERM
+                worker.kill()
+            worker.join(_END_S)
+        _end_queues(iterator)
 
 
 # Of this process: a forked one that collects its copy must not tell the workers of its parent to end.
@@ -130,13 +139,46 @@ _readers: "weakref.WeakSet[ProcessesReader]" = weakref.WeakSet()
 
 
 def _disown() -> None:
-    for reader in _readers:
-        iterator = getattr(reader._loader, "_iterator", None)
-        if iterator is not None:
-            iterator._shutdown = True  # torch's own mark that there is nothing left to do
+    for iterator in _iterators():
+        iterator._shutdown = True  # torch's own mark that there is nothing left to do
+        # or multiprocessing would end them with this process, which did not start them
+        multiprocessing.process._children.difference_update(iterator._workers)  # type: ignore[attr-defined]
+    _readers.clear()
 
 
 os.register_at_fork(after_in_child=_disown)
+
+
+def _iterators() -> list[Any]:
+    """Those of torch that have workers in this process."""
+    iterators = [getattr(reader._loader, "_iterator", None) for reader in _readers]
+    return [iterator for iterator in iterators if iterator is not None]
+
+
+def _kill_workers() -> None:
+    """At the program's end, whatever they are at: they only read, and who waits for them is woken."""
+    iterators = _iterators()
+    watch: Any = torch.utils.data._utils.signal_handling
+    for iterator in iterators:
+        iterator._shutdown = True
+        if iterator._worker_pids_set:  # or torch would report their death
+            watch._remove_worker_pids(id(iterator))
+            iterator._worker_pids_set = False
+        for worker in iterator._workers:
+            worker.kill()
+    for iterator in iterators:
+        for worker in iterator._workers:
+            worker.join(_END_S)
+        iterator._worker_result_queue._writer.close()  # the last one: the reader finds the end there
+        _end_queues(iterator)
+
+
+def _end_queues(iterator: Any) -> None:
+    """End the threads that write what workers are asked for; torch does not wait for them."""
+    for requests in iterator._index_queues:
+        requests.close()
+        if (thread := getattr(requests, "_thread", None)) is not None:
+            thread.join(_END_S)
 
 
 class _Sampler:

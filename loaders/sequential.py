@@ -2,7 +2,7 @@
 
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import TypeVar
@@ -12,6 +12,7 @@ import numpy as np
 from loaders.batch import Request
 from loaders.dataset import SplitData
 from loaders.integrity import SampleCheck, check_index
+from loaders.threads import Pool
 from precache.formats import StoredSample
 
 T = TypeVar("T")
@@ -40,10 +41,10 @@ def look_ahead(
     wanted: Counter[int] = Counter()  # shard -> its samples in `pending`
     shards: dict[int, Future[T]] = {}
     previous: list[int] = []  # shards of the request before
-    pool = ThreadPoolExecutor(1, thread_name_prefix="read-shard")
+    pool = Pool(1, "read-shard")
 
     def close() -> None:
-        pool.shutdown(cancel_futures=True)
+        pool.close()
         for opened in shards.values():
             if not opened.cancelled() and opened.exception() is None:
                 close_shard(opened.result())

@@ -1,6 +1,8 @@
 """Memory of batches that worker processes fill."""
 
 import multiprocessing
+import sys
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +10,7 @@ import pytest
 import torch
 
 import loaders
-from loaders.buffers import SharedBuffers
+from loaders.buffers import BufferPool, SharedBuffers
 from tests.conftest import IMAGES
 
 SETTINGS = {"backend": "pytorch", "size": 16, "batch_size": 2, "workers": 2}
@@ -64,3 +66,35 @@ def test_batches_that_are_kept_stay_what_they_were(raw_tree: Path) -> None:
         later = [batch.ids for batch in loader]
         assert np.array_equal(torch.cat([batch.images for batch in kept]).numpy(), expected.numpy())
         assert len(later) == IMAGES // 2
+
+
+@pytest.mark.parametrize("pool", ["threads", "processes"])
+def test_giving_memory_back_runs_no_python(pool: str) -> None:
+    """Ctrl-C would raise its KeyboardInterrupt there, where nobody can catch it, and be lost."""
+    if pool == "threads":
+        buffers = BufferPool(3, 4, torch.device("cpu"))
+        served = buffers.take(2)
+    else:
+        shared = SharedBuffers(2, 3, 4)
+        number = shared.take()
+        assert number is not None
+        served = shared.serve(number, 2)
+    called = []
+    sys.setprofile(lambda frame, event, _: called.append(frame.f_code.co_name) if event == "call" else None)
+    try:
+        del served
+    finally:
+        sys.setprofile(None)
+    assert called == []
+
+
+def test_of_buffers_that_come_back_all_at_once_few_are_kept() -> None:
+    buffers = BufferPool(4, 512, torch.device("cpu"))  # 3 MiB each
+    tracemalloc.start()
+    try:
+        kept = [buffers.take(4) for _ in range(20)]
+        assert tracemalloc.get_traced_memory()[0] > 60 * 2**20
+        del kept
+        assert tracemalloc.get_traced_memory()[0] < 30 * 2**20
+    finally:
+        tracemalloc.stop()

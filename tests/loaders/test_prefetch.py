@@ -1,3 +1,5 @@
+import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -63,3 +65,29 @@ def test_closing_or_dropping_ends_the_thread_and_closes_the_source(how: str) -> 
     del ahead
     assert closed.is_set()
     assert threading.active_count() == before
+
+
+def test_ctrl_c_while_an_iterator_is_thrown_away_is_not_lost() -> None:
+    """What is raised there reaches nobody. It comes when the thread has ended."""
+    ended = threading.Event()
+
+    def source() -> Iterator[int]:
+        yield 0
+        time.sleep(0.3)
+        ended.set()
+        yield 1
+
+    def throw_away() -> None:
+        ahead = prefetch(source(), 2)
+        assert next(ahead) == 0
+        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+        del ahead
+        time.sleep(10)
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            throw_away()
+        assert ended.is_set()
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -33,4 +33,4 @@ def test_the_threads_that_fill_batches_are_told_from_others(converted: dict[str,
         names = [name for name, _ in _thread_seconds()]
         del batches
     assert names.count("fill") in (1, 2), "two, once both had something to do"
-    assert {"MainThread", "check"} <= set(names)
+    assert "MainThread" in names

@@ -8,7 +8,7 @@ from PIL import Image
 
 from loaders import decoding
 from precache import images
-from precache.errors import ImageError
+from precache.errors import ImageError, SourceError
 
 
 @pytest.fixture(params=[True, False], ids=["torch", "pillow"], autouse=True)
@@ -69,6 +69,7 @@ def test_what_torch_does_not_resize_goes_to_pillow(tmp_path: Path) -> None:
 def test_what_cannot_be_decoded_is_named(tmp_path: Path) -> None:
     damaged = tmp_path / "damaged.jpg"
     damaged.write_bytes(b"\xff\xd8\xff\xe0 no picture")
-    for path in (damaged, tmp_path / "gone.jpg"):
-        with pytest.raises(ImageError, match=str(path)):
-            decoding.load(str(path), 64)
+    with pytest.raises(ImageError, match=str(damaged)):
+        decoding.load(str(damaged), 64)
+    with pytest.raises(SourceError, match=str(tmp_path / "gone.jpg")):
+        decoding.load(str(tmp_path / "gone.jpg"), 64)

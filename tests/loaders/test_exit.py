@@ -28,7 +28,7 @@ def augment(images, ids, epoch):
     deadline, small = time.monotonic() + 0.03, torch.zeros(8)
     while time.monotonic() < deadline:
         small = small + 1
-    return images
+    return images[:, :40, :40]
 
 
 def supervise(runs):

@@ -1,0 +1,27 @@
+"""What the documents name is there."""
+
+import re
+
+import pytest
+
+from tests.command import ROOT
+from tests.faults.__main__ import ATTACKS
+
+PROMISES = (ROOT / "precache/README.md").read_text()
+
+
+def test_every_promise_names_the_test_that_holds_it() -> None:
+    rows = [line for line in PROMISES.splitlines() if line.startswith("| ")]
+    promises = [row for row in rows if not row.startswith(("| what happens", "| ---"))]
+    assert len(promises) > 30
+    assert all(re.search(r"`test_\w+\.py::test_\w+`|`faults\[\w+\]`", row) for row in promises)
+
+
+@pytest.mark.parametrize(("file", "name"), re.findall(r"`(test_\w+\.py)::(test_\w+)`", PROMISES))
+def test_the_tests_that_hold_promises_exist(file: str, name: str) -> None:
+    assert any(f"def {name}(" in path.read_text() for path in (ROOT / "tests").rglob(file))
+
+
+@pytest.mark.parametrize("attack", re.findall(r"`faults\[(\w+)\]`", PROMISES))
+def test_the_attacks_that_hold_promises_exist(attack: str) -> None:
+    assert attack in ATTACKS

@@ -1,6 +1,8 @@
 """What `loaders.build` takes and refuses, and how a loader moves through epochs and states."""
 
+import errno
 import inspect
+import os
 import shutil
 from pathlib import Path
 
@@ -10,7 +12,7 @@ import torch
 
 import loaders
 from loaders import cache
-from precache.errors import DatasetError, PrecacheError, SettingError
+from precache.errors import DatasetError, PrecacheError, SettingError, SourceError
 from tests import loader_contract as contract
 from tests.conftest import IMAGES, STORED_SIZE
 
@@ -253,3 +255,16 @@ def test_the_source_path_of_an_id_is_one_call(raw_tree: Path, converted: dict[st
             for unknown in (IMAGES, -1, 2**70, "3", 1.5, None):
                 with pytest.raises(SettingError, match=f"^sample {unknown!r}: "):
                     loader.path_of(unknown)  # type: ignore[arg-type]
+
+
+def test_a_tree_that_may_not_be_read_is_not_called_something_else(
+    raw_tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who runs the tests may be root, who may read everything."""
+
+    def refuse(folder: object) -> object:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), folder)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(SourceError, match=r"Permission denied.*check its permissions"):
+        loaders.build(raw_tree)

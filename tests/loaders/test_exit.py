@@ -199,7 +199,9 @@ def test_a_disk_that_does_not_answer_does_not_keep_the_program(raw_tree: Path, t
     assert "does the disk of its data answer?" in errors
 
 
-@pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGKILL], ids=["SIGTERM", "SIGKILL"])
+@pytest.mark.parametrize(
+    "by", [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)], ids=["SIGTERM", "SIGKILL"]
+)
 def test_workers_end_with_a_program_that_is_killed(
     by: signal.Signals, raw_tree: Path, tmp_path: Path
 ) -> None:

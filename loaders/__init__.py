@@ -64,7 +64,7 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
     threads: int | Literal["auto"] = "auto",
     rank: int | None = None,
     world_size: int | None = None,
-    check: str = "always",
+    check: str = "first-read",
     cache: str = "none",
     memory_bytes: int | None = None,
     on_error: str = "raise",
@@ -99,8 +99,8 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
         rank, world_size: which of how many processes share each epoch, every sample served by one
             of them; default those of `torch.distributed` where it is initialised, else 0 and 1.
             `batch_size` is that of one rank.
-        check: `"always"` compares every sample of a converted folder with its checksum whenever it is
-            read, and `"first-read"` until it was right once; a crop is then cut out of the whole sample.
+        check: `"first-read"` compares every sample of a converted folder with its checksum until it was
+            right once, and `"always"` whenever it is read; a crop is then cut out of the whole sample.
             `"never"` does not. One that is damaged raises SampleError, which names file, id and source,
             at its batch; see `on_error`.
         cache: `"ram"` keeps every decoded picture of the split in main memory, `"device"` in that of

@@ -12,6 +12,9 @@ JPEG whose data is damaged, but ends as it should, DALI decodes to what it makes
 `precache check` finds these.
 """
 
+import ctypes
+import os
+import weakref
 from collections import deque
 from collections.abc import Generator, Iterator
 from contextlib import closing
@@ -182,6 +185,7 @@ class DaliReader:
                 )
             pipeline.set_outputs(served)
         pipeline.build()
+        _pipelines.add(pipeline)
         return pipeline
 
     def _next_input(self) -> tuple[list[npt.NDArray[Any]], ...]:
@@ -251,6 +255,20 @@ class DaliReader:
             raise DatasetError(f"{self._data.path}: DALI cannot decode a picture of it: {error}") from error
         self._again.extendleft(reversed(self._in_pipeline))
         self._in_pipeline.clear()
+
+
+# Of this process: a forked one has not their threads, for which DALI would wait at its end, for ever.
+_pipelines: "weakref.WeakSet[Any]" = weakref.WeakSet()
+
+
+def _disown() -> None:
+    for pipeline in _pipelines:
+        # not even destroyed when all else is: that waits, too
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(pipeline._pipe))
+        pipeline._pipe = None
+
+
+os.register_at_fork(after_in_child=_disown)
 
 
 def _rows(squares: Pixels, slot: int, first: int, space: Pixels) -> Pixels:

@@ -86,6 +86,7 @@ def die_over_all(task: str, tick: Ticks) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_a_machine_on_which_every_unit_kills_is_given_up_soon() -> None:
     with pytest.raises(WorkerError, match="train-00000: workers died over it"):
         list(executors.run(die_over_all, [Deadly("train-00000")], 1, lambda count: None))

@@ -111,6 +111,7 @@ def test_checking_and_errors(nasty: Path) -> None:
         assert len(result.stderr.splitlines()) == 1 or "--debug" in arguments
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)  # four processes that import torch
 def test_benchmarks(nasty: Path, nasty_dataset: Path) -> None:
     short = ("--batches", 2, "--warmup", 1, "--repeats", 1, "--batch-size", 8, "--size", 32, "--workers", 1)

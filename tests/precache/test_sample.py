@@ -48,6 +48,7 @@ def test_sizes_aspects_and_entropy_spread_like_photographs(raw_tree: Path) -> No
     assert max(density) > 3 * min(density)
 
 
+@pytest.mark.slow
 def test_a_small_network_learns_the_classes(tmp_path: Path) -> None:
     make_sample(tmp_path / "tree", images=160, classes=4, seed=0, workers=2)
     scan = scan_tree(tmp_path / "tree")

@@ -107,6 +107,7 @@ def test_without_a_trainer_the_loader_is_measured_alone(converted: dict[str, Pat
     assert row.loader == row.together
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES)
 def test_the_real_step_runs_in_the_same_comparison(converted: dict[str, Path], device: str) -> None:
     settings = {"batch_size": 2, "batches": 2, "repeats": 1, "device": torch.device(device)}

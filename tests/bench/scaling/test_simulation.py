@@ -217,7 +217,7 @@ def test_real_threads_come_within_a_tenth(
 @pytest.mark.parametrize(
     ("trainer_images_per_s", "workers", "binds"),
     [
-        (200, 2, DECODE),
+        pytest.param(200, 2, DECODE, marks=pytest.mark.slow),
         pytest.param(60, 2, STEP, marks=pytest.mark.slow),
         pytest.param(100, 2, None, marks=pytest.mark.slow),  # as fast as one another
         pytest.param(80, 1, DECODE, marks=pytest.mark.slow),

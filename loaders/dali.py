@@ -12,6 +12,9 @@ JPEG whose data is damaged, but ends as it should, DALI decodes to what it makes
 `precache check` finds these.
 """
 
+import ctypes
+import os
+import weakref
 from collections import deque
 from collections.abc import Generator, Iterator
 from contextlib import closing
@@ -33,7 +36,7 @@ from loaders.crops import Crops
 from loaders.dataset import RAW, SplitData
 from loaders.filler import BatchFiller, Pictures
 from loaders.sequential import EncodedShards
-from loaders.threads import Pool
+from loaders.threads import Pool, end_first
 from precache import images, jpeg
 from precache.errors import DatasetError, ImageError, MissingDependencyError
 from precache.formats import FORMATS, StoredSample
@@ -52,6 +55,7 @@ def open_reader(spec: LoaderSpec, data: SplitData, crops: Crops) -> "DaliReader"
         raise MissingDependencyError(
             "backend 'dali' needs NVIDIA DALI; install it with 'pip install nvidia-dali-cuda120'"
         ) from error
+    end_first()  # before DALI takes the pipelines away, in which a thread may be
     return DaliReader(spec, data, crops)
 
 
@@ -180,6 +184,7 @@ class DaliReader:
                 )
             pipeline.set_outputs(served)
         pipeline.build()
+        _pipelines.add(pipeline)
         return pipeline
 
     def _next_input(self) -> tuple[list[npt.NDArray[Any]], ...]:
@@ -248,6 +253,19 @@ class DaliReader:
             raise DatasetError(f"{self._data.path}: DALI cannot decode a picture of it: {error}") from error
         self._again.extendleft(reversed(self._in_pipeline))
         self._in_pipeline.clear()
+
+
+# Of this process. Destroying one waits for its threads, which a forked process does not have: it keeps them.
+_pipelines: "weakref.WeakSet[Any]" = weakref.WeakSet()
+
+
+def _keep_inherited() -> None:
+    for pipeline in _pipelines:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(pipeline._pipe))
+    _pipelines.clear()
+
+
+os.register_at_fork(after_in_child=_keep_inherited)
 
 
 def _rows(squares: Pixels, slot: int, first: int, space: Pixels) -> Pixels:

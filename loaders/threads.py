@@ -201,12 +201,14 @@ def check_exit() -> None:
 
 
 def begin_exit_with(function: Callable[[], None]) -> None:
-    """Have `function` called before the threads are ended, and all of it before what others have to end.
-
-    Call it again once others may have asked `atexit` for theirs, which calls the last one first.
-    """
+    """Have `function` called before the threads are ended; as `end_first`."""
     if function not in _first_at_exit:
         _first_at_exit.append(function)
+    end_first()
+
+
+def end_first() -> None:
+    """Have the threads ended before what others have asked `atexit` for so far; it begins with the last."""
     atexit.unregister(_end_all)
     atexit.register(_end_all)
 

@@ -8,8 +8,8 @@ https://docs.python.org/3/c-api/init.html#c.PyEval_RestoreThread
 They are daemons, or a read from a disk that hangs would keep the program for ever: `atexit` waits for them,
 for so long and no longer. ThreadPoolExecutor's are waited for without end.
 
-Nothing here polls, and what has to be done when an object goes is done by functions written in C: Python's
-would take the KeyboardInterrupt of Ctrl-C, and lose it, since nobody can catch what a finaliser raises.
+What has to be done when an object goes is done by functions written in C, where it can be: Python's would
+take the KeyboardInterrupt of Ctrl-C, and lose it, since what a finaliser raises reaches nobody.
 """
 
 import _thread
@@ -60,7 +60,8 @@ class EndingThread(threading.Thread):
     ) -> None:
         super().__init__(name=name, daemon=True)
         self._work: tuple[Callable[..., None], tuple[Any, ...]] | None = (function, arguments)
-        self._ended: SimpleQueue[None] = SimpleQueue()
+        self._returned: SimpleQueue[None] = SimpleQueue()
+        self._joined = False
         self._process = os.getpid()
         self.inbox = inbox
         self.stopping = False
@@ -74,7 +75,7 @@ class EndingThread(threading.Thread):
         try:
             function(self, *arguments)
         finally:
-            self._ended.put(None)
+            self._returned.put(None)
 
     def ask_to_stop(self) -> None:
         """Return at once; `end_threads` waits."""
@@ -82,19 +83,17 @@ class EndingThread(threading.Thread):
         self.inbox.put(None)
 
     def has_ended(self) -> bool:
-        """Whether it does not run, in this process.
-
-        Not `is_alive`: a `join` that Ctrl-C breaks off takes a thread for ended, up to Python 3.12.
-        """
-        return self.ident is None or not self._ended.empty() or os.getpid() != self._process
+        """Whether it was not started, or somebody has waited for its end, or it runs in another process."""
+        return self.ident is None or self._joined or os.getpid() != self._process
 
     def wait(self, most_s: float) -> None:
         """Wait until it has ended, or for so long."""
-        if self.has_ended():
-            return
-        with suppress(Empty):
-            self._ended.put(self._ended.get(timeout=most_s))
-            self.join()
+        if not self.has_ended():
+            # up to Python 3.12 a `join` that Ctrl-C breaks off takes a thread for ended that is not
+            with suppress(Empty):
+                self._returned.put(self._returned.get(timeout=most_s))
+                self.join()
+                self._joined = True
 
 
 def end_threads(threads: Iterable[EndingThread]) -> None:
@@ -107,6 +106,9 @@ def end_threads(threads: Iterable[EndingThread]) -> None:
     interrupts = 0
     for thread in threads:
         thread.ask_to_stop()
+    us = threading.current_thread()
+    if isinstance(us, EndingThread):  # perhaps collecting garbage: none waits for one that may wait for it
+        threads = [thread for thread in threads if thread.helps and not us.helps]
     for thread in threads:
         while interrupts < 2 and not thread.has_ended():
             try:
@@ -199,12 +201,14 @@ def check_exit() -> None:
 
 
 def begin_exit_with(function: Callable[[], None]) -> None:
-    """Have `function` called before the threads are ended, and all of it before what others have to end.
-
-    Call it again once others may have asked `atexit` for theirs, which calls the last one first.
-    """
+    """Have `function` called before the threads are ended; as `end_first`."""
     if function not in _first_at_exit:
         _first_at_exit.append(function)
+    end_first()
+
+
+def end_first() -> None:
+    """Have the threads ended before what others have asked `atexit` for so far; it begins with the last."""
     atexit.unregister(_end_all)
     atexit.register(_end_all)
 

@@ -1,12 +1,15 @@
+import gc
 import os
 import signal
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 
 from loaders.prefetch import prefetch
+from loaders.threads import Pool
 
 
 def count_up(started: list[int], limit: int = 1000) -> Iterator[int]:
@@ -91,3 +94,34 @@ def test_ctrl_c_while_an_iterator_is_thrown_away_is_not_lost() -> None:
         assert ended.is_set()
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize("where", ["own", "helper"])
+def test_an_iterator_that_its_own_threads_collect_ends_them(where: str) -> None:
+    """A cycle is collected by whichever thread happens to; none may wait for itself."""
+    dropped, collected = threading.Event(), threading.Event()
+
+    def collect() -> None:
+        dropped.wait()
+        gc.collect()
+        collected.set()
+
+    def source() -> Iterator[int]:
+        with closing(Pool(1, "helper")) as pool:
+            yield 0
+            pool.submit(collect).result() if where == "helper" else collect()
+            yield 1
+
+    before = threading.active_count()
+    gc.disable()
+    try:
+        ahead = prefetch(source(), 2)
+        assert next(ahead) == 0
+        cycle: list[object] = [ahead]
+        cycle.append(cycle)
+        del ahead, cycle
+        dropped.set()
+        assert collected.wait(10)
+        wait_until(lambda: threading.active_count() == before)
+    finally:
+        gc.enable()

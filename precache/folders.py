@@ -78,7 +78,10 @@ def _is(entry: Entry, question: Callable[[], bool]) -> bool:
 
 def _begins_as_picture(entry: Entry) -> bool:
     def start() -> bytes:
-        with open(open_regular(entry.path), "rb", buffering=0) as file:
-            return file.read(kinds.PREFIX_BYTES)
+        descriptor = open_regular(entry.path)
+        try:  # a file object's `read` gives None where there is nothing yet
+            return os.read(descriptor, kinds.PREFIX_BYTES)
+        finally:
+            os.close(descriptor)
 
     return kinds.is_picture(entry.name, steadily(start, entry.path))

@@ -102,7 +102,7 @@ def write_html(dataset: ConvertedDataset, path: str | os.PathLike[str]) -> None:
         f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in _facts(dataset).items()
     )
     rejected = ((r.path, r.reason) for r in manifest.rejected)
-    title = escape(f"{dataset.path.resolve().name}: {manifest.samples:,} pictures")
+    title = escape(f"{os.path.basename(os.path.realpath(dataset.path))}: {manifest.samples:,} pictures")
     page = (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'

@@ -45,7 +45,7 @@ _HEADER = [field.name for field in fields(RejectedPicture)]
 
 def default_list(tree: Path) -> Path:
     """Where the list of `tree` lies; the same by whatever name, or link, the tree is called."""
-    real = tree.resolve()
+    real = Path(os.path.realpath(tree))
     return real.parent / f"{real.name}{SUFFIX}"
 
 
@@ -56,7 +56,7 @@ def check_writable(path: Path, tree: Path) -> None:
         SettingError: `path` lies in the tree, or cannot be written.
         SourceError: there is a file that is no such list.
     """
-    folder, root = path.parent.resolve(), tree.resolve()
+    folder, root = (Path(os.path.realpath(place)) for place in (path.parent, tree))
     if folder == root or root in folder.parents:
         raise SettingError(f"{path}: lies inside the tree {tree}; choose a list file beside it with --list")
     if path.is_dir() or not os.access(folder, os.W_OK | os.X_OK):

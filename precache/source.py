@@ -335,7 +335,7 @@ def _scan_folder(found: _Found, split: str, path: str, folder: Entry) -> int:
 
 def check_apart(source: Path, destination: Path) -> None:
     """Raise SettingError if one folder lies inside the other: the source is never written to."""
-    inner, outer = destination.resolve(), source.resolve()
+    inner, outer = (Path(os.path.realpath(path)) for path in (destination, source))
     if inner == outer or outer in inner.parents or inner in outer.parents:
         raise SettingError(
             f"{destination}: lies inside the source tree {source}, or the other way round; "

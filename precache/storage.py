@@ -134,7 +134,7 @@ def remove_leftovers(folder: Path, names: Container[str]) -> None:
 @contextmanager
 def atomic_folder(path: Path) -> Iterator[Path]:
     """A new folder to fill, which becomes `path`, missing or empty before, if the block succeeds."""
-    path = path.resolve()
+    path = Path(os.path.realpath(path))  # resolve() makes a RuntimeError of a loop of links
     temporary = temporary_path(path)
     temporary.mkdir(parents=True)
     try:

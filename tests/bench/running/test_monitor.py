@@ -65,7 +65,10 @@ def test_memory_of_a_child_is_the_trees() -> None:
         try:
             assert child.stdout.readline() == b"ready\n"
             assert tree_memory(child.pid)[0] > 190 * MIB
-            wait_for(monitor, 15)  # a slow summing-up of pages is repeated less often
+            most = max(sample["private_bytes"] for sample in monitor._samples[:before])
+            deadline = time.monotonic() + 40  # a slow summing-up of pages is repeated less often
+            while monitor._samples[-1]["private_bytes"] < most + 150 * MIB and time.monotonic() < deadline:
+                wait_for(monitor, 1)
         finally:
             child.kill()
             child.communicate()

@@ -33,6 +33,10 @@ def prefetch(source: Iterator[T], depth: int) -> Generator[T, None, None]:
         while True:
             try:
                 result = results.get(timeout=_LOOK_S)
+            except RuntimeError as error:  # of torch's handler of SIGCHLD, which a DataLoader may have set up
+                if (death := of_dead_worker(error)) is not None:
+                    raise death from error
+                raise
             except Empty:
                 if not thread.is_alive() and results.empty():
                     raise WorkerError("the thread that reads ahead died without an exception") from None
@@ -46,6 +50,16 @@ def prefetch(source: Iterator[T], depth: int) -> Generator[T, None, None]:
     finally:
         result = None  # an error would hold this frame, which holds the error: a cycle
         end_threads([thread])
+
+
+def of_dead_worker(error: Exception) -> WorkerError | None:
+    """What to raise for what torch raises when a DataLoader's worker process died; None: it is not that."""
+    if isinstance(error, RuntimeError) and "DataLoader worker" not in str(error):
+        return None
+    return WorkerError(
+        f"a worker died ({' '.join(str(error).split()) or type(error).__name__}); the machine may be "
+        f"out of memory: build the loader with fewer workers or a smaller batch_size"
+    )
 
 
 def _produce(

@@ -23,8 +23,9 @@ from loaders.buffers import SharedBuffers
 from loaders.crops import Crops, place
 from loaders.dataset import SplitData
 from loaders.filler import BatchFiller, Pictures
+from loaders.prefetch import of_dead_worker
 from loaders.threads import begin_exit_with
-from precache.errors import ImageError, SourceError, WorkerError
+from precache.errors import ImageError, SourceError
 from precache.jpeg import Pixels
 
 _AHEAD_PER_WORKER = 2
@@ -96,12 +97,9 @@ class ProcessesReader:
                 yield DecodedBatch(self._images(filled, len(ids)), labels, ids, refused)
         except (RuntimeError, EOFError, OSError) as error:
             # the latter two: it died between announcing a batch and handing over its memory
-            if isinstance(error, RuntimeError) and "DataLoader worker" not in str(error):
-                raise
-            raise WorkerError(
-                f"a worker died ({' '.join(str(error).split()) or type(error).__name__}); the machine may be "
-                f"out of memory: build the loader with fewer workers or a smaller batch_size"
-            ) from error
+            if (death := of_dead_worker(error)) is not None:
+                raise death from error
+            raise
 
     def _images(self, filled: torch.Tensor | int, samples: int) -> torch.Tensor:
         if isinstance(filled, torch.Tensor):

@@ -12,6 +12,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 import loaders
 from precache import open_dataset
@@ -111,7 +112,11 @@ def test_labels_that_differ_from_the_index_are_refused(
         list(loader)
 
 
-def test_a_killed_worker_is_an_error_not_a_hang(raw_tree: Path) -> None:
+@pytest.mark.parametrize("handled", [False, True], ids=["alone", "beside a DataLoader"])
+def test_a_killed_worker_is_an_error_not_a_hang(handled: bool, raw_tree: Path) -> None:
+    """torch's own handler, which a DataLoader of the training code sets up, raises in the main thread."""
+    if handled:
+        list(DataLoader([1, 2], num_workers=1))
     before = psutil.Process().children()
     with loaders.build(raw_tree, size=32, workers=1, batch_size=1) as loader:
         iterator = iter(loader)

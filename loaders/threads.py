@@ -61,7 +61,7 @@ class EndingThread(threading.Thread):
         super().__init__(name=name, daemon=True)
         self._work: tuple[Callable[..., None], tuple[Any, ...]] | None = (function, arguments)
         self._returned: SimpleQueue[None] = SimpleQueue()
-        self._joined = False
+        self._done = self._joined = False
         self._process = os.getpid()
         self.inbox = inbox
         self.stopping = False
@@ -75,6 +75,7 @@ class EndingThread(threading.Thread):
         try:
             function(self, *arguments)
         finally:
+            self._done = True
             self._returned.put(None)
 
     def ask_to_stop(self) -> None:
@@ -88,12 +89,15 @@ class EndingThread(threading.Thread):
 
     def wait(self, most_s: float) -> None:
         """Wait until it has ended, or for so long."""
-        if not self.has_ended():
-            # up to Python 3.12 a `join` that Ctrl-C breaks off takes a thread for ended that is not
-            with suppress(Empty):
+        if self.has_ended():
+            return
+        # up to Python 3.12 a `join` that Ctrl-C breaks off takes a thread for ended that is not
+        with suppress(Empty):
+            while not self._done:  # not by what is in the queue: Ctrl-C may come when it has been taken out
                 self._returned.put(self._returned.get(timeout=most_s))
-                self.join()
-                self._joined = True
+        if self._done:
+            self.join()
+            self._joined = True
 
 
 def end_threads(threads: Iterable[EndingThread]) -> None:

@@ -2,8 +2,8 @@
 
 import logging
 import os
-from collections.abc import Generator, Iterator
-from contextlib import closing
+import weakref
+from collections.abc import Iterator
 from dataclasses import dataclass
 from operator import index
 from types import TracebackType
@@ -16,6 +16,7 @@ from loaders.batch import Batch, LoaderSpec, Reader
 from loaders.dataset import SplitData
 from loaders.frameworks import Place
 from loaders.order import EpochOrder
+from loaders.prefetch import of_dead_worker
 from loaders.skipping import ErrorPolicy
 from loaders.stream import Stream
 from loaders.transfer import Transfer
@@ -25,15 +26,6 @@ _TURNS = 8  # of two iterations of one loader, before it says what they cost
 _LOGGER = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
-class _Iteration:
-    """One pass over an epoch, from its first batch on."""
-
-    epoch: int
-    start: int
-    ended: bool = False
-
-
 @dataclass(frozen=True, slots=True)
 class _Asked:
     """Where the next iteration starts, by a call: `loaded` as a state, else by `set_epoch`."""
@@ -41,6 +33,49 @@ class _Asked:
     epoch: int
     served: int
     loaded: bool
+
+
+class _Places(Iterator[Place]):
+    """Epoch and number of each batch of an iteration of `loader`, which begins when the first is asked for."""
+
+    def __init__(self, loader: "EpochLoader") -> None:
+        self.epoch, self._number = -1, -1  # not begun
+        self.ended = False
+        self._loader = loader
+
+    def __next__(self) -> Place:
+        if self.ended:
+            raise StopIteration
+        if self._number < 0:
+            self.epoch, self._number = self._loader.begin(self)
+        if self._number == len(self._loader):
+            self.ended = True
+            self._loader.end()
+            raise StopIteration
+        self._number += 1
+        return self.epoch, self._number - 1
+
+
+class _Batches(Iterator[Batch]):
+    """The batches of an iteration of `loader`; over after an error.
+
+    Not a generator: when one is thrown away midway, Python code of it is run, in which the KeyboardInterrupt
+    of Ctrl-C would reach nobody.
+    """
+
+    def __init__(self, loader: "EpochLoader") -> None:
+        self._loader = loader
+        self._places = _Places(loader)
+
+    def __next__(self) -> Batch:
+        try:
+            return self._loader.take(next(self._places))
+        except BaseException as error:
+            self._places.ended = True
+            # torch's handler of SIGCHLD, which any DataLoader sets up, raises wherever this thread is
+            if isinstance(error, RuntimeError) and (death := of_dead_worker(error)) is not None:
+                raise death from error
+            raise
 
 
 class EpochLoader(IterableDataset[Batch]):
@@ -55,7 +90,8 @@ class EpochLoader(IterableDataset[Batch]):
 
     An iteration begins with its first batch: what is created and never asked, as Lightning does, takes
     no epoch away. Two may run in turns, each in its own epoch and place; there is one stream of batches
-    for all, which is opened anew where one asks for another batch than the next.
+    for all, which is opened anew where one asks for another batch than the next. What it has read ahead of
+    an iteration that was left midway is kept until then.
     """
 
     # The loader shares each epoch out by itself: Accelerate has nothing to prepare.
@@ -93,7 +129,7 @@ class EpochLoader(IterableDataset[Batch]):
         self._place: Place = (0, 0)  # epoch and batches served in it, by who was served last
         self._coming = 0  # the epoch of an iteration of which nothing is said
         self._asked: _Asked | None = None
-        self._latest: _Iteration | None = None
+        self._latest: weakref.ref[_Places] | None = None
         self._stream: Stream | None = None
         self._turns = 0
         self._closed = False
@@ -104,7 +140,7 @@ class EpochLoader(IterableDataset[Batch]):
 
     def __iter__(self) -> Iterator[Batch]:
         self._check_usable()
-        return self._serve()
+        return _Batches(self)
 
     @property
     def size(self) -> int:
@@ -163,7 +199,7 @@ class EpochLoader(IterableDataset[Batch]):
         that take turns, what was served last.
         """
         epoch, served = self._place
-        asked, latest = self._asked, self._latest
+        asked, latest = self._asked, self._latest and self._latest()
         if asked is not None:
             runs = latest is not None and not latest.ended and latest.epoch == asked.epoch == epoch
             if asked.loaded or not runs:  # else the call is about the iteration after this one
@@ -219,29 +255,21 @@ class EpochLoader(IterableDataset[Batch]):
             f"batches of {spec.batch_size:,}, {len(self):,} per epoch{rank}>"
         )
 
-    def _serve(self) -> Iterator[Batch]:
-        with closing(self.places()) as places:
-            for place in places:
-                batch = self.take(place)
-                yield batch
-                del batch  # or it would be held until the next one is there
-
-    def places(self) -> Generator[Place, None, None]:
+    def places(self) -> Iterator[Place]:
         """Epoch and number of each batch of an iteration, which begins, and finds its epoch, at the first."""
+        return _Places(self)
+
+    def begin(self, places: "_Places") -> tuple[int, int]:
+        """Epoch and first batch of an iteration that begins."""
         asked, self._asked = self._asked, None
-        begun = _Iteration(self._coming, 0) if asked is None else _Iteration(asked.epoch, asked.served)
-        self._latest, self._place = begun, (begun.epoch, begun.start)
-        self._coming = begun.epoch + 1
-        try:
-            for number in range(begun.start, len(self)):
-                yield begun.epoch, number
-            self._place = (self._coming, 0)
-        finally:
-            begun.ended = True
-            stream = self._stream
-            # Left midway: what is read ahead of it nobody will ask for.
-            if stream is not None and stream.place[0] == begun.epoch and stream.place[1] > 0:
-                self._drop_stream()
+        self._place = (self._coming, 0) if asked is None else (asked.epoch, asked.served)
+        self._latest = weakref.ref(places)
+        self._coming = self._place[0] + 1
+        return self._place
+
+    def end(self) -> None:
+        """An iteration has served its last batch."""
+        self._place = (self._coming, 0)
 
     def take(self, place: Place) -> Batch:
         """The batch of that epoch and number, ready for the current stream."""

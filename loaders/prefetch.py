@@ -33,10 +33,6 @@ def prefetch(source: Iterator[T], depth: int) -> Generator[T, None, None]:
         while True:
             try:
                 result = results.get(timeout=_LOOK_S)
-            except RuntimeError as error:  # of torch's handler of SIGCHLD, which a DataLoader may have set up
-                if (death := of_dead_worker(error)) is not None:
-                    raise death from error
-                raise
             except Empty:
                 if not thread.is_alive() and results.empty():
                     raise WorkerError("the thread that reads ahead died without an exception") from None

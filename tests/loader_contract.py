@@ -122,7 +122,7 @@ def check_resume(build: Build) -> None:
             for _ in range(served):
                 next(iterator)
             state = json.loads(json.dumps(loader.state_dict()))
-            iterator.close()  # type: ignore[attr-defined]
+            del iterator
         with build(batch_size=8, workers=1) as resumed:
             resumed.load_state_dict(state)
             resumed.set_epoch(5)

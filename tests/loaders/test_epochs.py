@@ -2,6 +2,7 @@
 
 import logging
 import random
+import sys
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
@@ -82,7 +83,7 @@ def test_set_epoch_of_the_epoch_that_runs_leaves_its_state_alone(loader: Any, ep
     assert place(loader) == (0, 2)
     assert some(iterator, 1) == epochs[0][2:3]
     assert place(loader) == (0, 3)
-    iterator.close()
+    del iterator
     assert place(loader) == (0, 0)
     assert ids_of(loader) == list(chain(*epochs[0]))
 
@@ -185,3 +186,24 @@ def test_any_mix_of_iterations_states_and_epochs_serves_what_was_asked(
         elif action == "load":
             loader.load_state_dict(loader.state_dict())
             asked, loaded = place(loader), True
+
+
+def test_throwing_an_iterator_away_runs_no_python(loader: Any) -> None:
+    """Ctrl-C would raise its KeyboardInterrupt there, where nobody can catch it, and be lost."""
+    iterator = iter(loader)
+    next(iterator)
+    called = []
+    sys.setprofile(lambda frame, event, _: called.append(frame.f_code.co_name) if event == "call" else None)
+    try:
+        del iterator
+    finally:
+        sys.setprofile(None)
+    assert called == []
+
+
+def test_what_was_read_ahead_of_an_iteration_that_was_left_is_not_served(loader: Any, epochs: Any) -> None:
+    for epoch in range(3):
+        for batch in loader:
+            assert batch.ids.tolist() == epochs[epoch][0]
+            break
+    assert [batch.ids.tolist() for batch in loader] == epochs[3]

@@ -6,7 +6,10 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import numpy as np
 import psutil
@@ -16,12 +19,13 @@ from torch.utils.data import DataLoader
 
 import loaders
 from precache import open_dataset
-from precache.errors import DatasetError, PrecacheError
+from precache.errors import DatasetError, PrecacheError, WorkerError
 from precache.formats.shards import DATA_START
 from precache.index import write_index
 from precache.manifest import write_manifest
 from tests.command import ROOT
 from tests.damage import flip_a_bit
+from tests.loader_contract import ids_of
 
 
 @pytest.mark.parametrize("backend", ["pytorch", "dali"])
@@ -125,6 +129,35 @@ def test_a_killed_worker_is_an_error_not_a_hang(handled: bool, raw_tree: Path) -
         os.kill(worker.pid, signal.SIGKILL)
         with pytest.raises(PrecacheError, match="fewer workers"):
             list(iterator)
+
+
+def test_the_death_of_a_worker_is_one_error_wherever_the_caller_is(converted: dict[str, Path]) -> None:
+    """torch's handler raises between any two lines: here at each of those that ask for a batch, in turn."""
+    left = 0
+
+    def raise_at_the_last(frame: FrameType, event: str, argument: object) -> Any:
+        nonlocal left
+        left -= event == "line" and "loaders" in Path(frame.f_code.co_filename).parts
+        if event == "line" and left == 0:
+            raise RuntimeError("DataLoader worker (pid 1) is killed by signal: Killed.")
+        return raise_at_the_last
+
+    with loaders.build(converted["shards"], batch_size=16) as loader:
+        for line in count(2):  # before the first, it is the caller who is interrupted
+            iterator = iter(loader)
+            left = line
+            sys.settrace(raise_at_the_last)
+            try:
+                next(iterator)
+            except WorkerError as error:
+                assert "pid 1" in str(error)
+            finally:
+                sys.settrace(None)
+            if left > 0:
+                break
+            assert next(iterator, None) is None
+            assert len(ids_of(loader)) == 70
+    assert line > 30
 
 
 def test_a_flipped_bit_is_served_where_nothing_is_checked(converted: dict[str, Path], tmp_path: Path) -> None:

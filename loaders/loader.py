@@ -36,7 +36,7 @@ class _Asked:
 
 
 class _Places(Iterator[Place]):
-    """Epoch and number of each batch of an iteration of `loader`, which begins when the first is asked for."""
+    """Epoch and number of each batch of an iteration of `loader`, which begins with the first."""
 
     def __init__(self, loader: "EpochLoader") -> None:
         self.epoch, self._number = -1, -1  # not begun
@@ -199,7 +199,7 @@ class EpochLoader(IterableDataset[Batch]):
         that take turns, what was served last.
         """
         epoch, served = self._place
-        asked, latest = self._asked, self._latest and self._latest()
+        asked, latest = self._asked, None if self._latest is None else self._latest()
         if asked is not None:
             runs = latest is not None and not latest.ended and latest.epoch == asked.epoch == epoch
             if asked.loaded or not runs:  # else the call is about the iteration after this one

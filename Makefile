@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 SIMD   ?= .venv-simd
+TWO    := --numprocesses 2 --dist worksteal
 
 .PHONY: quickstart test test-simd lint clean
 
@@ -31,12 +32,12 @@ quickstart: $(VENV)/.installed
 	$(BIN)/bench quickstart
 
 test: $(VENV)/.installed-test
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(TWO)
 
 # The tests that look at pixels. Skipped where Pillow-SIMD cannot be compiled; any other failure fails.
 test-simd: $(VENV)/.installed-test
 	@if $(MAKE) --no-print-directory $(SIMD)/.installed; \
-	then $(SIMD)/bin/python -m pytest tests/precache tests/loaders/test_backends.py tests/loaders/test_skipping.py tests/test_realdata.py; \
+	then $(SIMD)/bin/python -m pytest $(TWO) tests/precache tests/loaders/test_backends.py tests/loaders/test_skipping.py tests/test_realdata.py; \
 	else echo "SKIPPED: Pillow-SIMD cannot be installed here; it needs a C compiler and the headers of libjpeg and zlib"; fi
 
 lint: $(VENV)/.installed-test

@@ -1,6 +1,7 @@
 """Run an iterator ahead of its consumer, in a thread that never outlives it."""
 
-from collections.abc import Generator, Iterator
+import weakref
+from collections.abc import Iterator
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
@@ -17,35 +18,51 @@ class _End:
     error: BaseException | None
 
 
-def prefetch(source: Iterator[T], depth: int) -> Generator[T, None, None]:
-    """Yield what `source` yields, computed up to `depth` elements ahead.
+class Prefetch(Iterator[T]):
+    """What `source` yields, computed up to `depth` elements ahead.
 
-    An exception of `source` is raised here. Closing or dropping this generator stops the thread.
+    An exception of `source` is raised here. The thread ends when this is closed, or thrown away: then
+    without a line of Python in the thread that does so, in which Ctrl-C would reach nobody.
     """
-    # SimpleQueue, since it has no lock that Ctrl-C could leave locked: the room is counted by another one
-    results: SimpleQueue[Any] = SimpleQueue()
-    room: SimpleQueue[Any] = SimpleQueue()
-    for _ in range(depth):
-        room.put(True)
-    thread = EndingThread(_produce, (source, results, room), room)
-    try:
-        thread.start()
+
+    def __init__(self, source: Iterator[T], depth: int) -> None:
+        # SimpleQueue, since it has no lock that Ctrl-C could leave locked: the room is counted by another one
+        self._results: SimpleQueue[Any] = SimpleQueue()
+        self._room: SimpleQueue[Any] = SimpleQueue()
+        for _ in range(depth):
+            self._room.put(True)
+        gone = weakref.ref(self, self._room.put)
+        self._thread = EndingThread(_produce, (source, self._results, self._room, gone), self._room)
+        self._started = self._ended = False
+
+    def __next__(self) -> T:
+        if self._ended:
+            raise StopIteration
+        if not self._started:
+            self._started = True
+            self._thread.start()
         while True:
             try:
-                result = results.get(timeout=_LOOK_S)
+                result = self._results.get(timeout=_LOOK_S)
             except Empty:
-                if not thread.is_alive() and results.empty():
-                    raise WorkerError("the thread that reads ahead died without an exception") from None
-                continue
-            if isinstance(result, _End):
-                if result.error is not None:
-                    raise result.error
-                return
-            room.put(True)
-            yield result
-    finally:
-        result = None  # an error would hold this frame, which holds the error: a cycle
-        end_threads([thread])
+                if self._thread.is_alive() or not self._results.empty():
+                    continue
+                result = _End(WorkerError("the thread that reads ahead died without an exception"))
+            if not isinstance(result, _End):
+                self._room.put(True)
+                return result  # type: ignore[no-any-return]
+            self.close()
+            if result.error is None:
+                raise StopIteration
+            try:
+                raise result.error
+            finally:
+                del result  # the error would hold this frame, which holds the error: a cycle
+
+    def close(self) -> None:
+        """End the thread, and wait until it has ended."""
+        self._ended = True
+        end_threads([self._thread])
 
 
 def of_dead_worker(error: Exception) -> WorkerError | None:
@@ -59,13 +76,16 @@ def of_dead_worker(error: Exception) -> WorkerError | None:
 
 
 def _produce(
-    thread: EndingThread, source: Iterator[Any], results: "SimpleQueue[Any]", room: "SimpleQueue[Any]"
+    thread: EndingThread,
+    source: Iterator[Any],
+    results: "SimpleQueue[Any]",
+    room: "SimpleQueue[Any]",
+    gone: "weakref.ref[Prefetch[Any]]",
 ) -> None:
     error: BaseException | None = None
     try:
         for result in source:
-            room.get()
-            if thread.stopping:
+            if room.get() is not True or thread.stopping or gone() is None:
                 break
             results.put(result)
             del result  # or it would be held until the next one is there

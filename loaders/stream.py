@@ -8,7 +8,7 @@ import torch
 
 from loaders.batch import DecodedBatch, Positions, Reader, Request
 from loaders.order import EpochOrder
-from loaders.prefetch import prefetch
+from loaders.prefetch import Prefetch
 from loaders.transfer import Sent, Transfer
 
 _AHEAD_BATCHES = 2
@@ -24,7 +24,7 @@ class Stream:
     def __init__(self, reader: Reader, transfer: Transfer, order: EpochOrder, place: tuple[int, int]) -> None:
         self.place = place
         self._epoch_batches = order.batch_count()
-        self._batches = prefetch(_send(reader, transfer, order, place), _AHEAD_BATCHES)
+        self._batches = Prefetch(_send(reader, transfer, order, place), _AHEAD_BATCHES)
         self._peeked: Sent | None = None
 
     def peek(self) -> Sent:

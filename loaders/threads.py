@@ -16,9 +16,11 @@ import _thread
 import atexit
 import logging
 import os
+import signal
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from contextlib import suppress
@@ -34,6 +36,8 @@ _LOOK_S = 1.0  # between looks at whether a thread was started at all
 _INTERRUPT_S = 0.002  # behind the end of a finaliser
 _exiting = False
 _first_at_exit: list[Callable[[], None]] = []
+# Kept for the next thread to throw them away: threading's own bookkeeping, in Python, is called by then.
+_ended: "deque[EndingThread]" = deque()
 
 
 class Ending(Exception):
@@ -67,8 +71,18 @@ class EndingThread(threading.Thread):
         self.stopping = False
         self.helps = helps
 
+    def start(self) -> None:
+        """As a Thread's; Ctrl-C in the midst of it is a KeyboardInterrupt."""
+        try:
+            super().start()
+        except RuntimeError as error:  # of a lock that threading gives back although Ctrl-C has taken it away
+            if isinstance(error.__context__, KeyboardInterrupt):
+                raise error.__context__ from None
+            raise
+
     def run(self) -> None:
         """Call `function(self, *arguments)`."""
+        _ended.clear()
         assert self._work is not None
         function, arguments = self._work
         self._work = None  # or this thread would hold until its end what it works on
@@ -119,13 +133,17 @@ def end_threads(threads: Iterable[EndingThread]) -> None:
                 thread.wait(_LOOK_S)
             except KeyboardInterrupt:
                 interrupts += 1
+    _ended.extend(threads)
     if interrupts:
         _thread.start_new_thread(_interrupt_soon, ())
 
 
 def _interrupt_soon() -> None:
     time.sleep(_INTERRUPT_S)
-    _thread.interrupt_main()
+    if hasattr(signal, "pthread_kill"):  # also ends what the main thread waits for, a `sleep` of its own
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+    else:
+        _thread.interrupt_main()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 import gc
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -8,7 +9,7 @@ from contextlib import closing
 
 import pytest
 
-from loaders.prefetch import prefetch
+from loaders.prefetch import Prefetch
 from loaders.threads import Pool
 
 
@@ -26,12 +27,12 @@ def wait_until(condition: object, timeout_s: float = 10.0) -> None:
 
 
 def test_order_is_kept_and_the_end_is_seen() -> None:
-    assert list(prefetch(count_up([], 100), 3)) == list(range(100))
+    assert list(Prefetch(count_up([], 100), 3)) == list(range(100))
 
 
 def test_it_runs_ahead_by_depth_and_no_further() -> None:
     started: list[int] = []
-    ahead = prefetch(count_up(started), 3)
+    ahead = Prefetch(count_up(started), 3)
     assert next(ahead) == 0
     wait_until(lambda: len(started) == 5)  # one taken, three queued, one in hand
     time.sleep(0.05)
@@ -44,7 +45,7 @@ def test_an_exception_comes_where_it_occurred() -> None:
         yield 1
         raise OSError("disk on fire")
 
-    ahead = prefetch(fail(), 2)
+    ahead = Prefetch(fail(), 2)
     assert next(ahead) == 1
     with pytest.raises(OSError, match="disk on fire"):
         next(ahead)
@@ -61,17 +62,31 @@ def test_closing_or_dropping_ends_the_thread_and_closes_the_source(how: str) -> 
             closed.set()
 
     before = threading.active_count()
-    ahead = prefetch(source(), 2)
+    ahead = Prefetch(source(), 2)
     assert next(ahead) == 0
     if how == "close":
         ahead.close()
+        assert closed.is_set()
+        assert threading.active_count() == before
     del ahead
+    wait_until(lambda: threading.active_count() == before)
     assert closed.is_set()
-    assert threading.active_count() == before
 
 
-def test_ctrl_c_while_an_iterator_is_thrown_away_is_not_lost() -> None:
-    """What is raised there reaches nobody. It comes when the thread has ended."""
+def test_throwing_it_away_runs_no_python() -> None:
+    """Ctrl-C would raise its KeyboardInterrupt there, where nobody can catch it, and be lost."""
+    ahead = Prefetch(count_up([]), 2)
+    assert next(ahead) == 0
+    called = []
+    sys.setprofile(lambda frame, event, _: called.append(frame.f_code.co_name) if event == "call" else None)
+    try:
+        del ahead
+    finally:
+        sys.setprofile(None)
+    assert called == []
+
+
+def test_ctrl_c_while_it_is_closed_is_raised_when_the_thread_has_ended() -> None:
     ended = threading.Event()
 
     def source() -> Iterator[int]:
@@ -80,18 +95,20 @@ def test_ctrl_c_while_an_iterator_is_thrown_away_is_not_lost() -> None:
         ended.set()
         yield 1
 
-    def throw_away() -> None:
-        ahead = prefetch(source(), 2)
+    def close() -> None:
+        ahead = Prefetch(source(), 2)
         assert next(ahead) == 0
         threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
-        del ahead
+        ahead.close()
+        assert ended.is_set()
         time.sleep(10)
 
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
+        start_s = time.monotonic()
         with pytest.raises(KeyboardInterrupt):
-            throw_away()
-        assert ended.is_set()
+            close()
+        assert time.monotonic() < start_s + 5, "it ends a sleep, too"
     finally:
         signal.signal(signal.SIGINT, before)
 
@@ -115,7 +132,7 @@ def test_an_iterator_that_its_own_threads_collect_ends_them(where: str) -> None:
     before = threading.active_count()
     gc.disable()
     try:
-        ahead = prefetch(source(), 2)
+        ahead = Prefetch(source(), 2)
         assert next(ahead) == 0
         cycle: list[object] = [ahead]
         cycle.append(cycle)

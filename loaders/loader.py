@@ -227,8 +227,13 @@ class EpochLoader(IterableDataset[Batch]):
             self._closed = True
             if os.getpid() != self._process:
                 return  # they are those of the process that built it
-            self._drop_stream()
-            self._reader.close()
+            for end in (self._drop_stream, self._reader.close):
+                try:
+                    end()
+                except RuntimeError as error:  # see _Batches: of a worker that died, and is not needed now
+                    if of_dead_worker(error) is None:
+                        raise
+                    end()
 
     def __enter__(self) -> "EpochLoader":
         return self
@@ -305,9 +310,9 @@ class EpochLoader(IterableDataset[Batch]):
         return self._stream
 
     def _drop_stream(self) -> None:
-        stream, self._stream = self._stream, None
-        if stream is not None:
-            stream.close()
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None  # not before: closing may be broken off
 
     def _check_usable(self) -> None:
         """SettingError where it is closed, or in a forked process: the threads did not come along."""

@@ -123,13 +123,13 @@ class ProcessesReader:
         iterator = getattr(self._loader, "_iterator", None)
         if iterator is None:
             return
-        self._loader._iterator = None
         iterator._shutdown_workers()
         for worker in iterator._workers:
             if worker.is_alive():  # torch has given it 5 s, and SIGTERM
                 worker.kill()
             worker.join(_END_S)
         _end_queues(iterator)
+        self._loader._iterator = None
 
 
 # Of this process: a forked one that collects its copy must not tell the workers of its parent to end.

@@ -5,10 +5,12 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
+from contextlib import suppress
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import loaders
+from loaders.loader import EpochLoader
 from precache import open_dataset
 from precache.errors import DatasetError, PrecacheError, WorkerError
 from precache.formats.shards import DATA_START
@@ -131,33 +134,60 @@ def test_a_killed_worker_is_an_error_not_a_hang(handled: bool, raw_tree: Path) -
             list(iterator)
 
 
+OURS = str(Path(loaders.__file__).parent)
+
+
+class Interruption:
+    """What torch's handler of SIGCHLD raises between any two lines: at the `line`-th of ours."""
+
+    def __init__(self, line: int, spared: CodeType | None = None) -> None:
+        self.left = line
+        self._spared = spared
+
+    def __call__(self, frame: FrameType, event: str, argument: object) -> Any:
+        ours = frame.f_code.co_filename.startswith(OURS) and frame.f_code is not self._spared
+        if event == "line" and ours:
+            self.left -= 1
+            if self.left == 0:
+                raise RuntimeError("DataLoader worker (pid 1) is killed by signal: Killed.")
+        return self
+
+    def __enter__(self) -> "Interruption":
+        sys.settrace(self)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        sys.settrace(None)
+
+
 def test_the_death_of_a_worker_is_one_error_wherever_the_caller_is(converted: dict[str, Path]) -> None:
-    """torch's handler raises between any two lines: here at each of those that ask for a batch, in turn."""
-    left = 0
-
-    def raise_at_the_last(frame: FrameType, event: str, argument: object) -> Any:
-        nonlocal left
-        left -= event == "line" and "loaders" in Path(frame.f_code.co_filename).parts
-        if event == "line" and left == 0:
-            raise RuntimeError("DataLoader worker (pid 1) is killed by signal: Killed.")
-        return raise_at_the_last
-
     with loaders.build(converted["shards"], batch_size=16) as loader:
         for line in count(2):  # before the first, it is the caller who is interrupted
             iterator = iter(loader)
-            left = line
-            sys.settrace(raise_at_the_last)
-            try:
+            with suppress(WorkerError), Interruption(line) as interruption:
                 next(iterator)
-            except WorkerError:
-                pass
-            finally:
-                sys.settrace(None)
-            if left > 0:
+            if interruption.left > 0:
                 break
             assert next(iterator, None) is None
             assert len(ids_of(loader)) == 70
     assert line > 30
+
+
+@pytest.mark.parametrize("backend", ["shards", "pytorch"])
+def test_the_death_of_a_worker_while_a_loader_is_closed_is_no_error(
+    backend: str, raw_tree: Path, converted: dict[str, Path]
+) -> None:
+    path = raw_tree if backend == "pytorch" else converted["shards"]
+    before = psutil.Process().children(), threading.active_count()
+    for line in count(1, 11 if backend == "pytorch" else 2):
+        loader = loaders.build(path, backend=backend, size=32, batch_size=16, workers=1)
+        next(iter(loader))
+        with Interruption(line, EpochLoader.close.__code__) as interruption:
+            loader.close()
+        assert (psutil.Process().children(), threading.active_count()) == before
+        if interruption.left > 0:
+            break
+    assert line > 20
 
 
 def test_a_flipped_bit_is_served_where_nothing_is_checked(converted: dict[str, Path], tmp_path: Path) -> None:

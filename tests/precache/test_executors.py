@@ -147,7 +147,9 @@ def killer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
         while not ended.wait(0.002):
             for child in psutil.Process().children():
                 try:
-                    if child.memory_info().rss > limit:
+                    # one that is being started has this one's memory, and its command line
+                    started = "--multiprocessing-fork" in child.cmdline()
+                    if started and child.memory_info().rss > limit:
                         child.kill()
                 except psutil.Error:
                     continue

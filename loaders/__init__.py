@@ -22,6 +22,7 @@ from loaders.batched import BatchAugmentation
 from loaders.cache import CachedReader
 from loaders.crops import Crops
 from loaders.dataset import RAW, SplitData, open_split
+from loaders.devices import Lane, find_device
 from loaders.loader import EpochLoader
 from loaders.refusals import refuse
 from loaders.transfer import Transfer
@@ -83,7 +84,8 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
             `"window"`, shards in random order and samples shuffled within a window of shards;
             True, the better of the two that the backend can do; False, the stored order.
         seed: with the epoch it gives the order.
-        device: where `images` and `labels` are put; `"auto"`, on CUDA where there is a GPU.
+        device: where `images` and `labels` are put: `"cpu"`, `"cuda"`, the GPU that is the current one when
+            this is called, `"cuda:1"`; `"auto"`, a GPU where there is one.
         size: side of the served square in pixels. A raw tree is resized to it (default 224) as
             the converter does it; of a converted dataset the centre is cropped (default: all).
         dtype: of the images: `"uint8"`, or `"float32"`, `"float16"` or `"bfloat16"`, normalised.
@@ -142,7 +144,7 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
         batch_size=batch_size,
         shuffle=shuffle,
         seed=seed,
-        device=_device(device),
+        device=find_device(device),
         size=size,
         dtype=_dtype(dtype),
         last=last,
@@ -164,16 +166,22 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
             f"use backend {_AUTO[data.kind]!r} for it, or name another folder"
         )
     crops, late = _augmentation(augment, spec, data)
+    lane = Lane(spec.device)
+    with lane.active():
+        reader = _open_reader(backend, spec, data, crops, lane)
+    size = None if isinstance(late, CheckedFunction) else data.served_size(spec.size)
+    return EpochLoader(spec, data, reader, Transfer(lane, spec.dtype, late), size)
+
+
+def _open_reader(backend: str, spec: LoaderSpec, data: SplitData, crops: Crops, lane: Lane) -> Reader:
+    """That of the backend, behind a cache if there is to be one."""
     caches_on = {"none": None, "ram": torch.device("cpu"), "device": spec.device}[spec.cache]
     if caches_on is None:
-        reader = BACKENDS[backend](spec, data, crops)
-    else:
-        kept = Crops(crops.stored, crops.stored) if crops.random else crops
-        reader = BACKENDS[backend](spec, data, kept)
-        crops = crops if crops.random else Crops(crops.size, crops.size)
-        reader = CachedReader(reader, spec, data, crops, caches_on)
-    size = None if isinstance(late, CheckedFunction) else data.served_size(spec.size)
-    return EpochLoader(spec, data, reader, Transfer(spec.device, spec.dtype, late), size)
+        return BACKENDS[backend](spec, data, crops)
+    kept = Crops(crops.stored, crops.stored) if crops.random else crops
+    reader = BACKENDS[backend](spec, data, kept)
+    crops = crops if crops.random else Crops(crops.size, crops.size)
+    return CachedReader(reader, spec, data, crops, caches_on, lane)
 
 
 def _augmentation(
@@ -215,18 +223,6 @@ def _dtype(dtype: str | torch.dtype) -> torch.dtype:
     name = str(dtype).removeprefix("torch.")
     check_choice("dtype", name, names)
     return names[name]
-
-
-def _device(device: str | torch.device) -> torch.device:
-    if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        found = torch.device(device)
-    except RuntimeError:
-        found = None
-    if found is None or found.type not in ("cpu", "cuda"):
-        raise SettingError(f"unknown device {str(device)!r}; choose from: auto, cpu, cuda, cuda:0, ...")
-    return found
 
 
 def _describe(kind: str) -> str:

@@ -163,12 +163,14 @@ class DecodedBatch:
         ids: int64 [n], on the CPU.
         refused: id -> why, of the pictures asked for that could not be decoded; the others are there,
             in the order asked.
+        ready: recorded behind the work on `images`, where that was not queued on the current stream.
     """
 
     images: torch.Tensor
     labels: torch.Tensor
     ids: torch.Tensor
     refused: Mapping[int, ImageError] = field(default_factory=dict)
+    ready: torch.cuda.Event | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -215,8 +217,6 @@ class LoaderSpec:
             raise SettingError(
                 f"unknown dtype {self.dtype}; choose from: {', '.join(str(dtype) for dtype in DTYPES)}"
             )
-        if self.device.type == "cuda" and not torch.cuda.is_available():
-            raise SettingError(f"device {str(self.device)!r} asked for, but torch finds no GPU; use 'cpu'")
 
 
 class Reader(Protocol):
@@ -229,7 +229,7 @@ class Reader(Protocol):
     random_access: bool
 
     def read(self, requests: Iterator[Request]) -> Iterator[DecodedBatch]:
-        """Yield one decoded batch per request; runs in a thread, ahead of the training.
+        """Yield one decoded batch per request; runs in a thread, ahead of the training, on the loader's lane.
 
         `requests` go on from epoch to epoch without end. A reader may look ahead in them. It is left
         midway, by closing the generator, where the caller wants another epoch than the next.

@@ -1,9 +1,11 @@
 """Random crops, flips and colour jitter of a whole batch, on the device that it is on."""
 
+import numpy as np
 import torch
 from torch.nn.functional import grid_sample
 
 from loaders.augment import RandomAugmentation, draw
+from loaders.devices import upload
 
 _CHUNK = 32  # pictures at a time: bounds the memory of their float copies
 # ITU-R BT.601, as torchvision's rgb_to_grayscale has it
@@ -26,9 +28,9 @@ class BatchAugmentation:
     def __call__(self, images: torch.Tensor, ids: torch.Tensor, epoch: int) -> torch.Tensor:
         """uint8 [n, side, side, 3] to uint8 [n, size, size, 3]."""
         draws = draw(self._settings, images.shape[1], self._seed, epoch, ids.numpy())
-        boxes = torch.from_numpy(draws.boxes).to(images.device, torch.float32)
-        mirrored = torch.from_numpy(draws.mirrored).to(images.device)
-        colors = torch.from_numpy(draws.colors).to(images.device, torch.float32)
+        columns = np.concatenate((draws.boxes, draws.colors, draws.mirrored[:, None]), axis=1)
+        drawn = upload(torch.from_numpy(columns.astype(np.float32)), images.device)  # in one copy
+        boxes, colors, mirrored = drawn[:, :4], drawn[:, 4:8], drawn[:, 8] > 0
         size = self._size or images.shape[1]
         out = torch.empty((len(images), size, size, 3), dtype=torch.uint8, device=images.device)
         for start in range(0, len(images), _CHUNK):
@@ -37,7 +39,7 @@ class BatchAugmentation:
             if self._size is not None:
                 floats = crop_and_resize(floats, boxes[part], mirrored[part], size)
             if self._settings.jitters:
-                floats = color_jitter(floats, colors[part])
+                floats = color_jitter(floats, colors[part], shifts_hue=self._settings.hue > 0)
             out[part] = floats.round_().to(torch.uint8).permute(0, 2, 3, 1)
         return out
 
@@ -53,15 +55,15 @@ def crop_and_resize(
     centres = (torch.arange(size, device=images.device, dtype=torch.float32) + 0.5) / size
     left, top, width, height = boxes.T[:, :, None]
     across = torch.where(mirrored[:, None], 1 - centres, centres)
-    x = left + (across * width).clamp(torch.tensor(0.5, device=images.device), width - 0.5)
-    y = top + (centres * height).clamp(torch.tensor(0.5, device=images.device), height - 0.5)
+    x = left + torch.minimum((across * width).clamp(min=0.5), width - 0.5)
+    y = top + torch.minimum((centres * height).clamp(min=0.5), height - 0.5)
     # grid_sample counts from -1, the picture's left or top edge, to 1
     x, y = x * (2 / side) - 1, y * (2 / side) - 1
     grid = torch.stack((x[:, None, :].expand(-1, size, -1), y[:, :, None].expand(-1, -1, size)), dim=-1)
     return grid_sample(images, grid, mode="bilinear", padding_mode="border", align_corners=False)
 
 
-def color_jitter(images: torch.Tensor, colors: torch.Tensor) -> torch.Tensor:
+def color_jitter(images: torch.Tensor, colors: torch.Tensor, *, shifts_hue: bool = True) -> torch.Tensor:
     """float [n, 3, height, width], 0-255, with factors of brightness, contrast, saturation and shift of hue.
 
     Each picture with its own, as torchvision's `adjust_*` functions do it with one for all.
@@ -71,7 +73,7 @@ def color_jitter(images: torch.Tensor, colors: torch.Tensor) -> torch.Tensor:
     mean = _grey(images).floor().mean(dim=(1, 2, 3), keepdim=True)
     images = _blend(images, mean, contrast)
     images = _blend(images, _grey(images).floor(), saturation)
-    return _shift_hue(images, hue[..., 0]) if bool(hue.any()) else images
+    return _shift_hue(images, hue[..., 0]) if shifts_hue else images
 
 
 def _blend(images: torch.Tensor, other: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
@@ -79,8 +81,8 @@ def _blend(images: torch.Tensor, other: torch.Tensor, factor: torch.Tensor) -> t
 
 
 def _grey(images: torch.Tensor) -> torch.Tensor:
-    weights = torch.tensor(_LUMA, device=images.device).view(1, 3, 1, 1)
-    return (images * weights).sum(dim=1, keepdim=True)
+    red, green, blue = (images[:, channel : channel + 1] for channel in range(3))
+    return _LUMA[0] * red + _LUMA[1] * green + _LUMA[2] * blue
 
 
 def _shift_hue(images: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:

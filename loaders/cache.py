@@ -18,6 +18,7 @@ import torch
 from loaders.batch import DecodedBatch, LoaderSpec, Positions, Reader, Request
 from loaders.crops import Crops
 from loaders.dataset import SplitData
+from loaders.devices import Lane, upload
 from loaders.filler import BatchFiller, Pictures
 from precache.errors import ImageError, SettingError
 from precache.jpeg import Pixels
@@ -26,15 +27,25 @@ _RESERVED_SHARE = 0.1  # of the free memory is left to others
 
 
 class CachedReader:
-    """What `reader` decodes, squares of `crops.stored` pixels, kept on `device` and served as `crops` say."""
+    """What `reader` decodes, squares of `crops.stored` pixels, kept on `device` and served as `crops` say.
+
+    To be made where `lane`, that of the loader, is active.
+    """
 
     def __init__(
-        self, reader: Reader, spec: LoaderSpec, data: SplitData, crops: Crops, device: torch.device
+        self,
+        reader: Reader,
+        spec: LoaderSpec,
+        data: SplitData,
+        crops: Crops,
+        device: torch.device,
+        lane: Lane,
     ) -> None:
         self.random_access = reader.random_access
         self._reader = reader
         self._data = data
         self._device = device
+        self._lane = lane
         shape = (len(data.ids), crops.stored, crops.stored, 3)
         needed, free = int(np.prod(shape)), _free_bytes(device)
         if needed > free * (1 - _RESERVED_SHARE):
@@ -83,7 +94,11 @@ class CachedReader:
         refused = np.isin(self._data.ids[request.positions], list(batch.refused))
         self._missing[request.positions] = refused
         kept = request.positions[~refused]
-        self._images[torch.from_numpy(kept).to(self._device)] = batch.images.to(self._device)
+        images = self._lane.take(batch.images, batch.ready)
+        if self._device.type == "cuda":
+            self._images[upload(torch.from_numpy(kept), self._device)] = upload(images, self._device)
+        else:  # of a backend that decodes on a GPU: waited for
+            self._images[torch.from_numpy(kept)] = images.to(self._device)
 
     def _gather(self, request: Request) -> DecodedBatch:
         if self._device.type == "cpu":
@@ -94,7 +109,7 @@ class CachedReader:
         refused = {i: self._refused[i] for i in ids.tolist() if i in self._refused}
         kept = request.positions[~self._missing[request.positions]]
         return DecodedBatch(
-            self._images[torch.from_numpy(kept).to(self._device)],
+            self._images[upload(torch.from_numpy(kept), self._device)],
             torch.from_numpy(self._data.labels[kept]),
             torch.from_numpy(self._data.ids[kept]),
             refused,

@@ -21,7 +21,6 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from io import BytesIO
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -40,11 +39,11 @@ from loaders.sequential import EncodedShards
 from loaders.threads import Pool
 from precache import images, jpeg
 from precache.errors import DatasetError, ImageError, MissingDependencyError
-from precache.formats import FORMATS, StoredSample
 from precache.jpeg import Pixels
 from precache.reading import MAX_PIXELS
 
 _QUEUE_BATCHES = 2
+_LENT_BATCHES = 2
 _EXIF_ORIENTATION = 0x0112
 _SIDEWAYS = (5, 6, 7, 8)
 
@@ -86,6 +85,31 @@ class _Encoded:
     refused: dict[int, ImageError] = field(default_factory=dict)
 
 
+class Outputs:
+    """Takes what a pipeline hands over, which is DALI's memory, and gives it back when it has been read."""
+
+    def __init__(self) -> None:
+        self._lent: deque[tuple[torch.Tensor, torch.cuda.Event]] = deque()  # and when it has been read
+
+    def take(self, output: Any) -> torch.Tensor:
+        """uint8 [n, size, size, 3], for work on the current stream."""
+        # shared, not copied: DALI's dynamic executor leaves an output alone while torch has it
+        squares: torch.Tensor = from_dlpack(output.as_tensor())
+        if not squares.is_cuda:
+            return squares
+        # on a GPU it knows nothing of the streams that still read what torch has dropped
+        served = squares.clone()
+        self._lent.append((squares, torch.cuda.current_stream(squares.device).record_event()))
+        while len(self._lent) > _LENT_BATCHES:
+            self._lent.popleft()[1].synchronize()
+        return served
+
+    def give_back(self) -> None:
+        """All of it."""
+        while self._lent:
+            self._lent.popleft()[1].synchronize()
+
+
 class DaliReader:
     """Builds a pipeline for each `read`: one that is left midway still holds batches of it."""
 
@@ -100,7 +124,7 @@ class DaliReader:
         if not self.random_access:
             window_shards = data.window_shards(spec.memory_bytes)
             self._sample_check = SampleCheck(data, spec.check)
-            self._shards = EncodedShards(data, self._read_shard, window_shards, self._sample_check)
+            self._shards = EncodedShards(data, window_shards, self._sample_check)
         self._feed: Generator[_Encoded, None, None]
         self._in_pipeline: deque[_Encoded] = deque()
         self._again: deque[_Encoded] = deque()  # were in a pipeline that failed
@@ -112,6 +136,7 @@ class DaliReader:
         self._in_pipeline.clear()
         self._again.clear()
         pipeline = self._build()
+        outputs = Outputs()
         try:
             while True:
                 try:
@@ -126,11 +151,10 @@ class DaliReader:
                     self._drop_refused(error)
                     pipeline = self._build()
                 else:
-                    # shared, not copied: DALI's dynamic executor leaves an output alone while torch has it
-                    squares = from_dlpack(output.as_tensor())
-                    yield self._serve(squares, self._in_pipeline.popleft())
+                    yield self._serve(outputs.take(output), self._in_pipeline.popleft())
         finally:
             self._feed.close()
+            outputs.give_back()
 
     def close(self) -> None:
         """End the threads; the pipeline goes with the `read` that built it."""
@@ -229,9 +253,6 @@ class DaliReader:
                 else:
                     batch.pictures.append(_Picture(sample.data, file, position, sample.id, inputs))
             yield batch
-
-    def _read_shard(self, path: str) -> list[StoredSample]:
-        return list(FORMATS[self._data.kind].read_shard(Path(path)))
 
     def _check(self, content: bytes, file: str) -> None:
         """Raise ImageError for a JPEG that breaks off, and for what DALI refused before."""

@@ -1,27 +1,30 @@
-"""Backend `nvjpeg`: JPEGs decoded in batches by the GPU's own decoders, through torchvision.
+"""Backend `nvjpeg`: JPEGs decoded in batches by the GPU's own decoders, see `loaders.gpu_jpeg`.
 
 Pictures are resized on the GPU as the reference does it. What nvJPEG does not decode to the reference's
-RGB (other formats, CMYK, turned by EXIF), and what it refuses, is decoded by `precache.images`.
+RGB (other formats, CMYK), and what it refuses, is decoded by `precache.images`, by threads.
 """
 
+from collections import deque
 from collections.abc import Iterator
-from pathlib import Path
+from concurrent.futures import Future, wait
+from queue import SimpleQueue
 
 import numpy as np
 import simplejpeg
 import torch
 from torch.nn.functional import interpolate
-from torchvision.io import ImageReadMode, decode_jpeg
 
 from loaders.batch import DecodedBatch, LoaderSpec, Positions, Request
 from loaders.crops import Crops
 from loaders.dataset import RAW, SplitData
+from loaders.devices import Lane, upload
+from loaders.gpu_jpeg import find_decoder
 from loaders.integrity import SampleCheck
 from loaders.sequential import EncodedShards
 from loaders.threads import Pool
 from precache import images, jpeg
 from precache.errors import ImageError, SampleError, SettingError
-from precache.formats import FORMATS, StoredSample
+from precache.formats import StoredSample
 from precache.reading import MAX_PIXELS
 
 
@@ -36,49 +39,69 @@ def open_reader(spec: LoaderSpec, data: SplitData, crops: Crops) -> "NvjpegReade
 
 
 class NvjpegReader:
-    """Decodes each batch with one call, on a stream of its own."""
+    """Decodes a few batches at a time, each with one call, in a thread and on a stream of its own."""
 
     def __init__(self, spec: LoaderSpec, data: SplitData, crops: Crops, device: torch.device) -> None:
         self.random_access = data.kind == RAW
         self._data = data
         self._crops = crops
         self._device = device
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self._decoder = find_decoder(device)
+        decoders = max(1, min(spec.workers, self._decoder.most))
+        self._lanes: SimpleQueue[Lane] = SimpleQueue()  # those that no thread uses
+        for _ in range(decoders):
+            self._lanes.put(Lane(device))
+        self._decoders = Pool(decoders, "decode")
+        self._ahead = decoders - 1
         self._pool = Pool(max(1, spec.workers), "read")
         if not self.random_access:
             window_shards = data.window_shards(spec.memory_bytes)
             self._check = SampleCheck(data, spec.check)
-            self._shards = EncodedShards(data, self._read_shard, window_shards, self._check)
+            self._shards = EncodedShards(data, window_shards, self._check)
 
     def read(self, requests: Iterator[Request]) -> Iterator[DecodedBatch]:
         """Yield one decoded batch per request."""
-        for request, names, contents in self._encoded(requests):
-            with torch.cuda.stream(self._stream):  # None is none, on the CPU
-                squares, refused = self._decode(names, contents)
-                kept = [slot for slot in range(len(names)) if slot not in refused]
-                positions: Positions = request.positions[kept]
-                shape = (0, self._crops.size, self._crops.size, 3)
-                batch = (
-                    torch.stack(squares)
-                    if squares
-                    else torch.empty(shape, dtype=torch.uint8, device=self._device)
-                )
-            self._drain()  # another stream goes on with it
-            ids = self._data.ids
-            yield DecodedBatch(
-                batch,
-                torch.from_numpy(self._data.labels[positions]),
-                torch.from_numpy(ids[positions]),
-                {int(ids[request.positions[slot]]): error for slot, error in refused.items()},
-            )
+        running: deque[Future[DecodedBatch]] = deque()
+        try:
+            for asked in self._encoded(requests):
+                running.append(self._decoders.submit(self._decode_batch, *asked))
+                while len(running) > self._ahead:
+                    yield running.popleft().result()
+            while running:
+                yield running.popleft().result()
+        finally:
+            for future in running:
+                future.cancel()
+            wait(running)
 
     def close(self) -> None:
         """End the threads."""
+        self._decoders.close()
         self._pool.close()
 
-    def _drain(self) -> None:
-        if self._stream is not None:
-            self._stream.synchronize()
+    def _decode_batch(
+        self, request: Request, names: list[str], contents: list[bytes | ImageError]
+    ) -> DecodedBatch:
+        lane = self._lanes.get_nowait()
+        try:
+            with lane.active():
+                squares, refused = self._decode(lane, names, contents)
+                kept = [slot for slot in range(len(names)) if slot not in refused]
+                shape = (0, self._crops.size, self._crops.size, 3)
+                empty = torch.empty(shape, dtype=torch.uint8, device=self._device)
+                batch = torch.stack(squares) if squares else empty
+                ready = lane.mark()
+        finally:
+            self._lanes.put(lane)
+        positions: Positions = request.positions[kept]
+        ids = self._data.ids
+        return DecodedBatch(
+            batch,
+            torch.from_numpy(self._data.labels[positions]),
+            torch.from_numpy(ids[positions]),
+            {int(ids[request.positions[slot]]): error for slot, error in refused.items()},
+            ready,
+        )
 
     def _encoded(
         self, requests: Iterator[Request]
@@ -103,39 +126,43 @@ class NvjpegReader:
         return sample.data
 
     def _decode(
-        self, names: list[str], contents: list[bytes | ImageError]
+        self, lane: Lane, names: list[str], contents: list[bytes | ImageError]
     ) -> tuple[list[torch.Tensor], dict[int, ImageError]]:
         """Squares uint8 [size, size, 3] of what can be decoded, and why the others cannot, by number."""
-        plain = {
+        jpegs = {
             slot: torch.from_numpy(np.frombuffer(content, np.uint8).copy())
             for slot, content in enumerate(contents)
-            if not isinstance(content, ImageError) and _is_plain(content)
+            if not isinstance(content, ImageError) and _is_plain(content, turned=self._decoder.turns)
         }
+        pictures = self._decode_plain(lane, jpegs)
+        others = [slot for slot in range(len(names)) if slot not in pictures]
+        decoded = self._pool.map(lambda slot: _by_reference(contents[slot], names[slot]), others)
+        refused = {}
+        for slot, pixels in zip(others, decoded, strict=True):
+            if isinstance(pixels, ImageError):
+                refused[slot] = pixels
+            else:
+                pictures[slot] = upload(pixels, self._device).permute(2, 0, 1)
+        return [self._square(pictures[slot]) for slot in sorted(pictures)], refused
+
+    def _decode_plain(self, lane: Lane, jpegs: dict[int, torch.Tensor]) -> dict[int, torch.Tensor]:
+        """uint8 [3, height, width] of `jpegs`, by number; those are left out that the decoder refuses."""
+        if not jpegs:
+            return {}
         # The decoder writes to its output without regard to what the stream still has to do, and the output
         # may be memory that the stream still reads: https://github.com/pytorch/vision/pull/9606
-        self._drain()
+        lane.drain()
         try:
-            decoded = decode_jpeg(list(plain.values()), ImageReadMode.RGB, self._device) if plain else []
-            pictures = dict(zip(plain, decoded, strict=True))
-        except RuntimeError:  # one of them is damaged; which one, the reference finds out
-            pictures = {}
-        squares, refused = [], {}
-        for slot, (name, content) in enumerate(zip(names, contents, strict=True)):
-            try:
-                picture = pictures.get(slot)
-                squares.append(
-                    self._square(self._by_reference(content, name) if picture is None else picture)
-                )
-            except ImageError as error:
-                refused[slot] = error
-        return squares, refused
-
-    def _by_reference(self, content: bytes | ImageError, name: str) -> torch.Tensor:
-        """uint8 [3, height, width] on the device."""
-        if isinstance(content, ImageError):
-            raise content
-        pixels = torch.from_numpy(np.array(images.decode(content, name)))
-        return pixels.to(self._device).permute(2, 0, 1)
+            return dict(zip(jpegs, self._decoder.decode([*jpegs.values()], self._device), strict=True))
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError:
+            lane.drain_device()  # it may still write, to memory that others get now
+        if len(jpegs) == 1:
+            return {}
+        half = [*jpegs][: len(jpegs) // 2]  # one of them is damaged: the others are decoded here all the same
+        first = self._decode_plain(lane, {slot: jpegs.pop(slot) for slot in half})
+        return first | self._decode_plain(lane, jpegs)
 
     def _square(self, picture: torch.Tensor) -> torch.Tensor:
         """uint8 [size, size, 3]: torchvision's `Resize(stored)` of a raw tree's picture, then the centre."""
@@ -149,9 +176,6 @@ class NvjpegReader:
         left, top = images.centre_offset(width, size), images.centre_offset(height, size)
         return picture[:, top : top + size, left : left + size].permute(1, 2, 0)
 
-    def _read_shard(self, path: str) -> list[StoredSample]:
-        return list(FORMATS[self._data.kind].read_shard(Path(path)))
-
 
 def _read(file: str) -> bytes | ImageError:
     try:
@@ -160,13 +184,28 @@ def _read(file: str) -> bytes | ImageError:
         return error
 
 
-def _is_plain(content: bytes) -> bool:
-    """Whether nvJPEG decodes this to the reference's RGB: a whole, upright JPEG in grey or YCbCr."""
+def _by_reference(content: bytes | ImageError, name: str) -> torch.Tensor | ImageError:
+    """uint8 [height, width, 3], on the CPU."""
+    try:
+        if isinstance(content, ImageError):
+            return content
+        return torch.from_numpy(np.array(images.decode(content, name)))
+    except ImageError as error:
+        return type(error)(error.path, error.reason)  # without what its traceback holds
+
+
+def _is_plain(content: bytes, *, turned: bool) -> bool:
+    """Whether nvJPEG decodes this to the reference's RGB: a whole JPEG in grey or YCbCr.
+
+    Args:
+        turned: whether what EXIF, and EXIF alone, turns is plain as well.
+    """
     if not content.startswith(jpeg.START) or jpeg.breaks_off(content):
         return False
     try:
         height, width, colorspace, _ = simplejpeg.decode_jpeg_header(content, strict=False)
     except ValueError:
         return False
-    small = height * width <= MAX_PIXELS  # what is larger is refused by `images.decode`, by name
-    return small and colorspace in ("Gray", "YCbCr") and jpeg.orientation(content) == 1
+    if height * width > MAX_PIXELS or colorspace not in ("Gray", "YCbCr"):
+        return False  # `images.decode` refuses by name what is larger
+    return jpeg.orientation(content) == 1 or (turned and jpeg.XMP not in content)

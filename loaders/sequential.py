@@ -5,6 +5,7 @@ from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
@@ -13,10 +14,9 @@ from loaders.batch import Request
 from loaders.dataset import SplitData
 from loaders.integrity import SampleCheck, check_index
 from loaders.threads import Pool
-from precache.formats import StoredSample
+from precache.formats import FORMATS, StoredSample
 
 T = TypeVar("T")
-ReadShard = Callable[[str], list[StoredSample]]
 
 
 def look_ahead(
@@ -76,11 +76,8 @@ class EncodedShards:
     Who decodes a sample calls `check.compare` before, see `loaders.integrity`.
     """
 
-    def __init__(
-        self, data: SplitData, read_shard: ReadShard, window_shards: int, check: SampleCheck
-    ) -> None:
+    def __init__(self, data: SplitData, window_shards: int, check: SampleCheck) -> None:
         self._data = data
-        self._read_shard = read_shard
         self._window_shards = window_shards
         self._starts = np.concatenate(([0], np.cumsum(data.shard_samples)))
         self._check = check
@@ -109,7 +106,7 @@ class EncodedShards:
 
     def _open(self, index: int) -> list[StoredSample]:
         self._check.open_file(index)
-        samples = self._read_shard(self._data.files[index])
+        samples = list(FORMATS[self._data.kind].read_shard(Path(self._data.files[index])))
         start = int(self._starts[index])
         for row, sample in enumerate(samples[: self._data.shard_samples[index]]):
             if sample.damage:  # then the index alone knows which one it is

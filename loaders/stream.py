@@ -58,10 +58,11 @@ def _send(reader: Reader, transfer: Transfer, order: EpochOrder, place: tuple[in
                 yield request
             epoch, start = epoch + 1, 0
 
-    for decoded in reader.read(ask()):
-        request, padding = asked.popleft()
-        repeats = _repeats(decoded, order.ids[request.positions], padding) if padding else None
-        yield transfer.send(decoded, request.epoch, repeats)
+    with transfer.lane.active():
+        for decoded in reader.read(ask()):
+            request, padding = asked.popleft()
+            repeats = _repeats(decoded, order.ids[request.positions], padding) if padding else None
+            yield transfer.send(decoded, request.epoch, repeats)
 
 
 def _repeats(decoded: DecodedBatch, ids: Positions, padding: int) -> torch.Tensor:

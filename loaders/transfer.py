@@ -1,6 +1,6 @@
 """From a decoded batch to one that a training step takes: device, augmentation, dtype, layout.
 
-On CUDA all of it happens ahead of the training, on a stream of its own: the copy from pinned memory, the
+On CUDA all of it is queued on the loader's lane, ahead of the training: the copy from pinned memory, the
 augmentation, the normalising. The training's stream waits for an event, its thread for nothing.
 """
 
@@ -11,6 +11,7 @@ import torch
 
 from loaders.augment import BatchFunction
 from loaders.batch import Batch, DecodedBatch
+from loaders.devices import Lane, upload
 from precache.errors import ImageError
 
 # Mean and standard deviation of ImageNet's RGB values in 0-1, as torchvision's models expect them:
@@ -34,35 +35,25 @@ class Sent:
 
 
 class Transfer:
-    """Sends batches to `device`, in the thread that reads ahead, and receives them in the caller's."""
+    """Sends batches to a device, in the thread that reads ahead, and receives them in the caller's."""
 
-    def __init__(self, device: torch.device, dtype: torch.dtype, augmentation: BatchFunction | None) -> None:
-        self._device = device
+    def __init__(self, lane: Lane, dtype: torch.dtype, augmentation: BatchFunction | None) -> None:
+        self.lane = lane
         self._dtype = dtype
         self._augmentation = augmentation
-        on_gpu = device.type == "cuda"
-        self._stream = torch.cuda.Stream(device) if on_gpu else None  # type: ignore[no-untyped-call]
 
     def send(self, decoded: DecodedBatch, epoch: int, padding: torch.Tensor | None = None) -> Sent:
-        """Start the work on `decoded`; `padding` as of `Batch`, None for no repeats."""
+        """Queue the work on `decoded`, where the lane is active; `padding` as of `Batch`, or None."""
         if not len(decoded.ids):  # nothing could be decoded: there is nothing to work on
             empty = Batch(decoded.images.permute(0, 3, 1, 2), decoded.labels, decoded.ids)
             return Sent(empty, None, decoded.refused)
-        if self._stream is None:
-            return Sent(self._prepare(decoded, epoch, padding), None, decoded.refused)
-        if decoded.images.is_cuda:
-            # made, and finished, on a backend's stream: its memory must outlive what this one reads
-            decoded.images.record_stream(self._stream)
-        with torch.cuda.stream(self._stream):
-            batch = self._prepare(decoded, epoch, padding)
-            ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            ready.record(self._stream)
-        return Sent(batch, ready, decoded.refused)
+        batch = self._prepare(decoded, epoch, padding)
+        return Sent(batch, self.lane.mark(), decoded.refused)
 
     def receive(self, sent: Sent) -> Batch:
         """The batch, for use on the current stream."""
         if sent.ready is not None:
-            current = torch.cuda.current_stream(self._device)
+            current = torch.cuda.current_stream(self.lane.device)
             current.wait_event(sent.ready)
             for tensor in sent.batch:
                 tensor.record_stream(current)  # its memory is reused only after what this stream does
@@ -70,11 +61,11 @@ class Transfer:
 
     def _prepare(self, decoded: DecodedBatch, epoch: int, padding: torch.Tensor | None) -> Batch:
         # uint8 crosses the bus: normalising on the device moves 4x fewer bytes than float32.
-        images = _move(decoded.images, self._device)
+        images = upload(self.lane.take(decoded.images, decoded.ready), self.lane.device)
         if self._augmentation is not None:
             images = self._augmentation(images, decoded.ids, epoch)
         images = images.permute(0, 3, 1, 2)  # NHWC seen as NCHW is channels-last
-        labels = _move(decoded.labels, self._device)
+        labels = upload(decoded.labels, self.lane.device)
         if self._dtype.is_floating_point:
             images = normalise(images, self._dtype)
         return Batch(images, labels, decoded.ids, padding)
@@ -82,13 +73,6 @@ class Transfer:
 
 def normalise(images: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """uint8 [n, 3, height, width] to `dtype`: (value / 255 - mean) / std, computed in float32."""
-    mean = torch.tensor(IMAGENET_MEAN, device=images.device).mul_(255).view(1, 3, 1, 1)
-    std = torch.tensor(IMAGENET_STD, device=images.device).mul_(255).view(1, 3, 1, 1)
+    scales = upload(255 * torch.tensor([IMAGENET_MEAN, IMAGENET_STD]), images.device)
+    mean, std = scales.view(2, 1, 3, 1, 1)
     return images.to(torch.float32).sub_(mean).div_(std).to(dtype)
-
-
-def _move(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    if device.type == "cuda" and tensor.device.type == "cpu":
-        pinned = tensor if tensor.is_pinned() else tensor.pin_memory()
-        return pinned.to(device, non_blocking=True)
-    return tensor.to(device)

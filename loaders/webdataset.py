@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
-from pathlib import Path
 
 from loaders.batch import DecodedBatch, LoaderSpec, Request
 from loaders.crops import Crops
@@ -11,7 +10,7 @@ from loaders.dataset import SplitData
 from loaders.filler import BatchFiller, Pictures
 from loaders.integrity import SampleCheck
 from loaders.sequential import EncodedShards
-from precache.formats import FORMATS, StoredSample
+from precache.formats import StoredSample
 from precache.jpeg import Pixels
 
 
@@ -28,7 +27,7 @@ class WebdatasetReader:
     def __init__(self, spec: LoaderSpec, data: SplitData, crops: Crops) -> None:
         window_shards = data.window_shards(spec.memory_bytes)
         self._check = SampleCheck(data, spec.check)
-        self._shards = EncodedShards(data, read_tar, window_shards, self._check)
+        self._shards = EncodedShards(data, window_shards, self._check)
         self._filler = BatchFiller(data, crops, spec.batch_size, spec.workers, spec.device)
 
     def read(self, requests: Iterator[Request]) -> Iterator[DecodedBatch]:
@@ -55,8 +54,3 @@ class WebdatasetReader:
         sample, shard = samples[slot]
         self._check.compare(positions[slot], sample.data, sample.damage)
         return sample.pixels(shard)[first : first + len(space)]
-
-
-def read_tar(path: str) -> list[StoredSample]:
-    """All samples of a tar, in stored order."""
-    return list(FORMATS["webdataset"].read_shard(Path(path)))

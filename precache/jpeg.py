@@ -20,7 +20,8 @@ EXIF_ORIENTATION = 0x0112
 _BASELINE, _SCAN = 0xC0, 0xDA
 _END = b"\xff\xd9"
 # Where an orientation can stand; in entropy-coded data these bytes only cost the slower look.
-_ORIENTATION_MARKS = (b"Exif\0\0", b"http://ns.adobe.com/xap/")
+XMP = b"http://ns.adobe.com/xap/"
+_ORIENTATION_MARKS = (b"Exif\0\0", XMP)
 # What libjpeg says of scan data that breaks off or cannot be; it fills the rest with grey and goes on.
 # Bytes too many, in contrast, are in many a picture that looks as it should.
 _DAMAGE = ("premature end", "bad huffman code", "instead of rst")

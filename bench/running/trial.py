@@ -19,6 +19,7 @@ import loaders
 from bench.running.monitor import Monitor
 from bench.running.trainers import NullTrainer, Trainer, make_trainer
 from loaders.batch import Batch, DecodedBatch, Loader, Shuffle
+from loaders.devices import Lane
 from loaders.transfer import Transfer, normalise
 from precache.errors import SettingError
 
@@ -144,9 +145,15 @@ def run_transfer_alone(spec: TrialSpec) -> Trial:
         host = _noise(spec, torch.device("cpu"))
         count = torch.arange(spec.batch_size)
         decoded = DecodedBatch(host.pin_memory() if spec.device.type == "cuda" else host, count, count)
-        transfer = Transfer(spec.device, dtype, None)
-        moved = ((transfer.receive(transfer.send(decoded, 0)), False) for _ in itertools.count())
-        return _time_batches(moved, NullTrainer(), spec.device, spec.warmup, spec.batches)
+        transfer = Transfer(Lane(spec.device), dtype, None)
+
+        def moved() -> Iterator[tuple[Batch, bool]]:
+            while True:
+                with transfer.lane.active():
+                    sent = transfer.send(decoded, 0)
+                yield transfer.receive(sent), False
+
+        return _time_batches(moved(), NullTrainer(), spec.device, spec.warmup, spec.batches)
 
 
 def feed(

@@ -1,0 +1,113 @@
+"""Puts the CUDA that is not there in torch's place."""
+
+import gc
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+
+from tests.cuda import memory, streams
+from tests.cuda.memory import uses_of
+from tests.cuda.streams import SCHEDULES, World, current_stream, index_of
+from tests.cuda.tensors import DeviceTensor, allocate, to_device
+
+_FACTORIES = ("arange", "empty", "full", "ones", "rand", "randint", "tensor", "zeros")
+_real = {name: getattr(torch, name) for name in _FACTORIES}
+_real_to = torch.Tensor.to
+
+
+@contextmanager
+def simulated(schedule: str, devices: int = 2) -> Iterator[World]:
+    """A machine with so many GPUs, whose streams are late as one of SCHEDULES says.
+
+    What was made in it is of no use behind it.
+    """
+    torch._C._ensureCUDADeviceGuardSet()  # type: ignore[attr-defined]
+    new = World(SCHEDULES[schedule], devices)
+    before = set(threading.enumerate())
+    memory.forget()
+    streams.enter(new)
+    try:
+        with ExitStack() as stack:
+            for patch in _patches(devices):
+                stack.enter_context(patch)
+            yield new
+            gc.collect()
+            for thread in set(threading.enumerate()) - before:  # of loaders that were thrown away
+                thread.join(10)
+    finally:
+        streams.leave()
+
+
+def _patches(devices: int) -> list[Any]:
+    of_cuda: dict[str, Any] = {
+        "is_available": lambda: True,
+        "device_count": lambda: devices,
+        "current_device": streams.current_device,
+        "set_device": streams.set_device,
+        "Stream": streams.Stream,
+        "Event": streams.Event,
+        "stream": streams.StreamContext,
+        "current_stream": current_stream,
+        "synchronize": streams.synchronize,
+        "mem_get_info": lambda device=None: (2**34, 2**34),
+    }
+    of_tensor: dict[str, Any] = {
+        "to": _to,
+        "pin_memory": lambda tensor, *_: _pin(tensor),
+        "is_pinned": lambda tensor, *_: uses_of(tensor) is not None,
+    }
+    return [
+        *(mock.patch.object(torch.cuda, name, value) for name, value in of_cuda.items()),
+        *(mock.patch.object(torch.Tensor, name, value) for name, value in of_tensor.items()),
+        *(mock.patch.object(torch, name, _factory(name)) for name in _FACTORIES),
+    ]
+
+
+def _is_cuda(device: Any) -> bool:
+    return device is not None and torch.device(device).type == "cuda"
+
+
+def _factory(name: str) -> Callable[..., torch.Tensor]:
+    def make(*args: Any, **kwargs: Any) -> torch.Tensor:
+        if kwargs.pop("pin_memory", False):
+            made = _real[name](*args, **kwargs)
+            return memory.pinned(made.shape, made.dtype) if name == "empty" else _pin(made)
+        if not _is_cuda(kwargs.get("device")):
+            return _real[name](*args, **kwargs)  # type: ignore[no-any-return]
+        device = index_of(kwargs.pop("device"))
+        made = _real[name](*args, **kwargs)
+        if name == "tensor":
+            return to_device(made, device, None, non_blocking=False)
+        out = allocate(made.size(), made.stride(), made.dtype, device)
+        if name != "empty":
+            current_stream(device).put(lambda: out.shown.copy_(made))
+        return out
+
+    return make
+
+
+def _pin(tensor: torch.Tensor) -> torch.Tensor:
+    return memory.pinned(tuple(tensor.shape), tensor.dtype).copy_(tensor)
+
+
+def _to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    device, dtype = kwargs.get("device"), kwargs.get("dtype")
+    for argument in args:
+        if isinstance(argument, (str, torch.device)):
+            device = argument
+        elif isinstance(argument, torch.dtype):
+            dtype = argument
+    if isinstance(tensor, DeviceTensor):
+        if _is_cuda(device) and index_of(device) == tensor.device.index:
+            device = None
+        if device is None:
+            same = dtype in (None, tensor.dtype)
+            return tensor if same else torch.ops.aten._to_copy(tensor, dtype=dtype)  # type: ignore[no-any-return]
+        return torch.ops.aten._to_copy(tensor, device=torch.device(device), dtype=dtype)  # type: ignore[no-any-return]
+    if _is_cuda(device):
+        return to_device(tensor, index_of(device), dtype, bool(kwargs.get("non_blocking")))
+    return _real_to(tensor, *args, **kwargs)

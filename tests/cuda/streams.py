@@ -1,0 +1,202 @@
+"""Streams, events and the schedule; which stream and device are the current ones of a thread.
+
+https://docs.nvidia.com/cuda/cuda-c-programming-guide/#asynchronous-concurrent-execution
+"""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+import torch
+
+Schedule = Callable[["Stream"], bool]
+"""Whether the work of a stream is put off for as long as CUDA may do so."""
+
+SCHEDULES: dict[str, Schedule] = {
+    "at once": lambda stream: False,
+    "training late": lambda stream: stream.is_default,
+    "loader late": lambda stream: not stream.is_default,
+    "all late": lambda stream: True,
+    # of several streams of a loader, one lags behind the others
+    "first late": lambda stream: stream.number % 2 == 0 and not stream.is_default,
+    "second late": lambda stream: stream.number % 2 == 1 and not stream.is_default,
+}
+
+
+@dataclass
+class World:
+    """What there is, and what was done.
+
+    Attributes:
+        syncs: (name of the thread that waited, for what).
+        used: devices on which anything was done.
+    """
+
+    late: Schedule
+    devices: int
+    lock: Any = field(default_factory=threading.RLock)
+    local: threading.local = field(default_factory=threading.local)
+    streams: list["Stream"] = field(default_factory=list)
+    defaults: dict[int, "Stream"] = field(default_factory=dict)
+    syncs: list[tuple[str, str]] = field(default_factory=list)
+    used: set[int] = field(default_factory=set)
+
+    def waited(self, what: str) -> None:
+        """Note that this thread waited for the device."""
+        self.syncs.append((threading.current_thread().name, what))
+
+
+_worlds: list[World] = []
+
+
+def world() -> World:
+    """The one that is simulated."""
+    return _worlds[-1]
+
+
+def enter(new: World) -> None:
+    """Make it the one that is simulated."""
+    _worlds.append(new)
+    for index in range(new.devices):
+        new.defaults[index] = Stream(torch.device("cuda", index))
+    new.used.clear()
+
+
+def leave() -> None:
+    """Forget it."""
+    _worlds.pop()
+
+
+def index_of(device: "torch.device | str | int | None") -> int:
+    """The number of a device; of the current one, if it names none."""
+    if isinstance(device, int):
+        return device
+    index = None if device is None else torch.device(device).index
+    return current_device() if index is None else int(index)
+
+
+class Stream:
+    """Work in order; `done` of it is done. As torch.cuda.Stream."""
+
+    def __init__(self, device: Any = None, priority: int = 0) -> None:
+        index = index_of(device)
+        self.device = torch.device("cuda", index)
+        self.is_default = index not in world().defaults
+        self.number = self.cuda_stream = len(world().streams)
+        self.queue: list[Callable[[], object] | None] = []
+        self.done = 0
+        world().streams.append(self)
+        world().used.add(index)
+
+    def put(self, work: Callable[[], object]) -> None:
+        """Queue `work`."""
+        with world().lock:
+            world().used.add(self.device.index)
+            self.queue.append(work)
+            if not world().late(self):
+                self.run(len(self.queue))
+
+    def run(self, position: int) -> None:
+        """Do what is queued up to there."""
+        with world().lock:
+            while self.done < position:
+                work, self.queue[self.done] = self.queue[self.done], None
+                self.done += 1
+                assert work is not None
+                work()
+
+    def synchronize(self) -> None:
+        world().waited("stream")
+        self.run(len(self.queue))
+
+    def query(self) -> bool:
+        return self.done == len(self.queue)
+
+    def wait_event(self, event: "Event") -> None:
+        if event.at is not None:
+            stream, position = event.at
+            self.put(lambda: stream.run(position))
+
+    def wait_stream(self, stream: "Stream") -> None:
+        self.wait_event(stream.record_event())
+
+    def record_event(self, event: "Event | None" = None) -> "Event":
+        event = event or Event()
+        event.record(self)
+        return event
+
+
+class Event:
+    """A place in a stream; as torch.cuda.Event."""
+
+    def __init__(
+        self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False
+    ) -> None:
+        self.at: tuple[Stream, int] | None = None
+
+    def record(self, stream: Stream | None = None) -> None:
+        stream = stream or current_stream()
+        self.at = (stream, len(stream.queue))
+
+    def wait(self, stream: Stream | None = None) -> None:
+        (stream or current_stream()).wait_event(self)
+
+    def query(self) -> bool:
+        return self.at is None or self.at[0].done >= self.at[1]
+
+    def synchronize(self) -> None:
+        world().waited("event")
+        if self.at is not None:
+            self.at[0].run(self.at[1])
+
+
+def current_device() -> int:
+    """As torch.cuda.current_device."""
+    return getattr(world().local, "device", 0)
+
+
+def set_device(device: Any) -> None:
+    """As torch.cuda.set_device."""
+    world().local.device = index_of(device)
+
+
+def current_stream(device: Any = None) -> Stream:
+    """As torch.cuda.current_stream."""
+    index = index_of(device)
+    own: dict[int, Stream] = world().local.__dict__.setdefault("streams", {})
+    return own.get(index, world().defaults[index])
+
+
+def synchronize(device: Any = None) -> None:
+    """As torch.cuda.synchronize."""
+    world().waited("device")
+    for stream in list(world().streams):
+        if stream.device.index == index_of(device):
+            stream.run(len(stream.queue))
+
+
+class StreamContext:
+    """As torch.cuda.stream: of this thread, the current stream of its device, and that the current device."""
+
+    def __init__(self, stream: Stream | None) -> None:
+        self._stream = stream
+
+    def __enter__(self) -> None:
+        if self._stream is not None:
+            index = self._stream.device.index
+            self._before = current_device(), current_stream(index)
+            set_device(index)
+            world().local.streams[index] = self._stream
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._stream is not None:
+            device, stream = self._before
+            world().local.streams[self._stream.device.index] = stream
+            set_device(device)

@@ -1,0 +1,198 @@
+"""Tensors of a device that is not there, and the operations on them, queued on the current stream."""
+
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map_only
+
+from tests.cuda.memory import Block, shaped, uses_of
+from tests.cuda.streams import current_stream, world
+
+# What the host needs the result of: it waits.
+_ANSWERS = {
+    "aten::_local_scalar_dense", "aten::equal", "aten::is_nonzero", "aten::nonzero", "aten::masked_select",
+}  # fmt: skip
+_real_to = torch.Tensor.to
+
+
+class DeviceTensor(torch.Tensor):
+    """Shows memory of a device.
+
+    Attributes:
+        shown: the same memory as a tensor of the CPU, right once the work is done.
+        block: that it lies in.
+    """
+
+    shown: torch.Tensor
+    block: Block
+
+    @staticmethod
+    def __new__(cls, shown: torch.Tensor, block: Block) -> "DeviceTensor":
+        made: DeviceTensor = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            cls,
+            shown.size(),
+            strides=shown.stride(),
+            storage_offset=shown.storage_offset(),
+            dtype=shown.dtype,
+            device=block.owner.device,
+        )
+        made.shown, made.block = shown, block
+        return made
+
+    def __init__(self, shown: torch.Tensor, block: Block) -> None:
+        pass
+
+    def __repr__(self, *args: Any, **kwargs: Any) -> str:
+        return f"<{self.dtype} {list(self.shape)} on {self.device}>"
+
+    def record_stream(self, stream: Any) -> None:
+        if stream is not self.block.owner:
+            self.block.others.add(stream)
+
+    def pin_memory(self, *_: Any) -> torch.Tensor:
+        raise RuntimeError(f"cannot pin {self!r}: only dense CPU tensors can be pinned")
+
+    def is_pinned(self, *_: Any) -> bool:
+        return False
+
+    def numpy(self, *_: Any, **__: Any) -> Any:
+        raise TypeError(f"can't convert {self.device} device type tensor to numpy")
+
+    def tolist(self) -> Any:
+        return to_host(self).tolist()
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _launch(func, args, dict(kwargs or {}))
+
+
+def allocate(
+    size: Any, stride: Any, dtype: torch.dtype, device: int, *, poisoned: bool = True
+) -> DeviceTensor:
+    """A tensor that nothing has written; `poisoned` as of Block."""
+    elements = 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True)) if all(size) else 0
+    block = Block(device, elements * dtype.itemsize, poisoned=poisoned)
+    return DeviceTensor(shaped(block.memory, size, stride, dtype), block)
+
+
+def to_host(tensor: DeviceTensor) -> torch.Tensor:
+    """As `.cpu()`: the thread waits."""
+    world().waited("copy to the host")
+    stream = current_stream(tensor.device)
+    stream.run(len(stream.queue))
+    return tensor.shown.clone()
+
+
+def to_device(
+    tensor: torch.Tensor, device: int, dtype: torch.dtype | None, non_blocking: bool
+) -> DeviceTensor:
+    """A copy on the device."""
+    source = _real_to(tensor, dtype or tensor.dtype).contiguous(memory_format=torch.preserve_format)
+    target = allocate(source.size(), source.stride(), source.dtype, device)
+    _copy_in(target.shown, source, device, non_blocking)
+    return target
+
+
+def _copy_in(target: torch.Tensor, source: torch.Tensor, device: int, non_blocking: bool) -> None:
+    stream = current_stream(device)
+    uses = uses_of(source)
+    if uses is not None and non_blocking:
+        stream.put(lambda: target.copy_(source))
+        uses.append((stream, len(stream.queue)))
+        return
+    staged = source.clone()
+    stream.put(lambda: target.copy_(staged))
+    world().waited("copy from pageable memory" if uses is None else "copy that blocks")
+    stream.run(len(stream.queue))
+
+
+def _launch(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    name = func._schema.name
+    tensors: list[DeviceTensor] = []
+    tree_map_only(DeviceTensor, tensors.append, (args, kwargs))
+    device = _one_device(name, tensors)
+    if name in _ANSWERS:
+        world().waited(name)
+        return func(*tree_map_only(DeviceTensor, _when_done, args), **kwargs)
+    if name == "aten::_to_copy":
+        wanted = torch.device(kwargs.get("device") or tensors[0].device)
+        if wanted.type == "cpu":
+            return func(to_host(tensors[0]), **kwargs)
+        assert wanted.index in (None, device), "copies between devices are not simulated"
+    if name == "aten::copy_" and not (
+        isinstance(args[0], DeviceTensor) and isinstance(args[1], DeviceTensor)
+    ):
+        return _copy(*args, **kwargs)
+    kwargs.pop("device", None)
+    args = _with_indices(name, args, device)
+    plain = tree_map_only(DeviceTensor, lambda tensor: tensor.shown, (args, kwargs))
+    written = [argument.name for argument in func._schema.arguments if _is_written(argument.alias_info)]
+    if any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns):  # a view
+        views = func(*plain[0], **plain[1])
+        return tree_map_only(torch.Tensor, lambda view: DeviceTensor(view, tensors[0].block), views)
+    if written:
+        current_stream(device).put(lambda: func(*plain[0], **plain[1]))
+        return kwargs.get("out", args[0])
+    return _compute(func, plain, device)
+
+
+def _compute(func: Any, plain: Any, device: int) -> Any:
+    """New tensors, of which only the shapes are known before the work is done."""
+    shapes = func(
+        *tree_map_only(torch.Tensor, _shape_of, plain[0]), **tree_map_only(torch.Tensor, _shape_of, plain[1])
+    )
+    made = tree_map_only(torch.Tensor, lambda t: allocate(t.size(), t.stride(), t.dtype, device), shapes)
+    targets: list[torch.Tensor] = []
+    tree_map_only(DeviceTensor, lambda tensor: targets.append(tensor.shown), made)
+
+    def work() -> None:
+        values: list[torch.Tensor] = []
+        tree_map_only(torch.Tensor, values.append, func(*plain[0], **plain[1]))
+        for target, value in zip(targets, values, strict=True):
+            target.copy_(value)
+
+    current_stream(device).put(work)
+    return made
+
+
+def _copy(target: Any, source: Any, non_blocking: bool = False) -> Any:
+    """`copy_` between the host and a device."""
+    if isinstance(target, DeviceTensor):
+        _copy_in(target.shown, _real_to(source, target.dtype), target.device.index, non_blocking)
+        return target
+    return target.copy_(to_host(source))
+
+
+def _with_indices(name: str, args: Any, device: int) -> Any:
+    """Indices of the host are copied to the device first; how many a mask takes, the host has to know."""
+    if name not in ("aten::index", "aten::index_put_", "aten::index_put"):
+        return args
+    for index in args[1]:
+        if index is not None and not isinstance(index, DeviceTensor):
+            world().waited("copy from pageable memory")
+        if index is not None and index.dtype in (torch.bool, torch.uint8):
+            world().waited("mask")
+            stream = current_stream(device)
+            stream.run(len(stream.queue))
+    return args
+
+
+def _one_device(name: str, tensors: list[DeviceTensor]) -> int:
+    devices = {tensor.device.index for tensor in tensors}
+    if len(devices) != 1:
+        raise RuntimeError(f"{name}: expected all tensors to be on the same device, found {sorted(devices)}")
+    return int(devices.pop())
+
+
+def _when_done(tensor: DeviceTensor) -> torch.Tensor:
+    stream = current_stream(tensor.device)
+    stream.run(len(stream.queue))
+    return tensor.shown
+
+
+def _is_written(alias: Any) -> bool:
+    return alias is not None and bool(alias.is_write)
+
+
+def _shape_of(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")

@@ -1,0 +1,252 @@
+"""What is served on a GPU is right, however late its streams are; nothing waits that need not."""
+
+import itertools
+import weakref
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import loaders
+from loaders import dali, gpu_jpeg, nvjpeg
+from loaders.devices import Lane
+from precache import Recipe, convert, jpeg
+from precache.errors import SettingError
+from precache.sample import make_sample
+from tests.cuda.simulator import simulated
+from tests.cuda.streams import SCHEDULES
+from tests.cuda.tensors import allocate
+
+FLOAT = {"dtype": torch.float32}
+TRAIN = {"augment": "train", "size": 20}
+JITTER = {"augment": loaders.RandomAugmentation(brightness=0.4, saturation=0.4, hue=0.1), "size": 20}
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "shards uint8": ("shards", {}),
+    "shards float": ("shards", FLOAT),
+    "shards train": ("shards", {**FLOAT, **TRAIN}),
+    "shards jitter": ("shards", {**FLOAT, **JITTER}),
+    "shards window": ("shards", {**FLOAT, "shuffle": "window"}),
+    "shards pad": ("shards", {**FLOAT, "last": "pad", "rank": 1, "world_size": 3}),
+    "shards drop": ("shards", {**FLOAT, "last": "drop"}),
+    "cache on the device": ("shards", {"cache": "device"}),
+    "cache on the device, float": ("shards", {"cache": "device", **FLOAT}),
+    "cache on the device, train": ("shards", {"cache": "device", **FLOAT, **TRAIN}),
+    "cache in main memory, train": ("shards", {"cache": "ram", **FLOAT, **TRAIN}),
+    "webdataset float": ("webdataset", FLOAT),
+    "pytorch float": ("raw", {**FLOAT, "workers": 0, "size": 20}),
+    "synthetic float": ("shards", {"backend": "synthetic", **FLOAT}),
+    "nvjpeg uint8": ("webdataset", {"backend": "nvjpeg", "workers": 3}),
+    "nvjpeg float": ("webdataset", {"backend": "nvjpeg", "workers": 3, **FLOAT}),
+    "nvjpeg train": ("webdataset", {"backend": "nvjpeg", "workers": 3, **FLOAT, **TRAIN}),
+    "nvjpeg raw": ("raw", {"backend": "nvjpeg", "workers": 3, "size": 20}),
+    "nvjpeg, cache on the device": ("webdataset", {"backend": "nvjpeg", "cache": "device", **FLOAT}),
+    "nvjpeg, cache in main memory": ("webdataset", {"backend": "nvjpeg", "cache": "ram", **FLOAT}),
+}
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """22 pictures, two whole batches of eight and a short one: each operation is slow here."""
+    root = tmp_path_factory.mktemp("small")
+    make_sample(root / "raw", images=22, classes=3, seed=2, workers=0)
+    for name in ("shards", "webdataset"):
+        convert(root / "raw", root / name, Recipe(format=name, size=24, shard_bytes=4 * 24**2 * 3), workers=0)
+    return {name: root / name for name in ("raw", "shards", "webdataset")}
+
+
+@pytest.fixture(autouse=True)
+def hardware(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A decoder that writes to its output at once, whatever the stream still has to do, as nvJPEG's does."""
+
+    def decode(jpegs: list[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
+        decoded = []
+        for content in jpegs:
+            pixels = jpeg.decode_strictly(content.numpy().tobytes(), "RGB")
+            if pixels is None:
+                raise RuntimeError("nvJPEG refuses it")
+            picture = torch.from_numpy(pixels).permute(2, 0, 1).contiguous()
+            out = allocate(picture.size(), picture.stride(), picture.dtype, device.index, poisoned=False)
+            out.shown.copy_(picture)
+            decoded.append(out)
+        return decoded
+
+    decoder = gpu_jpeg.GpuDecoder("hardware", decode, turns=False, most=3)
+    monkeypatch.setattr(nvjpeg, "find_decoder", lambda device: decoder)
+
+
+def serve(
+    path: Path, epochs: int = 3, device: str = "cuda", **settings: Any
+) -> list[tuple[torch.Tensor, ...]]:
+    """Images and labels of each batch, as a training reads them: later than it drops them."""
+    read = []
+    with loaders.build(path, **{"batch_size": 8, "workers": 1, "device": device, **settings}) as loader:
+        for _ in range(epochs):
+            for batch in loader:
+                read.append((batch.images + 0, batch.labels + 0))
+                del batch
+    torch.cuda.synchronize(device)
+    return [(images.cpu(), labels.cpu()) for images, labels in read]
+
+
+def same(one: list[tuple[torch.Tensor, ...]], other: list[tuple[torch.Tensor, ...]]) -> list[bool]:
+    return [all(map(torch.equal, a, b)) for a, b in zip(one, other, strict=True)]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_each_batch_is_right_whatever_is_late(case: str, paths: dict[str, Path]) -> None:
+    kind, settings = CASES[case]
+    due = None
+    for schedule in SCHEDULES:
+        with simulated(schedule):
+            found = serve(paths[kind], **settings)
+        due = due or found
+        assert all(same(due, found)), schedule
+    assert due
+    if settings.get("backend") not in ("synthetic", "nvjpeg") and "augment" not in settings:
+        epochs = serve_on_the_cpu(paths[kind], settings)
+        for (ours, labels), (theirs, their_labels) in zip(due, epochs, strict=True):
+            assert torch.allclose(ours, theirs, atol=1e-5)
+            assert torch.equal(labels, their_labels)
+
+
+def serve_on_the_cpu(path: Path, settings: dict[str, Any]) -> Iterator[tuple[torch.Tensor, ...]]:
+    with loaders.build(path, **{"batch_size": 8, "workers": 1, **settings, "cache": "none"}) as loader:
+        for _ in range(3):
+            yield from loader
+
+
+@pytest.mark.parametrize("how", ["break", "close"])
+@pytest.mark.parametrize("case", ["shards jitter", "cache on the device, train", "nvjpeg float"])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_what_is_left_midway_spoils_nothing(
+    case: str, how: str, schedule: str, paths: dict[str, Path]
+) -> None:
+    """Memory of what was on its way is lent again, to loaders and to the training."""
+    kind, settings = CASES[case]
+
+    def leave_and_serve() -> list[tuple[torch.Tensor, ...]]:
+        read = []
+        for left in (1, 3):
+            loader = loaders.build(
+                paths[kind], **{"batch_size": 8, "workers": 1, "device": "cuda", **settings}
+            )
+            for batch in itertools.islice(loader, left):
+                read.append((batch.images + 0, batch.labels + 0))
+                del batch
+            if how == "close":
+                loader.close()
+            read += [(torch.full((8, 3, 24, 24), float(left), device="cuda") + n,) for n in range(3)]
+            if how == "break":
+                batch = next(iter(loader))
+                read.append((batch.images + 0, batch.labels + 0))
+                del batch, loader
+        torch.cuda.synchronize()
+        return [tuple(tensor.cpu() for tensor in tensors) for tensors in read]
+
+    with simulated("at once"):
+        due = leave_and_serve()
+    with simulated(schedule):
+        assert all(same(due, leave_and_serve()))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_host_waits_for_the_device_once_a_batch_at_most(case: str, paths: dict[str, Path]) -> None:
+    """That is for nvJPEG, which writes where the stream may still read; the others wait for nothing."""
+    kind, settings = CASES[case]
+    most = 1 if settings.get("backend") == "nvjpeg" else 0
+    with simulated("all late") as world:
+        with loaders.build(
+            paths[kind], **{"batch_size": 8, "workers": 1, "device": "cuda", **settings}
+        ) as loader:
+            world.syncs.clear()  # building may
+            batches = sum(1 for _ in range(2) for _ in loader)
+        waits = [wait for wait in world.syncs if wait[0] != "MainThread"]
+    if "main memory" in case and most:
+        most += 1  # what was decoded on the device is fetched
+    ahead = 6  # batches that were read and not served
+    assert len(waits) <= most * (batches + ahead), waits[:8]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_loader_stays_on_its_device(case: str, paths: dict[str, Path]) -> None:
+    kind, settings = CASES[case]
+    with simulated("all late") as world:
+        found = serve(paths[kind], epochs=1, device="cuda:1", **settings)
+        assert world.used == {1}
+    with simulated("all late"):
+        assert all(same(found, serve(paths[kind], epochs=1, **settings)))
+
+
+def test_the_device_is_the_one_that_was_current_when_the_loader_was_built(paths: dict[str, Path]) -> None:
+    with simulated("all late"):
+        torch.cuda.set_device(1)
+        with loaders.build(paths["shards"], device="cuda") as loader:
+            torch.cuda.set_device(0)
+            assert next(iter(loader)).images.device == torch.device("cuda", 1)
+        torch.cuda.set_device(0)
+
+
+@pytest.mark.parametrize("device", ["cuda:2", "cuda:7", torch.device("cuda", 3)])
+def test_a_device_that_is_not_there_is_refused(device: str | torch.device, paths: dict[str, Path]) -> None:
+    with (
+        simulated("at once"),
+        pytest.raises(SettingError, match="torch finds cuda:0, cuda:1; use one of them"),
+    ):
+        loaders.build(paths["shards"], device=device)
+
+
+def test_a_damaged_picture_is_left_out_and_the_rest_of_its_batch_decoded_on_the_device(
+    paths: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No thread of the CPU decodes the others, and nobody gets memory to which the decoder may write."""
+    asked: list[int] = []
+    decoder = nvjpeg.find_decoder(torch.device("cuda"))
+
+    def decode(jpegs: list[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
+        asked.append(len(jpegs))
+        if any(content.numpy().tobytes() == refused for content in jpegs):
+            raise RuntimeError("nvJPEG refuses it")
+        return decoder.decode(jpegs, device)
+
+    contents = Counter(file.read_bytes() for file in paths["raw"].glob("*/*.jpg"))
+    refused = min(content for content, times in contents.items() if times == 1)
+    other = gpu_jpeg.GpuDecoder("hardware", decode, turns=False, most=3)
+    with simulated("all late") as world:
+        due = serve(paths["raw"], epochs=1, backend="nvjpeg", size=20, batch_size=22, shuffle=False)
+        monkeypatch.setattr(nvjpeg, "find_decoder", lambda device: other)
+        world.syncs.clear()
+        found = serve(paths["raw"], epochs=1, backend="nvjpeg", size=20, batch_size=22, shuffle=False)
+        assert "device" in {what for name, what in world.syncs if name != "MainThread"}
+    (ours, _), (theirs, _) = found[0], due[0]
+    differ = (ours != theirs).flatten(1).any(dim=1).sum()
+    assert differ <= 1, "the reference decodes it, as torchvision's CPU decoder does"
+    assert 1 in asked
+    assert len(asked) < len(contents), "two are refused; the halves with neither of them are not divided"
+
+
+def test_what_dali_lends_it_gets_back_when_it_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It knows of no stream of ours: what torch drops it overwrites."""
+
+    def share(number: int) -> torch.Tensor:
+        squares = torch.full((8, 24, 24, 3), number, dtype=torch.uint8, device="cuda")
+        torch.cuda.current_stream().synchronize()  # DALI orders its work before what the current stream does
+        shown = squares.shown  # type: ignore[attr-defined]
+        weakref.finalize(squares, shown.fill_, 99).atexit = False
+        return squares
+
+    class Output:
+        def __init__(self, number: int) -> None:
+            self.as_tensor = lambda: number
+
+    monkeypatch.setattr(dali, "from_dlpack", share)
+    with simulated("all late"):
+        lane = Lane(torch.device("cuda", 0))
+        outputs = dali.Outputs()
+        with lane.active():
+            taken = [outputs.take(Output(number)) for number in range(6)]
+            outputs.give_back()
+        torch.cuda.synchronize()
+        assert [int(squares.cpu()[0, 0, 0, 0]) for squares in taken] == list(range(6))

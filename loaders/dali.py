@@ -100,14 +100,14 @@ class Outputs:
         # on a GPU it knows nothing of the streams that still read what torch has dropped
         served = squares.clone()
         self._lent.append((squares, torch.cuda.current_stream(squares.device).record_event()))
-        while len(self._lent) > _LENT_BATCHES:
-            self._lent.popleft()[1].synchronize()
+        self.give_back(_LENT_BATCHES)
         return served
 
-    def give_back(self) -> None:
-        """All of it."""
-        while self._lent:
-            self._lent.popleft()[1].synchronize()
+    def give_back(self, most: int = 0) -> None:
+        """All but so many of them."""
+        while len(self._lent) > most:
+            self._lent[0][1].synchronize()
+            self._lent.popleft()  # not before: then DALI has it
 
 
 class DaliReader:

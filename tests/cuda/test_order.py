@@ -24,26 +24,26 @@ FLOAT = {"dtype": torch.float32}
 TRAIN = {"augment": "train", "size": 20}
 JITTER = {"augment": loaders.RandomAugmentation(brightness=0.4, saturation=0.4, hue=0.1), "size": 20}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
-    "shards uint8": ("shards", {}),
-    "shards float": ("shards", FLOAT),
-    "shards train": ("shards", {**FLOAT, **TRAIN}),
-    "shards jitter": ("shards", {**FLOAT, **JITTER}),
-    "shards window": ("shards", {**FLOAT, "shuffle": "window"}),
-    "shards pad": ("shards", {**FLOAT, "last": "pad", "rank": 1, "world_size": 3}),
-    "shards drop": ("shards", {**FLOAT, "last": "drop"}),
-    "cache on the device": ("shards", {"cache": "device"}),
-    "cache on the device, float": ("shards", {"cache": "device", **FLOAT}),
-    "cache on the device, train": ("shards", {"cache": "device", **FLOAT, **TRAIN}),
-    "cache in main memory, train": ("shards", {"cache": "ram", **FLOAT, **TRAIN}),
-    "webdataset float": ("webdataset", FLOAT),
-    "pytorch float": ("raw", {**FLOAT, "workers": 0, "size": 20}),
-    "synthetic float": ("shards", {"backend": "synthetic", **FLOAT}),
-    "nvjpeg uint8": ("webdataset", {"backend": "nvjpeg", "workers": 3}),
-    "nvjpeg float": ("webdataset", {"backend": "nvjpeg", "workers": 3, **FLOAT}),
-    "nvjpeg train": ("webdataset", {"backend": "nvjpeg", "workers": 3, **FLOAT, **TRAIN}),
-    "nvjpeg raw": ("raw", {"backend": "nvjpeg", "workers": 3, "size": 20}),
-    "nvjpeg, cache on the device": ("webdataset", {"backend": "nvjpeg", "cache": "device", **FLOAT}),
-    "nvjpeg, cache in main memory": ("webdataset", {"backend": "nvjpeg", "cache": "ram", **FLOAT}),
+    "shards-uint8": ("shards", {}),
+    "shards-float": ("shards", FLOAT),
+    "shards-train": ("shards", {**FLOAT, **TRAIN}),
+    "shards-jitter": ("shards", {**FLOAT, **JITTER}),
+    "shards-window": ("shards", {**FLOAT, "shuffle": "window"}),
+    "shards-pad": ("shards", {**FLOAT, "last": "pad", "rank": 1, "world_size": 3}),
+    "shards-drop": ("shards", {**FLOAT, "last": "drop"}),
+    "cache-on-the-device": ("shards", {"cache": "device"}),
+    "cache-on-the-device-float": ("shards", {"cache": "device", **FLOAT}),
+    "cache-on-the-device-train": ("shards", {"cache": "device", **FLOAT, **TRAIN}),
+    "cache-in-main-memory-train": ("shards", {"cache": "ram", **FLOAT, **TRAIN}),
+    "webdataset-float": ("webdataset", FLOAT),
+    "pytorch-float": ("raw", {**FLOAT, "workers": 0, "size": 20}),
+    "synthetic-float": ("shards", {"backend": "synthetic", **FLOAT}),
+    "nvjpeg-uint8": ("webdataset", {"backend": "nvjpeg", "workers": 3}),
+    "nvjpeg-float": ("webdataset", {"backend": "nvjpeg", "workers": 3, **FLOAT}),
+    "nvjpeg-train": ("webdataset", {"backend": "nvjpeg", "workers": 3, **FLOAT, **TRAIN}),
+    "nvjpeg-raw": ("raw", {"backend": "nvjpeg", "workers": 3, "size": 20}),
+    "nvjpeg-cache-on-the-device": ("webdataset", {"backend": "nvjpeg", "cache": "device", **FLOAT}),
+    "nvjpeg-cache-in-main-memory": ("webdataset", {"backend": "nvjpeg", "cache": "ram", **FLOAT}),
 }
 
 
@@ -119,7 +119,7 @@ def serve_on_the_cpu(path: Path, settings: dict[str, Any]) -> Iterator[tuple[tor
 
 
 @pytest.mark.parametrize("how", ["break", "close"])
-@pytest.mark.parametrize("case", ["shards jitter", "cache on the device, train", "nvjpeg float"])
+@pytest.mark.parametrize("case", ["shards-jitter", "cache-on-the-device-train", "nvjpeg-float"])
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_what_is_left_midway_spoils_nothing(
     case: str, how: str, schedule: str, paths: dict[str, Path]
@@ -138,7 +138,8 @@ def test_what_is_left_midway_spoils_nothing(
                 del batch
             if how == "close":
                 loader.close()
-            read += [(torch.full((8, 3, 24, 24), float(left), device="cuda") + n,) for n in range(3)]
+            for shape, dtype in (((8, 3, 24, 24), torch.float32), ((22, 24, 24, 3), torch.uint8)):
+                read += [(torch.full(shape, left, dtype=dtype, device="cuda"),) for _ in range(3)]
             if how == "break":
                 batch = next(iter(loader))
                 read.append((batch.images + 0, batch.labels + 0))
@@ -164,7 +165,7 @@ def test_the_host_waits_for_the_device_once_a_batch_at_most(case: str, paths: di
             world.syncs.clear()  # building may
             batches = sum(1 for _ in range(2) for _ in loader)
         waits = [wait for wait in world.syncs if wait[0] != "MainThread"]
-    if "main memory" in case and most:
+    if "main-memory" in case and most:
         most += 1  # what was decoded on the device is fetched
     ahead = 6  # batches that were read and not served
     assert len(waits) <= most * (batches + ahead), waits[:8]
@@ -183,10 +184,20 @@ def test_a_loader_stays_on_its_device(case: str, paths: dict[str, Path]) -> None
 def test_the_device_is_the_one_that_was_current_when_the_loader_was_built(paths: dict[str, Path]) -> None:
     with simulated("all late"):
         torch.cuda.set_device(1)
-        with loaders.build(paths["shards"], device="cuda") as loader:
+        with loaders.build(paths["shards"], device="cuda", **FLOAT) as loader:
             torch.cuda.set_device(0)
-            assert next(iter(loader)).images.device == torch.device("cuda", 1)
+            batch = next(iter(loader))
+            assert batch.images.device == torch.device("cuda", 1)
+            assert float((batch.images + 0).std()) > 0.5, "the training's stream there has waited"
         torch.cuda.set_device(0)
+
+
+def test_the_training_is_given_nothing_to_do_but_to_wait(paths: dict[str, Path]) -> None:
+    """Else the loader's work would not run beside the training's."""
+    with simulated("all late") as world:
+        with loaders.build(paths["shards"], batch_size=8, device="cuda", **FLOAT, **TRAIN) as loader:
+            batches = list(loader)
+        assert len(world.defaults[0].queue) == len(batches)
 
 
 @pytest.mark.parametrize("device", ["cuda:2", "cuda:7", torch.device("cuda", 3)])
@@ -243,10 +254,15 @@ def test_what_dali_lends_it_gets_back_when_it_was_read(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(dali, "from_dlpack", share)
     with simulated("all late"):
-        lane = Lane(torch.device("cuda", 0))
+        lane, training, read = Lane(torch.device("cuda", 0)), torch.cuda.current_stream(), []
         outputs = dali.Outputs()
-        with lane.active():
-            taken = [outputs.take(Output(number)) for number in range(6)]
-            outputs.give_back()
+        for number in range(6):
+            with lane.active():
+                squares = outputs.take(Output(number))
+            training.wait_event(lane.mark())
+            squares.record_stream(training)
+            read.append(squares + 0)
+            del squares
+        outputs.give_back()
         torch.cuda.synchronize()
-        assert [int(squares.cpu()[0, 0, 0, 0]) for squares in taken] == list(range(6))
+        assert [int(squares.cpu()[0, 0, 0, 0]) for squares in read] == list(range(6))

@@ -1,0 +1,118 @@
+"""Each rule of the order on a GPU is needed, and held: without it a test of `test_order.py` fails."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.command import ROOT
+
+ORDER = "tests/cuda/test_order.py"
+RIGHT = "each_batch_is_right"
+# (file of loaders/, what stands there, what is put in its place, the tests that fail then)
+MUTATIONS = {
+    "the training waits for the batch": (
+        "transfer.py", "current.wait_event(sent.ready)", "pass", f"{RIGHT} and shards-float",
+    ),
+    "memory of a batch is not lent while the training reads it": (
+        "transfer.py", "tensor.record_stream(current)", "pass", f"{RIGHT} and shards-float",
+    ),
+    "the event is recorded behind the work": (
+        "transfer.py",
+        "batch = self._prepare(decoded, epoch, padding)\n        return Sent(batch, self.lane.mark(), ",
+        "mark = self.lane.mark()\n        return Sent(self._prepare(decoded, epoch, padding), mark, ",
+        f"{RIGHT} and shards-float",
+    ),
+    "the reading thread works on the lane": (
+        "stream.py", "with transfer.lane.active():", "if True:", "nothing_to_do_but_to_wait",
+    ),
+    "readers and caches are made on the lane": (
+        "__init__.py", "with lane.active():", "if True:", "spoils_nothing and cache-on-the-device",
+    ),
+    "what another stream made is waited for": (
+        "devices.py", "self.stream.wait_event(ready)", "pass", f"{RIGHT} and nvjpeg-uint8",
+    ),
+    "memory of another stream is not lent while the lane reads it": (
+        "devices.py", "tensor.record_stream(self.stream)", "pass", f"{RIGHT} and nvjpeg-float",
+    ),
+    "a cache waits for what another stream made": (
+        "cache.py", "self._lane.take(batch.images, batch.ready)", "batch.images",
+        f"{RIGHT} and nvjpeg-cache-on-the-device",
+    ),
+    "nvJPEG writes where nobody reads": (
+        "nvjpeg.py", "        lane.drain()\n", "", f"{RIGHT} and nvjpeg-uint8",
+    ),
+    "nvJPEG's work is marked behind it": (
+        "nvjpeg.py", "ready = lane.mark()", "ready = None", f"{RIGHT} and nvjpeg-uint8",
+    ),
+    "a decoder that failed is waited for": (
+        "nvjpeg.py", "            lane.drain_device()", "            pass", "damaged_picture",
+    ),
+    "what is sent comes from pinned memory": (
+        "devices.py", "pinned = tensor if tensor.is_pinned() else tensor.pin_memory()", "pinned = tensor",
+        "the_host_waits and shards-train",
+    ),
+    "the thread does not wait for the copy": (
+        "devices.py", "non_blocking=True", "non_blocking=False", "the_host_waits and shards-float",
+    ),
+    "the device keeps its number": (
+        "devices.py", 'return torch.device("cuda", index)', 'return torch.device("cuda")',
+        "was_current_when_the_loader_was_built",
+    ),
+    "DALI gets back what was read": (
+        "dali.py", "            self._lent[0][1].synchronize()\n", "", "what_dali_lends",
+    ),
+    "what DALI lends is copied": (
+        "dali.py", "served = squares.clone()", "served = squares.view(squares.shape)", "what_dali_lends",
+    ),
+}  # fmt: skip
+
+
+def run(tests: str, root: Path) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", ORDER, "-k", tests]
+    return subprocess.run(
+        command,
+        cwd=root,
+        env={**os.environ, "PYTHONPATH": str(root)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("copy")
+    for name in ("loaders", "precache", "tests"):
+        shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", root)
+    return root
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("rule", MUTATIONS, ids=lambda rule: rule.replace(" ", "-"))
+def test_without_the_rule_a_test_fails(rule: str, copy: Path) -> None:
+    name, old, new, tests = MUTATIONS[rule]
+    file = copy / "loaders" / name
+    source = file.read_text()
+    assert source.count(old) == 1
+    try:
+        file.write_text(source.replace(old, new))
+        result = run(tests, copy)
+    finally:
+        file.write_text(source)
+    assert result.returncode == 1, result.stdout[-2000:]
+    assert "1 failed" in result.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_with_all_of_them_none_fails(copy: Path) -> None:
+    """Of those that fail without one: else the failures would say nothing."""
+    result = run(" or ".join(f"({tests})" for *_, tests in MUTATIONS.values()), copy)
+    assert result.returncode == 0, result.stdout[-2000:]

@@ -161,7 +161,7 @@ def quickstart(images: int, batches: int, repeats: int) -> None:
     device = choose_device("auto")
     spec = BenchSpec(
         trainers=("emulated", "resnet50") if device.type == "cuda" else ("emulated",),
-        batch_size=64,
+        batch_size=min(64, images),
         workers=available_cpus(),
         size=224,
         warmup=4,

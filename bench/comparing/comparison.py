@@ -19,6 +19,7 @@ from bench.machine.hardware import describe_machine
 from bench.peers.arms import PeerArm, run_peer, write_data
 from bench.reporting.result import Result, Row
 from bench.running.fresh import run_fresh
+from bench.running.full_batches import check_fills_batch
 from bench.running.probe import DECODING, time_stages
 from bench.running.trainers import NullTrainer, resolve
 from bench.running.trial import SHUFFLES, Trial, TrialSpec, run_fed, run_trainer_alone, run_transfer_alone
@@ -123,6 +124,7 @@ def compare(
     facts, skipped = _find_facts(arms, spec, around)
     _check_any(facts, skipped)
     check_facts({name_of(arm): found for arm, found in facts.items()})
+    check_fills_batch(spec.batch_size, min(found.samples for found in facts.values()))
     bench = _Bench(spec, names, max(found.classes for found in facts.values()), around, on_progress)
     running: list[AnyArm] = [*facts, *_write_data(peers, spec, skipped)]
     bench.plan(running)

@@ -19,6 +19,7 @@ from bench.recommending import model, sampling
 from bench.recommending.loader_run import LoaderRun
 from bench.recommending.model import JPEG_NAMES, RAW_NAME, Inputs, Prediction, Profile
 from bench.recommending.sampling import BACKENDS, Converted, RecommendSpec, Trees
+from bench.running.full_batches import check_fills_batch
 from bench.running.trainers import make_trainer
 from precache.errors import WorkerError, check_choice
 from precache.recipe import FORMAT_NAMES
@@ -125,6 +126,8 @@ def recommend(
     make_trainer(spec.trainer, torch.device("cpu"), 2)  # an unknown one is an error now, not later
     names = [name for name in BACKENDS if name == RAW_NAME or name in formats]
     scan = scan_tree(source)
+    if check:
+        check_fills_batch(spec.batch_size, len(scan.samples))
     total, done = spec.repeats * len(names) * (2 if check else 1) + 1, 0
 
     def step() -> None:

@@ -3,7 +3,6 @@
 import json
 import os
 import time
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,9 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 import loaders
 from bench.running.device import choose_device
+from bench.running.full_batches import LAST, check_fills_batch, endless
 from bench.running.trainers import CHOICES, Trainer, make_trainer
-from loaders.batch import Batch, Loader
+from loaders.batch import Loader
 from loaders.dataset import open_split
 from precache import commandline
 from precache.errors import SettingError, check_choice, check_range
@@ -69,7 +69,7 @@ def profile_steps(
     top: int,
 ) -> Profile:
     """Run `warmup` steps, then `steps` under the profiler, whose trace is written to `trace_path`."""
-    batches = _epochs(loader)
+    batches = (batch for batch, _ in endless(loader))
     for _ in range(warmup):
         trainer.step(next(batches))
     _synchronise(device)
@@ -91,11 +91,6 @@ def profile_steps(
             stage_s[STEP] += end_s - arrived_s
     profiler.export_chrome_trace(str(trace_path))
     return Profile(steps, stage_s, _top_operators(profiler, top))
-
-
-def _epochs(loader: Loader) -> Iterator[Batch]:
-    while True:
-        yield from loader
 
 
 def _synchronise(device: torch.device) -> None:
@@ -154,9 +149,11 @@ def profile_command(
         folder = _DATA / ("raw" if backend == "auto" else loaders.READS[backend][0])
     workers = worker_count(workers)
     # the number of classes is known with the data, what dtype the loader serves with the trainer
-    trainer = make_trainer(trainer_name, device, len(open_split(folder, "train").classes))
+    data = open_split(folder, "train")
+    check_fills_batch(settings["batch_size"], len(data.ids))
+    trainer = make_trainer(trainer_name, device, len(data.classes))
     with loaders.build(
-        folder, backend=backend, workers=workers, device=device, dtype=trainer.dtype, **settings
+        folder, backend=backend, workers=workers, device=device, dtype=trainer.dtype, last=LAST, **settings
     ) as loader:
         out.mkdir(parents=True, exist_ok=True)
         found = profile_steps(loader, trainer, device, warmup, steps, out / "trace.json", top)

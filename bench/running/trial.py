@@ -5,7 +5,7 @@ A run is asked for with a `TrialSpec`, which pickles, so that it can have a proc
 
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 import loaders
+from bench.running.full_batches import LAST, endless
 from bench.running.monitor import Monitor
 from bench.running.trainers import NullTrainer, Trainer, make_trainer
 from loaders.batch import Batch, DecodedBatch, Loader, Shuffle
@@ -63,6 +64,7 @@ class TrialSpec:
             dtype=dtype,
             augment=self.augment,
             shuffle=SHUFFLES[self.shuffle],
+            last=LAST,
         )
 
 
@@ -71,8 +73,8 @@ class Served:
     """The work that a run did: the same for every arm, or they are not compared.
 
     Attributes:
-        ids: how many distinct ones were served, from the first batch on.
-        images: how many were.
+        ids: how many distinct ones were served, in the epoch in which most were.
+        images: how many were, from the first batch on.
         shapes: of their batches, less the first dimension, with the dtype.
     """
 
@@ -162,7 +164,7 @@ def feed(
     """
     start_s = time.perf_counter()
     with open_loader() as loader:
-        source = _epochs(loader)
+        source = endless(loader)
         first = next(source)
         first_batch_s = time.perf_counter() - start_s
         return _time_batches(
@@ -187,13 +189,6 @@ def _noise(spec: TrialSpec, device: torch.device) -> torch.Tensor:
         ) from error
 
 
-def _epochs(loader: Loader) -> Iterator[tuple[Batch, bool]]:
-    """Each batch, and whether it is the first of its epoch."""
-    while True:
-        for number, batch in enumerate(loader):
-            yield batch, number == 0
-
-
 def _time_batches(
     source: Iterator[tuple[Batch, bool]],
     trainer: Trainer,
@@ -202,21 +197,23 @@ def _time_batches(
     batches: int,
     first_batch_s: float = 0.0,
 ) -> Trial:
-    ids: list[torch.Tensor] = []
+    ids: list[list[torch.Tensor]] = [[]]  # by epoch
     shapes: set[str] = set()
 
-    def step(batch: Batch) -> None:
+    def step(batch: Batch, first: bool) -> None:
         trainer.step(batch)
-        ids.append(batch.ids)
+        if first:
+            ids.append([])
+        ids[-1].append(batch.ids)
         shapes.add(f"{'x'.join(map(str, batch.images.shape[1:]))} {batch.images.dtype}")
 
     start_s = time.perf_counter()
-    step(next(source)[0])
+    step(*next(source))
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     first_step_s = time.perf_counter() - start_s
-    for batch, _ in itertools.islice(source, warmup):
-        step(batch)
+    for batch, first in itertools.islice(source, warmup):
+        step(batch, first)
     clock = _CudaClock(device) if device.type == "cuda" else _HostClock()
     images = 0
     epoch_starts = []
@@ -225,7 +222,7 @@ def _time_batches(
         clock.mark()
         for number, (batch, first) in enumerate(itertools.islice(source, batches)):
             clock.mark()
-            step(batch)
+            step(batch, first)
             images += len(batch.labels)
             if first:
                 epoch_starts.append(number)
@@ -240,10 +237,16 @@ def _time_batches(
         wait_s,
         step_s,
         first_step_s,
-        Served(len(np.unique(torch.cat(ids))), sum(map(len, ids)), tuple(sorted(shapes)))
-        if first_batch_s
-        else None,
+        _served(ids, shapes) if first_batch_s else None,
         {} if monitor is None else monitor.result().to_json(),
+    )
+
+
+def _served(ids: Sequence[Sequence[torch.Tensor]], shapes: set[str]) -> Served:
+    """From the ids of each batch, epoch by epoch."""
+    epochs = [torch.cat(list(batches)) for batches in ids if batches]
+    return Served(
+        max(len(np.unique(epoch)) for epoch in epochs), sum(map(len, epochs)), tuple(sorted(shapes))
     )
 
 

@@ -126,7 +126,7 @@ def _opener(
             workers=workers,
             device=device,
             dtype=dtype,
-            last="pad",  # as torch's DistributedSampler: all ranks have as many batches
+            last="pad",  # as torch's DistributedSampler: all ranks have as many batches, all of them full
             rank=0 if alone else None,
             world_size=1 if alone else None,
         )

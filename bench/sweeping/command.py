@@ -13,6 +13,7 @@ from bench.machine import page_cache
 from bench.machine.hardware import describe_machine
 from bench.running.device import choose_device
 from bench.running.fresh_process import run_module
+from bench.running.full_batches import check_fills_batch
 from bench.running.trainers import CHOICES, resolve
 from bench.sweeping import page
 from bench.sweeping.file import SweepFile
@@ -92,10 +93,13 @@ def sweep_command(
     for note in () if quiet else notes:
         click.echo(note)
     arms = _arms(data, backend)
+    splits = {str(arm.path): open_split(arm.path, "train") for arm in arms}
+    for split in splits.values():
+        check_fills_batch(max(axes.batch_sizes), len(split.ids))
     points = grid([(arm.backend, str(arm.path)) for arm in arms], axes)
     header = {
         "machine": describe_machine(chosen),
-        "data": {str(arm.path): open_split(arm.path, "train").digest for arm in arms},
+        "data": {path: split.digest for path, split in splits.items()},
         "settings": asdict(settings),
     }
     check_output(html_path)

@@ -14,6 +14,7 @@ import torch
 
 import loaders
 from bench.analysis import stats
+from bench.running.full_batches import LAST
 from bench.running.trainers import NullTrainer, Trainer, make_trainer
 from bench.running.trial import feed, feed_again
 from bench.sweeping.grid import Point
@@ -101,6 +102,7 @@ def _opener(point: Point, settings: Settings, device: str, dtype: torch.dtype) -
             size=settings.size,
             device=device,
             dtype=dtype,
+            last=LAST,
         )
 
     return build

@@ -181,20 +181,6 @@ def test_a_file_of_something_else_is_not_touched(
     assert path.read_text() == "do not\nlose this"
 
 
-@pytest.mark.slow  # starts a process once more
-def test_a_batch_that_does_not_fit_into_memory_is_noted_and_larger_ones_are_pruned(
-    raw_tree: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "sweep.jsonl"
-    sizes = ("--batch-size", "1000000000,2000000000", "--workers", 0, "--repeats", 2)
-    code = sweep(raw_tree, *SETTINGS, *sizes, "--out", path)
-    assert code == 2
-    assert "nothing measured: batch 1,000,000,000 does not fit into memory" in capfd.readouterr().err
-    _, failed, pruned = lines(path)
-    assert failed["failed"] == "batch 1,000,000,000 does not fit into memory"
-    assert pruned["pruned"] == "batch 1,000,000,000 did not fit into memory"
-
-
 @pytest.mark.slow
 def test_what_a_trial_cannot_do_is_one_line(
     converted: dict[str, Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
@@ -214,10 +200,11 @@ def test_what_a_trial_cannot_do_is_one_line(
         (["--workers", "two"], "--workers must be numbers"),
         (["--batch-size", "0"], "batch_size must be"),
         (["--repeats", "0"], "repeats must be"),
+        (["--batch-size", "4,71"], "batch_size 71 is more than the 70 pictures of an epoch"),
         (["--amp", "yes"], "--amp must be on, off or on,off"),
         (["--trainer", "resnet51"], "unknown trainer"),
-        (["--html", "."], "is a folder"),
-        (["--out", "."], "is a folder"),
+        (["--html", ".", "--batch-size", "4"], "is a folder"),
+        (["--out", ".", "--batch-size", "4"], "is a folder"),
     ],
 )
 def test_bad_input_is_one_line(

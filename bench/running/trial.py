@@ -23,6 +23,7 @@ from loaders.batch import Batch, DecodedBatch, Loader, Shuffle
 from loaders.transfer import Transfer, normalise
 from precache.errors import SettingError
 
+CACHES = ("none", "ram", "device")
 SHUFFLES: dict[str, Shuffle] = {"auto": True, "full": "full", "none": False, "window": "window"}
 
 
@@ -32,7 +33,8 @@ class TrialSpec:
 
     Attributes:
         backend, path: of the loader; not looked at where there is none.
-        trainer: its name, see `bench.running.trainers.CHOICES`.
+        trainer, amp, compiled: see `bench.running.trainers.make_trainer`.
+        cache: see `loaders.build`; it is full before anything is timed.
         classes: of the data.
         around: called in the trial's process and entered around the run; tests slow a stage down with it.
         The others are those of `bench.comparing.comparison.BenchSpec`.
@@ -50,7 +52,14 @@ class TrialSpec:
     device: torch.device
     augment: str = "eval"
     shuffle: str = "auto"
+    amp: str = "auto"
+    compiled: bool = False
+    cache: str = "none"
     around: Callable[[], AbstractContextManager[object]] = nullcontext
+
+    def make_trainer(self) -> Trainer:
+        """Build the trainer."""
+        return make_trainer(self.trainer, self.device, self.classes, amp=self.amp, compiled=self.compiled)
 
     def open_loader(self, dtype: torch.dtype) -> Loader:
         """Build the loader."""
@@ -65,6 +74,7 @@ class TrialSpec:
             augment=self.augment,
             shuffle=SHUFFLES[self.shuffle],
             last=LAST,
+            cache=self.cache,
         )
 
 
@@ -122,15 +132,15 @@ class Trial:
 def run_fed(spec: TrialSpec) -> Trial:
     """Feed the trainer of `spec` from the loader of `spec`, see `feed`."""
     with spec.around():
-        trainer = make_trainer(spec.trainer, spec.device, spec.classes)
+        trainer = spec.make_trainer()
         opener = partial(spec.open_loader, trainer.dtype)
-        return feed(opener, trainer, spec.device, spec.warmup, spec.batches)
+        return feed(opener, trainer, spec.device, spec.warmup, spec.batches, fill_cache=spec.cache != "none")
 
 
 def run_trainer_alone(spec: TrialSpec) -> Trial:
     """Feed one batch, which stays on the device, to the trainer again and again."""
     with spec.around():
-        trainer = make_trainer(spec.trainer, spec.device, spec.classes)
+        trainer = spec.make_trainer()
         images = _noise(spec, spec.device).permute(0, 3, 1, 2)
         if trainer.dtype.is_floating_point:
             images = normalise(images, trainer.dtype)
@@ -142,7 +152,7 @@ def run_trainer_alone(spec: TrialSpec) -> Trial:
 def run_transfer_alone(spec: TrialSpec) -> Trial:
     """Move one batch from main memory to the device, in the dtype of the trainer, again and again."""
     with spec.around():
-        dtype = make_trainer(spec.trainer, spec.device, spec.classes).dtype
+        dtype = spec.make_trainer().dtype
         host = _noise(spec, torch.device("cpu"))
         count = torch.arange(spec.batch_size)
         decoded = DecodedBatch(host.pin_memory() if spec.device.type == "cuda" else host, count, count)
@@ -157,16 +167,22 @@ def feed(
     device: torch.device,
     warmup: int,
     batches: int,
+    *,
+    fill_cache: bool = False,
 ) -> Trial:
     """Feed `trainer` from a freshly opened loader: a first batch, `warmup` more, `batches` timed ones.
 
-    A loader that runs out starts its next epoch; what that costs is part of the measurement.
+    A loader that runs out starts its next epoch; what that costs is part of the measurement. With
+    `fill_cache` its first epoch goes before all that, past the trainer: it fills the loader's cache.
     """
     start_s = time.perf_counter()
     with open_loader() as loader:
         source = endless(loader)
         first = next(source)
         first_batch_s = time.perf_counter() - start_s
+        if fill_cache:
+            for _ in range(len(loader) - 1):
+                next(source)
         return _time_batches(
             itertools.chain([first], source), trainer, device, warmup, batches, first_batch_s
         )

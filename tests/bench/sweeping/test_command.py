@@ -82,7 +82,6 @@ def test_a_finished_sweep_is_shown_again_without_measuring(
     assert sweep(raw_tree, *SETTINGS, *GRID, "--out", finished, "--html", page) == 0
     assert finished.read_bytes() == before
     shown = capsys.readouterr().out
-    assert "--amp matters to resnet50 on CUDA only: this axis is dropped" in shown, "by default on and off"
     assert "--pin matters on CUDA only: this axis is dropped" in shown
     assert f"pytorch on {raw_tree}: choose " in shown
     assert "no number of workers unblocks the trainer" in shown
@@ -201,7 +200,10 @@ def test_what_a_trial_cannot_do_is_one_line(
         (["--batch-size", "0"], "batch_size must be"),
         (["--repeats", "0"], "repeats must be"),
         (["--batch-size", "4,71"], "batch_size 71 is more than the 70 pictures of an epoch"),
-        (["--amp", "yes"], "--amp must be on, off or on,off"),
+        (["--amp", "yes"], "unknown amp 'yes'; choose from: auto, bf16, fp16, off"),
+        (["--cache", "disk"], "unknown cache 'disk'; choose from: device, none, ram"),
+        (["--trainer", "vit_s_16", "--size", "192"], "takes pictures of 224 pixels a side, got size 192"),
+        (["--trainer", "emulated", "--compile"], "compile is for trainers that compute"),
         (["--trainer", "resnet51"], "unknown trainer"),
         (["--html", ".", "--batch-size", "4"], "is a folder"),
         (["--out", ".", "--batch-size", "4"], "is a folder"),

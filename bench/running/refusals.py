@@ -51,6 +51,6 @@ def in_one_line(batch_size: int, size: int) -> Iterator[None]:
         if type(error).__module__.startswith(_COMPILERS):
             reason = next(line for line in str(error).splitlines() if line.strip())
             raise SettingError(
-                f"torch.compile failed ({reason}); leave out --compile, or mend that"
+                f"torch.compile failed ({reason}); fix that, or leave out --compile"
             ) from error
         raise

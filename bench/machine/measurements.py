@@ -28,6 +28,7 @@ STEP_FLOP = 3 * 2 * 4.09e9
 PETABYTE = 1e15
 _UNITS = {"GB/s": 1e9, "MB/s": 1e6, "images/s": 1.0, "TFLOP/s": 1e12}  # per second
 _RANDOM_BYTES = (4 << 10, 128 << 10)
+_LAUNCHES = 10  # of multiplications, before a GPU is waited for: launching and waiting take time, too
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -278,16 +279,21 @@ def _multiply(spec: HardwareSpec, device: torch.device) -> _Probe:
     on_gpu = device.type == "cuda"
     side = 4 * spec.matrix if on_gpu else spec.matrix
     dtype = torch.bfloat16 if on_gpu else torch.float32
-    left = torch.ones((side, side), dtype=dtype, device=device)
+    # random: a GPU draws less power where no bit changes, and runs the faster for it
+    left, right = (torch.randn((side, side), dtype=dtype, device=device) for _ in range(2))
     out = torch.empty_like(left)
+    launches = _LAUNCHES if on_gpu else 1
 
     def multiply() -> int:
-        torch.matmul(left, left, out=out)
+        for _ in range(launches):
+            torch.matmul(left, right, out=out)
         if on_gpu:
             torch.cuda.synchronize(device)
-        return 2 * side**3
+        return launches * 2 * side**3
 
-    how = "bfloat16" if on_gpu else f"float32, {torch.get_num_threads()} threads"
+    how = (
+        f"bfloat16, {launches} a synchronisation" if on_gpu else f"float32, {torch.get_num_threads()} threads"
+    )
     return _Probe("matrix multiply", how, "TFLOP/s", STEP_FLOP, lambda: _rate(multiply, spec.seconds) / 1e12)
 
 

@@ -33,21 +33,21 @@ def describe_machine(device: torch.device) -> dict[str, str]:
 
 
 def accelerator_of(machine: Mapping[str, str]) -> str:
-    """The accelerator in what `describe_machine` gave, with what drives it; older results have its name alone."""
+    """The accelerator of `describe_machine`, with what drives it; an old result has its name alone."""
     versions = ", ".join(f"{title} {machine[name]}" for name, title in _GPU.items() if name in machine)
     return f"{machine['accelerator']} ({versions})" if versions else machine["accelerator"]
 
 
 def _gpu_versions() -> dict[str, str]:
     """Of what runs on the GPU; what cannot be read is left out."""
-    cudnn = torch.backends.cudnn.version()
-    nccl = torch.cuda.nccl.version() if torch.distributed.is_nccl_available() else None
+    number = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
+    cudnn = f"{number // 10_000}.{number // 100 % 100}.{number % 100}" if number else None  # of 92600: 9.26.0
+    has_nccl = torch.distributed.is_nccl_available()
+    nccl = torch.cuda.nccl.version() if has_nccl else None  # type: ignore[no-untyped-call]
     found = {
         "driver": driver_version(),
         "cuda": torch.version.cuda,
-        "cudnn": f"{cudnn // 10_000}.{cudnn // 100 % 100}.{cudnn % 100}"
-        if cudnn
-        else None,  # 92600 is 9.26.0
+        "cudnn": cudnn,
         "nccl": ".".join(map(str, nccl)) if nccl else None,
     }
     return {name: version for name, version in found.items() if version is not None}

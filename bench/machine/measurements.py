@@ -15,6 +15,7 @@ import torch
 from bench.analysis import stats
 from bench.machine import disk
 from bench.machine.hardware import describe_machine
+from bench.running.trainers import DTYPES, resolve_amp
 from precache import images, jpeg
 from precache.errors import ImageError, SettingError, check_range
 from precache.executors import available_cpus
@@ -278,7 +279,7 @@ def _transfer(spec: HardwareSpec, device: torch.device) -> Iterator[_Probe]:
 def _multiply(spec: HardwareSpec, device: torch.device) -> _Probe:
     on_gpu = device.type == "cuda"
     side = 4 * spec.matrix if on_gpu else spec.matrix
-    dtype = torch.bfloat16 if on_gpu else torch.float32
+    dtype = DTYPES[resolve_amp("auto", device)]
     # random: a GPU draws less power where no bit changes, and runs the faster for it
     left, right = (torch.randn((side, side), dtype=dtype, device=device) for _ in range(2))
     out = torch.empty_like(left)
@@ -291,9 +292,8 @@ def _multiply(spec: HardwareSpec, device: torch.device) -> _Probe:
             torch.cuda.synchronize(device)
         return launches * 2 * side**3
 
-    how = (
-        f"bfloat16, {launches} a synchronisation" if on_gpu else f"float32, {torch.get_num_threads()} threads"
-    )
+    conditions = f"{launches} at a time" if on_gpu else f"{torch.get_num_threads()} threads"
+    how = f"{str(dtype).removeprefix('torch.')}, {conditions}"
     return _Probe("matrix multiply", how, "TFLOP/s", STEP_FLOP, lambda: _rate(multiply, spec.seconds) / 1e12)
 
 

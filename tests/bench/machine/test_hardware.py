@@ -85,7 +85,7 @@ def test_random_matrices_are_multiplied(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(torch, "matmul", spy)
     measurements.measure(quick(tmp_path, repeats=1), [])
     left, right = multiplied[:2]
-    assert len(left.unique()) > left.numel() / 2
+    assert len(left.unique()) > 100
     assert not torch.equal(left, right)
 
 

@@ -9,10 +9,12 @@ import click
 from rich.table import Table
 
 from bench.machine.command import TABLE_WIDTH, duration, number
+from bench.machine.hardware import accelerator_of
 from bench.recommending import model
 from bench.recommending.model import RAW_NAME, Inputs, Prediction
 from bench.recommending.recommendation import Recommendation, recommend
 from bench.recommending.sampling import RecommendSpec
+from bench.running.presets import EPILOG
 from bench.running.trainers import CHOICES
 from precache import commandline
 from precache.commandline import STDOUT, ProgressBar, check_output, human_bytes, write_json
@@ -26,7 +28,7 @@ _PATH = click.Path(path_type=Path)
 _VERSIONS = ("python", "torch", "pillow", "simplejpeg", "webdataset", "nvidia-dali-cuda120")
 
 
-@click.command(name="recommend", cls=commandline.Command)
+@click.command(name="recommend", cls=commandline.Command, epilog=EPILOG)
 @click.argument("src", type=_PATH)
 @click.option("--format", "formats", default="all", show_default=True, help=f"Of: {', '.join(FORMAT_NAMES)}.")
 @click.option("--check", is_flag=True, help="Convert and load the whole tree, too, and compare.")
@@ -215,7 +217,7 @@ def legend(result: Recommendation) -> str:
         f"{settings['stored_size']} px, quality {settings['quality']}; batch {settings['batch_size']} of "
         f"{settings['size']}x{settings['size']}, {settings['workers']} workers; trainer "
         f"{settings['trainer']}; median of {settings['repeats']} repeats, each in a process of its own.\n"
-        f"{machine['cpu']}, {machine['memory']}, accelerator: {machine['accelerator']}; disk "
+        f"{machine['cpu']}, {machine['memory']}, accelerator: {accelerator_of(machine)}; disk "
         f"{result.hardware.disk.device}; {versions}; {machine['date']}."
     )
 

@@ -28,11 +28,11 @@ import numpy.typing as npt
 import simplejpeg
 import torch
 from PIL import Image
-from torch.utils.dlpack import from_dlpack
 
 from loaders.batch import DecodedBatch, LoaderSpec, Request
 from loaders.crops import Crops
 from loaders.dataset import RAW, SplitData
+from loaders.devices import Borrowed
 from loaders.filler import BatchFiller, Pictures
 from loaders.integrity import SampleCheck
 from loaders.sequential import EncodedShards
@@ -40,10 +40,10 @@ from loaders.threads import Pool
 from precache import images, jpeg
 from precache.errors import DatasetError, ImageError, MissingDependencyError
 from precache.jpeg import Pixels
+from precache.packages import dali_package
 from precache.reading import MAX_PIXELS
 
 _QUEUE_BATCHES = 2
-_LENT_BATCHES = 2
 _EXIF_ORIENTATION = 0x0112
 _SIDEWAYS = (5, 6, 7, 8)
 
@@ -54,7 +54,8 @@ def open_reader(spec: LoaderSpec, data: SplitData, crops: Crops) -> "DaliReader"
         import nvidia.dali  # noqa: F401
     except ImportError as error:
         raise MissingDependencyError(
-            "backend 'dali' needs NVIDIA DALI; install it with 'pip install nvidia-dali-cuda120'"
+            f"backend 'dali' needs NVIDIA DALI; install it with 'pip install {dali_package()}', or the build "
+            f"that 'precache doctor' names"
         ) from error
     return DaliReader(spec, data, crops)
 
@@ -85,31 +86,6 @@ class _Encoded:
     refused: dict[int, ImageError] = field(default_factory=dict)
 
 
-class Outputs:
-    """Takes what a pipeline hands over, which is DALI's memory, and gives it back when it has been read."""
-
-    def __init__(self) -> None:
-        self._lent: deque[tuple[torch.Tensor, torch.cuda.Event]] = deque()  # and when it has been read
-
-    def take(self, output: Any) -> torch.Tensor:
-        """uint8 [n, size, size, 3], for work on the current stream."""
-        # shared, not copied: DALI's dynamic executor leaves an output alone while torch has it
-        squares: torch.Tensor = from_dlpack(output.as_tensor())
-        if not squares.is_cuda:
-            return squares
-        # on a GPU it knows nothing of the streams that still read what torch has dropped
-        served = squares.clone()
-        self._lent.append((squares, torch.cuda.current_stream(squares.device).record_event()))
-        self.give_back(_LENT_BATCHES)
-        return served
-
-    def give_back(self, most: int = 0) -> None:
-        """All but so many of them."""
-        while len(self._lent) > most:
-            self._lent[0][1].synchronize()
-            self._lent.popleft()  # not before: then DALI has it
-
-
 class DaliReader:
     """Builds a pipeline for each `read`: one that is left midway still holds batches of it."""
 
@@ -136,7 +112,7 @@ class DaliReader:
         self._in_pipeline.clear()
         self._again.clear()
         pipeline = self._build()
-        outputs = Outputs()
+        outputs = Borrowed()
         try:
             while True:
                 try:
@@ -151,7 +127,7 @@ class DaliReader:
                     self._drop_refused(error)
                     pipeline = self._build()
                 else:
-                    yield self._serve(outputs.take(output), self._in_pipeline.popleft())
+                    yield self._serve(outputs.take(output.as_tensor()), self._in_pipeline.popleft())
         finally:
             self._feed.close()
             outputs.give_back()

@@ -6,11 +6,16 @@ waited for there, by an event, and what is served is waited for by the training'
 https://pytorch.org/docs/stable/notes/cuda.html#cuda-streams
 """
 
+from collections import deque
 from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
+from torch.utils.dlpack import from_dlpack
 
 from precache.errors import SettingError
+
+_LENT = 2  # batches of another library that are being read at a time
 
 
 def find_device(name: str | torch.device) -> torch.device:
@@ -74,6 +79,30 @@ class Lane:
             self.stream.wait_event(ready)
             tensor.record_stream(self.stream)  # its memory is reused only after what is queued here
         return tensor
+
+
+class Borrowed:
+    """Takes tensors of a library's own memory, and gives them back when they have been read."""
+
+    def __init__(self) -> None:
+        self._lent: deque[tuple[torch.Tensor, torch.cuda.Event]] = deque()  # and when it has been read
+
+    def take(self, lent: Any) -> torch.Tensor:
+        """What `lent` shows by DLPack, for work on the current stream; of the CPU shared, not copied."""
+        shown: torch.Tensor = from_dlpack(lent)
+        if not shown.is_cuda:
+            return shown
+        # on a GPU its owner knows nothing of the streams that still read what torch has dropped
+        copied = shown.clone()
+        self._lent.append((shown, torch.cuda.current_stream(shown.device).record_event()))
+        self.give_back(_LENT)
+        return copied
+
+    def give_back(self, most: int = 0) -> None:
+        """All but so many of them."""
+        while len(self._lent) > most:
+            self._lent[0][1].synchronize()
+            self._lent.popleft()  # not before: then its owner has it
 
 
 def upload(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:

@@ -20,6 +20,7 @@ LOADERS_MAY_USE = {
     "index",
     "jpeg",
     "manifest",
+    "packages",
     "reading",
     "rejects",
     "source",

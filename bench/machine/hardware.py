@@ -12,9 +12,10 @@ import torch
 from bench.running.nvml import driver_version
 from precache.codecs import made_by
 from precache.executors import available_cpus
+from precache.packages import DALI
 
 _GPU = {"driver": "driver", "cuda": "CUDA", "cudnn": "cuDNN", "nccl": "NCCL"}
-_PACKAGES = ("torch", "torchvision", "numpy", "webdataset", "nvidia-dali-cuda120")
+_PACKAGES = ("torch", "torchvision", "numpy", "webdataset", *DALI, "torchcodec")
 
 
 def describe_machine(device: torch.device) -> dict[str, str]:

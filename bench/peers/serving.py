@@ -56,6 +56,7 @@ from bench.peers.libraries import (
     spdl,
     webdataset,
 )
+from precache.packages import dali_package
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +93,8 @@ PEERS = {
     "litdata-jpeg": Peer(litdata, ("litdata", "torchvision"), "litdata", ("litdata-jpeg",), "jpeg"),
     "mds-raw": Peer(mds, ("streaming",), "mosaicml-streaming", ("mds",), "pixels"),
     "webdataset-pil": Peer(webdataset, ("webdataset", "PIL.Image"), "webdataset", ("webdataset",), "jpeg"),
-    "dali-files": Peer(dali, _DALI, "nvidia-dali-cuda120", ("dali", "webdataset"), "jpeg"),
-    "dali-raw": Peer(dali, _DALI, "nvidia-dali-cuda120", ("raw",), "tree"),
+    "dali-files": Peer(dali, _DALI, dali_package(), ("dali", "webdataset"), "jpeg"),
+    "dali-raw": Peer(dali, _DALI, dali_package(), ("raw",), "tree"),
     "imagefolder": Peer(imagefolder, _TORCHVISION, "torchvision", ("raw",), "tree"),
     "imagefolder-turbo": Peer(imagefolder_turbo, _TORCHVISION, "torchvision", ("raw",), "tree"),
     "spdl": Peer(spdl, ("torch", "spdl.io", "spdl.pipeline"), "spdl", ("raw",), "tree"),

@@ -20,12 +20,13 @@ from precache import commandline
 from precache.commandline import STDOUT, ProgressBar, check_output, human_bytes, write_json
 from precache.errors import SettingError
 from precache.executors import available_cpus
+from precache.packages import DALI
 from precache.recipe import FORMAT_NAMES
 from precache.tables import new_console
 
 _BUSY = 0.1  # share of the CPUs
 _PATH = click.Path(path_type=Path)
-_VERSIONS = ("python", "torch", "pillow", "simplejpeg", "webdataset", "nvidia-dali-cuda120")
+_VERSIONS = ("python", "torch", "pillow", "simplejpeg", "webdataset", *DALI)
 
 
 @click.command(name="recommend", cls=commandline.Command, epilog=EPILOG)

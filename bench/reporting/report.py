@@ -11,11 +11,12 @@ from bench.analysis.verdict import COLD_FETCH, KEEPS_UP, LOADER_BINDS, NOT_DISTI
 from bench.machine.hardware import accelerator_of
 from bench.reporting.result import Result, Row
 from bench.running.monitor import ALL_BUSY
+from precache.packages import DALI
 
 WIDTH = 100
 """Columns of a terminal that the table fits into."""
 _DISPENSABLE = ("p95 ms", "first s", "med ms", "trainer")  # dropped first to last where it would not fit
-_VERSIONS = ("python", "torch", "torchvision", "pillow", "simplejpeg", "webdataset", "nvidia-dali-cuda120")
+_VERSIONS = ("python", "torch", "torchvision", "pillow", "simplejpeg", "webdataset", *DALI)
 _LEGEND = {
     "loader": "loader: images per second of the loader alone",
     "cold": "cold: those with its files dropped from the page cache before",

@@ -14,7 +14,7 @@ from bench.comparing.comparison import Arm, BenchSpec, compare
 from bench.reporting.result import Row
 from tests.bench.slowed import BATCH, make_tree, slow
 
-PICTURE_S = 0.004
+PICTURE_S = 0.008
 """Of each stage of the base, per picture."""
 STAGES = ("storage", "decode", "transfer", "compute")
 
@@ -26,7 +26,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def measure(tree: Path, picture_s: dict[str, float]) -> Row:
     spec = BenchSpec(
-        trainers=("emulated:1000",), batch_size=BATCH, workers=1, size=32, warmup=0, batches=5, repeats=2,
+        trainers=("emulated:1000",), batch_size=BATCH, workers=1, size=32, warmup=0, batches=4, repeats=2,
         device=torch.device("cpu"),
     )  # fmt: skip
     (row,) = compare([Arm("pytorch", tree)], spec, around=partial(slow, picture_s)).rows

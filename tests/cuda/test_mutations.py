@@ -63,10 +63,10 @@ MUTATIONS = {
         "was_current_when_the_loader_was_built",
     ),
     "DALI gets back what was read": (
-        "dali.py", "            self._lent[0][1].synchronize()\n", "", "what_dali_lends",
+        "devices.py", "            self._lent[0][1].synchronize()\n", "", "what_dali_lends",
     ),
     "what DALI lends is copied": (
-        "dali.py", "served = squares.clone()", "served = squares.view(squares.shape)", "what_dali_lends",
+        "devices.py", "copied = shown.clone()", "copied = shown.view(shown.shape)", "what_dali_lends",
     ),
 }  # fmt: skip
 

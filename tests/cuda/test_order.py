@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import loaders
-from loaders import dali, gpu_jpeg, nvjpeg
+from loaders import devices, gpu_jpeg, nvjpeg
 from loaders.devices import Lane
 from precache import Recipe, convert, jpeg
 from precache.errors import SettingError
@@ -248,17 +248,13 @@ def test_what_dali_lends_it_gets_back_when_it_was_read(monkeypatch: pytest.Monke
         weakref.finalize(squares, shown.fill_, 99).atexit = False
         return squares
 
-    class Output:
-        def __init__(self, number: int) -> None:
-            self.as_tensor = lambda: number
-
-    monkeypatch.setattr(dali, "from_dlpack", share)
+    monkeypatch.setattr(devices, "from_dlpack", share)
     with simulated("all late"):
         lane, training, read = Lane(torch.device("cuda", 0)), torch.cuda.current_stream(), []
-        outputs = dali.Outputs()
+        outputs = devices.Borrowed()
         for number in range(6):
             with lane.active():
-                squares = outputs.take(Output(number))
+                squares = outputs.take(number)
             training.wait_event(lane.mark())
             squares.record_stream(training)
             read.append(squares + 0)

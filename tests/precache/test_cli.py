@@ -157,20 +157,59 @@ def test_doctor_names_backends_and_install_commands(tmp_path: Path) -> None:
 def test_doctor_gives_the_command_that_installs_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     from importlib import metadata
 
-    from precache import doctor
+    from precache import doctor, packages
 
     installed = metadata.version
 
     def without_dali(package: str) -> str:
-        if package == "nvidia-dali-cuda120":
+        if package in packages.DALI:
             raise metadata.PackageNotFoundError(package)
         return installed(package)
 
-    monkeypatch.setattr(doctor.metadata, "version", without_dali)
+    monkeypatch.setattr(packages.metadata, "version", without_dali)
     (dali,) = (finding for finding in doctor.examine() if finding.subject == "backend dali")
     assert dali.found == "missing nvidia-dali-cuda120"
     assert dali.install is not None
     assert dali.install.endswith(" -m pip install nvidia-dali-cuda120")
+
+
+@pytest.mark.parametrize(
+    ("installed", "driver", "expected"),
+    [
+        ({}, None, "nvidia-dali-cuda120"),
+        ({}, "575.57.08", "nvidia-dali-cuda120"),
+        ({}, "580.65.06", "nvidia-dali-cuda130"),
+        ({"nvidia-dali-cuda130"}, "575.57.08", "nvidia-dali-cuda130"),
+        ({"nvidia-dali-cuda120"}, "580.65.06", "nvidia-dali-cuda120"),
+    ],
+)
+def test_dali_is_the_build_that_is_installed_or_fits_the_driver(
+    installed: set[str], driver: str | None, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from precache import packages
+
+    monkeypatch.setattr(packages, "version_of", lambda name: "2.4.0" if name in installed else None)
+    assert packages.dali_package(driver) == expected
+
+
+@pytest.mark.parametrize(
+    ("version", "expected"),
+    [
+        ("0.17.0", "torchcodec 0.17.0"),
+        ("0.9.1", "torchcodec 0.9.1 is too old"),
+        (None, "which will drop it"),
+    ],
+)
+def test_doctor_says_who_decodes_for_nvjpeg(
+    version: str | None, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from precache import doctor
+
+    known = {"torchcodec": version}
+    monkeypatch.setattr(doctor, "version_of", lambda name: known.get(name, "1.0"))
+    (nvjpeg,) = (finding for finding in doctor.examine() if finding.subject == "backend nvjpeg")
+    assert expected in nvjpeg.found
+    assert (nvjpeg.install is None) == (version == "0.17.0")
 
 
 def test_help_of_every_command_fits_and_exits_with_0(tmp_path: Path) -> None:

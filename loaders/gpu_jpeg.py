@@ -13,6 +13,8 @@ from functools import cache
 import torch
 from PIL import Image
 
+from precache.errors import MissingDependencyError
+
 Decode = Callable[[list[torch.Tensor], torch.device], list[torch.Tensor]]
 """(JPEGs, uint8 [bytes], on the CPU; device) -> RGB pictures, uint8 [3, height, width], on that device, for
 work on the current stream; RuntimeError if one of them cannot be decoded."""
@@ -41,6 +43,7 @@ def find_decoder(device: torch.device) -> GpuDecoder:
     """The first of the installed ones that decodes a small JPEG on `device`.
 
     Raises:
+        MissingDependencyError: none is installed.
         RuntimeError: none does; in the words of the library.
     """
     tiny = io.BytesIO()
@@ -73,7 +76,12 @@ def _torchcodec() -> GpuDecoder | None:
 
 
 def _torchvision() -> GpuDecoder:
-    from torchvision.io import ImageReadMode, decode_jpeg
+    try:
+        from torchvision.io import ImageReadMode, decode_jpeg
+    except ImportError as error:
+        raise MissingDependencyError(
+            "backend 'nvjpeg' needs TorchCodec; install it with 'pip install torchcodec'"
+        ) from error
 
     def decode(jpegs: list[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
         pictures: list[torch.Tensor] = decode_jpeg(jpegs, ImageReadMode.RGB, device)

@@ -111,9 +111,11 @@ def _launch(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     tensors: list[DeviceTensor] = []
     tree_map_only(DeviceTensor, tensors.append, (args, kwargs))
     device = _one_device(name, tensors)
-    if name in _ANSWERS:
+    masked = name in ("aten::index", "aten::index_put_") and _waits_for(args[1])
+    if name in _ANSWERS or (masked and name == "aten::index"):
         world().waited(name)
-        return func(*tree_map_only(DeviceTensor, _when_done, args), **kwargs)
+        answer = func(*tree_map_only(DeviceTensor, _when_done, args), **kwargs)
+        return tree_map_only(torch.Tensor, lambda values: _now(values, device), answer)
     if name == "aten::_to_copy":
         wanted = torch.device(kwargs.get("device") or tensors[0].device)
         if wanted.type == "cpu":
@@ -124,7 +126,6 @@ def _launch(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     ):
         return _copy(*args, **kwargs)
     kwargs.pop("device", None)
-    args = _with_indices(name, args, device)
     plain = tree_map_only(DeviceTensor, lambda tensor: tensor.shown, (args, kwargs))
     written = [argument.name for argument in func._schema.arguments if _is_written(argument.alias_info)]
     if any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns):  # a view
@@ -163,18 +164,22 @@ def _copy(target: Any, source: Any, non_blocking: bool = False) -> Any:
     return target.copy_(to_host(source))
 
 
-def _with_indices(name: str, args: Any, device: int) -> Any:
-    """Indices of the host are copied to the device first; how many a mask takes, the host has to know."""
-    if name not in ("aten::index", "aten::index_put_", "aten::index_put"):
-        return args
-    for index in args[1]:
-        if index is not None and not isinstance(index, DeviceTensor):
+def _waits_for(indices: Any) -> bool:
+    """Whether they are a mask: how many it takes the host has to know. Those of the host are copied first."""
+    masked = False
+    for index in (index for index in indices if index is not None):
+        if not isinstance(index, DeviceTensor):
             world().waited("copy from pageable memory")
-        if index is not None and index.dtype in (torch.bool, torch.uint8):
+        if index.dtype in (torch.bool, torch.uint8):
             world().waited("mask")
-            stream = current_stream(device)
-            stream.run(len(stream.queue))
-    return args
+            masked = True
+    return masked
+
+
+def _now(values: torch.Tensor, device: int) -> DeviceTensor:
+    made = allocate(values.size(), values.stride(), values.dtype, device, poisoned=False)
+    made.shown.copy_(values)
+    return made
 
 
 def _one_device(name: str, tensors: list[DeviceTensor]) -> int:

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,22 +96,20 @@ def forget(run: Run, step: Step) -> None:
     shutil.rmtree(run.scratch(step), ignore_errors=True)
 
 
-def run_steps(
-    run: Run, prepare: Step, steps: Sequence[Step], say: Callable[[Step, Outcome], None]
-) -> dict[str, Outcome]:
-    """Measure what is missing of `steps`, after `prepare` if anything is; `say` hears of each one's end."""
-    outcomes = {step.name: finished(run, step) for step in steps}
-    missing = [step for step in steps if outcomes[step.name].content is None]
+def run_steps(run: Run, prepare: Step, steps: Sequence[Step]) -> Iterator[tuple[Step, Outcome]]:
+    """What earlier runs found; then measure the missing steps, after `prepare` if there are any."""
+    missing = []
     for step in steps:
-        if step not in missing:
-            say(step, outcomes[step.name])
+        outcome = finished(run, step)
+        if outcome.content is None:
+            missing.append(step)
+        yield step, outcome
     if missing:
-        forget(run, prepare)  # it finds out itself what is there
-        say(prepare, measure(run, prepare, run.scratch(prepare) / "result.json"))
+        # it finds out itself what is there
+        yield prepare, measure(run, prepare, run.scratch(prepare) / "result.json")
     for step in missing:
-        outcomes[step.name] = measure(run, step, run.result(step))
-        say(step, outcomes[step.name])
-    return outcomes
+        yield step, Outcome(None, f"begun; at most {step.limit_s} s")
+        yield step, measure(run, step, run.result(step))
 
 
 def measure(run: Run, step: Step, result: Path) -> Outcome:

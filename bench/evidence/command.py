@@ -1,0 +1,123 @@
+"""The command `bench evidence`: everything that has to be measured on a GPU, step by step."""
+
+import os
+import re
+import time
+from pathlib import Path
+
+import click
+import torch
+
+from bench.evidence import document, findings
+from bench.evidence.runner import Outcome, Run, forget, run_steps
+from bench.evidence.steps import FULL, PREPARE, SMOKE, STEPS, Step
+from bench.machine.hardware import describe_machine
+from bench.running.fresh import run_fresh
+from precache import commandline
+from precache.commandline import note
+from precache.errors import SettingError, check_choice
+from precache.executors import available_cpus
+from precache.storage import atomic_write
+
+_RESULTS = Path("bench/results")
+_PAGE, _TABLES = "gpu-evidence.html", "gpu-tables.md"
+_PATH = click.Path(path_type=Path)
+_ALL = "all"
+
+
+@click.command(name="evidence", cls=commandline.Command)
+@click.option(
+    "--out", type=_PATH, help=f"Folder of the results.  [default: {_RESULTS}, where that is a folder]"
+)
+@click.option(
+    "--data", type=_PATH, default=Path("data/evidence"), show_default=True, help="For pictures and logs."
+)
+@click.option("--again", multiple=True, metavar="STEP", help="Measure this step anew, or 'all'.")
+@click.option(
+    "--minutes", default=25.0, show_default=True, help="What is not done by then is left for the next run."
+)
+@click.option("--smoke", is_flag=True, help="The same steps in miniature on the CPU, to try the command out.")
+def evidence_command(
+    out: Path | None, data: Path, again: tuple[str, ...], minutes: float, smoke: bool
+) -> None:
+    """Measure whether this machine's GPU waits for data, with every loader; needs no network.
+
+    Each step is a process of its own with a time limit. One that has its result in --out is not measured
+    again: killed, the same command goes on. It ends with exit code 1 where something is wrong that was
+    checked, and 2 where a step has no result.
+    """
+    start_s = time.monotonic()
+    if not smoke and not torch.cuda.is_available():
+        raise SettingError(
+            "torch finds no GPU here, and this measures one; 'bench evidence --smoke' runs the same steps in "
+            "miniature on the CPU"
+        )
+    if not minutes > 0:
+        raise SettingError(f"minutes must be positive, got {minutes:g}")
+    for name in again:
+        check_choice("step", name, [*(step.name for step in STEPS), _ALL])
+    if smoke:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # for the steps: their results are of a machine without one
+        data = data.with_name(f"{data.name}-smoke")
+        out = out or data / "results"
+    out = out or (_RESULTS if _RESULTS.is_dir() else data / "results")
+    scale = SMOKE if smoke else FULL
+    # not here: this process would hold memory of the GPU
+    machine = run_fresh(describe_machine, torch.device(scale.device))
+    run = Run(
+        data=data,
+        results=out,
+        prefix="smoke" if smoke else _prefix(machine["accelerator"]),
+        machine=machine,
+        scale=scale,
+        until_s=start_s + minutes * 60,
+    )
+    for folder in (out, data):  # now, not after minutes of measuring
+        _check_writable(folder)
+    for step in STEPS:
+        if step.name in again or _ALL in again:
+            forget(run, step)
+    outcomes = {step.name: Outcome(None, "not measured yet") for step in STEPS}
+    try:
+        for step, outcome in run_steps(run, PREPARE, STEPS):
+            _say(step, outcome)
+            outcomes[step.name] = outcome
+    finally:
+        _publish(run, outcomes, smoke)
+    for line in document.sentences(STEPS, outcomes, smoke):
+        click.echo(line)
+    click.get_current_context().exit(_exit_code(outcomes))
+
+
+def _prefix(accelerator: str) -> str:
+    """Of the result files: each machine has its own."""
+    slug = re.sub("[^a-z0-9]+", "-", accelerator.lower().removeprefix("nvidia")).strip("-")
+    return f"gpu-{slug}-{available_cpus()}cpu"
+
+
+def _check_writable(folder: Path) -> None:
+    """OSError, which names the folder, unless files can be written to it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with atomic_write(folder / ".writable"):
+        pass
+    (folder / ".writable").unlink()
+
+
+def _say(step: Step, outcome: Outcome) -> None:
+    note(f"{step.name}: {outcome.note}")
+
+
+def _publish(run: Run, outcomes: dict[str, Outcome], smoke: bool) -> None:
+    shown = {step.name: outcomes[step.name] for step in STEPS}
+    for name, render in ((_PAGE, document.html), (_TABLES, document.markdown)):
+        path = run.results / name
+        with atomic_write(path) as file:
+            file.write(render(STEPS, shown, run.machine, smoke).encode())
+        note(f"wrote {path}")
+
+
+def _exit_code(outcomes: dict[str, Outcome]) -> int:
+    steps = [step for step in STEPS if outcomes[step.name].content is not None]
+    if len(steps) < len(STEPS):
+        return 2
+    return int(any(findings.section(step, outcomes[step.name]).wrong for step in steps))

@@ -9,7 +9,7 @@ import click
 import torch
 
 from bench.evidence import document, findings
-from bench.evidence.runner import Outcome, Run, forget, run_steps
+from bench.evidence.runner import NOT_YET, Outcome, Run, forget, run_steps
 from bench.evidence.steps import FULL, PREPARE, SMOKE, STEPS, Step
 from bench.machine.hardware import describe_machine
 from bench.running.fresh import run_fresh
@@ -77,7 +77,7 @@ def evidence_command(
     for step in STEPS:
         if step.name in again or _ALL in again:
             forget(run, step)
-    outcomes = {step.name: Outcome(None, "not measured yet") for step in STEPS}
+    outcomes = dict.fromkeys((step.name for step in STEPS), NOT_YET)
     try:
         for step, outcome in run_steps(run, PREPARE, STEPS):
             _say(step, outcome)
@@ -104,7 +104,8 @@ def _check_writable(folder: Path) -> None:
 
 
 def _say(step: Step, outcome: Outcome) -> None:
-    note(f"{step.name}: {outcome.note}")
+    if outcome is not NOT_YET:
+        note(f"{step.name}: {outcome.note}")
 
 
 def _publish(run: Run, outcomes: dict[str, Outcome], smoke: bool) -> None:

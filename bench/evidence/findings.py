@@ -6,6 +6,7 @@ from typing import Any
 
 from bench.analysis.stats import Estimate
 from bench.analysis.verdict import KEEPS_UP, NOT_DISTINGUISHABLE, judge, lost_share
+from bench.evidence.memory import MAY_GROW_BYTES
 from bench.evidence.runner import Content, Outcome
 from bench.evidence.steps import Step
 from bench.reporting import report
@@ -13,6 +14,10 @@ from bench.reporting.result import Result, Row
 
 _ANSWERING = ("resnet50", "resnet50-device", "photos", "stored", "resnet50-ram")
 """The steps that the first sentence is about: the step that most know, not compiled."""
+
+
+_IMPLAUSIBLE = 1.05
+"""Share of the trainer alone; feeding cannot make it faster, but pictures are not the noise that it gets alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +50,7 @@ class Section:
         wrong: what is not as it should be.
     """
 
-    sentences: list[str] = field(default_factory=list)
+    sentences: Sequence[str] = ()
     titles: tuple[str, ...] = ()
     lines: Sequence[tuple[str, ...]] = ()
     conditions: str = ""
@@ -55,16 +60,18 @@ class Section:
 
 def answer(outcomes: Mapping[str, Outcome]) -> list[str]:
     """Does the GPU wait, with which loader, and what is the ratio?"""
-    rows = [row for name in _ANSWERING for row in fed_rows(outcomes, name) if row.backend != "synthetic"]
+    fed = [row for name in _ANSWERING for row in fed_rows(outcomes, name) if row.backend != "synthetic"]
+    rows = [row for row in fed if not _is_doubtful(row)]
+    doubts = [_doubt(row) for row in fed if _is_doubtful(row)]
     if not rows:
-        return ["Whether the GPU waits is not known: no loader was measured with ResNet-50."]
+        return ["Whether the GPU waits is not known: no loader was measured with ResNet-50.", *doubts]
     best = max(rows, key=lambda row: row.ratio.median if row.ratio else 0.0)
     first = {
         KEEPS_UP: f"The GPU need not wait: {_share(best)}.",
         NOT_DISTINGUISHABLE: f"Whether the GPU waits cannot be told from noise: {_share(best)}, at best.",
     }.get(best.verdict, f"The GPU waits with every loader: {_share(best)}, at best.")
     waiting = [f"{report.label(row)} ({_percent(row.ratio)})" for row in rows if _waits(row)]
-    return [first, *([f"It waits with {', '.join(waiting)}."] if waiting else [])]
+    return [first, *([f"It waits with {', '.join(waiting)}."] if waiting else []), *doubts]
 
 
 def fed_rows(outcomes: Mapping[str, Outcome], step: str) -> list[Row]:
@@ -73,8 +80,8 @@ def fed_rows(outcomes: Mapping[str, Outcome], step: str) -> list[Row]:
     return [] if content is None else [row for row in _result(content).rows if row.ratio is not None]
 
 
-def goal_lines(outcomes: Mapping[str, Outcome]) -> Sequence[tuple[str, ...]]:
-    """A line per goal, under `GOAL_TITLES`."""
+def goal_lines(outcomes: Mapping[str, Outcome], smoke: bool = False) -> Sequence[tuple[str, ...]]:
+    """A line per goal, under `GOAL_TITLES`; a smoke run reaches none."""
     lines = []
     for goal in GOALS:
         rows = [row for row in fed_rows(outcomes, goal.step) if row.backend in goal.backends]
@@ -83,6 +90,10 @@ def goal_lines(outcomes: Mapping[str, Outcome]) -> Sequence[tuple[str, ...]]:
             lines.append((goal.what, f"{goal.share:.2f}", "-", "-", f"not measured: {_why(outcomes, goal)}"))
             continue
         reached = "reached" if best.ratio.median >= goal.share else "missed"
+        if smoke:
+            reached = "trial run"
+        elif _is_doubtful(best):
+            reached = "doubtful: no loader makes a trainer faster"
         lines.append((goal.what, f"{goal.share:.2f}", _range(best.ratio), report.label(best), reached))
     return lines
 
@@ -114,7 +125,10 @@ def _tests(content: Content) -> Section:
     for reason in content["skipped"].values():
         reasons[reason] = reasons.get(reason, 0) + 1
     skipped = [f"{count:,} skipped: {reason}." for reason, count in reasons.items()]
-    return Section([*failed, *skipped], ("passed", "failed", "skipped"), [counts], wrong=failed)
+    wrong = list(failed)
+    if not content["passed"] and content["machine"].get("accelerator") != "none":
+        wrong.append("no test that needs a GPU passed")
+    return Section([*failed, *skipped], ("passed", "failed", "skipped"), [counts], wrong=wrong)
 
 
 def _races(content: Content) -> Section:
@@ -141,7 +155,9 @@ def _memory(content: Content) -> Section:
         if "error" in check or check.get("flat") is False:
             wrong.append(f"memory of {check['loader']}: {found}")
         lines.append((check["loader"], found, taken))
-    return Section(titles=("loader", "memory", "MiB after each epoch"), lines=lines, wrong=wrong)
+    titles = ("loader", "memory", "MiB after each epoch")
+    allowed = f"Flat: at most {MAY_GROW_BYTES >> 20} MiB more after the last epoch than after the second."
+    return Section((), titles, lines, allowed, wrong=wrong)
 
 
 def _of_check(check: Mapping[str, Any]) -> str:
@@ -196,6 +212,17 @@ def _result(content: Content) -> Result:
     return Result.from_json({name: value for name, value in content.items() if name != "version"})
 
 
+def _is_doubtful(row: Row) -> bool:
+    return row.ratio is not None and row.ratio.median > _IMPLAUSIBLE
+
+
+def _doubt(row: Row) -> str:
+    return (
+        f"Doubtful: with {report.label(row)}, {row.trainer_name} is faster than alone "
+        f"({_percent(row.ratio)}), so something slowed it down alone; measure that step again."
+    )
+
+
 def _waits(row: Row) -> bool:
     return row.verdict not in (KEEPS_UP, NOT_DISTINGUISHABLE)
 
@@ -206,7 +233,7 @@ def _share(row: Row) -> str:
     assert row.together is not None
     lost = lost_share(row.ratio)
     return (
-        f"fed by {report.label(row)} {row.trainer_name} runs at {_range(row.ratio)} of its own rate "
+        f"with {report.label(row)}, {row.trainer_name} runs at {_range(row.ratio)} of its own rate "
         f"({row.together.median:,.0f} of {row.trainer.median:,.0f} images/s)"
         + (f", {lost:.0%} lost" if lost >= 0.005 else "")
     )

@@ -20,7 +20,7 @@ from precache import commandline
 from precache.errors import MissingDependencyError, SettingError
 
 _PATH = click.Path(path_type=Path)
-_MAY_GROW_BYTES = 64 << 20
+MAY_GROW_BYTES = 64 << 20
 """From the second epoch to the last; in the first, libraries allocate and caches fill."""
 
 
@@ -50,7 +50,7 @@ def memory(data: Path, result: Path, device: str, batch_size: int, size: int, ep
 
 def is_flat(taken: list[int]) -> bool:
     """Whether memory, in bytes after each of at least two epochs, has stopped growing."""
-    return taken[-1] - taken[1] <= _MAY_GROW_BYTES
+    return taken[-1] - taken[1] <= MAY_GROW_BYTES
 
 
 def epoch_bytes(feed: Feed, data: Path, device: str, batch_size: int, size: int, epochs: int) -> list[int]:

@@ -74,13 +74,16 @@ class Outcome:
     note: str
 
 
+NOT_YET = Outcome(None, "not measured yet")
+
+
 def finished(run: Run, step: Step) -> Outcome:
     """What an earlier run found, if it holds for this machine; the note says why it does not."""
     path = run.result(step)
     try:
         content = _read(path)
     except FileNotFoundError:
-        return Outcome(None, "not measured yet")
+        return NOT_YET
     except (OSError, ValueError) as error:
         return Outcome(None, f"{path}: cannot be used ({error})")
     found = content["machine"]

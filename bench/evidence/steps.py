@@ -99,7 +99,7 @@ FULL = Scale(
     workers="1,2,4,8,16",
     tests="tests",
     batch_small=32,
-    epochs=6,
+    epochs=20,
     hardware_s=0.5,
     hardware_repeats=3,
 )
@@ -195,19 +195,19 @@ STEPS = (
     ),
     Step(
         "compiled",
-        "And the compiled ResNet-50, for decoded shards?",
+        "Does the compiled ResNet-50 wait for decoded shards?",
         360,
         _loaders("{resnet50}", "shards", "shards,synthetic", _COMPILE),
     ),
     Step(
         "compiled-device",
-        "And the compiled one, for pictures that are kept on the device?",
+        "Does the compiled ResNet-50 wait for pictures that are kept on the device?",
         240,
         _loaders("{resnet50}", "shards", "shards", _COMPILE, "--cache", "device", warmup=_CACHED),
     ),
     Step(
         "compiled-photos",
-        "And the compiled one, for photographs of 500x400?",
+        "Does the compiled ResNet-50 wait for photographs of 500x400?",
         300,
         _loaders("{resnet50}", "photos", "dali,nvjpeg", _COMPILE),
     ),
@@ -219,13 +219,13 @@ STEPS = (
     ),
     Step(
         "vit-device",
-        "And for pictures that are kept on the device?",
+        "Does ViT-S/16 wait for pictures that are kept on the device?",
         180,
         _loaders("{vit}", "shards", "shards", "--cache", "device", warmup=_CACHED),
     ),
     Step(
         "vit-photos",
-        "And for photographs of 500x400 that are decoded as it goes?",
+        "Does ViT-S/16 wait for photographs of 500x400 that are decoded as it goes?",
         300,
         _loaders("{vit}", "photos", "dali,nvjpeg,pytorch"),
     ),

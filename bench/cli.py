@@ -22,9 +22,10 @@ from bench.recommending.command import recommend_command
 from bench.reporting import events, page, report
 from bench.reporting.result import Result
 from bench.reporting.result_file import read_result
-from bench.running.device import choose_device
+from bench.running.device import WARMUP_HELP, choose_device, choose_warmup
+from bench.running.presets import EPILOG
 from bench.running.profiling import profile_command
-from bench.running.trainers import CHOICES
+from bench.running.trainers import AMP_HELP, CHOICES
 from bench.scaling.ddp import ddp_command, refuse_several_processes
 from bench.scaling.simulate import simulate_command
 from bench.sweeping.command import sweep_command
@@ -81,17 +82,20 @@ for _command in (
     main.add_command(_command)
 
 
-@main.command()
+@main.command(epilog=EPILOG)
 @click.argument("data", type=_PATH, nargs=-1)
 @click.option(
     "--backend", default="all", show_default=True, help=f"all, or some of: {', '.join(sorted(BACKENDS))}."
 )
 @click.option("--trainer", default="auto", show_default=True, help=f"One of: {CHOICES}.")
+@click.option("--amp", default="auto", show_default=True, help=AMP_HELP)
+@click.option("--compile", "compiled", is_flag=True, help="Compile the model with torch.compile.")
+@click.option("--cache", default="none", show_default=True, help="none, ram or device, of loaders.build.")
 @click.option("--batch-size", default=64, show_default=True, help="Samples per batch.")
 @click.option("--workers", type=int, help="Processes or threads of each loader.  [default: one per CPU]")
 @click.option("--size", default=224, show_default=True, help="Side of the served square, pixels.")
 @click.option("--batches", default=40, show_default=True, help="Timed batches of each run.")
-@click.option("--warmup", default=4, show_default=True, help="Batches before the timed ones.")
+@click.option("--warmup", type=int, help=WARMUP_HELP)
 @click.option("--repeats", default=5, show_default=True, help="Runs of each kind, interleaved.")
 @click.option("--cold", is_flag=True, help="Measure each loader with a cold page cache, too.")
 @click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda.")
@@ -110,6 +114,7 @@ def loaders(
     backend: str,
     trainer: str,
     workers: int | None,
+    warmup: int | None,
     device: str,
     against: str,
     peer_python: str,
@@ -126,10 +131,12 @@ def loaders(
     of its own; what they read is written to --peer-data once.
     """
     markdown, quiet = settings.pop("markdown"), settings.pop("quiet")
+    chosen = choose_device(device)
     spec = BenchSpec(
         trainers=(trainer,),
         workers=worker_count(workers),
-        device=choose_device(device),
+        warmup=choose_warmup(warmup, chosen),
+        device=chosen,
         **settings,
     )
     for path in (json_path, html_path):  # now, not after minutes of measuring
@@ -163,10 +170,10 @@ def quickstart(images: int, batches: int, repeats: int) -> None:
     device = choose_device("auto")
     spec = BenchSpec(
         trainers=("emulated", "resnet50") if device.type == "cuda" else ("emulated",),
-        batch_size=64,
+        batch_size=min(64, images),
         workers=available_cpus(),
         size=224,
-        warmup=4,
+        warmup=choose_warmup(None, device),
         batches=batches,
         repeats=repeats,
         device=device,

@@ -2,27 +2,32 @@
 
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from itertools import cycle
 from pathlib import Path
-
-import torch
 
 import loaders
 from bench.comparing.changes import Arm
 from bench.comparing.equal_work import Facts, check_facts, check_served, find_facts
 from bench.comparing.regression import by_key
 from bench.comparing.rows import AnyArm, Trials, make_rows
+from bench.comparing.spec import BenchSpec
 from bench.machine import page_cache
 from bench.machine.hardware import describe_machine
 from bench.peers.arms import PeerArm, run_peer, write_data
 from bench.reporting.result import Result, Row
 from bench.running.fresh import run_fresh
+from bench.running.full_batches import check_fills_batch
 from bench.running.probe import DECODING, time_stages
-from bench.running.trainers import NullTrainer, resolve
-from bench.running.trial import SHUFFLES, Trial, TrialSpec, run_fed, run_trainer_alone, run_transfer_alone
-from loaders.augment import NAMES as AUGMENTATIONS
+from bench.running.trainers import MODELS, NullTrainer, resolve, resolve_amp
+from bench.running.trial import (
+    Trial,
+    TrialSpec,
+    run_fed,
+    run_trainer_alone,
+    run_transfer_alone,
+)
 from loaders.dataset import SplitData, open_split
 from precache.errors import (
     DatasetError,
@@ -32,56 +37,13 @@ from precache.errors import (
     SourceError,
     WorkerError,
     check_choice,
-    check_range,
 )
-from precache.images import MAX_SIZE
 
 __all__ = ["Arm", "BenchSpec", "choose_arms", "compare"]
 
 Around = Callable[[], AbstractContextManager[object]]
 # Of a file's pages: some stay that were read ahead, or that another process reads.
 _COLD_SHARE = 0.05
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BenchSpec:
-    """Settings of a comparison, the same for every arm; checked once.
-
-    Attributes:
-        trainers: names, see `bench.running.trainers.CHOICES`.
-        batch_size: samples per batch.
-        workers: of each loader; see `loaders.build`.
-        size: side of the served square in pixels.
-        warmup: batches before the timed ones, of each trial.
-        batches: timed batches of each trial.
-        repeats: trials of each kind.
-        device: where batches go and the trainer runs.
-        augment: a name, see `loaders.build`.
-        shuffle: one of `bench.running.trial.SHUFFLES`.
-        cold: whether to measure each loader with a cold cache, too.
-    """
-
-    trainers: tuple[str, ...]
-    batch_size: int
-    workers: int
-    size: int
-    warmup: int
-    batches: int
-    repeats: int
-    device: torch.device
-    augment: str = "eval"
-    shuffle: str = "auto"
-    cold: bool = False
-
-    def __post_init__(self) -> None:
-        check_range("batch_size", self.batch_size, 1)
-        check_range("workers", self.workers, 0)
-        check_range("size", self.size, 1, MAX_SIZE)
-        check_range("warmup", self.warmup, 0)
-        check_range("batches", self.batches, 1)
-        check_range("repeats", self.repeats, 1)
-        check_choice("augment", self.augment, AUGMENTATIONS)
-        check_choice("shuffle", self.shuffle, SHUFFLES)
 
 
 def choose_arms(data: Sequence[Path], backends: Sequence[str], root: Path) -> list[Arm]:
@@ -123,6 +85,7 @@ def compare(
     facts, skipped = _find_facts(arms, spec, around)
     _check_any(facts, skipped)
     check_facts({name_of(arm): found for arm, found in facts.items()})
+    check_fills_batch(spec.batch_size, min(found.samples for found in facts.values()))
     bench = _Bench(spec, names, max(found.classes for found in facts.values()), around, on_progress)
     running: list[AnyArm] = [*facts, *_write_data(peers, spec, skipped)]
     bench.plan(running)
@@ -140,6 +103,7 @@ def compare(
         **{name: value for name, value in asdict(spec).items() if name not in ("device", "trainers")},
         "device": str(spec.device),
         "trainers": names,
+        "amp": resolve_amp(spec.amp, spec.device) if MODELS.keys() & set(names) else "off",
         "page_cache": "not warmed: larger than memory" if bench.trials.not_warmed else "warm",
         "peers": bench.versions,
     }
@@ -169,7 +133,7 @@ class _Bench:
         around: Around,
         on_progress: Callable[[int, int], None],
     ) -> None:
-        self.trials = Trials()
+        self.trials = Trials(cached=spec.cache != "none")
         self.versions: dict[str, str] = {}
         self._spec = spec
         self._measured = [name for name in names if name != NullTrainer.name]
@@ -181,7 +145,7 @@ class _Bench:
         """Count what there is to do."""
         each = [
             1 if isinstance(arm, PeerArm)
-            else 1 + len(self._measured) + self._spec.cold + (arm.backend in DECODING)
+            else 1 + len(self._measured) + self._spec.cold + self._runs_apart(arm)
             for arm in arms
         ]  # fmt: skip
         self._total = self._spec.repeats * (1 + 2 * len(self._measured) + sum(each))
@@ -209,10 +173,14 @@ class _Bench:
             return
         for name in (NullTrainer.name, *self._measured):
             self._record(arm, name, run_fresh(run_fed, self._trial(arm, name)))
-        if arm.backend in DECODING:
+        if self._runs_apart(arm):
             stages = run_fresh(time_stages, self._trial(arm, NullTrainer.name))
             self.trials.stages.setdefault(arm, []).append(stages)
             self._step()
+
+    def _runs_apart(self, arm: Arm) -> bool:
+        """Whether its stages do: from a full cache nothing is read or decoded."""
+        return arm.backend in DECODING and not self.trials.cached
 
     def check_equal_work(self, arms: Sequence[AnyArm]) -> None:
         """DatasetError unless all did the same; see `bench.comparing.equal_work`."""
@@ -273,6 +241,9 @@ def _trial_spec(spec: BenchSpec, classes: int, around: Around, arm: Arm | None, 
         device=spec.device,
         augment=spec.augment,
         shuffle=spec.shuffle,
+        amp=spec.amp,
+        compiled=spec.compiled,
+        cache=spec.cache,
         around=around,
     )
 

@@ -6,7 +6,6 @@ Of other libraries' loaders the size and the dtype alone are checked, where they
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from bench.running.trainers import make_trainer
 from bench.running.trial import Served, TrialSpec
 from precache.errors import DatasetError
 
@@ -22,7 +21,7 @@ class Facts:
 
 def find_facts(spec: TrialSpec) -> Facts:
     """Build the loader, and ask it."""
-    with spec.open_loader(make_trainer(spec.trainer, spec.device, spec.classes).dtype) as loader:
+    with spec.open_loader(spec.make_trainer().dtype) as loader:
         return Facts(loader.samples, loader.size, len(loader.classes))
 
 

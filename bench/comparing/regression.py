@@ -20,7 +20,10 @@ from precache.tables import new_console
 
 SLOWER, FASTER, REGRESSION = "slower", "faster", "regression"
 _MACHINE = ("cpu", "accelerator", "memory")
-_WORK = ("batch_size", "size", "workers", "trainers", "page_cache", "augment", "shuffle", "device")
+_WORK = (
+    *("batch_size", "size", "workers", "trainers", "amp", "compiled", "cache", "page_cache"),
+    *("augment", "shuffle", "device"),
+)
 _WIDTH = 100
 
 

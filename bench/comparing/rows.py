@@ -18,6 +18,7 @@ from bench.running.trial import Trial
 from loaders.dataset import RAW, open_split
 
 AnyArm: TypeAlias = Arm | PeerArm
+_DECODERS = ("dali", "nvjpeg", *DECODING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,7 @@ class Trials:
         transfer: by trainer's name, whose dtype it has.
         stages: images/s of each stage that could be run apart, see `bench.running.probe`.
         not_warmed: arms whose files were too large to be read into the page cache before.
+        cached: whether the loaders served from a cache of decoded pictures.
     """
 
     runs: dict[tuple[AnyArm | None, str], list[Trial]] = field(default_factory=dict)
@@ -37,6 +39,7 @@ class Trials:
     transfer: dict[str, list[Trial]] = field(default_factory=dict)
     stages: dict[Arm, list[dict[str, float]]] = field(default_factory=dict)
     not_warmed: set[AnyArm] = field(default_factory=set)
+    cached: bool = False
 
     def rates(self, arm: AnyArm | None, trainer: str) -> list[float]:
         """Images/s."""
@@ -56,8 +59,8 @@ class Trials:
             transfer=_estimate(self.transfer.get(trainer)),
             read=stats.estimate([stages["read"] for stages in apart]) if apart else None,
             decode=stats.estimate([stages["decode"] for stages in apart]) if apart else None,
-            does="decode" if arm.backend in ("dali", "nvjpeg", *DECODING) else "collate",
-            warmed=arm.backend == "synthetic" or arm not in self.not_warmed,
+            does="decode" if arm.backend in _DECODERS and not self.cached else "collate",
+            warmed=arm.backend == "synthetic" or self.cached or arm not in self.not_warmed,
         )
 
 

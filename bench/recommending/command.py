@@ -13,6 +13,7 @@ from bench.recommending import model
 from bench.recommending.model import RAW_NAME, Inputs, Prediction
 from bench.recommending.recommendation import Recommendation, recommend
 from bench.recommending.sampling import RecommendSpec
+from bench.running.presets import EPILOG
 from bench.running.trainers import CHOICES
 from precache import commandline
 from precache.commandline import STDOUT, ProgressBar, check_output, human_bytes, write_json
@@ -26,7 +27,7 @@ _PATH = click.Path(path_type=Path)
 _VERSIONS = ("python", "torch", "pillow", "simplejpeg", "webdataset", "nvidia-dali-cuda120")
 
 
-@click.command(name="recommend", cls=commandline.Command)
+@click.command(name="recommend", cls=commandline.Command, epilog=EPILOG)
 @click.argument("src", type=_PATH)
 @click.option("--format", "formats", default="all", show_default=True, help=f"Of: {', '.join(FORMAT_NAMES)}.")
 @click.option("--check", is_flag=True, help="Convert and load the whole tree, too, and compare.")

@@ -17,6 +17,7 @@ import psutil
 import torch
 
 import loaders
+from bench.running.full_batches import LAST, endless
 from bench.running.processes import run_watched
 from bench.running.trainers import NullTrainer, Trainer, make_trainer
 from loaders.batch import Batch, Loader
@@ -64,25 +65,30 @@ def measure(
     """Measure in this process."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     with loaders.build(
-        path, backend=backend, batch_size=batch_size, workers=workers, size=size, device=device, check="never"
-    ) as loader:
+        path, backend=backend, batch_size=batch_size, workers=workers, size=size, device=device,
+        last=LAST, check="never",
+    ) as loader:  # fmt: skip
         model = make_trainer(trainer, device, len(loader.classes))
         for _ in loader:
             pass
-        source = _epochs(loader)
+        source = _batches(loader)
         before = _thread_seconds()
         rate, images = _rate(source, NullTrainer(), device, seconds)
         serial_s = _serial_seconds(before, _thread_seconds())
     with loaders.build(
         path, backend=backend, batch_size=batch_size, workers=workers, size=size, device=device,
-        dtype=model.dtype, check="never",
+        dtype=model.dtype, last=LAST, check="never",
     ) as loader:  # fmt: skip
-        source = _epochs(loader)
+        source = _batches(loader)
         batch = next(source)
         alone, _ = _rate(repeat(batch), model, device, seconds / 2)
         _rate(source, model, device, seconds / 2)  # reads ahead, starts
         together, _ = _rate(source, model, device, seconds)
     return LoaderRun(rate, alone, together, serial_s / images)
+
+
+def _batches(loader: Loader) -> Iterator[Batch]:
+    return (batch for batch, _ in endless(loader))
 
 
 def _rate(
@@ -122,11 +128,6 @@ def _serial_seconds(before: dict[tuple[str, int], float], now: dict[tuple[str, i
     filling = [seconds for (name, _), seconds in spent.items() if name == _FILLING]
     others = [seconds for (name, _), seconds in spent.items() if name not in (_FILLING, _READING)]
     return max(0.0, max(others, default=0.0) - (median(filling) if filling else 0.0))
-
-
-def _epochs(loader: Loader) -> Iterator[Batch]:
-    while True:
-        yield from loader
 
 
 if __name__ == "__main__":

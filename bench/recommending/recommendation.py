@@ -10,7 +10,6 @@ from statistics import median
 from typing import Any
 
 import psutil
-import torch
 
 from bench.analysis import stats
 from bench.machine import measurements
@@ -19,7 +18,9 @@ from bench.recommending import model, sampling
 from bench.recommending.loader_run import LoaderRun
 from bench.recommending.model import JPEG_NAMES, RAW_NAME, Inputs, Prediction, Profile
 from bench.recommending.sampling import BACKENDS, Converted, RecommendSpec, Trees
-from bench.running.trainers import make_trainer
+from bench.running.device import choose_device
+from bench.running.full_batches import check_fills_batch
+from bench.running.trainers import check_trainer, resolve
 from precache.errors import WorkerError, check_choice
 from precache.recipe import FORMAT_NAMES
 from precache.source import Scan, scan_tree
@@ -122,9 +123,11 @@ def recommend(
     """
     for name in formats:
         check_choice("format", name, FORMAT_NAMES)
-    make_trainer(spec.trainer, torch.device("cpu"), 2)  # an unknown one is an error now, not later
+    check_trainer(resolve(spec.trainer, choose_device("auto")), spec.size)  # an error now, not later
     names = [name for name in BACKENDS if name == RAW_NAME or name in formats]
     scan = scan_tree(source)
+    if check:
+        check_fills_batch(spec.batch_size, len(scan.samples))
     total, done = spec.repeats * len(names) * (2 if check else 1) + 1, 0
 
     def step() -> None:

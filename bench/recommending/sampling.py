@@ -129,7 +129,8 @@ def make_trees(scan: Scan, spec: RecommendSpec, folder: Path) -> Trees:
     if not kept:
         raise SourceError(f"{scan.root}: none of {count:,} pictures taken from it can be decoded")
     wanted = spec.seconds * spec.workers * len(kept) / max(decode_s, 1e-9)
-    copies = max(1, int(min(wanted, _MOST_BYTES / (spec.stored_size**2 * 3))) // len(kept))
+    fill_a_batch = math.ceil(spec.batch_size / len(kept))
+    copies = max(fill_a_batch, int(min(wanted, _MOST_BYTES / (spec.stored_size**2 * 3))) // len(kept))
     shard_images = min(
         spec.recipe("shards").samples_per_shard, math.ceil(copies * len(kept) / (_ROUNDS * spec.workers))
     )

@@ -223,16 +223,18 @@ def conditions(result: Result) -> str:
     settings, machine = result.settings, result.machine
     versions = [f"{name} {machine[name]}" for name in _VERSIONS if name in machine]
     peers = ", ".join(dict.fromkeys(settings.get("peers", {}).values()))
-    usual = {"augment": "eval", "shuffle": "auto"}
+    usual = {"augment": "eval", "shuffle": "auto", "cache": "none"}
     unusual = [
         f"{name} {settings[name]}" for name, value in usual.items() if settings.get(name, value) != value
     ]
+    computing = [amp] if (amp := settings.get("amp", "off")) != "off" else []
+    computing += ["compiled"] if settings.get("compiled", False) else []
     return "; ".join(
         (
             f"{machine['cpu']}, {machine['memory']}, accelerator: {machine['accelerator']}",
             ", ".join(versions),
             *([f"peers: {peers}"] if peers else []),
-            f"trainer {', '.join(settings['trainers'])}",
+            f"trainer {', '.join((*settings['trainers'], *computing))}",
             f"batch {settings['batch_size']} of {settings['size']}x{settings['size']}, "
             f"{settings['workers']} workers, page cache {settings['page_cache']}",
             *unusual,

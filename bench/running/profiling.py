@@ -3,7 +3,6 @@
 import json
 import os
 import time
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,11 @@ from rich.table import Table
 from torch.profiler import ProfilerActivity, profile, record_function
 
 import loaders
-from bench.running.device import choose_device
-from bench.running.trainers import CHOICES, Trainer, make_trainer
-from loaders.batch import Batch, Loader
+from bench.running.device import WARMUP_HELP, choose_device, choose_warmup
+from bench.running.full_batches import LAST, check_fills_batch, endless
+from bench.running.presets import EPILOG
+from bench.running.trainers import AMP_HELP, CHOICES, Trainer, check_trainer, make_trainer, resolve
+from loaders.batch import Loader
 from loaders.dataset import open_split
 from precache import commandline
 from precache.errors import SettingError, check_choice, check_range
@@ -69,7 +70,7 @@ def profile_steps(
     top: int,
 ) -> Profile:
     """Run `warmup` steps, then `steps` under the profiler, whose trace is written to `trace_path`."""
-    batches = _epochs(loader)
+    batches = (batch for batch, _ in endless(loader))
     for _ in range(warmup):
         trainer.step(next(batches))
     _synchronise(device)
@@ -93,11 +94,6 @@ def profile_steps(
     return Profile(steps, stage_s, _top_operators(profiler, top))
 
 
-def _epochs(loader: Loader) -> Iterator[Batch]:
-    while True:
-        yield from loader
-
-
 def _synchronise(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -112,12 +108,13 @@ def _top_operators(profiler: Any, top: int) -> tuple[Operator, ...]:
     return tuple(sorted(found, key=lambda one: (one.device_s, one.host_s), reverse=True)[:top])
 
 
-@click.command(name="profile", cls=commandline.Command)
+@click.command(name="profile", cls=commandline.Command, epilog=EPILOG)
 @click.argument("folder", type=click.Path(path_type=Path), required=False)
 @click.option("--backend", default="auto", show_default=True, help=f"auto or {', '.join(loaders.BACKENDS)}.")
 @click.option("--trainer", "trainer_name", default="auto", show_default=True, help=f"One of: {CHOICES}.")
 @click.option("--steps", default=20, show_default=True, help="Profiled steps.")
-@click.option("--warmup", default=4, show_default=True, help="Steps before them.")
+@click.option("--warmup", type=int, help=WARMUP_HELP)
+@click.option("--amp", default="auto", show_default=True, help=AMP_HELP)
 @click.option("--batch-size", default=64, show_default=True, help="Samples per batch.")
 @click.option("--workers", type=int, help="Processes or threads of the loader.  [default: one per CPU]")
 @click.option("--size", default=224, show_default=True, help="Side of the served square, pixels.")
@@ -129,7 +126,8 @@ def profile_command(
     backend: str,
     trainer_name: str,
     steps: int,
-    warmup: int,
+    warmup: int | None,
+    amp: str,
     workers: int | None,
     device_name: str,
     top: int,
@@ -144,19 +142,23 @@ def profile_command(
     FOLDER defaults to the one in data/ that the backend is made for. The trace opens in
     https://ui.perfetto.dev and in chrome://tracing.
     """
+    device = choose_device(device_name)
+    warmup = choose_warmup(warmup, device)
     for name, value, low in (("steps", steps, 1), ("warmup", warmup, 0), ("top", top, 1)):
         check_range(name, value, low)
+    check_trainer(resolve(trainer_name, device), settings["size"], amp=amp)
     check_choice("backend", backend, [*loaders.BACKENDS, "auto"])
     if out.exists() and not out.is_dir():
         raise SettingError(f"{out}: is a file; name a folder")
-    device = choose_device(device_name)
     if folder is None:
         folder = _DATA / ("raw" if backend == "auto" else loaders.READS[backend][0])
     workers = worker_count(workers)
     # the number of classes is known with the data, what dtype the loader serves with the trainer
-    trainer = make_trainer(trainer_name, device, len(open_split(folder, "train").classes))
+    data = open_split(folder, "train")
+    check_fills_batch(settings["batch_size"], len(data.ids))
+    trainer = make_trainer(trainer_name, device, len(data.classes), amp=amp)
     with loaders.build(
-        folder, backend=backend, workers=workers, device=device, dtype=trainer.dtype, **settings
+        folder, backend=backend, workers=workers, device=device, dtype=trainer.dtype, last=LAST, **settings
     ) as loader:
         out.mkdir(parents=True, exist_ok=True)
         found = profile_steps(loader, trainer, device, warmup, steps, out / "trace.json", top)

@@ -1,22 +1,68 @@
-"""What consumes batches: the ResNet-50 step, an emulated accelerator, or nothing."""
+"""What consumes batches: a model's training step, an emulated accelerator, or nothing."""
 
 import copy
+import re
 import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
-from torchvision.models import resnet50
+from torchvision.models import VisionTransformer, resnet18, resnet50
 
+from bench.running.presets import PRESETS
 from loaders.batch import Batch
-from precache.errors import SettingError
+from precache.errors import SettingError, check_choice
 
-# Samples and seconds of one step of the MLPerf Storage ResNet-50 workload, batch size and
-# computation_time of https://github.com/mlcommons/storage, configs/dlio/workload/resnet50_*.yaml
-EMULATED_PRESETS = {"mlperf-h100": 400 / 0.224, "mlperf-a100": 400 / 0.435}
 _SLOWEST = 1e-3  # images/s
+_MOST_ACCELERATORS = 1024
 DEFAULT_PRESET = "mlperf-h100"
-CHOICES = "auto, emulated, emulated:IMAGES_PER_S, " + ", ".join(
-    [*(f"emulated:{preset}" for preset in EMULATED_PRESETS), "none", "resnet50"]
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model that is trained.
+
+    Attributes:
+        make: of so many classes.
+        optimizer: of its parameters.
+        size: the one side of a picture that it takes; None: any.
+    """
+
+    make: Callable[[int], torch.nn.Module]
+    optimizer: Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]
+    size: int | None = None
+
+
+def _vit_s_16(classes: int) -> torch.nn.Module:
+    """ViT-S/16 of Touvron et al., "Training data-efficient image transformers" (2021), table 1."""
+    vit: torch.nn.Module = VisionTransformer(
+        image_size=224,
+        patch_size=16,
+        num_layers=12,
+        num_heads=6,
+        hidden_dim=384,
+        mlp_dim=1536,
+        num_classes=classes,
+    )
+    return vit
+
+
+_SGD = partial(torch.optim.SGD, lr=0.01, momentum=0.9)
+MODELS = {
+    "resnet18": Model(lambda classes: resnet18(num_classes=classes), _SGD),
+    "resnet50": Model(lambda classes: resnet50(num_classes=classes), _SGD),
+    "vit_s_16": Model(_vit_s_16, partial(torch.optim.AdamW, lr=1e-3, weight_decay=0.05), size=224),
+}
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "off": torch.float32}
+AMP = ("auto", *_DTYPES)
+AMP_HELP = "Precision of a model: bf16, fp16, off, or auto: bf16 where a GPU has it, else fp16; off on a CPU."
+CHOICES = ", ".join(
+    [
+        *("auto", "none", *MODELS, "emulated", "emulated:IMAGES_PER_S"),
+        *(f"emulated:{preset}" for preset in PRESETS),
+    ]
 )
 
 
@@ -61,26 +107,30 @@ class EmulatedTrainer:
         time.sleep(len(batch.labels) / self.images_per_s)
 
 
-class Resnet50Trainer:
-    """torchvision's ResNet-50: SGD with momentum, cross-entropy, channels-last, autocast on CUDA."""
+class ModelTrainer:
+    """One of MODELS: cross-entropy, channels-last, autocast where `amp` says so, compiled where asked for.
 
-    name = "resnet50"
+    The first step on CUDA tunes cuDNN, and a compiled model is compiled in it.
+    """
 
-    def __init__(self, device: torch.device, classes: int, amp: bool = True) -> None:
+    def __init__(
+        self, name: str, device: torch.device, classes: int, amp: str = "auto", *, compiled: bool = False
+    ) -> None:
+        self.name = name
+        self.dtype = _DTYPES[resolve_amp(amp, device)]
         self._device = device
-        on_gpu = device.type == "cuda"
-        half = torch.bfloat16 if on_gpu and torch.cuda.is_bf16_supported() else torch.float16
-        self.dtype = half if on_gpu and amp else torch.float32
-        if on_gpu:
+        if device.type == "cuda":
             torch.backends.cudnn.benchmark = True
-        model = resnet50(num_classes=classes).to(device)
+        model = MODELS[name].make(classes).to(device)
         self._model: torch.nn.Module = model.to(memory_format=torch.channels_last).train()
-        self._optimizer = torch.optim.SGD(self._model.parameters(), lr=0.01, momentum=0.9)
+        if compiled:
+            self._model.compile()
+        self._optimizer = MODELS[name].optimizer(self._model.parameters())
         self._loss = torch.nn.CrossEntropyLoss()
         # float16 gradients underflow without scaling; bfloat16 and float32 have range enough
         self._scaler = torch.amp.GradScaler(device.type, enabled=self.dtype == torch.float16)
 
-    def distributed(self) -> "Resnet50Trainer":
+    def distributed(self) -> "ModelTrainer":
         """The same model, trained with gradients that are averaged over the ranks of torch.distributed."""
         trainer = copy.copy(self)
         trainer._model = torch.nn.parallel.DistributedDataParallel(self._model)
@@ -96,10 +146,15 @@ class Resnet50Trainer:
         self._scaler.update()
 
 
-def make_trainer(name: str, device: torch.device, classes: int, *, amp: bool = True) -> Trainer:
-    """The trainer called `name`, one of CHOICES; `auto` is the real step where there is a GPU.
+def make_trainer(
+    name: str, device: torch.device, classes: int, *, amp: str = "auto", compiled: bool = False
+) -> Trainer:
+    """The trainer called `name`, one of CHOICES; `auto` is ResNet-50 where there is a GPU.
 
-    `amp` is whether `resnet50` computes in half precision on CUDA; the others do not compute.
+    Args:
+        classes: of the data.
+        amp: of MODELS, see `resolve_amp`; the others do not compute.
+        compiled: whether torch.compile compiles the model.
 
     Raises:
         SettingError: unknown name, or a rate that is not a positive number.
@@ -107,8 +162,8 @@ def make_trainer(name: str, device: torch.device, classes: int, *, amp: bool = T
     name = resolve(name, device)
     if name == "none":
         return NullTrainer()
-    if name == "resnet50":
-        return Resnet50Trainer(device, classes, amp)
+    if name in MODELS:
+        return ModelTrainer(name, device, classes, amp, compiled=compiled)
     return EmulatedTrainer(name, _images_per_s(name.partition(":")[2]))
 
 
@@ -116,7 +171,7 @@ def resolve(name: str, device: torch.device) -> str:
     """The full name of the trainer `name`; SettingError as `make_trainer`, without making it."""
     if name == "auto":
         name = "resnet50" if device.type == "cuda" else "emulated"
-    if name in ("none", "resnet50"):
+    if name in ("none", *MODELS):
         return name
     kind, _, argument = name.partition(":")
     if kind == "emulated":
@@ -126,16 +181,58 @@ def resolve(name: str, device: torch.device) -> str:
     raise SettingError(f"unknown trainer {name!r}; choose from: {CHOICES}")
 
 
+def resolve_amp(amp: str, device: torch.device) -> str:
+    """In which precision a model computes on `device`: `bf16`, `fp16`, or `off` for float32.
+
+    `auto` is bf16 on GPUs that have it, fp16 on others, and off on a CPU.
+
+    Raises:
+        SettingError: unknown name, or the GPU does not have it.
+    """
+    check_choice("amp", amp, AMP)
+    if device.type != "cuda":
+        return "off" if amp == "auto" else amp
+    has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)  # emulated, it is slower than float32
+    if amp == "bf16" and not has_bf16:
+        raise SettingError(f"amp 'bf16' is only emulated on {torch.cuda.get_device_name(device)}; use 'fp16'")
+    return amp if amp != "auto" else "bf16" if has_bf16 else "fp16"
+
+
+def check_trainer(name: str, size: int, *, amp: str = "auto", compiled: bool = False) -> None:
+    """Raise SettingError where the trainer of that full name takes no such pictures or settings."""
+    check_choice("amp", amp, AMP)
+    if name not in MODELS:
+        asked = {f"amp {amp!r}": amp not in ("auto", "off"), "compile": compiled}
+        for setting, wanted in asked.items():
+            if wanted:
+                raise SettingError(
+                    f"{setting} is for trainers that compute, got {name!r}; choose from: {', '.join(MODELS)}"
+                )
+    elif MODELS[name].size not in (None, size):
+        raise SettingError(
+            f"trainer {name} takes pictures of {MODELS[name].size} pixels a side, got size {size}; "
+            f"use size {MODELS[name].size}, or trainer resnet18 or resnet50"
+        )
+
+
 def _images_per_s(argument: str) -> float:
-    if argument in EMULATED_PRESETS:
-        return EMULATED_PRESETS[argument]
+    """Of a preset or a number, as many times as `xN` behind it says."""
+    several = re.fullmatch(r"(.+)x(\d+)", argument)
+    one, count = (several[1], int(several[2])) if several else (argument, 1)
+    if several and not 2 <= count <= _MOST_ACCELERATORS:
+        raise SettingError(
+            f"emulated:{argument}: several accelerators are x2 to x{_MOST_ACCELERATORS:,}, got x{count}; "
+            f"leave it out for one"
+        )
+    if one in PRESETS:
+        return count * PRESETS[one].images_per_s
     try:
-        rate = float(argument)
+        rate = float(one)
     except ValueError:
         rate = 0.0
     if not _SLOWEST <= rate < float("inf"):
         raise SettingError(
             f"unknown rate {argument!r} of the emulated trainer; give images/s, as in 'emulated:1786', "
-            f"or one of: {', '.join(EMULATED_PRESETS)}"
+            f"or one of: {', '.join(PRESETS)}, with x8 behind it for 8 of them"
         )
-    return rate
+    return count * rate

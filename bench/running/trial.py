@@ -5,7 +5,7 @@ A run is asked for with a `TrialSpec`, which pickles, so that it can have a proc
 
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,12 +16,14 @@ import numpy as np
 import torch
 
 import loaders
+from bench.running.full_batches import LAST, endless
 from bench.running.monitor import Monitor
 from bench.running.trainers import NullTrainer, Trainer, make_trainer
 from loaders.batch import Batch, DecodedBatch, Loader, Shuffle
 from loaders.transfer import Transfer, normalise
 from precache.errors import SettingError
 
+CACHES = ("none", "ram", "device")
 SHUFFLES: dict[str, Shuffle] = {"auto": True, "full": "full", "none": False, "window": "window"}
 
 
@@ -31,7 +33,8 @@ class TrialSpec:
 
     Attributes:
         backend, path: of the loader; not looked at where there is none.
-        trainer: its name, see `bench.running.trainers.CHOICES`.
+        trainer, amp, compiled: see `bench.running.trainers.make_trainer`.
+        cache: see `loaders.build`; it is full before anything is timed.
         classes: of the data.
         around: called in the trial's process and entered around the run; tests slow a stage down with it.
         The others are those of `bench.comparing.comparison.BenchSpec`.
@@ -49,7 +52,14 @@ class TrialSpec:
     device: torch.device
     augment: str = "eval"
     shuffle: str = "auto"
+    amp: str = "auto"
+    compiled: bool = False
+    cache: str = "none"
     around: Callable[[], AbstractContextManager[object]] = nullcontext
+
+    def make_trainer(self) -> Trainer:
+        """Build the trainer."""
+        return make_trainer(self.trainer, self.device, self.classes, amp=self.amp, compiled=self.compiled)
 
     def open_loader(self, dtype: torch.dtype) -> Loader:
         """Build the loader."""
@@ -63,6 +73,8 @@ class TrialSpec:
             dtype=dtype,
             augment=self.augment,
             shuffle=SHUFFLES[self.shuffle],
+            last=LAST,
+            cache=self.cache,
         )
 
 
@@ -71,8 +83,8 @@ class Served:
     """The work that a run did: the same for every arm, or they are not compared.
 
     Attributes:
-        ids: how many distinct ones were served, from the first batch on.
-        images: how many were.
+        ids: how many distinct ones were served, in the epoch in which most were.
+        images: how many were, from the first batch on.
         shapes: of their batches, less the first dimension, with the dtype.
     """
 
@@ -120,15 +132,15 @@ class Trial:
 def run_fed(spec: TrialSpec) -> Trial:
     """Feed the trainer of `spec` from the loader of `spec`, see `feed`."""
     with spec.around():
-        trainer = make_trainer(spec.trainer, spec.device, spec.classes)
+        trainer = spec.make_trainer()
         opener = partial(spec.open_loader, trainer.dtype)
-        return feed(opener, trainer, spec.device, spec.warmup, spec.batches)
+        return feed(opener, trainer, spec.device, spec.warmup, spec.batches, fill_cache=spec.cache != "none")
 
 
 def run_trainer_alone(spec: TrialSpec) -> Trial:
     """Feed one batch, which stays on the device, to the trainer again and again."""
     with spec.around():
-        trainer = make_trainer(spec.trainer, spec.device, spec.classes)
+        trainer = spec.make_trainer()
         images = _noise(spec, spec.device).permute(0, 3, 1, 2)
         if trainer.dtype.is_floating_point:
             images = normalise(images, trainer.dtype)
@@ -140,7 +152,7 @@ def run_trainer_alone(spec: TrialSpec) -> Trial:
 def run_transfer_alone(spec: TrialSpec) -> Trial:
     """Move one batch from main memory to the device, in the dtype of the trainer, again and again."""
     with spec.around():
-        dtype = make_trainer(spec.trainer, spec.device, spec.classes).dtype
+        dtype = spec.make_trainer().dtype
         host = _noise(spec, torch.device("cpu"))
         count = torch.arange(spec.batch_size)
         decoded = DecodedBatch(host.pin_memory() if spec.device.type == "cuda" else host, count, count)
@@ -155,16 +167,22 @@ def feed(
     device: torch.device,
     warmup: int,
     batches: int,
+    *,
+    fill_cache: bool = False,
 ) -> Trial:
     """Feed `trainer` from a freshly opened loader: a first batch, `warmup` more, `batches` timed ones.
 
-    A loader that runs out starts its next epoch; what that costs is part of the measurement.
+    A loader that runs out starts its next epoch; what that costs is part of the measurement. With
+    `fill_cache` its first epoch goes before all that, past the trainer: it fills the loader's cache.
     """
     start_s = time.perf_counter()
     with open_loader() as loader:
-        source = _epochs(loader)
+        source = endless(loader)
         first = next(source)
         first_batch_s = time.perf_counter() - start_s
+        if fill_cache:
+            for _ in range(len(loader) - 1):
+                next(source)
         return _time_batches(
             itertools.chain([first], source), trainer, device, warmup, batches, first_batch_s
         )
@@ -187,13 +205,6 @@ def _noise(spec: TrialSpec, device: torch.device) -> torch.Tensor:
         ) from error
 
 
-def _epochs(loader: Loader) -> Iterator[tuple[Batch, bool]]:
-    """Each batch, and whether it is the first of its epoch."""
-    while True:
-        for number, batch in enumerate(loader):
-            yield batch, number == 0
-
-
 def _time_batches(
     source: Iterator[tuple[Batch, bool]],
     trainer: Trainer,
@@ -202,21 +213,23 @@ def _time_batches(
     batches: int,
     first_batch_s: float = 0.0,
 ) -> Trial:
-    ids: list[torch.Tensor] = []
+    ids: list[list[torch.Tensor]] = [[]]  # by epoch
     shapes: set[str] = set()
 
-    def step(batch: Batch) -> None:
+    def step(batch: Batch, first: bool) -> None:
         trainer.step(batch)
-        ids.append(batch.ids)
+        if first:
+            ids.append([])
+        ids[-1].append(batch.ids)
         shapes.add(f"{'x'.join(map(str, batch.images.shape[1:]))} {batch.images.dtype}")
 
     start_s = time.perf_counter()
-    step(next(source)[0])
+    step(*next(source))
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     first_step_s = time.perf_counter() - start_s
-    for batch, _ in itertools.islice(source, warmup):
-        step(batch)
+    for batch, first in itertools.islice(source, warmup):
+        step(batch, first)
     clock = _CudaClock(device) if device.type == "cuda" else _HostClock()
     images = 0
     epoch_starts = []
@@ -225,7 +238,7 @@ def _time_batches(
         clock.mark()
         for number, (batch, first) in enumerate(itertools.islice(source, batches)):
             clock.mark()
-            step(batch)
+            step(batch, first)
             images += len(batch.labels)
             if first:
                 epoch_starts.append(number)
@@ -240,10 +253,16 @@ def _time_batches(
         wait_s,
         step_s,
         first_step_s,
-        Served(len(np.unique(torch.cat(ids))), sum(map(len, ids)), tuple(sorted(shapes)))
-        if first_batch_s
-        else None,
+        _served(ids, shapes) if first_batch_s else None,
         {} if monitor is None else monitor.result().to_json(),
+    )
+
+
+def _served(ids: Sequence[Sequence[torch.Tensor]], shapes: set[str]) -> Served:
+    """From the ids of each batch, epoch by epoch."""
+    epochs = [torch.cat(list(batches)) for batches in ids if batches]
+    return Served(
+        max(len(np.unique(epoch)) for epoch in epochs), sum(map(len, epochs)), tuple(sorted(shapes))
     )
 
 

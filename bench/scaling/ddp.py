@@ -22,9 +22,10 @@ from bench.analysis.verdict import NEGLIGIBLE_SHARE
 from bench.comparing.comparison import choose_arms
 from bench.machine import page_cache
 from bench.machine.hardware import describe_machine
-from bench.running.device import choose_device
+from bench.running.device import WARMUP_HELP, choose_device, choose_warmup
 from bench.running.fresh_process import environment
-from bench.running.trainers import CHOICES, resolve
+from bench.running.presets import EPILOG
+from bench.running.trainers import AMP_HELP, CHOICES, resolve
 from bench.scaling.ddp_rank import DATA_WAIT, ONE, OWN, TOGETHER, Settings
 from loaders import BACKENDS
 from loaders.dataset import open_split
@@ -175,7 +176,7 @@ def cause(errors: str) -> str:
     return f"rank {rank[1]} ended with exit code {code[1]}{why}; try fewer ranks or a smaller batch"
 
 
-@click.command(name="ddp", cls=commandline.Command)
+@click.command(name="ddp", cls=commandline.Command, epilog=EPILOG)
 @click.argument("data", type=_PATH, default=Path("data/raw"))
 @click.option("--ranks", default=2, show_default=True, help="Processes; with CUDA each takes a GPU.")
 @click.option("--backend", default="auto", show_default=True, help=f"auto, {', '.join(sorted(BACKENDS))}.")
@@ -187,7 +188,8 @@ def cause(errors: str) -> str:
 @click.option("--repeats", default=3, show_default=True, help="Runs of each kind, interleaved.")
 @click.option("--size", default=224, show_default=True, help="Side of the served square, pixels.")
 @click.option("--batches", default=40, show_default=True, help="Timed batches of each run.")
-@click.option("--warmup", default=4, show_default=True, help="Batches before the timed ones.")
+@click.option("--warmup", type=int, help=WARMUP_HELP)
+@click.option("--amp", default="auto", show_default=True, help=AMP_HELP)
 def ddp_command(
     data: Path,
     ranks: int,
@@ -196,12 +198,14 @@ def ddp_command(
     workers: int | None,
     json_path: Path | None,
     device: str,
+    warmup: int | None,
+    amp: str,
     **sizes: int,
 ) -> None:
     """Measure data-parallel training on several ranks of this machine, each with its share of DATA.
 
     DATA is data/raw by default. torchrun starts the ranks (gloo on a CPU, NCCL on GPUs), which wait for
-    one another at each step: resnet50 by DistributedDataParallel, the other trainers by an all-reduce.
+    one another at each step: models by DistributedDataParallel, the other trainers by an all-reduce.
     Before that each rank runs at its own pace, and one rank alone.
     """
     check_range("ranks", ranks, 1)
@@ -218,6 +222,8 @@ def ddp_command(
         trainer=resolve(trainer, chosen),
         workers=workers,
         device=chosen.type,
+        warmup=choose_warmup(warmup, chosen),
+        amp=amp,
         **sizes,
     )
     # before the ranks are started, which takes seconds

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 import loaders
-from bench.running.trainers import Resnet50Trainer, Trainer, make_trainer
+from bench.running.trainers import ModelTrainer, Trainer, check_trainer, make_trainer
 from bench.running.trial import feed
 from loaders.batch import Batch, Loader
 from loaders.dataset import open_split
@@ -38,6 +38,7 @@ class Settings:
         warmup, batches: of each run, before the timed ones and timed.
         repeats: runs of each kind, interleaved.
         device: cpu or cuda; rank n takes GPU n.
+        amp: of a trainer that computes.
     """
 
     data: str
@@ -50,6 +51,7 @@ class Settings:
     batches: int
     repeats: int
     device: str
+    amp: str = "auto"
 
     def __post_init__(self) -> None:
         check_range("batch_size", self.batch_size, 1)
@@ -59,6 +61,7 @@ class Settings:
         check_range("repeats", self.repeats, 1)
         if self.workers is not None:
             check_range("workers", self.workers, 0)
+        check_trainer(self.trainer, self.size, amp=self.amp)
 
 
 class InStep:
@@ -86,8 +89,9 @@ def measure(settings: Settings, device: torch.device) -> dict[str, list[float]]:
     and data_wait: the share of its time, 0 to 1, that this rank waits for a batch in the runs in step.
     """
     rank = dist.get_rank()
-    trainer = make_trainer(settings.trainer, device, len(open_split(settings.data, "train").classes))
-    in_step = trainer.distributed() if isinstance(trainer, Resnet50Trainer) else InStep(trainer, device)
+    classes = len(open_split(settings.data, "train").classes)
+    trainer = make_trainer(settings.trainer, device, classes, amp=settings.amp)
+    in_step = trainer.distributed() if isinstance(trainer, ModelTrainer) else InStep(trainer, device)
     rates: dict[str, list[float]] = {ONE: [], OWN: [], TOGETHER: []}
     waits: list[float] = []
     for _ in range(settings.repeats):
@@ -126,7 +130,7 @@ def _opener(
             workers=workers,
             device=device,
             dtype=dtype,
-            last="pad",  # as torch's DistributedSampler: all ranks have as many batches
+            last="pad",  # as torch's DistributedSampler: all ranks have as many batches, all of them full
             rank=0 if alone else None,
             world_size=1 if alone else None,
         )

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import click
 import torch
@@ -11,9 +12,11 @@ import torch
 from bench.comparing.comparison import Arm, choose_arms
 from bench.machine import page_cache
 from bench.machine.hardware import describe_machine
-from bench.running.device import choose_device
+from bench.running.device import WARMUP_HELP, choose_device, choose_warmup
 from bench.running.fresh_process import run_module
-from bench.running.trainers import CHOICES, resolve
+from bench.running.full_batches import check_fills_batch
+from bench.running.presets import EPILOG
+from bench.running.trainers import AMP_HELP, CHOICES, resolve
 from bench.sweeping import page
 from bench.sweeping.file import SweepFile
 from bench.sweeping.grid import (
@@ -22,6 +25,7 @@ from bench.sweeping.grid import (
     Point,
     drop_axes,
     grid,
+    parse_amp,
     parse_numbers,
     parse_switches,
     prune,
@@ -42,13 +46,15 @@ _PATH = click.Path(path_type=Path)
 _WIDTH = 100
 
 
-@click.command(name="sweep", cls=commandline.Command)
+@click.command(name="sweep", cls=commandline.Command, epilog=EPILOG)
 @click.argument("data", type=_PATH, nargs=-1)
 @click.option("--backend", help=f"Some of: {', '.join(sorted(BACKENDS))}.  [default: as DATA needs]")
 @click.option("--trainer", default="auto", show_default=True, help=f"One of: {CHOICES}.")
 @click.option("--workers", default="0,1,2,4,8", show_default=True, help="Processes or threads of the loader.")
 @click.option("--batch-size", default="32,64,128,256", show_default=True, help="Samples per batch.")
-@click.option("--amp", default="on,off", show_default=True, help="Half precision (resnet50 on CUDA).")
+@click.option("--amp", default="auto,off", show_default=True, help=AMP_HELP)
+@click.option("--compile", "compiled", is_flag=True, help="Compile the model with torch.compile.")
+@click.option("--cache", default="none", show_default=True, help="none, ram or device, of loaders.build.")
 @click.option("--pin", default="on,off", show_default=True, help="Copies from pinned memory (CUDA).")
 @click.option("--out", type=_PATH, default=Path("sweep.jsonl"), show_default=True, help="Finished trials.")
 @click.option("--html", "html_path", type=_PATH, help="Write a page with charts here.")
@@ -56,46 +62,47 @@ _WIDTH = 100
 @click.option("--repeats", default=3, show_default=True, help="Trials of each setting, interleaved.")
 @click.option("--size", default=224, show_default=True, help="Side of the served square, pixels.")
 @click.option("--batches", default=40, show_default=True, help="Timed batches of each trial.")
-@click.option("--warmup", default=4, show_default=True, help="Batches before the timed ones.")
+@click.option("--warmup", type=int, help=WARMUP_HELP)
 @click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda.")
 def sweep_command(
     data: tuple[Path, ...],
     backend: str | None,
     trainer: str,
-    workers: str,
-    batch_size: str,
-    amp: str,
-    pin: str,
     out: Path,
     html_path: Path | None,
     quiet: bool,
     device: str,
-    **counts: int,
+    warmup: int | None,
+    repeats: int,
+    **given: Any,
 ) -> None:
     """Find the fewest workers and the smallest batch that keep the trainer busy, over DATA.
 
     DATA are folders, data/raw by default. Every combination is measured, but those that cannot be of
     use; `bench.sweeping.grid.prune` has the rules. Each finished trial is a line of --out: the same command
-    goes on after those. Where the device is a CPU, --amp and --pin make no difference and are dropped.
+    goes on after those. --amp and --pin are dropped where they make no difference: --amp with a trainer
+    that does not compute, --pin without CUDA.
     """
-    repeats = counts.pop("repeats")
     check_range("repeats", repeats, 1)
     chosen = choose_device(device)
-    settings = Settings(trainer=resolve(trainer, chosen), device=str(chosen), **counts)
-    axes = Axes(
-        parse_numbers("--workers", workers),
-        parse_numbers("--batch-size", batch_size),
-        parse_switches("--amp", amp),
-        parse_switches("--pin", pin),
+    axes = _axes(chosen, **{name: given.pop(name) for name in ("workers", "batch_size", "amp", "pin")})
+    settings = Settings(
+        trainer=resolve(trainer, chosen),
+        device=str(chosen),
+        warmup=choose_warmup(warmup, chosen),
+        **given,
     )
-    axes, notes = drop_axes(axes, chosen.type, settings.trainer)
+    axes, notes = drop_axes(axes, chosen.type, settings.trainer, settings.cache)
     for note in () if quiet else notes:
         click.echo(note)
     arms = _arms(data, backend)
+    splits = {str(arm.path): open_split(arm.path, "train") for arm in arms}
+    for split in splits.values():
+        check_fills_batch(max(axes.batch_sizes), len(split.ids))
     points = grid([(arm.backend, str(arm.path)) for arm in arms], axes)
     header = {
         "machine": describe_machine(chosen),
-        "data": {str(arm.path): open_split(arm.path, "train").digest for arm in arms},
+        "data": {path: split.digest for path, split in splits.items()},
         "settings": asdict(settings),
     }
     check_output(html_path)
@@ -162,6 +169,16 @@ def _measure(point: Point, repeat: int, settings: Settings, file: SweepFile) -> 
         file.add(point, repeat=repeat, trial={**answer, "page_cache_warm": warm})
 
 
+def _axes(device: torch.device, workers: str, batch_size: str, amp: str, pin: str) -> Axes:
+    """From the options of these names."""
+    return Axes(
+        parse_numbers("--workers", workers),
+        parse_numbers("--batch-size", batch_size),
+        parse_amp(amp, device),
+        parse_switches("--pin", pin),
+    )
+
+
 def _arms(data: Sequence[Path], backend: str | None) -> list[Arm]:
     """What to measure; without a choice, each folder by the backend that is made for it."""
     if backend is not None:
@@ -179,7 +196,8 @@ def _conditions(settings: Settings, file: SweepFile, repeats: int) -> str:
     warm = all(trial["page_cache_warm"] for trial in trials)
     return (
         f"{machine['cpu']}, {machine['memory']}, accelerator: {machine['accelerator']}; torch "
-        f"{machine['torch']}; trainer {settings.trainer}; {settings.size}x{settings.size}, page cache "
+        f"{machine['torch']}; trainer {settings.trainer}{', compiled' if settings.compiled else ''}; "
+        f"{settings.size}x{settings.size}, cache {settings.cache}, page cache "
         f"{'warm' if warm else 'not warmed: larger than memory'}; median of {repeats} interleaved trials of "
         f"{settings.batches} batches; {machine['date']}; trials: {file.path}"
     )

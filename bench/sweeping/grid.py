@@ -4,6 +4,8 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import torch
+
 from bench.analysis.stats import Estimate
 from bench.analysis.verdict import (
     KEEPS_UP,
@@ -13,6 +15,7 @@ from bench.analysis.verdict import (
     judge,
     lost_share,
 )
+from bench.running.trainers import MODELS, resolve_amp
 from precache.errors import SettingError, check_range
 
 FALLING_SHARE = 0.9
@@ -29,7 +32,7 @@ class Point:
     Attributes:
         backend, data: of the loader; its folder.
         batch_size: samples per batch.
-        amp: whether the trainer computes in half precision; None where that makes no difference.
+        amp: precision of the trainer, `bf16`, `fp16` or `off`; None where it does not compute.
         pin: whether batches cross to the device from pinned memory, ahead of the training, or from
             pageable memory, in its thread; None where that makes no difference.
         workers: of the loader.
@@ -38,7 +41,7 @@ class Point:
     backend: str
     data: str
     batch_size: int
-    amp: bool | None
+    amp: str | None
     pin: bool | None
     workers: int
 
@@ -65,7 +68,7 @@ class Axes:
 
     workers: tuple[int, ...]
     batch_sizes: tuple[int, ...]
-    amp: tuple[bool | None, ...]
+    amp: tuple[str | None, ...]
     pin: tuple[bool | None, ...]
 
     def __post_init__(self) -> None:
@@ -98,6 +101,11 @@ def parse_numbers(name: str, text: str) -> tuple[int, ...]:
         raise SettingError(f"{name} must be numbers as in 1,2,4, got {text!r}") from error
 
 
+def parse_amp(text: str, device: torch.device) -> tuple[str, ...]:
+    """`auto,off` to ("bf16", "off"), see `resolve_amp`; SettingError if it is something else."""
+    return tuple(dict.fromkeys(resolve_amp(part.strip(), device) for part in text.split(",")))
+
+
 def parse_switches(name: str, text: str) -> tuple[bool, ...]:
     """`on,off` to (True, False); SettingError if it is something else."""
     values = {"on": True, "off": False}
@@ -107,17 +115,18 @@ def parse_switches(name: str, text: str) -> tuple[bool, ...]:
     return tuple(value for word, value in values.items() if word in parts)
 
 
-def drop_axes(axes: Axes, device_type: str, trainer: str) -> tuple[Axes, list[str]]:
+def drop_axes(axes: Axes, device_type: str, trainer: str, cache: str = "none") -> tuple[Axes, list[str]]:
     """`axes` without those that make no difference, and a line for each that had more than one value.
 
-    `trainer` is the name of a `bench.running.trainers.Trainer`.
+    `trainer` is the name of a `bench.running.trainers.Trainer`, `cache` that of the loaders.
     """
     notes = []
-    if device_type != "cuda" or trainer != "resnet50":
-        notes += ["--amp matters to resnet50 on CUDA only"] if len(axes.amp) > 1 else []
+    if trainer not in MODELS:
+        notes += [f"--amp matters to {', '.join(MODELS)} only"] if len(axes.amp) > 1 else []
         axes = replace(axes, amp=(None,))
-    if device_type != "cuda":
-        notes += ["--pin matters on CUDA only"] if len(axes.pin) > 1 else []
+    if device_type != "cuda" or cache == "device":
+        without = "on CUDA only" if device_type != "cuda" else "without --cache device only"
+        notes += [f"--pin matters {without}"] if len(axes.pin) > 1 else []
         axes = replace(axes, pin=(None,))
     return axes, [f"{note}: this axis is dropped" for note in notes]
 
@@ -236,16 +245,15 @@ def sentence(recommendation: Recommendation) -> str:
 
 
 def settings(point: Point) -> str:
-    """`2 workers, batch 64, amp on`."""
+    """`2 workers, batch 64, amp bf16`."""
     return f"{_workers(point.workers)}, batch {point.batch_size:,}{switches(point)}"
 
 
 def switches(point: Point) -> str:
-    """`, amp on, pin off`; empty where they make no difference."""
-    values = {"amp": point.amp, "pin": point.pin}
-    return "".join(
-        f", {name} {'on' if value else 'off'}" for name, value in values.items() if value is not None
-    )
+    """`, amp bf16, pin off`; empty where they make no difference."""
+    amp = "" if point.amp is None else f", amp {point.amp}"
+    pin = "" if point.pin is None else f", pin {'on' if point.pin else 'off'}"
+    return amp + pin
 
 
 def _workers(count: int) -> str:

@@ -14,13 +14,14 @@ import torch
 
 import loaders
 from bench.analysis import stats
-from bench.running.trainers import NullTrainer, Trainer, make_trainer
-from bench.running.trial import feed, feed_again
+from bench.running.full_batches import LAST
+from bench.running.trainers import NullTrainer, Trainer, check_trainer, make_trainer
+from bench.running.trial import CACHES, feed, feed_again
 from bench.sweeping.grid import Point
 from loaders.batch import Batch, Loader
 from loaders.dataset import open_split
 from loaders.transfer import normalise
-from precache.errors import PrecacheError, check_range
+from precache.errors import PrecacheError, check_choice, check_range
 from precache.images import MAX_SIZE
 
 
@@ -29,10 +30,11 @@ class Settings:
     """What all trials of a sweep have in common.
 
     Attributes:
-        trainer: its name, see `bench.running.trainers.make_trainer`.
+        trainer, compiled: see `bench.running.trainers.make_trainer`; the trainer by its full name.
         device: where batches go and the trainer runs.
         size: side of the served square in pixels.
         warmup, batches: of each trial, before the timed ones and timed.
+        cache: of the loader, see `loaders.build`; it is full before anything is timed.
     """
 
     trainer: str
@@ -40,11 +42,15 @@ class Settings:
     size: int
     warmup: int
     batches: int
+    compiled: bool = False
+    cache: str = "none"
 
     def __post_init__(self) -> None:
         check_range("size", self.size, 1, MAX_SIZE)
         check_range("warmup", self.warmup, 0)
         check_range("batches", self.batches, 1)
+        check_choice("cache", self.cache, CACHES)
+        check_trainer(self.trainer, self.size, compiled=self.compiled)
 
 
 class FromPageable:
@@ -72,7 +78,8 @@ def measure(point: Point, settings: Settings) -> dict[str, Any]:
     """
     device = torch.device(settings.device)
     classes = len(open_split(point.data, "train").classes)
-    trainer = make_trainer(settings.trainer, device, classes, amp=point.amp is not False)
+    amp = point.amp or "auto"
+    trainer = make_trainer(settings.trainer, device, classes, amp=amp, compiled=settings.compiled)
     alone = None
     if not isinstance(trainer, NullTrainer):
         batch = _as(_noise(point.batch_size, settings.size, classes, device), trainer.dtype)
@@ -81,7 +88,8 @@ def measure(point: Point, settings: Settings) -> dict[str, Any]:
     pageable = device.type == "cuda" and point.pin is False
     fed = FromPageable(trainer, device) if pageable else trainer
     loader = _opener(point, settings, "cpu" if pageable else settings.device, fed.dtype)
-    trial = feed(loader, fed, device, settings.warmup, settings.batches)
+    fill = settings.cache != "none"
+    trial = feed(loader, fed, device, settings.warmup, settings.batches, fill_cache=fill)
     return {
         "together": trial.images_per_s,
         "trainer": None if alone is None else alone.images_per_s,
@@ -101,6 +109,8 @@ def _opener(point: Point, settings: Settings, device: str, dtype: torch.dtype) -
             size=settings.size,
             device=device,
             dtype=dtype,
+            last=LAST,
+            cache=settings.cache,
         )
 
     return build

@@ -93,6 +93,7 @@ def test_the_folder_is_the_one_that_the_backend_is_made_for(
         (["SHARDS", "--out", "out", "--backend", "webdataset"], "use backend 'shards'"),
         (["SHARDS", "--out", "out", "--steps", "0"], "steps must be an integer of at least 1, got 0"),
         (["SHARDS", "--out", "file"], "file: is a file"),
+        (["SHARDS", "--out", "out", "--batch-size", "71"], "batch_size 71 is more than the 70 pictures"),
         (["SHARDS", "--out", "out", "--trainer", "resnet51"], "unknown trainer 'resnet51'"),
         (["SHARDS"], "--out"),
     ],

@@ -4,6 +4,7 @@ import random
 from dataclasses import replace
 
 import pytest
+import torch
 
 from bench.analysis.stats import Estimate
 from bench.analysis.verdict import KEEPS_UP, LOADER_BINDS, NO_TRAINER, NOT_DISTINGUISHABLE
@@ -13,6 +14,7 @@ from bench.sweeping.grid import (
     Point,
     drop_axes,
     grid,
+    parse_amp,
     parse_numbers,
     parse_switches,
     plateau,
@@ -26,7 +28,7 @@ TRAINER = 1000.0
 
 
 def point(
-    workers: int, batch: int = 64, amp: bool | None = None, pin: bool | None = None, backend: str = "pytorch"
+    workers: int, batch: int = 64, amp: str | None = None, pin: bool | None = None, backend: str = "pytorch"
 ) -> Point:
     return Point(backend, "data/raw", batch, amp, pin, workers)
 
@@ -43,7 +45,7 @@ def measured(at: Point, *rates: float, trainer: float | None = TRAINER) -> Measu
 
 
 def test_the_grid_has_every_combination_once_and_workers_change_fastest() -> None:
-    axes = Axes((0, 2), (32, 64), (True, False), (True,))
+    axes = Axes((0, 2), (32, 64), ("bf16", "off"), (True,))
     points = grid([("pytorch", "a"), ("shards", "b")], axes)
     assert len(points) == len(set(points)) == 2 * 2 * 2 * 2
     assert [p.workers for p in points] == [0, 2] * 8
@@ -52,20 +54,23 @@ def test_the_grid_has_every_combination_once_and_workers_change_fastest() -> Non
 
 
 def test_backends_that_decode_on_the_device_have_no_axis_pin() -> None:
-    points = grid([("nvjpeg", "a"), ("shards", "b")], Axes((1,), (32,), (True,), (True, False)))
+    points = grid([("nvjpeg", "a"), ("shards", "b")], Axes((1,), (32,), ("off",), (True, False)))
     assert [(p.backend, p.pin) for p in points] == [("nvjpeg", None), ("shards", True), ("shards", False)]
 
 
 def test_axes_that_make_no_difference_are_dropped_with_a_line() -> None:
-    axes = Axes((1,), (32,), (True, False), (True, False))
-    assert drop_axes(axes, "cuda", "resnet50") == (axes, [])
+    axes = Axes((1,), (32,), ("bf16", "off"), (True, False))
+    assert drop_axes(axes, "cuda", "resnet50") == drop_axes(axes, "cuda", "vit_s_16", "ram") == (axes, [])
     kept, notes = drop_axes(axes, "cuda", "emulated:1786")
     assert (kept.amp, kept.pin) == ((None,), (True, False))
-    assert notes == ["--amp matters to resnet50 on CUDA only: this axis is dropped"]
-    kept, notes = drop_axes(axes, "cpu", "resnet50")
-    assert (kept.amp, kept.pin) == ((None,), (None,))
-    assert len(notes) == 2
-    assert drop_axes(replace(axes, amp=(True,), pin=(True,)), "cpu", "resnet50")[1] == []
+    assert notes == ["--amp matters to resnet18, resnet50, vit_s_16 only: this axis is dropped"]
+    kept, notes = drop_axes(axes, "cpu", "resnet18")
+    assert (kept.amp, kept.pin) == (("bf16", "off"), (None,))
+    assert notes == ["--pin matters on CUDA only: this axis is dropped"]
+    kept, notes = drop_axes(axes, "cuda", "resnet18", "device")
+    assert (kept.amp, kept.pin) == (("bf16", "off"), (None,))
+    assert notes == ["--pin matters without --cache device only: this axis is dropped"]
+    assert drop_axes(replace(axes, amp=("off",), pin=(True,)), "cpu", "none")[1] == []
 
 
 def test_more_workers_than_unblock_the_trainer_are_pruned() -> None:
@@ -81,7 +86,7 @@ def test_without_a_trainer_nothing_saturates() -> None:
 
 
 @pytest.mark.parametrize(
-    "other", [point(2, 32), point(2, amp=True), point(2, pin=False), point(2, backend="shards")]
+    "other", [point(2, 32), point(2, amp="bf16"), point(2, pin=False), point(2, backend="shards")]
 )
 def test_another_series_says_nothing_about_saturation(other: Point) -> None:
     assert prune(point(4), [measured(other, 999)], {}) is None
@@ -103,16 +108,16 @@ def test_settings_that_were_hopeless_at_a_smaller_batch_are_pruned_at_all_larger
     assert prune(point(0, 16), found, {}) is None, "smaller batches are another matter"
     slower_backend = [measured(point(1, 32, backend="shards"), 5000), measured(point(1, 32), 400)]
     assert prune(point(1, 64), slower_backend, {}) is None, "backends are there to be compared"
-    amp = [measured(point(1, 32, amp=True), 900), measured(point(1, 32, amp=False), 400, trainer=450)]
-    assert prune(point(1, 64, amp=False), amp, {}) is not None
+    amp = [measured(point(1, 32, amp="bf16"), 900), measured(point(1, 32, amp="off"), 400, trainer=450)]
+    assert prune(point(1, 64, amp="off"), amp, {}) is not None
 
 
 def test_batches_that_do_not_fit_prune_larger_ones_with_the_same_amp() -> None:
-    failed = {point(1, 128, amp=False): "batch 128 does not fit into memory"}
-    assert prune(point(1, 256, amp=False), [], failed) == "batch 128 did not fit into memory"
-    assert prune(point(2, 128, amp=False), [], failed) is not None
-    assert prune(point(1, 64, amp=False), [], failed) is None
-    assert prune(point(1, 256, amp=True), [], failed) is None
+    failed = {point(1, 128, amp="off"): "batch 128 does not fit into memory"}
+    assert prune(point(1, 256, amp="off"), [], failed) == "batch 128 did not fit into memory"
+    assert prune(point(2, 128, amp="off"), [], failed) is not None
+    assert prune(point(1, 64, amp="off"), [], failed) is None
+    assert prune(point(1, 256, amp="bf16"), [], failed) is None
 
 
 def test_the_plateau_begins_within_2_percent_of_the_most() -> None:
@@ -164,11 +169,11 @@ def test_without_a_trainer_the_fewest_workers_on_the_plateau() -> None:
 
 def test_a_slow_trainer_that_never_waits_is_not_preferred_to_a_fast_one() -> None:
     found = [
-        measured(point(1, amp=False), 500, trainer=500),
-        measured(point(1, amp=True), 600),
-        measured(point(4, amp=True), 990),
+        measured(point(1, amp="off"), 500, trainer=500),
+        measured(point(1, amp="bf16"), 600),
+        measured(point(4, amp="bf16"), 990),
     ]
-    assert recommend(found)[0].chosen.point == point(4, amp=True)
+    assert recommend(found)[0].chosen.point == point(4, amp="bf16")
 
 
 def test_each_backend_gets_its_own_recommendation() -> None:
@@ -179,8 +184,12 @@ def test_each_backend_gets_its_own_recommendation() -> None:
 
 def test_lists_of_numbers_and_switches() -> None:
     assert parse_numbers("--workers", "4, 0,2,2") == (0, 2, 4)
-    assert parse_switches("--amp", "off,on") == (True, False)
-    assert parse_switches("--amp", "off") == (False,)
+    assert parse_switches("--pin", "off,on") == (True, False)
+    assert parse_switches("--pin", "off") == (False,)
+    cpu = torch.device("cpu")
+    assert parse_amp("auto, off,bf16", cpu) == ("off", "bf16"), "auto is off on a CPU"
+    with pytest.raises(SettingError, match="unknown amp 'yes'; choose from: auto, bf16, fp16, off"):
+        parse_amp("off,yes", cpu)
     with pytest.raises(SettingError, match="--workers must be numbers as in 1,2,4, got 'many'"):
         parse_numbers("--workers", "many")
     with pytest.raises(SettingError, match="--pin must be on, off or on,off, got 'True'"):

@@ -1,0 +1,35 @@
+"""What trials are measured on: full batches, epoch after epoch.
+
+A short last batch is another shape: cuDNN would tune for it and torch compile for it inside the measurement,
+while the trainer alone, which is fed one batch again and again, never pays for that.
+"""
+
+from collections.abc import Iterator
+
+from loaders.batch import Batch, Loader
+from precache.errors import SettingError
+
+LAST = "drop"
+"""What the loader of a trial does with the samples that fill no batch, see `loaders.build`."""
+
+
+def check_fills_batch(batch_size: int, samples: int) -> None:
+    """Raise SettingError where an epoch of `samples` has no full batch."""
+    if batch_size > samples:
+        raise SettingError(
+            f"batch_size {batch_size:,} is more than the {samples:,} pictures of an epoch, and trials are "
+            f"measured on full batches; choose a smaller one"
+        )
+
+
+def endless(loader: Loader) -> Iterator[tuple[Batch, bool]]:
+    """Each batch, and whether it is the first of its epoch; `loader` was built with `last=LAST`.
+
+    Raises:
+        SettingError: an epoch has no full batch.
+    """
+    if not len(loader):  # else this would go on for ever without a batch
+        check_fills_batch(loader.batch_size, loader.samples)
+    while True:
+        for number, batch in enumerate(loader):
+            yield batch, number == 0

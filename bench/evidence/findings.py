@@ -1,7 +1,7 @@
 """What the results of the steps say: the answer in words, the goals, and a table for each step. Pure."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bench.analysis.stats import Estimate
@@ -17,7 +17,7 @@ _ANSWERING = ("resnet50", "resnet50-device", "photos", "stored", "resnet50-ram")
 
 
 _IMPLAUSIBLE = 1.05
-"""Share of the trainer alone; feeding cannot make it faster, but pictures are not the noise that it gets alone."""
+"""Share of the trainer alone. A loader makes it no faster, but alone it gets noise, which costs power."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Section:
     titles: tuple[str, ...] = ()
     lines: Sequence[tuple[str, ...]] = ()
     conditions: str = ""
-    rows: tuple[Row, ...] = ()
+    rows: Sequence[Row] = ()
     wrong: list[str] = field(default_factory=list)
 
 
@@ -77,7 +77,7 @@ def answer(outcomes: Mapping[str, Outcome]) -> list[str]:
 def fed_rows(outcomes: Mapping[str, Outcome], step: str) -> list[Row]:
     """Of a comparison of loaders, those that fed a trainer."""
     content = outcomes[step].content if step in outcomes else None
-    return [] if content is None else [row for row in _result(content).rows if row.ratio is not None]
+    return [] if content is None else _fed(_result(content))
 
 
 def goal_lines(outcomes: Mapping[str, Outcome], smoke: bool = False) -> Sequence[tuple[str, ...]]:
@@ -109,9 +109,8 @@ def _loaders(content: Content) -> Section:
     result = _result(content)
     skipped = [f"Not measured: {name}: {reason}." for name, reason in result.skipped.items()]
     titles, lines = tuple(report.columns(result)), [tuple(line) for line in report.cells(result)]
-    rows = tuple(row for row in result.rows if row.ratio is not None)
     sentences = [*report.headline(result), *skipped]
-    return Section(sentences, titles, lines, f"{report.conditions(result)}.", rows)
+    return Section(sentences, titles, lines, f"{report.conditions(result)}.", _fed(result))
 
 
 def _facts(content: Content) -> Section:
@@ -206,6 +205,13 @@ _SECTIONS: dict[str, Callable[[Content], Section]] = {
 def machine_words(machine: Mapping[str, str]) -> str:
     """What every figure of the run holds for."""
     return "; ".join(f"{name} {text}" for name, text in machine.items())
+
+
+def _fed(result: Result) -> list[Row]:
+    """The rows that fed a trainer; their names say from which cache."""
+    cache = result.settings.get("cache", "none")
+    kept = "" if cache == "none" else f", cache {cache}"
+    return [replace(row, data=row.data + kept) for row in result.rows if row.ratio is not None]
 
 
 def _result(content: Content) -> Result:

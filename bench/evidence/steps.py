@@ -46,7 +46,6 @@ class Scale:
         stored: side of the square that is stored, pixels.
         size: side of the square that is served, pixels.
         batch_size, batches, warmup, repeats: of each trial of `bench loaders`.
-        cached_warmup: with a cache, which fills in the first epoch: an epoch and some batches more.
         resnet50, vit: names of trainers.
         amp: of the trainer.
         compile: the option of `bench loaders`, or nothing.
@@ -67,7 +66,6 @@ class Scale:
     batches: int
     warmup: int
     repeats: int
-    cached_warmup: int
     resnet50: str
     vit: str
     amp: str
@@ -89,12 +87,11 @@ FULL = Scale(
     size=224,
     batch_size=256,
     batches=40,
-    warmup=10,
+    warmup=20,  # cuDNN tunes, torch compiles
     repeats=2,
-    cached_warmup=25,
     resnet50="resnet50",
     vit="vit_s_16",
-    amp="bf16",
+    amp="auto",  # bfloat16 where the GPU has it
     compile="--compile",
     workers="1,2,4,8,16",
     tests="tests",
@@ -115,7 +112,6 @@ SMOKE = Scale(
     batches=3,
     warmup=1,
     repeats=1,
-    cached_warmup=9,
     resnet50="emulated:2000",
     vit="emulated:4000",
     amp="",
@@ -129,16 +125,13 @@ SMOKE = Scale(
 )
 
 
-def _loaders(
-    trainer: str, folder: str, backends: str, *more: str, warmup: str = "{warmup}"
-) -> tuple[str, ...]:
-    timing = ("--batches", "{batches}", "--warmup", warmup, "--repeats", "{repeats}")
+def _loaders(trainer: str, folder: str, backends: str, *more: str) -> tuple[str, ...]:
+    timing = ("--batches", "{batches}", "--warmup", "{warmup}", "--repeats", "{repeats}")
     shape = ("--batch-size={batch_size}", "--size={size}", "--device={device}", "--amp={amp}")
     what = ("{data}/" + folder, "--backend", backends, "--trainer", trainer)
     return ("-m", "bench", "loaders", *what, *shape, *timing, *more, "--quiet", "--json", "{result}")
 
 
-_CACHED = "{cached_warmup}"
 _COMPILE = "{compile}"
 
 PREPARE = Step(
@@ -179,7 +172,7 @@ STEPS = (
         "resnet50-device",
         "Does ResNet-50 wait for pictures that are kept on the device?",
         180,
-        _loaders("{resnet50}", "shards", "shards", "--cache", "device", warmup=_CACHED),
+        _loaders("{resnet50}", "shards", "shards", "--cache", "device"),
     ),
     Step(
         "photos",
@@ -203,7 +196,7 @@ STEPS = (
         "compiled-device",
         "Does the compiled ResNet-50 wait for pictures that are kept on the device?",
         240,
-        _loaders("{resnet50}", "shards", "shards", _COMPILE, "--cache", "device", warmup=_CACHED),
+        _loaders("{resnet50}", "shards", "shards", _COMPILE, "--cache", "device"),
     ),
     Step(
         "compiled-photos",
@@ -221,7 +214,7 @@ STEPS = (
         "vit-device",
         "Does ViT-S/16 wait for pictures that are kept on the device?",
         180,
-        _loaders("{vit}", "shards", "shards", "--cache", "device", warmup=_CACHED),
+        _loaders("{vit}", "shards", "shards", "--cache", "device"),
     ),
     Step(
         "vit-photos",
@@ -254,14 +247,14 @@ STEPS = (
         (
             *("-m", "bench.evidence.workers", "{data}", "{scratch}", "{result}", "--device={device}"),
             *("--trainer={resnet50}", "--workers={workers}", "--batch-size={batch_size}"),
-            *("--size={size}", "--batches={batches}", "--warmup={warmup}"),
+            *("--size={size}", "--batches={batches}", "--warmup={warmup}", "--amp={amp}", "--pin=on"),
         ),
     ),
     Step(
         "resnet50-ram",
         "Does ResNet-50 wait for pictures that are kept in main memory?",
         180,
-        _loaders("{resnet50}", "shards", "shards", "--cache", "ram", warmup=_CACHED),
+        _loaders("{resnet50}", "shards", "shards", "--cache", "ram"),
     ),
 )
 

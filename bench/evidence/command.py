@@ -61,6 +61,8 @@ def evidence_command(
         data = data.with_name(f"{data.name}-smoke")
         out = out or data / "results"
     out = out or (_RESULTS if _RESULTS.is_dir() else data / "results")
+    for folder in (out, data):  # now, not after minutes of measuring
+        _check_writable(folder)
     scale = SMOKE if smoke else FULL
     # not here: this process would hold memory of the GPU
     machine = run_fresh(describe_machine, torch.device(scale.device))
@@ -72,8 +74,6 @@ def evidence_command(
         scale=scale,
         until_s=start_s + minutes * 60,
     )
-    for folder in (out, data):  # now, not after minutes of measuring
-        _check_writable(folder)
     for step in STEPS:
         if step.name in again or _ALL in again:
             forget(run, step)

@@ -114,10 +114,11 @@ def compare(
         key.arm: {"samples": len(split.ids), "digest": split.digest}
         for key, split in zip(by_key(rows), splits, strict=False)
     }
-    rows = tuple(
-        replace(row, image_bytes=_image_bytes(row, split))
-        for row, split in zip(rows, cycle(splits), strict=False)
-    )
+    if spec.cache == "none":  # from a full cache nothing is read
+        rows = tuple(
+            replace(row, image_bytes=_image_bytes(row, split))
+            for row, split in zip(rows, cycle(splits), strict=False)
+        )
     machine = describe_machine(spec.device)
     return Result(machine, settings, rows, skipped, bench.host_to_device_gbps())
 

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from bench.analysis.stats import Estimate
 from bench.machine import measurements
+from bench.machine.hardware import accelerator_of
 from bench.machine.measurements import PETABYTE, Hardware, HardwareSpec, Measurement
 from precache import commandline
 from precache.commandline import STDOUT, ProgressBar, check_output, human_bytes, write_json
@@ -113,7 +114,7 @@ def legend(result: Hardware) -> str:
         f"(random: one block at a time), pictures decoded, their pixels (224x224) to the device, ResNet-50 "
         f"training steps at the full matrix-multiply rate. 1 PB is of files of "
         f"{human_bytes(result.mean_file_bytes)}.\n"
-        f"{machine['cpu']}, {machine['memory']}, accelerator: {machine['accelerator']}; disk "
+        f"{machine['cpu']}, {machine['memory']}, accelerator: {accelerator_of(machine)}; disk "
         f"{result.disk.device}{_spinning(result)}; {versions}; median of {result.repeats} repeats; "
         f"{machine['date']}."
     )

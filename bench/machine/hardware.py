@@ -1,6 +1,7 @@
 """What machine this is."""
 
 import platform
+from collections.abc import Mapping
 from datetime import date
 from importlib import metadata
 from pathlib import Path
@@ -8,9 +9,11 @@ from pathlib import Path
 import psutil
 import torch
 
+from bench.running.nvml import driver_version
 from precache.codecs import made_by
 from precache.executors import available_cpus
 
+_GPU = {"driver": "driver", "cuda": "CUDA", "cudnn": "cuDNN", "nccl": "NCCL"}
 _PACKAGES = ("torch", "torchvision", "numpy", "webdataset", "nvidia-dali-cuda120")
 
 
@@ -21,11 +24,33 @@ def describe_machine(device: torch.device) -> dict[str, str]:
         "cpu": f"{_cpu_model()}, {available_cpus()} CPUs",
         "memory": f"{psutil.virtual_memory().total / 2**30:.0f} GiB",
         "accelerator": torch.cuda.get_device_name(device) if device.type == "cuda" else "none",
+        **(_gpu_versions() if device.type == "cuda" else {}),
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         **{name: metadata.version(name) for name in _PACKAGES if _installed(name)},
         **made_by(),
     }
+
+
+def accelerator_of(machine: Mapping[str, str]) -> str:
+    """The accelerator of `describe_machine`, with what drives it; an old result has its name alone."""
+    versions = ", ".join(f"{title} {machine[name]}" for name, title in _GPU.items() if name in machine)
+    return f"{machine['accelerator']} ({versions})" if versions else machine["accelerator"]
+
+
+def _gpu_versions() -> dict[str, str]:
+    """Of what runs on the GPU; what cannot be read is left out."""
+    number = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
+    cudnn = f"{number // 10_000}.{number // 100 % 100}.{number % 100}" if number else None  # of 92600: 9.26.0
+    has_nccl = torch.distributed.is_nccl_available()
+    nccl = torch.cuda.nccl.version() if has_nccl else None  # type: ignore[no-untyped-call]
+    found = {
+        "driver": driver_version(),
+        "cuda": torch.version.cuda,
+        "cudnn": cudnn,
+        "nccl": ".".join(map(str, nccl)) if nccl else None,
+    }
+    return {name: version for name, version in found.items() if version is not None}
 
 
 def _cpu_model() -> str:

@@ -15,6 +15,7 @@ import torch
 from bench.analysis import stats
 from bench.machine import disk
 from bench.machine.hardware import describe_machine
+from bench.running.trainers import DTYPES, resolve_amp
 from precache import images, jpeg
 from precache.errors import ImageError, SettingError, check_range
 from precache.executors import available_cpus
@@ -28,6 +29,7 @@ STEP_FLOP = 3 * 2 * 4.09e9
 PETABYTE = 1e15
 _UNITS = {"GB/s": 1e9, "MB/s": 1e6, "images/s": 1.0, "TFLOP/s": 1e12}  # per second
 _RANDOM_BYTES = (4 << 10, 128 << 10)
+_LAUNCHES = 10  # of multiplications, before a GPU is waited for: launching and waiting take time, too
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -277,17 +279,21 @@ def _transfer(spec: HardwareSpec, device: torch.device) -> Iterator[_Probe]:
 def _multiply(spec: HardwareSpec, device: torch.device) -> _Probe:
     on_gpu = device.type == "cuda"
     side = 4 * spec.matrix if on_gpu else spec.matrix
-    dtype = torch.bfloat16 if on_gpu else torch.float32
-    left = torch.ones((side, side), dtype=dtype, device=device)
+    dtype = DTYPES[resolve_amp("auto", device)]
+    # random: a GPU draws less power where no bit changes, and runs the faster for it
+    left, right = (torch.randn((side, side), dtype=dtype, device=device) for _ in range(2))
     out = torch.empty_like(left)
+    launches = _LAUNCHES if on_gpu else 1
 
     def multiply() -> int:
-        torch.matmul(left, left, out=out)
+        for _ in range(launches):
+            torch.matmul(left, right, out=out)
         if on_gpu:
             torch.cuda.synchronize(device)
-        return 2 * side**3
+        return launches * 2 * side**3
 
-    how = "bfloat16" if on_gpu else f"float32, {torch.get_num_threads()} threads"
+    conditions = f"{launches} at a time" if on_gpu else f"{torch.get_num_threads()} threads"
+    how = f"{str(dtype).removeprefix('torch.')}, {conditions}"
     return _Probe("matrix multiply", how, "TFLOP/s", STEP_FLOP, lambda: _rate(multiply, spec.seconds) / 1e12)
 
 

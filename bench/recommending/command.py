@@ -9,6 +9,7 @@ import click
 from rich.table import Table
 
 from bench.machine.command import TABLE_WIDTH, duration, number
+from bench.machine.hardware import accelerator_of
 from bench.recommending import model
 from bench.recommending.model import RAW_NAME, Inputs, Prediction
 from bench.recommending.recommendation import Recommendation, recommend
@@ -216,7 +217,7 @@ def legend(result: Recommendation) -> str:
         f"{settings['stored_size']} px, quality {settings['quality']}; batch {settings['batch_size']} of "
         f"{settings['size']}x{settings['size']}, {settings['workers']} workers; trainer "
         f"{settings['trainer']}; median of {settings['repeats']} repeats, each in a process of its own.\n"
-        f"{machine['cpu']}, {machine['memory']}, accelerator: {machine['accelerator']}; disk "
+        f"{machine['cpu']}, {machine['memory']}, accelerator: {accelerator_of(machine)}; disk "
         f"{result.hardware.disk.device}; {versions}; {machine['date']}."
     )
 

@@ -19,6 +19,7 @@ import torch
 import loaders
 from bench.running.full_batches import LAST, endless
 from bench.running.processes import run_watched
+from bench.running.refusals import in_one_line
 from bench.running.trainers import NullTrainer, Trainer, make_trainer
 from loaders.batch import Batch, Loader
 from precache.errors import PrecacheError
@@ -132,6 +133,8 @@ def _serial_seconds(before: dict[tuple[str, int], float], now: dict[tuple[str, i
 
 if __name__ == "__main__":
     try:
-        print(json.dumps(asdict(measure(**json.loads(sys.argv[1])))))
+        asked = json.loads(sys.argv[1])
+        with in_one_line(asked["batch_size"], asked["size"]):
+            print(json.dumps(asdict(measure(**asked))))
     except PrecacheError as error:
         sys.exit(str(error))

@@ -8,6 +8,7 @@ from rich.table import Table
 
 from bench.analysis.stats import Estimate
 from bench.analysis.verdict import COLD_FETCH, KEEPS_UP, LOADER_BINDS, NOT_DISTINGUISHABLE, lost_share
+from bench.machine.hardware import accelerator_of
 from bench.reporting.result import Result, Row
 from bench.running.monitor import ALL_BUSY
 
@@ -231,7 +232,7 @@ def conditions(result: Result) -> str:
     computing += ["compiled"] if settings.get("compiled", False) else []
     return "; ".join(
         (
-            f"{machine['cpu']}, {machine['memory']}, accelerator: {machine['accelerator']}",
+            f"{machine['cpu']}, {machine['memory']}, accelerator: {accelerator_of(machine)}",
             ", ".join(versions),
             *([f"peers: {peers}"] if peers else []),
             f"trainer {', '.join((*settings['trainers'], *computing))}",

@@ -52,5 +52,18 @@ def open_gpu(device: torch.device, missing: dict[str, str]) -> Gpu | None:
     return gpu
 
 
+def driver_version() -> str | None:
+    """Of the GPUs; None where nvidia-ml-py is not installed, or finds none."""
+    try:
+        import pynvml
+    except ImportError:
+        return None
+    try:
+        pynvml.nvmlInit()
+        return str(pynvml.nvmlSystemGetDriverVersion())
+    except pynvml.NVMLError:
+        return None
+
+
 def _used_share(memory: Any) -> float:
     return float(memory.used / memory.total)

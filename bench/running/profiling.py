@@ -16,6 +16,7 @@ import loaders
 from bench.running.device import WARMUP_HELP, choose_device, choose_warmup
 from bench.running.full_batches import LAST, check_fills_batch, endless
 from bench.running.presets import EPILOG
+from bench.running.refusals import in_one_line
 from bench.running.trainers import AMP_HELP, CHOICES, Trainer, check_trainer, make_trainer, resolve
 from loaders.batch import Loader
 from loaders.dataset import open_split
@@ -161,7 +162,8 @@ def profile_command(
         folder, backend=backend, workers=workers, device=device, dtype=trainer.dtype, last=LAST, **settings
     ) as loader:
         out.mkdir(parents=True, exist_ok=True)
-        found = profile_steps(loader, trainer, device, warmup, steps, out / "trace.json", top)
+        with in_one_line(settings["batch_size"], settings["size"]):
+            found = profile_steps(loader, trainer, device, warmup, steps, out / "trace.json", top)
     content = {**asdict(found), "shares": found.shares}
     (out / "profile.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     _print(found)

@@ -55,8 +55,8 @@ MODELS = {
     "resnet50": Model(lambda classes: resnet50(num_classes=classes), _SGD),
     "vit_s_16": Model(_vit_s_16, partial(torch.optim.AdamW, lr=1e-3, weight_decay=0.05), size=224),
 }
-_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "off": torch.float32}
-AMP = ("auto", *_DTYPES)
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "off": torch.float32}
+AMP = ("auto", *DTYPES)
 AMP_HELP = "Precision of a model: bf16, fp16, off, or auto: bf16 where a GPU has it, else fp16; off on a CPU."
 CHOICES = ", ".join(
     [
@@ -117,7 +117,7 @@ class ModelTrainer:
         self, name: str, device: torch.device, classes: int, amp: str = "auto", *, compiled: bool = False
     ) -> None:
         self.name = name
-        self.dtype = _DTYPES[resolve_amp(amp, device)]
+        self.dtype = DTYPES[resolve_amp(amp, device)]
         self._device = device
         if device.type == "cuda":
             torch.backends.cudnn.benchmark = True

@@ -6,7 +6,7 @@ A run is asked for with a `TrialSpec`, which pickles, so that it can have a proc
 import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -18,10 +18,10 @@ import torch
 import loaders
 from bench.running.full_batches import LAST, endless
 from bench.running.monitor import Monitor
+from bench.running.refusals import in_one_line
 from bench.running.trainers import NullTrainer, Trainer, make_trainer
 from loaders.batch import Batch, DecodedBatch, Loader, Shuffle
 from loaders.transfer import Transfer, normalise
-from precache.errors import SettingError
 
 CACHES = ("none", "ram", "device")
 SHUFFLES: dict[str, Shuffle] = {"auto": True, "full": "full", "none": False, "window": "window"}
@@ -56,6 +56,12 @@ class TrialSpec:
     compiled: bool = False
     cache: str = "none"
     around: Callable[[], AbstractContextManager[object]] = nullcontext
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """What goes around every run."""
+        with self.around(), in_one_line(self.batch_size, self.size):
+            yield
 
     def make_trainer(self) -> Trainer:
         """Build the trainer."""
@@ -131,7 +137,7 @@ class Trial:
 
 def run_fed(spec: TrialSpec) -> Trial:
     """Feed the trainer of `spec` from the loader of `spec`, see `feed`."""
-    with spec.around():
+    with spec.running():
         trainer = spec.make_trainer()
         opener = partial(spec.open_loader, trainer.dtype)
         return feed(opener, trainer, spec.device, spec.warmup, spec.batches, fill_cache=spec.cache != "none")
@@ -139,7 +145,7 @@ def run_fed(spec: TrialSpec) -> Trial:
 
 def run_trainer_alone(spec: TrialSpec) -> Trial:
     """Feed one batch, which stays on the device, to the trainer again and again."""
-    with spec.around():
+    with spec.running():
         trainer = spec.make_trainer()
         images = _noise(spec, spec.device).permute(0, 3, 1, 2)
         if trainer.dtype.is_floating_point:
@@ -151,7 +157,7 @@ def run_trainer_alone(spec: TrialSpec) -> Trial:
 
 def run_transfer_alone(spec: TrialSpec) -> Trial:
     """Move one batch from main memory to the device, in the dtype of the trainer, again and again."""
-    with spec.around():
+    with spec.running():
         dtype = spec.make_trainer().dtype
         host = _noise(spec, torch.device("cpu"))
         count = torch.arange(spec.batch_size)
@@ -196,13 +202,7 @@ def feed_again(batch: Batch, trainer: Trainer, device: torch.device, warmup: int
 def _noise(spec: TrialSpec, device: torch.device) -> torch.Tensor:
     """uint8 [batch_size, size, size, 3], as readers deliver them."""
     shape = (spec.batch_size, spec.size, spec.size, 3)
-    try:
-        return torch.randint(0, 256, shape, dtype=torch.uint8, device=device)
-    except RuntimeError as error:  # torch's word for too little memory
-        raise SettingError(
-            f"batch_size {spec.batch_size:,} of {spec.size}x{spec.size} does not fit into memory; "
-            f"choose a smaller one"
-        ) from error
+    return torch.randint(0, 256, shape, dtype=torch.uint8, device=device)
 
 
 def _time_batches(

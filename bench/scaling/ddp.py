@@ -21,7 +21,7 @@ from bench.analysis.stats import Estimate
 from bench.analysis.verdict import NEGLIGIBLE_SHARE
 from bench.comparing.comparison import choose_arms
 from bench.machine import page_cache
-from bench.machine.hardware import describe_machine
+from bench.machine.hardware import accelerator_of, describe_machine
 from bench.running.device import WARMUP_HELP, choose_device, choose_warmup
 from bench.running.fresh_process import environment
 from bench.running.presets import EPILOG
@@ -266,7 +266,7 @@ def _print(summary: Summary, result: dict[str, Any]) -> None:
     workers = "CPUs shared out" if settings["workers"] is None else f"{settings['workers']} each"
     cache = "warm" if settings["page_cache_warm"] else "not warmed: larger than memory"
     click.echo(
-        f"images/s; {machine['cpu']}, {machine['memory']}, accelerator: {machine['accelerator']}; trainer "
+        f"images/s; {machine['cpu']}, {machine['memory']}, accelerator: {accelerator_of(machine)}; trainer "
         f"{settings['trainer']}; batch {settings['batch_size']} of {settings['size']}x{settings['size']} "
         f"a rank, workers: {workers}, page cache {cache}; median of {settings['repeats']} interleaved runs "
         f"of {settings['batches']} batches; {machine['date']}"

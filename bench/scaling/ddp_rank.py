@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 import loaders
+from bench.running.refusals import in_one_line
 from bench.running.trainers import ModelTrainer, Trainer, check_trainer, make_trainer
 from bench.running.trial import feed
 from loaders.batch import Batch, Loader
@@ -149,7 +150,8 @@ def main() -> None:
     dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo")
     answer: dict[str, Any]
     try:
-        answer = measure(settings, device)
+        with in_one_line(settings.batch_size, settings.size):
+            answer = measure(settings, device)
     except PrecacheError as error:
         answer = {"error": str(error)}
     (Path(asked["out"]) / f"{dist.get_rank()}.json").write_text(json.dumps(answer), encoding="utf-8")

@@ -11,7 +11,7 @@ import torch
 
 from bench.comparing.comparison import Arm, choose_arms
 from bench.machine import page_cache
-from bench.machine.hardware import describe_machine
+from bench.machine.hardware import accelerator_of, describe_machine
 from bench.running.device import WARMUP_HELP, choose_device, choose_warmup
 from bench.running.fresh_process import run_module
 from bench.running.full_batches import check_fills_batch
@@ -195,7 +195,7 @@ def _conditions(settings: Settings, file: SweepFile, repeats: int) -> str:
     trials = [trial for by_repeat in file.trials.values() for trial in by_repeat.values()]
     warm = all(trial["page_cache_warm"] for trial in trials)
     return (
-        f"{machine['cpu']}, {machine['memory']}, accelerator: {machine['accelerator']}; torch "
+        f"{machine['cpu']}, {machine['memory']}, accelerator: {accelerator_of(machine)}; torch "
         f"{machine['torch']}; trainer {settings.trainer}{', compiled' if settings.compiled else ''}; "
         f"{settings.size}x{settings.size}, cache {settings.cache}, page cache "
         f"{'warm' if warm else 'not warmed: larger than memory'}; median of {repeats} interleaved trials of "

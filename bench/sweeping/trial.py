@@ -15,6 +15,7 @@ import torch
 import loaders
 from bench.analysis import stats
 from bench.running.full_batches import LAST
+from bench.running.refusals import DoesNotFit, in_one_line
 from bench.running.trainers import NullTrainer, Trainer, check_trainer, make_trainer
 from bench.running.trial import CACHES, feed, feed_again
 from bench.sweeping.grid import Point
@@ -135,20 +136,14 @@ def main() -> None:
     point = Point(**asked["point"])
     answer: dict[str, Any]
     try:
-        answer = measure(point, Settings(**asked["settings"]))
+        settings = Settings(**asked["settings"])
+        with in_one_line(point.batch_size, settings.size):
+            answer = measure(point, settings)
+    except DoesNotFit:
+        answer = {"failed": f"batch {point.batch_size:,} does not fit into memory"}
     except PrecacheError as error:
         answer = {"error": str(error)}
-    except (MemoryError, RuntimeError) as error:
-        if not _out_of_memory(error):
-            raise
-        answer = {"failed": f"batch {point.batch_size:,} does not fit into memory"}
     print(json.dumps(answer))
-
-
-def _out_of_memory(error: Exception) -> bool:
-    """Whether memory, the GPU's or the machine's, was too small."""
-    told = isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError))
-    return told or "can't allocate memory" in str(error)  # torch's words for main memory
 
 
 if __name__ == "__main__":

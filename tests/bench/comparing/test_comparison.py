@@ -79,6 +79,15 @@ def test_the_result_says_how_many_bytes_a_picture_takes(
     assert found["synthetic", "shards"] is None
 
 
+def test_from_a_cache_nothing_is_read_or_decoded(raw_tree: Path) -> None:
+    result = compare([Arm("pytorch", raw_tree)], spec("emulated:200", cache="ram", repeats=1))
+    (row,) = result.rows
+    assert result.settings["cache"] == "ram"
+    assert row.image_bytes is None
+    assert row.stages.keys() == {"collate", "transfer", "compute"}
+    assert "cache ram" in report.conditions(result)
+
+
 def test_a_slow_trainer_is_kept_busy_by_fast_loaders(result: Result) -> None:
     for row in result.rows:
         assert row.trainer is not None

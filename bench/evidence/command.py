@@ -3,6 +3,7 @@
 import os
 import re
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import click
@@ -10,7 +11,7 @@ import torch
 
 from bench.evidence import document, findings
 from bench.evidence.runner import NOT_YET, Outcome, Run, forget, run_steps
-from bench.evidence.steps import FULL, PREPARE, SMOKE, STEPS, Step
+from bench.evidence.steps import FULL, PREPARE, SMOKE, STEPS
 from bench.machine.hardware import describe_machine
 from bench.running.fresh import run_fresh
 from precache import commandline
@@ -46,7 +47,7 @@ def evidence_command(
     again: killed, the same command goes on. It ends with exit code 1 where something is wrong that was
     checked, and 2 where a step has no result.
     """
-    start_s = time.monotonic()
+    until_s = time.monotonic() + minutes * 60
     if not smoke and not torch.cuda.is_available():
         raise SettingError(
             "torch finds no GPU here, and this measures one; 'bench evidence --smoke' runs the same steps in "
@@ -56,37 +57,43 @@ def evidence_command(
         raise SettingError(f"minutes must be positive, got {minutes:g}")
     for name in again:
         check_choice("step", name, [*(step.name for step in STEPS), _ALL])
-    if smoke:
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # for the steps: their results are of a machine without one
-        data = data.with_name(f"{data.name}-smoke")
-        out = out or data / "results"
-    out = out or (_RESULTS if _RESULTS.is_dir() else data / "results")
-    for folder in (out, data):  # now, not after minutes of measuring
-        _check_writable(folder)
-    scale = SMOKE if smoke else FULL
-    # not here: this process would hold memory of the GPU
-    machine = run_fresh(describe_machine, torch.device(scale.device))
-    run = Run(
-        data=data,
-        results=out,
-        prefix="smoke" if smoke else _prefix(machine["accelerator"]),
-        machine=machine,
-        scale=scale,
-        until_s=start_s + minutes * 60,
-    )
+    run = _open_run(out, data, smoke, until_s)
     for step in STEPS:
         if step.name in again or _ALL in again:
             forget(run, step)
     outcomes = dict.fromkeys((step.name for step in STEPS), NOT_YET)
     try:
         for step, outcome in run_steps(run, PREPARE, STEPS):
-            _say(step, outcome)
+            if outcome is not NOT_YET:
+                note(f"{step.name}: {outcome.note}")
             outcomes[step.name] = outcome
     finally:
         _publish(run, outcomes, smoke)
     for line in document.sentences(STEPS, outcomes, smoke):
         click.echo(line)
     click.get_current_context().exit(_exit_code(outcomes))
+
+
+def _open_run(out: Path | None, data: Path, smoke: bool, until_s: float) -> Run:
+    """Look at the folders and the machine; a smoke run has folders of its own, and no GPU."""
+    if smoke:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # also of the steps: their results are of this machine
+        data = data.with_name(f"{data.name}-smoke")
+        out = out or data / "results"
+    out = out or (_RESULTS if _RESULTS.is_dir() else data / "results")
+    for folder in (out, data):  # now, not after minutes of measuring
+        _check_writable(folder)
+    scale = SMOKE if smoke else FULL
+    # in a process of its own: this one would hold memory of the GPU
+    machine = run_fresh(describe_machine, torch.device(scale.device))
+    return Run(
+        data=data,
+        results=out,
+        prefix="smoke" if smoke else _prefix(machine["accelerator"]),
+        machine=machine,
+        scale=scale,
+        until_s=until_s,
+    )
 
 
 def _prefix(accelerator: str) -> str:
@@ -103,12 +110,8 @@ def _check_writable(folder: Path) -> None:
     (folder / ".writable").unlink()
 
 
-def _say(step: Step, outcome: Outcome) -> None:
-    if outcome is not NOT_YET:
-        note(f"{step.name}: {outcome.note}")
-
-
-def _publish(run: Run, outcomes: dict[str, Outcome], smoke: bool) -> None:
+def _publish(run: Run, outcomes: Mapping[str, Outcome], smoke: bool) -> None:
+    """Write the page and the tables of what there is so far."""
     shown = {step.name: outcomes[step.name] for step in STEPS}
     for name, render in ((_PAGE, document.html), (_TABLES, document.markdown)):
         path = run.results / name
@@ -117,7 +120,7 @@ def _publish(run: Run, outcomes: dict[str, Outcome], smoke: bool) -> None:
         note(f"wrote {path}")
 
 
-def _exit_code(outcomes: dict[str, Outcome]) -> int:
+def _exit_code(outcomes: Mapping[str, Outcome]) -> int:
     steps = [step for step in STEPS if outcomes[step.name].content is not None]
     if len(steps) < len(STEPS):
         return 2

@@ -1,9 +1,11 @@
 """The command `bench evidence`: everything that has to be measured on a GPU, step by step."""
 
+import fcntl
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import click
@@ -58,17 +60,18 @@ def evidence_command(
     for name in again:
         check_choice("step", name, [*(step.name for step in STEPS), _ALL])
     run = _open_run(out, data, smoke, until_s)
-    for step in STEPS:
-        if step.name in again or _ALL in again:
-            forget(run, step)
     outcomes = dict.fromkeys((step.name for step in STEPS), NOT_YET)
-    try:
-        for step, outcome in run_steps(run, PREPARE, STEPS):
-            if outcome is not NOT_YET:
-                note(f"{step.name}: {outcome.note}")
-            outcomes[step.name] = outcome
-    finally:
-        _publish(run, outcomes, smoke)
+    with _alone(run.data):
+        for step in STEPS:
+            if step.name in again or _ALL in again:
+                forget(run, step)
+        try:
+            for step, outcome in run_steps(run, PREPARE, STEPS):
+                if outcome is not NOT_YET:
+                    note(f"{step.name}: {outcome.note}")
+                outcomes[step.name] = outcome
+        finally:
+            _publish(run, outcomes, smoke)
     for line in document.sentences(STEPS, outcomes, smoke):
         click.echo(line)
     click.get_current_context().exit(_exit_code(outcomes))
@@ -94,6 +97,19 @@ def _open_run(out: Path | None, data: Path, smoke: bool, until_s: float) -> Run:
         scale=scale,
         until_s=until_s,
     )
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """SettingError where another run uses `folder`: side by side both would measure less."""
+    with open(folder / ".lock", "ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the system gives it back, however this ends
+        except BlockingIOError as error:
+            raise SettingError(
+                f"{folder}: another 'bench evidence' runs there; wait until it ends"
+            ) from error
+        yield
 
 
 def _prefix(accelerator: str) -> str:

@@ -36,8 +36,6 @@ def _torch_facts() -> list[tuple[str, str]]:
         ("multiprocessors", str(properties.multi_processor_count)),
         ("device memory", f"{properties.total_memory / 2**30:.0f} GiB"),
         ("bfloat16 in hardware", str(torch.cuda.is_bf16_supported(including_emulation=False))),
-        ("CUDA of torch", str(torch.version.cuda)),
-        ("cuDNN", str(torch.backends.cudnn.version())),  # type: ignore[no-untyped-call]
     ]
 
 

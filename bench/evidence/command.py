@@ -1,8 +1,8 @@
 """The command `bench evidence`: everything that has to be measured on a GPU, step by step."""
 
-import fcntl
 import os
 import re
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -55,6 +55,10 @@ def evidence_command(
             "torch finds no GPU here, and this measures one; 'bench evidence --smoke' runs the same steps in "
             "miniature on the CPU"
         )
+    if sys.platform == "win32":
+        raise SettingError(
+            "bench evidence ends the processes of a step as a group, which needs Linux or macOS"
+        )
     if not minutes > 0:
         raise SettingError(f"minutes must be positive, got {minutes:g}")
     for name in again:
@@ -102,6 +106,8 @@ def _open_run(out: Path | None, data: Path, smoke: bool, until_s: float) -> Run:
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
     """SettingError where another run uses `folder`: side by side both would measure less."""
+    import fcntl  # not on Windows, where the other commands run
+
     with open(folder / ".lock", "ab") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the system gives it back, however this ends

@@ -138,6 +138,29 @@ def test_what_a_step_left_unfinished_is_there_when_it_runs_again(run: Run) -> No
     assert not run.scratch(first).exists()
 
 
+def test_a_step_that_is_to_be_measured_anew_begins_anew(run: Run) -> None:
+    bad = step("one", RAISES)
+    outcomes(run, bad)
+    (run.scratch(bad) / "trials").touch()
+    forget(run, bad)
+    assert not run.scratch(bad).exists()
+
+
+def test_what_a_failed_step_wrote_is_no_result_of_the_next_run(run: Run) -> None:
+    assert outcomes(run, step("one", f"{WRITES}exit(3)"))["one"].content is None
+    assert outcomes(run, step("one", "pass"))["one"].content is None
+
+
+def test_a_process_that_a_step_leaves_behind_ends_with_it(tmp_path: Path) -> None:
+    program = (
+        "import subprocess, sys\n"
+        "print(subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']).pid)"
+    )
+    assert run_limited(["-c", program], 30, tmp_path / "log") == 0
+    left = int((tmp_path / "log").read_text())
+    _wait_for(lambda: not _lives(left))
+
+
 def test_steps_die_with_a_command_that_is_killed(tmp_path: Path) -> None:
     """Else the next run would measure beside them."""
     log = tmp_path / "log"

@@ -50,7 +50,8 @@ def write(tmp_path: Path) -> Write:
         machine = {"cpu": "EPYC, 2 CPUs", "memory": "24 GiB", "accelerator": "none", "date": "2026-11-21"}
         settings = {
             "trainers": ["emulated:4000"], "batch_size": 64, "size": 224, "workers": 2, "repeats": 5,
-            "page_cache": "warm", "augment": "eval", "shuffle": "auto", "device": "cpu", "data": DATA,
+            "page_cache": "warm", "amp": "off", "compiled": False, "cache": "none",
+            "augment": "eval", "shuffle": "auto", "device": "cpu", "data": DATA,
         }  # fmt: skip
         for values in (machine, settings):
             values.update({key: value for key, value in changed.items() if key in values})
@@ -153,6 +154,9 @@ def test_a_large_loss_with_wide_overlapping_intervals_is_not_distinguishable(
         ({"trainers": ["resnet50", "none"]}, "trainers emulated:4000 and resnet50, none"),
         ({"page_cache": "cold"}, "page_cache warm and cold"),
         ({"augment": "train"}, "augment eval and train"),
+        ({"amp": "bf16"}, "amp off and bf16"),
+        ({"compiled": True}, "compiled False and True"),
+        ({"cache": "ram"}, "cache none and ram"),
         ({"shuffle": "window"}, "shuffle auto and window"),
         ({"device": "cuda"}, "device cpu and cuda"),
         (

@@ -1,4 +1,4 @@
-# Targets for people: `make quickstart`, `make test`. Everything is installed into .venv.
+# Targets for people: `make quickstart`, `make test`, `make gpu`. Everything is installed into .venv.
 
 PYTHON ?= python3
 VENV   ?= .venv
@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 SIMD   ?= .venv-simd
 TWO    := --numprocesses 2 --dist worksteal
 
-.PHONY: quickstart test test-simd lint clean
+.PHONY: quickstart test test-simd gpu lint clean
 
 # Set up once; again when the dependencies change.
 $(VENV)/.installed: pyproject.toml
@@ -39,6 +39,10 @@ test-simd: $(VENV)/.installed-test
 	@if $(MAKE) --no-print-directory $(SIMD)/.installed; \
 	then $(SIMD)/bin/python -m pytest $(TWO) tests/precache tests/loaders/test_backends.py tests/loaders/test_skipping.py tests/test_realdata.py; \
 	else echo "SKIPPED: Pillow-SIMD cannot be installed here; it needs a C compiler and the headers of libjpeg and zlib"; fi
+
+# On a machine with an NVIDIA GPU: all that is to be measured there. Once .venv is set up it needs no network.
+gpu: $(VENV)/.installed-test
+	$(BIN)/bench evidence
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .

@@ -13,6 +13,7 @@ from bench.comparing.comparison import BenchSpec, choose_arms, compare
 from bench.comparing.regression import compare_command
 from bench.converting import conversion, photos
 from bench.converting import report as conversion_report
+from bench.evidence.command import evidence_command
 from bench.machine.command import hardware
 from bench.peers.arms import choose_peers, limits
 from bench.peers.serving import PEERS
@@ -71,6 +72,7 @@ def main() -> None:
 for _command in (
     compare_command,
     ddp_command,
+    evidence_command,
     hardware,
     profile_command,
     recommend_command,

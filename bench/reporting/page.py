@@ -2,7 +2,7 @@
 
 import base64
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from html import escape
 from statistics import median
 
@@ -80,17 +80,22 @@ def html(result: Result) -> str:
     content = "".join(
         (
             "<h1>Does the trainer wait for data?</h1>",
-            f'<section class="verdict">{_paragraphs(_verdict(result))}</section>',
+            f'<section class="verdict">{paragraphs(_verdict(result))}</section>',
             _overview(result),
             _details(result),
             _numbers(result),
             _conditions(result),
         )
     )
+    return document("Loader benchmark", content)
+
+
+def document(title: str, content: str) -> str:
+    """A page of `content`, with the style and the script that its charts need."""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>Loader benchmark</title><style>{_STYLE}</style>"
+        f"<title>{escape(title)}</title><style>{_STYLE}</style>"
         f"<script>{get_plotlyjs()}</script></head><body>{content}</body></html>\n"
     )
 
@@ -120,7 +125,7 @@ def _overview(result: Result) -> str:
         if rows:
             figures[f"Fed to {name}: images/s, and share of the trainer's own rate"] = charts.fed(rows)
     figures["Loaders alone: images/s"] = charts.alone(result.rows)
-    return f"<h2>How fast</h2>{_figures(figures, 'overview')}"
+    return f"<h2>How fast</h2>{draw(figures, 'overview')}"
 
 
 def _details(result: Result) -> str:
@@ -132,8 +137,8 @@ def _details(result: Result) -> str:
         if figures:
             title = escape(report.title(result, row))
             links.append(f'<a href="#row{number}">{title}</a>')
-            words = _paragraphs([" ".join(_findings(row))])
-            shown = f"{words}{_changes(row)}{_figures(figures, f'row{number}')}"
+            words = paragraphs([" ".join(_findings(row))])
+            shown = f"{words}{_changes(row)}{draw(figures, f'row{number}')}"
             sections.append(f'<h2 id="row{number}">{title}</h2>{shown}')
     return (
         f"<nav>In detail: {', '.join(links)}</nav>{''.join(sections)}"
@@ -198,7 +203,8 @@ def _changes(row: Row) -> str:
     )
 
 
-def _figures(figures: dict[str, go.Figure], prefix: str) -> str:
+def draw(figures: dict[str, go.Figure], prefix: str) -> str:
+    """Charts by their titles; `prefix` begins their ids on the page."""
     shown = []
     for number, (title, figure) in enumerate(figures.items()):
         chart = plotly.io.to_html(
@@ -240,14 +246,26 @@ def _conditions(result: Result) -> str:
     facts = {**result.machine, **result.settings}
     if result.host_to_device_gbps is not None:
         facts["host to device"] = f"{result.host_to_device_gbps:.1f} GB/s"
-    details = "".join(
-        f"<dt>{escape(name)}</dt><dd>{escape(_text(value))}</dd>" for name, value in facts.items()
-    )
-    skipped = _paragraphs(f"Skipped {name}: {reason}" for name, reason in result.skipped.items())
-    return f"{skipped}<h2>Machine, versions and settings</h2><dl>{details}</dl>"
+    skipped = paragraphs(f"Skipped {name}: {reason}" for name, reason in result.skipped.items())
+    return f"{skipped}<h2>Machine, versions and settings</h2>{describe(facts)}"
 
 
-def _paragraphs(lines: Iterable[str]) -> str:
+def describe(facts: Mapping[str, object]) -> str:
+    """Names and values, a line each."""
+    lines = (f"<dt>{escape(name)}</dt><dd>{escape(_text(value))}</dd>" for name, value in facts.items())
+    return f"<dl>{''.join(lines)}</dl>"
+
+
+def table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table of plain text."""
+    head = "".join(f"<th>{escape(title)}</th>" for title in titles)
+    lines = ("".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows)
+    body = "".join(f"<tr>{line}</tr>" for line in lines)
+    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def paragraphs(lines: Iterable[str]) -> str:
+    """Each line one."""
     return "".join(f"<p>{escape(line)}</p>" for line in lines)
 
 

@@ -1,6 +1,6 @@
 """A result as a terminal table and as Markdown; `bench.reporting.page` makes the HTML page."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from statistics import median
 from typing import Any
 
@@ -208,13 +208,16 @@ def _is_uneven(row: Row) -> bool:
 
 def markdown(result: Result) -> str:
     """A Markdown table, with the conditions below it."""
-    titles = columns(result)
-    lines = [_markdown_row(titles), _markdown_row(["---"] * len(titles))]
-    lines += [_markdown_row(row) for row in cells(result)]
+    lines = [markdown_table(columns(result), cells(result))]
     for line in comparisons(result):
         lines += ["", line]
     lines += ["", f"{conditions(result)}."]
     return "\n".join(lines)
+
+
+def markdown_table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table of plain text."""
+    return "\n".join(map(_markdown_row, (titles, ["---"] * len(titles), *rows)))
 
 
 def conditions(result: Result) -> str:

@@ -28,6 +28,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "shards-float": ("shards", FLOAT),
     "shards-train": ("shards", {**FLOAT, **TRAIN}),
     "shards-jitter": ("shards", {**FLOAT, **JITTER}),
+    "shards-half": ("shards", {"dtype": torch.bfloat16}),
     "shards-window": ("shards", {**FLOAT, "shuffle": "window"}),
     "shards-pad": ("shards", {**FLOAT, "last": "pad", "rank": 1, "world_size": 3}),
     "shards-drop": ("shards", {**FLOAT, "last": "drop"}),
@@ -110,6 +111,34 @@ def test_each_batch_is_right_whatever_is_late(case: str, paths: dict[str, Path])
         for (ours, labels), (theirs, their_labels) in zip(due, epochs, strict=True):
             assert torch.allclose(ours, theirs, atol=1e-5)
             assert torch.equal(labels, their_labels)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("last", ["partial", "pad", "drop"])
+@pytest.mark.parametrize(
+    ("kind", "backend"),
+    [
+        ("shards", "shards"), ("webdataset", "webdataset"), ("raw", "pytorch"), ("shards", "synthetic"),
+        ("webdataset", "nvjpeg"), ("raw", "nvjpeg"),
+    ],
+)  # fmt: skip
+def test_each_combination_of_settings_is_right(
+    kind: str, backend: str, last: str, paths: dict[str, Path]
+) -> None:
+    """Those above reach each path; this is for what nobody thought of."""
+    dtypes = (torch.uint8, torch.float32, torch.float16)
+    augments: tuple[Any, ...] = (None, "train", "crop", JITTER["augment"])
+    for dtype, augment, cache in itertools.product(dtypes, augments, ("none", "ram", "device")):
+        settings = {
+            "backend": backend, "workers": 0 if backend == "pytorch" else 2, "size": 20, "dtype": dtype,
+            "augment": augment, "cache": cache, "last": last, "rank": 1, "world_size": 2, "batch_size": 4,
+        }  # fmt: skip
+        with simulated("at once"):
+            due = serve(paths[kind], **settings)
+        for schedule in ("training late", "all late"):
+            with simulated(schedule):
+                assert all(same(due, serve(paths[kind], **settings))), (schedule, settings)
 
 
 def serve_on_the_cpu(path: Path, settings: dict[str, Any]) -> Iterator[tuple[torch.Tensor, ...]]:

@@ -56,7 +56,6 @@ from bench.peers.libraries import (
     spdl,
     webdataset,
 )
-from precache.packages import dali_package
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +80,9 @@ class Peer:
 
 _TORCHVISION = ("torch", "torchvision")
 _DALI = ("nvidia.dali.plugin.pytorch",)
+# as `precache.packages`, which this script cannot import where it runs alone
+_INSTALLED = {distribution.metadata["Name"] for distribution in metadata.distributions()}
+_DALI_PACKAGE = "nvidia-dali-cuda130" if "nvidia-dali-cuda130" in _INSTALLED else "nvidia-dali-cuda120"
 LIMIT = "gather"
 PEERS = {
     LIMIT: Peer(gather, (), "numpy", ("shards",), "pixels"),
@@ -93,8 +95,8 @@ PEERS = {
     "litdata-jpeg": Peer(litdata, ("litdata", "torchvision"), "litdata", ("litdata-jpeg",), "jpeg"),
     "mds-raw": Peer(mds, ("streaming",), "mosaicml-streaming", ("mds",), "pixels"),
     "webdataset-pil": Peer(webdataset, ("webdataset", "PIL.Image"), "webdataset", ("webdataset",), "jpeg"),
-    "dali-files": Peer(dali, _DALI, dali_package(), ("dali", "webdataset"), "jpeg"),
-    "dali-raw": Peer(dali, _DALI, dali_package(), ("raw",), "tree"),
+    "dali-files": Peer(dali, _DALI, _DALI_PACKAGE, ("dali", "webdataset"), "jpeg"),
+    "dali-raw": Peer(dali, _DALI, _DALI_PACKAGE, ("raw",), "tree"),
     "imagefolder": Peer(imagefolder, _TORCHVISION, "torchvision", ("raw",), "tree"),
     "imagefolder-turbo": Peer(imagefolder_turbo, _TORCHVISION, "torchvision", ("raw",), "tree"),
     "spdl": Peer(spdl, ("torch", "spdl.io", "spdl.pipeline"), "spdl", ("raw",), "tree"),

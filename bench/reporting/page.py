@@ -2,6 +2,7 @@
 
 import base64
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from html import escape
 from statistics import median
@@ -38,6 +39,7 @@ figure { margin: 0; min-width: 0; max-width: 44rem; } figcaption { font-weight: 
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; overflow-wrap: normal; }
 th, td { text-align: right; vertical-align: top; padding: .3rem .6rem; border-bottom: 1px solid var(--line);
   white-space: nowrap; line-height: 1.3; }
+th.words, td.words { text-align: left; white-space: normal; min-width: 6rem; }
 th { white-space: normal; vertical-align: bottom; font-weight: 600; }
 th:first-child, td:first-child { text-align: left; padding-left: 0; white-space: normal; min-width: 8rem;
   max-width: 14rem; overflow-wrap: anywhere; position: sticky; left: 0; background: var(--bg); }
@@ -257,10 +259,21 @@ def describe(facts: Mapping[str, object]) -> str:
 
 
 def table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table of plain text."""
-    head = "".join(f"<th>{escape(title)}</th>" for title in titles)
-    lines = ("".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows)
-    body = "".join(f"<tr>{line}</tr>" for line in lines)
+    """Titles and cells, as text; numbers to the right, words, with `code` in them, to the left."""
+    lines = [list(row) for row in rows]
+    words = {
+        column
+        for line in lines
+        for column, cell in enumerate(line)
+        if cell[:1].isalpha() or cell[:1] in ("`", "'")
+    }
+    kinds = [' class="words"' if column in words else "" for column in range(len(titles))]
+    head = "".join(f"<th{kind}>{escape(title)}</th>" for kind, title in zip(kinds, titles, strict=True))
+    drawn = (
+        "".join(f"<td{kind}>{_with_code(cell)}</td>" for kind, cell in zip(kinds, line, strict=True))
+        for line in lines
+    )
+    body = "".join(f"<tr>{cells}</tr>" for cells in drawn)
     return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
@@ -289,3 +302,7 @@ def _cell(value: Estimate | float | None) -> str:
 
 def _number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _with_code(text: str) -> str:
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))

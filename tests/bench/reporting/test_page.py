@@ -212,3 +212,11 @@ def test_a_result_without_rows_is_refused(result: Result) -> None:
 
 def test_the_same_result_gives_the_same_page(result: Result, text: str) -> None:
     assert page.html(result) == text
+
+
+def test_a_table_has_its_words_to_the_left_and_shows_code_as_such() -> None:
+    drawn = page.table(("loader", "rate", "why"), [("shards", "12", "`a<b` is"), ("dali", "-", "none")])
+    assert drawn.count('<td class="words">') == 4
+    assert "<td>12</td>" in drawn
+    assert '<th class="words">loader</th><th>rate</th>' in drawn
+    assert "<code>a&lt;b</code> is" in drawn

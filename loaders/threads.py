@@ -72,13 +72,22 @@ class EndingThread(threading.Thread):
         self.helps = helps
 
     def start(self) -> None:
-        """As a Thread's; Ctrl-C in the midst of it is a KeyboardInterrupt."""
+        """As a Thread's; Ctrl-C in the midst of it is raised behind it.
+
+        It would leave a lock of `threading` locked, for which the new thread would wait for ever.
+        """
+        before = signal.getsignal(signal.SIGINT)
+        if threading.current_thread() is not threading.main_thread() or before is None:
+            super().start()
+            return
+        received: list[int] = []
+        signal.signal(signal.SIGINT, lambda number, frame: received.append(number))
         try:
             super().start()
-        except RuntimeError as error:  # of a lock that threading gives back although Ctrl-C has taken it away
-            if isinstance(error.__context__, KeyboardInterrupt):
-                raise error.__context__ from None
-            raise
+        finally:
+            signal.signal(signal.SIGINT, before)
+            if received:
+                signal.raise_signal(signal.SIGINT)
 
     def run(self) -> None:
         """Call `function(self, *arguments)`."""

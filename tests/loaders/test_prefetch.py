@@ -113,6 +113,33 @@ def test_ctrl_c_while_it_is_closed_is_raised_when_the_thread_has_ended() -> None
         signal.signal(signal.SIGINT, before)
 
 
+def test_ctrl_c_while_its_thread_starts_is_raised_when_it_has_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In the midst it would leave a lock locked, and the thread there for ever."""
+    wait = threading.Event.wait
+
+    def interrupted(event: threading.Event, timeout: float | None = None) -> bool:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.05)
+        return wait(event, timeout)
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    running = threading.active_count()
+    ahead = Prefetch(count_up([]), 2)
+    try:
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Event, "wait", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                next(ahead)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        assert threading.active_count() == running + 1
+        ahead.close()
+        assert threading.active_count() == running
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize("where", ["own", "helper"])
 def test_an_iterator_that_its_own_threads_collect_ends_them(where: str) -> None:
     """A cycle is collected by whichever thread happens to; none may wait for itself."""

@@ -11,6 +11,7 @@ from bench.reporting import page, report
 from tests.bench.rich_result import HOSTILE, rich_result
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="run: pip install selenium")
+wait = pytest.importorskip("selenium.webdriver.support.wait", reason="run: pip install selenium")
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 DRIVER = shutil.which("chromedriver")
 pytestmark = [
@@ -18,8 +19,9 @@ pytestmark = [
     pytest.mark.timeout(300),
 ]
 SIZES = "return [...document.querySelectorAll('figure')].map(figure => {\
-    const chart = figure.querySelector('.main-svg').getBoundingClientRect();\
+    const chart = (figure.querySelector('.main-svg') || figure).getBoundingClientRect();\
     return [chart.width, chart.height, chart.right - figure.getBoundingClientRect().right] })"
+DRAWN = "return document.querySelectorAll('.barlayer .point, .scatterlayer .trace').length"
 TEXT_COLOURS = "return [...new Set([...document.querySelectorAll('.main-svg text')].map(\
     text => getComputedStyle(text).fill))]"
 CHARTS = 11
@@ -51,6 +53,9 @@ def show(browser: Any, address: str, width: int, scheme: str = "light", media: s
     features = [{"name": "prefers-color-scheme", "value": scheme}]
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": media, "features": features})
     browser.get(address)
+    # charts are drawn behind that, later on a busy machine
+    wait.WebDriverWait(browser, 60).until(lambda opened: len(opened.execute_script(SIZES)) == CHARTS)
+    wait.WebDriverWait(browser, 60).until(lambda opened: opened.execute_script(DRAWN) > 2 * 140)
 
 
 @pytest.mark.parametrize("width", [1200, 390])
@@ -61,8 +66,7 @@ def test_charts_have_size_and_nothing_sticks_out(browser: Any, address: str, wid
     assert all(250 <= chart_width <= width and height >= 150 for chart_width, height, _ in sizes)
     assert all(over_edge < 1 for _, _, over_edge in sizes)
     assert browser.execute_script("return document.documentElement.scrollWidth") <= width
-    drawn = "return document.querySelectorAll('.barlayer .point, .scatterlayer .trace').length"
-    assert browser.execute_script(drawn) > 2 * 140
+    assert browser.execute_script(DRAWN) > 2 * 140
     assert [entry for entry in browser.get_log("browser") if entry["level"] != "DEBUG"] == []
 
 

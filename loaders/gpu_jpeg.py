@@ -43,8 +43,7 @@ def find_decoder(device: torch.device) -> GpuDecoder:
     """The first of the installed ones that decodes a small JPEG on `device`.
 
     Raises:
-        MissingDependencyError: none is installed.
-        RuntimeError: none does; in the words of the library.
+        MissingDependencyError: none is installed, or none does.
     """
     tiny = io.BytesIO()
     Image.new("RGB", (16, 16), "white").save(tiny, "JPEG")
@@ -58,7 +57,14 @@ def find_decoder(device: torch.device) -> GpuDecoder:
         else:
             return decoder
     decoder = _torchvision()
-    decoder.decode([jpeg], device)
+    try:
+        decoder.decode([jpeg], device)
+    except RuntimeError as error:
+        why = str(error).partition("\n")[0]
+        raise MissingDependencyError(
+            f"backend 'nvjpeg': what is installed does not decode JPEGs on {device} (torchvision: {why}); "
+            f"'pip install torchcodec' of a version for this CUDA, or choose another backend"
+        ) from error
     return decoder
 
 

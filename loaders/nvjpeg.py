@@ -154,7 +154,7 @@ class NvjpegReader:
         lane.drain()
         try:
             return dict(zip(jpegs, self._decoder.decode([*jpegs.values()], self._device), strict=True))
-        except torch.OutOfMemoryError:
+        except torch.cuda.OutOfMemoryError:
             raise
         except RuntimeError:
             lane.drain_device()  # it may still write, to memory that others get now

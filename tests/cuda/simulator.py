@@ -91,6 +91,7 @@ def _factory(name: str) -> Callable[..., torch.Tensor]:
 
 
 def _pin(tensor: torch.Tensor) -> torch.Tensor:
+    streams.world().pinned.append(tensor.nbytes)
     return memory.pinned(tuple(tensor.shape), tensor.dtype).copy_(tensor)
 
 

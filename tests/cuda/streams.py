@@ -32,6 +32,7 @@ class World:
     Attributes:
         syncs: (name of the thread that waited, for what).
         used: devices on which anything was done.
+        pinned: bytes of each copy by the host into pinned memory.
     """
 
     late: Schedule
@@ -42,6 +43,7 @@ class World:
     defaults: dict[int, "Stream"] = field(default_factory=dict)
     syncs: list[tuple[str, str]] = field(default_factory=list)
     used: set[int] = field(default_factory=set)
+    pinned: list[int] = field(default_factory=list)
 
     def waited(self, what: str) -> None:
         """Note that this thread waited for the device."""

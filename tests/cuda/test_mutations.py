@@ -45,6 +45,12 @@ MUTATIONS = {
     "nvJPEG writes where nobody reads": (
         "nvjpeg.py", "        lane.drain()\n", "", f"{RIGHT} and nvjpeg-uint8",
     ),
+    "nvJPEG's pictures are made on its lane": (
+        "nvjpeg.py", "            with lane.active():", "            if True:", f"{RIGHT} and nvjpeg-uint8",
+    ),
+    "pictures are read into pinned memory": (
+        "buffers.py", 'self._pinned = device.type == "cuda"', "self._pinned = False", "read_into_pinned",
+    ),
     "nvJPEG's work is marked behind it": (
         "nvjpeg.py", "ready = lane.mark()", "ready = None", f"{RIGHT} and nvjpeg-uint8",
     ),

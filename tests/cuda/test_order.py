@@ -200,6 +200,17 @@ def test_the_host_waits_for_the_device_once_a_batch_at_most(case: str, paths: di
     assert len(waits) <= most * (batches + ahead), waits[:8]
 
 
+@pytest.mark.parametrize("backend", ["shards", "webdataset"])
+def test_pictures_are_read_into_pinned_memory_and_not_copied_there(
+    backend: str, paths: dict[str, Path]
+) -> None:
+    with simulated("all late") as world:
+        with loaders.build(paths[backend], batch_size=8, device="cuda", workers=1, **TRAIN) as loader:
+            batch_bytes = next(iter(loader)).images.nbytes
+        assert world.pinned, "labels and draws are copied"
+        assert max(world.pinned) < batch_bytes / 4
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_a_loader_stays_on_its_device(case: str, paths: dict[str, Path]) -> None:
     kind, settings = CASES[case]

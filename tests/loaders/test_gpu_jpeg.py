@@ -51,6 +51,19 @@ def test_torchvision_takes_its_place_where_it_does_not_decode_and_this_is_said(
     assert said.endswith("on cpu, torchvision is used: not compiled with nvJPEG support")
 
 
+def test_where_neither_decodes_the_error_says_why_and_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(jpegs: list[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
+        raise RuntimeError("built without CUDA\nStack trace")
+
+    for name in ("_torchcodec", "_torchvision"):
+        broken = gpu_jpeg.GpuDecoder(name, refuse, turns=False, most=1)
+        monkeypatch.setattr(gpu_jpeg, name, lambda broken=broken: broken)
+    with pytest.raises(
+        MissingDependencyError, match=r"on cpu \(torchvision: built without CUDA\); 'pip inst"
+    ):
+        gpu_jpeg.find_decoder(CPU)
+
+
 def test_without_either_the_install_command_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("torchcodec.decoders", "torchvision.io"):
         monkeypatch.setitem(sys.modules, name, None)

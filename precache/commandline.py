@@ -16,12 +16,13 @@ The exit code is that of the job, whoever still listens:
   command starts ignore it, too. SIGPIPE is ignored by Python itself.
 """
 
+import importlib
 import json
 import re
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,9 +59,28 @@ class Command(click.Command):
 
 
 class Group(click.Group):
-    """A group of `Command`s."""
+    """A group of `Command`s.
+
+    Those in `modules`, {name: module}, are imported when they are asked for; each module holds its command
+    as `command`.
+    """
 
     command_class = Command
+
+    def __init__(self, *args: Any, modules: Mapping[str, str] | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._modules = modules or {}
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """All names, in alphabetical order."""
+        return sorted({*super().list_commands(ctx), *self._modules})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command of that name; None if there is none."""
+        if cmd_name not in self._modules:
+            return super().get_command(ctx, cmd_name)
+        command: click.Command = importlib.import_module(self._modules[cmd_name]).command
+        return command
 
 
 def run(group: click.Group, program: str, arguments: Sequence[str] | None = None) -> int:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.cli import COMMANDS
 from tests.command import ROOT
 
 LOADERS_MAY_USE = {
@@ -63,21 +64,31 @@ def test_errors_import_nothing_of_ours() -> None:
     assert not [n for n in imports(ROOT / "precache/errors.py") if n.startswith(("precache", "loaders"))]
 
 
-def test_folders_of_bench_do_not_import_one_another_in_a_circle() -> None:
-    folders = {path.parent.name for path in files("bench")} - {"bench"}
-    uses = {
-        folder: {
-            name.split(".")[1]
-            for path in files(f"bench/{folder}")
-            for name in imports(path)
-            if name.startswith("bench.")
-        }
-        - {folder}
-        for folder in folders
-    }
-    assert set().union(*uses.values()) <= folders  # none uses the command line
-    assert any(uses.values())
-    TopologicalSorter(uses).prepare()  # CycleError names the circle
+ROOMS = {
+    "commands": {"evidence", "findings", "machine", "options", "pages", "peers", "trial"},
+    "evidence": {"findings", "machine", "pages", "trial"},
+    "trial": {"findings", "machine", "peers"},
+    "pages": {"findings", "machine", "trial"},
+    "machine": {"findings"},
+    "findings": set[str](),
+    "peers": set[str](),
+}
+"""Folders of `bench`, each with those that it may use, `options` being a file."""
+
+
+def test_rooms_of_bench_use_only_those_below() -> None:
+    found: dict[str, set[str]] = {room: set() for room in ROOMS}
+    for path in files("bench"):
+        if path.parent.name != "bench":
+            used = {name.split(".")[1] for name in imports(path) if name.startswith("bench.")}
+            found[path.parent.name] |= used - {path.parent.name}
+    assert {room for room, used in found.items() if used - ROOMS[room]} == set()
+    TopologicalSorter({room: used - {"options"} for room, used in ROOMS.items()}).prepare()
+
+
+def test_each_command_is_a_file_of_its_name() -> None:
+    names = {path.stem for path in files("bench/commands")} - {"__init__"}
+    assert {name: f"bench.commands.{name}" for name in names} == COMMANDS
 
 
 def test_files_stay_short_enough_to_hold_one_idea() -> None:

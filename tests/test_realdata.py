@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import loaders
-from bench.comparing.comparison import BenchSpec, choose_arms, compare
+from bench.trial.comparison import BenchSpec, choose_arms, compare
 from precache import convert, open_dataset, verify
 from precache.source import scan_tree
 from tests.command import ROOT

@@ -6,7 +6,9 @@ from html import escape
 from bench.evidence import findings
 from bench.evidence.runner import Outcome
 from bench.evidence.steps import Step
-from bench.reporting import charts, page, report
+from bench.pages import charts
+from bench.pages import loaders as page
+from bench.pages import table as report
 
 SMOKE_NOTE = (
     "This is a trial run on a CPU with few pictures and emulated trainers in the place of ResNet-50 and "

@@ -4,13 +4,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from bench.analysis.stats import Estimate
-from bench.analysis.verdict import KEEPS_UP, NOT_DISTINGUISHABLE, judge, lost_share
 from bench.evidence.memory import MAY_GROW_BYTES
 from bench.evidence.runner import Content, Outcome
 from bench.evidence.steps import Step
-from bench.reporting import report
-from bench.reporting.result import Result, Row
+from bench.findings.result import Result, Row
+from bench.findings.stats import Estimate
+from bench.findings.verdict import KEEPS_UP, NOT_DISTINGUISHABLE, judge, lost_share
+from bench.pages import table as report
 
 _ANSWERING = ("resnet50", "resnet50-device", "photos", "stored", "resnet50-ram")
 """The steps that the first sentence is about: the step that most know, not compiled."""

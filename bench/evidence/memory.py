@@ -14,8 +14,8 @@ import torch
 
 from bench.evidence.feeds import FEEDS, Feed
 from bench.evidence.programs import failure, write_result
-from bench.running.fresh import run_fresh
-from bench.running.processes import tree_bytes
+from bench.trial.fresh import run_fresh
+from bench.trial.processes import tree_bytes
 from precache import commandline
 from precache.errors import MissingDependencyError, SettingError
 

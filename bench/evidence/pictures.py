@@ -14,8 +14,8 @@ from pathlib import Path
 
 import click
 
-from bench.converting.photos import make_photos
 from bench.evidence.programs import write_result
+from bench.machine.photos import make_photos
 from precache import commandline
 from precache.convert import convert
 from precache.errors import SettingError

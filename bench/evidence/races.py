@@ -16,7 +16,7 @@ import torch
 
 from bench.evidence.feeds import FEEDS, Feed
 from bench.evidence.programs import failure, write_result
-from bench.running.fresh import run_fresh
+from bench.trial.fresh import run_fresh
 from precache import commandline
 from precache.errors import MissingDependencyError, SettingError
 

@@ -4,14 +4,16 @@
 """
 
 import json
+import subprocess
+import sys
 from dataclasses import asdict
 from pathlib import Path
 
 import click
 
-from bench.sweeping.command import sweep_command
-from bench.sweeping.file import SweepFile
-from bench.sweeping.grid import recommend, sentence
+from bench.findings.grid import recommend, sentence
+from bench.findings.sweep_file import SweepFile
+from bench.trial.fresh_process import environment
 from precache import commandline
 
 _PATH = click.Path(path_type=Path)
@@ -26,7 +28,20 @@ def workers(data: Path, scratch: Path, result: Path, options: tuple[str, ...]) -
     """Sweep over photographs and over decoded shards of DATA; OPTIONS are those of 'bench sweep'."""
     trials = scratch / "trials.jsonl"
     folders = [str(data / "photos"), str(data / "shards")]
-    sweep_command.main([*folders, *options, "--repeats=1", "--out", str(trials)], standalone_mode=False)
+    command = [
+        sys.executable,
+        "-m",
+        "bench",
+        "sweep",
+        *folders,
+        *options,
+        "--repeats=1",
+        "--out",
+        str(trials),
+    ]
+    ended = subprocess.run(command, env=environment(), check=False)
+    if ended.returncode:
+        sys.exit(ended.returncode)
     header = json.loads(trials.read_text(encoding="utf-8").splitlines()[0])
     file = SweepFile(trials, header)
     measured = file.measured()

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import torch
 
-from bench.running.nvml import driver_version
+from bench.machine.nvml import driver_version
 from precache.codecs import made_by
 from precache.executors import available_cpus
 from precache.packages import DALI

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from bench.analysis import stats
+from bench.findings import stats
 from bench.machine import disk
 from bench.machine.hardware import describe_machine
-from bench.running.trainers import DTYPES, resolve_amp
+from bench.machine.precision import DTYPES, resolve_amp
 from precache import images, jpeg
 from precache.errors import ImageError, SettingError, check_range
 from precache.executors import available_cpus

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bench.analysis.stats import Estimate, ratio
-from bench.analysis.verdict import Change
-from bench.reporting.result import Result, Row
+from bench.findings.result import Result, Row
+from bench.findings.stats import Estimate, ratio
+from bench.findings.verdict import Change
 
 BATCHES = 140
 EPOCH = 48

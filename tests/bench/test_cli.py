@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from bench import cli
 from bench.cli import main
-from bench.converting import conversion
-from bench.converting.conversion import ConversionResult
-from bench.reporting.result import Result
+from bench.commands import loaders as loaders_command
+from bench.findings.result import Result
+from bench.trial import conversion
+from bench.trial.conversion import ConversionResult
 from precache import commandline
 from tests.bench.rich_result import around, rich_result
 from tests.command import check_bad_input, run
@@ -129,7 +129,7 @@ MEASURED = ("loaders", "data/shards", "--backend", "shards", "--trainer", "none"
 def measured(monkeypatch: pytest.MonkeyPatch) -> Result:
     """What 'bench loaders' has measured, without measuring."""
     result = rich_result()
-    monkeypatch.setattr(cli, "compare", lambda *_, **__: result)
+    monkeypatch.setattr(loaders_command, "compare", lambda *_, **__: result)
     return result
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.comparing.comparison import Arm, BenchSpec, compare
-from bench.reporting.result import Row
+from bench.findings.result import Row
+from bench.trial.comparison import Arm, BenchSpec, compare
 from tests.bench.slowed import BATCH, make_tree, slow
 
 PICTURE_S = 0.008

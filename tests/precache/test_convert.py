@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from bench.running.processes import run_watched
+from bench.trial.processes import run_watched
 from precache import convert, executors, open_dataset, verify, verify_deep
 from precache.errors import DatasetError, SettingError, WorkerError
 from precache.formats import FORMATS

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from bench.analysis.stats import Estimate
 from bench.evidence import document, findings
 from bench.evidence.runner import NOT_YET, Outcome
 from bench.evidence.steps import STEPS, Step
-from bench.reporting.result import Result, Row
+from bench.findings.result import Result, Row
+from bench.findings.stats import Estimate
 from tests.bench.rich_result import around, rich_result, row
 
 MACHINE = {"date": "2026-11-22", "cpu": "16 CPUs", "memory": "128 GiB", "accelerator": "NVIDIA H200"}

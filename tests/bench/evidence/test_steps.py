@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from bench import cli
-from bench.comparing.spec import BenchSpec
 from bench.evidence.steps import FULL, LONGEST_S, PREPARE, SMOKE, STEPS, Scale, Step, arguments
-from bench.running.device import choose_warmup
+from bench.trial.device import choose_warmup
+from bench.trial.spec import BenchSpec
 from loaders import BACKENDS
 from tests.command import ROOT
 
@@ -25,7 +25,7 @@ def parsed(step: Step, scale: Scale) -> click.Context:
     command: click.Command
     if module == "bench":
         name, *words = words
-        command = cli.main.commands[name]
+        command = import_module(cli.COMMANDS[name]).command
     else:
         command = getattr(import_module(module), module.rpartition(".")[2])
     return command.make_context(step.name, words)
@@ -62,7 +62,7 @@ def test_a_comparison_of_loaders_at_full_scale_has_settings_that_bench_loaders_t
 def test_the_sweep_over_workers_takes_its_options(scale: Scale) -> None:
     (workers,) = (s for s in STEPS if s.name == "workers")
     options = parsed(workers, scale).params["options"]
-    sweep = cli.main.commands["sweep"].make_context("sweep", list(options))
+    sweep = import_module(cli.COMMANDS["sweep"]).command.make_context("sweep", list(options))
     assert "," not in sweep.params["amp"] or scale is SMOKE  # one line of the grid, but where it is dropped
     assert sweep.params["device"] == scale.device
 

@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 import torch
 
-from bench.analysis.stats import Estimate
 from bench.cli import main
-from bench.machine import command, disk, measurements
+from bench.commands import hardware as command
+from bench.findings.stats import Estimate
+from bench.machine import disk, measurements
 from bench.machine.disk import Disk
 from bench.machine.measurements import Hardware, HardwareSpec, Measurement
 from precache import commandline

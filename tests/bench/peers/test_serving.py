@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from bench.comparing.comparison import Arm, BenchSpec, compare
+from bench.findings.result import Result
+from bench.pages import loaders as page
+from bench.pages import table as report
 from bench.peers import libraries, serving
-from bench.peers.arms import DEFAULT_STORED, PeerArm, choose_peers, limits, run_peer, write_data
 from bench.peers.libraries import Work
 from bench.peers.serving import LIMIT, PEERS
-from bench.reporting import page, report
-from bench.reporting.result import Result
+from bench.trial.comparison import Arm, BenchSpec, compare
+from bench.trial.peer_arm import DEFAULT_STORED, PeerArm, choose_peers, limits, run_peer, write_data
 from precache.errors import DatasetError, SettingError, WorkerError
 from precache.formats import FORMATS
 from precache.source import scan_tree

@@ -1,0 +1,98 @@
+"""`bench compare`: two results of `bench loaders`, row by row; exit code 1 on a regression."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.table import Table
+
+from bench.findings.regression import REGRESSION, Change, changes, differences
+from bench.findings.result_file import read_result
+from precache import commandline
+from precache.commandline import STDOUT, check_output, write_json
+from precache.errors import SettingError, check_share
+from precache.tables import new_console
+
+_WIDTH = 100
+
+
+@click.command(name="compare", cls=commandline.Command)
+@click.argument("before_path", metavar="A.json", type=click.Path(path_type=Path))
+@click.argument("after_path", metavar="B.json", type=click.Path(path_type=Path))
+@click.option("--tolerance", default=0.05, show_default=True, help="Loss that is no regression yet.")
+@click.option("--force", is_flag=True, help="Compare even if machine, work, data or rows differ.")
+@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write it here; '-' prints it.")
+@click.option("--quiet", is_flag=True, help="Print nothing but errors; for the exit code and --json FILE.")
+def command(
+    before_path: Path, after_path: Path, tolerance: float, force: bool, json_path: Path | None, quiet: bool
+) -> None:
+    """Compare two results of 'bench loaders --json', B over A.
+
+    Exit code 1 if a rate fell by more than the tolerance (its whole interval lies below), or if B lacks a
+    row of A.
+    """
+    check_share("tolerance", tolerance)
+    check_output(json_path)
+    before, after = read_result(before_path), read_result(after_path)
+    differing = differences(before, after)
+    if differing and not force:
+        raise SettingError(
+            f"{before_path} and {after_path} differ in {'; '.join(differing)}; use --force to compare them "
+            f"all the same"
+        )
+    found, gone, new = changes(before, after, tolerance)
+    if not found:
+        raise SettingError(f"{before_path} and {after_path} have no row in common; measure the same backends")
+    lost = [change for change in found if change.verdict == REGRESSION]
+    if not quiet and json_path != STDOUT:
+        _print_tables(found)
+        for path, keys in ((before_path, gone), (after_path, new)):
+            for key in keys:
+                click.echo(f"only in {path}: {key.arm} with {key.trainer}")
+        if differing:
+            click.echo(f"Compared although they differ in {'; '.join(differing)}.")
+        click.echo("A, B: median images/s. In brackets: the range of the ratio over the repeats of both.")
+        click.echo(f"{len(lost)} of {len(found)} rates fell by more than {tolerance:.0%}.")
+        if gone and not force:
+            click.echo(
+                f"{after_path} lacks {len(gone)} of the rows of {before_path}; --force goes on without."
+            )
+    if json_path is not None:
+        content = {
+            "version": 1,
+            "before": str(before_path),
+            "after": str(after_path),
+            "tolerance": tolerance,
+            "differences": differing,
+            "changes": [{**asdict(change), "row": change.row._asdict()} for change in found],
+            "only_before": [key._asdict() for key in gone],
+            "only_after": [key._asdict() for key in new],
+        }
+        write_json(json_path, content, quiet=quiet)
+    if lost or (gone and not force):
+        raise click.exceptions.Exit(1)
+
+
+def _print_tables(found: Sequence[Change]) -> None:
+    console = new_console(width=_WIDTH)
+    for trainer in dict.fromkeys(change.row.trainer for change in found):
+        table = Table(box=None, pad_edge=False)
+        for title in ("backend", "data", "rate", "A", "B", "B/A", "verdict"):
+            justify: Any = "right" if title in ("A", "B", "B/A") else "left"
+            table.add_column(title, justify=justify, no_wrap=True)
+        for change in found:
+            if change.row.trainer == trainer:
+                backend, data, _, rank = change.row
+                table.add_row(
+                    backend,
+                    data if rank == 1 else f"{data} ({rank})",
+                    change.rate,
+                    f"{change.before.median:,.0f}",
+                    f"{change.after.median:,.0f}",
+                    f"{change.ratio.median:.2f} ({change.ratio.low:.2f}-{change.ratio.high:.2f})",
+                    change.verdict,
+                )
+        click.echo(f"Trainer {trainer}:")
+        console.print(table)

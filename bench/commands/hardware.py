@@ -1,0 +1,158 @@
+"""The command `bench hardware`: what each part of the machine gives, and its time for a data set."""
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+from rich.table import Table
+
+from bench.findings.stats import Estimate
+from bench.machine import measurements
+from bench.machine.hardware import accelerator_of
+from bench.machine.measurements import PETABYTE, Hardware, HardwareSpec, Measurement
+from precache import commandline
+from precache.commandline import STDOUT, ProgressBar, check_output, human_bytes, write_json
+from precache.sample import make_sample
+from precache.source import Scan, scan_tree
+from precache.tables import new_console
+
+TABLE_WIDTH = 100
+_LONGEST_HOW = 20
+_GENERATED = 64  # pictures; making them takes longer than measuring
+_PATH = click.Path(path_type=Path)
+_VERSIONS = ("python", "torch", "numpy", "simplejpeg")
+_PERIODS = (
+    ("years", 31_557_600.0),
+    ("days", 86_400.0),
+    ("h", 3600.0),
+    ("min", 60.0),
+    ("s", 1.0),
+    ("ms", 1e-3),
+)
+
+
+@click.command(name="hardware", cls=commandline.Command)
+@click.option("--data", type=_PATH, help="A tree of pictures: decode these, and give the time for all.")
+@click.option(
+    "--scratch", type=_PATH, default=Path(tempfile.gettempdir()), help="A folder on the disk to measure."
+)
+@click.option("--repeats", default=5, show_default=True, help="Of each measurement, taking turns.")
+@click.option("--seconds", default=0.5, show_default=True, help="Of each repeat.")
+@click.option("--json", "json_path", type=_PATH, help="Write the result here; '-' prints it alone.")
+def command(data: Path | None, scratch: Path, repeats: int, seconds: float, json_path: Path | None) -> None:
+    """Measure copying, reading, decoding and multiplying, each alone.
+
+    For each: the median, the lowest and the highest repeat, and how long this part alone takes for
+    the pictures of --data and for 1 PB of such files.
+    """
+    spec = HardwareSpec(scratch=scratch, repeats=repeats, seconds=seconds)
+    check_output(json_path)
+    with _scan(data, scratch) as scan, ProgressBar("hardware", "run") as bar:
+        jpegs = measurements.sample_jpegs(scan)
+        found = {"pictures": len(scan.samples), "file_bytes": int(scan.samples.file_bytes.sum())}
+        result = measurements.measure(spec, jpegs, None if data is None else found, bar)
+    if json_path is not None:
+        write_json(json_path, result.to_json())
+    if json_path != STDOUT:
+        show(result)
+        if data is not None and data.stat().st_dev != scratch.stat().st_dev:
+            click.echo(f"{data} lies on another disk than {scratch}: name a folder on it with --scratch")
+
+
+def show(result: Hardware) -> None:
+    """Print the table, what goes with it, and the warnings."""
+    console = new_console(width=TABLE_WIDTH)
+    console.print(table(result))
+    reasons = dict.fromkeys(m.how for m in result.measurements if m.value is None and _is_long(m.how))
+    for reason in reasons:
+        console.print(f"not measured: {reason}")
+    console.print(legend(result))
+    for warning in result.warnings:
+        console.print(f"WARNING: {warning}")
+
+
+def table(result: Hardware) -> Table:
+    """A rich table of at most 100 columns."""
+    shown = Table(box=None, pad_edge=False)
+    titles = ["measured", "median", "low-high", "data set", "1 PB", "how"]
+    if result.data is None:
+        titles.remove("data set")
+    for title in titles:
+        left = title in ("measured", "how")
+        shown.add_column(title, justify="left" if left else "right", no_wrap=True)
+    for measurement in result.measurements:
+        shown.add_row(*cells(measurement, result))
+    return shown
+
+
+def cells(measurement: Measurement, result: Hardware) -> list[str]:
+    """One row."""
+    value, data = measurement.value, result.data
+    how = "see below" if value is None and _is_long(measurement.how) else measurement.how
+    figures = ["-", "-"]
+    if value is not None:
+        figures = [f"{number(value.median)} {measurement.unit}", spread(value)]
+    seconds = []
+    if data is not None:
+        seconds.append(measurement.seconds_for(data["pictures"], data["file_bytes"]))
+    pictures = PETABYTE / result.mean_file_bytes if result.mean_file_bytes else 0.0
+    seconds.append(measurement.seconds_for(pictures, PETABYTE) if pictures else None)
+    return [measurement.name, *figures, *map(duration, seconds), how]
+
+
+def legend(result: Hardware) -> str:
+    """What the figures mean, and under which conditions they hold."""
+    machine, data = result.machine, result.data
+    versions = ", ".join(f"{name} {machine[name]}" for name in _VERSIONS if name in machine)
+    of_data = "" if data is None else (
+        f"Data set: {data['pictures']:,} pictures, {human_bytes(data['file_bytes'])}. "
+    )  # fmt: skip
+    return (
+        f"{of_data}Times are of this part alone, once over all pictures: files through memory and disk "
+        f"(random: one block at a time), pictures decoded, their pixels (224x224) to the device, ResNet-50 "
+        f"training steps at the full matrix-multiply rate. 1 PB is of files of "
+        f"{human_bytes(result.mean_file_bytes)}.\n"
+        f"{machine['cpu']}, {machine['memory']}, accelerator: {accelerator_of(machine)}; disk "
+        f"{result.disk.device}{_spinning(result)}; {versions}; median of {result.repeats} repeats; "
+        f"{machine['date']}."
+    )
+
+
+def number(value: float) -> str:
+    """Three digits, or all before the point: 0.154, 11.6, 1,867."""
+    digits = 0 if value >= 100 else 1 if value >= 10 else 2 if value >= 1 else 3
+    return f"{value:,.{digits}f}"
+
+
+def spread(value: Estimate) -> str:
+    """The lowest and the highest measurement."""
+    return f"{number(value.low)}-{number(value.high)}"
+
+
+def duration(seconds: float | None) -> str:
+    """A time in the unit that suits it: 5.20 ms, 12.3 s, 4.1 h, 3.2 years; '-' for None."""
+    if seconds is None:
+        return "-"
+    unit, length = next(((u, n) for u, n in _PERIODS if seconds >= 2 * n), _PERIODS[-1])
+    return f"{number(seconds / length)} {unit}"
+
+
+@contextmanager
+def _scan(data: Path | None, scratch: Path) -> Iterator[Scan]:
+    """The tree `data`, or a generated one for the duration of the block."""
+    if data is not None:
+        yield scan_tree(data)
+        return
+    with tempfile.TemporaryDirectory(dir=scratch, prefix="bench-hardware-") as folder:
+        make_sample(Path(folder) / "tree", images=_GENERATED, workers=0)
+        yield scan_tree(Path(folder) / "tree")
+
+
+def _spinning(result: Hardware) -> str:
+    return " (rotational, says the kernel)" if result.disk.rotational else ""
+
+
+def _is_long(how: str) -> bool:
+    return len(how) > _LONGEST_HOW

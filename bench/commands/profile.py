@@ -1,0 +1,191 @@
+"""`bench profile`: where the time of a few steps goes, by torch's profiler."""
+
+import json
+import os
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import torch
+from rich.table import Table
+from torch.profiler import ProfilerActivity, profile, record_function
+
+import loaders
+from bench.machine.precision import AMP_HELP
+from bench.trial.device import WARMUP_HELP, choose_device, choose_warmup
+from bench.trial.full_batches import LAST, check_fills_batch, endless
+from bench.trial.presets import EPILOG
+from bench.trial.refusals import in_one_line
+from bench.trial.trainers import CHOICES, Trainer, check_trainer, make_trainer, resolve
+from loaders.batch import Loader
+from loaders.dataset import open_split
+from precache import commandline
+from precache.errors import SettingError, check_choice, check_range
+from precache.executors import worker_count
+from precache.tables import new_console
+
+WAIT, STEP = "wait for batch", "train step"
+_DATA = Path("data")
+_WIDTH = 100
+_NAME_WIDTH = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """One kind of operator over all steps; seconds are its own, without those that it calls."""
+
+    name: str
+    calls: int
+    host_s: float
+    device_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """What a profiled run spent its time on.
+
+    Attributes:
+        stage_s: seconds of the calling thread in each stage; on a GPU the step is over when its work is.
+        operators: those with the most time of their own on the device, or on the host without a GPU.
+    """
+
+    steps: int
+    stage_s: dict[str, float]
+    operators: tuple[Operator, ...]
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Share of the time, 0 to 1, of each stage."""
+        total_s = sum(self.stage_s.values())
+        return {name: seconds / total_s for name, seconds in self.stage_s.items()}
+
+
+def profile_steps(
+    loader: Loader,
+    trainer: Trainer,
+    device: torch.device,
+    warmup: int,
+    steps: int,
+    trace_path: Path,
+    top: int,
+) -> Profile:
+    """Run `warmup` steps, then `steps` under the profiler, whose trace is written to `trace_path`."""
+    batches = (batch for batch, _ in endless(loader))
+    for _ in range(warmup):
+        trainer.step(next(batches))
+    _synchronise(device)
+    if device.type == "cpu":  # it would complain on stderr that there is no GPU
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
+    stage_s = {WAIT: 0.0, STEP: 0.0}
+    with profile(activities=activities) as profiler:
+        for _ in range(steps):
+            begin_s = time.perf_counter()
+            with record_function(WAIT):
+                batch = next(batches)
+            arrived_s = time.perf_counter()
+            with record_function(STEP):
+                trainer.step(batch)
+                _synchronise(device)  # else the wait for the next batch would pay for this step
+            end_s = time.perf_counter()
+            stage_s[WAIT] += arrived_s - begin_s
+            stage_s[STEP] += end_s - arrived_s
+    profiler.export_chrome_trace(str(trace_path))
+    return Profile(steps, stage_s, _top_operators(profiler, top))
+
+
+def _synchronise(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _top_operators(profiler: Any, top: int) -> tuple[Operator, ...]:
+    found = [
+        Operator(event.key, event.count, event.self_cpu_time_total / 1e6, event.self_device_time_total / 1e6)
+        for event in profiler.key_averages()
+        if event.key not in (WAIT, STEP)
+    ]
+    return tuple(sorted(found, key=lambda one: (one.device_s, one.host_s), reverse=True)[:top])
+
+
+@click.command(name="profile", cls=commandline.Command, epilog=EPILOG)
+@click.argument("folder", type=click.Path(path_type=Path), required=False)
+@click.option("--backend", default="auto", show_default=True, help=f"auto or {', '.join(loaders.BACKENDS)}.")
+@click.option("--trainer", "trainer_name", default="auto", show_default=True, help=f"One of: {CHOICES}.")
+@click.option("--steps", default=20, show_default=True, help="Profiled steps.")
+@click.option("--warmup", type=int, help=WARMUP_HELP)
+@click.option("--amp", default="auto", show_default=True, help=AMP_HELP)
+@click.option("--batch-size", default=64, show_default=True, help="Samples per batch.")
+@click.option("--workers", type=int, help="Processes or threads of the loader.  [default: one per CPU]")
+@click.option("--size", default=224, show_default=True, help="Side of the served square, pixels.")
+@click.option("--device", "device_name", default="auto", show_default=True, help="auto, cpu or cuda.")
+@click.option("--top", default=15, show_default=True, help="Operators in the table.")
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder for the files.")
+def command(
+    folder: Path | None,
+    backend: str,
+    trainer_name: str,
+    steps: int,
+    warmup: int | None,
+    amp: str,
+    workers: int | None,
+    device_name: str,
+    top: int,
+    out: Path,
+    **settings: Any,
+) -> None:
+    """Profile a loader on FOLDER and a trainer: operators, stages, and a trace to look at.
+
+    Operators are those of the calling thread and of the GPU: threads and processes of the loader are not
+    among them. Profiling slows each operator down a little.
+
+    FOLDER defaults to the one in data/ that the backend is made for. The trace opens in
+    https://ui.perfetto.dev and in chrome://tracing.
+    """
+    device = choose_device(device_name)
+    warmup = choose_warmup(warmup, device)
+    for name, value, low in (("steps", steps, 1), ("warmup", warmup, 0), ("top", top, 1)):
+        check_range(name, value, low)
+    check_trainer(resolve(trainer_name, device), settings["size"], amp=amp)
+    check_choice("backend", backend, [*loaders.BACKENDS, "auto"])
+    if out.exists() and not out.is_dir():
+        raise SettingError(f"{out}: is a file; name a folder")
+    if folder is None:
+        folder = _DATA / ("raw" if backend == "auto" else loaders.READS[backend][0])
+    workers = worker_count(workers)
+    # the number of classes is known with the data, what dtype the loader serves with the trainer
+    data = open_split(folder, "train")
+    check_fills_batch(settings["batch_size"], len(data.ids))
+    trainer = make_trainer(trainer_name, device, len(data.classes), amp=amp)
+    with loaders.build(
+        folder, backend=backend, workers=workers, device=device, dtype=trainer.dtype, last=LAST, **settings
+    ) as loader:
+        out.mkdir(parents=True, exist_ok=True)
+        with in_one_line(settings["batch_size"], settings["size"]):
+            found = profile_steps(loader, trainer, device, warmup, steps, out / "trace.json", top)
+    content = {**asdict(found), "shares": found.shares}
+    (out / "profile.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    _print(found)
+    click.echo(f"wrote {out / 'trace.json'} (open it in https://ui.perfetto.dev) and {out / 'profile.json'}")
+
+
+def _print(found: Profile) -> None:
+    on_device = any(one.device_s for one in found.operators)
+    table = Table(box=None, pad_edge=False)
+    table.add_column("operator", no_wrap=True, max_width=_NAME_WIDTH)
+    for title in ("calls", "host ms", *(["device ms"] if on_device else [])):
+        table.add_column(title, justify="right", no_wrap=True)
+    for one in found.operators:
+        times_s = (one.host_s, one.device_s) if on_device else (one.host_s,)
+        table.add_row(one.name, f"{one.calls:,}", *(f"{seconds * 1e3:,.1f}" for seconds in times_s))
+    if found.operators:
+        new_console(width=_WIDTH).print(table)
+    else:
+        click.echo(
+            "no operators: this trainer computes nothing; take --trainer resnet50 to see those of a step"
+        )
+    for name, seconds in found.stage_s.items():
+        each_ms = seconds / found.steps * 1e3
+        click.echo(f"{name}: {found.shares[name]:.0%} of the time, {each_ms:,.1f} ms per step")

@@ -1,0 +1,213 @@
+"""`bench sweep`: workers, batch sizes, amp and pinning, each trial in a process of its own."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+import torch
+
+from bench.findings.grid import (
+    Axes,
+    Measured,
+    Point,
+    drop_axes,
+    grid,
+    prune,
+    recommend,
+    sentence,
+)
+from bench.findings.sweep_file import SweepFile
+from bench.machine import page_cache
+from bench.machine.hardware import accelerator_of, describe_machine
+from bench.machine.precision import AMP_HELP
+from bench.options import parse_amp, parse_numbers, parse_switches
+from bench.pages import sweep as page
+from bench.pages.sweep_table import LEGEND, tables
+from bench.trial.comparison import Arm, choose_arms
+from bench.trial.device import WARMUP_HELP, choose_device, choose_warmup
+from bench.trial.fresh_process import run_module
+from bench.trial.full_batches import check_fills_batch
+from bench.trial.presets import EPILOG
+from bench.trial.sweep_trial import Settings
+from bench.trial.trainers import CHOICES, MODELS, resolve
+from loaders import BACKENDS
+from loaders.dataset import RAW, open_split
+from precache import commandline
+from precache.commandline import ProgressBar, check_output
+from precache.errors import DatasetError, PrecacheError, check_choice, check_range
+from precache.tables import new_console
+
+_DATA = Path("data")
+_PATH = click.Path(path_type=Path)
+_WIDTH = 100
+
+
+@click.command(name="sweep", cls=commandline.Command, epilog=EPILOG)
+@click.argument("data", type=_PATH, nargs=-1)
+@click.option("--backend", help=f"Some of: {', '.join(sorted(BACKENDS))}.  [default: as DATA needs]")
+@click.option("--trainer", default="auto", show_default=True, help=f"One of: {CHOICES}.")
+@click.option("--workers", default="0,1,2,4,8", show_default=True, help="Processes or threads of the loader.")
+@click.option("--batch-size", default="32,64,128,256", show_default=True, help="Samples per batch.")
+@click.option("--amp", default="auto,off", show_default=True, help=AMP_HELP)
+@click.option("--compile", "compiled", is_flag=True, help="Compile the model with torch.compile.")
+@click.option("--cache", default="none", show_default=True, help="none, ram or device, of loaders.build.")
+@click.option("--pin", default="on,off", show_default=True, help="Copies from pinned memory (CUDA).")
+@click.option("--out", type=_PATH, default=Path("sweep.jsonl"), show_default=True, help="Finished trials.")
+@click.option("--html", "html_path", type=_PATH, help="Write a page with charts here.")
+@click.option("--quiet", is_flag=True, help="Print nothing but errors; for --out and --html FILE.")
+@click.option("--repeats", default=3, show_default=True, help="Trials of each setting, interleaved.")
+@click.option("--size", default=224, show_default=True, help="Side of the served square, pixels.")
+@click.option("--batches", default=40, show_default=True, help="Timed batches of each trial.")
+@click.option("--warmup", type=int, help=WARMUP_HELP)
+@click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda.")
+def command(
+    data: tuple[Path, ...],
+    backend: str | None,
+    trainer: str,
+    out: Path,
+    html_path: Path | None,
+    quiet: bool,
+    device: str,
+    warmup: int | None,
+    repeats: int,
+    **given: Any,
+) -> None:
+    """Find the fewest workers and the smallest batch that keep the trainer busy, over DATA.
+
+    DATA are folders, data/raw by default. Every combination is measured, but those that cannot be of
+    use; `bench.findings.grid.prune` has the rules. Each finished trial is a line of --out: the same command
+    goes on after those. --amp and --pin are dropped where they make no difference: --amp with a trainer
+    that does not compute, --pin without CUDA.
+    """
+    check_range("repeats", repeats, 1)
+    chosen = choose_device(device)
+    axes = _axes(chosen, **{name: given.pop(name) for name in ("workers", "batch_size", "amp", "pin")})
+    settings = Settings(
+        trainer=resolve(trainer, chosen),
+        device=str(chosen),
+        warmup=choose_warmup(warmup, chosen),
+        **given,
+    )
+    axes, notes = drop_axes(axes, chosen.type, computes=settings.trainer in MODELS, cache=settings.cache)
+    for note in () if quiet else notes:
+        click.echo(note)
+    arms = _arms(data, backend)
+    splits = {str(arm.path): open_split(arm.path, "train") for arm in arms}
+    for split in splits.values():
+        check_fills_batch(max(axes.batch_sizes), len(split.ids))
+    points = grid([(arm.backend, str(arm.path)) for arm in arms], axes)
+    header = {
+        "machine": describe_machine(chosen),
+        "data": {path: split.digest for path, split in splits.items()},
+        "settings": asdict(settings),
+    }
+    check_output(html_path)
+    file = SweepFile(out, header)
+    if quiet:
+        run(points, settings, file, repeats)
+    else:
+        with ProgressBar("sweep", "trial") as bar:
+            run(points, settings, file, repeats, bar)
+    measured = [m for m in file.measured() if m.point in set(points)]
+    if not measured:
+        raise DatasetError(f"nothing measured: {'; '.join(sorted(set(file.failed.values())))}")
+    conditions = _conditions(settings, file, repeats)
+    if not quiet:
+        _show(points, file, measured, conditions)
+    if html_path is not None:
+        html_path.parent.mkdir(parents=True, exist_ok=True)
+        html_path.write_text(page.html(points, file, conditions), encoding="utf-8")
+        if not quiet:
+            click.echo(f"wrote {html_path}")
+
+
+def run(
+    points: Sequence[Point],
+    settings: Settings,
+    file: SweepFile,
+    repeats: int,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> None:
+    """Measure what `file` lacks of `points`, all of them once, then again; prune in the first round.
+
+    Raises:
+        PrecacheError: a trial failed otherwise than for want of memory.
+    """
+    left_out = {**file.pruned, **file.failed}
+    missing = [
+        (repeat, point)
+        for repeat in range(repeats)
+        for point in points
+        if point not in left_out and repeat not in file.trials.get(point, {})
+    ]
+    total = len(points) * repeats
+    on_progress(total - len(missing), total)
+    for number, (repeat, point) in enumerate(missing, 1):
+        if point not in file.pruned and point not in file.failed:
+            _measure(point, repeat, settings, file)
+        on_progress(total - len(missing) + number, total)
+
+
+def _measure(point: Point, repeat: int, settings: Settings, file: SweepFile) -> None:
+    # once begun, a point gets all its trials: else chance would choose which have few
+    reason = None if point in file.trials else prune(point, file.measured(), file.failed)
+    if reason is not None:
+        file.add(point, pruned=reason)
+        return
+    warm = page_cache.warm(Path(point.data))
+    asked = json.dumps({"point": asdict(point), "settings": asdict(settings)})
+    answer = json.loads(run_module("bench.trial.sweep_trial", asked).splitlines()[-1])
+    if "error" in answer:
+        raise PrecacheError(answer["error"])
+    if "failed" in answer:
+        file.add(point, failed=answer["failed"])
+    else:
+        file.add(point, repeat=repeat, trial={**answer, "page_cache_warm": warm})
+
+
+def _axes(device: torch.device, workers: str, batch_size: str, amp: str, pin: str) -> Axes:
+    """From the options of these names."""
+    return Axes(
+        parse_numbers("--workers", workers),
+        parse_numbers("--batch-size", batch_size),
+        parse_amp(amp, device),
+        parse_switches("--pin", pin),
+    )
+
+
+def _arms(data: Sequence[Path], backend: str | None) -> list[Arm]:
+    """What to measure; without a choice, each folder by the backend that is made for it."""
+    if backend is not None:
+        names = [name.strip() for name in backend.split(",")]
+        for name in names:
+            check_choice("backend", name, BACKENDS)
+        return choose_arms(data, names, _DATA)
+    kinds = {path: open_split(path, "train").kind for path in data or (_DATA / RAW,)}
+    return [Arm("pytorch" if kind == RAW else kind, path) for path, kind in kinds.items()]
+
+
+def _conditions(settings: Settings, file: SweepFile, repeats: int) -> str:
+    machine = describe_machine(torch.device(settings.device))
+    trials = [trial for by_repeat in file.trials.values() for trial in by_repeat.values()]
+    warm = all(trial["page_cache_warm"] for trial in trials)
+    return (
+        f"{machine['cpu']}, {machine['memory']}, accelerator: {accelerator_of(machine)}; torch "
+        f"{machine['torch']}; trainer {settings.trainer}{', compiled' if settings.compiled else ''}; "
+        f"{settings.size}x{settings.size}, cache {settings.cache}, page cache "
+        f"{'warm' if warm else 'not warmed: larger than memory'}; median of {repeats} interleaved trials of "
+        f"{settings.batches} batches; {machine['date']}; trials: {file.path}"
+    )
+
+
+def _show(points: Sequence[Point], file: SweepFile, measured: Sequence[Measured], conditions: str) -> None:
+    console = new_console(width=_WIDTH)
+    for table in tables(points, file):
+        console.print(table)
+        console.print()
+    click.echo(f"{LEGEND}.")
+    click.echo(f"{conditions}.")
+    for recommendation in recommend(measured):
+        click.echo(sentence(recommendation))

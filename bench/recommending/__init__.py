@@ -1,1 +1,0 @@
-"""What converting a tree would bring, predicted from a sample of it."""

@@ -1,1 +1,0 @@
-"""Results of a comparison as files, tables, a page and events."""

@@ -1,1 +1,0 @@
-"""How one trial runs: what consumes its batches, in which process, and what is watched meanwhile."""

@@ -1,1 +1,0 @@
-"""Which workers, batch size, amp and pinning to choose: a grid of trials."""

@@ -1,0 +1,1 @@
+"""One measured run, whoever asks for it."""

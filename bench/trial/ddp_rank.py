@@ -1,0 +1,164 @@
+"""One rank of `bench ddp`: torchrun runs `python -m bench.trial.ddp_rank JSON` as often as there are ranks.
+
+Rank 0 prints a line of JSON, {"done": n, "total": m}, after each run; each rank writes what it measured,
+or {"error": message}, to the file `<rank>.json` in the folder that the settings name.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+
+import loaders
+from bench.trial.refusals import in_one_line
+from bench.trial.run import feed
+from bench.trial.trainers import ModelTrainer, Trainer, check_trainer, make_trainer
+from loaders.batch import Batch, Loader
+from loaders.dataset import open_split
+from precache.errors import PrecacheError, check_range
+from precache.executors import available_cpus
+from precache.images import MAX_SIZE
+
+ONE, OWN, TOGETHER = "one", "own", "together"
+DATA_WAIT = "data_wait"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """What all ranks are told.
+
+    Attributes:
+        data, backend, trainer, batch_size, size: see `bench loaders`; the batch is that of a rank.
+        workers: of the loader of a rank; None: one per CPU, shared out among the ranks.
+        warmup, batches: of each run, before the timed ones and timed.
+        repeats: runs of each kind, interleaved.
+        device: cpu or cuda; rank n takes GPU n.
+        amp: of a trainer that computes.
+    """
+
+    data: str
+    backend: str
+    trainer: str
+    batch_size: int
+    workers: int | None
+    size: int
+    warmup: int
+    batches: int
+    repeats: int
+    device: str
+    amp: str = "auto"
+
+    def __post_init__(self) -> None:
+        check_range("batch_size", self.batch_size, 1)
+        check_range("size", self.size, 1, MAX_SIZE)
+        check_range("warmup", self.warmup, 0)
+        check_range("batches", self.batches, 1)
+        check_range("repeats", self.repeats, 1)
+        if self.workers is not None:
+            check_range("workers", self.workers, 0)
+        check_trainer(self.trainer, self.size, amp=self.amp)
+
+
+class InStep:
+    """A trainer whose ranks wait for one another after each batch, as those do that average gradients."""
+
+    def __init__(self, trainer: Trainer, device: torch.device) -> None:
+        self.name = trainer.name
+        self.dtype = trainer.dtype
+        self._trainer = trainer
+        self._gradient = torch.zeros(1, device=device)
+
+    def step(self, batch: Batch) -> None:
+        """Train, then meet."""
+        self._trainer.step(batch)
+        dist.all_reduce(self._gradient)
+
+
+def measure(settings: Settings, device: torch.device) -> dict[str, list[float]]:
+    """Images/s of this rank, run by run, by kind:
+
+    one: rank 0 alone, without a share: all samples and, unless `workers` says other, all CPUs;
+    own: all ranks at the same time, each at its own pace;
+    together: all ranks in step;
+
+    and data_wait: the share of its time, 0 to 1, that this rank waits for a batch in the runs in step.
+    """
+    rank = dist.get_rank()
+    classes = len(open_split(settings.data, "train").classes)
+    trainer = make_trainer(settings.trainer, device, classes, amp=settings.amp)
+    in_step = trainer.distributed() if isinstance(trainer, ModelTrainer) else InStep(trainer, device)
+    rates: dict[str, list[float]] = {ONE: [], OWN: [], TOGETHER: []}
+    waits: list[float] = []
+    for _ in range(settings.repeats):
+        for kind, found in rates.items():
+            alone = kind == ONE
+            torch.set_num_threads(max(1, available_cpus() // (1 if alone else dist.get_world_size())))
+            if rank == 0 or not alone:
+                fed = in_step if kind == TOGETHER else trainer
+                opener = _opener(settings, device, fed.dtype, alone)
+                trial = feed(opener, fed, device, settings.warmup, settings.batches)
+                found.append(trial.images_per_s)
+                if kind == TOGETHER:
+                    waits.append(trial.wait_share)
+            dist.all_reduce(torch.zeros(1))  # on the CPU: no GPU is kept busy with waiting
+            if rank == 0:
+                done = sum(map(len, rates.values()))
+                print(json.dumps({"done": done, "total": len(rates) * settings.repeats}), flush=True)
+    return {**rates, DATA_WAIT: waits}
+
+
+def _opener(
+    settings: Settings, device: torch.device, dtype: torch.dtype, alone: bool
+) -> Callable[[], Loader]:
+    workers: int | Literal["auto"] = "auto"  # the CPUs, shared out among the ranks
+    if settings.workers is not None:
+        workers = settings.workers
+    elif alone:
+        workers = available_cpus()
+
+    def build() -> Loader:
+        return loaders.build(
+            settings.data,
+            backend=settings.backend,
+            batch_size=settings.batch_size,
+            size=settings.size,
+            workers=workers,
+            device=device,
+            dtype=dtype,
+            last="pad",  # as torch's DistributedSampler: all ranks have as many batches, all of them full
+            rank=0 if alone else None,
+            world_size=1 if alone else None,
+        )
+
+    return build
+
+
+def main() -> None:
+    """Join the other ranks, measure, write the answer."""
+    asked = json.loads(sys.argv[1])
+    settings = Settings(**asked["settings"])
+    on_gpu = settings.device == "cuda"
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
+    if on_gpu:
+        torch.cuda.set_device(device)
+    dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo")
+    answer: dict[str, Any]
+    try:
+        with in_one_line(settings.batch_size, settings.size):
+            answer = measure(settings, device)
+    except PrecacheError as error:
+        answer = {"error": str(error)}
+    (Path(asked["out"]) / f"{dist.get_rank()}.json").write_text(json.dumps(answer), encoding="utf-8")
+    if "error" in answer:
+        sys.exit(1)  # torchrun ends the ranks that wait for this one
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,221 @@
+"""A sample of a tree, converted and loaded for real: what the predictions of `bench recommend` rest on.
+
+The sample is repeated until a conversion takes seconds and every worker has shards to write: with few
+pictures, what is measured is the start. Its pictures are spread over the sizes of the tree's files, so
+that its mean size, which decides what decoding and storing cost, is the tree's.
+"""
+
+import math
+import os
+import shutil
+import sys
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from bench.findings.forecast import RAW_NAME
+from bench.machine import page_cache
+from bench.machine.measurements import check_seconds
+from bench.trial import loader_run
+from bench.trial.loader_run import LoaderRun
+from bench.trial.processes import run_watched
+from precache import images
+from precache.converted import open_dataset
+from precache.errors import ImageError, SettingError, SourceError, check_range
+from precache.recipe import Recipe
+from precache.source import Scan
+
+BACKENDS = {RAW_NAME: "pytorch", "shards": "shards", "webdataset": "webdataset", "dali": "dali"}
+SMALL_IMAGES = 24  # of the conversion that takes hardly longer than its start
+_ROUNDS = 2  # shards per worker, at least
+_MOST_SHARDS = 40
+_MOST_BYTES = 2e9  # that a converted sample may take
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecommendSpec:
+    """Settings of a recommendation; checked once.
+
+    Attributes:
+        pictures: of the sample.
+        stored_size, quality: of the conversions.
+        size, batch_size: of the served batches.
+        workers: of conversions and loaders.
+        trainer: name, see `bench.trial.trainers.CHOICES`.
+        repeats: of everything, taking turns.
+        seconds: of each measurement, at least.
+        scratch: the folder to convert into.
+    """
+
+    stored_size: int
+    quality: int
+    size: int
+    batch_size: int
+    workers: int
+    trainer: str
+    repeats: int
+    scratch: Path
+    seconds: float = 2.0
+    pictures: int = 200
+
+    def __post_init__(self) -> None:
+        check_range("pictures", self.pictures, 1)
+        check_range("batch_size", self.batch_size, 1)
+        check_range("workers", self.workers, 1)
+        check_range("repeats", self.repeats, 1)
+        check_range("size", self.size, 1, self.stored_size)
+        check_seconds(self.seconds)
+        if not self.scratch.is_dir():
+            raise SettingError(f"{self.scratch}: no such folder; name one with room for the conversions")
+
+    def recipe(self, format_name: str, shard_images: int | None = None) -> Recipe:
+        """The recipe of the conversion to `format_name`, with so many pictures a shard if given."""
+        recipe = Recipe(format=format_name, size=self.stored_size, quality=self.quality)
+        if shard_images is None:
+            return recipe
+        return replace(recipe, shard_bytes=shard_images * self.stored_size**2 * 3)
+
+
+@dataclass(frozen=True, slots=True)
+class Trees:
+    """The sample, in two sizes.
+
+    Attributes:
+        small, large: trees; the latter holds each picture as often as the others.
+        small_images, large_images: of them.
+        shard_images: pictures of a shard, at most, for the larger one to have shards for all workers.
+        image_bytes: of a file of the sample, on average.
+    """
+
+    small: Path
+    large: Path
+    small_images: int
+    large_images: int
+    shard_images: int
+    image_bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class Converted:
+    """One conversion: how long it took, and bytes of all files."""
+
+    seconds: float
+    bytes: int
+
+
+def make_trees(scan: Scan, spec: RecommendSpec, folder: Path) -> Trees:
+    """Copy the sample of `scan` into `folder`, once and repeated.
+
+    Raises:
+        SourceError: no picture of the sample can be decoded.
+    """
+    by_size = np.argsort(scan.samples.file_bytes, kind="stable")
+    count = min(spec.pictures, len(by_size))
+    rows = by_size[((np.arange(count) + 0.5) * len(by_size) / count).astype(int)]
+    kept, sizes, decode_s = [], [], 0.0
+    for row in np.random.default_rng(41).permutation(rows).tolist():
+        ref = scan.samples[row]
+        path = f"{scan.root}/{ref.path}"
+        start_s = time.perf_counter()
+        try:
+            images.load(path, spec.stored_size)
+        except ImageError:
+            continue  # a conversion would leave it out, too
+        decode_s += time.perf_counter() - start_s
+        kept.append((path, scan.classes[ref.label]))
+        sizes.append(ref.bytes)
+    if not kept:
+        raise SourceError(f"{scan.root}: none of {count:,} pictures taken from it can be decoded")
+    wanted = spec.seconds * spec.workers * len(kept) / max(decode_s, 1e-9)
+    fill_a_batch = math.ceil(spec.batch_size / len(kept))
+    copies = max(fill_a_batch, int(min(wanted, _MOST_BYTES / (spec.stored_size**2 * 3))) // len(kept))
+    shard_images = min(
+        spec.recipe("shards").samples_per_shard, math.ceil(copies * len(kept) / (_ROUNDS * spec.workers))
+    )
+    _copy_tree(kept[:SMALL_IMAGES], 1, folder / "small")
+    _copy_tree(kept, copies, folder / "large")
+    small = min(SMALL_IMAGES, len(kept))
+    mean_bytes = float(np.mean(sizes))
+    return Trees(folder / "small", folder / "large", small, copies * len(kept), shard_images, mean_bytes)
+
+
+def convert(tree: Path, destination: Path, recipe: Recipe, workers: int) -> Converted:
+    """Convert as a user does, in a process of its own; the time includes its start."""
+    command = [sys.executable, "-m", "precache", "convert", str(tree.resolve()), str(destination)]
+    command += ["--format", recipe.format, *recipe.to_flags().split(), "--workers", str(workers)]
+    watched = run_watched(command)
+    return Converted(watched.wall_s, open_dataset(destination).manifest.stored_bytes)
+
+
+def convert_for_loader(trees: Trees, whole_images: int, name: str, spec: RecommendSpec, folder: Path) -> Path:
+    """Convert the sample into as many shards as the whole tree has, but not more than 40.
+
+    A loader that reads whole shards ahead meets those of the next epoch while it holds the last ones of
+    this: with few shards they are often the same, and need not be read again.
+    """
+    shards = min(_MOST_SHARDS, math.ceil(whole_images / spec.recipe(name).samples_per_shard))
+    destination = folder / f"served-{name}"
+    recipe = spec.recipe(name, math.ceil(trees.large_images / shards))
+    convert(trees.large, destination, recipe, spec.workers)
+    return destination
+
+
+def run_format(
+    tree: Path,
+    name: str,
+    spec: RecommendSpec,
+    folder: Path,
+    shard_images: int | None = None,
+    served: Path | None = None,
+) -> tuple[Converted | None, LoaderRun]:
+    """Convert `tree` to the format `name`, in `folder`, and run its loader; no conversion for the raw tree.
+
+    Args:
+        shard_images: see `RecommendSpec.recipe`.
+        served: what the loader reads instead.
+
+    Raises:
+        SettingError: the tree, or what it is converted to, does not fit into the page cache.
+        WorkerError: the conversion or the loader fails.
+    """
+    path, converted = tree, None
+    _warm(tree)
+    try:
+        if name != RAW_NAME:
+            path = folder / "out"
+            converted = convert(tree, path, spec.recipe(name, shard_images), spec.workers)
+        path = path if served is None else served
+        _warm(path)
+        found = loader_run.run(
+            path,
+            BACKENDS[name],
+            batch_size=spec.batch_size,
+            workers=spec.workers,
+            size=spec.size,
+            trainer=spec.trainer,
+            seconds=spec.seconds,
+        )
+    finally:
+        shutil.rmtree(folder / "out", ignore_errors=True)
+    return converted, found
+
+
+def _warm(folder: Path) -> None:
+    if not page_cache.warm(folder):
+        raise SettingError(
+            f"{folder}: is more than half of the free memory, so it cannot be measured with a warm cache; "
+            f"free memory, or take a smaller tree"
+        )
+
+
+def _copy_tree(pictures: list[tuple[str, str]], copies: int, tree: Path) -> None:
+    """Files named by copy and number, in folders named by class; the copies are links to the first."""
+    for number, (path, class_name) in enumerate(pictures):
+        (tree / class_name).mkdir(parents=True, exist_ok=True)
+        suffix = Path(path).suffix
+        first = tree / class_name / f"0-{number}{suffix}"
+        shutil.copyfile(path, first)
+        for copy in range(1, copies):
+            os.link(first, first.with_name(f"{copy}-{number}{suffix}"))

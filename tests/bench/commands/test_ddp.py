@@ -1,0 +1,219 @@
+"""`bench ddp`: real ranks under torchrun with gloo, and what is said of hand-made rates."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import psutil
+import pytest
+from rich.console import Console
+
+from bench.cli import main
+from bench.commands.ddp import cause, launch, rank_table, sentences, summarise
+from bench.trial.ddp_rank import Settings
+from precache import commandline
+from precache.errors import WorkerError
+from tests.command import check_bad_input
+
+QUICK = (
+    *("--batch-size", 4, "--size", 32, "--batches", 2, "--warmup", 1, "--workers", 1),
+    *("--repeats", 1, "--device", "cpu"),
+)
+
+
+def ddp(*arguments: object) -> int:
+    return commandline.run(main, "bench", ["ddp", *map(str, arguments)])
+
+
+def test_two_ranks_are_measured_alone_at_their_own_pace_and_in_step(
+    converted: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "out/ddp.json"
+    arguments = ("--ranks", 2, "--backend", "shards", "--trainer", "emulated:200", *QUICK, "--json", path)
+    assert ddp(converted["shards"], *arguments) == 0
+    shown = capsys.readouterr().out
+    assert [line.split()[0] for line in shown.splitlines()[:3]] == ["rank", "0", "1"]
+    assert "times one rank alone" in shown
+    assert "The slowest is rank " in shown
+    result = json.loads(path.read_text())
+    assert len(result["own"]) == len(result["together"]) == 2
+    assert result["settings"]["ranks"] == 2
+    assert all(0 <= wait["median"] <= 1 for wait in result["data_wait"])
+    assert len(result["data_wait"]) == 2
+    total = sum(rank["median"] for rank in result["together"])
+    assert result["total"]["median"] == pytest.approx(total)
+    assert result["ratio"]["median"] == pytest.approx(total / result["one"]["median"])
+    for rate in (result["one"], *result["own"], *result["together"]):
+        assert 0 < rate["median"] <= 200, "an emulated accelerator is never faster than it is told to be"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_real_step_runs_data_parallel(
+    raw_tree: Path, capsys: pytest.CaptureFixture[str], ranks: int
+) -> None:
+    least = ("--batch-size", 2, "--batches", 1, "--warmup", 0, "--workers", 0)
+    assert ddp(raw_tree, "--ranks", ranks, "--trainer", "resnet50", *QUICK, *least, "--json", "-") == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["settings"]["trainer"] == "resnet50"
+    assert len(result["together"]) == ranks
+    assert all(rate["median"] > 0 for rate in result["together"])
+
+
+def rank(
+    own: list[float], together: list[float], one: list[float] | None = None, wait: float = 0.1
+) -> dict[str, list[float]]:
+    return {"one": one or [], "own": own, "together": together, "data_wait": [wait] * len(together)}
+
+
+def test_the_slowest_rank_is_named_and_the_total_set_against_one_rank() -> None:
+    ranks = [
+        rank([990, 1000, 1010], [600, 610, 620], one=[1000, 1000, 1000]),
+        rank([620, 640, 660], [600, 610, 620]),
+        rank([980, 990, 1000], [600, 610, 620]),
+    ]
+    summary = summarise(ranks)
+    assert (summary.slowest, summary.distinct) == (1, True)
+    assert summary.total.median == 1830
+    assert (summary.ratio.low, summary.ratio.median, summary.ratio.high) == (1.8, 1.83, 1.86)
+    together, slowest = sentences(summary)
+    assert together == "Together: 1,830 images/s, 1.83 times one rank alone (1,000); from 1.80 to 1.86."
+    assert slowest == "The slowest is rank 1: at its own pace 640 images/s, the fastest 1,000."
+
+
+def test_the_table_says_how_long_each_rank_waits_for_data_and_fits_100_columns() -> None:
+    ranks = [
+        rank([100_000], [61_000], one=[100_000], wait=0.02),
+        *(rank([62_000], [61_000], wait=0.38) for _ in range(10)),
+    ]
+    summary = summarise(ranks)
+    assert [wait.median for wait in summary.data_wait] == [0.02] + [0.38] * 10
+    console = Console(width=130)
+    with console.capture() as capture:
+        console.print(rank_table(summary))
+    header, *rows = capture.get().splitlines()
+    assert "waits for data" in header
+    assert [row.split()[3] for row in rows] == ["2%"] + ["38%"] * 10
+    assert all(len(line.rstrip()) <= 100 for line in (header, *rows))
+
+
+@pytest.mark.parametrize("slow", [[880, 900, 1020], [985, 986, 987]])
+def test_ranks_whose_ranges_overlap_or_nearly_agree_are_not_distinguishable(slow: list[float]) -> None:
+    summary = summarise([rank([995, 1000, 1005], [900] * 3, one=[1000] * 3), rank(slow, [900] * 3)])
+    assert summary.slowest == 1
+    assert not summary.distinct
+    assert sentences(summary)[1].endswith("not distinguishable from the others.")
+
+
+def test_one_rank_has_no_slowest() -> None:
+    assert len(sentences(summarise([rank([1000], [990], one=[1000])]))) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "mention"),
+    [
+        (["--ranks", "0"], "ranks must be an integer of at least 1"),
+        (["--backend", "dalli"], "unknown backend 'dalli'"),
+        (["--trainer", "emulated:fast"], "unknown rate 'fast'"),
+        (["--batches", "0"], "batches must be"),
+        (["--json", "."], "is a folder"),
+    ],
+)
+def test_bad_input_is_one_line(
+    raw_tree: Path, capfd: pytest.CaptureFixture[str], arguments: list[str], mention: str
+) -> None:
+    code = ddp(raw_tree, *arguments)
+    check_bad_input(subprocess.CompletedProcess([], code, *capfd.readouterr()), mention)
+
+
+def test_a_folder_that_the_backend_does_not_read_is_refused(
+    raw_tree: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    code = ddp(raw_tree, "--backend", "shards", "--trainer", "none", *QUICK)
+    result = subprocess.CompletedProcess([], code, *capfd.readouterr())
+    check_bad_input(result, "none of it is read by backend shards")
+
+
+def endless(raw_tree: Path) -> Settings:
+    return Settings(
+        data=str(raw_tree),
+        backend="auto",
+        trainer="none",
+        batch_size=4,
+        workers=0,
+        size=32,
+        warmup=0,
+        batches=1,
+        repeats=10**6,
+        device="cpu",
+    )
+
+
+def ranks_running() -> dict[int, psutil.Process]:
+    """The processes of the ranks that this one started."""
+    children = psutil.Process().children(recursive=True)
+    return {int(p.environ()["RANK"]): p for p in children if "bench.trial.ddp_rank" in p.cmdline()[:5]}
+
+
+TORCHRUN_SAYS = """
+[rank0]: RuntimeError: Connection closed by peer
+[rank1]: Traceback (most recent call last):
+[rank1]: torch.OutOfMemoryError: CUDA out of memory.
+Failures:
+[1]:
+  rank      : 0 (local_rank: 0)
+  exitcode  : -15 (pid: 14820)  (SIGTERM)
+Root Cause (first observed failure):
+[0]:
+  rank      : 1 (local_rank: 1)
+  exitcode  : 1 (pid: 14821)
+"""
+
+
+def test_the_rank_that_failed_first_is_named_with_its_error() -> None:
+    assert cause(TORCHRUN_SAYS) == (
+        "rank 1 ended with exit code 1 (torch.OutOfMemoryError: CUDA out of memory.); "
+        "try fewer ranks or a smaller batch"
+    )
+    assert cause("No module named torch") == "torchrun could not start them"
+
+
+@pytest.mark.slow  # starts ranks once more
+def test_a_rank_that_dies_is_named(raw_tree: Path) -> None:
+    def kill(done: int, total: int) -> None:
+        if done == 1:
+            ranks_running()[1].kill()
+
+    with pytest.raises(WorkerError, match=r"^2 ranks: rank 1 ended with exit code -9; try fewer ranks"):
+        launch(endless(raw_tree), 2, kill)
+
+
+@pytest.mark.slow
+def test_an_interrupt_leaves_no_rank_behind(raw_tree: Path) -> None:
+    started: list[psutil.Process] = []
+
+    def interrupt(done: int, total: int) -> None:
+        started.extend(ranks_running().values())
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        launch(endless(raw_tree), 2, interrupt)
+    assert len(started) == 2
+    assert psutil.wait_procs(started, timeout=10)[1] == []
+
+
+@pytest.mark.slow
+def test_what_a_rank_cannot_do_is_one_line(
+    converted: dict[str, Path], capfd: pytest.CaptureFixture[str]
+) -> None:
+    code = ddp(converted["shards"], "--trainer", "none", *QUICK, "--size", 64)
+    check_bad_input(subprocess.CompletedProcess([], code, *capfd.readouterr()), "size 64 is more than")
+
+
+def test_bench_refuses_to_run_under_torchrun(
+    raw_tree: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")  # as torchrun sets them
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    code = commandline.run(main, "bench", ["loaders", str(raw_tree)])
+    check_bad_input(subprocess.CompletedProcess([], code, *capfd.readouterr()), "run 'bench ddp --ranks 2'")

@@ -1,0 +1,114 @@
+"""The profiler over real loaders, on the CPU and where there is one on a GPU."""
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bench.cli import main
+from bench.commands.profile import STEP, WAIT
+from precache import commandline
+from tests.command import check_bad_input
+
+QUICK = ("--batch-size", 4, "--size", 32, "--workers", 1, "--warmup", 1, "--steps", 3)
+DEVICES = [
+    "cpu",
+    pytest.param(
+        "cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
+    ),
+]
+
+
+def command(*arguments: object) -> int:
+    return commandline.run(main, "bench", ["profile", *map(str, arguments)])
+
+
+def spans(trace: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    """The host's complete events of that name."""
+    return [
+        event
+        for event in trace["traceEvents"]
+        if event.get("name") == name and event.get("ph") == "X" and event["cat"] == "user_annotation"
+    ]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_trace_and_the_summary_show_stages_and_operators(
+    converted: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], device: str
+) -> None:
+    out = tmp_path / "deep/out"
+    arguments = ("--trainer", "resnet50", "--device", device, "--out", out, "--top", 5, *QUICK)
+    assert command(converted["shards"], *arguments) == 0
+    trace = json.loads((out / "trace.json").read_text())
+    assert len(spans(trace, WAIT)) == len(spans(trace, STEP)) == 3
+    summary = json.loads((out / "profile.json").read_text())
+    assert summary["shares"].keys() == {WAIT, STEP}
+    assert sum(summary["shares"].values()) == pytest.approx(1)
+    traced_s = sum(span["dur"] for span in spans(trace, STEP)) / 1e6
+    assert summary["stage_s"][STEP] == pytest.approx(traced_s, rel=0.1)
+    times = [one["device_s" if device == "cuda" else "host_s"] for one in summary["operators"]]
+    assert len(times) == 5
+    assert times == sorted(times, reverse=True)
+    printed = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in printed[1:6]] == [one["name"] for one in summary["operators"]]
+    assert any("convolution" in line or "conv" in line for line in printed[1:6])
+    assert all(len(line) <= 100 for line in printed if str(tmp_path) not in line)
+
+
+def test_a_slow_step_has_nearly_all_of_the_time_and_a_fast_one_nearly_none(
+    raw_tree: Path, tmp_path: Path
+) -> None:
+    shares = {}
+    for trainer in ("emulated:8", "none"):
+        arguments = ("--backend", "pytorch", "--trainer", trainer, "--out", tmp_path / trainer)
+        assert command(raw_tree, *arguments, *QUICK) == 0
+        shares[trainer] = json.loads((tmp_path / trainer / "profile.json").read_text())["shares"]
+    assert shares["emulated:8"][STEP] > 0.8
+    assert shares["none"][WAIT] > 0.5
+
+
+def test_the_folder_is_the_one_that_the_backend_is_made_for(
+    converted: dict[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/shards").symlink_to(converted["shards"])
+    monkeypatch.chdir(tmp_path)
+    assert command("--backend", "shards", "--trainer", "none", "--out", "out", *QUICK) == 0
+    assert (tmp_path / "out/trace.json").exists()
+    found = json.loads((tmp_path / "out/profile.json").read_text())["operators"]
+    assert ("take --trainer resnet50" in capsys.readouterr().out) == (not found)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "mention"),
+    [
+        (["nowhere", "--out", "out"], "nowhere: does not exist"),
+        (["SHARDS", "--out", "out", "--backend", "dalli"], "unknown backend 'dalli'"),
+        (["SHARDS", "--out", "out", "--backend", "webdataset"], "use backend 'shards'"),
+        (["SHARDS", "--out", "out", "--steps", "0"], "steps must be an integer of at least 1, got 0"),
+        (["SHARDS", "--out", "file"], "file: is a file"),
+        (["SHARDS", "--out", "out", "--batch-size", "71"], "batch_size 71 is more than the 70 pictures"),
+        (["SHARDS", "--out", "out", "--trainer", "resnet51"], "unknown trainer 'resnet51'"),
+        (["SHARDS"], "--out"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(
+    converted: dict[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    arguments: list[str],
+    mention: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("file").touch()
+    given = [str(converted["shards"]) if one == "SHARDS" else one for one in arguments]
+    code = command(*given)
+    check_bad_input(subprocess.CompletedProcess([], code, *capfd.readouterr()), mention)
+    assert not Path("out").exists()

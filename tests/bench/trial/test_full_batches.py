@@ -1,0 +1,73 @@
+"""Every kind of run feeds its trainer full batches, past the end of epochs."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import loaders
+from bench.cli import main
+from bench.findings.grid import Point
+from bench.trial import loader_run, sweep_trial
+from bench.trial.full_batches import LAST, endless
+from bench.trial.run import TrialSpec, run_fed
+from bench.trial.sweep_trial import Settings
+from bench.trial.trainers import EmulatedTrainer
+from loaders.batch import Batch
+from precache import commandline
+from precache.errors import SettingError
+from tests.conftest import IMAGES
+
+BATCH = 32
+BATCHES = 2 * IMAGES // BATCH  # over the end of an epoch
+TRAINER = "emulated:100000"
+
+
+def trial(path: Path, out: Path) -> None:
+    spec = TrialSpec(
+        backend="shards", path=path, trainer=TRAINER, classes=5, batch_size=BATCH, workers=1, size=32,
+        warmup=1, batches=BATCHES, device=torch.device("cpu"),
+    )  # fmt: skip
+    run = run_fed(spec)
+    assert run.images == BATCHES * BATCH
+    assert run.served is not None
+    assert run.served.ids == IMAGES // BATCH * BATCH, "an epoch serves no picture twice"
+
+
+def sweep(path: Path, out: Path) -> None:
+    settings = Settings(trainer=TRAINER, device="cpu", size=32, warmup=1, batches=BATCHES)
+    sweep_trial.measure(Point("shards", str(path), BATCH, None, None, 1), settings)
+
+
+def recommend(path: Path, out: Path) -> None:
+    loader_run.measure(str(path), "shards", BATCH, 1, 32, TRAINER, 0.05)
+
+
+def profile(path: Path, out: Path) -> None:
+    sizes = ("--batch-size", BATCH, "--size", 32, "--workers", 1, "--warmup", 1, "--steps", BATCHES)
+    arguments = ["profile", path, "--trainer", TRAINER, "--device", "cpu", "--out", out, *sizes]
+    assert commandline.run(main, "bench", list(map(str, arguments))) == 0
+
+
+@pytest.mark.parametrize("measure", [trial, sweep, recommend, profile])
+def test_trainers_are_fed_full_batches(
+    converted: dict[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    measure: Callable[[Path, Path], None],
+) -> None:
+    sizes: list[int] = []
+    monkeypatch.setattr(EmulatedTrainer, "step", lambda _, batch: sizes.append(len(batch.labels)))
+    measure(converted["shards"], tmp_path)
+    assert len(sizes) > BATCHES
+    assert set(sizes) == {BATCH}
+
+
+def test_an_epoch_without_a_full_batch_is_an_error_and_no_endless_loop(converted: dict[str, Path]) -> None:
+    refused = pytest.raises(SettingError, match=r"batch_size 71 is more than the 70 pictures.*smaller one")
+    with loaders.build(converted["shards"], batch_size=IMAGES + 1, last=LAST) as loader, refused:
+        next(endless(loader))
+    with loaders.build(converted["shards"], batch_size=IMAGES, last=LAST) as loader:
+        batches: list[tuple[Batch, bool]] = [batch for batch, _ in zip(endless(loader), range(2))]  # noqa: B905
+    assert [(len(batch.labels), first) for batch, first in batches] == [(IMAGES, True)] * 2

@@ -1,0 +1,106 @@
+"""One measured run with the settings that practitioners use: precision, compiling, caches."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import loaders
+from bench.cli import main
+from bench.findings.grid import Point
+from bench.trial import sweep_trial
+from bench.trial.device import choose_warmup
+from bench.trial.full_batches import LAST
+from bench.trial.run import TrialSpec, run_fed
+from bench.trial.sweep_trial import Settings
+from bench.trial.trainers import EmulatedTrainer
+from precache import commandline
+
+CPU = torch.device("cpu")
+
+
+def spec(path: Path, **settings: object) -> TrialSpec:
+    defaults = {
+        "backend": "shards", "path": path, "trainer": "emulated:100000", "classes": 5, "batch_size": 8,
+        "workers": 1, "size": 32, "warmup": 1, "batches": 4, "device": CPU,
+    }  # fmt: skip
+    return TrialSpec(**{**defaults, **settings})
+
+
+@pytest.mark.parametrize("cache", ["ram", "device"])
+def test_a_cache_is_full_before_the_first_timed_batch(
+    converted: dict[str, Path], monkeypatch: pytest.MonkeyPatch, cache: str
+) -> None:
+    """The trainer gets the first batch, then those of the second epoch, when nothing is decoded any more."""
+    served: list[list[int]] = []
+    monkeypatch.setattr(EmulatedTrainer, "step", lambda _, batch: served.append(batch.ids.tolist()))
+    run_fed(spec(converted["shards"], cache=cache))
+    with loaders.build(converted["shards"], batch_size=8, size=32, last=LAST) as loader:
+        first, second = [[batch.ids.tolist() for batch in loader] for _ in range(2)]
+    assert served == [first[0], *second[: 1 + 4]]
+
+
+@pytest.mark.parametrize("amp", ["bf16", "fp16", "off"])
+def test_the_loader_serves_the_dtype_of_the_trainers_precision(
+    converted: dict[str, Path], tiny: str, amp: str
+) -> None:
+    run = run_fed(spec(converted["shards"], trainer=tiny, amp=amp, batch_size=4))
+    assert run.served is not None
+    dtype = {"bf16": "bfloat16", "fp16": "float16", "off": "float32"}[amp]
+    assert run.served.shapes == (f"3x32x32 torch.{dtype}",)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("compiler")
+def test_compiling_is_over_with_the_first_step(converted: dict[str, Path], tiny: str) -> None:
+    run = run_fed(spec(converted["shards"], trainer=tiny, compiled=True))
+    assert run.first_step_s > 10 * max(run.step_s)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("compiler")
+def test_a_trial_of_a_sweep_compiles_and_caches(converted: dict[str, Path], tiny: str) -> None:
+    settings = Settings(trainer=tiny, device="cpu", size=32, warmup=1, batches=2, compiled=True, cache="ram")
+    found = sweep_trial.measure(Point("shards", str(converted["shards"]), 8, "bf16", None, 1), settings)
+    assert found["trainer"] > 0
+    assert found["together"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.usefixtures("compiler")
+def test_bench_loaders_compiles_in_half_precision_from_a_cache(
+    converted: dict[str, Path], capfd: pytest.CaptureFixture[str]
+) -> None:
+    sizes = ("--batch-size", 2, "--size", 32, "--workers", 1, "--warmup", 0, "--batches", 1, "--repeats", 1)
+    options = ("--trainer", "resnet18", "--amp", "bf16", "--compile", "--cache", "device", "--device", "cpu")
+    arguments = ["loaders", converted["shards"], "--backend", "shards", *options, *sizes]
+    assert commandline.run(main, "bench", list(map(str, arguments))) == 0
+    shown = capfd.readouterr().out
+    assert "trainer resnet18, bf16, compiled; " in shown
+    assert "; cache device; " in shown
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_bench_loaders_feeds_the_vision_transformer(
+    raw_tree: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    sizes = ("--batch-size", 2, "--workers", 1, "--warmup", 0, "--batches", 1, "--repeats", 1)
+    arguments = ["loaders", raw_tree, "--backend", "pytorch", "--trainer", "vit_s_16", "--device", "cpu"]
+    assert commandline.run(main, "bench", list(map(str, (*arguments, *sizes)))) == 0
+    assert "trainer vit_s_16; batch 2 of 224x224" in capfd.readouterr().out
+
+
+def test_the_default_warm_up_is_longer_on_a_gpu() -> None:
+    assert choose_warmup(None, CPU) < choose_warmup(None, torch.device("cuda"))
+    assert choose_warmup(0, torch.device("cuda")) == 0
+
+
+@pytest.mark.parametrize("command", ["loaders", "sweep", "profile", "ddp", "recommend"])
+def test_the_help_names_the_source_of_each_preset(command: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert commandline.run(main, "bench", [command, "--help"]) == 0
+    shown = " ".join(capfd.readouterr().out.split())
+    assert "emulated:h100-vit-s 7,716 NVIDIA-BioNeMo nvSubquadratic, compiled, one H100" in shown
+    assert "MLPerf Storage" in shown
+    assert "x8" in shown

@@ -7,7 +7,7 @@ import pytest
 from tests.command import ROOT
 from tests.faults.__main__ import ATTACKS
 
-PROMISES = (ROOT / "precache/README.md").read_text()
+PROMISES = (ROOT / "precache/promises.md").read_text()
 
 
 def test_every_promise_names_the_test_that_holds_it() -> None:

@@ -86,8 +86,9 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
         seed: with the epoch it gives the order.
         device: where `images` and `labels` are put: `"cpu"`, `"cuda"`, the GPU that is the current one when
             this is called, `"cuda:1"`; `"auto"`, a GPU where there is one.
-        size: side of the served square in pixels. A raw tree is resized to it (default 224) as
-            the converter does it; of a converted dataset the centre is cropped (default: all).
+        size: side of the served square in pixels; by default 224, or all that is stored where that is
+            less. A raw tree is resized to it as the converter does it; of a converted dataset the centre
+            is cropped.
         dtype: of the images: `"uint8"`, or `"float32"`, `"float16"` or `"bfloat16"`, normalised.
         last: of the samples that fill no batch at the end of an epoch: `"partial"` shares them and the
             last whole batch out over two, as evenly as can be, also over the ranks; `"pad"` fills a last
@@ -120,8 +121,7 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
             stored; `"crop"`, the same without resizing; a `loaders.RandomAugmentation` with other settings,
             colour jitter among them; `"eval"` or None, the centre; or a function of yours, see
             `loaders.augment.BatchFunction`, which is called in the thread that reads ahead with all that
-            is stored. Give `size` with it: the default is all that is stored; of a function, what it
-            returns.
+            is stored; the default `size` is then what it returns.
         theirs: nothing: a setting of torch's DataLoader is refused with the name of the one here.
 
     Returns:

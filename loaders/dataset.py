@@ -18,7 +18,8 @@ from precache.rejects import default_list, read_list, rejected_rows
 from precache.source import Scan, scan_tree
 
 RAW = "raw"
-RAW_SIZE = 224
+DEFAULT_SIZE = 224
+"""Side in pixels of what is served unless another is asked for, or less is stored."""
 _LOGGER = logging.getLogger(__name__)
 
 
@@ -77,7 +78,7 @@ class SplitData:
                 f"size {size} is more than {self.path} stores ({self.size}); "
                 f"ask for at most {self.size}, or convert again with --size {size}"
             )
-        return self.size if size is None else size
+        return min(self.size, DEFAULT_SIZE) if size is None else size
 
     def window_shards(self, memory_bytes: int | None) -> int:
         """How many shards a window holds so that two of them, read and next, fit into `memory_bytes`.
@@ -168,7 +169,7 @@ def _raw(scan: Scan, split: str, *, skip_rejected: bool) -> SplitData:
         file_checksums=(),
         index=None,
         classes=scan.classes,
-        size=RAW_SIZE,
+        size=DEFAULT_SIZE,
         digest=hashlib.sha256(identity.encode()).hexdigest(),
     )
 

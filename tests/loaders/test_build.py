@@ -12,6 +12,7 @@ import torch
 
 import loaders
 from loaders import cache
+from precache import Recipe, convert
 from precache.errors import DatasetError, PrecacheError, SettingError, SourceError
 from tests import loader_contract as contract
 from tests.conftest import IMAGES, STORED_SIZE
@@ -23,12 +24,15 @@ def test_auto_picks_the_backend_by_the_folder(raw_tree: Path, converted: dict[st
             assert type(loader._reader).__module__ == f"loaders.{backend}"  # type: ignore[attr-defined]
 
 
-def test_the_default_size_is_224_for_a_raw_tree_and_all_that_is_stored_else(
-    raw_tree: Path, converted: dict[str, Path]
+def test_the_default_size_is_224_or_all_that_is_stored_where_that_is_less(
+    raw_tree: Path, converted: dict[str, Path], tmp_path: Path
 ) -> None:
-    with loaders.build(raw_tree, workers=0) as raw, loaders.build(converted["shards"]) as shards:
-        assert (raw.size, shards.size) == (224, STORED_SIZE)
-        assert next(iter(raw)).images.shape[2:] == (224, 224)
+    convert(raw_tree, tmp_path / "large", Recipe(format="shards", size=256), workers=1)
+    for path, size in ((raw_tree, 224), (tmp_path / "large", 224), (converted["shards"], STORED_SIZE)):
+        for augment in (None, "train"):
+            with loaders.build(path, workers=0, augment=augment) as loader:
+                assert loader.size == size
+                assert next(iter(loader)).images.shape[2:] == (size, size)
 
 
 def test_classes_are_the_folders(raw_tree: Path, converted: dict[str, Path]) -> None:

@@ -1,10 +1,9 @@
 """The types that pass between a loader, its backend and the training loop."""
 
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Literal, Protocol, SupportsIndex, TypeAlias
+from typing import Any, Protocol, SupportsIndex, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -12,14 +11,10 @@ import torch
 from torch.utils._pytree import register_pytree_node
 from torch.utils.data import Dataset, Sampler
 
-from precache.errors import ImageError, SettingError, check_choice, check_range
-from precache.images import MAX_SIZE
+from precache.errors import ImageError
 
 Positions: TypeAlias = npt.NDArray[np.int64]
 """int64 [n]: ranks of samples in the stored order of a split."""
-
-Shuffle: TypeAlias = bool | Literal["full", "window"]
-DTYPES = (torch.uint8, torch.float32, torch.float16, torch.bfloat16)
 
 
 class Batch(list[torch.Tensor]):
@@ -173,52 +168,6 @@ class DecodedBatch:
     ready: torch.cuda.Event | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LoaderSpec:
-    """The settings of a loader, checked once; `loaders.build` describes them."""
-
-    path: str | os.PathLike[str]
-    backend: str
-    split: str
-    batch_size: int
-    shuffle: Shuffle
-    seed: int
-    device: torch.device
-    size: int | None
-    dtype: torch.dtype
-    last: str
-    workers: int
-    threads: int
-    rank: int
-    world_size: int
-    check: str
-    cache: str
-    memory_bytes: int | None
-    on_error: str
-
-    def __post_init__(self) -> None:
-        check_range("batch_size", self.batch_size, 1)
-        check_range("seed", self.seed, 0, 2**63 - 1)
-        check_range("workers", self.workers, 0)
-        check_range("threads", self.threads, 1)
-        check_range("world_size", self.world_size, 1)
-        check_range("rank", self.rank, 0, self.world_size - 1)
-        check_choice("last", self.last, ("drop", "pad", "partial"))
-        check_choice("check", self.check, ("always", "first-read", "never"))
-        check_choice("cache", self.cache, ("device", "none", "ram"))
-        check_choice("on_error", self.on_error, ("raise", "skip"))
-        if self.size is not None:
-            check_range("size", self.size, 1, MAX_SIZE)
-        if self.memory_bytes is not None:
-            check_range("memory_bytes", self.memory_bytes, 1)
-        if not isinstance(self.shuffle, bool):
-            check_choice("shuffle", self.shuffle, ("full", "window"))
-        if self.dtype not in DTYPES:
-            raise SettingError(
-                f"unknown dtype {self.dtype}; choose from: {', '.join(str(dtype) for dtype in DTYPES)}"
-            )
-
-
 class Reader(Protocol):
     """A backend: decodes the samples that it is asked for, in the order asked.
 
@@ -253,7 +202,7 @@ class Loader(Protocol):
         samples: of the split.
         batch_size: of one rank.
         drop_last: whether samples that fill no batch are left out.
-        num_workers: 0, for who makes a DataLoader of this loader's parts; `workers` of `build` is another.
+        num_workers: 0, for who makes a DataLoader of this loader's parts; `workers` of `Reading` is another.
     """
 
     classes: tuple[str, ...]

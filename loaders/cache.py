@@ -15,11 +15,12 @@ import numpy as np
 import psutil
 import torch
 
-from loaders.batch import DecodedBatch, LoaderSpec, Positions, Reader, Request
-from loaders.crops import Crops
+from loaders.augment.cpu import Crops
+from loaders.batch import DecodedBatch, Positions, Reader, Request
 from loaders.dataset import SplitData
 from loaders.devices import Lane, upload
 from loaders.filler import BatchFiller, Pictures
+from loaders.settings import LoaderSpec
 from precache.errors import ImageError, SettingError
 from precache.jpeg import Pixels
 

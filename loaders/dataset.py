@@ -3,7 +3,7 @@
 import hashlib
 import logging
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +40,7 @@ class SplitData:
         classes: class names.
         size: side of the stored squares in pixels; for a raw tree the default to resize to.
         digest: identity of the dataset, and of what is left out of it, hex.
+        shard_starts: int64 [shards + 1], the position of each shard's first sample, and behind the last one.
     """
 
     path: Path
@@ -54,9 +55,42 @@ class SplitData:
     classes: tuple[str, ...]
     size: int
     digest: str
+    shard_starts: Positions = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        starts = np.concatenate(([0], np.cumsum(self.shard_samples, dtype=np.int64)))
+        object.__setattr__(self, "shard_starts", starts)
+
+    def locate(self, positions: Positions) -> tuple[Positions, Positions]:
+        """Of the samples at `positions`: int64 [n] numbers of their shards, int64 [n] their rows in these."""
+        shards = np.searchsorted(self.shard_starts, positions, side="right") - 1
+        return shards, positions - self.shard_starts[shards]
+
+    def shard_positions(self, number: int) -> slice:
+        """Positions of the samples of shard `number`."""
+        return slice(int(self.shard_starts[number]), int(self.shard_starts[number + 1]))
+
+    def file(self, position: int) -> str:
+        """The file that holds the sample at `position`: its shard, or the picture itself."""
+        if self.kind == RAW:
+            return self.files[position]
+        return self.files[int(self.locate(np.array([position]))[0][0])]
+
+    def path_at(self, position: int) -> str:
+        """Path of the picture at `position`, relative to the source tree, with forward slashes.
+
+        Raises:
+            SettingError: the dataset is of version 2.
+        """
+        if self.index is None:
+            return os.path.relpath(self.files[position], self.path).replace(os.sep, "/")
+        path = self.index.path(position)
+        if path is None:
+            raise SettingError(f"{self.path}: of version 2, which stores no paths; convert it again")
+        return path
 
     def path_of(self, sample_id: int) -> str:
-        """Path of a sample's picture, relative to the source tree, with forward slashes.
+        """Path of the picture of the sample of this id, as `path_at`.
 
         Raises:
             SettingError: the split has no such sample, or its dataset is of version 2.
@@ -64,12 +98,7 @@ class SplitData:
         rows = np.flatnonzero(self.ids == sample_id)
         if not len(rows):
             raise SettingError(f"sample {sample_id!r}: {self.path} has none of this id in this split")
-        if self.index is None:
-            return os.path.relpath(self.files[rows[0]], self.path).replace(os.sep, "/")
-        path = self.index.path(int(rows[0]))
-        if path is None:
-            raise SettingError(f"{self.path}: of version 2, which stores no paths; convert it again")
-        return path
+        return self.path_at(int(rows[0]))
 
     def served_size(self, size: int | None) -> int:
         """The side to serve if `size` was asked for; SettingError if more than is stored."""

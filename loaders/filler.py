@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from loaders.augment.cpu import Crops, mirror, place
 from loaders.batch import DecodedBatch, Request
 from loaders.buffers import BufferPool
-from loaders.crops import Crops, mirror, place
 from loaders.dataset import SplitData
 from loaders.threads import Pool, check_exit
 from precache.errors import ImageError

@@ -12,11 +12,12 @@ from typing import Any, NoReturn, SupportsIndex
 from torch.utils.data import IterableDataset
 
 from loaders import frameworks
-from loaders.batch import Batch, LoaderSpec, Reader
+from loaders.batch import Batch, Reader
 from loaders.dataset import SplitData
 from loaders.frameworks import Place
 from loaders.order import EpochOrder
 from loaders.prefetch import of_dead_worker
+from loaders.settings import LoaderSpec
 from loaders.skipping import ErrorPolicy
 from loaders.stream import Stream
 from loaders.transfer import Transfer
@@ -114,7 +115,7 @@ class EpochLoader(IterableDataset[Batch]):
         self._data = data
         self._reader = reader
         self._transfer = transfer
-        self._error_policy = ErrorPolicy(spec.on_error)
+        self._error_policy = ErrorPolicy(spec.reading.on_error)
         self._order = EpochOrder(
             ids=data.ids,
             shard_samples=data.shard_samples,
@@ -122,7 +123,7 @@ class EpochLoader(IterableDataset[Batch]):
             seed=spec.seed,
             batch_size=spec.batch_size,
             last=spec.last,
-            window_shards=data.window_shards(spec.memory_bytes),
+            window_shards=data.window_shards(spec.reading.memory_bytes),
             rank=spec.rank,
             world_size=spec.world_size,
         )

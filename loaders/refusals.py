@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from typing import Any
 
+from loaders.settings import READING_SETTINGS
 from precache.errors import SettingError
 
 # A setting of torch's DataLoader, its samplers or torchvision's datasets -> what to write instead.
@@ -15,9 +16,9 @@ _OURS = {
     "drop_last": "give last='drop' for True, leave it out for False",
     "generator": "give seed",
     "in_order": "leave it out, batches always come in order",
-    "multiprocessing_context": "leave it out; workers=0 decodes in threads",
+    "multiprocessing_context": "leave it out; Reading(workers=0) decodes in threads",
     "num_replicas": "give world_size, with rank",
-    "num_workers": "give workers",
+    "num_workers": "give reading=loaders.Reading(workers=...)",
     "persistent_workers": "leave it out, workers stay until the loader is closed",
     "pin_memory": "leave it out, batches for a GPU are copied from pinned memory; give device='cuda'",
     "pin_memory_device": "give device",
@@ -43,6 +44,10 @@ def refuse(theirs: Mapping[str, Any], function: Callable[..., Any]) -> None:
     for name in theirs:
         if name in _OURS:
             raise SettingError(f"{name} is no setting of this loader; {_OURS[name]}")
-        similar = get_close_matches(name, inspect.signature(function).parameters, 1)
-        hint = f"; did you mean {similar[0]}?" if similar else ""
+        similar = get_close_matches(name, [*inspect.signature(function).parameters, *READING_SETTINGS], 1)
+        hint = f"; did you mean {_place(similar[0])}?" if similar else ""
         raise TypeError(f"{function.__name__}() got an unexpected keyword argument {name!r}{hint}")
+
+
+def _place(name: str) -> str:
+    return f"reading=loaders.Reading({name}=...)" if name in READING_SETTINGS else name

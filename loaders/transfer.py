@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from loaders.augment import BatchFunction
+from loaders.augment.choice import BatchFunction
 from loaders.batch import Batch, DecodedBatch
 from loaders.devices import Lane, upload
 from precache.errors import ImageError

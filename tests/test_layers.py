@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench.cli import COMMANDS
+from loaders import BACKENDS
 from tests.command import ROOT
 
 LOADERS_MAY_USE = {
@@ -84,6 +85,42 @@ def test_rooms_of_bench_use_only_those_below() -> None:
             found[path.parent.name] |= used - {path.parent.name}
     assert {room for room, used in found.items() if used - ROOMS[room]} == set()
     TopologicalSorter({room: used - {"options"} for room, used in ROOMS.items()}).prepare()
+
+
+CORE_OF_LOADERS = {"batch", "order", "dataset", "settings", "threads", "prefetch", "devices"}
+"""Files of `loaders` that know neither a backend nor how a loader is put together."""
+
+
+def test_loaders_are_put_together_in_one_place() -> None:
+    """Backends know no loader, what is drawn knows no torch, and only `build` knows all of them."""
+    users = {
+        room: {
+            path.stem
+            for path in files("loaders")
+            if any(n.startswith(f"loaders.{room}") for n in imports(path))
+        }
+        for room in ("backends", "build", "loader", "augment.device")
+    }
+    inside = {path.stem for path in files("loaders/backends")}
+    assert users["backends"] <= {"build", "__init__"} | inside
+    assert users["build"] == {"__init__"}
+    assert users["loader"] == {"build"}
+    assert users["augment.device"] == {"build"}
+    for path in files("loaders"):
+        if path.stem in CORE_OF_LOADERS:
+            rooms = {name.split(".")[1] for name in imports(path) if name.startswith("loaders.")}
+            assert rooms <= CORE_OF_LOADERS, path
+    assert not [n for n in imports(ROOT / "loaders/augment/draw.py") if n.startswith(("torch", "loaders"))]
+
+
+def test_each_backend_is_a_file_of_its_name() -> None:
+    assert set(BACKENDS) <= {path.stem for path in files("loaders/backends")}
+    assert {module.__module__ for module in BACKENDS.values()} == {f"loaders.backends.{b}" for b in BACKENDS}
+
+
+def test_names_of_loaders_are_all_that_its_init_holds() -> None:
+    tree = ast.parse((ROOT / "loaders/__init__.py").read_text())
+    assert not [n for n in ast.walk(tree) if isinstance(n, (ast.FunctionDef, ast.ClassDef))]
 
 
 def test_each_command_is_a_file_of_its_name() -> None:

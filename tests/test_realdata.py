@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
-import loaders
 from bench.trial.comparison import BenchSpec, choose_arms, compare
 from precache import convert, open_dataset, verify
 from precache.source import scan_tree
+from tests.building import build_loader
 from tests.command import ROOT
 from tests.conftest import small_recipe
 
@@ -69,7 +69,7 @@ def test_real_pictures_go_the_whole_way(tree: Path, tmp_path: Path) -> None:
             pytest.importorskip(
                 "nvidia.dali", reason="DALI is not installed: pip install nvidia-dali-cuda120"
             )
-        with loaders.build(arm.path, backend=arm.backend, size=112, workers=2) as loader:
+        with build_loader(arm.path, backend=arm.backend, size=112, workers=2) as loader:
             served = [pair for b in loader for pair in zip(b.ids.tolist(), b.labels.tolist(), strict=True)]
         assert sorted(served) == everything, arm
 

@@ -160,7 +160,13 @@ def command(
     check_fills_batch(settings["batch_size"], len(data.ids))
     trainer = make_trainer(trainer_name, device, len(data.classes), amp=amp)
     with loaders.build(
-        folder, backend=backend, workers=workers, device=device, dtype=trainer.dtype, last=LAST, **settings
+        folder,
+        backend=backend,
+        device=device,
+        dtype=trainer.dtype,
+        last=LAST,
+        reading=loaders.Reading(workers=workers),
+        **settings,
     ) as loader:
         out.mkdir(parents=True, exist_ok=True)
         with in_one_line(settings["batch_size"], settings["size"]):

@@ -5,33 +5,36 @@ from pathlib import Path
 from typing import Any
 
 import loaders
-from loaders import Loader
+from loaders import Loader, Reading
 
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """A loader: what it reads under the folder of the pictures, and its settings."""
+    """A loader: what it reads under the folder of the pictures, and how."""
 
     name: str
     folder: str
-    settings: dict[str, Any] = field(default_factory=dict)
+    backend: str
+    reading: Reading = field(default_factory=Reading)
 
     def open(self, data: Path, **more: Any) -> Loader:
         """Build it; its order is that of the stored samples."""
-        return loaders.build(data / self.folder, shuffle=False, **{**self.settings, **more})
+        return loaders.build(
+            data / self.folder, backend=self.backend, shuffle=False, reading=self.reading, **more
+        )
 
 
 FEEDS = (
-    Feed("shards", "mixed-shards", {"backend": "shards"}),
-    Feed("webdataset", "mixed-webdataset", {"backend": "webdataset"}),
-    Feed("pytorch", "mixed", {"backend": "pytorch", "workers": 2}),
-    Feed("nvjpeg of webdataset", "mixed-webdataset", {"backend": "nvjpeg"}),
-    Feed("nvjpeg of a raw tree", "mixed", {"backend": "nvjpeg"}),
-    Feed("dali of webdataset", "mixed-webdataset", {"backend": "dali"}),
-    Feed("dali of a raw tree", "mixed", {"backend": "dali"}),
-    Feed("synthetic", "mixed-shards", {"backend": "synthetic"}),
-    Feed("shards, cache ram", "mixed-shards", {"backend": "shards", "cache": "ram"}),
-    Feed("shards, cache device", "mixed-shards", {"backend": "shards", "cache": "device"}),
-    Feed("nvjpeg, cache device", "mixed-webdataset", {"backend": "nvjpeg", "cache": "device"}),
-    Feed("dali, cache device", "mixed-webdataset", {"backend": "dali", "cache": "device"}),
+    Feed("shards", "mixed-shards", "shards"),
+    Feed("webdataset", "mixed-webdataset", "webdataset"),
+    Feed("pytorch", "mixed", "pytorch", Reading(workers=2)),
+    Feed("nvjpeg of webdataset", "mixed-webdataset", "nvjpeg"),
+    Feed("nvjpeg of a raw tree", "mixed", "nvjpeg"),
+    Feed("dali of webdataset", "mixed-webdataset", "dali"),
+    Feed("dali of a raw tree", "mixed", "dali"),
+    Feed("synthetic", "mixed-shards", "synthetic"),
+    Feed("shards, cache ram", "mixed-shards", "shards", Reading(cache="ram")),
+    Feed("shards, cache device", "mixed-shards", "shards", Reading(cache="device")),
+    Feed("nvjpeg, cache device", "mixed-webdataset", "nvjpeg", Reading(cache="device")),
+    Feed("dali, cache device", "mixed-webdataset", "dali", Reading(cache="device")),
 )

@@ -90,7 +90,7 @@ def differing(first: Sums, second: Sums) -> int:
 def picture_sums(feed: Feed, data: Path, *, stalled: bool, **settings: Any) -> Sums:
     """Of each batch: the sum of each picture, and the labels, by kernels on the training's stream."""
     on_gpu = torch.device(settings["device"]).type == "cuda"
-    epochs, batches = (_CACHE_EPOCHS, None) if "cache" in feed.settings else (1, _BATCHES)
+    epochs, batches = (_CACHE_EPOCHS, None) if feed.reading.cache != "none" else (1, _BATCHES)
     found = []
     with feed.open(data, **settings) as loader:
         for _ in range(epochs):

@@ -128,12 +128,12 @@ def _opener(
             backend=settings.backend,
             batch_size=settings.batch_size,
             size=settings.size,
-            workers=workers,
             device=device,
             dtype=dtype,
             last="pad",  # as torch's DistributedSampler: all ranks have as many batches, all of them full
             rank=0 if alone else None,
             world_size=1 if alone else None,
+            reading=loaders.Reading(workers=workers),
         )
 
     return build

@@ -27,7 +27,8 @@ _LATER = 4  # epochs after the first
 def epoch_rates(path: Path, check: str, batch_size: int, workers: int) -> list[float]:
     """Images per second of each epoch of a new loader."""
     rates = []
-    with loaders.build(path, batch_size=batch_size, workers=workers, check=check) as loader:
+    reading = loaders.Reading(workers=workers, check=check)
+    with loaders.build(path, batch_size=batch_size, reading=reading) as loader:
         for _ in range(1 + _LATER):
             start_s = time.perf_counter()
             images = sum(len(batch.ids) for batch in loader)

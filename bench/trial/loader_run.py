@@ -65,9 +65,9 @@ def measure(
 ) -> LoaderRun:
     """Measure in this process."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    reading = loaders.Reading(workers=workers, check="never")
     with loaders.build(
-        path, backend=backend, batch_size=batch_size, workers=workers, size=size, device=device,
-        last=LAST, check="never",
+        path, backend=backend, batch_size=batch_size, size=size, device=device, last=LAST, reading=reading,
     ) as loader:  # fmt: skip
         model = make_trainer(trainer, device, len(loader.classes))
         for _ in loader:
@@ -77,8 +77,8 @@ def measure(
         rate, images = _rate(source, NullTrainer(), device, seconds)
         serial_s = _serial_seconds(before, _thread_seconds())
     with loaders.build(
-        path, backend=backend, batch_size=batch_size, workers=workers, size=size, device=device,
-        dtype=model.dtype, last=LAST, check="never",
+        path, backend=backend, batch_size=batch_size, size=size, device=device,
+        dtype=model.dtype, last=LAST, reading=reading,
     ) as loader:  # fmt: skip
         source = _batches(loader)
         batch = next(source)

@@ -20,8 +20,9 @@ from bench.trial.full_batches import LAST, endless
 from bench.trial.monitor import Monitor
 from bench.trial.refusals import in_one_line
 from bench.trial.trainers import NullTrainer, Trainer, make_trainer
-from loaders.batch import Batch, DecodedBatch, Loader, Shuffle
+from loaders.batch import Batch, DecodedBatch, Loader
 from loaders.devices import Lane
+from loaders.settings import Shuffle
 from loaders.transfer import Transfer, normalise
 
 CACHES = ("none", "ram", "device")
@@ -74,14 +75,13 @@ class TrialSpec:
             self.path,
             backend=self.backend,
             batch_size=self.batch_size,
-            workers=self.workers,
             size=self.size,
             device=self.device,
             dtype=dtype,
             augment=self.augment,
             shuffle=SHUFFLES[self.shuffle],
             last=LAST,
-            cache=self.cache,
+            reading=loaders.Reading(workers=self.workers, cache=self.cache),
         )
 
 

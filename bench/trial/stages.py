@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from bench.trial.run import TrialSpec
-from loaders import decoding
+from loaders.backends import decoding
 from loaders.dataset import RAW, SplitData, open_split
 from precache import images
 from precache.formats import FORMATS, StoredSample

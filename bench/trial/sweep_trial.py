@@ -106,12 +106,11 @@ def _opener(point: Point, settings: Settings, device: str, dtype: torch.dtype) -
             point.data,
             backend=point.backend,
             batch_size=point.batch_size,
-            workers=point.workers,
             size=settings.size,
             device=device,
             dtype=dtype,
             last=LAST,
-            cache=settings.cache,
+            reading=loaders.Reading(workers=point.workers, cache=settings.cache),
         )
 
     return build

@@ -30,7 +30,7 @@ MUTATIONS = {
         "stream.py", "with transfer.lane.active():", "if True:", "nothing_to_do_but_to_wait",
     ),
     "readers and caches are made on the lane": (
-        "__init__.py", "with lane.active():", "if True:", "spoils_nothing and cache-on-the-device",
+        "build.py", "with lane.active():", "if True:", "spoils_nothing and cache-on-the-device",
     ),
     "what another stream made is waited for": (
         "devices.py", "self.stream.wait_event(ready)", "pass", f"{RIGHT} and nvjpeg-uint8",
@@ -43,19 +43,20 @@ MUTATIONS = {
         f"{RIGHT} and nvjpeg-cache-on-the-device",
     ),
     "nvJPEG writes where nobody reads": (
-        "nvjpeg.py", "        lane.drain()\n", "", f"{RIGHT} and nvjpeg-uint8",
+        "backends/nvjpeg.py", "        lane.drain()\n", "", f"{RIGHT} and nvjpeg-uint8",
     ),
     "nvJPEG's pictures are made on its lane": (
-        "nvjpeg.py", "            with lane.active():", "            if True:", f"{RIGHT} and nvjpeg-uint8",
+        "backends/nvjpeg.py", "            with lane.active():", "            if True:",
+        f"{RIGHT} and nvjpeg-uint8",
     ),
     "pictures are read into pinned memory": (
         "buffers.py", 'self._pinned = device.type == "cuda"', "self._pinned = False", "read_into_pinned",
     ),
     "nvJPEG's work is marked behind it": (
-        "nvjpeg.py", "ready = lane.mark()", "ready = None", f"{RIGHT} and nvjpeg-uint8",
+        "backends/nvjpeg.py", "ready = lane.mark()", "ready = None", f"{RIGHT} and nvjpeg-uint8",
     ),
     "a decoder that failed is waited for": (
-        "nvjpeg.py", "            lane.drain_device()", "            pass", "damaged_picture",
+        "backends/nvjpeg.py", "            lane.drain_device()", "            pass", "damaged_picture",
     ),
     "what is sent comes from pinned memory": (
         "devices.py", "pinned = tensor if tensor.is_pinned() else tensor.pin_memory()", "pinned = tensor",

@@ -11,11 +11,13 @@ import pytest
 import torch
 
 import loaders
-from loaders import devices, gpu_jpeg, nvjpeg
+from loaders import devices
+from loaders.backends import gpu_jpeg, nvjpeg
 from loaders.devices import Lane
 from precache import Recipe, convert, jpeg
 from precache.errors import SettingError
 from precache.sample import make_sample
+from tests.building import build_loader
 from tests.cuda.simulator import simulated
 from tests.cuda.streams import SCHEDULES
 from tests.cuda.tensors import allocate
@@ -83,7 +85,7 @@ def serve(
 ) -> list[tuple[torch.Tensor, ...]]:
     """Images and labels of each batch, as a training reads them: later than it drops them."""
     read = []
-    with loaders.build(path, **{"batch_size": 8, "workers": 1, "device": device, **settings}) as loader:
+    with build_loader(path, **{"batch_size": 8, "workers": 1, "device": device, **settings}) as loader:
         for _ in range(epochs):
             for batch in loader:
                 read.append((batch.images + 0, batch.labels + 0))
@@ -142,7 +144,7 @@ def test_each_combination_of_settings_is_right(
 
 
 def serve_on_the_cpu(path: Path, settings: dict[str, Any]) -> Iterator[tuple[torch.Tensor, ...]]:
-    with loaders.build(path, **{"batch_size": 8, "workers": 1, **settings, "cache": "none"}) as loader:
+    with build_loader(path, **{"batch_size": 8, "workers": 1, **settings, "cache": "none"}) as loader:
         for _ in range(3):
             yield from loader
 
@@ -159,7 +161,7 @@ def test_what_is_left_midway_spoils_nothing(
     def leave_and_serve() -> list[tuple[torch.Tensor, ...]]:
         read = []
         for left in (1, 3):
-            loader = loaders.build(
+            loader = build_loader(
                 paths[kind], **{"batch_size": 8, "workers": 1, "device": "cuda", **settings}
             )
             for batch in itertools.islice(loader, left):
@@ -188,7 +190,7 @@ def test_the_host_waits_for_the_device_once_a_batch_at_most(case: str, paths: di
     kind, settings = CASES[case]
     most = 1 if settings.get("backend") == "nvjpeg" else 0
     with simulated("all late") as world:
-        with loaders.build(
+        with build_loader(
             paths[kind], **{"batch_size": 8, "workers": 1, "device": "cuda", **settings}
         ) as loader:
             world.syncs.clear()  # building may
@@ -205,7 +207,7 @@ def test_pictures_are_read_into_pinned_memory_and_not_copied_there(
     backend: str, paths: dict[str, Path]
 ) -> None:
     with simulated("all late") as world:
-        with loaders.build(paths[backend], batch_size=8, device="cuda", workers=1, **TRAIN) as loader:
+        with build_loader(paths[backend], batch_size=8, device="cuda", workers=1, **TRAIN) as loader:
             batch_bytes = next(iter(loader)).images.nbytes
         assert world.pinned, "labels and draws are copied"
         assert max(world.pinned) < batch_bytes / 4
@@ -224,7 +226,7 @@ def test_a_loader_stays_on_its_device(case: str, paths: dict[str, Path]) -> None
 def test_the_device_is_the_one_that_was_current_when_the_loader_was_built(paths: dict[str, Path]) -> None:
     with simulated("all late"):
         torch.cuda.set_device(1)
-        with loaders.build(paths["shards"], device="cuda", **FLOAT) as loader:
+        with build_loader(paths["shards"], device="cuda", **FLOAT) as loader:
             torch.cuda.set_device(0)
             batch = next(iter(loader))
             assert batch.images.device == torch.device("cuda", 1)
@@ -235,7 +237,7 @@ def test_the_device_is_the_one_that_was_current_when_the_loader_was_built(paths:
 def test_the_training_is_given_nothing_to_do_but_to_wait(paths: dict[str, Path]) -> None:
     """Else the loader's work would not run beside the training's."""
     with simulated("all late") as world:
-        with loaders.build(paths["shards"], batch_size=8, device="cuda", **FLOAT, **TRAIN) as loader:
+        with build_loader(paths["shards"], batch_size=8, device="cuda", **FLOAT, **TRAIN) as loader:
             batches = list(loader)
         assert len(world.defaults[0].queue) == len(batches)
 
@@ -246,7 +248,7 @@ def test_a_device_that_is_not_there_is_refused(device: str | torch.device, paths
         simulated("at once"),
         pytest.raises(SettingError, match="torch finds cuda:0, cuda:1; use one of them"),
     ):
-        loaders.build(paths["shards"], device=device)
+        build_loader(paths["shards"], device=device)
 
 
 def test_a_damaged_picture_is_left_out_and_the_rest_of_its_batch_decoded_on_the_device(

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import loaders
 from precache import PrecacheError, convert, inspection, open_dataset, verify
 from precache.manifest import MANIFEST_NAME, REJECTED_NAME
 from precache.recipe import Recipe
+from tests.building import build_loader
 from tests.faults import mutations, nursery
 from tests.faults.nursery import describe
 from tests.faults.tally import RIGHT, Outcome, Tally
@@ -142,7 +142,7 @@ def _damage(data: Path, draw: random.Random, elsewhere: Path) -> tuple[Path, str
 
 def _epochs(data: Path, backend: str, settings: dict[str, Any]) -> list[Samples]:
     epochs = []
-    with loaders.build(data, backend=backend, workers=1, **settings) as loader:
+    with build_loader(data, backend=backend, workers=1, **settings) as loader:
         for _ in range(2):
             epoch: Samples = {}
             for batch in loader:

@@ -21,6 +21,7 @@ from typing import Any
 
 import loaders
 from precache import PrecacheError, Recipe, convert
+from tests.building import build_loader
 from tests.faults import nursery
 from tests.faults.nursery import describe
 from tests.faults.tally import RIGHT, Outcome, Tally
@@ -145,7 +146,7 @@ def case(world: World, seed: int, folder: Path) -> Outcome:
 
 
 def _build(folder: Path, backend: str, name: str, settings: dict[str, Any]) -> loaders.Loader:
-    return loaders.build(folder / name, backend=backend, size=SIZE, **{"workers": 1, **settings})
+    return build_loader(folder / name, backend=backend, size=SIZE, **{"workers": 1, **settings})
 
 
 def _rows(batches: Iterator[Any]) -> Iterator[tuple[int, int, bytes]]:

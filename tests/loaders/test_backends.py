@@ -9,10 +9,10 @@ import pytest
 import torch
 from PIL import Image
 
-import loaders
 from loaders.dataset import open_split
 from precache.source import scan_tree
 from tests import loader_contract as contract
+from tests.building import build_loader
 from tests.conftest import IMAGES, STORED_SIZE
 
 RAW_SIZE = 40
@@ -41,7 +41,7 @@ class Arm:
         self.raw = not (path / "dataset.json").exists()
         self.size = RAW_SIZE if self.raw else STORED_SIZE
         self.build: contract.Build = partial(
-            loaders.build, path, backend=backend, device=device, size=self.size, workers=2, batch_size=16
+            build_loader, path, backend=backend, device=device, size=self.size, workers=2, batch_size=16
         )
 
 
@@ -132,7 +132,7 @@ def test_an_exception_in_the_loop_leaves_nothing(arm: Arm) -> None:
 
 
 def served_ids(path: Path, **settings: object) -> list[int]:
-    with loaders.build(path, **{"workers": 1, "batch_size": 16, **settings}) as loader:
+    with build_loader(path, **{"workers": 1, "batch_size": 16, **settings}) as loader:
         return contract.ids_of(loader)
 
 
@@ -155,8 +155,8 @@ def test_a_converted_folder_is_centre_cropped(converted: dict[str, Path]) -> Non
             pytest.importorskip("nvidia.dali", reason="DALI is not installed")
         for size in (31, 32, 1):
             with (
-                loaders.build(converted[kind], backend=backend, shuffle=False, workers=1) as whole,
-                loaders.build(converted[kind], backend=backend, shuffle=False, size=size, workers=1) as crop,
+                build_loader(converted[kind], backend=backend, shuffle=False, workers=1) as whole,
+                build_loader(converted[kind], backend=backend, shuffle=False, size=size, workers=1) as crop,
             ):
                 start = round((STORED_SIZE - size) / 2)
                 part = slice(start, start + size)
@@ -174,7 +174,7 @@ def test_orientation_in_xmp_is_applied_by_every_backend(tmp_path: Path) -> None:
     picture.save(tmp_path / "class/a.jpg", quality=95, xmp=xmp)
     served = []
     for backend in ("pytorch", "dali"):
-        with loaders.build(tmp_path, backend=backend, size=32, workers=0) as loader:
+        with build_loader(tmp_path, backend=backend, size=32, workers=0) as loader:
             served.append(next(iter(loader)).images.int())
     assert served[0][0, :, 0].min() > 200, "turned: the white left side is on top"
     assert (served[0] - served[1]).abs().max() < 16
@@ -185,7 +185,7 @@ def test_served_pixels_are_the_callers_to_keep(converted: dict[str, Path]) -> No
     for kind in ("shards", "webdataset", "dali"):
         if kind == "dali":
             pytest.importorskip("nvidia.dali", reason="DALI is not installed")
-        with loaders.build(converted[kind], batch_size=8, shuffle=False, workers=2) as loader:
+        with build_loader(converted[kind], batch_size=8, shuffle=False, workers=2) as loader:
             kept = list(loader)
             copies = [batch.images.clone() for batch in loader]
         assert all(torch.equal(k.images, c) for k, c in zip(kept, copies, strict=True))

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-import loaders
 from loaders.buffers import BufferPool, SharedBuffers
+from tests.building import build_loader
 from tests.conftest import IMAGES
 
 SETTINGS = {"backend": "pytorch", "size": 16, "batch_size": 2, "workers": 2}
@@ -38,13 +38,13 @@ def test_batches_larger_than_the_memory_take_none(raw_tree: Path) -> None:
     """Of which one may still be served: that of all pictures there are."""
     for samples in (10**9, 10**18):
         assert SharedBuffers(12, samples, 224).take() is None
-    with loaders.build(raw_tree, **{**SETTINGS, "batch_size": 10**9}, last="partial") as loader:
+    with build_loader(raw_tree, **{**SETTINGS, "batch_size": 10**9}, last="partial") as loader:
         assert [len(batch.ids) for batch in loader] == [IMAGES]
 
 
 @pytest.mark.skipif(multiprocessing.get_start_method() != "fork", reason="memory is shared by forking")
 def test_workers_fill_the_same_memory_again(raw_tree: Path) -> None:
-    with loaders.build(raw_tree, **SETTINGS) as loader:
+    with build_loader(raw_tree, **SETTINGS) as loader:
         addresses = [batch.images.data_ptr() for _ in range(3) for batch in loader]
     assert len(addresses) == 3 * IMAGES // 2
     assert len(set(addresses)) <= 12
@@ -53,8 +53,8 @@ def test_workers_fill_the_same_memory_again(raw_tree: Path) -> None:
 def test_batches_that_are_kept_stay_what_they_were(raw_tree: Path) -> None:
     """More of them than there are buffers; iterators dropped in the middle lose none."""
     with (
-        loaders.build(raw_tree, **SETTINGS) as loader,
-        loaders.build(raw_tree, **{**SETTINGS, "workers": 0, "threads": 1}) as threads,
+        build_loader(raw_tree, **SETTINGS) as loader,
+        build_loader(raw_tree, **{**SETTINGS, "workers": 0, "threads": 1}) as threads,
     ):
         for _ in range(10):
             next(iter(loader))

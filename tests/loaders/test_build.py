@@ -4,6 +4,7 @@ import errno
 import inspect
 import os
 import shutil
+from dataclasses import FrozenInstanceError
 from pathlib import Path
 
 import psutil
@@ -11,17 +12,18 @@ import pytest
 import torch
 
 import loaders
-from loaders import cache
+from loaders import Reading, cache, settings
 from precache import Recipe, convert
 from precache.errors import DatasetError, PrecacheError, SettingError, SourceError
 from tests import loader_contract as contract
+from tests.building import build_loader
 from tests.conftest import IMAGES, STORED_SIZE
 
 
 def test_auto_picks_the_backend_by_the_folder(raw_tree: Path, converted: dict[str, Path]) -> None:
     for path, backend in ((raw_tree, "pytorch"), *((converted[k], k) for k in ("shards", "webdataset"))):
-        with loaders.build(path, workers=0) as loader:
-            assert type(loader._reader).__module__ == f"loaders.{backend}"  # type: ignore[attr-defined]
+        with build_loader(path, workers=0) as loader:
+            assert type(loader._reader).__module__ == f"loaders.backends.{backend}"  # type: ignore[attr-defined]
 
 
 def test_the_default_size_is_224_or_all_that_is_stored_where_that_is_less(
@@ -30,14 +32,14 @@ def test_the_default_size_is_224_or_all_that_is_stored_where_that_is_less(
     convert(raw_tree, tmp_path / "large", Recipe(format="shards", size=256), workers=1)
     for path, size in ((raw_tree, 224), (tmp_path / "large", 224), (converted["shards"], STORED_SIZE)):
         for augment in (None, "train"):
-            with loaders.build(path, workers=0, augment=augment) as loader:
+            with build_loader(path, workers=0, augment=augment) as loader:
                 assert loader.size == size
                 assert next(iter(loader)).images.shape[2:] == (size, size)
 
 
 def test_classes_are_the_folders(raw_tree: Path, converted: dict[str, Path]) -> None:
     for path in (raw_tree, converted["shards"]):
-        with loaders.build(path, workers=0) as loader:
+        with build_loader(path, workers=0) as loader:
             assert loader.classes[0] == "001.anchor"
             assert len(loader.classes) == 5
 
@@ -68,7 +70,10 @@ def test_classes_are_the_folders(raw_tree: Path, converted: dict[str, Path]) -> 
         ({"split": "validation"}, "unknown split 'validation'; choose from: train"),
         ({"dtype": torch.int32}, "unknown dtype torch.int32; choose from: torch.uint8"),
         ({"dtype": "int32"}, "unknown dtype 'int32'; choose from: bfloat16, float16, float32, uint8"),
-        ({"num_workers": 4}, "num_workers is no setting of this loader; give workers"),
+        (
+            {"num_workers": 4},
+            r"num_workers is no setting .*; give reading=loaders.Reading\(workers=\.\.\.\)",
+        ),
         ({"drop_last": True}, "drop_last is no setting of this loader; give last='drop'"),
         ({"transform": print}, "transform is no setting of this loader; give augment"),
         ({"batch_sampler": []}, "batch_sampler is no setting .*; give batch_size, shuffle, seed and last"),
@@ -80,7 +85,7 @@ def test_a_bad_setting_names_field_value_and_choices(
     converted: dict[str, Path], settings: dict[str, object], message: str
 ) -> None:
     with pytest.raises(SettingError, match=message):
-        loaders.build(converted["shards"], **settings)
+        build_loader(converted["shards"], **settings)
 
 
 def test_every_setting_of_torchs_dataloader_is_known_or_refused_by_name(converted: dict[str, Path]) -> None:
@@ -88,26 +93,50 @@ def test_every_setting_of_torchs_dataloader_is_known_or_refused_by_name(converte
     theirs |= {"num_replicas", "root", "transforms"}
     for name in theirs - set(inspect.signature(loaders.build).parameters):
         with pytest.raises(SettingError, match=f"^{name} is no setting of this loader; "):
-            loaders.build(converted["shards"], **{name: None})
+            build_loader(converted["shards"], **{name: None})
     with pytest.raises(TypeError, match="'batchsize'; did you mean batch_size\\?"):
-        loaders.build(converted["shards"], batchsize=3)
+        build_loader(converted["shards"], batchsize=3)
+    with pytest.raises(TypeError, match=r"'worker'; did you mean reading=loaders.Reading\(workers=\.\.\.\)"):
+        build_loader(converted["shards"], worker=3)
+
+
+def test_the_old_keywords_still_work_and_name_their_new_place(converted: dict[str, Path]) -> None:
+    with pytest.warns(FutureWarning, match="reading=loaders.Reading\\(workers=3, check='never'\\)") as caught:
+        loader = loaders.build(converted["shards"], check="never", workers=3)
+    with loader:
+        assert loader.spec.reading == Reading(workers=3, check="never")  # type: ignore[attr-defined]
+    assert [warning.filename for warning in caught] == [__file__], "it points at the caller's line"
+    with pytest.raises(SettingError, match="workers=3 is given beside reading; put it into the Reading"):
+        loaders.build(converted["shards"], workers=3, reading=Reading())
+
+
+def test_a_reading_is_checked_when_it_is_made() -> None:
+    for bad, message in (
+        ({"threads": 0}, "threads must be an integer of at least 1, got 0"),
+        ({"memory_bytes": 0}, "memory_bytes must be an integer of at least 1, got 0"),
+        ({"workers": "all"}, "workers must be an integer of at least 0, got 'all'"),
+    ):
+        with pytest.raises(SettingError, match=message):
+            Reading(**bad)  # type: ignore[arg-type]
+    with pytest.raises(FrozenInstanceError):
+        Reading().workers = 3  # type: ignore[misc]
 
 
 def test_device_and_dtype_are_understood_by_name(
     converted: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("uint8", "float32", "torch.float16", "bfloat16"):
-        with loaders.build(converted["shards"], dtype=name) as loader:
+        with build_loader(converted["shards"], dtype=name) as loader:
             assert str(next(iter(loader)).images.dtype).removeprefix("torch.") == name.removeprefix("torch.")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with loaders.build(converted["shards"], device="auto") as loader:
+    with build_loader(converted["shards"], device="auto") as loader:
         assert next(iter(loader)).images.device.type == "cpu"
 
 
 def test_cuda_without_a_gpu_is_an_error(converted: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(SettingError, match="device 'cuda' asked for, but torch finds no GPU"):
-        loaders.build(converted["shards"], device="cuda")
+        build_loader(converted["shards"], device="cuda")
 
 
 @pytest.mark.parametrize(
@@ -119,19 +148,19 @@ def test_a_folder_of_the_wrong_format_is_refused(
 ) -> None:
     path = raw_tree if kind == "raw" else converted[kind]
     with pytest.raises(DatasetError, match=f"{path}: holds .*, backend '{backend}' reads .*; use backend"):
-        loaders.build(path, backend=backend)
+        build_loader(path, backend=backend)
 
 
 def test_a_folder_without_manifest_or_pictures_is_refused(tmp_path: Path) -> None:
     with pytest.raises(PrecacheError, match=r"neither a converted dataset \(no dataset.json\)"):
-        loaders.build(tmp_path)
+        build_loader(tmp_path)
     with pytest.raises(PrecacheError, match="nowhere: does not exist"):
-        loaders.build(tmp_path / "nowhere")
+        build_loader(tmp_path / "nowhere")
 
 
 def test_full_shuffle_of_a_sequential_format_is_refused(converted: dict[str, Path]) -> None:
     with pytest.raises(SettingError, match="shuffle 'full' needs random access"):
-        loaders.build(converted["webdataset"], shuffle="full")
+        build_loader(converted["webdataset"], shuffle="full")
 
 
 def test_a_missing_package_is_named_with_its_install_command(
@@ -139,28 +168,28 @@ def test_a_missing_package_is_named_with_its_install_command(
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "nvidia.dali", None)
     with pytest.raises(ImportError, match="pip install nvidia-dali-cuda120"):
-        loaders.build(raw_tree, backend="dali")
+        build_loader(raw_tree, backend="dali")
 
 
 @pytest.mark.parametrize(
     "state", [{}, {"epoch": "x"}, {"epoch": 0, "served_batches": -3}, {"epoch": 0, "served_batches": 99}]
 )
 def test_a_malformed_state_is_refused(converted: dict[str, Path], state: dict[str, object]) -> None:
-    with loaders.build(converted["shards"]) as loader:
+    with build_loader(converted["shards"]) as loader:
         whole = {k: v for k, v in loader.state_dict().items() if k not in ("epoch", "served_batches")}
         with pytest.raises(SettingError, match="this state has"):
             loader.load_state_dict({**whole, **state})
 
 
 def test_set_epoch_in_the_middle_of_an_epoch_holds_for_the_next(converted: dict[str, Path]) -> None:
-    with loaders.build(converted["shards"], batch_size=16) as loader:
+    with build_loader(converted["shards"], batch_size=16) as loader:
         for _ in loader:
             loader.set_epoch(5)
         assert loader.state_dict()["epoch"] == 5
 
 
 def test_a_closed_loader_says_so(converted: dict[str, Path]) -> None:
-    loader = loaders.build(converted["shards"])
+    loader = build_loader(converted["shards"])
     loader.close()
     loader.close()
     with pytest.raises(SettingError, match="is closed; build another one"):
@@ -169,20 +198,20 @@ def test_a_closed_loader_says_so(converted: dict[str, Path]) -> None:
 
 @pytest.mark.parametrize("change", ["seed", "batch_size", "path"])
 def test_a_state_of_other_data_or_settings_is_refused(converted: dict[str, Path], change: str) -> None:
-    with loaders.build(converted["shards"], batch_size=16) as loader:
+    with build_loader(converted["shards"], batch_size=16) as loader:
         state = loader.state_dict()
     other = {"batch_size": 16, "seed": 0, "path": converted["shards"]}
     other[change] = converted["dali"] if change == "path" else 7
     backend = "synthetic"  # random access over any folder
     with (
-        loaders.build(backend=backend, **other) as loader,
+        build_loader(backend=backend, **other) as loader,
         pytest.raises(SettingError, match="this state was taken with"),
     ):
         loader.load_state_dict(state)
 
 
 def test_another_epoch_starts_at_its_beginning(converted: dict[str, Path]) -> None:
-    with loaders.build(converted["shards"], batch_size=16) as loader:
+    with build_loader(converted["shards"], batch_size=16) as loader:
         next(iter(loader))
         assert (loader.state_dict()["epoch"], loader.state_dict()["served_batches"]) == (0, 1)
         loader.set_epoch(3)
@@ -192,7 +221,7 @@ def test_another_epoch_starts_at_its_beginning(converted: dict[str, Path]) -> No
 
 
 def test_a_split_smaller_than_a_dropped_batch_is_an_empty_epoch(converted: dict[str, Path]) -> None:
-    with loaders.build(converted["shards"], batch_size=IMAGES + 1, last="drop") as loader:
+    with build_loader(converted["shards"], batch_size=IMAGES + 1, last="drop") as loader:
         assert len(loader) == 0
         assert list(loader) == []
 
@@ -206,12 +235,12 @@ def test_a_cache_that_does_not_fit_is_refused_with_the_numbers(
     with pytest.raises(
         SettingError, match=rf"needs {needed} bytes, 100,000 are free on cpu; use cache 'none'"
     ):
-        loaders.build(converted["shards"], cache="ram")
+        build_loader(converted["shards"], cache="ram")
 
 
 def test_a_cache_reads_each_file_for_one_epoch_only(converted: dict[str, Path], tmp_path: Path) -> None:
     path = Path(shutil.copytree(converted["webdataset"], tmp_path / "copy"))
-    with loaders.build(path, cache="ram", batch_size=16) as loader:
+    with build_loader(path, cache="ram", batch_size=16) as loader:
         first = contract.ids_of(loader)
         list(loader)  # what was read ahead of the first epoch's end
         for shard in path.glob("*.tar"):
@@ -221,14 +250,14 @@ def test_a_cache_reads_each_file_for_one_epoch_only(converted: dict[str, Path], 
 
 def test_threads_serve_what_worker_processes_serve(raw_tree: Path) -> None:
     with (
-        loaders.build(raw_tree, size=32, workers=2, batch_size=16) as processes,
-        loaders.build(raw_tree, size=32, workers=0, threads=3, batch_size=16) as threads,
+        build_loader(raw_tree, size=32, workers=2, batch_size=16) as processes,
+        build_loader(raw_tree, size=32, workers=0, threads=3, batch_size=16) as threads,
     ):
         before = len(psutil.Process().children())
         for ours, theirs in zip(threads, processes, strict=True):
             assert torch.equal(ours.ids, theirs.ids)
             assert torch.equal(ours.images, theirs.images)
-    with loaders.build(raw_tree, size=32, workers=0) as threads:
+    with build_loader(raw_tree, size=32, workers=0) as threads:
         assert len(list(threads)) == 2
         assert len(psutil.Process().children()) <= before, "no process was started"
 
@@ -236,20 +265,20 @@ def test_threads_serve_what_worker_processes_serve(raw_tree: Path) -> None:
 def test_auto_shares_the_cpus_among_the_ranks_of_this_machine(
     converted: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loaders, "available_cpus", lambda: 96)
+    monkeypatch.setattr(settings, "available_cpus", lambda: 96)
     for ranks, workers in ((None, 96), ("8", 12), ("200", 1)):
         if ranks is not None:
             monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
-        with loaders.build(converted["shards"]) as loader:
+        with build_loader(converted["shards"]) as loader:
             assert (loader.spec.workers, loader.spec.threads) == (workers, workers)
     with pytest.raises(SettingError, match="workers must be an integer of at least 0, got 'many'"):
-        loaders.build(converted["shards"], workers="many")
+        build_loader(converted["shards"], workers="many")
 
 
 def test_the_source_path_of_an_id_is_one_call(raw_tree: Path, converted: dict[str, Path]) -> None:
     for path in (raw_tree, *converted.values()):
         backend = "auto" if path == raw_tree else "synthetic"
-        with loaders.build(path, backend=backend, workers=0, size=32) as loader:
+        with build_loader(path, backend=backend, workers=0, size=32) as loader:
             batch = next(iter(loader))
             for sample_id, label in zip(batch.ids, batch.labels, strict=True):
                 name = loader.path_of(sample_id)
@@ -271,4 +300,4 @@ def test_a_tree_that_may_not_be_read_is_not_called_something_else(
 
     monkeypatch.setattr(os, "scandir", refuse)
     with pytest.raises(SourceError, match=r"Permission denied.*check its permissions"):
-        loaders.build(raw_tree)
+        build_loader(raw_tree)

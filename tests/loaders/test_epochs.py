@@ -12,6 +12,7 @@ import pytest
 
 import loaders
 from precache.errors import SettingError
+from tests.building import build_loader
 from tests.loader_contract import ids_of
 
 BATCHES = 5
@@ -20,13 +21,13 @@ BATCHES = 5
 @pytest.fixture(scope="module")
 def epochs(converted: dict[str, Path]) -> list[list[list[int]]]:
     """Ids of each batch of the first four epochs."""
-    with loaders.build(converted["shards"], batch_size=16) as loader:
+    with build_loader(converted["shards"], batch_size=16) as loader:
         return [[batch.ids.tolist() for batch in loader] for _ in range(4)]
 
 
 @pytest.fixture
 def loader(converted: dict[str, Path]) -> Iterator[loaders.Loader]:
-    with loaders.build(converted["shards"], batch_size=16) as built:
+    with build_loader(converted["shards"], batch_size=16) as built:
         yield built
 
 
@@ -97,7 +98,7 @@ def test_a_state_of_an_iteration_that_was_left_says_how_far_it_came(
     state = loader.state_dict()
     assert place(loader) == (0, 1)
     assert some(iter(loader), 1) == epochs[1][:1]
-    with loaders.build(converted["shards"], batch_size=16) as resumed:
+    with build_loader(converted["shards"], batch_size=16) as resumed:
         resumed.load_state_dict(state)
         resumed.set_epoch(0)
         assert place(resumed) == (0, 1)

@@ -17,7 +17,7 @@ from tests.loaders.arms import installed_arms
 # augmentation is inside torch whenever the program ends.
 PROGRAM = """
 import gc, json, os, sys, tempfile, threading, time
-import loaders, loaders.pytorch, loaders.shards, loaders.webdataset, loaders.synthetic
+import loaders
 import precache.formats
 import torch
 
@@ -67,12 +67,14 @@ gc.freeze()  # what was imported: going through it at each end would take most o
 run = supervise(json.load(sys.stdin))
 if run is not None:
     backend, path, ending = run
-    loader = loaders.build(path, backend=backend, size=40, batch_size=16, workers=2, augment=augment)
+    reading = loaders.Reading(workers=2)
+    settings = {"backend": backend, "size": 40, "batch_size": 16, "reading": reading}
+    loader = loaders.build(path, augment=augment, **settings)
     if ending == "kept":
         iterator = iter(loader)
         batch = next(iterator)
     elif ending == "two":
-        other = loaders.build(path, backend=backend, size=40, batch_size=16, workers=2, dtype=torch.float32)
+        other = loaders.build(path, dtype=torch.float32, **settings)
         pairs = zip(loader, other)
         next(pairs)
     elif ending == "cycle":
@@ -150,7 +152,10 @@ import torch
 import loaders
 
 path, backend = sys.argv[1:]
-loader = loaders.build(path, backend=backend, size=40, batch_size=4, workers=2, dtype=torch.float32)
+reading = loaders.Reading(workers=2)
+loader = loaders.build(
+    path, backend=backend, size=40, batch_size=4, dtype=torch.float32, reading=reading
+)
 iterator = iter(loader)
 batch = next(iterator)
 print("running", flush=True)
@@ -159,10 +164,10 @@ end_s = time.monotonic()
 """
 HUNG = """
 import itertools, os, sys, threading
-import loaders, loaders.decoding, loaders.threads
+import loaders, loaders.backends.decoding, loaders.threads
 
 never, hanging = os.pipe()[0], threading.Event()
-read, numbers = loaders.decoding.load, itertools.count()
+read, numbers = loaders.backends.decoding.load, itertools.count()
 
 
 def load(*arguments):
@@ -172,8 +177,9 @@ def load(*arguments):
     return read(*arguments)
 
 
-loaders.decoding.load = load
-loader = loaders.build(sys.argv[1], backend="pytorch", size=40, batch_size=4, workers=0, threads=2)
+loaders.backends.decoding.load = load
+reading = loaders.Reading(workers=0, threads=2)
+loader = loaders.build(sys.argv[1], backend="pytorch", size=40, batch_size=4, reading=reading)
 iterator = iter(loader)
 next(iterator)
 hanging.wait()

@@ -26,6 +26,7 @@ from precache.errors import DatasetError, PrecacheError, WorkerError
 from precache.formats.shards import DATA_START
 from precache.index import write_index
 from precache.manifest import write_manifest
+from tests.building import build_loader
 from tests.command import ROOT
 from tests.damage import flip_a_bit
 from tests.loader_contract import ids_of
@@ -41,7 +42,7 @@ def test_a_corrupt_picture_is_named(
         pytest.importorskip("nvidia.dali", reason="DALI is not installed")
     tree = Path(shutil.copytree(raw_tree, tmp_path / "tree"))
     bad = sorted(tree.glob("*/*.jpg"))[40]
-    with loaders.build(tree, backend=backend, size=32, workers=workers, batch_size=16) as loader:
+    with build_loader(tree, backend=backend, size=32, workers=workers, batch_size=16) as loader:
         if damage == "gone":
             bad.unlink()
         else:
@@ -67,7 +68,7 @@ def test_a_damaged_shard_is_named(
     path = Path(shutil.copytree(converted[kind], tmp_path / "copy"))
     files = sorted(path.glob("train-*[!x]"))  # without .idx
     content = files[3].read_bytes()
-    with loaders.build(path, backend=backend, workers=2, batch_size=16) as loader:
+    with build_loader(path, backend=backend, workers=2, batch_size=16) as loader:
         if damage == "gone":
             files[3].unlink()
         elif damage == "truncated":
@@ -95,7 +96,7 @@ def test_a_jpeg_with_a_damaged_header_is_named(
     content[512:812] = bytes(300)
     shard.write_bytes(content)
     with (
-        loaders.build(path, backend=backend, shuffle=False, workers=2, check="never") as loader,
+        build_loader(path, backend=backend, shuffle=False, workers=2, check="never") as loader,
         pytest.raises(PrecacheError, match=f"{shard}: sample .* cannot be decoded"),
     ):
         list(loader)
@@ -113,7 +114,7 @@ def test_labels_that_differ_from_the_index_are_refused(
     entry = write_index(path, replace(index, labels=np.roll(index.labels, 1)))
     write_manifest(path, replace(dataset.manifest, index=entry))
     with (
-        loaders.build(path, workers=1) as loader,
+        build_loader(path, workers=1) as loader,
         pytest.raises(DatasetError, match="holds other samples than the dataset's index says"),
     ):
         list(loader)
@@ -125,7 +126,7 @@ def test_a_killed_worker_is_an_error_not_a_hang(handled: bool, raw_tree: Path) -
     if handled:
         list(DataLoader([1, 2], num_workers=1))
     before = psutil.Process().children()
-    with loaders.build(raw_tree, size=32, workers=1, batch_size=1) as loader:
+    with build_loader(raw_tree, size=32, workers=1, batch_size=1) as loader:
         iterator = iter(loader)
         next(iterator)
         (worker,) = (c for c in psutil.Process().children() if c not in before)
@@ -161,7 +162,7 @@ class Interruption:
 
 
 def test_the_death_of_a_worker_is_one_error_wherever_the_caller_is(converted: dict[str, Path]) -> None:
-    with loaders.build(converted["shards"], batch_size=16) as loader:
+    with build_loader(converted["shards"], batch_size=16) as loader:
         for line in count(2):  # before the first, it is the caller who is interrupted
             iterator = iter(loader)
             with suppress(WorkerError), Interruption(line) as interruption:
@@ -180,7 +181,7 @@ def test_the_death_of_a_worker_while_a_loader_is_closed_is_no_error(
     path = raw_tree if backend == "pytorch" else converted["shards"]
     before = psutil.Process().children(), threading.active_count()
     for line in count(1, 11 if backend == "pytorch" else 2):
-        loader = loaders.build(path, backend=backend, size=32, batch_size=16, workers=1)
+        loader = build_loader(path, backend=backend, size=32, batch_size=16, workers=1)
         next(iter(loader))
         with Interruption(line, EpochLoader.close.__code__) as interruption:
             loader.close()
@@ -198,7 +199,7 @@ def test_a_flipped_bit_is_served_where_nothing_is_checked(converted: dict[str, P
     shard.write_bytes(content)
     served = []
     for folder in (path, converted["shards"]):
-        with loaders.build(folder, shuffle=False, check="never") as loader:
+        with build_loader(folder, shuffle=False, check="never") as loader:
             served.append(torch.cat([batch.images for batch in loader]))
     assert (served[0] != served[1]).sum() == 1
 
@@ -209,7 +210,7 @@ import loaders
 from precache.errors import DatasetError
 
 path, shard = sys.argv[1:]
-with loaders.build(path, check="never", workers=2, batch_size=16) as loader:
+with loaders.build(path, batch_size=16, reading=loaders.Reading(check="never", workers=2)) as loader:
     list(loader)
     os.truncate(shard, 5000)
     try:
@@ -249,7 +250,7 @@ def test_a_picture_that_the_disk_does_not_give_is_named(
         pytest.skip("root may read everything")
     tree = Path(shutil.copytree(raw_tree, tmp_path / "tree"))
     bad = sorted(tree.glob("*/*.jpg"))[40]
-    with loaders.build(tree, backend=backend, size=32, workers=1, batch_size=16) as loader:
+    with build_loader(tree, backend=backend, size=32, workers=1, batch_size=16) as loader:
         bad.unlink()
         if damage == "EIO":
             bad.symlink_to("/proc/self/mem")
@@ -277,7 +278,7 @@ def test_a_shard_that_the_disk_does_not_give_is_named(
         pytest.skip("no /proc")
     path = Path(shutil.copytree(converted[kind], tmp_path / "copy"))
     shard = sorted(path.glob("train-*[!x]"))[3]  # without .idx
-    with loaders.build(path, backend=backend, workers=1, batch_size=16, check=check) as loader:
+    with build_loader(path, backend=backend, workers=1, batch_size=16, check=check) as loader:
         shard.unlink()
         if damage == "EIO":
             shard.symlink_to("/proc/self/mem")

@@ -29,7 +29,7 @@ from precache.errors import SettingError
 
 accelerator = Accelerator(cpu=True)
 path, out = sys.argv[1:]
-with loaders.build(path, batch_size=8, workers=1) as built:
+with loaders.build(path, batch_size=8, reading=loaders.Reading(workers=1)) as built:
     assert accelerator.prepare_data_loader(built) is built
     served = [[batch.ids.tolist() for batch in built] for _ in range(2)]
     built.set_epoch(0)

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader
 
 import loaders
 from precache.errors import SettingError
+from tests.building import build_loader
 from tests.conftest import IMAGES, STORED_SIZE
 from tests.loader_contract import ids_of
 from tests.loaders.arms import EACH_ARM
@@ -23,7 +24,7 @@ from accelerate import Accelerator
 
 accelerator = Accelerator(cpu=True)
 path, out = sys.argv[1:]
-built = loaders.build(path, batch_size=8, workers=1)
+built = loaders.build(path, batch_size=8, reading=loaders.Reading(workers=1))
 model = torch.nn.Linear(1, 1)
 optimizer = torch.optim.SGD(model.parameters(), 0.1)
 model, optimizer, loader = accelerator.prepare(model, optimizer, built)
@@ -37,7 +38,7 @@ accelerator.end_training()
 
 
 def build(path: Path, **settings: Any) -> loaders.Loader:
-    return loaders.build(path, **{"batch_size": 16, "workers": 1, **settings})
+    return build_loader(path, **{"batch_size": 16, "workers": 1, **settings})
 
 
 def epochs_of(path: Path, count: int, **settings: Any) -> list[list[int]]:

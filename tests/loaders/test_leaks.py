@@ -10,7 +10,7 @@ import numpy as np
 import psutil
 import pytest
 
-import loaders
+from tests.building import build_loader
 from tests.loaders.arms import EACH_ARM
 
 ROUNDS, STEP = 100, 20
@@ -55,7 +55,7 @@ def test_a_hundred_loaders_leave_nothing(
     warm = (0, 0, 0)
     rss = []
     for number in range(ROUNDS):
-        loader = loaders.build(path, backend=backend, size=40, batch_size=BATCH, workers=1)
+        loader = build_loader(path, backend=backend, size=40, batch_size=BATCH, workers=1)
         iterator = iter(loader)
         next(iterator)
         if how == "closed":

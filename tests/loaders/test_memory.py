@@ -28,8 +28,8 @@ import os, sys, torch, loaders  # what they take is charged to the group that th
 path, procs, memory_bytes = sys.argv[1:]
 open(procs, "w").write(str(os.getpid()))
 served = 0
-settings = {"shuffle": "window", "memory_bytes": int(memory_bytes), "batch_size": 16, "workers": 2}
-with loaders.build(path, **settings) as loader:
+reading = loaders.Reading(memory_bytes=int(memory_bytes), workers=2)
+with loaders.build(path, shuffle="window", batch_size=16, reading=reading) as loader:
     for batch in loader:
         served += len(batch.ids)
 print(served)

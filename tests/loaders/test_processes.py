@@ -15,6 +15,7 @@ import pytest
 
 import loaders
 from precache.errors import SettingError
+from tests.building import build_loader
 from tests.command import ROOT
 from tests.conftest import IMAGES
 from tests.loader_contract import ids_of
@@ -29,7 +30,8 @@ if __name__ == "__main__":
     tasks = json.load(sys.stdin)
     rests = []
     for backend, path, state, workers in tasks:
-        with loaders.build(path, backend=backend, size=40, batch_size=8, workers=workers) as loader:
+        reading = loaders.Reading(workers=workers)
+        with loaders.build(path, backend=backend, size=40, batch_size=8, reading=reading) as loader:
             loader.load_state_dict(state)
             rests.append([[i for batch in loader for i in batch.ids.tolist()] for _ in range(2)])
     json.dump(rests, sys.stdout)
@@ -41,7 +43,7 @@ import loaders
 
 dist.init_process_group("gloo")
 path, state_file, out, batch_size = sys.argv[1:]
-with loaders.build(path, batch_size=int(batch_size), workers=1) as loader:
+with loaders.build(path, batch_size=int(batch_size), reading=loaders.Reading(workers=1)) as loader:
     if state_file == "none":
         served = [batch.ids.tolist() for batch in loader]
         iterator = iter(loader)
@@ -60,7 +62,7 @@ DROP_IN_A_CHILD = """
 import gc, os, sys
 import loaders
 
-loader = loaders.build(sys.argv[1], size=40, workers=2, batch_size=8)
+loader = loaders.build(sys.argv[1], size=40, batch_size=8, reading=loaders.Reading(workers=2))
 expected = len(list(loader))
 for running in (False, True):
     iterator = iter(loader)
@@ -84,7 +86,7 @@ import loaders
 
 if __name__ == "__main__":
     torch.multiprocessing.set_start_method("spawn")
-    with loaders.build(sys.argv[1], size=40, workers=2, batch_size=16) as loader:
+    with loaders.build(sys.argv[1], size=40, batch_size=16, reading=loaders.Reading(workers=2)) as loader:
         for _ in range(2):
             assert sorted(i for batch in loader for i in batch.ids.tolist()) == list(range(70))
 """
@@ -96,7 +98,7 @@ if __name__ == "__main__":
     # it is ignored where a shell started the tests in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
     backend, path = sys.argv[1:]
-    loader = loaders.build(path, backend=backend, size=40, workers=2, batch_size=8)
+    loader = loaders.build(path, backend=backend, size=40, batch_size=8, reading=loaders.Reading(workers=2))
     while True:
         for number, batch in enumerate(loader):
             time.sleep(0.005)
@@ -106,7 +108,7 @@ PROCESS_S = 60
 
 
 def build(backend: str, path: Path, **settings: Any) -> loaders.Loader:
-    return loaders.build(path, **{"backend": backend, "size": 40, "batch_size": 8, "workers": 2, **settings})
+    return build_loader(path, **{"backend": backend, "size": 40, "batch_size": 8, "workers": 2, **settings})
 
 
 def start(program: str, folder: Path, *arguments: object) -> "subprocess.Popen[str]":

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import torch
 
-import loaders
 import precache
 from precache.errors import DatasetError, ImageError, SettingError, SourceError
 from precache.rejects import default_list
 from precache.source import scan_tree
 from tests import loader_contract as contract
+from tests.building import build_loader
 from tests.conftest import IMAGES
 from tests.damage import DAMAGE, damage_shards, damage_tree
 
@@ -56,7 +56,7 @@ def build(request: pytest.FixtureRequest, damaged: tuple[dict[str, Path], list[i
     backend, kind = request.param
     need(backend)
     settings: dict[str, Any] = {"size": SIZE, "workers": 2, "batch_size": 16, "check": "never"}
-    return partial(loaders.build, damaged[0][kind], backend=backend, on_error="skip", **settings)
+    return partial(build_loader, damaged[0][kind], backend=backend, on_error="skip", **settings)
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +74,7 @@ def listed(
     ids = damage_tree(raw_tree, tree)
     precache.check(tree, workers=0)
     settings: dict[str, Any] = {"size": SIZE, "workers": 1, "batch_size": 16, "on_error": "skip"}
-    return partial(loaders.build, tree, backend=request.param, **settings), tree, ids
+    return partial(build_loader, tree, backend=request.param, **settings), tree, ids
 
 
 def without(ids: list[int], bad: list[int]) -> list[int]:
@@ -178,11 +178,11 @@ def test_a_tree_of_nothing_but_damage_raises(backend: str, raw_tree: Path, tmp_p
     for picture in tree.glob("*/*"):
         picture.write_bytes(b"")
     settings: dict[str, Any] = {"backend": backend, "workers": 1, "size": SIZE, "on_error": "skip"}
-    with loaders.build(tree, **settings) as loader, pytest.raises(ImageError, match="the file is empty"):
+    with build_loader(tree, **settings) as loader, pytest.raises(ImageError, match="the file is empty"):
         list(loader)
     precache.check(tree, workers=0)
     with pytest.raises(SourceError, match=r"tree\.rejected\.csv: lists all 70 pictures.*precache check"):
-        loaders.build(tree, **settings)
+        build_loader(tree, **settings)
 
 
 @pytest.mark.parametrize("backend", RAW_BACKENDS)
@@ -193,7 +193,7 @@ def test_damage_that_comes_while_training(
     need(backend)
     tree = Path(shutil.copytree(raw_tree, tmp_path / "tree"))
     bad = next(sample for sample in scan_tree(tree).samples if sample.path.endswith(".jpg"))
-    with loaders.build(tree, backend=backend, size=SIZE, workers=1, on_error="skip") as loader:
+    with build_loader(tree, backend=backend, size=SIZE, workers=1, on_error="skip") as loader:
         content = (tree / bad.path).read_bytes()
         (tree / bad.path).write_bytes(spoil(content))
         assert sorted(contract.ids_of(loader)) == without(list(range(IMAGES)), [bad.id])
@@ -270,7 +270,7 @@ def test_a_damaged_shard_is_never_skipped(
     else:
         shard.write_bytes(content[:-9000])
     with (
-        loaders.build(path, backend=backend, workers=1, on_error="skip") as loader,
+        build_loader(path, backend=backend, workers=1, on_error="skip") as loader,
         pytest.raises(DatasetError, match=str(shard)),
     ):
         list(loader)

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-import loaders
 from loaders.buffers import BufferPool
+from tests.building import build_loader
 
 CPU = torch.device("cpu")
 
@@ -52,18 +52,18 @@ def test_the_pool_does_not_keep_more_than_a_few_free_buffers() -> None:
 
 
 def test_batches_that_are_dropped_share_few_buffers(converted: dict[str, Path]) -> None:
-    with loaders.build(converted["shards"], batch_size=8, workers=2) as loader:
+    with build_loader(converted["shards"], batch_size=8, workers=2) as loader:
         addresses = {batch.images.data_ptr() for _ in range(5) for batch in loader}
     assert len(addresses) <= 6, "of 45 batches"
 
 
 def test_a_buffer_outlives_its_loader(converted: dict[str, Path]) -> None:
-    with loaders.build(converted["shards"], batch_size=70, shuffle=False) as loader:
+    with build_loader(converted["shards"], batch_size=70, shuffle=False) as loader:
         kept = next(iter(loader)).images
     copy = kept.clone()
     del loader
     gc.collect()
-    with loaders.build(converted["shards"], batch_size=70, shuffle="full") as other:
+    with build_loader(converted["shards"], batch_size=70, shuffle="full") as other:
         list(other)
     assert torch.equal(kept, copy)
 
@@ -84,7 +84,7 @@ def test_a_slow_stream_still_finds_its_batches(converted: dict[str, Path], backe
     settings = {"cache": "device"} if backend == "cache" else {"backend": backend}
     sums: dict[bool, list[float]] = {}
     for slow in (False, True):
-        with loaders.build(path, batch_size=4, device="cuda", shuffle=False, **settings) as loader:
+        with build_loader(path, batch_size=4, device="cuda", shuffle=False, **settings) as loader:
             found = []
             for batch in (batch for _ in range(4) for batch in loader):
                 if slow:

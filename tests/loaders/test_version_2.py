@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-import loaders
 from loaders.dataset import open_split
 from precache import open_dataset, verify
 from precache.errors import DatasetError, SettingError
+from tests.building import build_loader
 from tests.command import ROOT
 from tests.damage import flip_a_bit
 from tests.loader_contract import ids_of
-from tests.loaders.test_integrity import serve_into
+from tests.loaders.backends.test_integrity import serve_into
 
 FOLDER = ROOT / "tests/data/version-2"
 KINDS = [("shards", "shards"), ("webdataset", "webdataset"), ("dali", "dali"), ("dali", "webdataset")]
@@ -27,7 +27,7 @@ def test_it_is_served_and_verified(backend: str, kind: str) -> None:
     served = []
     for split in ("train", "val"):
         for check in ("always", "first-read", "never"):
-            with loaders.build(
+            with build_loader(
                 FOLDER / kind, backend=backend, split=split, check=check, workers=1, batch_size=4
             ) as loader:
                 ids = [ids_of(loader) for _ in range(2)]
@@ -44,7 +44,7 @@ def test_damage_is_found_before_anything_of_the_shard_is_served(
         pytest.importorskip("nvidia.dali", reason="DALI is not installed")
     path = Path(shutil.copytree(FOLDER / kind, tmp_path / "copy"))
     shard, bad = flip_a_bit(path, shard_number=1, row=1)
-    with loaders.build(path, backend=backend, workers=1, batch_size=1) as loader:
+    with build_loader(path, backend=backend, workers=1, batch_size=1) as loader:
         served: list[int] = []
         with pytest.raises(DatasetError, match=f"{shard}.*checksum"):
             serve_into(served, loader)

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import loaders
 from loaders.dataset import open_split
 from loaders.order import window_order
 from precache import Recipe, convert
 from precache.errors import SettingError
 from precache.formats.shards import ShardFile
+from tests.building import build_loader
 from tests.conftest import IMAGES
 
 SIZE, ROWS = 128, 5
@@ -63,12 +63,12 @@ def test_the_window_is_as_many_shards_as_fit_twice(shards: Path) -> None:
     largest = max(data.shard_bytes)
     for memory_bytes, window in ((None, 8), (2 * largest, 1), (7 * largest, 3), (100 * largest, 50)):
         assert data.window_shards(memory_bytes) == window
-        with loaders.build(shards, shuffle="window", memory_bytes=memory_bytes, batch_size=7) as loader:
+        with build_loader(shards, shuffle="window", memory_bytes=memory_bytes, batch_size=7) as loader:
             served = np.concatenate([batch.ids.numpy() for batch in loader])
         order = window_order(data.shard_samples, 0, 0, window)
         assert np.array_equal(served, data.ids[order])
     with pytest.raises(SettingError, match=f"holds no two shards of {shards}.*give at least {2 * largest:,}"):
-        loaders.build(shards, shuffle="window", memory_bytes=2 * largest - 1)
+        build_loader(shards, shuffle="window", memory_bytes=2 * largest - 1)
 
 
 def test_the_cache_of_the_files_stays_within_memory_bytes(shards: Path, dropped: tuple[str, ...]) -> None:
@@ -76,13 +76,13 @@ def test_the_cache_of_the_files_stays_within_memory_bytes(shards: Path, dropped:
     memory_bytes = 4 * max(data.shard_bytes)
     assert sum(data.shard_bytes) > 2 * memory_bytes
     seen = []
-    with loaders.build(shards, shuffle="window", memory_bytes=memory_bytes, batch_size=5) as loader:
+    with build_loader(shards, shuffle="window", memory_bytes=memory_bytes, batch_size=5) as loader:
         for _ in range(2):
             for _ in loader:
                 seen.append(cached_bytes(dropped))
     assert max(seen) <= memory_bytes + 8 * mmap.PAGESIZE
     assert max(seen) > memory_bytes / 4
-    with loaders.build(shards, shuffle="window", batch_size=5) as loader:
+    with build_loader(shards, shuffle="window", batch_size=5) as loader:
         assert len(list(loader)) == IMAGES // 5
     assert cached_bytes(dropped) > 0.9 * sum(data.shard_bytes), "without a bound it stays cached"
 
@@ -97,10 +97,10 @@ def test_reading_ahead_brings_a_whole_shard_into_the_cache(dropped: tuple[str, .
 
 def test_a_state_of_another_window_is_refused(shards: Path) -> None:
     largest = max(open_split(shards, "train").shard_bytes)
-    with loaders.build(shards, shuffle="window", memory_bytes=2 * largest) as loader:
+    with build_loader(shards, shuffle="window", memory_bytes=2 * largest) as loader:
         state = loader.state_dict()
     with (
-        loaders.build(shards, shuffle="window") as other,
+        build_loader(shards, shuffle="window") as other,
         pytest.raises(SettingError, match="taken with window_shards 1, the loader has 8"),
     ):
         other.load_state_dict(state)

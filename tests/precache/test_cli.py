@@ -11,6 +11,7 @@ from precache import Recipe, check, convert, verify_deep
 from precache.commandline import parse_bytes
 from precache.errors import SettingError, shell_command
 from precache.sample import make_sample
+from tests.building import build_loader
 from tests.command import ROOT, check_bad_input, run
 from tests.conftest import small_recipe
 
@@ -228,7 +229,6 @@ def test_bytes_are_parsed_with_their_units(text: str, count: int) -> None:
 
 
 def test_a_converted_folder_with_splits_is_inspected_and_loaded(raw_tree: Path, tmp_path: Path) -> None:
-    import loaders
 
     arguments = (
         "--format",
@@ -248,7 +248,7 @@ def test_a_converted_folder_with_splits_is_inspected_and_loaded(raw_tree: Path, 
     }
     ids = []
     for split in ("train", "val"):
-        with loaders.build(tmp_path / "out", split=split) as loader:
+        with build_loader(tmp_path / "out", split=split) as loader:
             assert loader.samples == summary["splits"][split]["samples"]
             ids += [int(i) for batch in loader for i in batch.ids]
     assert sorted(ids) == list(range(70))

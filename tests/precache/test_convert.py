@@ -19,6 +19,7 @@ from precache.formats import FORMATS
 from precache.journal import JOURNAL_NAME
 from precache.manifest import INDEX_NAME, MANIFEST_NAME
 from precache.source import scan_tree
+from tests.building import build_loader
 from tests.command import ROOT, check_bad_input, run
 from tests.conftest import IMAGES, small_recipe
 
@@ -322,7 +323,6 @@ def test_a_damaged_manifest_names_its_file(
 
 
 def test_a_tree_with_splits_keeps_them(raw_tree: Path, tmp_path: Path) -> None:
-    import loaders
 
     tree = tmp_path / "tree"
     shutil.copytree(raw_tree, tree / "train", ignore=shutil.ignore_patterns("*_000[1-4].*"))
@@ -333,11 +333,11 @@ def test_a_tree_with_splits_keeps_them(raw_tree: Path, tmp_path: Path) -> None:
     convert(tree, tmp_path / "out", small_recipe("shards"), workers=0)
     for path in (tree, tmp_path / "out"):
         for split, count in counts.items():
-            with loaders.build(path, split=split, size=32, workers=0) as loader:
+            with build_loader(path, split=split, size=32, workers=0) as loader:
                 assert loader.samples == count
                 assert len({int(i) for batch in loader for i in batch.ids}) == count
         with pytest.raises(SettingError, match="unknown split 'test'; choose from: train, val"):
-            loaders.build(path, split="test")
+            build_loader(path, split="test")
     with pytest.raises(SettingError, match="the source has its own: train, val"):
         convert(tree, tmp_path / "other", small_recipe("shards", splits="a=0.5,b=0.5"), workers=0)
 

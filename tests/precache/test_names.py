@@ -136,7 +136,8 @@ def test_scripts_of_users(nasty: Path, nasty_dataset: Path) -> None:
     script = """
 import sys, loaders
 tree, out = sys.argv[1:]
-with loaders.build(tree, size=32, batch_size=8, workers=0, on_error="skip") as loader:
+reading = loaders.Reading(workers=0, on_error="skip")
+with loaders.build(tree, size=32, batch_size=8, reading=reading) as loader:
     for _ in loader: pass
 print("done", flush=True)
 loaders.build(out + "x")

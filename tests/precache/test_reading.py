@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-import loaders
 import precache
 from precache import reading
 from precache.errors import ImageError, SettingError, SourceError
 from precache.rejects import default_list, read_list
 from precache.source import scan_tree
+from tests.building import build_loader
 from tests.command import ROOT, check_bad_input, run
 from tests.conftest import small_recipe
 
@@ -162,7 +162,7 @@ def test_loaders_skip_no_picture_that_cannot_be_read(
     tree = tmp_path / "tree"
     shutil.copytree(raw_tree, tree)
     victim = tree / scan_tree(tree).samples[5].path
-    with loaders.build(
+    with build_loader(
         tree, backend=backend, workers=workers, size=8, batch_size=16, on_error="skip"
     ) as loader:
         spoil(victim)

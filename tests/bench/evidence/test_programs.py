@@ -36,8 +36,8 @@ def feed(name: str) -> Feed:
 
 
 def test_every_backend_and_cache_is_among_the_feeds() -> None:
-    assert {feed.settings["backend"] for feed in FEEDS} == set(BACKENDS)
-    assert {feed.settings.get("cache", "none") for feed in FEEDS} == {"none", "ram", "device"}
+    assert {feed.backend for feed in FEEDS} == set(BACKENDS)
+    assert {feed.reading.cache for feed in FEEDS} == {"none", "ram", "device"}
 
 
 @pytest.mark.parametrize("name", ["shards", "shards, cache device", "synthetic"])

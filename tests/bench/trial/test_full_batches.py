@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 import torch
 
-import loaders
 from bench.cli import main
 from bench.findings.grid import Point
 from bench.trial import loader_run, sweep_trial
@@ -17,6 +16,7 @@ from bench.trial.trainers import EmulatedTrainer
 from loaders.batch import Batch
 from precache import commandline
 from precache.errors import SettingError
+from tests.building import build_loader
 from tests.conftest import IMAGES
 
 BATCH = 32
@@ -66,8 +66,8 @@ def test_trainers_are_fed_full_batches(
 
 def test_an_epoch_without_a_full_batch_is_an_error_and_no_endless_loop(converted: dict[str, Path]) -> None:
     refused = pytest.raises(SettingError, match=r"batch_size 71 is more than the 70 pictures.*smaller one")
-    with loaders.build(converted["shards"], batch_size=IMAGES + 1, last=LAST) as loader, refused:
+    with build_loader(converted["shards"], batch_size=IMAGES + 1, last=LAST) as loader, refused:
         next(endless(loader))
-    with loaders.build(converted["shards"], batch_size=IMAGES, last=LAST) as loader:
+    with build_loader(converted["shards"], batch_size=IMAGES, last=LAST) as loader:
         batches: list[tuple[Batch, bool]] = [batch for batch, _ in zip(endless(loader), range(2))]  # noqa: B905
     assert [(len(batch.labels), first) for batch, first in batches] == [(IMAGES, True)] * 2

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-import loaders
 from bench.trial.loader_run import _serial_seconds, _thread_seconds
+from tests.building import build_loader
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ def test_what_a_thread_fills_of_batches_is_not_serial(
 
 
 def test_the_threads_that_fill_batches_are_told_from_others(converted: dict[str, Path]) -> None:
-    with loaders.build(converted["shards"], batch_size=16, workers=3) as loader:
+    with build_loader(converted["shards"], batch_size=16, workers=3) as loader:
         batches = iter(loader)
         next(batches)
         names = [name for name, _ in _thread_seconds()]

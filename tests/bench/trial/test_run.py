@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 import torch
 
-import loaders
 from bench.cli import main
 from bench.findings.grid import Point
 from bench.trial import sweep_trial
@@ -15,6 +14,7 @@ from bench.trial.run import TrialSpec, run_fed
 from bench.trial.sweep_trial import Settings
 from bench.trial.trainers import EmulatedTrainer
 from precache import commandline
+from tests.building import build_loader
 
 CPU = torch.device("cpu")
 
@@ -35,7 +35,7 @@ def test_a_cache_is_full_before_the_first_timed_batch(
     served: list[list[int]] = []
     monkeypatch.setattr(EmulatedTrainer, "step", lambda _, batch: served.append(batch.ids.tolist()))
     run_fed(spec(converted["shards"], cache=cache))
-    with loaders.build(converted["shards"], batch_size=8, size=32, last=LAST) as loader:
+    with build_loader(converted["shards"], batch_size=8, size=32, last=LAST) as loader:
         first, second = [[batch.ids.tolist() for batch in loader] for _ in range(2)]
     assert served == [first[0], *second[: 1 + 4]]
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import loaders
-from loaders import gather as gathering
+from loaders.backends import gather as gathering
+from loaders.backends.gather import can_gather, gather
 from loaders.cache import CachedReader
-from loaders.gather import can_gather, gather
+from tests.building import build_loader
 from tests.conftest import IMAGES, STORED_SIZE
 from tests.damage import damage_tree
 
@@ -242,16 +242,16 @@ def test_shards_are_gathered_and_what_is_served_is_the_same_without(
         return done[-1]
 
     def served() -> np.ndarray:
-        with loaders.build(converted["shards"], batch_size=8, check="never", **settings) as loader:
+        with build_loader(converted["shards"], batch_size=8, check="never", **settings) as loader:
             return np.concatenate([batch.images.numpy() for batch in loader])
 
-    monkeypatch.setattr("loaders.shards.gather", watched)
+    monkeypatch.setattr("loaders.backends.shards.gather", watched)
     images = served()
     assert images.shape == (IMAGES, 3, *[settings.get("size", STORED_SIZE)] * 2)
     assert all(done)
     assert bool(done) == AVAILABLE
     for patched, says in (("gather", lambda *_: False), ("can_gather", lambda *_, **__: False)):
-        monkeypatch.setattr(f"loaders.shards.{patched}", says)
+        monkeypatch.setattr(f"loaders.backends.shards.{patched}", says)
         assert np.array_equal(images, served())
 
 
@@ -261,8 +261,8 @@ def test_crops_that_are_resized_are_read_one_by_one(
     def refuses(*arguments: object) -> bool:
         raise AssertionError("the rows around a crop are needed, too")
 
-    monkeypatch.setattr("loaders.shards.gather", refuses)
-    with loaders.build(converted["shards"], size=40, augment="train") as loader:
+    monkeypatch.setattr("loaders.backends.shards.gather", refuses)
+    with build_loader(converted["shards"], size=40, augment="train") as loader:
         assert sum(len(batch.ids) for batch in loader) == IMAGES
 
 
@@ -279,7 +279,7 @@ def test_a_cache_in_memory_takes_whole_pictures_at_once_but_for_what_is_missing(
 
     monkeypatch.setattr(CachedReader, "_take", watched)
     settings = {"batch_size": 10, "cache": "ram", "on_error": "skip", "size": 32, "workers": 0}
-    with loaders.build(tmp_path / "tree", **settings) as loader:
+    with build_loader(tmp_path / "tree", **settings) as loader:
         for _ in range(2):
             assert sum(len(batch.ids) for batch in loader) == IMAGES - len(bad)
     refused = sum(not whole for _, whole in taken)

@@ -29,13 +29,14 @@ import simplejpeg
 import torch
 from PIL import Image
 
-from loaders.batch import DecodedBatch, LoaderSpec, Request
-from loaders.crops import Crops
+from loaders.augment.cpu import Crops
+from loaders.backends.integrity import SampleCheck
+from loaders.backends.sequential import EncodedShards
+from loaders.batch import DecodedBatch, Request
 from loaders.dataset import RAW, SplitData
 from loaders.devices import Borrowed
 from loaders.filler import BatchFiller, Pictures
-from loaders.integrity import SampleCheck
-from loaders.sequential import EncodedShards
+from loaders.settings import LoaderSpec
 from loaders.threads import Pool
 from precache import images, jpeg
 from precache.errors import DatasetError, ImageError, MissingDependencyError
@@ -98,8 +99,8 @@ class DaliReader:
         self._size = crops.size if crops.random is None else crops.stored
         self._filler = BatchFiller(data, crops, spec.batch_size, spec.workers, spec.device)
         if not self.random_access:
-            window_shards = data.window_shards(spec.memory_bytes)
-            self._sample_check = SampleCheck(data, spec.check)
+            window_shards = data.window_shards(spec.reading.memory_bytes)
+            self._sample_check = SampleCheck(data, spec.reading.check)
             self._shards = EncodedShards(data, window_shards, self._sample_check)
         self._feed: Generator[_Encoded, None, None]
         self._in_pipeline: deque[_Encoded] = deque()
@@ -221,7 +222,7 @@ class DaliReader:
                 try:
                     self._sample_check.compare(position, sample.data, sample.damage)
                     # what has its checksum is what the converter wrote
-                    if self._spec.check == "never" or file in self._refused_files:
+                    if self._spec.reading.check == "never" or file in self._refused_files:
                         _check_header(sample.data, file, self._data.size)
                         self._check(sample.data, file)
                 except ImageError as error:

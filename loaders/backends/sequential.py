@@ -8,11 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-import numpy as np
-
+from loaders.backends.integrity import SampleCheck, check_index
 from loaders.batch import Request
 from loaders.dataset import SplitData
-from loaders.integrity import SampleCheck, check_index
 from loaders.threads import Pool
 from precache.formats import FORMATS, StoredSample
 
@@ -35,7 +33,6 @@ def look_ahead(
     until the second one after it is asked for: see `loaders.filler`. `at_end` closes those that are left,
     not this iterator: when it ends or fails, the requests before may still be read.
     """
-    starts = np.cumsum(data.shard_samples)
     horizon = sum(sorted(data.shard_samples)[-window_shards:])
     pending: deque[tuple[Request, list[int]]] = deque()  # with the shard of each sample
     wanted: Counter[int] = Counter()  # shard -> its samples in `pending`
@@ -52,7 +49,7 @@ def look_ahead(
     at_end.callback(close)
     while True:
         while (wanted.total() < horizon or not pending) and (request := next(requests, None)) is not None:
-            indexes = np.searchsorted(starts, request.positions, side="right").tolist()
+            indexes = data.locate(request.positions)[0].tolist()
             pending.append((request, indexes))
             wanted.update(indexes)
             for index in dict.fromkeys(indexes):
@@ -73,13 +70,12 @@ def look_ahead(
 class EncodedShards:
     """The stored samples of shards that hold JPEGs; each shard is read whole.
 
-    Who decodes a sample calls `check.compare` before, see `loaders.integrity`.
+    Who decodes a sample calls `check.compare` before, see `loaders.backends.integrity`.
     """
 
     def __init__(self, data: SplitData, window_shards: int, check: SampleCheck) -> None:
         self._data = data
         self._window_shards = window_shards
-        self._starts = np.concatenate(([0], np.cumsum(data.shard_samples)))
         self._check = check
 
     def read(
@@ -94,8 +90,7 @@ class EncodedShards:
             for request, shards in look_ahead(
                 self._data, requests, self._window_shards, self._open, lambda samples: None, at_end
             ):
-                indexes = np.searchsorted(self._starts, request.positions, side="right") - 1
-                rows = request.positions - self._starts[indexes]
+                indexes, rows = self._data.locate(request.positions)
                 yield (
                     request,
                     [
@@ -107,7 +102,7 @@ class EncodedShards:
     def _open(self, index: int) -> list[StoredSample]:
         self._check.open_file(index)
         samples = list(FORMATS[self._data.kind].read_shard(Path(self._data.files[index])))
-        start = int(self._starts[index])
+        start = self._data.shard_positions(index).start
         for row, sample in enumerate(samples[: self._data.shard_samples[index]]):
             if sample.damage:  # then the index alone knows which one it is
                 position = start + row

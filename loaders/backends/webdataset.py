@@ -4,12 +4,13 @@ from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
 
-from loaders.batch import DecodedBatch, LoaderSpec, Request
-from loaders.crops import Crops
+from loaders.augment.cpu import Crops
+from loaders.backends.integrity import SampleCheck
+from loaders.backends.sequential import EncodedShards
+from loaders.batch import DecodedBatch, Request
 from loaders.dataset import SplitData
 from loaders.filler import BatchFiller, Pictures
-from loaders.integrity import SampleCheck
-from loaders.sequential import EncodedShards
+from loaders.settings import LoaderSpec
 from precache.formats import StoredSample
 from precache.jpeg import Pixels
 
@@ -25,8 +26,8 @@ class WebdatasetReader:
     random_access = False
 
     def __init__(self, spec: LoaderSpec, data: SplitData, crops: Crops) -> None:
-        window_shards = data.window_shards(spec.memory_bytes)
-        self._check = SampleCheck(data, spec.check)
+        window_shards = data.window_shards(spec.reading.memory_bytes)
+        self._check = SampleCheck(data, spec.reading.check)
         self._shards = EncodedShards(data, window_shards, self._check)
         self._filler = BatchFiller(data, crops, spec.batch_size, spec.workers, spec.device)
 

@@ -17,11 +17,13 @@ from torchvision.transforms.functional import (
 )
 
 import loaders
-from loaders import augment
-from loaders.augment import RandomAugmentation, crop_boxes, draw, uniforms
-from loaders.batched import BatchAugmentation, color_jitter
-from loaders.crops import place
+from loaders.augment import BatchFunction, RandomAugmentation
+from loaders.augment.choice import source_size
+from loaders.augment.cpu import place
+from loaders.augment.device import BatchAugmentation, color_jitter
+from loaders.augment.draw import crop_boxes, draw, uniforms
 from precache.errors import SettingError
+from tests.building import build_loader
 from tests.conftest import STORED_SIZE
 
 SIDE, COUNT = 256, 20_000
@@ -154,7 +156,7 @@ def test_settings_out_of_range_are_refused(settings: dict[str, object], message:
 
 def batches(path: Path, **settings: object) -> list[loaders.Batch]:
     settings = {"size": 32, "augment": "train", "workers": 1, **settings}
-    with loaders.build(path, **settings) as loader:
+    with build_loader(path, **settings) as loader:
         assert loader.size == settings["size"]
         return list(loader)
 
@@ -180,14 +182,14 @@ def test_a_sample_is_augmented_alike_in_any_batch_rank_or_order(converted: dict[
 
 def test_epochs_differ_and_a_resumed_one_does_not(converted: dict[str, Path]) -> None:
     settings = {"size": 32, "augment": "train", "batch_size": 16}
-    with loaders.build(converted["shards"], **settings) as loader:
+    with build_loader(converted["shards"], **settings) as loader:
         first, second = by_id(list(loader)), list(loader)
         loader.set_epoch(1)
         iterator = iter(loader)
         next(iterator)
         state = json.loads(json.dumps(loader.state_dict()))
     assert sum(torch.equal(image, by_id(second)[i]) for i, image in first.items()) < 5
-    with loaders.build(converted["shards"], **settings) as resumed:
+    with build_loader(converted["shards"], **settings) as resumed:
         resumed.load_state_dict(state)
         for ours, theirs in zip(resumed, second[1:], strict=True):
             assert torch.equal(ours.images, theirs.images)
@@ -210,8 +212,8 @@ def test_other_settings_than_the_defaults_are_applied(converted: dict[str, Path]
 def test_a_cache_serves_the_same_crops(converted: dict[str, Path], cache: str) -> None:
     settings = {"size": 32, "augment": "train", "batch_size": 16}
     with (
-        loaders.build(converted["shards"], **settings) as plain,
-        loaders.build(converted["shards"], cache=cache, **settings) as cached,
+        build_loader(converted["shards"], **settings) as plain,
+        build_loader(converted["shards"], cache=cache, **settings) as cached,
     ):
         for _ in range(3):
             for ours, theirs in zip(cached, plain, strict=True):
@@ -230,7 +232,7 @@ def test_floats_are_the_augmented_pixels_normalised(converted: dict[str, Path]) 
 def test_a_raw_tree_is_augmented_from_somewhat_larger_pictures(raw_tree: Path) -> None:
     served = by_id(batches(raw_tree, size=32))
     assert len(served) == 70
-    assert augment.source_size(224) == 256
+    assert source_size(224) == 256
 
 
 def test_crops_are_cut_out_as_they_are(converted: dict[str, Path]) -> None:
@@ -259,11 +261,11 @@ def test_a_function_of_the_callers_is_called_with_pixels_ids_and_epoch(converted
 
 def test_an_unknown_augmentation_is_refused(converted: dict[str, Path]) -> None:
     with pytest.raises(SettingError, match="unknown augment 'trian'; choose from: crop, eval, train"):
-        loaders.build(converted["shards"], augment="trian")
+        build_loader(converted["shards"], augment="trian")
     with pytest.raises(
         SettingError, match="augment must be a name, a RandomAugmentation, a function or None, got 3"
     ):
-        loaders.build(converted["shards"], augment=3)
+        build_loader(converted["shards"], augment=3)
 
 
 @pytest.mark.parametrize(
@@ -288,7 +290,7 @@ def test_an_unknown_augmentation_is_refused(converted: dict[str, Path]) -> None:
     ],
 )
 def test_what_a_function_returns_is_looked_at(
-    converted: dict[str, Path], function: augment.BatchFunction, message: str
+    converted: dict[str, Path], function: BatchFunction, message: str
 ) -> None:
     with pytest.raises(SettingError, match=f"augment function .*lambda.* must return .*{message}"):
         batches(converted["shards"], augment=function, batch_size=16, size=STORED_SIZE)
@@ -302,7 +304,7 @@ def test_size_is_what_a_function_serves(converted: dict[str, Path], asked: str) 
         epochs.append(epoch)
         return images[:, :31, :31]
 
-    with loaders.build(converted["shards"], augment=corner, batch_size=35) as loader:
+    with build_loader(converted["shards"], augment=corner, batch_size=35) as loader:
         if asked == "resumed":
             loader.load_state_dict({**loader.state_dict(), "epoch": 3, "served_batches": 1})
         if asked == "after":
@@ -324,7 +326,7 @@ def test_a_function_that_changes_its_mind_about_the_side_is_stopped(converted: d
         return images[:, :side, :side]
 
     with (
-        loaders.build(converted["shards"], augment=corner, batch_size=35) as loader,
+        build_loader(converted["shards"], augment=corner, batch_size=35) as loader,
         pytest.raises(
             SettingError, match=r"corner must return uint8 \[35, 40, 40, 3\].*that of the first batch"
         ),

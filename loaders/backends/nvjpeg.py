@@ -1,4 +1,4 @@
-"""Backend `nvjpeg`: JPEGs decoded in batches by the GPU's own decoders, see `loaders.gpu_jpeg`.
+"""Backend `nvjpeg`: JPEGs decoded in batches by the GPU's own decoders, see `loaders.backends.gpu_jpeg`.
 
 Pictures are resized on the GPU as the reference does it. What nvJPEG does not decode to the reference's
 RGB (other formats, CMYK), and what it refuses, is decoded by `precache.images`, by threads.
@@ -14,13 +14,14 @@ import simplejpeg
 import torch
 from torch.nn.functional import interpolate
 
-from loaders.batch import DecodedBatch, LoaderSpec, Positions, Request
-from loaders.crops import Crops
+from loaders.augment.cpu import Crops
+from loaders.backends.gpu_jpeg import find_decoder
+from loaders.backends.integrity import SampleCheck
+from loaders.backends.sequential import EncodedShards
+from loaders.batch import DecodedBatch, Positions, Request
 from loaders.dataset import RAW, SplitData
 from loaders.devices import Lane, upload
-from loaders.gpu_jpeg import find_decoder
-from loaders.integrity import SampleCheck
-from loaders.sequential import EncodedShards
+from loaders.settings import LoaderSpec
 from loaders.threads import Pool
 from precache import images, jpeg
 from precache.errors import ImageError, SampleError, SettingError
@@ -55,8 +56,8 @@ class NvjpegReader:
         self._ahead = decoders - 1
         self._pool = Pool(max(1, spec.workers), "read")
         if not self.random_access:
-            window_shards = data.window_shards(spec.memory_bytes)
-            self._check = SampleCheck(data, spec.check)
+            window_shards = data.window_shards(spec.reading.memory_bytes)
+            self._check = SampleCheck(data, spec.reading.check)
             self._shards = EncodedShards(data, window_shards, self._check)
 
     def read(self, requests: Iterator[Request]) -> Iterator[DecodedBatch]:

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch.nn.functional import grid_sample
 
-from loaders.augment import RandomAugmentation, draw
+from loaders.augment.draw import RandomAugmentation, draw
 from loaders.devices import upload
 
 _CHUNK = 32  # pictures at a time: bounds the memory of their float copies
@@ -13,7 +13,7 @@ _LUMA = (0.2989, 0.587, 0.114)
 
 
 class BatchAugmentation:
-    """What `loaders.augment.draw` draws, applied to a batch.
+    """What `loaders.augment.draw.draw` draws, applied to a batch.
 
     Args:
         size: side that crops are resized to; None where they are taken already, and only colours
@@ -49,7 +49,7 @@ def crop_and_resize(
 ) -> torch.Tensor:
     """float [n, 3, size, size] of the boxes (left, top, width, height) of float [n, 3, side, side].
 
-    Bilinear without antialiasing, as `loaders.crops.place`; at a crop's edge its last pixel goes on.
+    Bilinear without antialiasing, as `loaders.augment.cpu.place`; at a crop's edge its last pixel goes on.
     """
     side = images.shape[2]
     centres = (torch.arange(size, device=images.device, dtype=torch.float32) + 0.5) / size

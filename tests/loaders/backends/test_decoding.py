@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from loaders import decoding
+from loaders.backends import decoding
 from precache import images
 from precache.errors import ImageError, SourceError
 

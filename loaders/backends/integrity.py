@@ -31,7 +31,6 @@ class SampleCheck:
         has_checksums = data.index is not None and data.index.checksums is not None
         self._pending = np.full(len(data.ids), when != "never" and has_checksums)
         self._unchecked_files = set() if when == "never" or has_checksums else set(range(len(data.files)))
-        self._starts = np.concatenate(([0], np.cumsum(data.shard_samples)))
 
     def wants(self, position: int) -> bool:
         """Whether the sample at `position` is to be compared when it is read."""
@@ -54,8 +53,7 @@ class SampleCheck:
             index = self._data.index
             assert index is not None
             if damage or index.checksums is None or checksum_of(stored) != index.checksums[position]:
-                file = self._data.files[int(np.searchsorted(self._starts, position, side="right")) - 1]
-                raise index.error(position, file, damage)
+                raise index.error(position, self._data.file(position), damage)
             if not self._always:
                 self._pending[position] = False
 
@@ -98,9 +96,8 @@ def check_index(
     Raises:
         DatasetError: they differ.
     """
-    start = sum(data.shard_samples[:number])
-    rows = slice(start, start + data.shard_samples[number])
-    if not (np.array_equal(ids, data.ids[rows]) and np.array_equal(labels, data.labels[rows])):
+    stored = data.shard_positions(number)
+    if not (np.array_equal(ids, data.ids[stored]) and np.array_equal(labels, data.labels[stored])):
         raise DatasetError(
             f"{data.files[number]}: holds other samples than the dataset's index says; "
             f"run: {shell_command('precache verify', data.path)}"

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 
 import torch
 
-from loaders.batch import DecodedBatch, LoaderSpec, Request
-from loaders.crops import Crops
+from loaders.augment.cpu import Crops
+from loaders.batch import DecodedBatch, Request
 from loaders.dataset import SplitData
+from loaders.settings import LoaderSpec
 
 
 def open_reader(spec: LoaderSpec, data: SplitData, crops: Crops) -> "SyntheticReader":

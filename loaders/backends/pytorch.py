@@ -17,13 +17,14 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from loaders import decoding
-from loaders.batch import DecodedBatch, LoaderSpec, Reader, Request
+from loaders.augment.cpu import Crops, place
+from loaders.backends import decoding
+from loaders.batch import DecodedBatch, Reader, Request
 from loaders.buffers import SharedBuffers
-from loaders.crops import Crops, place
 from loaders.dataset import SplitData
 from loaders.filler import BatchFiller, Pictures
 from loaders.prefetch import of_dead_worker
+from loaders.settings import LoaderSpec
 from loaders.threads import begin_exit_with
 from precache.errors import ImageError, SourceError
 from precache.jpeg import Pixels

@@ -1,7 +1,7 @@
 """Backend `shards`: rows of decoded pixels, copied by threads straight into each batch.
 
-Crops that are not resized go there at once, many pictures in one call, see `loaders.gather`. A picture that
-is to be compared with its checksum is read whole, whatever is served of it.
+Crops that are not resized go there at once, many pictures in one call, see `loaders.backends.gather`. A
+picture that is to be compared with its checksum is read whole, whatever is served of it.
 """
 
 import os
@@ -13,13 +13,14 @@ from pathlib import Path
 
 import numpy as np
 
-from loaders.batch import DecodedBatch, LoaderSpec, Positions, Request
-from loaders.crops import Crops
+from loaders.augment.cpu import Crops
+from loaders.backends.gather import can_gather, gather
+from loaders.backends.integrity import SampleCheck, check_index
+from loaders.backends.sequential import look_ahead
+from loaders.batch import DecodedBatch, Positions, Request
 from loaders.dataset import SplitData
 from loaders.filler import BatchFiller, Pictures
-from loaders.gather import can_gather, gather
-from loaders.integrity import SampleCheck, check_index
-from loaders.sequential import look_ahead
+from loaders.settings import LoaderSpec
 from precache.errors import DatasetError, shell_command
 from precache.formats.shards import ShardFile
 from precache.index import checksum_of
@@ -42,11 +43,11 @@ class ShardsReader:
         self._data = data
         self._size = crops.size
         self._filler = BatchFiller(data, crops, spec.batch_size, spec.workers, spec.device)
-        self._starts = np.concatenate(([0], np.cumsum(data.shard_samples)))
         self._sequential = spec.shuffle is False or spec.shuffle == "window"
-        self._window_shards = data.window_shards(spec.memory_bytes)
-        self._bounded = spec.memory_bytes is not None and sum(data.shard_bytes) > spec.memory_bytes
-        self._check = SampleCheck(data, spec.check)
+        self._window_shards = data.window_shards(spec.reading.memory_bytes)
+        most_bytes = spec.reading.memory_bytes
+        self._bounded = most_bytes is not None and sum(data.shard_bytes) > most_bytes
+        self._check = SampleCheck(data, spec.reading.check)
         self._scratch = _Scratch(data.size)
 
     def read(self, requests: Iterator[Request]) -> Iterator[DecodedBatch]:
@@ -61,9 +62,8 @@ class ShardsReader:
             yield from self._filler.fill_each(self._pictures(*asked) for asked in shards)
 
     def _pictures(self, request: Request, opened: Mapping[int, ShardFile]) -> Pictures:
-        indexes = np.searchsorted(self._starts, request.positions, side="right") - 1
+        indexes, samples = self._data.locate(request.positions)
         files = [opened[index] for index in indexes.tolist()]
-        samples = request.positions - self._starts[indexes]
         squares = _Squares(files, samples, request.positions, self._data.size, self._check, self._scratch)
         if can_gather(self._size, gaps=self._size != self._data.size):
             return Pictures(request, squares.rows, squares.gather)
@@ -86,7 +86,7 @@ class ShardsReader:
         at_end.callback(close)
         before = 0
         for request in requests:
-            indexes = np.unique(np.searchsorted(self._starts, request.positions, side="right") - 1)
+            indexes = np.unique(self._data.locate(request.positions)[0])
             for index in indexes.tolist():
                 if index not in opened:
                     opened[index] = self._open(index)

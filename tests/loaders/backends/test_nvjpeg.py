@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-import loaders
-from loaders.batch import DecodedBatch, LoaderSpec, Request
-from loaders.crops import Crops
+from loaders.augment.cpu import Crops
+from loaders.backends.nvjpeg import NvjpegReader
+from loaders.batch import DecodedBatch, Request
 from loaders.dataset import open_split
-from loaders.nvjpeg import NvjpegReader
+from loaders.settings import LoaderSpec
 from precache import images
 from precache.errors import SettingError
+from tests.building import build_loader
 from tests.conftest import IMAGES, STORED_SIZE
 
 CPU = torch.device("cpu")
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*TorchCodec")
 
 
 def read(path: Path, stored: int, size: int) -> list[DecodedBatch]:
-    with loaders.build(path, workers=1) as loader:
+    with build_loader(path, workers=1) as loader:
         spec: LoaderSpec = loader.spec  # type: ignore[attr-defined]
     data = open_split(path, "train")
     positions = np.array_split(np.arange(len(data.ids)), 5)
@@ -55,7 +56,7 @@ def test_a_raw_tree_is_decoded_and_resized_as_the_reference_does(raw_tree: Path)
 @pytest.mark.parametrize("kind", ["webdataset", "dali"])
 def test_stored_jpegs_are_decoded_and_cropped(converted: dict[str, Path], kind: str) -> None:
     ours = read(converted[kind], STORED_SIZE, 31)
-    with loaders.build(converted["webdataset"], shuffle=False, size=31, workers=1) as loader:
+    with build_loader(converted["webdataset"], shuffle=False, size=31, workers=1) as loader:
         theirs = {int(i): x for batch in loader for i, x in zip(batch.ids, batch.images, strict=True)}
     assert sum(len(batch.ids) for batch in ours) == IMAGES
     for batch in ours:
@@ -75,7 +76,7 @@ def test_what_cannot_be_decoded_is_refused_by_name_and_the_rest_is_served(
     bad[2].write_bytes(b"")
     data = open_split(tree, "train")
     positions = np.arange(len(data.ids))
-    with loaders.build(tree, workers=1) as loader:
+    with build_loader(tree, workers=1) as loader:
         spec: LoaderSpec = loader.spec  # type: ignore[attr-defined]
     reader = NvjpegReader(spec, data, Crops(40, 40), CPU)
     (batch,) = reader.read(iter([Request(0, positions)]))
@@ -87,4 +88,4 @@ def test_what_cannot_be_decoded_is_refused_by_name_and_the_rest_is_served(
 
 def test_it_is_refused_without_a_gpu(raw_tree: Path) -> None:
     with pytest.raises(SettingError, match="backend 'nvjpeg' decodes on a GPU, device is 'cpu'"):
-        loaders.build(raw_tree, backend="nvjpeg")
+        build_loader(raw_tree, backend="nvjpeg")

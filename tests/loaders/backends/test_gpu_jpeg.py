@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from loaders import gpu_jpeg
+from loaders.backends import gpu_jpeg
 from precache import jpeg
 from precache.errors import MissingDependencyError
 

@@ -6,7 +6,7 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
-from loaders.augment import RandomAugmentation, draw
+from loaders.augment.draw import RandomAugmentation, draw
 from precache.images import centre_offset
 from precache.jpeg import Pixels
 

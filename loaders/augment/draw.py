@@ -1,30 +1,22 @@
 """What `augment="train"` does to each sample: random crop, flip and colour jitter, drawn without state.
 
 What a sample gets depends on `(seed, epoch, sample id)` alone, not on its batch, rank or backend, so that
-a resumed run augments as the uninterrupted one would have. Pure: NumPy only. `loaders.crops` and
-`loaders.batched` apply it.
+a resumed run augments as the uninterrupted one would have. Pure: NumPy only. `loaders.augment.cpu` and
+`loaders.augment.device` apply it.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
-from precache.errors import SettingError, check_choice
+from precache.errors import SettingError
 
 Floats: TypeAlias = npt.NDArray[np.float64]
-BatchFunction: TypeAlias = Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]
-"""(images uint8 [n, stored, stored, 3] on the device, ids int64 [n] on the CPU, epoch) -> images uint8
-[n, size, size, 3] on the same device: as many, of the `size` that `build` was given, or else all of one."""
-
-NAMES = ("crop", "eval", "train")
 _TRIES = 10  # of torchvision
 _BOX_DRAWS = 4 * _TRIES
 _DRAWS = _BOX_DRAWS + 1 + 4
-_RATIO_TO_SERVED = 256 / 224
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,83 +92,6 @@ def draw(settings: RandomAugmentation, side: int, seed: int, epoch: int, ids: np
         uniform[:, _BOX_DRAWS] < settings.flip,
         low + (high - low) * uniform[:, _BOX_DRAWS + 1 :],
     )
-
-
-def make(
-    augment: str | RandomAugmentation | BatchFunction | None, stored: int, size: int
-) -> RandomAugmentation | BatchFunction | None:
-    """What `loaders.build` was asked for, of squares of `stored` pixels; None: the centre, unchanged.
-
-    Raises:
-        SettingError: an unknown name.
-    """
-    if augment is None or isinstance(augment, RandomAugmentation):
-        return augment
-    if isinstance(augment, str):
-        check_choice("augment", augment, NAMES)
-        share = (size / stored) ** 2
-        as_it_is = RandomAugmentation(scale=(share, share), ratio=(1.0, 1.0))
-        return {"crop": as_it_is, "eval": None, "train": RandomAugmentation()}[augment]
-    if callable(augment):
-        return augment
-    raise SettingError(
-        f"augment must be a name, a RandomAugmentation, a function or None, got {augment!r}; "
-        f"names: {', '.join(NAMES)}"
-    )
-
-
-class CheckedFunction:
-    """A function of the caller's, of which what it returns is looked at: not the pixels, nothing waits.
-
-    Args:
-        size: side that it must return; None: that of the first batch.
-    """
-
-    def __init__(self, function: BatchFunction, size: int | None) -> None:
-        self._function = function
-        self._size = size
-
-    def __call__(self, images: torch.Tensor, ids: torch.Tensor, epoch: int) -> torch.Tensor:
-        """What the function returns.
-
-        Raises:
-            SettingError: it is not what `BatchFunction` says.
-        """
-        returned: object = self._function(images, ids, epoch)
-        side = "size" if self._size is None else self._size
-        wanted = f"uint8 [{len(images)}, {side}, {side}, 3] on {images.device}"
-        if not isinstance(returned, torch.Tensor):
-            got, remedy = type(returned).__name__, "return a torch tensor"
-        else:
-            remedy = _flaw(returned, images, self._size)
-            if not remedy:
-                self._size = returned.shape[1]
-                return returned
-            got = f"{str(returned.dtype).removeprefix('torch.')} {list(returned.shape)} on {returned.device}"
-        name = getattr(self._function, "__qualname__", type(self._function).__name__)
-        raise SettingError(f"augment function {name} must return {wanted}, got {got}; {remedy}")
-
-
-def _flaw(returned: torch.Tensor, images: torch.Tensor, size: int | None) -> str:
-    """What the caller's function has to change; nothing if it is right."""
-    shape = [*returned.shape] if returned.ndim == 4 else [0] * 4
-    flaws = {
-        "this is NCHW: return images.permute(0, 2, 3, 1), NHWC": shape[1] == 3 != shape[3],
-        "return NHWC with three channels, RGB": shape[3] != 3,
-        "return as many pictures as it was given, in their order": shape[0] != len(images),
-        "return 0-255; the loader normalises for dtype='float32'": returned.dtype != torch.uint8,
-        "leave them on the device that they came on": returned.device != images.device,
-        "return squares": shape[1] != shape[2],
-        "return the side that the loader was built with, or that of the first batch": (
-            shape[1] != (size or shape[1])
-        ),
-    }
-    return next((remedy for remedy, applies in flaws.items() if applies), "")
-
-
-def source_size(size: int) -> int:
-    """The side that a raw tree is resized to, so that crops of it are served as `size`."""
-    return round(size * _RATIO_TO_SERVED)
 
 
 def crop_boxes(

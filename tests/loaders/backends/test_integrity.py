@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-import loaders
 from loaders import Loader
 from loaders.dataset import open_split
 from precache import open_dataset
@@ -19,6 +18,7 @@ from precache.errors import DatasetError, ImageError, SampleError
 from precache.formats import FORMATS
 from precache.index import INDEX_NAME, SOURCE_STATE_NAME
 from precache.manifest import MANIFEST_NAME, _checksum
+from tests.building import build_loader
 from tests.conftest import IMAGES
 from tests.damage import flip_a_bit
 from tests.loader_contract import ids_of
@@ -41,7 +41,7 @@ class Arm:
         self.backend, self.path = backend, path
 
     def __call__(self, **settings: Any) -> Loader:
-        return loaders.build(self.path, backend=self.backend, **{"workers": 2, "batch_size": 8, **settings})
+        return build_loader(self.path, backend=self.backend, **{"workers": 2, "batch_size": 8, **settings})
 
 
 def serve_into(served: list[int], loader: Loader) -> None:
@@ -112,7 +112,7 @@ def test_a_sample_that_was_wrong_once_is_compared_again(converted: dict[str, Pat
     """A repaired disk serves it; one that is damaged again is found again."""
     path = Path(shutil.copytree(converted["shards"], tmp_path / "copy"))
     shard, _ = flip_a_bit(path)
-    with loaders.build(path, workers=2, batch_size=8, check="first-read") as loader:
+    with build_loader(path, workers=2, batch_size=8, check="first-read") as loader:
         for _ in range(2):
             with pytest.raises(SampleError):
                 ids_of(loader)
@@ -136,7 +136,7 @@ def test_one_changed_byte_of_manifest_or_index_serves_nothing_else(
         changed[place] ^= 1 << bit
         (path / file).write_bytes(changed)
         with pytest.raises(DatasetError, match=str(path)) as caught:
-            loaders.build(path, workers=1)
+            build_loader(path, workers=1)
         assert "\n" not in str(caught.value)
 
 
@@ -163,12 +163,12 @@ def test_a_manifest_with_a_right_checksum_is_not_trusted_either(
         changed["checksum"] = _checksum(changed)
         (path / MANIFEST_NAME).write_text(json.dumps(changed))
         with pytest.raises(DatasetError, match=str(path)):
-            loaders.build(path, workers=1)
+            build_loader(path, workers=1)
 
 
 def read_all(path: Path) -> None:
     open_dataset(path).read_source_state()
-    with loaders.build(path, workers=1) as loader:
+    with build_loader(path, workers=1) as loader:
         ids_of(loader)
 
 

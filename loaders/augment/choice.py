@@ -1,0 +1,93 @@
+"""What `augment` of `loaders.build` stands for: a name, random draws, or a function of the caller's."""
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import torch
+
+from loaders.augment.draw import RandomAugmentation
+from precache.errors import SettingError, check_choice
+
+BatchFunction: TypeAlias = Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]
+"""(images uint8 [n, stored, stored, 3] on the device, ids int64 [n] on the CPU, epoch) -> images uint8
+[n, size, size, 3] on the same device: as many, of the `size` that `build` was given, or else all of one."""
+
+NAMES = ("crop", "eval", "train")
+_RATIO_TO_SERVED = 256 / 224
+
+
+def choose(
+    augment: str | RandomAugmentation | BatchFunction | None, stored: int, size: int
+) -> RandomAugmentation | BatchFunction | None:
+    """What `loaders.build` was asked for, of squares of `stored` pixels; None: the centre, unchanged.
+
+    Raises:
+        SettingError: an unknown name.
+    """
+    if augment is None or isinstance(augment, RandomAugmentation):
+        return augment
+    if isinstance(augment, str):
+        check_choice("augment", augment, NAMES)
+        share = (size / stored) ** 2
+        as_it_is = RandomAugmentation(scale=(share, share), ratio=(1.0, 1.0))
+        return {"crop": as_it_is, "eval": None, "train": RandomAugmentation()}[augment]
+    if callable(augment):
+        return augment
+    raise SettingError(
+        f"augment must be a name, a RandomAugmentation, a function or None, got {augment!r}; "
+        f"names: {', '.join(NAMES)}"
+    )
+
+
+class CheckedFunction:
+    """A function of the caller's, of which what it returns is looked at: not the pixels, nothing waits.
+
+    Args:
+        size: side that it must return; None: that of the first batch.
+    """
+
+    def __init__(self, function: BatchFunction, size: int | None) -> None:
+        self._function = function
+        self._size = size
+
+    def __call__(self, images: torch.Tensor, ids: torch.Tensor, epoch: int) -> torch.Tensor:
+        """What the function returns.
+
+        Raises:
+            SettingError: it is not what `BatchFunction` says.
+        """
+        returned: object = self._function(images, ids, epoch)
+        side = "size" if self._size is None else self._size
+        wanted = f"uint8 [{len(images)}, {side}, {side}, 3] on {images.device}"
+        if not isinstance(returned, torch.Tensor):
+            got, remedy = type(returned).__name__, "return a torch tensor"
+        else:
+            remedy = _flaw(returned, images, self._size)
+            if not remedy:
+                self._size = returned.shape[1]
+                return returned
+            got = f"{str(returned.dtype).removeprefix('torch.')} {list(returned.shape)} on {returned.device}"
+        name = getattr(self._function, "__qualname__", type(self._function).__name__)
+        raise SettingError(f"augment function {name} must return {wanted}, got {got}; {remedy}")
+
+
+def _flaw(returned: torch.Tensor, images: torch.Tensor, size: int | None) -> str:
+    """What the caller's function has to change; nothing if it is right."""
+    shape = [*returned.shape] if returned.ndim == 4 else [0] * 4
+    flaws = {
+        "this is NCHW: return images.permute(0, 2, 3, 1), NHWC": shape[1] == 3 != shape[3],
+        "return NHWC with three channels, RGB": shape[3] != 3,
+        "return as many pictures as it was given, in their order": shape[0] != len(images),
+        "return 0-255; the loader normalises for dtype='float32'": returned.dtype != torch.uint8,
+        "leave them on the device that they came on": returned.device != images.device,
+        "return squares": shape[1] != shape[2],
+        "return the side that the loader was built with, or that of the first batch": (
+            shape[1] != (size or shape[1])
+        ),
+    }
+    return next((remedy for remedy, applies in flaws.items() if applies), "")
+
+
+def source_size(size: int) -> int:
+    """The side that a raw tree is resized to, so that crops of it are served as `size`."""
+    return round(size * _RATIO_TO_SERVED)

@@ -1,0 +1,59 @@
+"""Where batches come from: a file for each backend, and what several of them share.
+
+A backend is a function that opens a `Reader` over a split. Where it needs a package that may not be
+installed, it says so when it is called, with the command that installs it.
+"""
+
+import os
+from collections.abc import Callable
+
+from loaders.augment.cpu import Crops
+from loaders.backends import dali, nvjpeg, pytorch, shards, synthetic, webdataset
+from loaders.batch import Reader
+from loaders.dataset import RAW, SplitData
+from loaders.settings import LoaderSpec
+from precache.errors import DatasetError, check_choice
+
+BACKENDS: dict[str, Callable[[LoaderSpec, SplitData, Crops], Reader]] = {
+    "dali": dali.open_reader,
+    "nvjpeg": nvjpeg.open_reader,
+    "pytorch": pytorch.open_reader,
+    "shards": shards.open_reader,
+    "synthetic": synthetic.open_reader,
+    "webdataset": webdataset.open_reader,
+}
+READS: dict[str, tuple[str, ...]] = {
+    "dali": ("dali", "webdataset", RAW),
+    "nvjpeg": (RAW, "webdataset", "dali"),
+    "pytorch": (RAW,),
+    "shards": ("shards",),
+    "synthetic": (RAW, "shards", "webdataset", "dali"),
+    "webdataset": ("webdataset",),
+}
+"""What each backend reads, the kind it is made for first."""
+_AUTO = {RAW: "pytorch", "shards": "shards", "webdataset": "webdataset", "dali": "dali"}
+
+
+def check_name(backend: str) -> None:
+    """SettingError if `backend` is neither one of BACKENDS nor `auto`."""
+    check_choice("backend", backend, [*BACKENDS, "auto"])
+
+
+def choose_backend(backend: str, kind: str, path: str | os.PathLike[str]) -> str:
+    """`backend`, or for `auto` that which is made for `kind`, which `path` holds.
+
+    Raises:
+        DatasetError: the backend does not read this kind.
+    """
+    backend = _AUTO[kind] if backend == "auto" else backend
+    if kind not in READS[backend]:
+        raise DatasetError(
+            f"{path}: holds {_describe(kind)}, backend {backend!r} reads "
+            f"{' or '.join(_describe(kind) for kind in READS[backend])}; "
+            f"use backend {_AUTO[kind]!r} for it, or name another folder"
+        )
+    return backend
+
+
+def _describe(kind: str) -> str:
+    return "a raw image tree" if kind == RAW else f"format {kind!r}"

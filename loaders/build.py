@@ -1,0 +1,168 @@
+"""`loaders.build`: from what the caller asks for to a loader."""
+
+import os
+from typing import Any
+
+import torch
+
+from loaders.augment.choice import BatchFunction, CheckedFunction, choose, source_size
+from loaders.augment.cpu import Crops
+from loaders.augment.device import BatchAugmentation
+from loaders.augment.draw import RandomAugmentation
+from loaders.backends import BACKENDS, check_name, choose_backend
+from loaders.batch import Loader, Reader
+from loaders.cache import CachedReader
+from loaders.dataset import RAW, SplitData, open_split
+from loaders.devices import Lane, find_device
+from loaders.loader import EpochLoader
+from loaders.refusals import refuse
+from loaders.settings import (
+    DTYPES,
+    READING_SETTINGS,
+    LoaderSpec,
+    Reading,
+    Shuffle,
+    with_old_keywords,
+)
+from loaders.transfer import Transfer
+from precache.errors import SettingError, check_choice
+
+
+def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
+    path: str | os.PathLike[str],
+    *,
+    batch_size: int = 64,
+    split: str = "train",
+    shuffle: Shuffle = True,
+    seed: int = 0,
+    size: int | None = None,
+    dtype: str | torch.dtype = torch.uint8,
+    device: str | torch.device = "cpu",
+    augment: str | RandomAugmentation | BatchFunction | None = None,
+    last: str = "partial",
+    backend: str = "auto",
+    rank: int | None = None,
+    world_size: int | None = None,
+    reading: Reading | None = None,
+    **other: Any,
+) -> Loader:
+    """Build the loader for the raw tree or the converted folder at `path`.
+
+    Args:
+        path: a tree of class folders with pictures, or what `precache convert` made of one.
+        batch_size: samples per batch.
+        split: of the dataset; a raw tree, and a dataset without splits, is one split, `train`.
+        shuffle: `"full"`, a permutation of all samples, for backends with random access;
+            `"window"`, shards in random order and samples shuffled within a window of shards;
+            True, the better of the two that the backend can do; False, the stored order.
+        seed: with the epoch it gives the order.
+        size: side of the served square in pixels; by default 224, or all that is stored where that is
+            less. A raw tree is resized to it as the converter does it; of a converted dataset the centre
+            is cropped.
+        dtype: of the images: `"uint8"`, or `"float32"`, `"float16"` or `"bfloat16"`, normalised.
+        device: where `images` and `labels` are put: `"cpu"`, `"cuda"`, the GPU that is the current one when
+            this is called, `"cuda:1"`; `"auto"`, a GPU where there is one.
+        augment: `"train"`, random crops resized to `size` and mirrored every other time, of all that is
+            stored; `"crop"`, the same without resizing; a `loaders.RandomAugmentation` with other settings,
+            colour jitter among them; `"eval"` or None, the centre; or a function of yours, see
+            `loaders.augment.BatchFunction`, which is called in the thread that reads ahead with all that
+            is stored; the default `size` is then what it returns.
+        last: of the samples that fill no batch at the end of an epoch: `"partial"` shares them and the
+            last whole batch out over two, as evenly as can be, also over the ranks; `"pad"` fills a last
+            batch up with samples served before, `"drop"` leaves them out. Every rank serves as many
+            batches. Where a rank would have none (more ranks than samples, batches of one), `"partial"`
+            fills up, too; `batch.padding` says which samples are such repeats.
+        backend: `pytorch`, `shards`, `webdataset`, `dali`, `nvjpeg` (CUDA only) or `synthetic`; `auto`
+            picks the one that the folder is made for.
+        rank, world_size: which of how many processes share each epoch, every sample served by one
+            of them; default those of `torch.distributed` where it is initialised, else 0 and 1.
+            `batch_size` is that of one rank.
+        reading: how pictures are read: workers, checksums, cache, memory, errors; see `loaders.Reading`.
+        other: the settings of `Reading`, which stood here up to version 0.1, are taken with a FutureWarning;
+            a setting of torch's DataLoader is refused with the name of the one here.
+
+    Returns:
+        An iterable of `Batch`; one iteration is one epoch, a new one the next, see `Loader`. It raises
+        DatasetError for a damaged shard, ImageError for a picture that cannot be decoded (see
+        `Reading.on_error`).
+
+    Raises:
+        SettingError: a value is out of range or unknown, or the cache does not fit.
+        TypeError: a setting that is known nowhere.
+        DatasetError, SourceError: `path` does not hold what the backend reads.
+        MissingDependencyError: the backend's package is not installed.
+    """
+    old = {name: other.pop(name) for name in READING_SETTINGS if name in other}
+    refuse(other, build)
+    check_name(backend)
+    rank, world_size = _ranks(rank, world_size)
+    spec = LoaderSpec(
+        path=path,
+        backend=backend,
+        split=split,
+        batch_size=batch_size,
+        shuffle=shuffle,
+        seed=seed,
+        device=find_device(device),
+        size=size,
+        dtype=_dtype(dtype),
+        last=last,
+        rank=rank,
+        world_size=world_size,
+        reading=with_old_keywords(reading, old, stacklevel=2),
+    )
+    data = open_split(spec.path, spec.split, skip_rejected=spec.reading.on_error == "skip")
+    backend = choose_backend(backend, data.kind, path)
+    crops, late = _augmentation(augment, spec, data)
+    lane = Lane(spec.device)
+    with lane.active():
+        reader = _open_reader(backend, spec, data, crops, lane)
+    size = None if isinstance(late, CheckedFunction) else data.served_size(spec.size)
+    return EpochLoader(spec, data, reader, Transfer(lane, spec.dtype, late), size)
+
+
+def _open_reader(backend: str, spec: LoaderSpec, data: SplitData, crops: Crops, lane: Lane) -> Reader:
+    """That of the backend, behind a cache if there is to be one."""
+    caches_on = {"none": None, "ram": torch.device("cpu"), "device": spec.device}[spec.reading.cache]
+    if caches_on is None:
+        return BACKENDS[backend](spec, data, crops)
+    kept = Crops(crops.stored, crops.stored) if crops.random else crops
+    reader = BACKENDS[backend](spec, data, kept)
+    crops = crops if crops.random else Crops(crops.size, crops.size)
+    return CachedReader(reader, spec, data, crops, caches_on, lane)
+
+
+def _augmentation(
+    augment: str | RandomAugmentation | BatchFunction | None, spec: LoaderSpec, data: SplitData
+) -> tuple[Crops, BatchFunction | None]:
+    """What the backend serves of each picture, and what is left to do with the batch."""
+    served = data.served_size(spec.size)
+    stored = source_size(served) if data.kind == RAW else data.size
+    augmentation = choose(augment, stored, served)
+    if augmentation is None:
+        return Crops(served if data.kind == RAW else data.size, served), None
+    if not isinstance(augmentation, RandomAugmentation):
+        return Crops(stored, stored), CheckedFunction(augmentation, spec.size)
+    if spec.device.type == "cuda":
+        return Crops(stored, stored), BatchAugmentation(augmentation, spec.seed, served)
+    jitter = BatchAugmentation(augmentation, spec.seed, None) if augmentation.jitters else None
+    return Crops(stored, served, augmentation, spec.seed), jitter
+
+
+def _ranks(rank: int | None, world_size: int | None) -> tuple[int, int]:
+    if (rank is None) != (world_size is None):
+        raise SettingError("rank and world_size belong together; give both or neither")
+    if rank is not None and world_size is not None:
+        return rank, world_size
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    return 0, 1
+
+
+def _dtype(dtype: str | torch.dtype) -> torch.dtype:
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    names = {str(known).removeprefix("torch."): known for known in DTYPES}
+    name = str(dtype).removeprefix("torch.")
+    check_choice("dtype", name, names)
+    return names[name]

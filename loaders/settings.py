@@ -1,0 +1,136 @@
+"""The settings of a loader, each checked once."""
+
+import os
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, TypeAlias
+
+import torch
+
+from precache.errors import SettingError, check_choice, check_range
+from precache.executors import available_cpus
+from precache.images import MAX_SIZE
+
+Shuffle: TypeAlias = bool | Literal["full", "window"]
+Count: TypeAlias = int | Literal["auto"]
+DTYPES = (torch.uint8, torch.float32, torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reading:
+    """How pictures are read; which ones, and what becomes of them, are settings of `loaders.build` itself.
+
+    Attributes:
+        workers: processes that decode (`pytorch`; 0: none, see `threads`), threads that decode or
+            copy (others); `"auto"`, one per CPU that this process may use, shared out among the
+            ranks that torchrun started on this machine.
+        threads: that decode where `pytorch` has no worker processes; `"auto"` as above.
+        check: `"first-read"` compares every sample of a converted folder with its checksum until it was
+            right once, and `"always"` whenever it is read; a crop is then cut out of the whole sample.
+            `"never"` does not. One that is damaged raises SampleError, which names file, id and source,
+            at its batch; see `on_error`.
+        cache: `"ram"` keeps every decoded picture of the split in main memory, `"device"` in that of
+            the loader's device: from the second epoch on nothing is decoded. Order and pixels stay the same.
+        memory_bytes: bounds what sequential reading (`shuffle="window"` or False) holds of a converted
+            folder at a time: the window is as many shards as fit twice, for the next one is read while
+            one is served. `shards` also keeps the system's cache of the files within it. Default:
+            windows of 8 shards, and the system decides.
+        on_error: what to do with a picture that cannot be decoded: `"raise"` its ImageError, or `"skip"`
+            it: of a raw tree, what the list of `precache check` names is left out from the start; what
+            it does not name is left out of its batch, which is shorter then, with one warning a file.
+            A batch of which nothing is left raises. So is a sample of a converted folder that is not what
+            was written; a shard that is missing or truncated raises.
+
+    Raises:
+        SettingError: a value is out of range or unknown.
+    """
+
+    workers: Count = "auto"
+    threads: Count = "auto"
+    check: str = "first-read"
+    cache: str = "none"
+    memory_bytes: int | None = None
+    on_error: str = "raise"
+
+    def __post_init__(self) -> None:
+        if self.workers != "auto":
+            check_range("workers", self.workers, 0)
+        if self.threads != "auto":
+            check_range("threads", self.threads, 1)
+        check_choice("check", self.check, ("always", "first-read", "never"))
+        check_choice("cache", self.cache, ("device", "none", "ram"))
+        check_choice("on_error", self.on_error, ("raise", "skip"))
+        if self.memory_bytes is not None:
+            check_range("memory_bytes", self.memory_bytes, 1)
+
+
+READING_SETTINGS = tuple(setting.name for setting in fields(Reading))
+
+
+def with_old_keywords(reading: Reading | None, old: Mapping[str, Any], stacklevel: int) -> Reading:
+    """`reading` of `loaders.build`, or what `old`, the keywords that it had up to version 0.1, stand for.
+
+    Raises:
+        SettingError: both were given.
+    """
+    if not old:
+        return Reading() if reading is None else reading
+    given = ", ".join(f"{name}={value!r}" for name, value in old.items())
+    if reading is not None:
+        raise SettingError(f"{given} is given beside reading; put it into the Reading")
+    warnings.warn(
+        f"loaders.build: {given} has moved into Reading; write reading=loaders.Reading({given}). "
+        f"The old keywords go with the next version",
+        FutureWarning,
+        stacklevel=stacklevel + 1,
+    )
+    return Reading(**old)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoaderSpec:
+    """What `loaders.build` was told, with all that was left to it decided.
+
+    Attributes:
+        workers, threads: as of `reading`, as numbers.
+        The others are described by `loaders.build`.
+    """
+
+    path: str | os.PathLike[str]
+    backend: str
+    split: str
+    batch_size: int
+    shuffle: Shuffle
+    seed: int
+    device: torch.device
+    size: int | None
+    dtype: torch.dtype
+    last: str
+    rank: int
+    world_size: int
+    reading: Reading
+    workers: int = field(init=False)
+    threads: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        check_range("batch_size", self.batch_size, 1)
+        check_range("seed", self.seed, 0, 2**63 - 1)
+        check_range("world_size", self.world_size, 1)
+        check_range("rank", self.rank, 0, self.world_size - 1)
+        check_choice("last", self.last, ("drop", "pad", "partial"))
+        if self.size is not None:
+            check_range("size", self.size, 1, MAX_SIZE)
+        if not isinstance(self.shuffle, bool):
+            check_choice("shuffle", self.shuffle, ("full", "window"))
+        if self.dtype not in DTYPES:
+            raise SettingError(
+                f"unknown dtype {self.dtype}; choose from: {', '.join(str(dtype) for dtype in DTYPES)}"
+            )
+        for name, asked in (("workers", self.reading.workers), ("threads", self.reading.threads)):
+            object.__setattr__(self, name, _own_cpus() if asked == "auto" else asked)
+
+
+def _own_cpus() -> int:
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # torchrun sets it
+    return max(1, available_cpus() // ranks)

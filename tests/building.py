@@ -1,0 +1,13 @@
+"""Build a loader from one flat set of settings, as the tests combine them."""
+
+from pathlib import Path
+from typing import Any
+
+import loaders
+from loaders.settings import READING_SETTINGS
+
+
+def build_loader(path: str | Path, **settings: Any) -> loaders.Loader:
+    """`loaders.build`, with what belongs into its `Reading` put there."""
+    reading = {name: settings.pop(name) for name in READING_SETTINGS if name in settings}
+    return loaders.build(path, reading=loaders.Reading(**reading), **settings)

@@ -10,8 +10,8 @@ from loaders.augment.cpu import Crops
 from loaders.augment.device import BatchAugmentation
 from loaders.augment.draw import RandomAugmentation
 from loaders.backends import BACKENDS, check_name, choose_backend
+from loaders.backends.cache import CachedReader
 from loaders.batch import Loader, Reader
-from loaders.cache import CachedReader
 from loaders.dataset import RAW, SplitData, open_split
 from loaders.devices import Lane, find_device
 from loaders.loader import EpochLoader

@@ -1,4 +1,11 @@
-"""Where batches come from: a file for each backend, and what several of them share.
+"""Where batches come from: a file for each backend, and what they are made of.
+
+    filler      threads fill a batch with crops, in memory of `buffers`
+    sequential  shards read whole, ahead of their first use
+    integrity   what was read is compared with its checksum
+    cache       a reader that keeps what another one decoded
+    decoding    pictures of a raw tree (`pytorch`); gpu_jpeg: JPEGs on a GPU (`nvjpeg`)
+    gather      many pieces of files in one system call (`shards`)
 
 A backend is a function that opens a `Reader` over a split. Where it needs a package that may not be
 installed, it says so when it is called, with the command that installs it.

@@ -30,12 +30,12 @@ import torch
 from PIL import Image
 
 from loaders.augment.cpu import Crops
+from loaders.backends.filler import BatchFiller, Pictures
 from loaders.backends.integrity import SampleCheck
 from loaders.backends.sequential import EncodedShards
 from loaders.batch import DecodedBatch, Request
 from loaders.dataset import RAW, SplitData
 from loaders.devices import Borrowed
-from loaders.filler import BatchFiller, Pictures
 from loaders.settings import LoaderSpec
 from loaders.threads import Pool
 from precache import images, jpeg

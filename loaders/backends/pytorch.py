@@ -19,10 +19,10 @@ from torch.utils.data import DataLoader, Dataset
 
 from loaders.augment.cpu import Crops, place
 from loaders.backends import decoding
+from loaders.backends.buffers import SharedBuffers
+from loaders.backends.filler import BatchFiller, Pictures
 from loaders.batch import DecodedBatch, Reader, Request
-from loaders.buffers import SharedBuffers
 from loaders.dataset import SplitData
-from loaders.filler import BatchFiller, Pictures
 from loaders.prefetch import of_dead_worker
 from loaders.settings import LoaderSpec
 from loaders.threads import begin_exit_with

@@ -30,8 +30,8 @@ def look_ahead(
     Looks ahead by as many samples as `window_shards` shards hold: the shards of those samples are
     open, or being opened by a thread; no others are. In the order of `window_order` each shard is
     then opened once an epoch, and at most two windows of them are open. The shards of a request stay open
-    until the second one after it is asked for: see `loaders.filler`. `at_end` closes those that are left,
-    not this iterator: when it ends or fails, the requests before may still be read.
+    until the second one after it is asked for: see `loaders.backends.filler`. `at_end` closes those that
+    are left, not this iterator: when it ends or fails, the requests before may still be read.
     """
     horizon = sum(sorted(data.shard_samples)[-window_shards:])
     pending: deque[tuple[Request, list[int]]] = deque()  # with the shard of each sample

@@ -14,12 +14,12 @@ from pathlib import Path
 import numpy as np
 
 from loaders.augment.cpu import Crops
+from loaders.backends.filler import BatchFiller, Pictures
 from loaders.backends.gather import can_gather, gather
 from loaders.backends.integrity import SampleCheck, check_index
 from loaders.backends.sequential import look_ahead
 from loaders.batch import DecodedBatch, Positions, Request
 from loaders.dataset import SplitData
-from loaders.filler import BatchFiller, Pictures
 from loaders.settings import LoaderSpec
 from precache.errors import DatasetError, shell_command
 from precache.formats.shards import ShardFile
@@ -155,7 +155,7 @@ class _Squares:
         self._starts = files[0].start_of(samples) if files else samples
 
     def rows(self, slot: int, first: int, space: Pixels) -> Pixels:
-        """As `loaders.filler.Rows`."""
+        """As `loaders.backends.filler.Rows`."""
         position = int(self._positions[slot])
         file, sample = self._files[slot], int(self._samples[slot])
         if not self._check.wants(position):
@@ -167,7 +167,7 @@ class _Squares:
         return square[first : first + len(space)]
 
     def gather(self, part: slice, corners: Positions, space: Pixels) -> bool:
-        """As `loaders.filler.Gather`."""
+        """As `loaders.backends.filler.Gather`."""
         row_bytes = self._side * 3
         positions = self._positions[part]
         if not self._check.wants_any(positions):

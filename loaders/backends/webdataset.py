@@ -5,11 +5,11 @@ from contextlib import closing
 from functools import partial
 
 from loaders.augment.cpu import Crops
+from loaders.backends.filler import BatchFiller, Pictures
 from loaders.backends.integrity import SampleCheck
 from loaders.backends.sequential import EncodedShards
 from loaders.batch import DecodedBatch, Request
 from loaders.dataset import SplitData
-from loaders.filler import BatchFiller, Pictures
 from loaders.settings import LoaderSpec
 from precache.formats import StoredSample
 from precache.jpeg import Pixels

@@ -39,7 +39,7 @@ MUTATIONS = {
         "devices.py", "tensor.record_stream(self.stream)", "pass", f"{RIGHT} and nvjpeg-float",
     ),
     "a cache waits for what another stream made": (
-        "cache.py", "self._lane.take(batch.images, batch.ready)", "batch.images",
+        "backends/cache.py", "self._lane.take(batch.images, batch.ready)", "batch.images",
         f"{RIGHT} and nvjpeg-cache-on-the-device",
     ),
     "nvJPEG writes where nobody reads": (
@@ -50,7 +50,8 @@ MUTATIONS = {
         f"{RIGHT} and nvjpeg-uint8",
     ),
     "pictures are read into pinned memory": (
-        "buffers.py", 'self._pinned = device.type == "cuda"', "self._pinned = False", "read_into_pinned",
+        "backends/buffers.py", 'self._pinned = device.type == "cuda"', "self._pinned = False",
+        "read_into_pinned",
     ),
     "nvJPEG's work is marked behind it": (
         "backends/nvjpeg.py", "ready = lane.mark()", "ready = None", f"{RIGHT} and nvjpeg-uint8",

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 import loaders
-from loaders import Reading, cache, settings
+from loaders import Reading, settings
+from loaders.backends import cache
 from precache import Recipe, convert
 from precache.errors import DatasetError, PrecacheError, SettingError, SourceError
 from tests import loader_contract as contract

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from loaders.backends import gather as gathering
+from loaders.backends.cache import CachedReader
 from loaders.backends.gather import can_gather, gather
-from loaders.cache import CachedReader
 from tests.building import build_loader
 from tests.conftest import IMAGES, STORED_SIZE
 from tests.damage import damage_tree

@@ -11,8 +11,8 @@ import numpy.typing as npt
 import torch
 
 from loaders.augment.cpu import Crops, mirror, place
+from loaders.backends.buffers import BufferPool
 from loaders.batch import DecodedBatch, Request
-from loaders.buffers import BufferPool
 from loaders.dataset import SplitData
 from loaders.threads import Pool, check_exit
 from precache.errors import ImageError

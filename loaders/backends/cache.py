@@ -16,10 +16,10 @@ import psutil
 import torch
 
 from loaders.augment.cpu import Crops
+from loaders.backends.filler import BatchFiller, Pictures
 from loaders.batch import DecodedBatch, Positions, Reader, Request
 from loaders.dataset import SplitData
 from loaders.devices import Lane, upload
-from loaders.filler import BatchFiller, Pictures
 from loaders.settings import LoaderSpec
 from precache.errors import ImageError, SettingError
 from precache.jpeg import Pixels
@@ -117,7 +117,7 @@ class CachedReader:
         )
 
     def _take(self, positions: Positions, part: slice, corners: Positions, space: Pixels) -> bool:
-        """As `loaders.filler.Gather`, of whole squares."""
+        """As `loaders.backends.filler.Gather`, of whole squares."""
         if self._missing[positions[part]].any():
             return False
         squares = self._images.numpy()

@@ -314,3 +314,25 @@ def test_fastai_learns_from_a_loader(loader: Any, path: Path, tmp_path: Path) ->
         predictions, targets = learner.get_preds(dl=validation)
         assert predictions.shape == (IMAGES, 5)
         assert targets.tolist() == [y for _, labels in validation for y in labels.tolist()]
+
+
+def test_a_batch_stays_whole_on_its_way_to_a_device(accelerate: Any, lightning: Any, loader: Any) -> None:
+    """Lightning's and Accelerate's own functions, which move what a DataLoader gives."""
+    from pytorch_lightning.utilities import move_data_to_device
+
+    batch = next(iter(loader))
+    for moved in (
+        move_data_to_device(batch, torch.device("cpu")),
+        accelerate.utils.send_to_device(batch, torch.device("cpu"), non_blocking=True),
+        batch.to("cpu"),
+    ):
+        images, labels = moved
+        assert len(moved) == 2
+        assert moved[0] is images
+        assert moved[1] is labels
+        assert torch.equal(images, batch.images)
+        assert torch.equal(moved.ids, batch.ids)
+        assert torch.equal(moved.padding, batch.padding)
+    meta = move_data_to_device(batch, torch.device("meta"))
+    assert [part.device.type for part in meta] == ["meta", "meta"]
+    assert meta.ids.tolist() == batch.ids.tolist()

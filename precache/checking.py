@@ -43,7 +43,7 @@ def check(
 ) -> CheckReport:
     """Decode every picture of the raw tree `source`, and write the list of those that cannot be.
 
-    `loaders.build(source, on_error="skip")` leaves these out. The list is replaced at each run, at its
+    Loaders with `Reading(on_error="skip")` leave these out. The list is replaced at each run, at its
     end; `precache.rejects` describes it.
 
     Args:

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from precache.errors import DatasetError
-from precache.formats.sample import Format, Sample, StoredSample
+from precache.formats.base import Format, Sample, StoredSample
 from precache.jpeg import Pixels
 from precache.output import OutputFile, write_beside
 from precache.storage import open_regular

@@ -20,7 +20,7 @@ import google_crc32c
 import numpy as np
 
 from precache.errors import DatasetError
-from precache.formats.sample import Format, Sample, StoredSample
+from precache.formats.base import Format, Sample, StoredSample
 from precache.output import OutputFile, write_beside
 from precache.storage import read_regular
 

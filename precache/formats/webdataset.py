@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from precache.errors import DatasetError
-from precache.formats.sample import Format, Sample, StoredSample
+from precache.formats.base import Format, Sample, StoredSample
 from precache.output import OutputFile, write_beside
 from precache.storage import read_regular
 

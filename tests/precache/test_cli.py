@@ -10,7 +10,7 @@ import pytest
 from precache import Recipe, check, convert, verify_deep
 from precache.commandline import parse_bytes
 from precache.errors import SettingError, shell_command
-from precache.sample import make_sample
+from precache.sample_tree import make_sample
 from tests.command import ROOT, check_bad_input, run
 from tests.conftest import small_recipe
 

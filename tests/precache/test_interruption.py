@@ -20,7 +20,7 @@ from precache.formats import FORMATS
 from precache.journal import JOURNAL_NAME
 from precache.lock import lock_path
 from precache.manifest import MANIFEST_NAME
-from precache.sample import make_sample
+from precache.sample_tree import make_sample
 from tests.command import ROOT, run
 from tests.conftest import small_recipe
 
@@ -250,7 +250,7 @@ def test_a_source_that_changes_meanwhile_is_named(
 
 def kill_at_calls(kind: str, tmp_path: Path, *moments: int) -> int:
     """The number of calls at the last of which `tests.killing` has killed a conversion; see there."""
-    make_sample(tmp_path / "tree", images=10, classes=2, seed=1, workers=0)
+    make_sample(tmp_path / "tree", images=10, classes=2, seed=1, like="caltech", workers=0)
     script = [sys.executable, "-m", "tests.killing", kind, tmp_path / "tree", tmp_path / "folder"]
     command = [*map(str, script), *map(str, moments)]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

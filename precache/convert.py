@@ -33,16 +33,15 @@ from precache.finished import FinishedShard
 from precache.index import SampleIndex, SourceState, write_index, write_source_state
 from precache.journal import Journal, Target, check_empty
 from precache.lock import Lock, hold_lock, lock_path
-from precache.manifest import Manifest, RejectedSample, write_manifest, write_rejected
+from precache.manifest import Manifest, Rejected, write_manifest, write_rejected
 from precache.notices import warn
 from precache.plan import ConvertPlan, ShardPlan, plan_conversion
+from precache.progress import Progress, unseen
 from precache.recipe import Recipe
 from precache.shard_writer import ShardTask, finish_shard, write_shard
 from precache.source import Ints, Scan, check_apart, scan_tree
 from precache.source_state import changed_pictures
 from precache.splits import apply_list
-
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +71,7 @@ def convert(
     max_rejects: float = 0.01,
     split_list: str | os.PathLike[str] | None = None,
     on_start: Callable[[int, int], None] = lambda predicted, free: None,
-    on_progress: Progress = lambda done, total: None,
+    on_progress: Progress = unseen,
 ) -> Conversion:
     """Convert the raw tree `source` into the folder `destination` by `recipe`.
 
@@ -145,7 +144,7 @@ class _Job:
     target: Target
     workers: int
     limit: int
-    on_start: Progress
+    on_start: Callable[[int, int], None]
     on_progress: Progress
 
 
@@ -246,7 +245,7 @@ def _run(job: _Job, waiting: Sequence[ShardPlan], journal: Journal) -> int:
     return converted
 
 
-def _check_rejects(folder: Path, rejected: Sequence[RejectedSample], limit: int) -> None:
+def _check_rejects(folder: Path, rejected: Sequence[Rejected], limit: int) -> None:
     if len(rejected) > limit:
         raise DatasetError(
             f"{folder}: not published, {len(rejected):,} pictures are rejected and {limit:,} may "

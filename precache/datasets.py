@@ -10,10 +10,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from precache.download import Progress, download, full_disk
-from precache.errors import DownloadError, PrecacheError, SettingError
+from precache.download import download, full_disk
+from precache.errors import DownloadError, PrecacheError
+from precache.progress import Progress, unseen
 from precache.source import scan_tree
-from precache.storage import atomic_folder, open_regular
+from precache.storage import atomic_folder, check_new_folder, open_regular
 
 _PART_BYTES = 1 << 20
 
@@ -68,7 +69,7 @@ def fetch(
     destination: str | os.PathLike[str],
     *,
     url: str | None = None,
-    on_progress: Progress = lambda done, total: None,
+    on_progress: Progress = unseen,
 ) -> int:
     """Download `dataset` and unpack its image tree to the new folder `destination`.
 
@@ -84,8 +85,7 @@ def fetch(
         SettingError: `destination` exists and is not empty.
     """
     destination = Path(destination)
-    if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
-        raise SettingError(f"{destination}: exists and is not empty; choose another DST or remove it")
+    check_new_folder(destination)
     archive = destination.parent / dataset.file_name
     archive.parent.mkdir(parents=True, exist_ok=True)
     if not archive.exists():

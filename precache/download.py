@@ -19,9 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from precache.errors import DownloadError
+from precache.progress import Progress
 from precache.storage import TEMPORARY_SUFFIX, open_append, open_new
-
-Progress = Callable[[int, int], None]
 
 _TIMEOUT_S = 30
 _READ_BYTES = 1 << 20

@@ -8,6 +8,7 @@ from multiprocessing.connection import wait
 from typing import Any, TypeVar
 
 from precache.errors import SettingError, WorkerError
+from precache.progress import Progress
 from precache.workers import KILLED, REPORT_S, Ticks, Worker
 
 __all__ = ["KILLED", "Ticks", "available_cpus", "counted", "is_of_caller", "of_caller", "run", "worker_count"]
@@ -39,7 +40,7 @@ def worker_count(workers: int | None, least: int = 0) -> int:
     return workers
 
 
-def counted(on_progress: Callable[[int, int], None], total: int, done: int = 0) -> Callable[[int], None]:
+def counted(on_progress: Progress, total: int, done: int = 0) -> Callable[[int], None]:
     """For `run`: turns units done since the last call into calls of `on_progress(done, total)`."""
     on_progress = of_caller(on_progress)
 

@@ -41,7 +41,7 @@ def summary(manifest: Manifest) -> dict[str, Any]:
         "shards": len(manifest.shards),
         "source_bytes": manifest.source_bytes,
         "stored_bytes": manifest.stored_bytes,
-        "rejected": [{"id": r.id, "path": r.path, "reason": r.reason} for r in manifest.rejected],
+        "rejected": [rejected.to_json() for rejected in manifest.rejected],
         "ignored": [{"path": path, "reason": reason} for path, reason in manifest.ignored],
     }
 

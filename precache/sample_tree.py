@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 
 from precache import executors
-from precache.errors import SettingError, check_choice, check_range
+from precache.errors import check_choice, check_range
+from precache.progress import Progress, unseen
 from precache.sample_pictures import LIKE
-from precache.storage import atomic_folder
+from precache.storage import atomic_folder, check_new_folder
 
 _TAG = 2
 _NAMES = (
@@ -44,7 +45,7 @@ def make_sample(
     seed: int = 0,
     like: str = "imagenet",
     workers: int | None = None,
-    on_progress: Callable[[int, int], None] = lambda done, total: None,
+    on_progress: Progress = unseen,
 ) -> None:
     """Write `images` pictures in `classes` folders to the new folder `destination`.
 
@@ -66,8 +67,7 @@ def make_sample(
     check_choice("like", like, LIKE)
     workers = executors.worker_count(workers)
     destination = Path(destination)
-    if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
-        raise SettingError(f"{destination}: exists and is not empty; choose another DST or remove it")
+    check_new_folder(destination)
     bounds = np.linspace(0, images, classes + 1).astype(int).tolist()
     report = executors.counted(on_progress, images)
 

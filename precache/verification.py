@@ -17,6 +17,7 @@ from precache.images import Decoded
 from precache.index import SampleIndex
 from precache.jpeg import Pixels
 from precache.manifest import ShardEntry
+from precache.progress import Progress, unseen
 from precache.recipe import Recipe
 from precache.source import SampleRef, Scan, scan_tree
 
@@ -91,7 +92,7 @@ def verify_deep(
     source: str | os.PathLike[str],
     *,
     workers: int | None = None,
-    on_progress: Callable[[int, int], None] = lambda done, total: None,
+    on_progress: Progress = unseen,
 ) -> DeepReport:
     """Decode every source picture again and compare it with what is stored.
 
@@ -189,7 +190,7 @@ def _compare(task: _DeepTask, ref: SampleRef, sample: StoredSample) -> _Compared
     problem = ""
     if sample.label != ref.label:
         problem = f"{where} has label {sample.label}, its class is {ref.label}"
-    elif recipe.format == "shards":
+    elif FORMATS[recipe.format].holds_pixels:
         if not np.array_equal(stored, expected):
             problem = f"{where} is not what its source gives ({psnr(stored, expected):.1f} dB)"
     elif not (recipe.passthrough and sample.data == data):

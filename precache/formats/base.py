@@ -62,9 +62,15 @@ class Format:
             not at their paths before `output.publish` is called on them.
         read_shard: `path -> samples` in stored order. A damaged file raises DatasetError; where one sample
             alone is damaged, and the format tells, the sample says so.
+        holds_pixels: whether it stores decoded pixels; else JPEGs.
+        bytes_per_sample: what a sample takes besides its pixels or its JPEG.
+        bytes_per_shard: what a shard takes besides its samples, on average.
     """
 
     suffix: str
     index_suffix: str | None
     write_shard: Callable[[Path, Iterable[Sample], int, int], list[OutputFile]]
     read_shard: Callable[[Path], Iterator[StoredSample]]
+    holds_pixels: bool
+    bytes_per_sample: int
+    bytes_per_shard: int

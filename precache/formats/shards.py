@@ -202,4 +202,12 @@ def _read_header(path: Path, start: bytes, file_bytes: int) -> tuple[int, int]:
     return count, size
 
 
-FORMAT = Format(SUFFIX, None, write_shard, read_shard)
+FORMAT = Format(
+    suffix=SUFFIX,
+    index_suffix=None,
+    write_shard=write_shard,
+    read_shard=read_shard,
+    holds_pixels=True,
+    bytes_per_sample=16,  # label and id
+    bytes_per_shard=DATA_START,
+)

@@ -151,4 +151,12 @@ def _read_varint(message: memoryview, position: int) -> tuple[int, int]:
         shift += 7
 
 
-FORMAT = Format(SUFFIX, INDEX_SUFFIX, write_shard, read_shard)
+FORMAT = Format(
+    suffix=SUFFIX,
+    index_suffix=INDEX_SUFFIX,
+    write_shard=write_shard,
+    read_shard=read_shard,
+    holds_pixels=False,
+    bytes_per_sample=120,  # keys, lengths and checksums
+    bytes_per_shard=0,
+)

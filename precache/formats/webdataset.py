@@ -109,4 +109,12 @@ def _empty_header() -> bytes:
 
 _SIZE, _CHECKSUM, _MAGIC = slice(124, 135), slice(148, 156), slice(257, 262)  # where POSIX has them
 _EMPTY_HEADER = _empty_header()
-FORMAT = Format(SUFFIX, INDEX_SUFFIX, write_shard, read_shard)
+FORMAT = Format(
+    suffix=SUFFIX,
+    index_suffix=INDEX_SUFFIX,
+    write_shard=write_shard,
+    read_shard=read_shard,
+    holds_pixels=False,
+    bytes_per_sample=3 * _BLOCK + 3 * _BLOCK // 2,  # three headers, and padding to whole blocks
+    bytes_per_shard=2 * _BLOCK + tarfile.RECORDSIZE // 2,  # two empty blocks, and half a record
+)

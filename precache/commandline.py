@@ -34,7 +34,7 @@ from precache.terminal import Guarded, ProgressBar, guarded
 
 __all__ = [
     "STDOUT", "Command", "Group", "ProgressBar", "check_output", "human_bytes", "note", "parse_bytes",
-    "printable", "run", "write_json",
+    "parse_share", "printable", "run", "write_json",
 ]  # fmt: skip
 
 STDOUT = Path("-")
@@ -205,3 +205,12 @@ def parse_bytes(text: str) -> int:
         raise SettingError(f"{text!r} is not a number of bytes; write it as in 128MiB, 2GB or 1000")
     power = " kMGT".index(match[2].replace("K", "k") or " ")
     return int(number * (1024 if match[3] == "iB" else 1000) ** power)
+
+
+def parse_share(name: str, text: str) -> float:
+    """`1%` or `0.01` to 0.01; SettingError, which names the setting, if it is something else."""
+    match = re.fullmatch(r"([0-9]*\.?[0-9]+|[0-9]+\.)(%?)", text.strip())
+    share = float(match[1]) / (100 if match[2] else 1) if match else -1.0
+    if not 0 <= share <= 1:
+        raise SettingError(f"{name} must be from 0% to 100%, or a share from 0 to 1, got {text!r}")
+    return share

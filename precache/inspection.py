@@ -14,6 +14,7 @@ from rich.table import Table
 from precache import jpeg, page
 from precache.commandline import human_bytes, printable
 from precache.converted import ConvertedDataset
+from precache.errors import shell_command
 from precache.formats import FORMATS, StoredSample
 from precache.jpeg import Pixels
 from precache.manifest import Manifest, count_reasons
@@ -21,6 +22,7 @@ from precache.notices import counted
 from precache.tables import new_console
 
 _PICTURES_PER_CLASS = 5
+_FIRST_CLASSES = 10
 _THUMBNAIL = 112
 _THUMBNAIL_QUALITY = 85
 _ASPECTS = (0, 1 / 3, 1 / 2, 2 / 3, 3 / 4, 0.95, 1.05, 4 / 3, 3 / 2, 2, 3, np.inf)
@@ -46,26 +48,33 @@ def summary(manifest: Manifest) -> dict[str, Any]:
     }
 
 
-def print_tables(dataset: ConvertedDataset) -> None:
-    """Print facts, samples per class, and what is left out."""
+def print_tables(dataset: ConvertedDataset, *, all_classes: bool = False) -> None:
+    """Print samples per class, the first ten unless `all_classes`, what is left out, and last the facts."""
     manifest = dataset.manifest
     console = new_console()
-    facts = Table(box=None, show_header=False)
-    for name, value in _facts(dataset).items():
-        facts.add_row(name, printable(value))
-    console.print(facts)
+    shown = len(manifest.classes) if all_classes else _FIRST_CLASSES
     classes = Table(box=None)
     classes.add_column("class")
     for split in manifest.samples_per_class:
         classes.add_column(printable(split), justify="right")
-    for label, name in enumerate(manifest.classes):
+    for label, name in enumerate(manifest.classes[:shown]):
         counts = (f"{per_class[label]:,}" for per_class in manifest.samples_per_class.values())
         classes.add_row(printable(name), *counts)
     console.print(classes)
+    if (more := len(manifest.classes) - shown) > 0:
+        console.print(f"and {more:,} more: --all-classes")
     for rejected in manifest.rejected:
         console.print(printable(f"rejected {rejected.path}: {rejected.reason}"))
     for reason, count in count_reasons([reason for _, reason in manifest.ignored]).items():
         console.print(printable(f"ignored {count:,}: {reason}"))
+    console.print()
+    facts = Table(box=None, show_header=False)
+    values = _facts(dataset)
+    command = values.pop("made with")
+    for name, value in values.items():
+        facts.add_row(name, printable(value))
+    console.print(facts)
+    console.print(printable(f" made with: {command}"), soft_wrap=True)  # in one piece, to paste into a shell
 
 
 def write_html(dataset: ConvertedDataset, path: str | os.PathLike[str]) -> None:
@@ -99,10 +108,11 @@ def _facts(dataset: ConvertedDataset) -> dict[str, str]:
     return {
         "dataset": str(dataset.path),
         "format": manifest.recipe.format,
-        "samples": f"{manifest.samples:,} in {len(manifest.classes):,} classes ({splits})",
+        "samples": f"{manifest.samples:,} in {counted(len(manifest.classes), 'class', 'classes')} ({splits})",
         "shards": f"{len(manifest.shards):,}",
         "on disk": f"{human_bytes(manifest.stored_bytes)} (source: {human_bytes(manifest.source_bytes)})",
         "recipe": ", ".join(f"{name} {value}" for name, value in manifest.recipe.to_json().items()),
+        "made with": f"{shell_command('precache convert SRC', dataset.path)} {manifest.recipe.to_flags()}",
         "made by": ", ".join(f"{name} {value}" for name, value in manifest.made_by.items()),
         "scanned": f"{manifest.scanned:,}",
         "rejected": f"{len(manifest.rejected):,}",

@@ -77,6 +77,7 @@ class DeepReport:
             cropped.
         mean_psnr, worst_psnr: in dB, of the others against the reference; infinite if there are none.
         worst: path of the worst sample in the source tree.
+        holds_pixels: whether the format stores pixels, which must be exactly those; else JPEGs.
     """
 
     samples: int
@@ -85,6 +86,21 @@ class DeepReport:
     mean_psnr: float
     worst_psnr: float
     worst: str
+    holds_pixels: bool
+
+    def sentence(self, source: str | os.PathLike[str]) -> str:
+        """What that means where there are no problems."""
+        near = f"mean {self.mean_psnr:.1f} dB, worst {self.worst_psnr:.1f} dB ({self.worst})"
+        equal = f"{self.equal:,} are equal, the others near it: {near}" if self.equal else near
+        if not self.holds_pixels:
+            same = f"{self._all} to what {source} gives, within JPEG loss"
+            return f"{same}: {equal if self.equal < self.samples else 'none'}"
+        same = f"{self._all} to exactly what {source} gives"
+        return same if self.equal == self.samples else f"{same}; beside Pillow's own resize: {equal}"
+
+    @property
+    def _all(self) -> str:
+        return "its picture decodes" if self.samples == 1 else f"all {self.samples:,} pictures decode"
 
 
 def verify_deep(
@@ -122,6 +138,7 @@ def verify_deep(
         mean_psnr=sum(finite) / len(finite) if finite else math.inf,
         worst_psnr=worst.psnr,
         worst=worst.path,
+        holds_pixels=FORMATS[manifest.recipe.format].holds_pixels,
     )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from precache import Recipe, check, convert, verify_deep
-from precache.commandline import parse_bytes
+from precache.commandline import parse_bytes, parse_share
 from precache.errors import SettingError, shell_command
 from precache.sample_tree import make_sample
 from tests.command import ROOT, check_bad_input, run
@@ -37,6 +37,28 @@ def test_inspect_shows_what_a_folder_holds(converted: dict[str, Path], tmp_path:
     assert sum(summary["splits"]["train"]["classes"].values()) == 70
     assert summary["recipe"]["size"] == 48
     assert summary["rejected"] == []
+
+
+def test_inspect_shows_ten_classes_and_the_summary_last(tmp_path: Path) -> None:
+    make_sample(tmp_path / "tree", images=12, classes=12, like="caltech", workers=0)
+    convert(tmp_path / "tree", tmp_path / "out", small_recipe("shards"), workers=0)
+    shown = run("precache", "inspect", "out", cwd=tmp_path).stdout
+    assert "010." in shown
+    assert "011." not in shown
+    assert shown.index("and 2 more: --all-classes") < shown.index("12 in 12 classes")
+    assert "precache convert SRC out --format shards" in shown
+    assert "012." in run("precache", "inspect", "out", "--all-classes", cwd=tmp_path).stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "share"), [("1%", 0.01), ("0.01", 0.01), ("0", 0), ("101%", None), ("1%x", None)]
+)
+def test_a_share_is_a_percentage_or_a_number(text: str, share: float | None) -> None:
+    if share is None:
+        with pytest.raises(SettingError, match=r"max_rejects must be from 0% to 100%, .* got"):
+            parse_share("max_rejects", text)
+    else:
+        assert parse_share("max_rejects", text) == share
 
 
 def test_rejected_pictures_are_shown(raw_tree: Path, tmp_path: Path) -> None:

@@ -168,7 +168,7 @@ def test_a_refused_conversion_that_is_allowed_afterwards_says_what_it_leaves_out
     assert "not published, 1 pictures are rejected and 0 may be" in refused.stderr.splitlines()[-1]
     allowed = run("precache", *arguments, cwd=tmp_path)
     assert "69 images, 1 rejected" in allowed.stdout
-    assert "WARNING: 1 pictures are left out" in allowed.stderr
+    assert "WARNING: 1 picture is left out; " in allowed.stderr
     assert "nothing to do" in run("precache", *arguments, cwd=tmp_path).stdout
     again = run("precache", *arguments, "--strict", cwd=tmp_path)
     check_bad_input(again, "out: is finished, but 1 pictures are rejected and 0 may be")

@@ -1,4 +1,5 @@
 import math
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -109,9 +110,17 @@ def test_the_commands_say_what_they_compared(
 ) -> None:
     deep = run("precache", "verify", "--deep", converted["shards"], raw_tree, cwd=tmp_path)
     assert deep.returncode == 0, deep.stderr
-    assert "dB from it on average, at worst" in deep.stdout
+    assert re.search(
+        r"all 70 pictures decode to exactly what \S+ gives; beside Pillow's own resize: "
+        r"[0-9 a-z,:]*mean \d\d\.\d dB, worst \d\d\.\d dB \(\S+\)$",
+        deep.stdout,
+        re.MULTILINE,
+    )
+    deep = run("precache", "verify", "--deep", converted["dali"], raw_tree, cwd=tmp_path)
+    assert f"all 70 pictures decode to what {raw_tree} gives, within JPEG loss: mean " in deep.stdout
+    assert "equal" not in deep.stdout
     across = run("precache", "verify", "--across", *converted.values(), cwd=tmp_path)
-    assert "2 others hold the same samples" in across.stdout
+    assert "2 other datasets hold the same samples" in across.stdout
     check_bad_input(run("precache", "verify", "--deep", converted["shards"], cwd=tmp_path), "DST and SRC")
     check_bad_input(run("precache", "verify", raw_tree, converted["dali"], cwd=tmp_path), "verify takes DST")
 

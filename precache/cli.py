@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 import precache
-from precache import commandline, executors
+from precache import commandline
 from precache.commandline import ProgressBar, human_bytes, note, parse_bytes, parse_share, printable
 from precache.convert import Conversion
 from precache.converted import open_unchecked
@@ -222,7 +222,7 @@ def check(src: Path, list_file: Path | None, max_pixels: int, workers: int | Non
 
 @main.command(name="doctor")
 def doctor_command() -> None:
-    """Show what this machine has, and the command that installs what it lacks."""
+    """Show what this machine has, and which command installs what is missing."""
     from precache import doctor
 
     findings = doctor.examine()
@@ -231,7 +231,6 @@ def doctor_command() -> None:
         click.echo(f"{finding.subject:<{width}}  {finding.found}")
         if finding.install:
             click.echo(f"{'':<{width}}  install: {finding.install}")
-    click.echo(f"{'cpus':<{width}}  {executors.available_cpus()}")
 
 
 def _finish_check(problems: list[str], all_well: str) -> None:

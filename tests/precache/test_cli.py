@@ -190,9 +190,9 @@ def test_doctor_gives_the_command_that_installs_what_is_missing(monkeypatch: pyt
 
     monkeypatch.setattr(packages.metadata, "version", without_dali)
     (dali,) = (finding for finding in doctor.examine() if finding.subject == "backend dali")
-    assert dali.found == "missing nvidia-dali-cuda120"
+    assert dali.found == "missing nvidia-dali-cuda120; the extra 'dali' brings it"
     assert dali.install is not None
-    assert dali.install.endswith(" -m pip install nvidia-dali-cuda120")
+    assert dali.install.endswith(" -m pip install 'precache[dali]'")
 
 
 @pytest.mark.parametrize(
@@ -219,7 +219,7 @@ def test_dali_is_the_build_that_is_installed_or_fits_the_driver(
     [
         ("0.17.0", "torchcodec 0.17.0"),
         ("0.9.1", "torchcodec 0.9.1 is too old"),
-        (None, "which will drop it"),
+        (None, "which will drop its decoder; the extra 'gpu' brings torchcodec"),
     ],
 )
 def test_doctor_says_who_decodes_for_nvjpeg(

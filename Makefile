@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 STOCK  ?= .venv-pillow
+SIMD   ?= yes
 TWO    := --numprocesses 2 --dist worksteal
 
 .PHONY: quickstart test test-pillow gpu lint clean
@@ -12,11 +13,16 @@ TWO    := --numprocesses 2 --dist worksteal
 # whenever it installs something that asks for it; and it is compiled before Pillow goes.
 define PILLOW_SIMD
 @rm -rf $(VENV)/wheels
-@if $(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir $(VENV)/wheels pillow-simd >$(VENV)/pillow-simd.log 2>&1 \
+@if test "$(SIMD)" = no; then \
+	$(BIN)/python -m pip uninstall --quiet --yes pillow-simd 2>$(VENV)/pillow-simd.log; \
+	$(BIN)/python -m pip install --quiet --no-deps --force-reinstall 'pillow>=10.1'; \
+	echo "Pillow is installed, as SIMD=no asks for."; \
+elif $(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir $(VENV)/wheels pillow-simd >$(VENV)/pillow-simd.log 2>&1 \
 	&& $(BIN)/python -m pip uninstall --quiet --yes pillow pillow-simd 2>>$(VENV)/pillow-simd.log \
 	&& $(BIN)/python -m pip install --quiet --no-deps $(VENV)/wheels/pillow_simd-*.whl \
 	&& $(BIN)/python -c '$(IS_SIMD)' 2>>$(VENV)/pillow-simd.log; \
-then echo "Pillow-SIMD is installed: it resizes faster than Pillow."; \
+then echo "Pillow-SIMD is installed: it resizes faster than Pillow. 'make SIMD=no' installs Pillow instead."; \
+	$(BIN)/python -m precache doctor | grep '^pillow '; \
 else $(BIN)/python -m pip uninstall --quiet --yes pillow-simd 2>>$(VENV)/pillow-simd.log; \
 	$(BIN)/python -m pip install --quiet --no-deps --force-reinstall 'pillow>=10.1' \
 	&& echo "Pillow is installed: Pillow-SIMD, which resizes faster, cannot be compiled here. It needs a C compiler" \

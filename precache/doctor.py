@@ -58,12 +58,14 @@ def pip_install(*arguments: str) -> str:
 
 def _pillow() -> Finding:
     installed = [name for name in ("pillow", "pillow-simd") if version_of(name)]
+    missing = codecs.kinds_without_decoder()
+    lacks = f"; built without {', '.join(missing)}: such pictures are rejected" if missing else ""
     if codecs.pillow_is_simd():
-        found = f"Pillow-SIMD {PIL.__version__}, {codecs.pillow_jpeg()}"
+        found = f"Pillow-SIMD {PIL.__version__}, {codecs.pillow_jpeg()}{lacks}"
         if "pillow" in installed:
             found += "; pip lists Pillow, too, and may put it back"
         return Finding("pillow", found)
-    version = f"Pillow {PIL.__version__}, {codecs.pillow_jpeg()}"
+    version = f"Pillow {PIL.__version__}, {codecs.pillow_jpeg()}{lacks}"
     found = f"{version}; Pillow-SIMD resizes faster, and needs {_SIMD_NEEDS} to be installed"
     uninstall = shlex.join([sys.executable, "-m", "pip", "uninstall", "-y", "pillow"])
     return Finding("pillow", found, f"{uninstall} && {pip_install('--no-deps', 'pillow-simd')}")

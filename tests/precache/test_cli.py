@@ -195,6 +195,16 @@ def test_doctor_gives_the_command_that_installs_what_is_missing(monkeypatch: pyt
     assert dali.install.endswith(" -m pip install 'precache[dali]'")
 
 
+def test_doctor_names_the_kinds_that_pillow_cannot_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    from PIL import features
+
+    from precache import doctor
+
+    monkeypatch.setattr(features, "get_supported", lambda: ["jpg", "zlib", "avif", "libtiff", "jpg_2000"])
+    (pillow,) = (finding for finding in doctor.examine() if finding.subject == "pillow")
+    assert "built without WEBP: such pictures are rejected" in pillow.found
+
+
 @pytest.mark.parametrize(
     ("installed", "driver", "expected"),
     [

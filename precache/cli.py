@@ -91,7 +91,7 @@ def fetch(name: str, dst: Path, url: str | None) -> None:
     "--splits",
     default=DEFAULT_SPLITS,
     show_default=True,
-    help="Shares, as train=0.8,val=0.2, or a file of lines path,split.",
+    help="Shares (train=0.8,val=0.2), or a file with lines path,split.",
 )
 @click.option("--shard-bytes", default="64MiB", show_default=True, help="Size of a shard, as decoded pixels.")
 @click.option("--seed", default=0, show_default=True, help="Of the order on disk and the splits.")
@@ -100,7 +100,7 @@ def fetch(name: str, dst: Path, url: str | None) -> None:
 @click.option(
     "--max-rejects", default="1%", show_default=True, help="How many pictures may be damaged: 1% or 0.01."
 )
-@click.option("--strict", is_flag=True, help="Stop at the first damaged picture: --max-rejects 0.")
+@click.option("--strict", is_flag=True, help="Allow no damaged picture: --max-rejects 0.")
 def convert(
     src: Path,
     dst: Path | None,
@@ -205,9 +205,9 @@ def verify(dst: Path, others: tuple[Path, ...], deep: bool, across: bool, worker
 )
 @click.option("--workers", type=int, help="Worker processes; 0: work in this one.  [default: one per CPU]")
 def check(src: Path, list_file: Path | None, max_pixels: int, workers: int | None) -> None:
-    """Decode every picture of the tree SRC (default data/raw), and list those that cannot be.
+    """Decode every picture of the tree SRC (default data/raw), and list the damaged ones.
 
-    Loaders built with on_error="skip" leave out what the default list holds.
+    Loaders built with on_error="skip" leave out the pictures in the default list.
     """
     with ProgressBar("check", "image") as bar:
         report = precache.check(

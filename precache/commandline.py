@@ -99,7 +99,10 @@ def run(group: click.Group, program: str, arguments: Sequence[str] | None = None
                 return _checked_output(program, code, stdout)
             except (KeyboardInterrupt, click.Abort, _Terminated) as stop:
                 word, code = ("terminated", 143) if isinstance(stop, _Terminated) else ("interrupted", 130)
-                _complain(program, f"{word}; run the same command again to go on, or to start anew")
+                _complain(
+                    program,
+                    f"{word}; run the same command again to continue, or to start over",
+                )
                 return code
     finally:
         for number, handler in previous.items():
@@ -144,7 +147,7 @@ def _one_line(error: Exception) -> str:
         return str(error)
     if isinstance(error, OSError):
         return f"{error.filename or 'input or output'}: {error.strerror or error}; check the path"
-    return f"{type(error).__name__}: {error}; this is a defect, please report it with the lines above"
+    return f"{type(error).__name__}: {error}; this is a bug; please report it with the lines above"
 
 
 def _checked_output(program: str, code: int, stdout: Guarded) -> int:
@@ -152,7 +155,7 @@ def _checked_output(program: str, code: int, stdout: Guarded) -> int:
     if code != 0 or stdout.missed is None or isinstance(stdout.missed, BrokenPipeError):
         return code
     reason = getattr(stdout.missed, "strerror", None) or stdout.missed
-    _complain(program, f"stdout: cannot be written ({reason}); what the command prints is lost")
+    _complain(program, f"stdout: cannot be written ({reason}); its output is lost")
     return 2
 
 

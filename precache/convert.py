@@ -34,7 +34,7 @@ from precache.index import SampleIndex, SourceState, write_index, write_source_s
 from precache.journal import Journal, Target, check_empty
 from precache.lock import Lock, hold_lock, lock_path
 from precache.manifest import Manifest, Rejected, write_manifest, write_rejected
-from precache.notices import warn
+from precache.notices import counted, warn
 from precache.plan import ConvertPlan, ShardPlan, plan_conversion
 from precache.progress import Progress, unseen
 from precache.recipe import Recipe
@@ -106,7 +106,7 @@ def convert(
     if split_list is not None:
         scan, recipe = apply_list(scan, recipe, split_list)
     elif recipe.listed:
-        raise SettingError(f"splits {recipe.splits!r} stand for a list file; pass it as split_list")
+        raise SettingError(f"splits {recipe.splits!r} means a list file; pass the file as split_list")
     plan = plan_conversion(scan.samples, recipe)
     job = _Job(
         scan,
@@ -181,8 +181,8 @@ def _check_finished(job: _Job, destination: Path) -> Manifest:
     job.target.check_same(destination, found)
     if len(manifest.rejected) > job.limit:
         raise DatasetError(
-            f"{destination}: is finished, but {len(manifest.rejected):,} pictures are rejected "
-            f"and {job.limit:,} may be; repair or remove them and pass --overwrite"
+            f"{destination}: is finished, but {_are_rejected(len(manifest.rejected), job.limit)}; "
+            f"repair or remove them and pass --overwrite"
         )
     state = dataset.read_source_state()
     rows = np.arange(len(job.scan.samples))
@@ -190,8 +190,8 @@ def _check_finished(job: _Job, destination: Path) -> Manifest:
         changed = list(changed_pictures(job.scan, rows, state.modified_ns, state.checksums))
         if changed:
             raise DatasetError(
-                f"{destination}: {len(changed):,} pictures have changed since they were converted, and kept "
-                f"their sizes (first: {job.scan.root / changed[0]}); pass --overwrite to convert them again"
+                f"{destination}: {counted(len(changed), 'source picture')} changed since the conversion, "
+                f"at the same size (first: {job.scan.root / changed[0]}); pass --overwrite to convert again"
             )
     return manifest
 
@@ -210,8 +210,8 @@ def _check_room(
     on_start(predicted, free)
     if predicted * share > free:
         raise DatasetError(
-            f"{folder}: the dataset needs about {predicted * share:,.0f} bytes, {free:,} are free; "
-            f"make room, choose a DST on another disk, or a smaller --size"
+            f"{folder}: the dataset needs about {predicted * share:,.0f} bytes, and {free:,} are free; "
+            f"make room, or choose a DST on another disk or a smaller --size"
         )
 
 
@@ -248,10 +248,15 @@ def _run(job: _Job, waiting: Sequence[ShardPlan], journal: Journal) -> int:
 def _check_rejects(folder: Path, rejected: Sequence[Rejected], limit: int) -> None:
     if len(rejected) > limit:
         raise DatasetError(
-            f"{folder}: not published, {len(rejected):,} pictures are rejected and {limit:,} may "
-            f"be (first: {rejected[0].path}, {rejected[0].reason}); repair or remove them and pass "
-            f"--overwrite, or run the same command again with a higher --max-rejects"
+            f"{folder}: stopped, {_are_rejected(len(rejected), limit)}; first: {rejected[0].path}, "
+            f"{rejected[0].reason}; repair or remove them and pass --overwrite, or run the same command "
+            f"again with a higher --max-rejects"
         )
+
+
+def _are_rejected(number: int, limit: int) -> str:
+    are = "picture is" if number == 1 else "pictures are"
+    return f"{number:,} {are} rejected and at most {limit:,} may be"
 
 
 def _commit(scan: Scan, plan: ConvertPlan, finished: dict[str, FinishedShard], destination: Path) -> Manifest:
@@ -267,7 +272,7 @@ def _commit(scan: Scan, plan: ConvertPlan, finished: dict[str, FinishedShard], d
     ):
         raise DatasetError(
             f"{scan.root}: {scan.scanned:,} files scanned, but {written:,} converted, {len(rejected):,} "
-            f"rejected and {len(scan.ignored):,} ignored; this is a defect, please report it"
+            f"rejected and {len(scan.ignored):,} ignored; this is a bug; please report it"
         )
     if not written:
         raise DatasetError(

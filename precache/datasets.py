@@ -107,7 +107,7 @@ def fetch(
         if reason := full_disk(error):
             raise DownloadError(
                 f"{destination}: {reason}, {archive} cannot be unpacked; make room, or choose a DST on "
-                f"another disk, and run the same command again: the archive is kept"
+                f"another disk, then run the same command again: the archive is kept"
             ) from error
         raise DownloadError(f"{archive}: cannot be unpacked ({error}); remove it and fetch again") from error
     return images
@@ -145,7 +145,7 @@ def _unpack(tar: tarfile.TarFile, folder: str, destination: Path, archive: Path)
         parts = PurePosixPath(member.name).parts
         if member.name.startswith("/") or ".." in parts or member.issym() or member.islnk():
             raise DownloadError(
-                f"{archive}: refused, its member {member.name!r} points outside; do not use this archive"
+                f"{archive}: refused: its member {member.name!r} points outside; do not use this archive"
             )
         file = tar.extractfile(member) if member.isfile() else None
         if file is None or len(parts) < 2 or parts[0] != folder:  # a name may be empty

@@ -17,6 +17,7 @@ from precache.images import Decoded
 from precache.index import SampleIndex
 from precache.jpeg import Pixels
 from precache.manifest import ShardEntry
+from precache.notices import counted
 from precache.progress import Progress, unseen
 from precache.recipe import Recipe
 from precache.source import SampleRef, Scan, scan_tree
@@ -62,7 +63,7 @@ def verify_across(paths: Sequence[str | os.PathLike[str]]) -> list[str]:
         for split in ours.keys() & theirs.keys():
             if ours[split] != theirs[split]:
                 different = {sample for sample, _ in ours[split] ^ theirs[split]}
-                problems.append(f"{names}: split {split} differs in {len(different):,} samples")
+                problems.append(f"{names}: split {split} differs in {counted(len(different), 'sample')}")
     return problems
 
 
@@ -124,7 +125,7 @@ def verify_deep(
     manifest = dataset.manifest
     scan = scan_tree(source)
     if scan.digest != manifest.source_digest:
-        raise DatasetError(f"{dataset.path}: was not made of {source}, or that tree changed since")
+        raise DatasetError(f"{dataset.path}: was not made from {source}, or that tree changed since")
     report = executors.counted(on_progress, manifest.samples)
     tasks = _deep_tasks(dataset, scan)
     shards = executors.run(_compare_shard, tasks, min(workers, len(manifest.shards)), report)
@@ -209,7 +210,7 @@ def _compare(task: _DeepTask, ref: SampleRef, sample: StoredSample) -> _Compared
         problem = f"{where} has label {sample.label}, its class is {ref.label}"
     elif FORMATS[recipe.format].holds_pixels:
         if not np.array_equal(stored, expected):
-            problem = f"{where} is not what its source gives ({psnr(stored, expected):.1f} dB)"
+            problem = f"{where} is not what the source gives ({psnr(stored, expected):.1f} dB)"
     elif not (recipe.passthrough and sample.data == data):
         again = jpeg.decode_jpeg(jpeg.encode_jpeg(expected, recipe.quality), path)
         bound = psnr(again, expected) - JPEG_TOLERANCE_DB

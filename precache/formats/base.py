@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from precache.errors import ImageError
+from precache.errors import ImageError, shell_command
 from precache.jpeg import Pixels, decode_jpeg
 from precache.output import OutputFile
 
@@ -48,6 +48,12 @@ class StoredSample:
         if isinstance(self.data, bytes):
             return decode_jpeg(self.data, f"{path}: sample {self.id}")
         return self.data
+
+
+def remedy(shard: Path) -> str:
+    """What to do about a shard that cannot be read: commands to paste into a shell."""
+    command = shell_command("precache verify", shard.parent)
+    return f"run: {command}; it prints the command that rewrites the dataset"
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ import google_crc32c
 import numpy as np
 
 from precache.errors import DatasetError
-from precache.formats.base import Format, Sample, StoredSample
+from precache.formats.base import Format, Sample, StoredSample, remedy
 from precache.output import OutputFile, write_beside
 from precache.storage import read_regular
 
@@ -50,10 +50,7 @@ def read_shard(path: Path) -> Iterator[StoredSample]:
         for data, intact in _records(memoryview(read_regular(path))):
             yield _decode_example(data) if intact else StoredSample(-1, -1, b"", _DAMAGE)
     except (OSError, struct.error, ValueError, KeyError, IndexError) as error:
-        raise DatasetError(
-            f"{path}: cannot be read as TFRecords ({error}); run 'precache verify' on its folder, "
-            f"then 'precache convert --overwrite' to rewrite it"
-        ) from error
+        raise DatasetError(f"{path}: cannot be read as TFRecords ({error}); {remedy(path)}") from error
 
 
 def _records(content: memoryview) -> Iterator[tuple[memoryview, bool]]:

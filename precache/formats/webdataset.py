@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from precache.errors import DatasetError
-from precache.formats.base import Format, Sample, StoredSample
+from precache.formats.base import Format, Sample, StoredSample, remedy
 from precache.output import OutputFile, write_beside
 from precache.storage import read_regular
 
@@ -53,10 +53,7 @@ def read_shard(path: Path) -> Iterator[StoredSample]:
             elif name.endswith(b".cls"):
                 yield StoredSample(int(name[:-4]), int(data), jpeg)
     except (OSError, ValueError) as error:
-        raise DatasetError(
-            f"{path}: cannot be read as a tar of samples ({error}); run 'precache verify' on its "
-            f"folder, then 'precache convert --overwrite' to rewrite it"
-        ) from error
+        raise DatasetError(f"{path}: cannot be read as a tar of samples ({error}); {remedy(path)}") from error
 
 
 def _members(tar: bytes) -> Iterator[tuple[bytes, bytes]]:

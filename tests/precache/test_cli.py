@@ -117,12 +117,12 @@ def test_a_path_in_a_command_is_one_word_for_a_shell(path: str) -> None:
     ("arguments", "mentions"),
     [
         (["convert", "nowhere", "out", "--format", "shards"], ["nowhere: does not exist", "precache sample"]),
-        (["convert", "empty", "out", "--format", "shards"], ["empty: no class folder with pictures"]),
+        (["convert", "empty", "out", "--format", "shards"], ["empty: has no class folder with pictures"]),
         (
             ["convert", "flat", "out", "--format", "shards"],
             ["flat: no class folder", "flat/CLASS/picture.jpg"],
         ),
-        (["convert", "tree", "flat", "--format", "shards"], ["flat: exists, is not empty", "another DST"]),
+        (["convert", "tree", "flat", "--format", "shards"], ["flat: is not empty", "another DST"]),
         (
             ["convert", "tree", "out", "--format", "sharks"],
             ["unknown format 'sharks'", "dali, shards, webdataset"],
@@ -135,7 +135,7 @@ def test_a_path_in_a_command_is_one_word_for_a_shell(path: str) -> None:
         (["convert", "tree", "out", "--format", "dali", "--size", "big"], ["--size", "'big'"]),
         (
             ["convert", "tree", "out", "--format", "dali", "--workers", "-1"],
-            ["workers must be 0 or more, got -1", "left out it is one per CPU"],
+            ["workers must be 0 or more, got -1", "the default is one per CPU"],
         ),
         (["check", "tree", "--workers", "-1"], ["workers must be 0 or more, got -1"]),
         (["convert", "tree", "out", "--format", "dali", "--shard-bytes", "big"], ["'big'", "128MiB"]),
@@ -297,6 +297,6 @@ def test_a_number_of_workers_that_is_none_says_what_would_do(
         lambda: make_sample(tmp_path / "sample", workers=workers),
     )
     for call in calls:
-        with pytest.raises(SettingError, match=r"workers must be 0 or more, got .*left out it is one"):
+        with pytest.raises(SettingError, match=r"workers must be 0 or more, got .*the default is one"):
             call()
     assert list(tmp_path.iterdir()) == []

@@ -41,7 +41,7 @@ def test_deep_names_a_picture_whose_pixels_changed(
     first = sum(s.samples for s in open_dataset(path).manifest.shards[:2])
     (problem,) = verify_deep(path, raw_tree, workers=0).problems
     assert f"{shard}: sample {sample_id[first + 4]} (" in problem
-    assert "not those that were written" in problem
+    assert "changed since they were written" in problem
 
 
 @pytest.mark.parametrize("name", ["webdataset", "dali"])
@@ -87,7 +87,7 @@ def test_verify_names_the_damaged_file_and_what_to_run(
 def test_deep_refuses_another_tree(converted: dict[str, Path], tmp_path: Path) -> None:
     (tmp_path / "class").mkdir()
     Image.new("RGB", (8, 8)).save(tmp_path / "class/a.png")
-    with pytest.raises(DatasetError, match="was not made of"):
+    with pytest.raises(DatasetError, match="was not made from"):
         verify_deep(converted["shards"], tmp_path)
 
 
@@ -100,7 +100,7 @@ def test_across_names_what_differs(raw_tree: Path, converted: dict[str, Path], t
     sorted(tree.glob("005.*/*"))[-1].unlink()
     convert(tree, tmp_path / "fewer", small_recipe("dali"), workers=0)
     (problem,) = verify_across([converted["shards"], tmp_path / "fewer"])
-    assert problem.endswith("split train differs in 1 samples")
+    assert problem.endswith("split train differs in 1 sample")
     convert(raw_tree, tmp_path / "split", small_recipe("dali", splits="train=0.5,val=0.5"), workers=0)
     assert any("splits differ" in p for p in verify_across([converted["dali"], tmp_path / "split"]))
 

@@ -77,7 +77,7 @@ def test_a_folder_that_is_not_ours_is_not_touched(tree: Path, tmp_path: Path, ov
     out = tmp_path / "home"
     out.mkdir()
     (out / "thesis.safetensors").write_text("years of work")
-    with pytest.raises(DatasetError, match="holds no conversion of ours"):
+    with pytest.raises(DatasetError, match="not a folder that precache made"):
         convert(tree, out, small_recipe("shards"), workers=0, overwrite=overwrite)
     assert contents(out) == {"thesis.safetensors": b"years of work"}
 

@@ -297,7 +297,7 @@ def test_what_comes_to_the_old_dataset_while_it_is_removed_survives_and_is_named
         convert(raw_tree, out, small_recipe("shards"), workers=0)
     assert contents(old) == {"thesis\x1b.txt": THESIS}
     (message,) = caplog.messages
-    assert f"(thesis\\x1b.txt): it is {old} now" in message
+    assert f"(thesis\\x1b.txt); the rest is in {old}" in message
     assert beside(out) == [old.name]
 
 
@@ -322,7 +322,7 @@ def test_an_old_file_that_cannot_be_removed_is_named_and_removed_by_the_next_run
             convert(raw_tree, out, small_recipe(name), workers=0, overwrite=True)
             assert contents(out) == contents(converted[name])
     (left,) = out.parent.glob(".out.*.precache")
-    assert f"(train-00001.tfrecord): it is {left} now" in caplog.text
+    assert f"(train-00001.tfrecord); the rest is in {left}" in caplog.text
     shutil.copytree(converted["dali"], other := out.with_name("other"))
     with monkeypatch.context() as patches:
         patches.setattr(Path, "unlink", refuse)
@@ -483,7 +483,7 @@ def test_a_picture_that_another_of_its_size_replaced_is_noticed(
         os.utime(path, ns=(0, 1_000_000_000))
     assert not convert(tree, out, small_recipe("shards"), workers=0).published
     victim = change(tree, 20)
-    with pytest.raises(DatasetError, match=rf"1 pictures have changed .*first: {victim}.*--overwrite"):
+    with pytest.raises(DatasetError, match=rf"1 source picture changed .*first: {victim}.*--overwrite"):
         convert(tree, out, small_recipe("shards"), workers=0)
     convert(tree, out, small_recipe("shards"), workers=0, overwrite=True)
     convert(tree, tmp_path / "fresh", small_recipe("shards"), workers=0)

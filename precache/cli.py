@@ -213,11 +213,12 @@ def check(src: Path, list_file: Path | None, max_pixels: int, workers: int | Non
         report = precache.check(
             src, list_file=list_file, max_pixels=max_pixels, workers=workers, on_progress=bar
         )
+    every = "its picture" if report.pictures == 1 else f"all {report.pictures:,} pictures"
     problems = [f"{src}/{bad.path}: {bad.reason}" for bad in report.rejected]
     if problems:
         counts = f"{len(problems):,} of {counted(report.pictures, 'picture')} cannot be decoded"
         problems.append(f"{src}: {counts}; they are listed in {report.list_file}")
-    _finish_check(problems, f"{src}: every picture can be decoded ({report.pictures:,})")
+    _finish_check(problems, f"{src}: {every} can be decoded")
 
 
 @main.command(name="doctor")

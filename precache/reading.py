@@ -101,7 +101,7 @@ def _check_unchanged(path: str, status: os.stat_result, as_scanned: tuple[int, i
 
 def _source_error(path: str | os.PathLike[str], error: OSError) -> SourceError:
     if error.errno == errno.ENOENT:
-        return SourceError(f"{path}: is gone since the tree was scanned; run the same command again")
+        return SourceError(f"{path}: disappeared after the tree was scanned; run the same command again")
     reason = error.strerror or type(error).__name__
     if error.errno in (errno.EINVAL, errno.ENXIO) and not _is_file(path):
         return SourceError(

@@ -120,7 +120,7 @@ def test_a_path_in_a_command_is_one_word_for_a_shell(path: str) -> None:
         (["convert", "empty", "out", "--format", "shards"], ["empty: has no class folder with pictures"]),
         (
             ["convert", "flat", "out", "--format", "shards"],
-            ["flat: no class folder", "flat/CLASS/picture.jpg"],
+            ["flat: has no class folder", "flat/CLASS/picture.jpg"],
         ),
         (["convert", "tree", "flat", "--format", "shards"], ["flat: is not empty", "another DST"]),
         (

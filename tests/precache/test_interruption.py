@@ -227,7 +227,7 @@ def test_a_full_disk_is_a_clear_error_and_resumable(
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("change", ["vanished", "changed", "changed, of the same size"])
+@pytest.mark.parametrize("change", ["disappeared", "changed", "changed, of the same size"])
 def test_a_source_that_changes_meanwhile_is_named(
     change: str, workers: int, raw_tree: Path, tmp_path: Path
 ) -> None:
@@ -236,13 +236,13 @@ def test_a_source_that_changes_meanwhile_is_named(
 
     def meddle(done: int, total: int) -> None:
         if done == 0 and victim.exists():  # the scan is over, no picture is read yet
-            if change == "vanished":
+            if change == "disappeared":
                 victim.unlink()
             else:
                 victim.write_bytes(bytes(victim.stat().st_size if "same size" in change else 100))
 
     word = change.partition(",")[0]
-    told = f"{victim}: {word} (while it was converted|since the tree was scanned)"
+    told = f"{victim}: {word} (while it was converted|after the tree was scanned)"
     with pytest.raises(SourceError, match=told):
         convert(tree, tmp_path / "out", small_recipe("shards"), workers=workers, on_progress=meddle)
     assert not (tmp_path / "out" / MANIFEST_NAME).exists()

@@ -147,7 +147,7 @@ def test_a_picture_that_becomes_a_pipe_ends_the_conversion_by_name(
 
 @pytest.mark.parametrize(("backend", "workers"), [("pytorch", 0), ("pytorch", 1), ("dali", 1)])
 @pytest.mark.parametrize(
-    ("spoil", "reason"), [(pipe_instead, "is not a regular file any more"), (os.unlink, "is gone")]
+    ("spoil", "reason"), [(pipe_instead, "is not a regular file any more"), (os.unlink, "disappeared")]
 )
 def test_loaders_skip_no_picture_that_cannot_be_read(
     backend: str,

@@ -29,7 +29,8 @@ from typing import Any
 import click
 
 from precache import terminal
-from precache.errors import PrecacheError, SettingError, printable
+from precache.errors import MissingDependencyError, PrecacheError, SettingError, printable
+from precache.packages import OF_EXTRAS, install_extra
 from precache.terminal import Guarded, ProgressBar, guarded
 
 __all__ = [
@@ -62,7 +63,7 @@ class Group(click.Group):
     """A group of `Command`s.
 
     Those in `modules`, {name: module}, are imported when they are asked for; each module holds its command
-    as `command`.
+    as `command`. Where a package is not installed, the error names the extra of the group.
     """
 
     command_class = Command
@@ -79,7 +80,14 @@ class Group(click.Group):
         """The command of that name; None if there is none."""
         if cmd_name not in self._modules:
             return super().get_command(ctx, cmd_name)
-        command: click.Command = importlib.import_module(self._modules[cmd_name]).command
+        try:
+            command: click.Command = importlib.import_module(self._modules[cmd_name]).command
+        except ImportError as error:
+            if isinstance(error, ModuleNotFoundError) and (error.name or "").split(".")[0] not in OF_EXTRAS:
+                raise
+            raise MissingDependencyError(
+                f"{self.name} needs the extra '{self.name}' ({error}); run: {install_extra(str(self.name))}"
+            ) from error
         return command
 
 

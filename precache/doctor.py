@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import PIL
 
 from precache import codecs, executors
-from precache.packages import DALI, TORCHCODEC, dali_package, version_of
+from precache.packages import DALI, TORCHCODEC, dali_package, install_extra, pip_install, version_of
 
 _SIMD_NEEDS = "a C compiler and the headers of libjpeg and zlib"
 
@@ -44,16 +44,6 @@ def examine() -> list[Finding]:
         _packages("tensorboard", "tensorboard", "tensorboard"),
         *gpus,
     ]
-
-
-def install_extra(extra: str) -> str:
-    """The command line that installs what the extra brings into the running Python."""
-    return pip_install(f"precache[{extra}]")
-
-
-def pip_install(*arguments: str) -> str:
-    """The command line that installs `arguments` into the running Python."""
-    return shlex.join([sys.executable, "-m", "pip", "install", *arguments])
 
 
 def _pillow() -> Finding:

@@ -16,19 +16,21 @@ from tests.test_layers import files, imports
 DISTRIBUTIONS = {"PIL": "pillow", "google_crc32c": "google-crc32c"}
 """Of modules that are not named as what installs them."""
 PYPROJECT = (ROOT / "pyproject.toml").read_text()
-CONVERT_ALL = """
+WITHOUT_EXTRAS = """
 import sys
 
 class Lacking:
     def find_spec(self, name, path=None, target=None):
         if name.split(".")[0] in ("torch", "torchvision", "cv2", "plotly", "webdataset", "nvidia"):
-            raise ModuleNotFoundError(f"the core has no {name}")
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 sys.meta_path.insert(0, Lacking())
+"""
+CONVERT_ALL = f"""{WITHOUT_EXTRAS}
 import precache.cli
 for form in sys.argv[2:]:
-    arguments = ["convert", sys.argv[1], f"out/{form}", "--format", form, "--size", "32", "--workers", "1"]
-    for command in (arguments, ["verify", f"out/{form}"], ["inspect", f"out/{form}", "--html", "page.html"]):
+    arguments = ["convert", sys.argv[1], "out/" + form, "--format", form, "--size", "32", "--workers", "1"]
+    for command in (arguments, ["verify", "out/" + form], ["inspect", "out/" + form, "--html", "page.html"]):
         assert precache.cli.commandline.run(precache.cli.main, "precache", command) == 0
 assert precache.cli.commandline.run(precache.cli.main, "precache", ["doctor"]) == 0
 """
@@ -44,6 +46,19 @@ def test_converting_needs_none_of_the_extras(raw_tree: Path, tmp_path: Path) -> 
     command = [sys.executable, "-c", CONVERT_ALL, raw_tree, *FORMATS]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     subprocess.run(command, cwd=tmp_path, env=environment, check=True, timeout=100)
+
+
+def test_bench_without_its_packages_names_the_extra(tmp_path: Path) -> None:
+    program = (
+        f"{WITHOUT_EXTRAS}\nimport bench.cli\nsys.argv[1:] = ['loaders', '--help']\nbench.cli.entry_point()"
+    )
+    command = [sys.executable, "-c", program]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert "bench needs the extra 'bench'" in line
+    assert line.endswith("-m pip install 'precache[bench]'")
 
 
 def test_the_core_lists_what_precache_imports_and_nothing_else() -> None:

@@ -3,29 +3,55 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
-SIMD   ?= .venv-simd
+STOCK  ?= .venv-pillow
+SIMD   ?= yes
 TWO    := --numprocesses 2 --dist worksteal
 
-.PHONY: quickstart test test-simd gpu lint clean
+.PHONY: quickstart test test-pillow gpu lint clean
+
+# Pillow-SIMD in the place of Pillow: both provide the package PIL. It comes last, because pip puts Pillow back
+# whenever it installs something that asks for it; and it is compiled before Pillow goes.
+define PILLOW_SIMD
+@rm -rf $(VENV)/wheels
+@if test "$(SIMD)" = no; then \
+	$(BIN)/python -m pip uninstall --quiet --yes pillow-simd 2>$(VENV)/pillow-simd.log; \
+	$(BIN)/python -m pip install --quiet --no-deps --force-reinstall 'pillow>=10.1'; \
+	echo "Pillow is installed, as SIMD=no asks for."; \
+elif $(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir $(VENV)/wheels pillow-simd >$(VENV)/pillow-simd.log 2>&1 \
+	&& $(BIN)/python -m pip uninstall --quiet --yes pillow pillow-simd 2>>$(VENV)/pillow-simd.log \
+	&& $(BIN)/python -m pip install --quiet --no-deps $(VENV)/wheels/pillow_simd-*.whl \
+	&& $(BIN)/python -c '$(IS_SIMD)' 2>>$(VENV)/pillow-simd.log; \
+then echo "Pillow-SIMD is installed: it resizes faster than Pillow. 'make SIMD=no' installs Pillow instead."; \
+	$(BIN)/python -m precache doctor | grep '^pillow '; \
+else $(BIN)/python -m pip uninstall --quiet --yes pillow-simd 2>>$(VENV)/pillow-simd.log; \
+	$(BIN)/python -m pip install --quiet --no-deps --force-reinstall 'pillow>=10.1' \
+	&& echo "Pillow is installed: Pillow-SIMD, which resizes faster, cannot be compiled here. It needs a C compiler" \
+		"and the headers of libjpeg and zlib; $(VENV)/pillow-simd.log says what is missing."; \
+fi
+endef
+IS_SIMD := from PIL import Image; Image.new("RGB", (9, 9)).resize((5, 5), 2); \
+	from precache import codecs; assert codecs.pillow_is_simd(), codecs.made_by()
 
 # Set up once; again when the dependencies change.
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --editable '.[dali,gpu]'
+	$(BIN)/python -m pip install --quiet --editable '.[all]'
+	$(PILLOW_SIMD)
 	touch $@
 
 $(VENV)/.installed-test: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --editable '.[dali,gpu,test]'
+	$(BIN)/python -m pip install --quiet --editable '.[all,test]'
+	$(PILLOW_SIMD)
 	touch $@
 
-# Pillow-SIMD, in front of all that .venv holds: nothing else is installed twice.
-$(SIMD)/.installed: $(VENV)/.installed-test
-	$(PYTHON) -m venv $(SIMD)
-	$(SIMD)/bin/python -m pip install --quiet --no-deps pillow-simd
+# Stock Pillow, in front of all that .venv holds: nothing else is installed twice.
+$(STOCK)/.installed: $(VENV)/.installed-test
+	$(PYTHON) -m venv $(STOCK)
+	$(STOCK)/bin/python -m pip install --quiet --no-deps 'pillow>=10.1'
 	$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
-		> "$$($(SIMD)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/base.pth"
-	$(SIMD)/bin/python -c 'from precache import codecs; assert codecs.pillow_is_simd(), codecs.made_by()'
+		> "$$($(STOCK)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/base.pth"
+	$(STOCK)/bin/python -c 'from precache import codecs; assert not codecs.pillow_is_simd(), codecs.made_by()'
 	touch $@
 
 quickstart: $(VENV)/.installed
@@ -34,11 +60,12 @@ quickstart: $(VENV)/.installed
 test: $(VENV)/.installed-test
 	$(BIN)/python -m pytest $(TWO)
 
-# The tests that look at pixels. Skipped where Pillow-SIMD cannot be compiled; any other failure fails.
-test-simd: $(VENV)/.installed-test
-	@if $(MAKE) --no-print-directory $(SIMD)/.installed; \
-	then $(SIMD)/bin/python -m pytest $(TWO) tests/precache tests/loaders/test_backends.py tests/loaders/test_skipping.py tests/test_realdata.py; \
-	else echo "SKIPPED: Pillow-SIMD cannot be installed here; it needs a C compiler and the headers of libjpeg and zlib"; fi
+# The tests that look at pixels, again under stock Pillow; where that is what .venv has, `make test` has done it.
+test-pillow: $(VENV)/.installed-test
+	@if $(BIN)/python -c '$(IS_SIMD)' 2>/dev/null; \
+	then $(MAKE) --no-print-directory $(STOCK)/.installed \
+		&& $(STOCK)/bin/python -m pytest $(TWO) tests/precache tests/loaders/test_backends.py tests/loaders/test_skipping.py tests/test_realdata.py; \
+	else echo "SKIPPED: $(VENV) has stock Pillow already, so 'make test' covers it"; fi
 
 # On a machine with an NVIDIA GPU: all that is to be measured there. Once .venv is set up it needs no network.
 gpu: $(VENV)/.installed-test
@@ -50,4 +77,4 @@ lint: $(VENV)/.installed-test
 	$(BIN)/mypy
 
 clean:
-	rm -rf $(VENV) $(SIMD) build *.egg-info data/quickstart
+	rm -rf $(VENV) $(STOCK) build *.egg-info data/quickstart

@@ -24,7 +24,7 @@ from precache.manifest import Manifest
 from precache.recipe import Recipe
 from precache.verification import verify, verify_across, verify_deep
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "CheckReport",

@@ -1,7 +1,7 @@
 """Can every picture of a raw tree be decoded? Asked ahead of training, as the converter would."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,9 +9,11 @@ from pathlib import Path
 from precache import executors, images
 from precache.converted import is_converted
 from precache.errors import ImageError, SettingError, SourceError, check_range, shell_command
+from precache.manifest import Rejected
 from precache.notices import warn
+from precache.progress import Progress, unseen
 from precache.reading import MAX_PIXELS, read_picture
-from precache.rejects import RejectedPicture, check_writable, default_list, write_list
+from precache.rejects import check_writable, default_list, write_list
 from precache.source import SampleRef, Scan, scan_tree
 from precache.turns import Turn
 
@@ -29,7 +31,7 @@ class CheckReport:
     """
 
     pictures: int
-    rejected: tuple[RejectedPicture, ...]
+    rejected: tuple[Rejected, ...]
     list_file: Path
 
 
@@ -39,7 +41,7 @@ def check(
     list_file: str | os.PathLike[str] | None = None,
     max_pixels: int = MAX_PIXELS,
     workers: int | None = None,
-    on_progress: Callable[[int, int], None] = lambda done, total: None,
+    on_progress: Progress = unseen,
 ) -> CheckReport:
     """Decode every picture of the raw tree `source`, and write the list of those that cannot be.
 
@@ -73,7 +75,7 @@ def check(
     tasks = -(-len(scan.samples) // _TASK_PICTURES)
     with closing(executors.run(_decode_all, _tasks(scan, max_pixels), min(workers, tasks), report)) as found:
         refused = sorted((pair for pairs in found for pair in pairs), key=lambda pair: pair[0].id)
-    rejected = tuple(RejectedPicture(ref.path, why, ref.bytes, ref.modified_ns) for ref, why in refused)
+    rejected = tuple(Rejected(ref.path, why, ref.id, ref.bytes, ref.modified_ns) for ref, why in refused)
     try:
         write_list(target, rejected)
     except OSError as error:

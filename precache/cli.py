@@ -12,13 +12,14 @@ from typing import Any
 import click
 
 import precache
-from precache import commandline, executors
-from precache.commandline import ProgressBar, human_bytes, note, parse_bytes, printable
+from precache import commandline
+from precache.commandline import ProgressBar, human_bytes, note, parse_bytes, parse_share, printable
 from precache.convert import Conversion
 from precache.converted import open_unchecked
 from precache.errors import SettingError, check_choice, shell_command
 from precache.images import RESAMPLING
 from precache.manifest import MANIFEST_NAME, REJECTED_NAME
+from precache.notices import counted
 from precache.reading import MAX_PIXELS
 from precache.recipe import DEFAULT_SPLITS, FORMAT_NAMES, Recipe
 
@@ -39,19 +40,25 @@ def main() -> None:
 @click.option("--images", default=512, show_default=True, help="Pictures in all.")
 @click.option("--classes", default=16, show_default=True, help="Class folders.")
 @click.option("--seed", default=0, show_default=True, help="Same seed, same bytes.")
-def sample_command(dst: Path, images: int, classes: int, seed: int) -> None:
-    """Generate an image tree shaped like Caltech-256 in DST (default data/raw)."""
-    from precache import sample
+@click.option("--like", default="imagenet", show_default=True, help="imagenet, or caltech.")
+def sample_command(dst: Path, images: int, classes: int, seed: int, like: str) -> None:
+    """Generate photographs in class folders in DST (default data/raw).
+
+    Like ImageNet's, about 470x400 pixels and 110 kB, they take as long to read and decode as what most people
+    train on, so what you measure on them holds. Like Caltech's they are a quarter of that, and some are PNG,
+    CMYK, grey or rotated by EXIF.
+    """
+    from precache import sample_tree
 
     with ProgressBar("sample", "image") as bar:
-        sample.make_sample(dst, images=images, classes=classes, seed=seed, on_progress=bar)
-    note(f"{dst}: {images:,} pictures in {classes:,} classes")
+        sample_tree.make_sample(dst, images=images, classes=classes, seed=seed, like=like, on_progress=bar)
+    note(f"{dst}: {counted(images, 'picture')} in {counted(classes, 'class', 'classes')}")
 
 
 @main.command()
 @click.argument("name")
 @click.argument("dst", type=_PATH, default=RAW)
-@click.option("--url", help="Download the same archive from here, a mirror, instead.")
+@click.option("--url", help="Download the archive from this mirror instead.")
 def fetch(name: str, dst: Path, url: str | None) -> None:
     """Download the dataset NAME (caltech256 or caltech101) to DST (default data/raw)."""
     from precache import datasets
@@ -60,7 +67,7 @@ def fetch(name: str, dst: Path, url: str | None) -> None:
     dataset = datasets.DATASETS[name]
     with ProgressBar(dataset.file_name, "B", unit_scale=True, unit_divisor=1024) as bar:
         images = datasets.fetch(dataset, dst, url=url, on_progress=bar)
-    note(f"{dst}: {images:,} pictures, checksum and count as published")
+    note(f"{dst}: {images:,} pictures; their checksum and number are as published")
 
 
 @main.command()
@@ -71,30 +78,36 @@ def fetch(name: str, dst: Path, url: str | None) -> None:
 @click.option("--quality", default=95, show_default=True, help="JPEG quality (webdataset, dali).")
 @click.option("--fit", default="crop", show_default=True, help="One of: crop, pad, stretch.")
 @click.option("--resample", default="bilinear", show_default=True, help=f"One of: {', '.join(RESAMPLING)}.")
-@click.option("--background", default="white", show_default=True, help="Colour below transparency.")
-@click.option("--decode", default="full", show_default=True, help="full, or scaled: faster, less exact.")
-@click.option("--allow-truncated", is_flag=True, help="Convert damaged JPEGs, grey where data is missing.")
-@click.option("--max-pixels", default=MAX_PIXELS, show_default=True, help="Of one picture; more is rejected.")
-@click.option("--passthrough", is_flag=True, help="Keep the bytes of JPEGs that have the size (not shards).")
+@click.option("--background", default="white", show_default=True, help="Colour behind transparent pixels.")
+@click.option("--decode", default="full", show_default=True, help="full; or scaled: faster, less exact.")
+@click.option(
+    "--allow-truncated", is_flag=True, help="Convert JPEGs that break off; the missing part is grey."
+)
+@click.option(
+    "--max-pixels", default=MAX_PIXELS, show_default=True, help="Reject pictures with more pixels than this."
+)
+@click.option("--passthrough", is_flag=True, help="Copy JPEGs that have the size already (not shards).")
 @click.option(
     "--splits",
     default=DEFAULT_SPLITS,
     show_default=True,
-    help="Shares, as train=0.8,val=0.2, or a file of lines path,split.",
+    help="Shares (train=0.8,val=0.2), or a file with lines path,split.",
 )
-@click.option("--shard-bytes", default="64MiB", show_default=True, help="Decoded pixels per shard.")
-@click.option("--seed", default=0, show_default=True, help="Seed of the written order and the splits.")
-@click.option("--workers", type=int, help="Processes; 0: none but this one.  [default: one per CPU]")
-@click.option("--overwrite", is_flag=True, help="Convert again; the result takes DST's place at the end.")
-@click.option("--max-rejects", default=0.01, show_default=True, help="Share of pictures that may be corrupt.")
-@click.option("--strict", is_flag=True, help="As --max-rejects 0, which it overrides.")
+@click.option("--shard-bytes", default="64MiB", show_default=True, help="Size of a shard, as decoded pixels.")
+@click.option("--seed", default=0, show_default=True, help="Of the order on disk and the splits.")
+@click.option("--workers", type=int, help="Worker processes; 0: work in this one.  [default: one per CPU]")
+@click.option("--overwrite", is_flag=True, help="Convert again, and replace DST when all is done.")
+@click.option(
+    "--max-rejects", default="1%", show_default=True, help="How many pictures may be damaged: 1% or 0.01."
+)
+@click.option("--strict", is_flag=True, help="Allow no damaged picture: --max-rejects 0.")
 def convert(
     src: Path,
     dst: Path | None,
     format_name: str,
     workers: int | None,
     overwrite: bool,
-    max_rejects: float,
+    max_rejects: str,
     strict: bool,
     shard_bytes: str,
     splits: str,
@@ -104,6 +117,7 @@ def convert(
     split_list = None if "=" in splits and not Path(splits).is_file() else Path(splits)
     if split_list is not None:
         splits = DEFAULT_SPLITS
+    most_rejects = 0.0 if strict else parse_share("max_rejects", max_rejects)
     recipe = Recipe(format=format_name, shard_bytes=parse_bytes(shard_bytes), splits=splits, **settings)
     destination = DATA / format_name if dst is None else dst
 
@@ -117,7 +131,7 @@ def convert(
             recipe,
             workers=workers,
             overwrite=overwrite,
-            max_rejects=0 if strict else max_rejects,
+            max_rejects=most_rejects,
             split_list=split_list,
             on_start=show_size,
             on_progress=bar,
@@ -128,9 +142,10 @@ def convert(
 @main.command()
 @click.argument("dst", type=_PATH)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
-@click.option("--html", type=_PATH, help="Write a page to look at: pictures, distributions, rejects.")
-def inspect(dst: Path, as_json: bool, html: Path | None) -> None:
-    """Show what the converted dataset in DST holds."""
+@click.option("--html", type=_PATH, help="Write a web page: pictures of each class, sizes, rejected files.")
+@click.option("--all-classes", is_flag=True, help="List every class, not the first ten.")
+def inspect(dst: Path, as_json: bool, html: Path | None, all_classes: bool) -> None:
+    """Show what the converted dataset in DST holds: classes, rejected files, and the summary."""
     from precache import inspection
 
     dataset = precache.open_dataset(dst)
@@ -140,7 +155,7 @@ def inspect(dst: Path, as_json: bool, html: Path | None) -> None:
     if as_json:
         click.echo(json.dumps(inspection.summary(dataset.manifest), indent=1))
     elif html is None:
-        inspection.print_tables(dataset)
+        inspection.print_tables(dataset, all_classes=all_classes)
 
 
 @main.command()
@@ -148,17 +163,18 @@ def inspect(dst: Path, as_json: bool, html: Path | None) -> None:
 @click.argument("others", metavar="[SRC | DST ...]", type=_PATH, nargs=-1)
 @click.option("--deep", is_flag=True, help="Decode the tree SRC again and compare every picture.")
 @click.option("--across", is_flag=True, help="Compare ids, labels and splits of several folders DST.")
-@click.option("--workers", type=int, help="Processes of --deep.  [default: one per CPU]")
+@click.option("--workers", type=int, help="Worker processes of --deep.  [default: one per CPU]")
 def verify(dst: Path, others: tuple[Path, ...], deep: bool, across: bool, workers: int | None) -> None:
     """Compare every file of the dataset in DST with its manifest's checksums."""
     if deep and across:
-        raise SettingError("--deep and --across are two questions; ask one at a time")
+        raise SettingError("--deep and --across cannot be combined; run verify once with each")
     if (deep and len(others) != 1) or (across and not others) or (others and not (deep or across)):
         raise SettingError("verify takes DST; with --deep, DST and SRC; with --across, two folders or more")
     if across:
-        _finish_check(
-            precache.verify_across([dst, *others]), f"{dst}: {len(others)} others hold the same samples"
+        same = (
+            f"{dst}: {counted(len(others), 'other dataset')} hold{'s' * (len(others) == 1)} the same samples"
         )
+        _finish_check(precache.verify_across([dst, *others]), same)
         return
     manifest = open_unchecked(dst)[0].manifest  # if it was edited, `verify` says so
     size = human_bytes(manifest.stored_bytes)
@@ -170,44 +186,44 @@ def verify(dst: Path, others: tuple[Path, ...], deep: bool, across: bool, worker
             remedy = f"with the options that it was made with: {command} --overwrite"
         else:
             remedy = f"with: {command} {manifest.recipe.to_flags()} --overwrite"
-        problems.append(f"{dst}: {len(problems):,} files are damaged; rewrite it {remedy}")
-    _finish_check(problems, f"{dst}: {len(manifest.shards):,} shards, {size}: all as written")
+        are = "is" if len(problems) == 1 else "are"
+        problems.append(f"{dst}: {counted(len(problems), 'file')} {are} damaged; rewrite it {remedy}")
+    _finish_check(
+        problems, f"{dst}: {counted(len(manifest.shards), 'shard')}, {size}: every byte is as written"
+    )
     if deep:
         with ProgressBar("verify", "image") as bar:
             report = precache.verify_deep(dst, others[0], workers=workers, on_progress=bar)
-        rest = (
-            f", the others are {report.mean_psnr:.1f} dB from it on average, at worst "
-            f"{report.worst_psnr:.1f} dB ({printable(report.worst)})"
-        )
-        equal = f"{dst}: {report.samples:,} pictures, {report.equal:,} equal the reference"
-        click.echo(printable(equal) + (rest if report.equal < report.samples else ""))
-        _finish_check(list(report.problems), f"{dst}: every picture is what {others[0]} gives")
+        _finish_check(list(report.problems), f"{dst}: {report.sentence(others[0])}")
 
 
 @main.command()
 @click.argument("src", type=_PATH, default=RAW)
 @click.option("--list", "list_file", type=_PATH, help="Write the list here.  [default: SRC.rejected.csv]")
-@click.option("--max-pixels", default=MAX_PIXELS, show_default=True, help="Of one picture; more is rejected.")
-@click.option("--workers", type=int, help="Processes; 0: none but this one.  [default: one per CPU]")
+@click.option(
+    "--max-pixels", default=MAX_PIXELS, show_default=True, help="Reject pictures with more pixels than this."
+)
+@click.option("--workers", type=int, help="Worker processes; 0: work in this one.  [default: one per CPU]")
 def check(src: Path, list_file: Path | None, max_pixels: int, workers: int | None) -> None:
-    """Decode every picture of the tree SRC (default data/raw), and list those that cannot be.
+    """Decode every picture of the tree SRC (default data/raw), and list the damaged ones.
 
-    Loaders built with on_error="skip" leave out what the default list holds.
+    Loaders built with on_error="skip" leave out the pictures in the default list.
     """
     with ProgressBar("check", "image") as bar:
         report = precache.check(
             src, list_file=list_file, max_pixels=max_pixels, workers=workers, on_progress=bar
         )
+    every = "its picture" if report.pictures == 1 else f"all {report.pictures:,} pictures"
     problems = [f"{src}/{bad.path}: {bad.reason}" for bad in report.rejected]
     if problems:
-        counts = f"{len(problems):,} of {report.pictures:,} pictures cannot be decoded"
+        counts = f"{len(problems):,} of {counted(report.pictures, 'picture')} cannot be decoded"
         problems.append(f"{src}: {counts}; they are listed in {report.list_file}")
-    _finish_check(problems, f"{src}: all {report.pictures:,} pictures can be decoded")
+    _finish_check(problems, f"{src}: {every} can be decoded")
 
 
 @main.command(name="doctor")
 def doctor_command() -> None:
-    """Show what this machine has, and the command that installs what it lacks."""
+    """Show what this machine has, and which command installs what is missing."""
     from precache import doctor
 
     findings = doctor.examine()
@@ -216,7 +232,6 @@ def doctor_command() -> None:
         click.echo(f"{finding.subject:<{width}}  {finding.found}")
         if finding.install:
             click.echo(f"{'':<{width}}  install: {finding.install}")
-    click.echo(f"{'cpus':<{width}}  {executors.available_cpus()}")
 
 
 def _finish_check(problems: list[str], all_well: str) -> None:
@@ -234,7 +249,7 @@ def _print_conversion(result: Conversion, destination: Path) -> None:
         note(f"{destination}: already converted with these settings; nothing to do")
         return
     note(
-        f"{destination}: {manifest.samples:,} images, {len(manifest.rejected):,} rejected, "
+        f"{destination}: {counted(manifest.samples, 'image')}, {len(manifest.rejected):,} rejected, "
         f"{len(manifest.ignored):,} ignored; {human_bytes(manifest.source_bytes)} in, "
         f"{human_bytes(manifest.stored_bytes)} out; {result.converted / result.elapsed_s:,.0f} images/s "
         f"({result.elapsed_s:.1f} s)"
@@ -243,9 +258,10 @@ def _print_conversion(result: Conversion, destination: Path) -> None:
         click.echo(printable(f"  rejected {rejected.path}: {rejected.reason}"), err=True)
     if manifest.rejected:
         listed = destination / REJECTED_NAME
-        click.echo(
-            printable(f"  WARNING: {len(manifest.rejected):,} pictures are left out: see {listed}"), err=True
+        left_out = (
+            f"{counted(len(manifest.rejected), 'picture')} {'is' if len(manifest.rejected) == 1 else 'are'}"
         )
+        click.echo(printable(f"  WARNING: {left_out} left out; {listed} says which and why"), err=True)
 
 
 def entry_point() -> None:

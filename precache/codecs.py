@@ -24,3 +24,10 @@ def pillow_jpeg() -> str:
     """The JPEG library that Pillow was built with."""
     turbo = features.version("libjpeg_turbo")
     return f"libjpeg-turbo {turbo}" if turbo else f"libjpeg {features.version('jpg')}"
+
+
+def kinds_without_decoder() -> list[str]:
+    """The kinds of pictures that Pillow was built without; plain TIFFs are read without libtiff, too."""
+    built_with = set(features.get_supported())
+    optional = {"avif": "AVIF", "jpg_2000": "JPEG2000", "libtiff": "compressed TIFF", "webp": "WEBP"}
+    return [kind for feature, kind in optional.items() if feature not in built_with]

@@ -29,12 +29,13 @@ from typing import Any
 import click
 
 from precache import terminal
-from precache.errors import PrecacheError, SettingError, printable
+from precache.errors import MissingDependencyError, PrecacheError, SettingError, printable
+from precache.packages import OF_EXTRAS, install_extra
 from precache.terminal import Guarded, ProgressBar, guarded
 
 __all__ = [
     "STDOUT", "Command", "Group", "ProgressBar", "check_output", "human_bytes", "note", "parse_bytes",
-    "printable", "run", "write_json",
+    "parse_share", "printable", "run", "write_json",
 ]  # fmt: skip
 
 STDOUT = Path("-")
@@ -62,7 +63,7 @@ class Group(click.Group):
     """A group of `Command`s.
 
     Those in `modules`, {name: module}, are imported when they are asked for; each module holds its command
-    as `command`.
+    as `command`. Where a package is not installed, the error names the extra of the group.
     """
 
     command_class = Command
@@ -79,7 +80,14 @@ class Group(click.Group):
         """The command of that name; None if there is none."""
         if cmd_name not in self._modules:
             return super().get_command(ctx, cmd_name)
-        command: click.Command = importlib.import_module(self._modules[cmd_name]).command
+        try:
+            command: click.Command = importlib.import_module(self._modules[cmd_name]).command
+        except ImportError as error:
+            if isinstance(error, ModuleNotFoundError) and (error.name or "").split(".")[0] not in OF_EXTRAS:
+                raise
+            raise MissingDependencyError(
+                f"{self.name} needs the extra '{self.name}' ({error}); run: {install_extra(str(self.name))}"
+            ) from error
         return command
 
 
@@ -99,7 +107,10 @@ def run(group: click.Group, program: str, arguments: Sequence[str] | None = None
                 return _checked_output(program, code, stdout)
             except (KeyboardInterrupt, click.Abort, _Terminated) as stop:
                 word, code = ("terminated", 143) if isinstance(stop, _Terminated) else ("interrupted", 130)
-                _complain(program, f"{word}; run the same command again to go on, or to start anew")
+                _complain(
+                    program,
+                    f"{word}; run the same command again to continue, or to start over",
+                )
                 return code
     finally:
         for number, handler in previous.items():
@@ -144,7 +155,7 @@ def _one_line(error: Exception) -> str:
         return str(error)
     if isinstance(error, OSError):
         return f"{error.filename or 'input or output'}: {error.strerror or error}; check the path"
-    return f"{type(error).__name__}: {error}; this is a defect, please report it with the lines above"
+    return f"{type(error).__name__}: {error}; this is a bug; please report it with the lines above"
 
 
 def _checked_output(program: str, code: int, stdout: Guarded) -> int:
@@ -152,7 +163,7 @@ def _checked_output(program: str, code: int, stdout: Guarded) -> int:
     if code != 0 or stdout.missed is None or isinstance(stdout.missed, BrokenPipeError):
         return code
     reason = getattr(stdout.missed, "strerror", None) or stdout.missed
-    _complain(program, f"stdout: cannot be written ({reason}); what the command prints is lost")
+    _complain(program, f"stdout: cannot be written ({reason}); its output is lost")
     return 2
 
 
@@ -205,3 +216,12 @@ def parse_bytes(text: str) -> int:
         raise SettingError(f"{text!r} is not a number of bytes; write it as in 128MiB, 2GB or 1000")
     power = " kMGT".index(match[2].replace("K", "k") or " ")
     return int(number * (1024 if match[3] == "iB" else 1000) ** power)
+
+
+def parse_share(name: str, text: str) -> float:
+    """`1%` or `0.01` to 0.01; SettingError, which names the setting, if it is something else."""
+    match = re.fullmatch(r"([0-9]*\.?[0-9]+|[0-9]+\.)(%?)", text.strip())
+    share = float(match[1]) / (100 if match[2] else 1) if match else -1.0
+    if not 0 <= share <= 1:
+        raise SettingError(f"{name} must be from 0% to 100%, or a share from 0 to 1, got {text!r}")
+    return share

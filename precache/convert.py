@@ -33,16 +33,15 @@ from precache.finished import FinishedShard
 from precache.index import SampleIndex, SourceState, write_index, write_source_state
 from precache.journal import Journal, Target, check_empty
 from precache.lock import Lock, hold_lock, lock_path
-from precache.manifest import Manifest, RejectedSample, write_manifest, write_rejected
-from precache.notices import warn
+from precache.manifest import Manifest, Rejected, write_manifest, write_rejected
+from precache.notices import counted, warn
 from precache.plan import ConvertPlan, ShardPlan, plan_conversion
+from precache.progress import Progress, unseen
 from precache.recipe import Recipe
 from precache.shard_writer import ShardTask, finish_shard, write_shard
 from precache.source import Ints, Scan, check_apart, scan_tree
 from precache.source_state import changed_pictures
 from precache.splits import apply_list
-
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +71,7 @@ def convert(
     max_rejects: float = 0.01,
     split_list: str | os.PathLike[str] | None = None,
     on_start: Callable[[int, int], None] = lambda predicted, free: None,
-    on_progress: Progress = lambda done, total: None,
+    on_progress: Progress = unseen,
 ) -> Conversion:
     """Convert the raw tree `source` into the folder `destination` by `recipe`.
 
@@ -107,7 +106,7 @@ def convert(
     if split_list is not None:
         scan, recipe = apply_list(scan, recipe, split_list)
     elif recipe.listed:
-        raise SettingError(f"splits {recipe.splits!r} stand for a list file; pass it as split_list")
+        raise SettingError(f"splits {recipe.splits!r} means a list file; pass the file as split_list")
     plan = plan_conversion(scan.samples, recipe)
     job = _Job(
         scan,
@@ -145,7 +144,7 @@ class _Job:
     target: Target
     workers: int
     limit: int
-    on_start: Progress
+    on_start: Callable[[int, int], None]
     on_progress: Progress
 
 
@@ -182,8 +181,8 @@ def _check_finished(job: _Job, destination: Path) -> Manifest:
     job.target.check_same(destination, found)
     if len(manifest.rejected) > job.limit:
         raise DatasetError(
-            f"{destination}: is finished, but {len(manifest.rejected):,} pictures are rejected "
-            f"and {job.limit:,} may be; repair or remove them and pass --overwrite"
+            f"{destination}: is finished, but {_are_rejected(len(manifest.rejected), job.limit)}; "
+            f"repair or remove them and pass --overwrite"
         )
     state = dataset.read_source_state()
     rows = np.arange(len(job.scan.samples))
@@ -191,8 +190,8 @@ def _check_finished(job: _Job, destination: Path) -> Manifest:
         changed = list(changed_pictures(job.scan, rows, state.modified_ns, state.checksums))
         if changed:
             raise DatasetError(
-                f"{destination}: {len(changed):,} pictures have changed since they were converted, and kept "
-                f"their sizes (first: {job.scan.root / changed[0]}); pass --overwrite to convert them again"
+                f"{destination}: {counted(len(changed), 'source picture')} changed since the conversion, "
+                f"at the same size (first: {job.scan.root / changed[0]}); pass --overwrite to convert again"
             )
     return manifest
 
@@ -211,8 +210,8 @@ def _check_room(
     on_start(predicted, free)
     if predicted * share > free:
         raise DatasetError(
-            f"{folder}: the dataset needs about {predicted * share:,.0f} bytes, {free:,} are free; "
-            f"make room, choose a DST on another disk, or a smaller --size"
+            f"{folder}: the dataset needs about {predicted * share:,.0f} bytes, and {free:,} are free; "
+            f"make room, or choose a DST on another disk or a smaller --size"
         )
 
 
@@ -246,13 +245,18 @@ def _run(job: _Job, waiting: Sequence[ShardPlan], journal: Journal) -> int:
     return converted
 
 
-def _check_rejects(folder: Path, rejected: Sequence[RejectedSample], limit: int) -> None:
+def _check_rejects(folder: Path, rejected: Sequence[Rejected], limit: int) -> None:
     if len(rejected) > limit:
         raise DatasetError(
-            f"{folder}: not published, {len(rejected):,} pictures are rejected and {limit:,} may "
-            f"be (first: {rejected[0].path}, {rejected[0].reason}); repair or remove them and pass "
-            f"--overwrite, or run the same command again with a higher --max-rejects"
+            f"{folder}: stopped, {_are_rejected(len(rejected), limit)}; first: {rejected[0].path}, "
+            f"{rejected[0].reason}; repair or remove them and pass --overwrite, or run the same command "
+            f"again with a higher --max-rejects"
         )
+
+
+def _are_rejected(number: int, limit: int) -> str:
+    are = "picture is" if number == 1 else "pictures are"
+    return f"{number:,} {are} rejected and at most {limit:,} may be"
 
 
 def _commit(scan: Scan, plan: ConvertPlan, finished: dict[str, FinishedShard], destination: Path) -> Manifest:
@@ -268,7 +272,7 @@ def _commit(scan: Scan, plan: ConvertPlan, finished: dict[str, FinishedShard], d
     ):
         raise DatasetError(
             f"{scan.root}: {scan.scanned:,} files scanned, but {written:,} converted, {len(rejected):,} "
-            f"rejected and {len(scan.ignored):,} ignored; this is a defect, please report it"
+            f"rejected and {len(scan.ignored):,} ignored; this is a bug; please report it"
         )
     if not written:
         raise DatasetError(

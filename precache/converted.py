@@ -86,7 +86,7 @@ def open_unchecked(path: str | PathLike[str]) -> tuple[ConvertedDataset, str | N
     dataset = ConvertedDataset(folder, manifest, digest)
     if intact:
         return dataset, None
-    return dataset, f"{manifest_path}: was edited or damaged (its checksum is not that of its content)"
+    return dataset, f"{manifest_path}: was edited or damaged (its checksum does not fit its content)"
 
 
 def _why_not_converted(folder: Path, error: OSError) -> str:
@@ -111,6 +111,6 @@ def _check_index(path: Path, whole: SampleIndex, manifest: Manifest) -> None:
     )
     if not fits:
         raise DatasetError(
-            f"{path}: does not fit the manifest, of {manifest.samples:,} samples in "
+            f"{path}: does not fit the manifest, which has {manifest.samples:,} samples in "
             f"{len(manifest.classes):,} classes; convert the dataset again with --overwrite"
         )

@@ -10,10 +10,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from precache.download import Progress, download, full_disk
-from precache.errors import DownloadError, PrecacheError, SettingError
+from precache.download import download, full_disk
+from precache.errors import DownloadError, PrecacheError
+from precache.progress import Progress, unseen
 from precache.source import scan_tree
-from precache.storage import atomic_folder, open_regular
+from precache.storage import atomic_folder, check_new_folder, open_regular
 
 _PART_BYTES = 1 << 20
 
@@ -68,7 +69,7 @@ def fetch(
     destination: str | os.PathLike[str],
     *,
     url: str | None = None,
-    on_progress: Progress = lambda done, total: None,
+    on_progress: Progress = unseen,
 ) -> int:
     """Download `dataset` and unpack its image tree to the new folder `destination`.
 
@@ -84,8 +85,7 @@ def fetch(
         SettingError: `destination` exists and is not empty.
     """
     destination = Path(destination)
-    if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
-        raise SettingError(f"{destination}: exists and is not empty; choose another DST or remove it")
+    check_new_folder(destination)
     archive = destination.parent / dataset.file_name
     archive.parent.mkdir(parents=True, exist_ok=True)
     if not archive.exists():
@@ -107,7 +107,7 @@ def fetch(
         if reason := full_disk(error):
             raise DownloadError(
                 f"{destination}: {reason}, {archive} cannot be unpacked; make room, or choose a DST on "
-                f"another disk, and run the same command again: the archive is kept"
+                f"another disk, then run the same command again: the archive is kept"
             ) from error
         raise DownloadError(f"{archive}: cannot be unpacked ({error}); remove it and fetch again") from error
     return images
@@ -145,7 +145,7 @@ def _unpack(tar: tarfile.TarFile, folder: str, destination: Path, archive: Path)
         parts = PurePosixPath(member.name).parts
         if member.name.startswith("/") or ".." in parts or member.issym() or member.islnk():
             raise DownloadError(
-                f"{archive}: refused, its member {member.name!r} points outside; do not use this archive"
+                f"{archive}: refused: its member {member.name!r} points outside; do not use this archive"
             )
         file = tar.extractfile(member) if member.isfile() else None
         if file is None or len(parts) < 2 or parts[0] != folder:  # a name may be empty

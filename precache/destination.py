@@ -41,7 +41,7 @@ def resolve(destination: Path) -> Path:
     if destination.is_symlink() or destination.name in ("", ".."):
         destination = Path(os.path.realpath(destination))
         if destination.is_symlink():
-            raise DatasetError(f"{destination}: is a link that leads to itself; choose a folder as DST")
+            raise DatasetError(f"{destination}: is a link to itself; choose a folder as DST")
     if destination.exists() and not destination.is_dir():
         raise DatasetError(f"{destination}: is a file; choose a folder as DST")
     return destination
@@ -72,22 +72,23 @@ def check_may_be_replaced(destination: Path) -> tuple[str, ...]:
     """
     if is_mount_point(destination):
         raise DatasetError(
-            f"{destination}: is a mount point, in whose place no other folder can be put; empty it "
-            f"yourself and convert without --overwrite, or choose another DST"
+            f"{destination}: is a mount point, which cannot be replaced; empty it yourself and convert "
+            f"without --overwrite, or choose another DST"
         )
     if _is_working_folder(destination):
         raise DatasetError(
-            f"{destination}: is the working folder, in whose place --overwrite puts another one; run the "
-            f"command from elsewhere"
+            f"{destination}: is the working folder, and --overwrite replaces the folder; run the command "
+            f"from another one"
         )
     remedy = f"remove {destination} yourself, or choose another DST"
     try:  # edited, it may still be replaced: names that no conversion gives are looked for here
         manifest = open_unchecked(destination)[0].manifest
     except DatasetError as error:
-        raise DatasetError(f"{error}; no file can be told to be the dataset's: {remedy}") from error
+        raise DatasetError(f"{error}; so it is unknown which files are the dataset's: {remedy}") from error
     if strange := [shard.name for shard in manifest.shards if not _is_as_made(shard, manifest)]:
         raise DatasetError(
-            f"{destination / MANIFEST_NAME}: no conversion gives these names ({some(strange)}): {remedy}"
+            f"{destination / MANIFEST_NAME}: lists files that precache does not write ({some(strange)}); "
+            f"{remedy}"
         )
     ours = _own_names(manifest)
     check_nothing_else(destination, ours)
@@ -103,8 +104,8 @@ def check_nothing_else(destination: Path, ours: tuple[str, ...]) -> None:
     )
     if others:
         raise DatasetError(
-            f"{destination}: holds what is not part of its dataset ({some(others)}); "
-            f"move that elsewhere, then convert with --overwrite again"
+            f"{destination}: holds files that are not part of the dataset ({some(others)}); "
+            f"move them elsewhere, then convert with --overwrite again"
         )
 
 
@@ -157,8 +158,8 @@ def finish_swap(lock: Lock) -> None:
         fsync_folder(destination.parent)
     elif build.exists():
         raise DatasetError(
-            f"{destination}: appeared while --overwrite was about to put {build} there, and the dataset "
-            f"that was there is {old}; move {destination} elsewhere, then run the same command again"
+            f"{destination}: was created while --overwrite was about to put {build} there; the old "
+            f"dataset is now {old}; move {destination} elsewhere, then run the same command again"
         )
     _remove_old(lock)
 
@@ -167,7 +168,7 @@ def warn_of_build(lock: Lock) -> None:
     """Say that an unfinished `--overwrite` takes space, to whoever does not go on with it."""
     if lock.swap is not None and (build := _folders(lock, lock.swap)[0]).exists():
         warn(
-            f"{lock.destination}: an unfinished --overwrite lies in {build}; go on with it by the same "
+            f"{lock.destination}: an unfinished --overwrite takes space in {build}; finish it by the same "
             f"command with --overwrite, or remove that folder"
         )
 
@@ -192,8 +193,8 @@ def _remove_old(lock: Lock) -> None:
         left = sorted(path.name for path in old.iterdir())
     what = some(left) if left else "the folder itself"
     warn(
-        f"{lock.destination}: the new dataset is in its place, but the old one's folder was not removed "
-        f"({what}): it is {old} now"
+        f"{lock.destination}: the new dataset is in place, but the old one could not be removed whole "
+        f"({what}); the rest is in {old}"
     )
     if left and not set(left) & set(lock.swap.files):
         lock.note(None)  # it is somebody else's now

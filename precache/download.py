@@ -19,9 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from precache.errors import DownloadError
+from precache.progress import Progress
 from precache.storage import TEMPORARY_SUFFIX, open_append, open_new
-
-Progress = Callable[[int, int], None]
 
 _TIMEOUT_S = 30
 _READ_BYTES = 1 << 20
@@ -63,7 +62,7 @@ def download(url: str, path: Path, on_progress: Progress) -> None:
         arrived = arrived or gained > 0
         tries = 0 if gained >= _HEADWAY_BYTES else tries + 1
         if tries == _TRIES or _is_final(broke, arrived):
-            kept = f", which goes on at {partial.size():,} bytes" if partial.size() else ""
+            kept = f", which continues at byte {partial.size():,}" if partial.size() else ""
             raise DownloadError(
                 f"{url}: cannot be downloaded ({_reason(broke)}); check the network and run the same command "
                 f"again{kept}, or download it elsewhere and put it at {path}"
@@ -95,8 +94,8 @@ class _Partial:
             return 0
         if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
             raise DownloadError(
-                f"{self.path}: is a link or no file, and no part of a download; move it elsewhere and run "
-                f"the same command again"
+                f"{self.path}: is not a partial download (it is a link, or no file); move it elsewhere, "
+                f"then run the same command again"
             )
         return status.st_size
 
@@ -126,8 +125,8 @@ class _Partial:
         except OSError as error:
             reason = full_disk(error) or f"cannot be written ({error.strerror})"
             raise DownloadError(
-                f"{self.path}: {reason}; make room, or choose a DST on another disk, and run the same "
-                f"command again: it goes on where it was"
+                f"{self.path}: {reason}; make room, or choose a DST on another disk, then run the same "
+                f"command again: it continues where it stopped"
             ) from error
 
 

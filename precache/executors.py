@@ -8,6 +8,7 @@ from multiprocessing.connection import wait
 from typing import Any, TypeVar
 
 from precache.errors import SettingError, WorkerError
+from precache.progress import Progress
 from precache.workers import KILLED, REPORT_S, Ticks, Worker
 
 __all__ = ["KILLED", "Ticks", "available_cpus", "counted", "is_of_caller", "of_caller", "run", "worker_count"]
@@ -31,15 +32,15 @@ def worker_count(workers: int | None, least: int = 0) -> int:
     if workers is None:
         return available_cpus()
     if not isinstance(workers, int) or isinstance(workers, bool) or workers < least:
-        none = "0 is none but this process, and " if least == 0 else ""
+        none = "0 works in this process; " if least == 0 else ""
         raise SettingError(
-            f"workers must be {least} or more, got {workers!r}; {none}left out it is one per CPU "
+            f"workers must be {least} or more, got {workers!r}; {none}the default is one per CPU "
             f"({available_cpus()})"
         )
     return workers
 
 
-def counted(on_progress: Callable[[int, int], None], total: int, done: int = 0) -> Callable[[int], None]:
+def counted(on_progress: Progress, total: int, done: int = 0) -> Callable[[int], None]:
     """For `run`: turns units done since the last call into calls of `on_progress(done, total)`."""
     on_progress = of_caller(on_progress)
 
@@ -207,9 +208,9 @@ class _Attempt:
         elif again or unit in self.fatal or len(self.deaths) > _MAX_DEATHS:
             times = len(self.deaths) + 2 * len(self.fatal)
             raise WorkerError(
-                f"{_name(self.task)}: workers died over it {times} times (exit code {exit_code}; -9 is "
-                f"killed, often for want of memory); run the same command again, with fewer --workers if "
-                f"memory was short: a conversion goes on where it was"
+                f"{_name(self.task)}: its worker died {times} times (exit code {exit_code}; -9 means killed, "
+                f"often because memory ran out); run the same command again, with fewer --workers if so: a "
+                f"conversion continues where it stopped"
             )
 
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from precache.files import FileEntry
 from precache.formats import Format
 from precache.index import Checksums, Ints, Sizes
-from precache.manifest import RejectedSample, ShardEntry
+from precache.manifest import Rejected, ShardEntry
 from precache.plan import ShardPlan
 from precache.source import Samples
 
@@ -38,7 +38,7 @@ class FinishedShard:
     """
 
     entry: ShardEntry
-    rejected: tuple[RejectedSample, ...]
+    rejected: tuple[Rejected, ...]
     source_sizes: Sizes
     checksums: Checksums
     source_modified_ns: Ints
@@ -54,7 +54,7 @@ def encode(shard: FinishedShard) -> dict[str, Any]:
     """`shard` as plain JSON values."""
     return {
         "entry": asdict(shard.entry),
-        "rejected": [asdict(sample) for sample in shard.rejected],
+        "rejected": [sample.to_json() for sample in shard.rejected],
         **{name: _text(getattr(shard, name), dtype) for name, dtype in _ARRAYS.items()},
     }
 
@@ -67,7 +67,7 @@ def decode(
         fields = dict(content["entry"])
         files = tuple(FileEntry(**file) for file in fields.pop("files"))
         entry = ShardEntry(files=files, **fields)
-        rejected = tuple(RejectedSample(**sample) for sample in content["rejected"])
+        rejected = tuple(Rejected.from_json(sample) for sample in content["rejected"])
         arrays = {name: _array(content[name], dtype) for name, dtype in _ARRAYS.items()}
         arrays["source_sizes"] = arrays["source_sizes"].reshape(-1, 2)
         shard = FinishedShard(entry, rejected, **arrays)

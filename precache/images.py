@@ -144,8 +144,8 @@ def decode_for(data: bytes, path: str, how: Rendering, turn: Turn | None = None)
         reason = " ".join(str(error).split()) or type(error).__name__
         if _lacks_memory(error, how.max_pixels):
             raise SourceError(
-                f"{path}: there is not enough memory to decode it ({reason}); use fewer --workers or free "
-                f"some memory, or leave it out with a smaller --max-pixels"
+                f"{path}: not enough memory to decode it ({reason}); use fewer --workers, free some "
+                f"memory, or leave it out with a smaller --max-pixels"
             ) from error
         raise ImageError(path, f"cannot be decoded ({reason})") from error
 

@@ -98,7 +98,7 @@ class SampleIndex:
     def error(self, row: int, file: str, damage: str = "") -> SampleError:
         """What to raise of the damaged sample at `row`, see `check`."""
         source = "" if self.paths is None else f" ({self.path(row)})"
-        reason = damage or f"its bytes are not those that were written (checksum); {REMEDY}"
+        reason = damage or f"its bytes changed since they were written (checksum); {REMEDY}"
         return SampleError(f"{file}: sample {self.ids[row]}{source}", reason)
 
     def path(self, row: int) -> str | None:

@@ -20,7 +20,7 @@ from precache.formats import FORMATS
 from precache.index import INDEX_NAME, SOURCE_STATE_NAME
 from precache.lock import LOCK_SUFFIX, is_mount_point
 from precache.manifest import MANIFEST_NAME, REJECTED_NAME
-from precache.notices import some, warn
+from precache.notices import counted, some, warn
 from precache.plan import ConvertPlan, shard_name
 from precache.recipe import Recipe
 from precache.records import PROBED_BYTES, RecordFile, may_be_records
@@ -147,10 +147,10 @@ class Journal:
         """Believe nothing of a journal whose first line is damaged; in a folder with nothing else in it."""
         if others := _others(self.folder, self._names):
             raise DatasetError(
-                f"{self._path}: is damaged, and the folder holds what is not of this conversion "
-                f"({some(others)}); move that elsewhere or choose another DST"
+                f"{self._path}: is damaged, and the folder holds other files ({some(others)}); "
+                f"move them elsewhere, or choose another DST"
             )
-        warn(f"{self._path}: is damaged in its first line; all shards are converted again")
+        warn(f"{self._path}: its first line is damaged; all shards are converted again")
 
     def _take(self, lines: Iterator[dict[str, Any]], records: RecordFile) -> None:
         """Fill `finished` with what the journal lists, as far as it is to be believed; say what is not."""
@@ -170,11 +170,11 @@ class Journal:
             self.finished[shard.entry.name] = now
         if records.damaged:
             warn(
-                f"{self._path}: line {records.count + 1} is damaged or cut off; what it and the lines after "
-                f"it list is converted again"
+                f"{self._path}: line {records.count + 1} is damaged or cut off; its shard and those "
+                f"of the lines below are converted again"
             )
         if lost:
-            warn(f"{lost[0]}; of the finished shards, {len(lost):,} must be converted again")
+            warn(f"{lost[0]}; {counted(len(lost), 'finished shard')} must be converted again")
 
     def _why_not_kept(self, shard: FinishedShard) -> str | None:
         """What is wrong with the shard's files, or which of its pictures is another now; one phrase."""
@@ -201,8 +201,8 @@ def check_empty(folder: Path) -> None:
     ours = any(os.path.lexists(folder / name) for name in (JOURNAL_NAME, MANIFEST_NAME))
     if folder.is_dir() and not ours and (others := _others(folder, {JOURNAL_NAME})):
         raise DatasetError(
-            f"{folder}: exists, is not empty and holds no conversion of ours ({some(others)}); "
-            f"choose another DST or empty it yourself"
+            f"{folder}: is not empty, and not a folder that precache made ({some(others)}); "
+            f"choose another DST, or empty it yourself"
         )
 
 
@@ -252,8 +252,8 @@ def _open(path: Path) -> int:
         descriptor = open_regular(path, getattr(os, "O_NOFOLLOW", 0))
     except OSError as error:
         raise DatasetError(
-            f"{path}: cannot be read as the journal of a conversion ({error.strerror}); choose another DST "
-            f"or remove it yourself"
+            f"{path}: cannot be read as the journal of a conversion ({error.strerror}); choose another DST, "
+            f"or remove the file"
         ) from error
     if may_be_records(os.pread(descriptor, PROBED_BYTES, 0), _KEY):
         return descriptor
@@ -263,7 +263,7 @@ def _open(path: Path) -> int:
 
 def _foreign(path: Path) -> DatasetError:
     return DatasetError(
-        f"{path}: not a journal of ours, or of another release; choose another DST or remove it yourself"
+        f"{path}: not a journal that this release can read; choose another DST, or remove the file"
     )
 
 

@@ -89,7 +89,7 @@ class Lock:
         ours = _folder_names(self.destination)
         if left := sorted(p.name for p in self.destination.parent.iterdir() if ours.fullmatch(p.name)):
             warn(
-                f"{self._path}: is damaged; what an earlier --overwrite made is not touched any more: look "
+                f"{self._path}: is damaged, so the folders of an earlier --overwrite are left alone: look "
                 f"into {some(left)} in {self.destination.parent}, and remove what you do not need"
             )
 
@@ -166,12 +166,12 @@ def _open_locked(path: Path, destination: Path) -> int:
             os.close(descriptor)
             if error.errno not in (errno.EAGAIN, errno.EACCES):
                 raise DatasetError(
-                    f"{path}: cannot be locked ({error.strerror}); choose a DST on a file system that has "
-                    f"locks, or mount this one with them"
+                    f"{path}: cannot be locked ({error.strerror}); choose a DST on a file system with locks, "
+                    f"or mount this one with them"
                 ) from error
             if time.monotonic() >= deadline_s:
                 raise DatasetError(
-                    f"{destination}: being converted by {holder}; wait until it ends, or end it"
+                    f"{destination}: is being converted by {holder}; wait for it, or stop it"
                 ) from error
             time.sleep(_POLL_S)
         except BaseException:
@@ -215,7 +215,7 @@ def _decode(content: Any, destination: Path) -> Swap:
             return swap
     except (KeyError, TypeError):
         pass
-    raise _foreign(lock_path(destination), "lists what this project does not make")
+    raise _foreign(lock_path(destination), "names files that precache does not make")
 
 
 def _folder_names(destination: Path) -> "re.Pattern[str]":

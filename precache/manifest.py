@@ -10,7 +10,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +30,33 @@ _HEX = re.compile(r"[0-9a-f]+")
 
 
 @dataclass(frozen=True, slots=True)
-class RejectedSample:
-    """A picture that could not be converted; `path` is relative to the source tree."""
+class Rejected:
+    """A picture that cannot be decoded, so that it is left out.
 
-    id: int
+    Attributes:
+        path: relative to the source tree, with forward slashes.
+        reason: what is wrong with it.
+        id: of the sample that it would be; -1 if it was read from the list that `precache check` writes.
+        bytes: size of the file when it was tried; -1 if it comes from a conversion, which has no such record.
+        modified_ns: when the file had last been written then, as the file system counts; or -1, likewise.
+    """
+
     path: str
     reason: str
+    id: int = field(default=-1, compare=False)
+    bytes: int = -1
+    modified_ns: int = -1
+
+    def to_json(self) -> dict[str, Any]:
+        """As manifest and journal hold it."""
+        return {"id": self.id, "path": self.path, "reason": self.reason}
+
+    @classmethod
+    def from_json(cls, entry: dict[str, Any]) -> "Rejected":
+        """What `to_json` gave; TypeError or KeyError if `entry` is something else."""
+        if len(entry) != 3:
+            raise TypeError(f"id, path and reason are expected, got {', '.join(map(str, entry))}")
+        return cls(path=entry["path"], reason=entry["reason"], id=entry["id"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +103,7 @@ class Manifest:
     shards: tuple[ShardEntry, ...]
     index: FileEntry
     scanned: int
-    rejected: tuple[RejectedSample, ...]
+    rejected: tuple[Rejected, ...]
     ignored: tuple[tuple[str, str], ...]
     source_state: FileEntry | None
     version: int = VERSION
@@ -118,7 +139,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
         file.write(_encode(manifest))
 
 
-def write_rejected(folder: Path, rejected: Sequence[RejectedSample]) -> None:
+def write_rejected(folder: Path, rejected: Sequence[Rejected]) -> None:
     """Write `rejected.csv` into `folder`, for people; the manifest has the same. None if none is."""
     if not rejected:
         return
@@ -159,6 +180,7 @@ def _encode(manifest: Manifest) -> bytes:
     del fields["scanned"], fields["version"]
     content = {"version": manifest.version, "counts": counts, **fields}
     content["recipe"] = manifest.recipe.to_json()
+    content["rejected"] = [rejected.to_json() for rejected in manifest.rejected]
     return (json.dumps({**content, "checksum": _checksum(content)}, indent=1) + "\n").encode()
 
 
@@ -210,7 +232,7 @@ def _decode(content: dict[str, Any], path: Path) -> Manifest:
         fields["classes"] = tuple(content["classes"])
         per_class = content["samples_per_class"]
         fields["samples_per_class"] = {split: tuple(counts) for split, counts in per_class.items()}
-        fields["rejected"] = tuple(RejectedSample(**entry) for entry in content["rejected"])
+        fields["rejected"] = tuple(Rejected.from_json(entry) for entry in content["rejected"])
         fields["ignored"] = tuple((entry[0], entry[1]) for entry in content["ignored"])
         fields["shards"] = tuple(_decode_shard(entry) for entry in content["shards"])
         manifest = Manifest(**fields)

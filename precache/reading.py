@@ -95,17 +95,17 @@ def _check_unchanged(path: str, status: os.stat_result, as_scanned: tuple[int, i
     if as_scanned is not None and as_scanned != (status.st_size, status.st_mtime_ns):
         raise SourceError(
             f"{path}: changed while it was converted (expected {as_scanned[0]:,} bytes, got "
-            f"{status.st_size:,}, or written since); let the source tree alone, and convert with --overwrite"
+            f"{status.st_size:,}, or written since); leave the tree alone, and convert with --overwrite"
         )
 
 
 def _source_error(path: str | os.PathLike[str], error: OSError) -> SourceError:
     if error.errno == errno.ENOENT:
-        return SourceError(f"{path}: vanished since the tree was scanned; run the same command again")
+        return SourceError(f"{path}: disappeared after the tree was scanned; run the same command again")
     reason = error.strerror or type(error).__name__
     if error.errno in (errno.EINVAL, errno.ENXIO) and not _is_file(path):
         return SourceError(
-            f"{path}: is no regular file any more (a pipe, a socket or a device?); remove it and run the "
+            f"{path}: is not a regular file any more (a pipe, a socket or a device?); remove it and run the "
             f"same command again"
         )
     remedy = _REMEDIES.get(error.errno or 0, "check the disk or the network")

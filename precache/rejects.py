@@ -4,43 +4,26 @@
     002.bear/002_0007.jpg,cannot be decoded (the file is empty),0,1763724000000000000
 
 It lies beside the tree, never in it: data/raw.rejected.csv for data/raw. An entry holds while its file
-has that size in bytes and that time of the last write, in ns: a mended file is a picture again.
+has that size in bytes and that time of the last write, in ns: a repaired file is a picture again.
 """
 
 import csv
 import io
 import os
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 
 import numpy as np
 
 from precache.errors import SettingError, SourceError
+from precache.manifest import Rejected
 from precache.source import Ints, Samples
 from precache.storage import atomic_write, read_regular
 
 SUFFIX = ".rejected.csv"
 
 
-@dataclass(frozen=True, slots=True)
-class RejectedPicture:
-    """A picture that could not be decoded.
-
-    Attributes:
-        path: relative to the tree, with forward slashes.
-        reason: what is wrong with it.
-        bytes: size of the file when it was tried.
-        modified_ns: when it had last been written then, as the file system counts.
-    """
-
-    path: str
-    reason: str
-    bytes: int
-    modified_ns: int
-
-
-_HEADER = [field.name for field in fields(RejectedPicture)]
+_HEADER = ["path", "reason", "bytes", "modified_ns"]
 
 
 def default_list(tree: Path) -> Path:
@@ -66,17 +49,17 @@ def check_writable(path: Path, tree: Path) -> None:
         read_list(path)
 
 
-def write_list(path: Path, rejected: Sequence[RejectedPicture]) -> None:
+def write_list(path: Path, rejected: Sequence[Rejected]) -> None:
     """Write `rejected` to `path`, in place of what is there; an empty list is a heading alone."""
     text = io.StringIO()
     writer = csv.writer(text)
     writer.writerow(_HEADER)
-    writer.writerows(astuple(picture) for picture in rejected)
+    writer.writerows((r.path, r.reason, r.bytes, r.modified_ns) for r in rejected)
     with atomic_write(path) as file:
         file.write(os.fsencode(text.getvalue()))
 
 
-def read_list(path: Path) -> tuple[RejectedPicture, ...]:
+def read_list(path: Path) -> tuple[Rejected, ...]:
     """The entries of the list at `path`.
 
     Raises:
@@ -87,7 +70,7 @@ def read_list(path: Path) -> tuple[RejectedPicture, ...]:
         if next(lines, None) != _HEADER:
             raise ValueError(f"its first line is not {','.join(_HEADER)!r}")
         return tuple(
-            RejectedPicture(picture, reason, _integer(size), _integer(modified_ns))
+            Rejected(picture, reason, bytes=_integer(size), modified_ns=_integer(modified_ns))
             for picture, reason, size, modified_ns in lines
         )
     except OSError as error:
@@ -110,7 +93,7 @@ def _integer(text: str) -> int:
     return number
 
 
-def rejected_rows(samples: Samples, rejected: Sequence[RejectedPicture]) -> Ints:
+def rejected_rows(samples: Samples, rejected: Sequence[Rejected]) -> Ints:
     """Rows of the samples that an entry holds for, int64 [n], ascending."""
     known = {(picture.path, picture.bytes, picture.modified_ns) for picture in rejected}
     alike = np.isin(samples.modified_ns, [picture.modified_ns for picture in rejected])

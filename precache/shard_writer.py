@@ -15,7 +15,7 @@ from precache.finished import FinishedShard
 from precache.formats import FORMATS, Sample
 from precache.index import checksum_of
 from precache.jpeg import Pixels
-from precache.manifest import RejectedSample, ShardEntry
+from precache.manifest import Rejected, ShardEntry
 from precache.output import OutputFile, publish
 from precache.reading import read_picture
 from precache.recipe import Recipe
@@ -45,7 +45,7 @@ class WrittenShard:
 
     task: ShardTask
     files: list[OutputFile] = field(default_factory=list)
-    rejected: list[RejectedSample] = field(default_factory=list)
+    rejected: list[Rejected] = field(default_factory=list)
     sizes: list[tuple[int, int]] = field(default_factory=list)
     checksums: list[int] = field(default_factory=list)
     source_checksums: list[int] = field(default_factory=list)
@@ -89,7 +89,7 @@ def store(data: bytes, path: str, recipe: Recipe) -> tuple[bytes | Pixels, tuple
     if recipe.passthrough and jpeg.is_square_jpeg(data, recipe.size):
         return data, (recipe.size, recipe.size)
     pixels, size = images.render(data, path, recipe.rendering)
-    if recipe.format == "shards":
+    if FORMATS[recipe.format].holds_pixels:
         return np.ascontiguousarray(pixels), size
     return jpeg.encode_jpeg(pixels, recipe.quality), size
 
@@ -107,7 +107,7 @@ def _samples(task: ShardTask, written: WrittenShard, tick: Ticks) -> Iterator[Sa
                 raise ImageError(path, KILLED)
             stored, size = store(data, path, task.recipe)
         except ImageError as error:
-            written.rejected.append(RejectedSample(ref.id, ref.path, error.reason))
+            written.rejected.append(Rejected(ref.path, error.reason, ref.id))
         else:
             written.sizes.append(size)
             written.checksums.append(checksum_of(stored))

@@ -182,7 +182,7 @@ def scan_tree(root: str | os.PathLike[str]) -> Scan:
         reason = "does not exist"
     except OSError as error:
         raise SourceError(
-            f"{root}: cannot be looked into ({error.strerror}); check its permissions and its disk"
+            f"{root}: cannot be listed ({error.strerror}); check its permissions and its disk"
         ) from error
     if reason is not None:
         raise SourceError(
@@ -195,7 +195,7 @@ def scan_tree(root: str | os.PathLike[str]) -> Scan:
             found.scanned += _scan_folder(found, split, f"{prefix}{entry.name}", entry)
     if not found.sizes:
         raise SourceError(
-            f"{root}: no class folder with pictures in it; expected {root}/CLASS/picture.jpg "
+            f"{root}: has no class folder with pictures; expected {root}/CLASS/picture.jpg "
             f"(make a sample tree with 'precache sample DST')"
         )
     return found.scan(root)
@@ -260,12 +260,10 @@ class _Found:
                 f"{_names(self._missed)}"
             )
         if self._loops:
-            lines.append(
-                f"{root}: links to a folder that they lie in are not followed: {_names(self._loops)}"
-            )
+            lines.append(f"{root}: links to a folder above them are not followed: {_names(self._loops)}")
         if self._twice:
             lines.append(
-                f"{root}: class folders that are one folder, so that pictures count twice: "
+                f"{root}: class folders that are the same folder, so pictures count twice: "
                 f"{', '.join(self._twice[:_NAMED])}"
             )
         return tuple(lines)
@@ -338,6 +336,6 @@ def check_apart(source: Path, destination: Path) -> None:
     inner, outer = (Path(os.path.realpath(path)) for path in (destination, source))
     if inner == outer or outer in inner.parents or inner in outer.parents:
         raise SettingError(
-            f"{destination}: lies inside the source tree {source}, or the other way round; "
-            f"choose a DST beside it"
+            f"{destination}: and the source tree {source} lie one inside the other; "
+            f"choose a DST beside the tree"
         )

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from precache.errors import SettingError, SourceError
+from precache.notices import counted
 from precache.recipe import Recipe
 from precache.source import IgnoredPath, Scan
 from precache.storage import read_regular
@@ -39,12 +40,12 @@ def apply_list(scan: Scan, recipe: Recipe, path: str | os.PathLike[str]) -> tupl
     """
     path = Path(path)
     if recipe.splits != Recipe(format=recipe.format).splits:
-        raise SettingError(f"splits {recipe.splits!r} and the list {path} exclude one another; give one")
+        raise SettingError(f"splits {recipe.splits!r} and the list {path} cannot be combined; give one")
     try:
         content = read_regular(path)
     except OSError as error:
         raise SettingError(
-            f"splits {str(path)!r}: neither shares as 'train=0.8,val=0.2' nor a list that can be read "
+            f"splits {str(path)!r}: neither shares like 'train=0.8,val=0.2' nor a list that can be read "
             f"({error.strerror}); give one or the other"
         ) from error
     split_of = _parse(path, content)
@@ -59,8 +60,8 @@ def apply_list(scan: Scan, recipe: Recipe, path: str | os.PathLike[str]) -> tupl
             splits.append(names.index(split))
     if split_of:
         raise SourceError(
-            f"{path}: lists {next(iter(split_of))!r}, which is no picture of {scan.root} "
-            f"({len(split_of):,} such lines); paths are relative to it, as in 'class/picture.jpg'"
+            f"{path}: lists {next(iter(split_of))!r}, which is not a picture of {scan.root} "
+            f"({counted(len(split_of), 'such line')}); write paths relative to it, like 'class/picture.jpg'"
         )
     samples = scan.samples.select(np.array(rows, np.int64), np.array(splits, np.int64), names)
     listed = replace(recipe, splits=f"list:{hashlib.sha256(content).hexdigest()}")

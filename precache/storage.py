@@ -18,6 +18,8 @@ from typing import BinaryIO
 import google_crc32c
 import numpy as np
 
+from precache.errors import SettingError
+
 TEMPORARY_SUFFIX = ".partial"
 _TEMPORARY_NAME = re.compile(rf"\.(.+)\.[0-9a-f]{{16}}{re.escape(TEMPORARY_SUFFIX)}", re.DOTALL)
 _NO_FOLDER_FSYNC = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF)
@@ -129,6 +131,12 @@ def remove_leftovers(folder: Path, names: Container[str]) -> None:
     for path in folder.iterdir():
         if is_leftover(path, names):
             path.unlink(missing_ok=True)
+
+
+def check_new_folder(path: Path) -> None:
+    """Raise SettingError unless `path` can become a new folder: it is missing, or an empty folder."""
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise SettingError(f"{path}: exists and is not empty; choose another DST or remove it")
 
 
 @contextmanager

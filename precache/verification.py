@@ -17,6 +17,8 @@ from precache.images import Decoded
 from precache.index import SampleIndex
 from precache.jpeg import Pixels
 from precache.manifest import ShardEntry
+from precache.notices import counted
+from precache.progress import Progress, unseen
 from precache.recipe import Recipe
 from precache.source import SampleRef, Scan, scan_tree
 
@@ -61,7 +63,7 @@ def verify_across(paths: Sequence[str | os.PathLike[str]]) -> list[str]:
         for split in ours.keys() & theirs.keys():
             if ours[split] != theirs[split]:
                 different = {sample for sample, _ in ours[split] ^ theirs[split]}
-                problems.append(f"{names}: split {split} differs in {len(different):,} samples")
+                problems.append(f"{names}: split {split} differs in {counted(len(different), 'sample')}")
     return problems
 
 
@@ -76,6 +78,7 @@ class DeepReport:
             cropped.
         mean_psnr, worst_psnr: in dB, of the others against the reference; infinite if there are none.
         worst: path of the worst sample in the source tree.
+        holds_pixels: whether the format stores pixels, which must be exactly those; else JPEGs.
     """
 
     samples: int
@@ -84,6 +87,21 @@ class DeepReport:
     mean_psnr: float
     worst_psnr: float
     worst: str
+    holds_pixels: bool
+
+    def sentence(self, source: str | os.PathLike[str]) -> str:
+        """What that means where there are no problems."""
+        near = f"mean {self.mean_psnr:.1f} dB, worst {self.worst_psnr:.1f} dB ({self.worst})"
+        equal = f"{self.equal:,} are equal, the others near it: {near}" if self.equal else near
+        if not self.holds_pixels:
+            same = f"{self._all} to what {source} gives, within JPEG loss"
+            return f"{same}: {equal if self.equal < self.samples else 'none'}"
+        same = f"{self._all} to exactly what {source} gives"
+        return same if self.equal == self.samples else f"{same}; beside Pillow's own resize: {equal}"
+
+    @property
+    def _all(self) -> str:
+        return "its picture decodes" if self.samples == 1 else f"all {self.samples:,} pictures decode"
 
 
 def verify_deep(
@@ -91,7 +109,7 @@ def verify_deep(
     source: str | os.PathLike[str],
     *,
     workers: int | None = None,
-    on_progress: Callable[[int, int], None] = lambda done, total: None,
+    on_progress: Progress = unseen,
 ) -> DeepReport:
     """Decode every source picture again and compare it with what is stored.
 
@@ -107,7 +125,7 @@ def verify_deep(
     manifest = dataset.manifest
     scan = scan_tree(source)
     if scan.digest != manifest.source_digest:
-        raise DatasetError(f"{dataset.path}: was not made of {source}, or that tree changed since")
+        raise DatasetError(f"{dataset.path}: was not made from {source}, or that tree changed since")
     report = executors.counted(on_progress, manifest.samples)
     tasks = _deep_tasks(dataset, scan)
     shards = executors.run(_compare_shard, tasks, min(workers, len(manifest.shards)), report)
@@ -121,6 +139,7 @@ def verify_deep(
         mean_psnr=sum(finite) / len(finite) if finite else math.inf,
         worst_psnr=worst.psnr,
         worst=worst.path,
+        holds_pixels=FORMATS[manifest.recipe.format].holds_pixels,
     )
 
 
@@ -189,9 +208,9 @@ def _compare(task: _DeepTask, ref: SampleRef, sample: StoredSample) -> _Compared
     problem = ""
     if sample.label != ref.label:
         problem = f"{where} has label {sample.label}, its class is {ref.label}"
-    elif recipe.format == "shards":
+    elif FORMATS[recipe.format].holds_pixels:
         if not np.array_equal(stored, expected):
-            problem = f"{where} is not what its source gives ({psnr(stored, expected):.1f} dB)"
+            problem = f"{where} is not what the source gives ({psnr(stored, expected):.1f} dB)"
     elif not (recipe.passthrough and sample.data == data):
         again = jpeg.decode_jpeg(jpeg.encode_jpeg(expected, recipe.quality), path)
         bound = psnr(again, expected) - JPEG_TOLERANCE_DB

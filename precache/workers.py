@@ -41,7 +41,7 @@ class Ticks:
         """Say that one more unit is done."""
 
 
-KILLED = "killed the process that decoded it twice, perhaps for want of memory"
+KILLED = "killed the process that decoded it, twice; perhaps memory ran out"
 """The reason for which a picture in `Ticks.fatal` is rejected."""
 
 
@@ -69,8 +69,8 @@ class Worker:
         except OSError as error:
             self.connection.close()
             raise WorkerError(
-                f"no worker can be started ({error.strerror or error}); run the same command again with "
-                f"fewer --workers, or 0 for none"
+                f"no worker process can be started ({error.strerror or error}); run the same command again "
+                f"with fewer --workers; 0 needs none"
             ) from error
         finally:
             theirs.close()  # so that reading fails once the worker is gone

@@ -6,7 +6,7 @@ import pytest
 
 from precache import Recipe, convert
 from precache.formats import FORMATS
-from precache.sample import make_sample
+from precache.sample_tree import make_sample
 
 IMAGES, CLASSES, STORED_SIZE, ROWS_PER_SHARD = 70, 5, 48, 12
 
@@ -15,7 +15,7 @@ IMAGES, CLASSES, STORED_SIZE, ROWS_PER_SHARD = 70, 5, 48, 12
 def raw_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """70 generated pictures in 5 classes, at least two of each kind that a sample tree has."""
     path = tmp_path_factory.mktemp("raw") / "tree"
-    make_sample(path, images=IMAGES, classes=CLASSES, seed=1, workers=0)
+    make_sample(path, images=IMAGES, classes=CLASSES, seed=1, like="caltech", workers=0)
     return path
 
 

@@ -14,7 +14,7 @@ from bench.machine.hardware import accelerator_of
 from bench.machine.measurements import PETABYTE, Hardware, HardwareSpec, Measurement
 from precache import commandline
 from precache.commandline import STDOUT, ProgressBar, check_output, human_bytes, write_json
-from precache.sample import make_sample
+from precache.sample_tree import make_sample
 from precache.source import Scan, scan_tree
 from precache.tables import new_console
 
@@ -146,7 +146,7 @@ def _scan(data: Path | None, scratch: Path) -> Iterator[Scan]:
         yield scan_tree(data)
         return
     with tempfile.TemporaryDirectory(dir=scratch, prefix="bench-hardware-") as folder:
-        make_sample(Path(folder) / "tree", images=_GENERATED, workers=0)
+        make_sample(Path(folder) / "tree", images=_GENERATED, like="caltech", workers=0)
         yield scan_tree(Path(folder) / "tree")
 
 

@@ -13,7 +13,7 @@ from precache.convert import convert
 from precache.errors import SettingError
 from precache.executors import available_cpus
 from precache.recipe import FORMAT_NAMES, Recipe
-from precache.sample import make_sample
+from precache.sample_tree import make_sample
 from precache.source import scan_tree
 
 QUICKSTART = Path("data/quickstart")
@@ -45,7 +45,7 @@ def command(images: int, batches: int, repeats: int) -> None:
             )
     else:
         with ProgressBar("sample", "image") as bar:
-            make_sample(raw, images=images, on_progress=bar)
+            make_sample(raw, images=images, like="caltech", on_progress=bar)
     for name in FORMAT_NAMES:
         with ProgressBar(f"convert to {name}", "image") as bar:
             convert(raw, QUICKSTART / name, Recipe(format=name), on_progress=bar)

@@ -20,7 +20,7 @@ from precache import commandline
 from precache.convert import convert
 from precache.errors import SettingError
 from precache.recipe import Recipe
-from precache.sample import make_sample
+from precache.sample_tree import make_sample
 from precache.source import scan_tree
 
 _CLASSES = 64
@@ -51,7 +51,7 @@ def pictures(data: Path, photos: int, mean: str, mixed: int, stored: int, json_p
 
 def _sample(tree: Path, count: int) -> None:
     if _is_missing(tree, count):
-        make_sample(tree, images=count, classes=min(_CLASSES, count))
+        make_sample(tree, images=count, classes=min(_CLASSES, count), like="caltech")
 
 
 def _is_missing(tree: Path, count: int) -> bool:

@@ -14,9 +14,9 @@ import numpy as np
 from PIL import Image
 
 from precache import executors, images, jpeg
-from precache.errors import SettingError, check_range
+from precache.errors import check_range
 from precache.source import check_apart, scan_tree
-from precache.storage import atomic_folder
+from precache.storage import atomic_folder, check_new_folder
 
 _CELL = (300, 200)
 _SPREAD = 0.3  # sides are up to this share longer or shorter than the mean
@@ -50,8 +50,7 @@ def make_photos(
     check_range("pictures", pictures, 1, len(scan.samples))
     destination = Path(destination)
     check_apart(Path(source), destination)
-    if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
-        raise SettingError(f"{destination}: exists and is not empty; choose another DST or remove it")
+    check_new_folder(destination)
     columns = max(1, round(mean[0] / _CELL[0]))
     report = executors.counted(on_progress, pictures)
 

@@ -7,6 +7,7 @@ that its mean size, which decides what decoding and storing cost, is the tree's.
 
 import math
 import os
+import shlex
 import shutil
 import sys
 import time
@@ -144,7 +145,7 @@ def make_trees(scan: Scan, spec: RecommendSpec, folder: Path) -> Trees:
 def convert(tree: Path, destination: Path, recipe: Recipe, workers: int) -> Converted:
     """Convert as a user does, in a process of its own; the time includes its start."""
     command = [sys.executable, "-m", "precache", "convert", str(tree.resolve()), str(destination)]
-    command += ["--format", recipe.format, *recipe.to_flags().split(), "--workers", str(workers)]
+    command += ["--format", recipe.format, *shlex.split(recipe.to_flags()), "--workers", str(workers)]
     watched = run_watched(command)
     return Converted(watched.wall_s, open_dataset(destination).manifest.stored_bytes)
 

@@ -4,7 +4,7 @@ A module's docstring is its byte layout; it holds the writer and the reader.
 """
 
 from precache.formats import shards, tfrecord, webdataset
-from precache.formats.sample import Format, Sample, StoredSample
+from precache.formats.base import Format, Sample, StoredSample
 
 FORMATS: dict[str, Format] = {
     "shards": shards.FORMAT,

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from precache.errors import DatasetError
-from precache.formats.sample import Format, Sample, StoredSample
+from precache.formats.base import Format, Sample, StoredSample, remedy
 from precache.jpeg import Pixels
 from precache.output import OutputFile, write_beside
 from precache.storage import open_regular
@@ -33,7 +33,6 @@ _CHUNK_BYTES = 128 * 1024
 _PROBED_BYTES = 1024 * 1024  # in the cache or not as one: asking takes time, too
 _Integer = TypeVar("_Integer", int, npt.NDArray[np.int64])
 _TENSORS = (("images", "U8", 1), ("labels", "I64", 8), ("ids", "I64", 8))
-_REMEDY = "run 'precache verify' on its folder, then 'precache convert --overwrite' to rewrite it"
 
 
 def write_shard(base: Path, samples: Iterable[Sample], count: int, size: int) -> list[OutputFile]:
@@ -85,7 +84,7 @@ class ShardFile:
         try:
             self._file = open(open_regular(path), "rb", buffering=0)  # noqa: SIM115 (closed by `close`)
         except OSError as error:
-            raise DatasetError(f"{path}: cannot be opened ({error.strerror}); {_REMEDY}") from error
+            raise DatasetError(f"{path}: cannot be opened ({error.strerror}); {remedy(path)}") from error
         try:
             file_bytes = os.fstat(self._file.fileno()).st_size
             start = bytearray(min(DATA_START, file_bytes))
@@ -153,7 +152,7 @@ class ShardFile:
             if more == 0:
                 raise DatasetError(
                     f"{self.path}: breaks off at byte {start + done:,} (truncated since it was opened?); "
-                    f"{_REMEDY}"
+                    f"{remedy(self.path)}"
                 )
             done += more
 
@@ -162,7 +161,9 @@ class ShardFile:
         try:
             return os.preadv(self._file.fileno(), (out,), start)
         except OSError as error:
-            raise DatasetError(f"{self.path}: cannot be read ({error.strerror}); {_REMEDY}") from error
+            raise DatasetError(
+                f"{self.path}: cannot be read ({error.strerror}); {remedy(self.path)}"
+            ) from error
 
 
 def _is_cached(descriptor: int, start: int) -> bool:
@@ -193,13 +194,21 @@ def _read_header(path: Path, start: bytes, file_bytes: int) -> tuple[int, int]:
     except (ValueError, KeyError, TypeError, RecursionError, struct.error):
         as_written = False
     if not as_written or count < 0 or size < 1:
-        raise DatasetError(f"{path}: not a shard of this format (its header is damaged); {_REMEDY}")
+        raise DatasetError(f"{path}: not a shard of this format (its header is damaged); {remedy(path)}")
     expected_bytes: int = DATA_START + count * (size * size * 3 + 16)
     if file_bytes != expected_bytes:
         raise DatasetError(
-            f"{path}: expected {expected_bytes:,} bytes, got {file_bytes:,} (truncated?); {_REMEDY}"
+            f"{path}: expected {expected_bytes:,} bytes, got {file_bytes:,} (truncated?); {remedy(path)}"
         )
     return count, size
 
 
-FORMAT = Format(SUFFIX, None, write_shard, read_shard)
+FORMAT = Format(
+    suffix=SUFFIX,
+    index_suffix=None,
+    write_shard=write_shard,
+    read_shard=read_shard,
+    holds_pixels=True,
+    bytes_per_sample=16,  # label and id
+    bytes_per_shard=DATA_START,
+)

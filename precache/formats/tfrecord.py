@@ -20,7 +20,7 @@ import google_crc32c
 import numpy as np
 
 from precache.errors import DatasetError
-from precache.formats.sample import Format, Sample, StoredSample
+from precache.formats.base import Format, Sample, StoredSample, remedy
 from precache.output import OutputFile, write_beside
 from precache.storage import read_regular
 
@@ -50,10 +50,7 @@ def read_shard(path: Path) -> Iterator[StoredSample]:
         for data, intact in _records(memoryview(read_regular(path))):
             yield _decode_example(data) if intact else StoredSample(-1, -1, b"", _DAMAGE)
     except (OSError, struct.error, ValueError, KeyError, IndexError) as error:
-        raise DatasetError(
-            f"{path}: cannot be read as TFRecords ({error}); run 'precache verify' on its folder, "
-            f"then 'precache convert --overwrite' to rewrite it"
-        ) from error
+        raise DatasetError(f"{path}: cannot be read as TFRecords ({error}); {remedy(path)}") from error
 
 
 def _records(content: memoryview) -> Iterator[tuple[memoryview, bool]]:
@@ -151,4 +148,12 @@ def _read_varint(message: memoryview, position: int) -> tuple[int, int]:
         shift += 7
 
 
-FORMAT = Format(SUFFIX, INDEX_SUFFIX, write_shard, read_shard)
+FORMAT = Format(
+    suffix=SUFFIX,
+    index_suffix=INDEX_SUFFIX,
+    write_shard=write_shard,
+    read_shard=read_shard,
+    holds_pixels=False,
+    bytes_per_sample=120,  # keys, lengths and checksums
+    bytes_per_shard=0,
+)

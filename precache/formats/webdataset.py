@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from precache.errors import DatasetError
-from precache.formats.sample import Format, Sample, StoredSample
+from precache.formats.base import Format, Sample, StoredSample, remedy
 from precache.output import OutputFile, write_beside
 from precache.storage import read_regular
 
@@ -53,10 +53,7 @@ def read_shard(path: Path) -> Iterator[StoredSample]:
             elif name.endswith(b".cls"):
                 yield StoredSample(int(name[:-4]), int(data), jpeg)
     except (OSError, ValueError) as error:
-        raise DatasetError(
-            f"{path}: cannot be read as a tar of samples ({error}); run 'precache verify' on its "
-            f"folder, then 'precache convert --overwrite' to rewrite it"
-        ) from error
+        raise DatasetError(f"{path}: cannot be read as a tar of samples ({error}); {remedy(path)}") from error
 
 
 def _members(tar: bytes) -> Iterator[tuple[bytes, bytes]]:
@@ -109,4 +106,12 @@ def _empty_header() -> bytes:
 
 _SIZE, _CHECKSUM, _MAGIC = slice(124, 135), slice(148, 156), slice(257, 262)  # where POSIX has them
 _EMPTY_HEADER = _empty_header()
-FORMAT = Format(SUFFIX, INDEX_SUFFIX, write_shard, read_shard)
+FORMAT = Format(
+    suffix=SUFFIX,
+    index_suffix=INDEX_SUFFIX,
+    write_shard=write_shard,
+    read_shard=read_shard,
+    holds_pixels=False,
+    bytes_per_sample=3 * _BLOCK + 3 * _BLOCK // 2,  # three headers, and padding to whole blocks
+    bytes_per_shard=2 * _BLOCK + tarfile.RECORDSIZE // 2,  # two empty blocks, and half a record
+)

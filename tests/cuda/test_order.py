@@ -16,7 +16,7 @@ from loaders.backends import gpu_jpeg, nvjpeg
 from loaders.devices import Lane
 from precache import Recipe, convert, jpeg
 from precache.errors import SettingError
-from precache.sample import make_sample
+from precache.sample_tree import make_sample
 from tests.building import build_loader
 from tests.cuda.simulator import simulated
 from tests.cuda.streams import SCHEDULES
@@ -54,7 +54,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """22 pictures, two whole batches of eight and a short one: each operation is slow here."""
     root = tmp_path_factory.mktemp("small")
-    make_sample(root / "raw", images=22, classes=3, seed=2, workers=0)
+    make_sample(root / "raw", images=22, classes=3, seed=2, like="caltech", workers=0)
     for name in ("shards", "webdataset"):
         convert(root / "raw", root / name, Recipe(format=name, size=24, shard_bytes=4 * 24**2 * 3), workers=0)
     return {name: root / name for name in ("raw", "shards", "webdataset")}

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from precache import convert
-from precache.sample import make_sample
+from precache.sample_tree import make_sample
 from tests.command import ROOT
 from tests.conftest import IMAGES, small_recipe
 
@@ -61,7 +61,7 @@ def run_ranks(path: Path, world_size: int, folder: Path) -> list[dict[str, Any]]
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """5 pictures: fewer than 8 ranks."""
     root = tmp_path_factory.mktemp("tiny")
-    make_sample(root / "tree", images=5, classes=2, workers=0)
+    make_sample(root / "tree", images=5, classes=2, like="caltech", workers=0)
     convert(root / "tree", root / "out", small_recipe("shards"), workers=0)
     return root / "out"
 

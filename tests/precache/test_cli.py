@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from precache import Recipe, check, convert, verify_deep
-from precache.commandline import parse_bytes
+from precache.commandline import parse_bytes, parse_share
 from precache.errors import SettingError, shell_command
-from precache.sample import make_sample
+from precache.sample_tree import make_sample
 from tests.building import build_loader
 from tests.command import ROOT, check_bad_input, run
 from tests.conftest import small_recipe
@@ -38,6 +38,28 @@ def test_inspect_shows_what_a_folder_holds(converted: dict[str, Path], tmp_path:
     assert sum(summary["splits"]["train"]["classes"].values()) == 70
     assert summary["recipe"]["size"] == 48
     assert summary["rejected"] == []
+
+
+def test_inspect_shows_ten_classes_and_the_summary_last(tmp_path: Path) -> None:
+    make_sample(tmp_path / "tree", images=12, classes=12, like="caltech", workers=0)
+    convert(tmp_path / "tree", tmp_path / "out", small_recipe("shards"), workers=0)
+    shown = run("precache", "inspect", "out", cwd=tmp_path).stdout
+    assert "010." in shown
+    assert "011." not in shown
+    assert shown.index("and 2 more: --all-classes") < shown.index("12 in 12 classes")
+    assert "precache convert SRC out --format shards" in shown
+    assert "012." in run("precache", "inspect", "out", "--all-classes", cwd=tmp_path).stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "share"), [("1%", 0.01), ("0.01", 0.01), ("0", 0), ("101%", None), ("1%x", None)]
+)
+def test_a_share_is_a_percentage_or_a_number(text: str, share: float | None) -> None:
+    if share is None:
+        with pytest.raises(SettingError, match=r"max_rejects must be from 0% to 100%, .* got"):
+            parse_share("max_rejects", text)
+    else:
+        assert parse_share("max_rejects", text) == share
 
 
 def test_rejected_pictures_are_shown(raw_tree: Path, tmp_path: Path) -> None:
@@ -96,12 +118,12 @@ def test_a_path_in_a_command_is_one_word_for_a_shell(path: str) -> None:
     ("arguments", "mentions"),
     [
         (["convert", "nowhere", "out", "--format", "shards"], ["nowhere: does not exist", "precache sample"]),
-        (["convert", "empty", "out", "--format", "shards"], ["empty: no class folder with pictures"]),
+        (["convert", "empty", "out", "--format", "shards"], ["empty: has no class folder with pictures"]),
         (
             ["convert", "flat", "out", "--format", "shards"],
-            ["flat: no class folder", "flat/CLASS/picture.jpg"],
+            ["flat: has no class folder", "flat/CLASS/picture.jpg"],
         ),
-        (["convert", "tree", "flat", "--format", "shards"], ["flat: exists, is not empty", "another DST"]),
+        (["convert", "tree", "flat", "--format", "shards"], ["flat: is not empty", "another DST"]),
         (
             ["convert", "tree", "out", "--format", "sharks"],
             ["unknown format 'sharks'", "dali, shards, webdataset"],
@@ -114,7 +136,7 @@ def test_a_path_in_a_command_is_one_word_for_a_shell(path: str) -> None:
         (["convert", "tree", "out", "--format", "dali", "--size", "big"], ["--size", "'big'"]),
         (
             ["convert", "tree", "out", "--format", "dali", "--workers", "-1"],
-            ["workers must be 0 or more, got -1", "left out it is one per CPU"],
+            ["workers must be 0 or more, got -1", "the default is one per CPU"],
         ),
         (["check", "tree", "--workers", "-1"], ["workers must be 0 or more, got -1"]),
         (["convert", "tree", "out", "--format", "dali", "--shard-bytes", "big"], ["'big'", "128MiB"]),
@@ -169,9 +191,19 @@ def test_doctor_gives_the_command_that_installs_what_is_missing(monkeypatch: pyt
 
     monkeypatch.setattr(packages.metadata, "version", without_dali)
     (dali,) = (finding for finding in doctor.examine() if finding.subject == "backend dali")
-    assert dali.found == "missing nvidia-dali-cuda120"
+    assert dali.found == "missing nvidia-dali-cuda120; the extra 'dali' brings it"
     assert dali.install is not None
-    assert dali.install.endswith(" -m pip install nvidia-dali-cuda120")
+    assert dali.install.endswith(" -m pip install 'precache[dali]'")
+
+
+def test_doctor_names_the_kinds_that_pillow_cannot_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    from PIL import features
+
+    from precache import doctor
+
+    monkeypatch.setattr(features, "get_supported", lambda: ["jpg", "zlib", "avif", "libtiff", "jpg_2000"])
+    (pillow,) = (finding for finding in doctor.examine() if finding.subject == "pillow")
+    assert "built without WEBP: such pictures are rejected" in pillow.found
 
 
 @pytest.mark.parametrize(
@@ -198,7 +230,7 @@ def test_dali_is_the_build_that_is_installed_or_fits_the_driver(
     [
         ("0.17.0", "torchcodec 0.17.0"),
         ("0.9.1", "torchcodec 0.9.1 is too old"),
-        (None, "which will drop it"),
+        (None, "which will drop its decoder; the extra 'gpu' brings torchcodec"),
     ],
 )
 def test_doctor_says_who_decodes_for_nvjpeg(
@@ -265,6 +297,6 @@ def test_a_number_of_workers_that_is_none_says_what_would_do(
         lambda: make_sample(tmp_path / "sample", workers=workers),
     )
     for call in calls:
-        with pytest.raises(SettingError, match=r"workers must be 0 or more, got .*left out it is one"):
+        with pytest.raises(SettingError, match=r"workers must be 0 or more, got .*the default is one"):
             call()
     assert list(tmp_path.iterdir()) == []

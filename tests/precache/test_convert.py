@@ -78,7 +78,7 @@ def test_a_folder_that_is_not_ours_is_not_touched(tree: Path, tmp_path: Path, ov
     out = tmp_path / "home"
     out.mkdir()
     (out / "thesis.safetensors").write_text("years of work")
-    with pytest.raises(DatasetError, match="holds no conversion of ours"):
+    with pytest.raises(DatasetError, match="not a folder that precache made"):
         convert(tree, out, small_recipe("shards"), workers=0, overwrite=overwrite)
     assert contents(out) == {"thesis.safetensors": b"years of work"}
 
@@ -106,7 +106,7 @@ def test_a_file_as_destination_is_refused(tree: Path, tmp_path: Path) -> None:
 
 def test_folders_inside_one_another_are_refused(tree: Path) -> None:
     for destination in (tree, tree / "001.anchor" / "out", tree.parent):
-        with pytest.raises(SettingError, match="inside the source tree"):
+        with pytest.raises(SettingError, match=r"and the source tree .* lie one inside the other"):
             convert(tree, destination, small_recipe("shards"), workers=0)
 
 
@@ -149,7 +149,9 @@ def test_too_many_rejects_publish_nothing_and_can_be_allowed(tree: Path, tmp_pat
         path.write_bytes(b"<html>")
     out = tmp_path / "out"
     for share, allowed in ((0.01, 1), (0, 0)):
-        with pytest.raises(DatasetError, match=rf"not published, . pictures are rejected and {allowed} may"):
+        with pytest.raises(
+            DatasetError, match=rf"stopped, . pictures? (is|are) rejected and at most {allowed} may"
+        ):
             convert(tree, out, small_recipe("shards"), workers=0, max_rejects=share)
         assert not (out / MANIFEST_NAME).exists()
     assert len(convert(tree, out, small_recipe("shards"), workers=0, max_rejects=0.02).manifest.rejected) == 2
@@ -166,13 +168,13 @@ def test_a_refused_conversion_that_is_allowed_afterwards_says_what_it_leaves_out
     arguments = ("convert", tree, "out", "--format", "shards", "--size", 16)
     refused = run("precache", *arguments, "--strict", cwd=tmp_path)
     assert refused.returncode == 2
-    assert "not published, 1 pictures are rejected and 0 may be" in refused.stderr.splitlines()[-1]
+    assert "stopped, 1 picture is rejected and at most 0 may be" in refused.stderr.splitlines()[-1]
     allowed = run("precache", *arguments, cwd=tmp_path)
     assert "69 images, 1 rejected" in allowed.stdout
-    assert "WARNING: 1 pictures are left out" in allowed.stderr
+    assert "WARNING: 1 picture is left out; " in allowed.stderr
     assert "nothing to do" in run("precache", *arguments, cwd=tmp_path).stdout
     again = run("precache", *arguments, "--strict", cwd=tmp_path)
-    check_bad_input(again, "out: is finished, but 1 pictures are rejected and 0 may be")
+    check_bad_input(again, "out: is finished, but 1 picture is rejected and at most 0 may be")
 
 
 @pytest.mark.parametrize("name", ["shards", "webdataset", "dali"])
@@ -186,7 +188,7 @@ def test_the_size_is_predicted_and_checked_against_the_disk(
     assert abs(predicted / manifest.stored_bytes - 1) < 0.15
     assert free > 0
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9, 1000))
-    with pytest.raises(DatasetError, match=r"needs about [\d,]+ bytes, 1,000 are free"):
+    with pytest.raises(DatasetError, match=r"needs about [\d,]+ bytes, and 1,000 are free"):
         convert(raw_tree, tmp_path / "other", **settings)
 
 
@@ -258,7 +260,7 @@ def die(task: int, tick: object) -> None:
 
 
 def test_a_worker_that_dies_is_an_error_not_a_hang() -> None:
-    with pytest.raises(WorkerError, match=r"^[12]: workers died over it 2 times"):
+    with pytest.raises(WorkerError, match=r"^[12]: its worker died 2 times"):
         list(executors.run(die, [1, 2], 2, lambda count: None))
 
 

@@ -182,7 +182,9 @@ def test_a_connection_that_breaks_again_and_again_is_given_up_and_waited_for(
     server.breaks, server.break_bytes = 10**6, 1
     waits: list[float] = []
     monkeypatch.setattr(download.time, "sleep", waits.append)
-    with pytest.raises(DownloadError, match=r"the connection broke at 8 of [\d,]+ bytes.*goes on at 8 bytes"):
+    with pytest.raises(
+        DownloadError, match=r"the connection broke at 8 of [\d,]+ bytes.*continues at byte 8"
+    ):
         fetch(dataset, tmp_path / "raw")
     assert len(server.requests) == 8
     assert len(waits) == 7
@@ -244,7 +246,9 @@ def test_a_download_is_never_written_through_a_link(
         partial.mkdir()
     else:
         partial.symlink_to(victim)
-    with pytest.raises(DownloadError, match=r"archive.tar.partial: is a link or no file.*move it elsewhere"):
+    with pytest.raises(
+        DownloadError, match=r"archive.tar.partial: is not a partial download.*move it elsewhere"
+    ):
         fetch(dataset, tmp_path / "raw")
     assert server.requests == []
     assert victim.read_bytes() == b"mine" if victim.exists() else kind == "link to nowhere"

@@ -118,10 +118,10 @@ def test_a_file_that_comes_to_the_old_dataset_meanwhile_survives(
         (out / "thesis.txt").write_bytes(THESIS)
 
     options = {"recipe": small_recipe("shards"), "workers": 0}
-    with pytest.raises(DatasetError, match=r"not part of its dataset \(thesis.txt\)"):
+    with pytest.raises(DatasetError, match=r"not part of the dataset \(thesis.txt\)"):
         convert(raw_tree, out, overwrite=True, on_progress=put, **options)
     assert contents(out) == {**contents(converted["dali"]), "thesis.txt": THESIS}
-    with pytest.raises(DatasetError, match=r"not part of its dataset \(thesis.txt\)"):
+    with pytest.raises(DatasetError, match=r"not part of the dataset \(thesis.txt\)"):
         convert(raw_tree, out, **options)
     (out / "thesis.txt").rename(out.parent / "thesis.txt")
     assert convert(raw_tree, out, **options).converted == 0
@@ -160,7 +160,9 @@ def test_an_edited_manifest_can_be_replaced_and_a_broken_one_says_what_to_do(
     assert contents(out) == contents(converted["dali"])
     (out / MANIFEST_NAME).write_text(text[:-9])
     before = contents(out)
-    with pytest.raises(DatasetError, match=f"no file can be told to be the dataset's: remove {out} yourself"):
+    with pytest.raises(
+        DatasetError, match=f"so it is unknown which files are the dataset's: remove {out} yourself"
+    ):
         convert(raw_tree, out, **options)
     assert contents(out) == before
 
@@ -173,7 +175,9 @@ def test_a_manifest_that_lists_files_of_the_users_removes_none(
     text = (out / MANIFEST_NAME).read_text()
     first = open_dataset(out).manifest.shards[-1].file_name
     (out / MANIFEST_NAME).write_text(text.replace(first, "thesis.txt"))
-    with pytest.raises(DatasetError, match=r"no conversion gives these names \(train-00005\): remove .*/out"):
+    with pytest.raises(
+        DatasetError, match=r"lists files that precache does not write \(train-00005\); remove .*/out"
+    ):
         convert(raw_tree, out, small_recipe("shards"), workers=0, overwrite=True)
     assert (out / "thesis.txt").read_bytes() == THESIS
 
@@ -293,7 +297,7 @@ def test_what_comes_to_the_old_dataset_while_it_is_removed_survives_and_is_named
         convert(raw_tree, out, small_recipe("shards"), workers=0)
     assert contents(old) == {"thesis\x1b.txt": THESIS}
     (message,) = caplog.messages
-    assert f"(thesis\\x1b.txt): it is {old} now" in message
+    assert f"(thesis\\x1b.txt); the rest is in {old}" in message
     assert beside(out) == [old.name]
 
 
@@ -318,7 +322,7 @@ def test_an_old_file_that_cannot_be_removed_is_named_and_removed_by_the_next_run
             convert(raw_tree, out, small_recipe(name), workers=0, overwrite=True)
             assert contents(out) == contents(converted[name])
     (left,) = out.parent.glob(".out.*.precache")
-    assert f"(train-00001.tfrecord): it is {left} now" in caplog.text
+    assert f"(train-00001.tfrecord); the rest is in {left}" in caplog.text
     shutil.copytree(converted["dali"], other := out.with_name("other"))
     with monkeypatch.context() as patches:
         patches.setattr(Path, "unlink", refuse)
@@ -338,7 +342,7 @@ def test_a_folder_that_took_the_destinations_place_is_not_replaced(
         shutil.copytree(converted["shards"], out.with_name(swap.build))
     out.mkdir()
     (out / "thesis.txt").write_bytes(THESIS)
-    with pytest.raises(DatasetError, match="appeared while --overwrite was about to put"):
+    with pytest.raises(DatasetError, match="was created while --overwrite was about to put"):
         convert(raw_tree, out, small_recipe("shards"), workers=0)
     assert contents(out) == {"thesis.txt": THESIS}
     shutil.rmtree(out)
@@ -357,7 +361,7 @@ def test_a_record_that_names_what_no_swap_makes_is_refused(swap: Swap, raw_tree:
     (victim / "thesis.txt").write_bytes(THESIS)
     with hold_lock(out) as lock:
         lock.note(swap)
-    with pytest.raises(DatasetError, match="lists what this project does not make"):
+    with pytest.raises(DatasetError, match="names files that precache does not make"):
         convert(raw_tree, out, small_recipe("shards"), workers=0)
     assert contents(victim) == {"thesis.txt": THESIS}
 
@@ -371,7 +375,7 @@ def test_an_unfinished_overwrite_is_continued_and_named_to_who_does_not(
     assert contents(out) == contents(converted["dali"])
     with caplog.at_level(logging.WARNING, "precache"):
         convert(raw_tree, out, small_recipe("dali"), workers=0)
-    assert f"an unfinished --overwrite lies in {build}" in caplog.text
+    assert f"an unfinished --overwrite takes space in {build}" in caplog.text
     assert 0 < convert(raw_tree, out, small_recipe("shards"), workers=0, overwrite=True).converted < 70
     assert contents(out) == contents(converted["shards"])
     assert beside(out) == []
@@ -391,7 +395,7 @@ def test_a_destination_that_is_a_link_stays_one(
     assert beside(real) == []
     assert sorted(path.name for path in tmp_path.iterdir()) == ["disk", "out"]
     (tmp_path / "loop").symlink_to("loop")
-    with pytest.raises(DatasetError, match="loop: is a link that leads to itself"):
+    with pytest.raises(DatasetError, match="loop: is a link to itself"):
         convert(raw_tree, tmp_path / "loop", small_recipe("shards"), workers=0)
 
 
@@ -479,7 +483,7 @@ def test_a_picture_that_another_of_its_size_replaced_is_noticed(
         os.utime(path, ns=(0, 1_000_000_000))
     assert not convert(tree, out, small_recipe("shards"), workers=0).published
     victim = change(tree, 20)
-    with pytest.raises(DatasetError, match=rf"1 pictures have changed .*first: {victim}.*--overwrite"):
+    with pytest.raises(DatasetError, match=rf"1 source picture changed .*first: {victim}.*--overwrite"):
         convert(tree, out, small_recipe("shards"), workers=0)
     convert(tree, out, small_recipe("shards"), workers=0, overwrite=True)
     convert(tree, tmp_path / "fresh", small_recipe("shards"), workers=0)
@@ -497,7 +501,7 @@ def test_a_resumed_conversion_does_not_mix_old_pictures_with_new(
     victims = [change(tree, place) for place in range(3)]
     with caplog.at_level(logging.WARNING, "precache"):
         done = convert(tree, out, small_recipe("shards"), workers=0)
-    assert "has changed since it was converted; of the finished shards" in caplog.text
+    assert "has changed since it was converted; " in caplog.text
     assert any(str(victim) in caplog.text for victim in victims)
     assert kept > 0
     convert(tree, tmp_path / "fresh", small_recipe("shards"), workers=0)

@@ -60,7 +60,7 @@ def die_at_the_end(task: Deadly, tick: Ticks) -> None:
 
 
 def test_a_worker_that_dies_elsewhere_is_an_error_that_names_the_task() -> None:
-    with pytest.raises(WorkerError, match=r"^train-00007: workers died over it 2 times \(exit code -9"):
+    with pytest.raises(WorkerError, match=r"^train-00007: its worker died 2 times \(exit code -9"):
         list(executors.run(die_at_the_end, [Deadly("train-00007")], 1, lambda count: None))
 
 
@@ -74,7 +74,7 @@ def die_anywhere(task: str, tick: Ticks) -> None:
 
 def test_workers_that_die_over_one_unit_after_another_are_given_up(tmp_path: Path) -> None:
     task = tmp_path / "tries"
-    with pytest.raises(WorkerError, match="tries: workers died over it 3 times"):
+    with pytest.raises(WorkerError, match="tries: its worker died 3 times"):
         list(executors.run(die_anywhere, [str(task)], 1, lambda count: None))
     assert task.stat().st_size == 3
 
@@ -88,7 +88,7 @@ def die_over_all(task: str, tick: Ticks) -> None:
 
 @pytest.mark.slow
 def test_a_machine_on_which_every_unit_kills_is_given_up_soon() -> None:
-    with pytest.raises(WorkerError, match="train-00000: workers died over it"):
+    with pytest.raises(WorkerError, match="train-00000: its worker died"):
         list(executors.run(die_over_all, [Deadly("train-00000")], 1, lambda count: None))
 
 
@@ -99,7 +99,7 @@ def die_stubbornly(task: Deadly, tick: Ticks) -> None:
 
 
 def test_a_unit_that_kills_although_it_is_left_out_is_an_error() -> None:
-    with pytest.raises(WorkerError, match="train-00000: workers died over it 3 times"):
+    with pytest.raises(WorkerError, match="train-00000: its worker died 3 times"):
         list(executors.run(die_stubbornly, [Deadly("train-00000")], 1, lambda count: None))
 
 
@@ -129,7 +129,7 @@ def test_workers_that_cannot_be_started_are_an_error_with_a_remedy(monkeypatch: 
 
     monkeypatch.setattr("multiprocessing.popen_fork.os.fork", refuse)
     monkeypatch.setattr("precache.workers._may_fork", lambda: True)
-    with pytest.raises(WorkerError, match=r"no worker can be started \(Resource.*fewer --workers"):
+    with pytest.raises(WorkerError, match=r"no worker process can be started \(Resource.*fewer --workers"):
         list(executors.run(do, [Deadly("a")], 2, lambda count: None))
 
 
@@ -194,7 +194,9 @@ def test_a_picture_that_kills_counts_as_rejected(
     tree_with_a_huge_picture: Path, tmp_path: Path, killer: Callable[[int], None]
 ) -> None:
     killer(220 << 20)
-    with pytest.raises(DatasetError, match=rf"1 pictures are rejected and 0 may be \(first: {HUGE}, killed"):
+    with pytest.raises(
+        DatasetError, match=rf"1 picture is rejected and at most 0 may be; first: {HUGE}, killed"
+    ):
         convert(tree_with_a_huge_picture, tmp_path / "out", small_recipe("shards"), workers=1, max_rejects=0)
 
 

@@ -257,7 +257,7 @@ def test_a_damaged_picture_names_path_and_reason(tmp_path: Path, data: bytes, re
 
 
 def test_a_missing_picture_names_its_path(tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match=r"gone\.jpg: vanished"):
+    with pytest.raises(SourceError, match=r"gone\.jpg: disappeared"):
         images.load(str(tmp_path / "gone.jpg"), 32)
 
 

@@ -20,7 +20,7 @@ from precache.formats import FORMATS
 from precache.journal import JOURNAL_NAME
 from precache.lock import lock_path
 from precache.manifest import MANIFEST_NAME
-from precache.sample import make_sample
+from precache.sample_tree import make_sample
 from tests.command import ROOT, run
 from tests.conftest import small_recipe
 
@@ -227,7 +227,7 @@ def test_a_full_disk_is_a_clear_error_and_resumable(
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("change", ["vanished", "changed", "changed, of the same size"])
+@pytest.mark.parametrize("change", ["disappeared", "changed", "changed, of the same size"])
 def test_a_source_that_changes_meanwhile_is_named(
     change: str, workers: int, raw_tree: Path, tmp_path: Path
 ) -> None:
@@ -236,13 +236,13 @@ def test_a_source_that_changes_meanwhile_is_named(
 
     def meddle(done: int, total: int) -> None:
         if done == 0 and victim.exists():  # the scan is over, no picture is read yet
-            if change == "vanished":
+            if change == "disappeared":
                 victim.unlink()
             else:
                 victim.write_bytes(bytes(victim.stat().st_size if "same size" in change else 100))
 
     word = change.partition(",")[0]
-    told = f"{victim}: {word} (while it was converted|since the tree was scanned)"
+    told = f"{victim}: {word} (while it was converted|after the tree was scanned)"
     with pytest.raises(SourceError, match=told):
         convert(tree, tmp_path / "out", small_recipe("shards"), workers=workers, on_progress=meddle)
     assert not (tmp_path / "out" / MANIFEST_NAME).exists()
@@ -250,7 +250,7 @@ def test_a_source_that_changes_meanwhile_is_named(
 
 def kill_at_calls(kind: str, tmp_path: Path, *moments: int) -> int:
     """The number of calls at the last of which `tests.killing` has killed a conversion; see there."""
-    make_sample(tmp_path / "tree", images=10, classes=2, seed=1, workers=0)
+    make_sample(tmp_path / "tree", images=10, classes=2, seed=1, like="caltech", workers=0)
     script = [sys.executable, "-m", "tests.killing", kind, tmp_path / "tree", tmp_path / "folder"]
     command = [*map(str, script), *map(str, moments)]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

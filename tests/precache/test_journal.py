@@ -90,7 +90,7 @@ def test_a_damaged_line_and_those_after_it_are_dropped_and_that_is_said(
     with caplog.at_level(logging.WARNING, "precache"):
         done = convert(raw_tree, out, small_recipe("shards"), workers=0)
     assert caplog.messages == [
-        f"{out / JOURNAL_NAME}: line 3 is damaged or cut off; what it and the lines after it list is "
+        f"{out / JOURNAL_NAME}: line 3 is damaged or cut off; its shard and those of the lines below are "
         f"converted again"
     ]
     assert done.converted == 70 - 12
@@ -164,7 +164,7 @@ def test_an_empty_journal_makes_no_folder_of_somebody_else_ours(raw_tree: Path, 
     (tmp_path / JOURNAL_NAME).touch()
     before = contents(tmp_path)
     for overwrite in (False, True):
-        with pytest.raises(DatasetError, match=r"not of this conversion \(thesis.txt\); move that elsewhere"):
+        with pytest.raises(DatasetError, match=r"holds other files \(thesis.txt\); move them elsewhere"):
             convert(raw_tree, tmp_path, small_recipe("shards"), workers=0, overwrite=overwrite)
         assert contents(tmp_path) == before
 
@@ -175,7 +175,7 @@ def test_a_journal_of_the_users_in_a_finished_dataset_stays(
     out = Path(shutil.copytree(converted["shards"], tmp_path / "out"))
     (out / JOURNAL_NAME).write_text("Dear diary\n")
     assert convert(raw_tree, out, small_recipe("shards"), workers=0).converted == 0
-    with pytest.raises(DatasetError, match=r"not part of its dataset \(journal.jsonl\)"):
+    with pytest.raises(DatasetError, match=r"not part of the dataset \(journal.jsonl\)"):
         convert(raw_tree, out, small_recipe("shards"), workers=0, overwrite=True)
     assert (out / JOURNAL_NAME).read_text() == "Dear diary\n"
 

@@ -46,7 +46,10 @@ with hold_lock(Path(sys.argv[1])):
 
 def test_two_conversions_into_one_destination_are_refused(raw_tree: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    with hold_lock(out), pytest.raises(DatasetError, match=rf"being converted by process {os.getpid()} on"):
+    with (
+        hold_lock(out),
+        pytest.raises(DatasetError, match=rf"is being converted by process {os.getpid()} on"),
+    ):
         convert(raw_tree, out, small_recipe("shards"), workers=0)
     assert not out.exists()
     convert(raw_tree, out, small_recipe("shards"), workers=0)
@@ -65,7 +68,7 @@ def test_a_lock_ends_with_its_process_and_not_before(tmp_path: Path) -> None:
         text = lock_path(out).read_text().replace(str(content["pid"]), str(claim))
         with open(lock_path(out), "r+") as file:
             file.write(text)
-        with pytest.raises(DatasetError, match="wait until it ends, or end it"), hold_lock(out):
+        with pytest.raises(DatasetError, match="wait for it, or stop it"), hold_lock(out):
             pass
     process.send_signal(signal.SIGKILL)
     process.communicate()
@@ -137,7 +140,7 @@ def test_a_lock_that_somebody_removes_is_not_held_twice(tmp_path: Path) -> None:
 
     fcntl.flock = remove_first
     try:
-        with hold_lock(out), pytest.raises(DatasetError, match="being converted by"), hold_lock(out):
+        with hold_lock(out), pytest.raises(DatasetError, match="is being converted by"), hold_lock(out):
             pass
     finally:
         fcntl.flock = flock
@@ -165,7 +168,7 @@ def test_a_full_disk_keeps_nobody_from_the_lock(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(RecordFile, "append", full)
     with (
         hold_lock(tmp_path / "out"),
-        pytest.raises(DatasetError, match="being converted by another process"),
+        pytest.raises(DatasetError, match="is being converted by another process"),
         hold_lock(tmp_path / "out"),
     ):
         pass

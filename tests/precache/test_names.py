@@ -162,7 +162,7 @@ cli.entry_point()
 """
     result = run("-c", script, cwd=nasty)
     assert result.returncode == 2
-    check_plain(result, "Traceback", "this is a defect, please report it", "a\\x1b]0;title")
+    check_plain(result, "Traceback", "this is a bug; please report it", "a\\x1b]0;title")
 
 
 @pytest.mark.parametrize("kind", [DatasetError, SettingError])

@@ -135,7 +135,7 @@ def test_a_picture_that_becomes_a_pipe_ends_the_conversion_by_name(
     tree = tmp_path / "tree"
     shutil.copytree(raw_tree, tree)
     victim = tree / scan_tree(tree).samples[5].path
-    with pytest.raises(SourceError, match=f"{victim}: is no regular file any more"):
+    with pytest.raises(SourceError, match=f"{victim}: is not a regular file any more"):
         precache.convert(
             tree,
             tmp_path / "out",
@@ -147,7 +147,7 @@ def test_a_picture_that_becomes_a_pipe_ends_the_conversion_by_name(
 
 @pytest.mark.parametrize(("backend", "workers"), [("pytorch", 0), ("pytorch", 1), ("dali", 1)])
 @pytest.mark.parametrize(
-    ("spoil", "reason"), [(pipe_instead, "is no regular file any more"), (os.unlink, "vanished")]
+    ("spoil", "reason"), [(pipe_instead, "is not a regular file any more"), (os.unlink, "disappeared")]
 )
 def test_loaders_skip_no_picture_that_cannot_be_read(
     backend: str,
@@ -214,7 +214,7 @@ def test_want_of_memory_is_no_fault_of_the_picture(tmp_path: Path) -> None:
         command = [sys.executable, "-c", code, str(path)]
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         answer = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
-        assert answer.startswith("SourceError x: there is not enough memory to decode it"), (kind, answer)
+        assert answer.startswith("SourceError x: not enough memory to decode it"), (kind, answer)
 
 
 @pytest.mark.parametrize(

@@ -145,7 +145,7 @@ def test_a_link_to_a_folder_that_it_lies_in_is_not_followed(tmp_path: Path) -> N
     assert why.keys() == {"a", "c", "d", "b/inner", "self"}
     assert scan.scanned == 6
     (warning,) = scan.warnings
-    assert warning == f"{tree}: links to a folder that they lie in are not followed: 'a', 'c', 'd'"
+    assert warning == f"{tree}: links to a folder above them are not followed: 'a', 'c', 'd'"
 
 
 def test_a_loop_beside_splits_leaves_them_what_they_are(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_one_folder_under_two_names_is_a_warning(tmp_path: Path) -> None:
     scan = scan_tree(tmp_path)
     assert len(scan.samples) == 2
     assert scan.warnings == (
-        f"{tmp_path}: class folders that are one folder, so that pictures count twice: 'b' is 'a'",
+        f"{tmp_path}: class folders that are the same folder, so pictures count twice: 'b' is 'a'",
     )
 
 

@@ -78,7 +78,10 @@ def test_names_with_commas_newlines_and_bytes_that_are_no_text_can_be_listed(tmp
         (["001.anchor/001_0001.jpg"], ["list.csv, line 1", "expected 'path,split'"]),
         (["a,b,c"], ["line 1", "got 'a,b,c'"]),
         (["x.jpg,0"], ["line 1", "a split such as train"]),
-        (["001.anchor/gone.jpg,train"], ["lists '001.anchor/gone.jpg', which is no picture", "1 such lines"]),
+        (
+            ["001.anchor/gone.jpg,train"],
+            ["lists '001.anchor/gone.jpg', which is not a picture", "1 such line"],
+        ),
         (["x.jpg,train", "x.jpg,val"], ["line 2", "twice"]),
     ],
 )
@@ -96,7 +99,7 @@ def test_a_list_that_is_missing_or_beside_shares_is_refused(raw_tree: Path, tmp_
         run("precache", *arguments, cwd=tmp_path), "gone.csv", "No such file", "train=0.8,val=0.2"
     )
     listed = write_list(tmp_path / "list.csv", ["x.jpg,train"])
-    with pytest.raises(PrecacheError, match="exclude one another"):
+    with pytest.raises(PrecacheError, match="cannot be combined"):
         convert(
             raw_tree,
             tmp_path / "out",
@@ -104,5 +107,5 @@ def test_a_list_that_is_missing_or_beside_shares_is_refused(raw_tree: Path, tmp_
             workers=0,
             split_list=listed,
         )
-    with pytest.raises(PrecacheError, match="pass it as split_list"):
+    with pytest.raises(PrecacheError, match="pass the file as split_list"):
         convert(raw_tree, tmp_path / "out", Recipe(format="shards", splits=f"list:{'0' * 64}"), workers=0)

@@ -1,4 +1,5 @@
 import math
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -40,7 +41,7 @@ def test_deep_names_a_picture_whose_pixels_changed(
     first = sum(s.samples for s in open_dataset(path).manifest.shards[:2])
     (problem,) = verify_deep(path, raw_tree, workers=0).problems
     assert f"{shard}: sample {sample_id[first + 4]} (" in problem
-    assert "not those that were written" in problem
+    assert "changed since they were written" in problem
 
 
 @pytest.mark.parametrize("name", ["webdataset", "dali"])
@@ -86,7 +87,7 @@ def test_verify_names_the_damaged_file_and_what_to_run(
 def test_deep_refuses_another_tree(converted: dict[str, Path], tmp_path: Path) -> None:
     (tmp_path / "class").mkdir()
     Image.new("RGB", (8, 8)).save(tmp_path / "class/a.png")
-    with pytest.raises(DatasetError, match="was not made of"):
+    with pytest.raises(DatasetError, match="was not made from"):
         verify_deep(converted["shards"], tmp_path)
 
 
@@ -99,7 +100,7 @@ def test_across_names_what_differs(raw_tree: Path, converted: dict[str, Path], t
     sorted(tree.glob("005.*/*"))[-1].unlink()
     convert(tree, tmp_path / "fewer", small_recipe("dali"), workers=0)
     (problem,) = verify_across([converted["shards"], tmp_path / "fewer"])
-    assert problem.endswith("split train differs in 1 samples")
+    assert problem.endswith("split train differs in 1 sample")
     convert(raw_tree, tmp_path / "split", small_recipe("dali", splits="train=0.5,val=0.5"), workers=0)
     assert any("splits differ" in p for p in verify_across([converted["dali"], tmp_path / "split"]))
 
@@ -109,9 +110,17 @@ def test_the_commands_say_what_they_compared(
 ) -> None:
     deep = run("precache", "verify", "--deep", converted["shards"], raw_tree, cwd=tmp_path)
     assert deep.returncode == 0, deep.stderr
-    assert "dB from it on average, at worst" in deep.stdout
+    assert re.search(
+        r"all 70 pictures decode to exactly what \S+ gives; beside Pillow's own resize: "
+        r"[0-9 a-z,:]*mean \d\d\.\d dB, worst \d\d\.\d dB \(\S+\)$",
+        deep.stdout,
+        re.MULTILINE,
+    )
+    deep = run("precache", "verify", "--deep", converted["dali"], raw_tree, cwd=tmp_path)
+    assert f"all 70 pictures decode to what {raw_tree} gives, within JPEG loss: mean " in deep.stdout
+    assert "equal" not in deep.stdout
     across = run("precache", "verify", "--across", *converted.values(), cwd=tmp_path)
-    assert "2 others hold the same samples" in across.stdout
+    assert "2 other datasets hold the same samples" in across.stdout
     check_bad_input(run("precache", "verify", "--deep", converted["shards"], cwd=tmp_path), "DST and SRC")
     check_bad_input(run("precache", "verify", raw_tree, converted["dali"], cwd=tmp_path), "verify takes DST")
 

@@ -17,7 +17,7 @@ from bench.trial.comparison import Arm, BenchSpec, choose_arms, compare
 from bench.trial.fresh import run_fresh
 from loaders.dataset import open_split
 from precache.errors import DatasetError, SettingError, WorkerError
-from precache.sample import make_sample
+from precache.sample_tree import make_sample
 from precache.source import scan_tree
 from tests.conftest import IMAGES, STORED_SIZE
 
@@ -216,7 +216,7 @@ def test_a_batch_of_more_than_an_epoch_is_one_line(converted: dict[str, Path]) -
 
 def test_folders_of_different_trees_are_refused(converted: dict[str, Path], tmp_path: Path) -> None:
     smaller = tmp_path / "smaller"
-    make_sample(smaller, images=40, classes=5, seed=1, workers=0)
+    make_sample(smaller, images=40, classes=5, seed=1, like="caltech", workers=0)
     arms = [Arm("pytorch", smaller), Arm("shards", converted["shards"])]
     with pytest.raises(DatasetError, match=r"unequal work .*: 40 pictures .*: 70 pictures of 32x32"):
         compare(arms, spec("none"))

@@ -105,7 +105,7 @@ def test_photos_have_the_size_asked_for_on_average(raw_tree: Path, tmp_path: Pat
     assert sizes.std(axis=0).min() > 40
     for bad, message in (("500", "mean must be a size"), ("9000x10", "width must be")):
         check_bad_input(run("bench", "photos", raw_tree, "other", "--mean", bad, cwd=tmp_path), message)
-    with pytest.raises(SettingError, match="lies inside the source tree"):
+    with pytest.raises(SettingError, match="lie one inside the other"):
         make_photos(raw_tree, raw_tree / "photos", (80, 80), 2)
     check_bad_input(run("bench", "photos", raw_tree, "photos", "--pictures", 5, cwd=tmp_path), "is not empty")
 

@@ -14,6 +14,8 @@ from precache.errors import ImageError, SourceError
 @pytest.fixture(params=[True, False], ids=["torch", "pillow"], autouse=True)
 def by_torch(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     monkeypatch.setattr(decoding, "torch_is_faster", lambda: request.param)
+    if request.param:  # as with stock Pillow: Pillow-SIMD wants a fourth channel, which torch does not
+        monkeypatch.setattr(images, "_COLOUR_MODE", "RGB")
     return bool(request.param)
 
 

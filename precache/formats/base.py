@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from precache.errors import ImageError
+from precache.errors import ImageError, shell_command
 from precache.jpeg import Pixels, decode_jpeg
 from precache.output import OutputFile
 
@@ -50,6 +50,12 @@ class StoredSample:
         return self.data
 
 
+def remedy(shard: Path) -> str:
+    """What to do about a shard that cannot be read: commands to paste into a shell."""
+    command = shell_command("precache verify", shard.parent)
+    return f"run: {command}; it prints the command that rewrites the dataset"
+
+
 @dataclass(frozen=True, slots=True)
 class Format:
     """The writer and the reader of one format.
@@ -62,9 +68,15 @@ class Format:
             not at their paths before `output.publish` is called on them.
         read_shard: `path -> samples` in stored order. A damaged file raises DatasetError; where one sample
             alone is damaged, and the format tells, the sample says so.
+        holds_pixels: whether it stores decoded pixels; else JPEGs.
+        bytes_per_sample: what a sample takes besides its pixels or its JPEG.
+        bytes_per_shard: what a shard takes besides its samples, on average.
     """
 
     suffix: str
     index_suffix: str | None
     write_shard: Callable[[Path, Iterable[Sample], int, int], list[OutputFile]]
     read_shard: Callable[[Path], Iterator[StoredSample]]
+    holds_pixels: bool
+    bytes_per_sample: int
+    bytes_per_shard: int

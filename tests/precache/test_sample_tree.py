@@ -1,5 +1,6 @@
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,13 +9,14 @@ from PIL import Image
 
 from precache import images
 from precache.errors import SettingError
-from precache.sample import make_sample
+from precache.sample_pictures import LIKE
+from precache.sample_tree import make_sample
 from precache.source import scan_tree
 
 
 def test_same_seed_same_bytes_whatever_the_workers(raw_tree: Path, tmp_path: Path) -> None:
-    make_sample(tmp_path / "again", images=70, classes=5, seed=1, workers=2)
-    make_sample(tmp_path / "other", images=70, classes=5, seed=2, workers=0)
+    make_sample(tmp_path / "again", images=70, classes=5, seed=1, like="caltech", workers=2)
+    make_sample(tmp_path / "other", images=70, classes=5, seed=2, like="caltech", workers=0)
     paths = [sample.path for sample in scan_tree(raw_tree).samples]
     assert paths == [sample.path for sample in scan_tree(tmp_path / "again").samples]
     assert all((raw_tree / path).read_bytes() == (tmp_path / "again" / path).read_bytes() for path in paths)
@@ -48,9 +50,37 @@ def test_sizes_aspects_and_entropy_spread_like_photographs(raw_tree: Path) -> No
     assert max(density) > 3 * min(density)
 
 
+def test_photographs_like_imagenets_have_its_sizes_bytes_and_kinds(tmp_path: Path) -> None:
+    make_sample(tmp_path / "tree", images=48, classes=4, seed=3, like="imagenet", workers=2)
+    sizes, modes, file_bytes = [], Counter[str](), []
+    for path in sorted((tmp_path / "tree").glob("*/*")):
+        with Image.open(path) as picture:
+            assert picture.format == "JPEG"
+            sizes.append(picture.size)
+            modes[picture.mode] += 1
+        file_bytes.append(path.stat().st_size)
+    width, height = np.array(sizes).T
+    # the mean of ImageNet's training pictures is 470x400 pixels and 110 kB
+    assert width.mean() == pytest.approx(470, rel=0.15)
+    assert height.mean() == pytest.approx(400, rel=0.15)
+    assert np.mean(file_bytes) == pytest.approx(110_000, rel=0.25)
+    assert max(file_bytes) > 3 * min(file_bytes)
+    assert 0.1 < (height > width).mean() < 0.45
+    assert modes == {"RGB": 46, "L": 2}
+
+
+def test_photographs_like_imagenets_are_the_same_whatever_the_workers(tmp_path: Path) -> None:
+    for workers in (0, 2):
+        make_sample(tmp_path / str(workers), images=6, classes=2, seed=3, like="imagenet", workers=workers)
+    paths = [path.relative_to(tmp_path / "0") for path in (tmp_path / "0").glob("*/*")]
+    assert len(paths) == 6
+    assert all((tmp_path / "0" / p).read_bytes() == (tmp_path / "2" / p).read_bytes() for p in paths)
+
+
 @pytest.mark.slow
-def test_a_small_network_learns_the_classes(tmp_path: Path) -> None:
-    make_sample(tmp_path / "tree", images=160, classes=4, seed=0, workers=2)
+@pytest.mark.parametrize("like", sorted(LIKE))
+def test_a_small_network_learns_the_classes(like: str, tmp_path: Path) -> None:
+    make_sample(tmp_path / "tree", images=160, classes=4, seed=0, like=like, workers=2)
     scan = scan_tree(tmp_path / "tree")
     pixels = np.stack([images.load(f"{scan.root}/{s.path}", 16) for s in scan.samples])
     x = torch.from_numpy(pixels).permute(0, 3, 1, 2).float() / 255 - 0.5
@@ -75,9 +105,10 @@ def test_a_small_network_learns_the_classes(tmp_path: Path) -> None:
         ({"classes": 0}, "classes must be an integer from 1 to 999, got 0"),
         ({"images": 3, "classes": 4}, "images must be an integer of at least 4, got 3"),
         ({"seed": -1}, "seed must be an integer of at least 0, got -1"),
+        ({"like": "coco"}, "unknown like 'coco'; choose from: caltech, imagenet"),
     ],
 )
-def test_bad_settings_are_named(tmp_path: Path, settings: dict[str, int], message: str) -> None:
+def test_bad_settings_are_named(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(SettingError, match=message):
         make_sample(tmp_path / "tree", **settings)
     assert not (tmp_path / "tree").exists()

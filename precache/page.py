@@ -44,9 +44,9 @@ th { white-space: normal; vertical-align: bottom; font-weight: 600; }
 th.words, td.words { text-align: left; white-space: normal; min-width: 6rem; overflow-wrap: anywhere; }
 th:first-child, td:first-child { text-align: left; padding-left: 0; white-space: normal; min-width: 8rem;
   max-width: 14rem; overflow-wrap: anywhere; position: sticky; left: 0; background: var(--bg); }
-td.bar { min-width: 6rem; width: 40%; vertical-align: middle; }
+td.bar { min-width: 4rem; width: 12rem; vertical-align: middle; }
 td.bar div { background: var(--bar); height: .8rem; border-radius: 2px; }
-.pictures { display: flex; gap: 2px; flex-wrap: wrap; min-width: 8rem; }
+.pictures { display: flex; gap: 2px; flex-wrap: wrap; min-width: 12.5rem; }
 .pictures img { width: 4rem; height: 4rem; object-fit: cover; }
 .peer { border: 1px solid var(--line); border-radius: 4px; padding: 0 .3rem;
   font-size: .8rem; color: var(--soft); }

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from bench.findings.regression import REGRESSION, Change, changes, differences
 from bench.findings.result_file import read_result
+from bench.findings.trust import disturbance, is_disturbed, other_cpu
 from precache import commandline
 from precache.commandline import STDOUT, check_output, write_json
 from precache.errors import SettingError, check_share
@@ -51,6 +52,9 @@ def command(
         for path, keys in ((before_path, gone), (after_path, new)):
             for key in keys:
                 click.echo(f"only in {path}: {key.arm} with {key.trainer}")
+        for path, result in ((before_path, before), (after_path, after)):
+            if is_disturbed(other_cpu(result.settings)):
+                click.echo(f"{path}: {disturbance(other_cpu(result.settings), then='')}")
         if differing:
             click.echo(f"Compared although they differ in {'; '.join(differing)}.")
         click.echo("A, B: median images/s. In brackets: the range of the ratio over the repeats of both.")

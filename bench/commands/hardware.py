@@ -9,6 +9,7 @@ import click
 from rich.table import Table
 
 from bench.findings.stats import Estimate
+from bench.findings.trust import disturbance, is_disturbed
 from bench.machine import measurements
 from bench.machine.hardware import accelerator_of
 from bench.machine.measurements import PETABYTE, Hardware, HardwareSpec, Measurement
@@ -71,6 +72,8 @@ def show(result: Hardware) -> None:
     console.print(legend(result))
     for warning in result.warnings:
         console.print(f"WARNING: {warning}")
+    if is_disturbed(result.other_cpu):
+        console.print(f"WARNING: {disturbance(result.other_cpu, then='')}")
 
 
 def table(result: Hardware) -> Table:

@@ -11,17 +11,15 @@ import torch
 
 from bench.findings.grid import (
     Axes,
-    Measured,
     Point,
     drop_axes,
     grid,
     prune,
-    recommend,
-    sentence,
 )
 from bench.findings.sweep_file import SweepFile
 from bench.machine import page_cache
 from bench.machine.hardware import accelerator_of, describe_machine
+from bench.machine.others import OtherProcesses
 from bench.machine.precision import AMP_HELP
 from bench.options import parse_amp, parse_numbers, parse_switches
 from bench.pages import sweep as page
@@ -111,12 +109,11 @@ def command(
     else:
         with ProgressBar("sweep", "trial") as bar:
             run(points, settings, file, repeats, bar)
-    measured = [m for m in file.measured() if m.point in set(points)]
-    if not measured:
+    if not any(m.point in set(points) for m in file.measured()):
         raise DatasetError(f"nothing measured: {'; '.join(sorted(set(file.failed.values())))}")
     conditions = _conditions(settings, file, repeats)
     if not quiet:
-        _show(points, file, measured, conditions)
+        _show(points, file, conditions)
     if html_path is not None:
         html_path.parent.mkdir(parents=True, exist_ok=True)
         html_path.write_text(page.html(points, file, conditions), encoding="utf-8")
@@ -158,6 +155,7 @@ def _measure(point: Point, repeat: int, settings: Settings, file: SweepFile) -> 
         file.add(point, pruned=reason)
         return
     warm = page_cache.warm(Path(point.data))
+    others = OtherProcesses()
     asked = json.dumps({"point": asdict(point), "settings": asdict(settings)})
     answer = json.loads(run_module("bench.trial.sweep_trial", asked).splitlines()[-1])
     if "error" in answer:
@@ -165,7 +163,7 @@ def _measure(point: Point, repeat: int, settings: Settings, file: SweepFile) -> 
     if "failed" in answer:
         file.add(point, failed=answer["failed"])
     else:
-        file.add(point, repeat=repeat, trial={**answer, "page_cache_warm": warm})
+        file.add(point, repeat=repeat, trial={**answer, "page_cache_warm": warm, "other_cpu": others.share()})
 
 
 def _axes(device: torch.device, workers: str, batch_size: str, amp: str, pin: str) -> Axes:
@@ -202,12 +200,12 @@ def _conditions(settings: Settings, file: SweepFile, repeats: int) -> str:
     )
 
 
-def _show(points: Sequence[Point], file: SweepFile, measured: Sequence[Measured], conditions: str) -> None:
+def _show(points: Sequence[Point], file: SweepFile, conditions: str) -> None:
     console = new_console(width=_WIDTH)
     for table in tables(points, file):
         console.print(table)
         console.print()
     click.echo(f"{LEGEND}.")
     click.echo(f"{conditions}.")
-    for recommendation in recommend(measured):
-        click.echo(sentence(recommendation))
+    for line in page.answer(points, file):
+        click.echo(line)

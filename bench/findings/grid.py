@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from bench.findings.stats import Estimate
+from bench.findings.trust import is_disturbed
 from bench.findings.verdict import (
     KEEPS_UP,
     NEGLIGIBLE_SHARE,
@@ -173,13 +174,18 @@ def plateau(series: Sequence[Measured]) -> Measured:
     return next(m for m in series if _rate(m) >= enough)
 
 
-def recommend(measured: Sequence[Measured]) -> list[Recommendation]:
-    """What to choose, for each backend over each folder.
+def recommend(measured: Sequence[Measured], other_cpu: float | None = None) -> list[Recommendation]:
+    """What to choose, for each backend over each folder; nothing where `other_cpu` is too much.
 
     First the smallest batch of which any setting is within 2% of the best throughput, with amp and pin
     as they are best there; then, among its numbers of workers, the fewest that unblock the trainer, or
     else of which that is not distinguishable, or else that are within 2% of the most they reach.
+
+    Args:
+        other_cpu: what other processes took of the CPUs meanwhile, see `bench.findings.trust`.
     """
+    if is_disturbed(other_cpu):
+        return []
     arms = dict.fromkeys((m.point.backend, m.point.data) for m in measured)
     return [_recommend([m for m in measured if (m.point.backend, m.point.data) == arm]) for arm in arms]
 

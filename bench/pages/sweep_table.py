@@ -7,6 +7,7 @@ from rich.table import Table
 
 from bench.findings.grid import Point, plateau, recommend, switches
 from bench.findings.sweep_file import SweepFile
+from bench.findings.trust import is_disturbed
 from bench.findings.verdict import KEEPS_UP, judge
 
 LEGEND = (
@@ -16,11 +17,15 @@ LEGEND = (
 
 
 def tables(points: Sequence[Point], file: SweepFile) -> list[Table]:
-    """One table for each backend, folder, amp and pin of `points`."""
+    """One table for each backend, folder, amp and pin of `points`.
+
+    Nothing is marked as best where other processes took too much of the CPUs.
+    """
     found = {m.point: m for m in file.measured() if m.point in set(points)}
-    chosen = {recommendation.chosen.point for recommendation in recommend(list(found.values()))}
+    other_cpu = file.other_cpu(points)
+    chosen = {best.chosen.point for best in recommend(list(found.values()), other_cpu)}
     begins = set()
-    for point in found:
+    for point in () if is_disturbed(other_cpu) else found:
         series = [m for m in found.values() if replace(m.point, workers=0) == replace(point, workers=0)]
         begins.add(plateau(sorted(series, key=lambda m: m.point.workers)).point)
 

@@ -8,6 +8,7 @@ from rich.table import Table
 
 from bench.findings.result import Result, Row
 from bench.findings.stats import Estimate
+from bench.findings.trust import disturbance, is_disturbed, other_cpu
 from bench.findings.verdict import COLD_FETCH, KEEPS_UP, LOADER_BINDS, NOT_DISTINGUISHABLE, lost_share
 from bench.machine.hardware import accelerator_of
 from bench.trial.monitor import ALL_BUSY
@@ -35,6 +36,8 @@ _LEGEND = {
 
 def headline(result: Result) -> list[str]:
     """What the result says, one sentence per trainer."""
+    if is_disturbed(other_cpu(result.settings)):
+        return [disturbance(other_cpu(result.settings))]
     sentences = []
     for name in dict.fromkeys(row.trainer_name for row in result.rows):
         rows = [row for row in result.rows if row.trainer_name == name and row.trainer is not None]
@@ -135,8 +138,11 @@ def _fitting(result: Result) -> dict[str, list[str]]:
 def best_rows(result: Result) -> list[Row]:
     """Of each trainer the loader that gave the most images/s, and those that overlap with it.
 
-    Noise is no loader, and what only other libraries' loaders can be compared by is not all of it.
+    Noise is no loader, and what only other libraries' loaders can be compared by is not all of it. Beside
+    other busy processes none is the best.
     """
+    if is_disturbed(other_cpu(result.settings)):
+        return []
     best = []
     for name in dict.fromkeys(row.trainer_name for row in result.rows):
         rated = [

@@ -13,6 +13,7 @@ from bench.findings.regression import by_key
 from bench.findings.result import Result, Row
 from bench.machine import page_cache
 from bench.machine.hardware import describe_machine
+from bench.machine.others import OtherProcesses
 from bench.machine.precision import resolve_amp
 from bench.trial.equal_work import Facts, check_facts, check_served, find_facts
 from bench.trial.fresh import run_fresh
@@ -90,6 +91,7 @@ def compare(
     bench = _Bench(spec, names, max(found.classes for found in facts.values()), around, on_progress)
     running: list[AnyArm] = [*facts, *_write_data(peers, spec, skipped)]
     bench.plan(running)
+    others = OtherProcesses()
     for _ in range(spec.repeats):
         bench.measure_trainers()
         for arm in tuple(running):
@@ -107,6 +109,7 @@ def compare(
         "amp": resolve_amp(spec.amp, spec.device) if MODELS.keys() & set(names) else "off",
         "page_cache": "not warmed: larger than memory" if bench.trials.not_warmed else "warm",
         "peers": bench.versions,
+        "other_cpu": others.share(),
     }
     rows = make_rows(running, names, bench.trials, spec.batch_size, spec.workers, spec.augment)
     splits = [open_split(arm.path, "train") for arm in running if isinstance(arm, Arm)]

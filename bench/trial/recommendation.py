@@ -1,6 +1,5 @@
 """What each format would bring: a sample measured, the whole predicted, and both compared."""
 
-import os
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from bench.findings import stats
 from bench.findings.forecast import JPEG_NAMES, RAW_NAME, Inputs, Prediction, Profile
 from bench.machine import measurements
 from bench.machine.measurements import Hardware, HardwareSpec
+from bench.machine.others import OtherProcesses
 from bench.trial import sampling
 from bench.trial.device import choose_device
 from bench.trial.full_batches import check_fills_batch
@@ -137,7 +137,7 @@ def recommend(
         on_progress(done, total)
 
     on_progress(0, total)
-    busy = _Busy()
+    others = OtherProcesses()
     quick = HardwareSpec(scratch=spec.scratch, repeats=spec.repeats, seconds=min(0.2, spec.seconds))
     data = {"pictures": len(scan.samples), "file_bytes": int(scan.samples.file_bytes.sum())}
     hardware = measurements.measure(quick, measurements.sample_jpegs(scan), data)
@@ -171,29 +171,8 @@ def recommend(
         checks += _checks([turn[2][index] for turn in turns], measured[name]) if check else []
     settings = {**asdict(spec), "source": source.name, "scratch": str(spec.scratch), "page_cache": "warm"}
     settings["sample_images"] = trees.large_images
-    settings["others"] = busy.of_others()
+    settings["other_cpu"] = others.share()
     return Recommendation(settings, hardware, inputs, profiles, predictions, skipped, checks)
-
-
-class _Busy:
-    """How much of the CPUs other processes take, from now on."""
-
-    def __init__(self) -> None:
-        self._all, self._ours = self._read()
-
-    def of_others(self) -> float:
-        """Share of all CPU time since, 0 to 1."""
-        everything, ours = self._read()
-        busy, total = (now - then for now, then in zip(everything, self._all, strict=True))
-        return min(1.0, max(0.0, busy - (ours - self._ours)) / max(total, 1e-9))
-
-    def _read(self) -> tuple[tuple[float, float], float]:
-        """CPU seconds: busy and all of the machine; ours, with those of processes that have ended."""
-        times, mine = psutil.cpu_times(), os.times()
-        idle = times.idle + getattr(times, "iowait", 0.0)
-        # Linux counts what guests take under user, too
-        total = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
-        return (total - idle, total), mine.user + mine.system + mine.children_user + mine.children_system
 
 
 def _predict(

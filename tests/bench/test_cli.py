@@ -55,7 +55,8 @@ def test_all_backends_are_compared_in_a_table_of_100_columns(data: Path) -> None
         "gather",
     ]
     assert all(len(line.rstrip()) <= 100 and "…" not in line for line in table)
-    assert any(line.startswith("*") for line in table)
+    # where this machine is busy no winner is named; `test_table` holds both
+    assert any(line.startswith("*") for line in table) != ("Other processes took" in result.stdout)
     assert not any(line.startswith("*") for line in table if "synthetic" in line or "gather" in line)
     assert "skipped nvjpeg on data/raw: " in result.stdout
     assert "\npytorch on raw tree: " in result.stdout

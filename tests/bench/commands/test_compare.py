@@ -51,7 +51,7 @@ def write(tmp_path: Path) -> Write:
         settings = {
             "trainers": ["emulated:4000"], "batch_size": 64, "size": 224, "workers": 2, "repeats": 5,
             "page_cache": "warm", "amp": "off", "compiled": False, "cache": "none",
-            "augment": "eval", "shuffle": "auto", "device": "cpu", "data": DATA,
+            "augment": "eval", "shuffle": "auto", "device": "cpu", "data": DATA, "other_cpu": 0.0,
         }  # fmt: skip
         for values in (machine, settings):
             values.update({key: value for key, value in changed.items() if key in values})
@@ -80,6 +80,14 @@ def test_a_result_equals_itself(write: Write, capsys: pytest.CaptureFixture[str]
     assert printed.count("not distinguishable") == 4
     assert "0 of 4 rates fell by more than 5%" in printed
     assert all(len(line) <= 100 for line in printed.splitlines() if ".json" not in line)
+
+
+def test_a_result_of_a_busy_machine_is_told(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
+    quiet, busy = write("a.json", ROWS), write("b.json", ROWS, other_cpu=0.31)
+    assert compare(quiet, busy) == 0
+    printed = capsys.readouterr().out
+    assert f"{busy}: Other processes took 31% of the CPUs" in printed
+    assert f"{quiet}: Other" not in printed
 
 
 def test_ratios_are_of_the_second_over_the_first(write: Write, capsys: pytest.CaptureFixture[str]) -> None:

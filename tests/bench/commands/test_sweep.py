@@ -37,6 +37,16 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+def beside_others(path: Path, share: float) -> None:
+    """As if other processes had taken that share of the CPUs during each trial: here they take any."""
+    found = lines(path)
+    for line in found:
+        if "trial" in line:
+            assert 0 <= line["trial"]["other_cpu"] <= 1
+            line["trial"]["other_cpu"] = share
+    path.write_text("".join(json.dumps(line) + "\n" for line in found))
+
+
 @pytest.fixture(scope="module")
 def killed(raw_tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The file of a sweep of two trials that SIGKILL ended after the first."""
@@ -54,6 +64,7 @@ def killed(raw_tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
     assert len(lines(path)) == 2
+    beside_others(path, 0.0)
     return path
 
 
@@ -63,6 +74,7 @@ def finished(killed: Path, raw_tree: Path) -> Path:
     path = killed.with_name("finished.jsonl")
     path.write_text(killed.read_text() + '{"point": {"back')  # what was being written when it was killed
     assert sweep(raw_tree, *SETTINGS, *GRID, "--out", path) == 0
+    beside_others(path, 0.0)
     return path
 
 
@@ -89,6 +101,34 @@ def test_a_finished_sweep_is_shown_again_without_measuring(
     assert {"chart-0-0", "chart-0-1"} <= parser.ids
     assert parser.external == []
     assert any(text.startswith(f"pytorch on {raw_tree}: choose ") for text in parser.texts)
+
+
+def test_beside_other_busy_processes_nothing_is_recommended(
+    finished: Path, raw_tree: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, page = tmp_path / "sweep.jsonl", tmp_path / "page.html"
+    path.write_bytes(finished.read_bytes())
+    beside_others(path, 0.31)
+    assert sweep(raw_tree, *SETTINGS, *GRID, "--out", path, "--html", page) == 0
+    shown = capsys.readouterr().out
+    assert "Other processes took 31% of the CPUs" in shown
+    assert "choose" not in shown
+    assert not any(line.rstrip().endswith(("*", "_")) for line in shown.splitlines())
+    texts = _Page(page.read_text()).texts
+    assert any(text.startswith("Other processes took 31% of the CPUs") for text in texts)
+    assert not any("choose" in text for text in texts)
+
+
+def test_a_file_that_does_not_tell_of_other_processes_is_read(
+    finished: Path, raw_tree: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "sweep.jsonl"
+    found = lines(finished)
+    for line in found[1:]:
+        del line["trial"]["other_cpu"]
+    path.write_text("".join(json.dumps(line) + "\n" for line in found))
+    assert sweep(raw_tree, *SETTINGS, *GRID, "--out", path) == 0
+    assert "choose" in capsys.readouterr().out
 
 
 def test_quiet_prints_nothing_and_writes_the_page(

@@ -178,6 +178,12 @@ def test_a_slow_trainer_that_never_waits_is_not_preferred_to_a_fast_one() -> Non
     assert recommend(found)[0].chosen.point == point(4, amp="bf16")
 
 
+def test_beside_other_busy_processes_nothing_is_recommended() -> None:
+    found = [measured(point(1), 500), measured(point(2), 1000)]
+    assert recommend(found, 0.11) == []
+    assert recommend(found, 0.1) == recommend(found, None) == recommend(found) != []
+
+
 def test_each_backend_gets_its_own_recommendation() -> None:
     found = [measured(point(1), 500), measured(point(1, backend="shards"), 1000)]
     assert [r.chosen.point.backend for r in recommend(found)] == ["pytorch", "shards"]

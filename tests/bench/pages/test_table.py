@@ -147,3 +147,14 @@ def test_of_a_row_that_keeps_up_busy_cores_alone_are_no_limit() -> None:
 
 def test_of_a_row_without_batch_times_nothing_is_said() -> None:
     assert findings(row("shards", "shards", 24_000)) == []
+
+
+def test_beside_other_busy_processes_no_winner_is_named() -> None:
+    rich = rich_result()
+    assert report.best_rows(rich)
+    disturbed = replace(rich, settings={**rich.settings, "other_cpu": 0.31})
+    assert report.best_rows(disturbed) == []
+    (sentence,) = report.headline(disturbed)
+    assert sentence.startswith("Other processes took 31% of the CPUs")
+    quiet = replace(rich, settings={**rich.settings, "other_cpu": 0.1})
+    assert report.headline(quiet) == report.headline(rich)

@@ -60,6 +60,7 @@ def test_every_backend_reads_every_folder_that_it_can(result: Result) -> None:
 def test_the_result_says_which_pictures_each_arm_served(
     result: Result, raw_tree: Path, converted: dict[str, Path]
 ) -> None:
+    assert 0 <= result.settings["other_cpu"] <= 1
     data = result.settings["data"]
     assert data.keys() == {f"{row.backend} on {row.data}" for row in result.rows}
     for name, path in (("pytorch on raw tree", raw_tree), ("shards on shards", converted["shards"])):

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from bench.findings.stats import Estimate
 from bench.findings.trust import disturbance, is_disturbed
+from bench.findings.words import counted, duration, number
 from bench.machine import measurements
 from bench.machine.hardware import accelerator_of
 from bench.machine.measurements import PETABYTE, Hardware, HardwareSpec, Measurement
@@ -24,14 +25,6 @@ _LONGEST_HOW = 20
 _GENERATED = 64  # pictures; making them takes longer than measuring
 _PATH = click.Path(path_type=Path)
 _VERSIONS = ("python", "torch", "numpy", "simplejpeg")
-_PERIODS = (
-    ("years", 31_557_600.0),
-    ("days", 86_400.0),
-    ("h", 3600.0),
-    ("min", 60.0),
-    ("s", 1.0),
-    ("ms", 1e-3),
-)
 
 
 @click.command(name="hardware", cls=commandline.Command)
@@ -116,30 +109,16 @@ def legend(result: Hardware) -> str:
         f"{of_data}Times are of this part alone, once over all pictures: files through memory and disk "
         f"(random: one block at a time), pictures decoded, their pixels (224x224) to the device, ResNet-50 "
         f"training steps at the full matrix-multiply rate. 1 PB is of files of "
-        f"{human_bytes(result.mean_file_bytes)}.\n"
+        f"{human_bytes(result.mean_file_bytes)}, the mean of those decoded here.\n"
         f"{machine['cpu']}, {machine['memory']}, accelerator: {accelerator_of(machine)}; disk "
-        f"{result.disk.device}{_spinning(result)}; {versions}; median of {result.repeats} repeats; "
-        f"{machine['date']}."
+        f"{result.disk.device}{_spinning(result)}; {versions}; median of "
+        f"{counted(result.repeats, 'repeat')}; {machine['date']}."
     )
-
-
-def number(value: float) -> str:
-    """Three digits, or all before the point: 0.154, 11.6, 1,867."""
-    digits = 0 if value >= 100 else 1 if value >= 10 else 2 if value >= 1 else 3
-    return f"{value:,.{digits}f}"
 
 
 def spread(value: Estimate) -> str:
     """The lowest and the highest measurement."""
     return f"{number(value.low)}-{number(value.high)}"
-
-
-def duration(seconds: float | None) -> str:
-    """A time in the unit that suits it: 5.20 ms, 12.3 s, 4.1 h, 3.2 years; '-' for None."""
-    if seconds is None:
-        return "-"
-    unit, length = next(((u, n) for u, n in _PERIODS if seconds >= 2 * n), _PERIODS[-1])
-    return f"{number(seconds / length)} {unit}"
 
 
 @contextmanager

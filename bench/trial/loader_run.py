@@ -1,14 +1,12 @@
-"""One loader alone, the trainer alone, and both together, in a process of its own: prints a line of JSON.
+"""One loader alone, the trainer alone, and both together, in a process of its own.
 
 The rates are those from the second epoch on: a first epoch, which opens and checks, goes before.
 """
 
-import json
-import sys
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import repeat
 from pathlib import Path
 from statistics import median
@@ -17,12 +15,11 @@ import psutil
 import torch
 
 import loaders
+from bench.trial.fresh import run_fresh
 from bench.trial.full_batches import LAST, endless
-from bench.trial.processes import run_watched
 from bench.trial.refusals import in_one_line
 from bench.trial.trainers import NullTrainer, Trainer, make_trainer
 from loaders.batch import Batch, Loader
-from precache.errors import PrecacheError
 
 _FILLING, _READING = "fill", "read"  # names of the threads that a loader has one of for each worker
 
@@ -46,24 +43,21 @@ class LoaderRun:
 def run(
     path: Path, backend: str, *, batch_size: int, workers: int, size: int, trainer: str, seconds: float
 ) -> LoaderRun:
-    """Measure in a fresh process; WorkerError, with the reason, if it fails."""
-    settings = {
-        "path": str(path.resolve()),
-        "backend": backend,
-        "batch_size": batch_size,
-        "workers": workers,
-        "size": size,
-        "trainer": trainer,
-        "seconds": seconds,
-    }
-    watched = run_watched([sys.executable, "-m", "bench.trial.loader_run", json.dumps(settings)])
-    return LoaderRun(**json.loads(watched.output.splitlines()[-1]))
+    """Measure in a fresh process; PrecacheError, with the reason, if it fails."""
+    return run_fresh(measure, str(path), backend, batch_size, workers, size, trainer, seconds)
 
 
 def measure(
     path: str, backend: str, batch_size: int, workers: int, size: int, trainer: str, seconds: float
 ) -> LoaderRun:
     """Measure in this process."""
+    with in_one_line(batch_size, size):
+        return _measure(path, backend, batch_size, workers, size, trainer, seconds)
+
+
+def _measure(
+    path: str, backend: str, batch_size: int, workers: int, size: int, trainer: str, seconds: float
+) -> LoaderRun:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     reading = loaders.Reading(workers=workers, check="never")
     with loaders.build(
@@ -129,12 +123,3 @@ def _serial_seconds(before: dict[tuple[str, int], float], now: dict[tuple[str, i
     filling = [seconds for (name, _), seconds in spent.items() if name == _FILLING]
     others = [seconds for (name, _), seconds in spent.items() if name not in (_FILLING, _READING)]
     return max(0.0, max(others, default=0.0) - (median(filling) if filling else 0.0))
-
-
-if __name__ == "__main__":
-    try:
-        asked = json.loads(sys.argv[1])
-        with in_one_line(asked["batch_size"], asked["size"]):
-            print(json.dumps(asdict(measure(**asked))))
-    except PrecacheError as error:
-        sys.exit(str(error))

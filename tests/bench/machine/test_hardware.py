@@ -16,6 +16,7 @@ import torch
 from bench.cli import main
 from bench.commands import hardware as command
 from bench.findings.stats import Estimate
+from bench.findings.words import duration
 from bench.machine import disk, measurements
 from bench.machine.disk import Disk
 from bench.machine.measurements import Hardware, HardwareSpec, Measurement
@@ -233,7 +234,7 @@ def test_times_follow_from_the_rates() -> None:
     ],
 )  # fmt: skip
 def test_durations_are_told_in_the_unit_that_suits_them(seconds: float | None, text: str) -> None:
-    assert command.duration(seconds) == text
+    assert duration(seconds) == text
 
 
 def test_the_command_prints_a_table_of_100_columns(raw_tree: Path, tmp_path: Path) -> None:

@@ -13,6 +13,8 @@ from rich.table import Table
 from torch.profiler import ProfilerActivity, profile, record_function
 
 import loaders
+from bench.findings.words import counted
+from bench.machine.hardware import accelerator_of, describe_machine
 from bench.machine.precision import AMP_HELP
 from bench.trial.device import WARMUP_HELP, choose_device, choose_warmup
 from bench.trial.full_batches import LAST, check_fills_batch, endless
@@ -29,6 +31,10 @@ from precache.tables import new_console
 WAIT, STEP = "wait for batch", "train step"
 _DATA = Path("data")
 _WIDTH = 100
+_STEPS, _BATCH_SIZE = 20, 64
+# A CPU computes, too: the profile of an emulated trainer would show it asleep. So few and small steps end
+# within half a minute on two cores.
+_ON_CPU, _CPU_STEPS, _CPU_BATCH_SIZE, _CPU_WARMUP = "resnet18", 10, 16, 2
 _NAME_WIDTH = 60
 
 
@@ -113,11 +119,21 @@ def _top_operators(profiler: Any, top: int) -> tuple[Operator, ...]:
 @click.command(name="profile", cls=commandline.Command, epilog=EPILOG)
 @click.argument("folder", type=click.Path(path_type=Path), required=False)
 @click.option("--backend", default="auto", show_default=True, help=f"auto or {', '.join(loaders.BACKENDS)}.")
-@click.option("--trainer", "trainer_name", default="auto", show_default=True, help=f"One of: {CHOICES}.")
-@click.option("--steps", default=20, show_default=True, help="Profiled steps.")
+@click.option(
+    "--trainer",
+    "trainer_name",
+    default="auto",
+    show_default=True,
+    help=f"One of: {CHOICES}; auto is resnet50 on a GPU, {_ON_CPU} on a CPU.",
+)
+@click.option("--steps", type=int, help=f"Profiled steps.  [default: {_STEPS}; auto on a CPU: {_CPU_STEPS}]")
 @click.option("--warmup", type=int, help=WARMUP_HELP)
 @click.option("--amp", default="auto", show_default=True, help=AMP_HELP)
-@click.option("--batch-size", default=64, show_default=True, help="Samples per batch.")
+@click.option(
+    "--batch-size",
+    type=int,
+    help=f"Samples per batch.  [default: {_BATCH_SIZE}, or what there is; auto on a CPU: {_CPU_BATCH_SIZE}]",
+)
 @click.option("--workers", type=int, help="Processes or threads of the loader.  [default: one per CPU]")
 @click.option("--size", default=224, show_default=True, help="Side of the served square, pixels.")
 @click.option("--device", "device_name", default="auto", show_default=True, help="auto, cpu or cuda.")
@@ -127,9 +143,10 @@ def command(
     folder: Path | None,
     backend: str,
     trainer_name: str,
-    steps: int,
+    steps: int | None,
     warmup: int | None,
     amp: str,
+    batch_size: int | None,
     workers: int | None,
     device_name: str,
     top: int,
@@ -145,10 +162,13 @@ def command(
     https://ui.perfetto.dev and in chrome://tracing.
     """
     device = choose_device(device_name)
-    warmup = choose_warmup(warmup, device)
+    small = trainer_name == "auto" and device.type == "cpu"
+    trainer_name = _ON_CPU if small else resolve(trainer_name, device)
+    steps = steps if steps is not None else _CPU_STEPS if small else _STEPS
+    warmup = _CPU_WARMUP if small and warmup is None else choose_warmup(warmup, device)
     for name, value, low in (("steps", steps, 1), ("warmup", warmup, 0), ("top", top, 1)):
         check_range(name, value, low)
-    check_trainer(resolve(trainer_name, device), settings["size"], amp=amp)
+    check_trainer(trainer_name, settings["size"], amp=amp)
     check_choice("backend", backend, [*loaders.BACKENDS, "auto"])
     if out.exists() and not out.is_dir():
         raise SettingError(f"{out}: is a file; name a folder")
@@ -157,7 +177,9 @@ def command(
     workers = worker_count(workers)
     # the number of classes is known with the data, what dtype the loader serves with the trainer
     data = open_split(folder, "train")
-    check_fills_batch(settings["batch_size"], len(data.ids))
+    if batch_size is None:
+        batch_size = max(1, min(_CPU_BATCH_SIZE if small else _BATCH_SIZE, len(data.ids)))
+    check_fills_batch(batch_size, len(data.ids))
     trainer = make_trainer(trainer_name, device, len(data.classes), amp=amp)
     with loaders.build(
         folder,
@@ -166,15 +188,29 @@ def command(
         dtype=trainer.dtype,
         last=LAST,
         reading=loaders.Reading(workers=workers),
+        batch_size=batch_size,
         **settings,
     ) as loader:
         out.mkdir(parents=True, exist_ok=True)
-        with in_one_line(settings["batch_size"], settings["size"]):
+        with in_one_line(batch_size, settings["size"]):
             found = profile_steps(loader, trainer, device, warmup, steps, out / "trace.json", top)
     content = {**asdict(found), "shares": found.shares}
     (out / "profile.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     _print(found)
+    click.echo(
+        f"trainer {trainer_name}, batch {batch_size} of {settings['size']}x{settings['size']}, "
+        f"{counted(workers, 'worker')}, {counted(steps, 'step')} after {warmup};"
+    )
+    click.echo(_machine(device))
     click.echo(f"wrote {out / 'trace.json'} (open it in https://ui.perfetto.dev) and {out / 'profile.json'}")
+
+
+def _machine(device: torch.device) -> str:
+    machine = describe_machine(device)
+    return (
+        f"{machine['cpu']}, {machine['memory']}, accelerator: {accelerator_of(machine)}; torch "
+        f"{machine['torch']}; {machine['date']}"
+    )
 
 
 def _print(found: Profile) -> None:
@@ -189,9 +225,7 @@ def _print(found: Profile) -> None:
     if found.operators:
         new_console(width=_WIDTH).print(table)
     else:
-        click.echo(
-            "no operators: this trainer computes nothing; take --trainer resnet50 to see those of a step"
-        )
+        click.echo("No operators: this trainer computes nothing. --trainer resnet18 shows those of a step.")
     for name, seconds in found.stage_s.items():
         each_ms = seconds / found.steps * 1e3
         click.echo(f"{name}: {found.shares[name]:.0%} of the time, {each_ms:,.1f} ms per step")

@@ -41,3 +41,16 @@ def miss(predicted: float, measured: float, why: str) -> str:
         return ""
     off = predicted / measured - 1
     return f"the prediction is {abs(off):.0%} too {'high' if off > 0 else 'low'}: {why}"
+
+
+def why_together(predicted: float, measured: float) -> str:
+    """Why a loader and a trainer together may give other images/s than the slower of them alone."""
+    if predicted > measured:
+        return (
+            "loader and trainer were measured alone for it, and together they share CPUs and memory, or "
+            "batches come unevenly"
+        )
+    return (
+        "a part ran slower alone than it does beside the others, as where the machine's speed changes; "
+        "more --repeats and --batches measure longer"
+    )

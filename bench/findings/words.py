@@ -29,6 +29,6 @@ def epochs(count: int | None) -> str:
     return "never" if count is None else counted(count, "epoch")
 
 
-def counted(count: int, what: str) -> str:
-    """`1 run`, `2 runs`."""
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
+def counted(count: int, one: str, several: str = "") -> str:
+    """`1 run`, `2 runs`; `several` where its plural has more than an s."""
+    return f"{count:,} {one if count == 1 else several or one + 's'}"

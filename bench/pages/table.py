@@ -8,7 +8,7 @@ from rich.table import Table
 
 from bench.findings.result import Result, Row
 from bench.findings.stats import Estimate
-from bench.findings.trust import disturbance, is_disturbed, other_cpu
+from bench.findings.trust import disturbance, is_disturbed, miss, other_cpu, why_together
 from bench.findings.verdict import COLD_FETCH, KEEPS_UP, LOADER_BINDS, NOT_DISTINGUISHABLE, lost_share
 from bench.machine.hardware import accelerator_of
 from bench.trial.monitor import ALL_BUSY
@@ -190,6 +190,9 @@ def _spent(row: Row) -> str:
         parts.append(
             f"predicted {row.predicted:,.0f} images/s, measured {row.together.median:,.0f} ({off:+.0%})"
         )
+        rates = row.predicted, row.together.median
+        missed = miss(*rates, why_together(*rates))
+        parts += [missed] if missed else []
     if row.first_step_s is not None and row.step_s:
         parts.append(f"first step {_ms(row.first_step_s.median)}, then {_ms(median(row.step_s))}")
     stalls = [f"{name} {_ms(seconds)}" for name, seconds in row.stalls.items() if name != COLD_FETCH]

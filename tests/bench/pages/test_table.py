@@ -158,3 +158,15 @@ def test_beside_other_busy_processes_no_winner_is_named() -> None:
     assert sentence.startswith("Other processes took 31% of the CPUs")
     quiet = replace(rich, settings={**rich.settings, "other_cpu": 0.1})
     assert report.headline(quiet) == report.headline(rich)
+
+
+@pytest.mark.parametrize(
+    ("predicted", "said"),
+    [(1000.0, ""), (1400.0, "the prediction is 40% too high: "), (600.0, "the prediction is 40% too low: ")],
+)
+def test_a_prediction_that_is_far_off_says_so_and_why(predicted: float, said: str) -> None:
+    rich = rich_result()
+    fed = replace(rich.rows[1], predicted=predicted, together=around(1000), advice="")
+    (line,) = report.findings(replace(rich, rows=(fed,)))
+    assert said in line
+    assert ("too " in line) == bool(said)

@@ -36,9 +36,9 @@ _VERSIONS = ("python", "torch", "numpy", "simplejpeg")
 @click.option("--seconds", default=0.5, show_default=True, help="Of each repeat.")
 @click.option("--json", "json_path", type=_PATH, help="Write the result here; '-' prints it alone.")
 def command(data: Path | None, scratch: Path, repeats: int, seconds: float, json_path: Path | None) -> None:
-    """Measure copying, reading, decoding and multiplying, each alone.
+    """Measure how fast this machine copies, reads, decodes and multiplies, each alone.
 
-    For each: the median, the lowest and the highest repeat, and how long this part alone takes for
+    Each line has the median, the lowest and the highest repeat, and how long this part alone takes for
     the pictures of --data and for 1 PB of such files.
     """
     spec = HardwareSpec(scratch=scratch, repeats=repeats, seconds=seconds)

@@ -9,6 +9,7 @@ from typing import Any
 import click
 import torch
 
+import loaders
 from bench.findings.grid import (
     Axes,
     Point,
@@ -17,6 +18,7 @@ from bench.findings.grid import (
     prune,
 )
 from bench.findings.sweep_file import SweepFile
+from bench.findings.words import counted
 from bench.machine import page_cache
 from bench.machine.hardware import accelerator_of, describe_machine
 from bench.machine.others import OtherProcesses
@@ -26,6 +28,7 @@ from bench.pages import sweep as page
 from bench.pages.sweep_table import LEGEND, tables
 from bench.trial.comparison import Arm, choose_arms
 from bench.trial.device import WARMUP_HELP, choose_device, choose_warmup
+from bench.trial.fresh import run_fresh
 from bench.trial.fresh_process import run_module
 from bench.trial.full_batches import check_fills_batch
 from bench.trial.presets import EPILOG
@@ -56,7 +59,7 @@ _WIDTH = 100
 @click.option("--out", type=_PATH, default=Path("sweep.jsonl"), show_default=True, help="Finished trials.")
 @click.option("--html", "html_path", type=_PATH, help="Write a page with charts here.")
 @click.option("--quiet", is_flag=True, help="Print nothing but errors; for --out and --html FILE.")
-@click.option("--repeats", default=3, show_default=True, help="Trials of each setting, interleaved.")
+@click.option("--repeats", default=3, show_default=True, help="Trials of each setting, taking turns.")
 @click.option("--size", default=224, show_default=True, help="Side of the served square, pixels.")
 @click.option("--batches", default=40, show_default=True, help="Timed batches of each trial.")
 @click.option("--warmup", type=int, help=WARMUP_HELP)
@@ -73,12 +76,12 @@ def command(
     repeats: int,
     **given: Any,
 ) -> None:
-    """Find the fewest workers and the smallest batch that keep the trainer busy, over DATA.
+    """Find the fewest workers and the smallest batch that keep the trainer busy.
 
-    DATA are folders, data/raw by default. Every combination is measured, but those that cannot be of
-    use; `bench.findings.grid.prune` has the rules. Each finished trial is a line of --out: the same command
-    goes on after those. --amp and --pin are dropped where they make no difference: --amp with a trainer
-    that does not compute, --pin without CUDA.
+    DATA are folders, data/raw by default. Every combination of the settings is measured, except those that
+    cannot help; `bench.findings.grid.prune` has the rules. Each finished trial is a line of --out: the same
+    command goes on after those. --amp is left out for a trainer that does not compute, and --pin without
+    CUDA: they change nothing there.
     """
     check_range("repeats", repeats, 1)
     chosen = choose_device(device)
@@ -131,7 +134,8 @@ def run(
     """Measure what `file` lacks of `points`, all of them once, then again; prune in the first round.
 
     Raises:
-        PrecacheError: a trial failed otherwise than for want of memory.
+        PrecacheError: a loader cannot be built, which is found out before anything is measured, or a
+            trial failed otherwise than for want of memory.
     """
     left_out = {**file.pruned, **file.failed}
     missing = [
@@ -140,12 +144,23 @@ def run(
         for point in points
         if point not in left_out and repeat not in file.trials.get(point, {})
     ]
+    for backend, data in dict.fromkeys((point.backend, point.data) for _, point in missing):
+        run_fresh(_build, backend, data, settings)
     total = len(points) * repeats
     on_progress(total - len(missing), total)
     for number, (repeat, point) in enumerate(missing, 1):
         if point not in file.pruned and point not in file.failed:
             _measure(point, repeat, settings, file)
         on_progress(total - len(missing) + number, total)
+
+
+def _build(backend: str, data: str, settings: Settings) -> None:
+    """Raise what the trials of that loader would, before hours are spent on others."""
+    with loaders.build(
+        data, backend=backend, batch_size=1, workers=0, size=settings.size, device=settings.device,
+        cache=settings.cache,
+    ):  # fmt: skip
+        pass
 
 
 def _measure(point: Point, repeat: int, settings: Settings, file: SweepFile) -> None:
@@ -195,17 +210,18 @@ def _conditions(settings: Settings, file: SweepFile, repeats: int) -> str:
         f"{machine['cpu']}, {machine['memory']}, accelerator: {accelerator_of(machine)}; torch "
         f"{machine['torch']}; trainer {settings.trainer}{', compiled' if settings.compiled else ''}; "
         f"{settings.size}x{settings.size}, cache {settings.cache}, page cache "
-        f"{'warm' if warm else 'not warmed: larger than memory'}; median of {repeats} interleaved trials of "
-        f"{settings.batches} batches; {machine['date']}; trials: {file.path}"
+        f"{'warm' if warm else 'not warmed: larger than memory'}; median of {counted(repeats, 'trial')} of "
+        f"{settings.batches} batches, taking turns; {machine['date']}; trials: {file.path}"
     )
 
 
 def _show(points: Sequence[Point], file: SweepFile, conditions: str) -> None:
+    for line in page.answer(points, file):
+        click.echo(line)
+    click.echo()
     console = new_console(width=_WIDTH)
     for table in tables(points, file):
         console.print(table)
         console.print()
     click.echo(f"{LEGEND}.")
     click.echo(f"{conditions}.")
-    for line in page.answer(points, file):
-        click.echo(line)

@@ -11,8 +11,8 @@ from bench.findings.trust import is_disturbed
 from bench.findings.verdict import KEEPS_UP, judge
 
 LEGEND = (
-    "images/s, the trainer fed by the loader; ! the trainer does not wait; _ the plateau over workers "
-    "begins (within 2% of the most); * recommended; - not measured, see the file; x does not fit into memory"
+    "images/s of the trainer, fed by the loader; ! the trainer does not wait; _ more workers give at most 2% "
+    "more; * recommended; - not measured, the file says why; x does not fit into memory"
 )
 
 

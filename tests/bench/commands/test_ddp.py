@@ -102,7 +102,7 @@ def test_ranks_whose_ranges_overlap_or_nearly_agree_are_not_distinguishable(slow
     summary = summarise([rank([995, 1000, 1005], [900] * 3, one=[1000] * 3), rank(slow, [900] * 3)])
     assert summary.slowest == 1
     assert not summary.distinct
-    assert sentences(summary)[1].endswith("not distinguishable from the others.")
+    assert sentences(summary)[1].endswith("; that is within noise.")
 
 
 def test_one_rank_has_no_slowest() -> None:

@@ -94,9 +94,9 @@ def test_a_finished_sweep_is_shown_again_without_measuring(
     assert sweep(raw_tree, *SETTINGS, *GRID, "--out", finished, "--html", page) == 0
     assert finished.read_bytes() == before
     shown = capsys.readouterr().out
-    assert "--pin matters on CUDA only: this axis is dropped" in shown
+    assert "--pin changes nothing without CUDA: it is left out" in shown
     assert f"pytorch on {raw_tree}: choose " in shown
-    assert "no number of workers unblocks the trainer" in shown
+    assert "the trainer waits with every number of workers" in shown
     parser = _Page(page.read_text())
     assert {"chart-0-0", "chart-0-1"} <= parser.ids
     assert parser.external == []
@@ -261,6 +261,15 @@ def test_bad_input_is_one_line(
     code = sweep(raw_tree, *arguments)
     check_bad_input(subprocess.CompletedProcess([], code, *capfd.readouterr()), mention)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_loader_that_cannot_be_built_is_refused_before_another_is_measured(
+    raw_tree: Path, converted: dict[str, Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "sweep.jsonl"
+    assert sweep(raw_tree, converted["shards"], *SETTINGS, *GRID, "--size", 64, "--out", path) == 2
+    assert capfd.readouterr().err.splitlines()[-1].startswith("bench: error: size 64 is more than")
+    assert len(lines(path)) == 1, "the header: the raw tree, which comes first, was not measured"
 
 
 @pytest.mark.parametrize(

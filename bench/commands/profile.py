@@ -34,7 +34,7 @@ _WIDTH = 100
 _STEPS, _BATCH_SIZE = 20, 64
 # A CPU computes, too: the profile of an emulated trainer would show it asleep. So few and small steps end
 # within half a minute on two cores.
-_ON_CPU, _CPU_STEPS, _CPU_BATCH_SIZE, _CPU_WARMUP = "resnet18", 10, 16, 2
+_ON_CPU, _CPU_STEPS, _CPU_BATCH_SIZE = "resnet18", 10, 16
 _NAME_WIDTH = 60
 
 
@@ -153,7 +153,7 @@ def command(
     out: Path,
     **settings: Any,
 ) -> None:
-    """Profile a loader on FOLDER and a trainer: operators, stages, and a trace to look at.
+    """Say where the time of a few training steps goes: waiting, operators, and a trace to look at.
 
     Operators are those of the calling thread and of the GPU: threads and processes of the loader are not
     among them. Profiling slows each operator down a little.
@@ -165,7 +165,7 @@ def command(
     small = trainer_name == "auto" and device.type == "cpu"
     trainer_name = _ON_CPU if small else resolve(trainer_name, device)
     steps = steps if steps is not None else _CPU_STEPS if small else _STEPS
-    warmup = _CPU_WARMUP if small and warmup is None else choose_warmup(warmup, device)
+    warmup = choose_warmup(warmup, device)
     for name, value, low in (("steps", steps, 1), ("warmup", warmup, 0), ("top", top, 1)):
         check_range(name, value, low)
     check_trainer(trainer_name, settings["size"], amp=amp)

@@ -40,7 +40,7 @@ QUICK_FORMATS = ("shards", "webdataset")
 
 @click.command(name="recommend", cls=commandline.Command, epilog=EPILOG)
 @click.argument("src", type=_PATH)
-@click.option("--thorough", is_flag=True, help="Measure longer, and every format: minutes.")
+@click.option("--thorough", is_flag=True, help="Measure longer, and every format.")
 @click.option(
     "--details", is_flag=True, help="Print what the columns mean, and which format suits which disk."
 )
@@ -49,7 +49,7 @@ QUICK_FORMATS = ("shards", "webdataset")
     "formats",
     help=f"all, or some of: {', '.join(FORMAT_NAMES)}.  [default: {', '.join(QUICK_FORMATS)}]",
 )
-@click.option("--check", is_flag=True, help="Convert and load the whole tree, too; thorough.")
+@click.option("--check", is_flag=True, help="Convert and load the whole tree, too, and compare.")
 @click.option("--gpus", type=int, help="What if there were so many GPUs?")
 @click.option("--cpus", type=int, help="What if there were so many CPUs?")
 @click.option("--trainer-rate", type=float, help="What if one GPU took so many images/s?")
@@ -63,7 +63,7 @@ QUICK_FORMATS = ("shards", "webdataset")
 )
 @click.option("--pictures", type=int, help="Pictures of the sample.  [default: 100; --thorough: 200]")
 @click.option(
-    "--repeats", type=int, help="Of each measurement, taking turns.  [default: up to 3 in the time]"
+    "--repeats", type=int, help="Of each measurement, taking turns.  [default: 3, or as many as fit]"
 )
 @click.option("--seconds", type=float, help="Of each measurement.  [default: 0.5; --thorough: 2]")
 @click.option("--scratch", type=_PATH, default=Path(tempfile.gettempdir()), help="Folder to convert into.")
@@ -83,9 +83,9 @@ def command(
 ) -> None:
     """Say whether to convert the pictures in the tree SRC, and to which format.
 
-    A sample of the pictures is converted and loaded for real, in under half a minute. Sizes, times and
-    rates of the whole tree are computed from that and from what the disk gives. --gpus, --cpus,
-    --trainer-rate and --disk-mbps change what they are computed for.
+    A sample of the pictures is converted and loaded for real, in under half a minute; --thorough and
+    --check take minutes. Sizes, times and rates of the whole tree are computed from that and from what the
+    disk gives. --gpus, --cpus, --trainer-rate and --disk-mbps change what they are computed for.
     """
     changes = what_if(gpus=gpus, cpus=cpus, trainer_rate=trainer_rate, disk_mbps=disk_mbps)
     check_output(json_path)

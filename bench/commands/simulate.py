@@ -190,7 +190,7 @@ def _print(rates: Rates, predictions: list[Prediction]) -> None:
             f"{one.nodes:,}",
             f"{one.images_per_s:,.0f}",
             f"{one.images_per_s / ideal:.0%}",
-            f"{one.wait_share:.0%}",
+            f"{max(0.0, one.wait_share):.0%}",
             one.binds,
             f"{one.needed_mbps:,.0f}" if rates.image_bytes else "-",
         )

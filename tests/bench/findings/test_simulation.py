@@ -328,6 +328,8 @@ def test_where_no_gpu_waits_it_says_so(capsys: pytest.CaptureFixture[str]) -> No
     rates = ("--decode-ms", 1, "--trainer-rate", 100, "--gpus", "1,8")
     assert command(*rates) == 0
     assert capsys.readouterr().out.startswith("No GPU waits: the training step is the bottleneck.")
+    assert command("--decode-ms", 2, "--trainer-rate", 1786, "--gpus", 8) == 0
+    assert "-0%" not in capsys.readouterr().out
     assert command(*rates, "--noise", 0.2) == 0
     assert "of the time for the slowest of them." in capsys.readouterr().out.splitlines()[0]
 

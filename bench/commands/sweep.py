@@ -157,8 +157,8 @@ def run(
 def _build(backend: str, data: str, settings: Settings) -> None:
     """Raise what the trials of that loader would, before hours are spent on others."""
     with loaders.build(
-        data, backend=backend, batch_size=1, workers=0, size=settings.size, device=settings.device,
-        cache=settings.cache,
+        data, backend=backend, batch_size=1, size=settings.size, device=settings.device,
+        reading=loaders.Reading(workers=0, cache=settings.cache),
     ):  # fmt: skip
         pass
 

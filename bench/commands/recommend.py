@@ -152,7 +152,7 @@ def show(result: Recommendation, other: Recommendation | None, *, details: bool 
     for found in (result, other):
         if found is not None:
             console.print("" if found is result else "\nWhat if: " + given(found.inputs), end="")
-            _show_predictions(console, found, share)
+            _show_predictions(console, found, share, again=found is other)
     if result.checks:
         _show_checks(console, result)
     for name, reason in result.skipped.items():
@@ -165,9 +165,12 @@ def show(result: Recommendation, other: Recommendation | None, *, details: bool 
         console.print(f"WARNING: {warning}")
 
 
-def _show_predictions(console: Console, found: Recommendation, share: float | None) -> None:
-    """The answer, the table, the rule; beside other busy processes no format is named."""
+def _show_predictions(console: Console, found: Recommendation, share: float | None, *, again: bool) -> None:
+    """The answer, the table, the rule; beside other busy processes no format is named, which is said once."""
     disturbed = is_disturbed(share)
+    if disturbed and again:
+        console.print(prediction_table(found.predictions, found.inputs, star=False))
+        return
     if disturbed:
         console.print(disturbance(share, ", so no format is named"))
     else:
@@ -258,8 +261,8 @@ def check_table(result: Recommendation) -> Table:
         measured = check.measured
         texts = [_amount(value, check.unit) for value in (check.predicted.median, measured.median)]
         ends = "-".join(_amount(value, check.unit) for value in (measured.low, measured.high))
-        errors = f"{check.ratio.low - 1:+.0%} to {check.ratio.high - 1:+.0%}"
-        table.add_row(check.name, check.quantity, *texts, ends, f"{check.error:+.1%}", errors)
+        errors = f"{_signed(check.ratio.low - 1)} to {_signed(check.ratio.high - 1)}"
+        table.add_row(check.name, check.quantity, *texts, ends, _signed(check.error, 1), errors)
     return table
 
 
@@ -307,6 +310,11 @@ def conditions(result: Recommendation) -> str:
         f"{machine['cpu']}, {machine['memory']}, accelerator: {accelerator_of(machine)}; {versions}; "
         f"{machine['date']}."
     )
+
+
+def _signed(share: float, digits: int = 0) -> str:
+    """`+12%`; nothing is `+0%`, from whichever side."""
+    return f"{round(share, digits + 2) + 0.0:+.{digits}%}"
 
 
 def _amount(value: float, unit: str) -> str:

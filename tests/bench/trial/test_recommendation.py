@@ -198,6 +198,19 @@ def test_beside_other_busy_processes_no_format_is_named(
     assert text.startswith("Other processes took 31% of the CPUs")
     assert "Convert to" not in text
     assert "*" not in text
+    busy = replace(result, settings={**result.settings, "other_cpu": 0.31})
+    command.show(busy, busy.what_if(replace(INPUTS, gpus=2)))
+    text = capsys.readouterr().out
+    assert "What if" in text
+    assert text.count("Other processes took") == text.count("Rule:") == 1
+
+
+def test_no_error_is_printed_as_minus_zero(
+    result: Recommendation, capsys: pytest.CaptureFixture[str]
+) -> None:
+    values = [99.99, 99.999]
+    near = Check("dali", "size", "B", *map(stats.estimate, (values, [100.0] * 2, [0.9999, 0.99999])))
+    assert "+0.0% +0% to +0%" in shown(replace(result, checks=[near]), capsys)
 
 
 def test_a_prediction_that_is_far_off_says_so_and_why(

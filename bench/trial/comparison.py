@@ -2,15 +2,13 @@
 
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
-from itertools import cycle
 from pathlib import Path
 
 import loaders
 from bench.findings.changes import Arm
-from bench.findings.regression import by_key
-from bench.findings.result import Result, Row
+from bench.findings.result import Result
 from bench.machine import page_cache
 from bench.machine.hardware import describe_machine
 from bench.machine.precision import resolve_amp
@@ -18,7 +16,7 @@ from bench.trial.equal_work import Facts, check_facts, check_served, find_facts
 from bench.trial.fresh import run_fresh
 from bench.trial.full_batches import check_fills_batch
 from bench.trial.peer_arm import PeerArm, run_peer, write_data
-from bench.trial.rows import AnyArm, Trials, make_rows
+from bench.trial.rows import AnyArm, Trials, labels, make_rows
 from bench.trial.run import (
     Trial,
     TrialSpec,
@@ -29,7 +27,7 @@ from bench.trial.run import (
 from bench.trial.spec import BenchSpec
 from bench.trial.stages import DECODING, time_stages
 from bench.trial.trainers import MODELS, NullTrainer, resolve
-from loaders.dataset import SplitData, open_split
+from loaders.dataset import open_split
 from precache.errors import (
     DatasetError,
     ImageError,
@@ -108,18 +106,13 @@ def compare(
         "page_cache": "not warmed: larger than memory" if bench.trials.not_warmed else "warm",
         "peers": bench.versions,
     }
-    rows = make_rows(running, names, bench.trials, spec.batch_size, spec.workers, spec.augment)
-    splits = [open_split(arm.path, "train") for arm in running if isinstance(arm, Arm)]
-    # rows are those of each trainer, arm by arm, then the peers'
+    splits = {arm: open_split(arm.path, "train") for arm in running if isinstance(arm, Arm)}
     settings["data"] = {
-        key.arm: {"samples": len(split.ids), "digest": split.digest}
-        for key, split in zip(by_key(rows), splits, strict=False)
+        name: {"samples": len(splits[arm].ids), "digest": splits[arm].digest}
+        for arm, name in labels(splits).items()
     }
-    if spec.cache == "none":  # from a full cache nothing is read
-        rows = tuple(
-            replace(row, image_bytes=_image_bytes(row, split))
-            for row, split in zip(rows, cycle(splits), strict=False)
-        )
+    served = [arm for arm in running if isinstance(arm, PeerArm)]
+    rows = make_rows(splits, served, names, bench.trials, spec.batch_size, spec.workers, spec.augment)
     machine = describe_machine(spec.device)
     return Result(machine, settings, rows, skipped, bench.host_to_device_gbps())
 
@@ -215,13 +208,6 @@ class _Bench:
     def _step(self) -> None:
         self._done += 1
         self._on_progress(self._done, self._total)
-
-
-def _image_bytes(row: Row, split: SplitData) -> float | None:
-    if row.peer or row.backend == "synthetic":
-        return None
-    sizes = split.shard_bytes or [Path(file).stat().st_size for file in split.files]
-    return sum(sizes) / len(split.ids)
 
 
 def name_of(arm: AnyArm) -> str:

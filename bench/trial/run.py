@@ -7,15 +7,15 @@ import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
 import loaders
+from bench.findings.watched import Watched
 from bench.trial.full_batches import LAST, endless
 from bench.trial.monitor import Monitor
 from bench.trial.refusals import in_one_line
@@ -112,7 +112,7 @@ class Trial:
         wait_s, step_s: the two parts of `batch_s`.
         first_step_s: time of the very first step, which allocates, compiles and tunes.
         served: None where no loader was.
-        watched: samples of `bench.trial.monitor`, where the run was a fed trainer's.
+        watched: by `bench.trial.monitor`, where the run was a fed trainer's; else None.
     """
 
     first_batch_s: float
@@ -123,7 +123,7 @@ class Trial:
     step_s: tuple[float, ...] = ()
     first_step_s: float = 0.0
     served: Served | None = None
-    watched: dict[str, Any] = field(default_factory=dict)
+    watched: Watched | None = None
 
     @property
     def images_per_s(self) -> float:
@@ -261,7 +261,7 @@ def _time_batches(
         step_s,
         first_step_s,
         _served(ids, shapes) if first_batch_s else None,
-        {} if monitor is None else monitor.result().to_json(),
+        None if monitor is None else monitor.result(),
     )
 
 

@@ -84,7 +84,7 @@ def test_from_a_cache_nothing_is_read_or_decoded(raw_tree: Path) -> None:
     (row,) = result.rows
     assert result.settings["cache"] == "ram"
     assert row.image_bytes is None
-    assert row.stages.keys() == {"collate", "transfer", "compute"}
+    assert row.stages.rates.keys() == {"collate", "transfer", "compute"}
     assert "cache ram" in report.conditions(result)
 
 
@@ -95,8 +95,8 @@ def test_a_slow_trainer_is_kept_busy_by_fast_loaders(result: Result) -> None:
         assert 150 < row.trainer.median <= 200
         assert row.together.median <= 200.5
         assert row.loader.low > 0
-        assert row.first_batch_s.median > 0
-        assert 0.04 <= row.batch_s_median <= row.batch_s_p95
+        assert row.batches.first_batch_s.median > 0
+        assert 0.04 <= row.batches.batch_s_median <= row.batches.batch_s_p95
     by_backend = {(row.backend, row.data): row for row in result.rows}
     ratio = by_backend["shards", "shards"].ratio
     assert ratio is not None
@@ -238,8 +238,8 @@ def test_storage_is_not_told_apart_where_the_files_are_too_large_to_warm(
     result = compare(arms, spec("none"))
     assert result.settings["page_cache"].startswith("not warmed")
     shards, synthetic = result.rows
-    assert "storage or collate" in shards.stages
-    assert "collate" in synthetic.stages
+    assert "storage or collate" in shards.stages.rates
+    assert "collate" in synthetic.stages.rates
 
 
 def test_each_trial_is_a_process_of_its_own_that_starts_others_as_a_training_does() -> None:
@@ -259,23 +259,24 @@ def test_a_trial_whose_process_dies_is_an_error() -> None:
 
 def test_a_fed_trainer_has_a_wait_and_a_step_of_every_batch(result: Result) -> None:
     for row in result.rows:
-        assert len(row.wait_s) == len(row.step_s) == 4
-        assert min(row.step_s) >= 8 / 200
-        assert all(0 <= first < 4 for first in row.epoch_starts)
-        assert row.data_wait is not None
-        assert row.utilisation is not None
-        assert 0 <= row.data_wait.median <= 1
-        assert 0 < row.utilisation.median <= 1
-        assert row.first_step_s is not None
-        assert row.first_step_s.low >= 8 / 200
-        assert row.predicted == min(row.loader.median, row.trainer.median)
-        assert row.stalls.keys() == {"fetch", "prep", "transfer"}
-        assert len(row.monitor["time_s"]) == len(row.monitor["cpu_share"]) > 0
-        assert (row.advice == "") == (row.changes == []) == (row.backend == "synthetic")
+        assert len(row.batches.wait_s) == len(row.batches.step_s) == 4
+        assert min(row.batches.step_s) >= 8 / 200
+        assert all(0 <= first < 4 for first in row.batches.epoch_starts)
+        assert row.batches.data_wait is not None
+        assert row.batches.utilisation is not None
+        assert 0 <= row.batches.data_wait.median <= 1
+        assert 0 < row.batches.utilisation.median <= 1
+        assert row.batches.first_step_s is not None
+        assert row.batches.first_step_s.low >= 8 / 200
+        assert row.stages.predicted == min(row.loader.median, row.trainer.median)
+        assert row.stages.stalls.keys() == {"fetch", "prep", "transfer"}
+        assert row.monitor is not None
+        assert len(row.monitor.time_s) == len(row.monitor.series["cpu_share"]) > 0
+        assert (row.advice.text == "") == (row.advice.changes == ()) == (row.backend == "synthetic")
 
 
 def test_a_result_of_before_changes_were_kept_is_read(result: Result) -> None:
     older = json.loads(json.dumps(result.to_json()))
     for row in older["rows"]:
         assert (row.pop("changes") == []) == (row["backend"] == "synthetic")
-    assert all(row.changes == [] for row in Result.from_json(older).rows)
+    assert all(row.advice.changes == () for row in Result.from_json(older).rows)

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from bench.machine.precision import AMP_HELP
 from bench.options import parse_amp, parse_numbers, parse_switches
 from bench.pages import sweep as page
 from bench.pages.sweep_table import LEGEND, tables
-from bench.trial.comparison import Arm, choose_arms
+from bench.trial.arm import Arm, choose_arms, open_arms
 from bench.trial.device import WARMUP_HELP, choose_device, choose_warmup
 from bench.trial.fresh_process import run_module
 from bench.trial.full_batches import check_fills_batch
@@ -34,7 +34,7 @@ from bench.trial.presets import EPILOG
 from bench.trial.sweep_trial import Settings
 from bench.trial.trainers import CHOICES, MODELS, resolve
 from loaders import BACKENDS
-from loaders.dataset import RAW, open_split
+from loaders.dataset import RAW
 from precache import commandline
 from precache.commandline import ProgressBar, check_output
 from precache.errors import DatasetError, PrecacheError, check_choice, check_range
@@ -95,13 +95,12 @@ def command(
     for note in () if quiet else notes:
         click.echo(note)
     arms = _arms(data, backend)
-    splits = {str(arm.path): open_split(arm.path, "train") for arm in arms}
-    for split in splits.values():
-        check_fills_batch(max(axes.batch_sizes), len(split.ids))
+    for arm in arms:
+        check_fills_batch(max(axes.batch_sizes), len(arm.data.ids))
     points = grid([(arm.backend, str(arm.path)) for arm in arms], axes)
     header = {
         "machine": describe_machine(chosen),
-        "data": {path: split.digest for path, split in splits.items()},
+        "data": {str(arm.path): arm.data.digest for arm in arms},
         "settings": asdict(settings),
     }
     check_output(html_path)
@@ -184,9 +183,20 @@ def _arms(data: Sequence[Path], backend: str | None) -> list[Arm]:
         names = [name.strip() for name in backend.split(",")]
         for name in names:
             check_choice("backend", name, BACKENDS)
-        return choose_arms(data, names, _DATA)
-    kinds = {path: open_split(path, "train").kind for path in data or (_DATA / RAW,)}
-    return [Arm("pytorch" if kind == RAW else kind, path) for path, kind in kinds.items()]
+        return _opened(choose_arms(data, names, _DATA))
+    found = _opened([Arm("", path) for path in data or (_DATA / RAW,)])
+    return [
+        replace(arm, backend="pytorch" if arm.data.kind == RAW else arm.data.kind)
+        for arm in dict.fromkeys(found)
+    ]
+
+
+def _opened(arms: Sequence[Arm]) -> list[Arm]:
+    """All of them, or an error."""
+    opened, failed = open_arms(arms)
+    if failed:
+        raise DatasetError("; ".join(dict.fromkeys(failed.values())))
+    return opened
 
 
 def _conditions(settings: Settings, file: SweepFile, repeats: int) -> str:

@@ -6,17 +6,19 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
-import loaders
-from bench.findings.changes import Arm
+import psutil
+
+from bench.findings.changes import Means
 from bench.findings.result import Result
 from bench.machine import page_cache
 from bench.machine.hardware import describe_machine
 from bench.machine.precision import resolve_amp
+from bench.trial.arm import Arm, choose_arms, open_arms
 from bench.trial.equal_work import Facts, check_facts, check_served, find_facts
 from bench.trial.fresh import run_fresh
 from bench.trial.full_batches import check_fills_batch
 from bench.trial.peer_arm import PeerArm, run_peer, write_data
-from bench.trial.rows import AnyArm, Trials, labels, make_rows
+from bench.trial.rows import AnyArm, Trials, arm_names, make_rows
 from bench.trial.run import (
     Trial,
     TrialSpec,
@@ -27,7 +29,6 @@ from bench.trial.run import (
 from bench.trial.spec import BenchSpec
 from bench.trial.stages import DECODING, time_stages
 from bench.trial.trainers import MODELS, NullTrainer, resolve
-from loaders.dataset import open_split
 from precache.errors import (
     DatasetError,
     ImageError,
@@ -35,33 +36,14 @@ from precache.errors import (
     SettingError,
     SourceError,
     WorkerError,
-    check_choice,
 )
+from precache.executors import available_cpus
 
 __all__ = ["Arm", "BenchSpec", "choose_arms", "compare"]
 
 Around = Callable[[], AbstractContextManager[object]]
 # Of a file's pages: some stay that were read ahead, or that another process reads.
 _COLD_SHARE = 0.05
-
-
-def choose_arms(data: Sequence[Path], backends: Sequence[str], root: Path) -> list[Arm]:
-    """Which backend reads which folder.
-
-    Given folders go to every backend that reads them; without any, each backend gets the folder
-    under `root` that it is made for. An unknown backend is a SettingError.
-    """
-    for backend in backends:
-        check_choice("backend", backend, [*loaders.BACKENDS, "all"])
-    names = sorted(loaders.BACKENDS) if "all" in backends else list(dict.fromkeys(backends))
-    if not data:
-        return [Arm(name, root / loaders.READS[name][0]) for name in names]
-    kinds = {path: open_split(path, "train").kind for path in data}
-    arms = [Arm(name, path) for name in names for path in kinds if kinds[path] in loaders.READS[name]]
-    if not arms:
-        held = ", ".join(f"{path} holds {kind}" for path, kind in kinds.items())
-        raise DatasetError(f"{held}: none of it is read by backend {', '.join(names)}; use --backend all")
-    return arms
 
 
 def compare(
@@ -83,7 +65,7 @@ def compare(
     names = [resolve(name, spec.device) for name in spec.trainers]
     facts, skipped = _find_facts(arms, spec, around)
     _check_any(facts, skipped)
-    check_facts({name_of(arm): found for arm, found in facts.items()})
+    check_facts({arm.label: found for arm, found in facts.items()})
     check_fills_batch(spec.batch_size, min(found.samples for found in facts.values()))
     bench = _Bench(spec, names, max(found.classes for found in facts.values()), around, on_progress)
     running: list[AnyArm] = [*facts, *_write_data(peers, spec, skipped)]
@@ -95,7 +77,7 @@ def compare(
                 bench.measure(arm, skipped)
             except (DatasetError, ImageError, SourceError, WorkerError) as error:
                 running.remove(arm)
-                skipped[name_of(arm)] = str(error)
+                skipped[arm.label] = str(error)
         _check_any([arm for arm in running if isinstance(arm, Arm)], skipped)
         bench.check_equal_work(running)
     settings = {
@@ -106,13 +88,12 @@ def compare(
         "page_cache": "not warmed: larger than memory" if bench.trials.not_warmed else "warm",
         "peers": bench.versions,
     }
-    splits = {arm: open_split(arm.path, "train") for arm in running if isinstance(arm, Arm)}
     settings["data"] = {
-        name: {"samples": len(splits[arm].ids), "digest": splits[arm].digest}
-        for arm, name in labels(splits).items()
+        name: {"samples": len(arm.data.ids), "digest": arm.data.digest}
+        for name, arm in arm_names(running).items()
     }
-    served = [arm for arm in running if isinstance(arm, PeerArm)]
-    rows = make_rows(splits, served, names, bench.trials, spec.batch_size, spec.workers, spec.augment)
+    means = Means(spec.workers, available_cpus(), psutil.virtual_memory().available)
+    rows = make_rows(running, names, bench.trials, spec.batch_size, means, spec.augment)
     machine = describe_machine(spec.device)
     return Result(machine, settings, rows, skipped, bench.host_to_device_gbps())
 
@@ -180,7 +161,7 @@ class _Bench:
     def check_equal_work(self, arms: Sequence[AnyArm]) -> None:
         """DatasetError unless all did the same; see `bench.trial.equal_work`."""
         for name in {NullTrainer.name, *self._measured}:
-            runs = {name_of(arm): self.trials.runs[arm, name][-1] for arm in arms if isinstance(arm, Arm)}
+            runs = {arm.label: self.trials.runs[arm, name][-1] for arm in arms if isinstance(arm, Arm)}
             check_served({arm: run.served for arm, run in runs.items() if run.served is not None})
 
     def host_to_device_gbps(self) -> float | None:
@@ -194,7 +175,7 @@ class _Bench:
         self._step()
         left = page_cache.drop(arm.path)
         if left > _COLD_SHARE:
-            skipped[f"cold cache of {name_of(arm)}"] = (
+            skipped[f"cold cache of {arm.label}"] = (
                 f"{left:.0%} of its bytes stay in memory, as of files in a memory file system or in use"
             )
             return
@@ -208,11 +189,6 @@ class _Bench:
     def _step(self) -> None:
         self._done += 1
         self._on_progress(self._done, self._total)
-
-
-def name_of(arm: AnyArm) -> str:
-    """For messages."""
-    return f"{arm.backend if isinstance(arm, Arm) else arm.name} on {arm.path}"
 
 
 def _trial_spec(spec: BenchSpec, classes: int, around: Around, arm: Arm | None, trainer: str) -> TrialSpec:
@@ -244,7 +220,7 @@ def _write_data(peers: Sequence[PeerArm], spec: BenchSpec, skipped: dict[str, st
             write_data(arm, spec.workers)
             ready.append(arm)
         except (DatasetError, WorkerError) as error:
-            skipped[name_of(arm)] = str(error)
+            skipped[arm.label] = str(error)
     return ready
 
 
@@ -269,10 +245,11 @@ def _find_facts(
     arms: Sequence[Arm], spec: BenchSpec, around: Around
 ) -> tuple[dict[Arm, Facts], dict[str, str]]:
     """Of the arms that can run, and why the others cannot."""
-    usable, skipped = {}, {}
-    for arm in arms:
+    usable = {}
+    opened, skipped = open_arms(arms)
+    for arm in opened:
         try:
             usable[arm] = run_fresh(find_facts, _trial_spec(spec, 1, around, arm, NullTrainer.name))
         except (DatasetError, MissingDependencyError, SourceError, SettingError) as error:
-            skipped[name_of(arm)] = str(error)
+            skipped[arm.label] = str(error)
     return usable, skipped

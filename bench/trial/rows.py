@@ -2,20 +2,19 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TypeAlias
 
 from bench.findings import changes, stats, verdict
 from bench.findings.batch_times import analyse
-from bench.findings.changes import Arm
+from bench.findings.changes import Means, Pipeline
 from bench.findings.regression import Key
 from bench.findings.row import Advice, Batches, Rates, Row, Stages
 from bench.peers.serving import LIMIT
+from bench.trial.arm import Arm
 from bench.trial.peer_arm import PeerArm, Work, work_of
 from bench.trial.run import Trial
 from bench.trial.stages import DECODING
 from bench.trial.trainers import NullTrainer
-from loaders.dataset import RAW, SplitData, open_split
 
 AnyArm: TypeAlias = Arm | PeerArm
 _DECODERS = ("dali", "nvjpeg", *DECODING)
@@ -73,22 +72,22 @@ class RowMaker:
     """Makes the row of one arm with one trainer, at once, from all that was measured.
 
     Attributes:
-        splits: of each arm of ours, its data.
+        arms: those of ours.
         works: of each arm, what serving costs; those that have it alike are compared.
     """
 
     trials: Trials
-    splits: Mapping[Arm, SplitData]
+    arms: Sequence[Arm]
     works: Mapping[AnyArm, Work | None]
     batch_size: int
-    workers: int
+    means: Means
 
     def ours(self, arm: Arm, trainer: str) -> Row:
         """Of a backend of ours."""
         runs, measured = self.trials.runs[arm, trainer], self.measured(trainer)
         return Row(
             backend=arm.backend,
-            data=describe(self.splits[arm]),
+            data=arm.described,
             trainer_name=trainer,
             rates=self._rates(arm, measured[arm]),
             batches=self._batches(arm, trainer, measured[arm].ratio),
@@ -100,15 +99,15 @@ class RowMaker:
             ),
             advice=self._advice(arm, measured),
             monitor=runs[-1].watched if measured[arm].ratio is not None else None,
-            image_bytes=self._image_bytes(arm),
+            image_bytes=None if self.trials.cached else arm.image_bytes,  # a full cache reads nothing
         )
 
-    def peer(self, arm: PeerArm, data: str) -> Row:
+    def peer(self, arm: PeerArm) -> Row:
         """Of another library's loader, alone."""
         rates = self.trials.rates(arm, NullTrainer.name)
         return Row(
             backend=arm.name,
-            data=data,
+            data=arm.described,
             trainer_name=NullTrainer.name,
             peer=True,
             rates=Rates(loader=stats.estimate(rates), of_limit=self._alike(arm).get(LIMIT)),
@@ -117,7 +116,7 @@ class RowMaker:
 
     def measured(self, trainer: str) -> dict[Arm, verdict.Measured]:
         """All pipelines with one trainer."""
-        return {arm: self.trials.of(arm, trainer) for arm in self.splits}
+        return {arm: self.trials.of(arm, trainer) for arm in self.arms}
 
     def _rates(self, arm: Arm, measured: verdict.Measured) -> Rates:
         over = self._alike(arm)
@@ -160,20 +159,26 @@ class RowMaker:
             batch_s_p95=stats.percentile(batch_s, 0.95),
             epoch_gap_s=max(gaps, default=None),
         )
-        return whole if ratio is None else _with_parts(whole, fed, ratio, self.workers)
+        return whole if ratio is None else _with_parts(whole, fed, ratio, self.means.workers)
 
     def _advice(self, arm: Arm, measured: Mapping[Arm, verdict.Measured]) -> Advice:
         if arm.backend == "synthetic":
             return Advice()
-        known = changes.known(arm, measured, self.trials.stages, self.workers)
-        return Advice(verdict.advise(measured[arm], known, len(self.splits[arm].ids)), tuple(known))
+        pipelines = {other: self._pipeline(other, measured[other]) for other in self.arms}
+        here = pipelines.pop(arm)
+        known = changes.known(here, list(pipelines.values()), self.means)
+        return Advice(verdict.advise(measured[arm], known, here.samples), tuple(known))
 
-    def _image_bytes(self, arm: Arm) -> float | None:
-        if arm.backend == "synthetic" or self.trials.cached:  # from a full cache nothing is read
-            return None
-        split = self.splits[arm]
-        sizes = split.shard_bytes or [Path(file).stat().st_size for file in split.files]
-        return sum(sizes) / len(split.ids)
+    def _pipeline(self, arm: Arm, measured: verdict.Measured) -> Pipeline:
+        return Pipeline(
+            backend=arm.backend,
+            folder=str(arm.path),
+            kind=arm.data.kind,
+            samples=len(arm.data.ids),
+            file_bytes=arm.file_bytes,
+            measured=measured,
+            stages=self.trials.stages.get(arm, ()),
+        )
 
 
 def _with_parts(whole: Batches, fed: Sequence[Trial], ratio: stats.Estimate, workers: int) -> Batches:
@@ -191,39 +196,28 @@ def _with_parts(whole: Batches, fed: Sequence[Trial], ratio: stats.Estimate, wor
 
 
 def make_rows(
-    splits: Mapping[Arm, SplitData],
-    peers: Sequence[PeerArm],
+    arms: Sequence[AnyArm],
     trainer_names: Sequence[str],
     trials: Trials,
     batch_size: int,
-    workers: int,
+    means: Means,
     augment: str = "eval",
 ) -> tuple[Row, ...]:
-    """Ours trainer by trainer, then the peers; `splits` are the data of ours."""
-    works: dict[AnyArm, Work | None] = {arm: work_of(arm.backend, arm.path, augment) for arm in splits}
-    works |= {arm: arm.work for arm in peers}
-    maker = RowMaker(trials, splits, works, batch_size, workers)
-    ours = [maker.ours(arm, name) for name in trainer_names for arm in splits]
-    return (*ours, *(maker.peer(arm, _describe_peer(arm)) for arm in peers))
+    """Ours trainer by trainer, then the peers."""
+    ours = [arm for arm in arms if isinstance(arm, Arm)]
+    works = {arm: work_of(arm, augment) if isinstance(arm, Arm) else arm.work for arm in arms}
+    maker = RowMaker(trials, ours, works, batch_size, means)
+    rows = [maker.ours(arm, name) for name in trainer_names for arm in ours]
+    return (*rows, *(maker.peer(arm) for arm in arms if isinstance(arm, PeerArm)))
 
 
-def labels(splits: Mapping[Arm, SplitData]) -> dict[Arm, str]:
-    """What each arm is called in a result, `shards on shards (2)`; see `bench.findings.regression.Key`."""
-    found: dict[Arm, str] = {}
-    for arm, split in splits.items():
-        alike = [
-            other
-            for other in found
-            if (other.backend, describe(splits[other])) == (arm.backend, describe(split))
-        ]
-        found[arm] = Key(arm.backend, describe(split), "", 1 + len(alike)).arm
+def arm_names(arms: Sequence[AnyArm]) -> dict[str, Arm]:
+    """Ours by their names in a result, `shards on shards (2)`: see `bench.findings.regression.Key`."""
+    found: dict[str, Arm] = {}
+    for arm in arms:
+        if isinstance(arm, Arm):
+            rank = 1
+            while (name := Key(arm.backend, arm.described, "", rank).arm) in found:
+                rank += 1
+            found[name] = arm
     return found
-
-
-def describe(split: SplitData) -> str:
-    """What the data is."""
-    return split.kind if split.kind != RAW else "raw tree"
-
-
-def _describe_peer(arm: PeerArm) -> str:
-    return arm.writer if arm.writer is not None else describe(open_split(arm.path, "train"))

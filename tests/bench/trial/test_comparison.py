@@ -15,6 +15,7 @@ from bench.machine import page_cache
 from bench.pages import table as report
 from bench.trial.comparison import Arm, BenchSpec, choose_arms, compare
 from bench.trial.fresh import run_fresh
+from loaders import dataset
 from loaders.dataset import open_split
 from precache.errors import DatasetError, SettingError, WorkerError
 from precache.sample_tree import make_sample
@@ -136,6 +137,7 @@ def test_what_cannot_run_is_skipped_with_the_reason(converted: dict[str, Path], 
 
 def test_default_arms_are_the_folders_that_backends_are_made_for() -> None:
     arms = {arm.backend: arm.path.name for arm in choose_arms([], ["all"], Path("data"))}
+    assert next(iter(arms)) == "pytorch"
     assert arms == {
         "dali": "dali", "nvjpeg": "raw", "pytorch": "raw", "shards": "shards", "synthetic": "raw",
         "webdataset": "webdataset",
@@ -145,6 +147,16 @@ def test_default_arms_are_the_folders_that_backends_are_made_for() -> None:
 def test_a_folder_named_twice_is_measured_once(converted: dict[str, Path]) -> None:
     path = converted["shards"]
     assert choose_arms([path, path], ["shards"], Path("data")) == [Arm("shards", path)]
+
+
+def test_a_tree_is_scanned_once_by_a_comparison(
+    raw_tree: Path, converted: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scanned: list[Path] = []
+    monkeypatch.setattr(dataset, "scan_tree", lambda path: scanned.append(path) or scan_tree(path))
+    arms = choose_arms([raw_tree, *converted.values()], ["pytorch", "shards", "synthetic"], Path("unused"))
+    compare(arms, spec("emulated:200", repeats=1))
+    assert scanned == [raw_tree]
 
 
 def test_pipes_and_dangling_links_in_a_tree_do_no_harm(raw_tree: Path, tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """`bench sweep`: workers, batch sizes, amp and pinning, each trial in a process of its own."""
 
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -26,18 +25,19 @@ from bench.machine.precision import AMP_HELP
 from bench.options import parse_amp, parse_numbers, parse_switches
 from bench.pages import sweep as page
 from bench.pages.sweep_table import LEGEND, tables
+from bench.trial import sweep_trial
 from bench.trial.arm import Arm, choose_arms, open_arms
 from bench.trial.device import WARMUP_HELP, choose_device, choose_warmup
-from bench.trial.fresh_process import run_module
 from bench.trial.full_batches import check_fills_batch
 from bench.trial.presets import EPILOG
+from bench.trial.refusals import DoesNotFit
 from bench.trial.sweep_trial import Settings
 from bench.trial.trainers import CHOICES, MODELS, resolve
 from loaders import BACKENDS
 from loaders.dataset import RAW
 from precache import commandline
 from precache.commandline import ProgressBar, check_output
-from precache.errors import DatasetError, PrecacheError, check_choice, check_range
+from precache.errors import DatasetError, check_choice, check_range
 from precache.tables import new_console
 
 _DATA = Path("data")
@@ -103,13 +103,14 @@ def command(
         "data": {str(arm.path): arm.data.digest for arm in arms},
         "settings": asdict(settings),
     }
+    classes = {str(arm.path): len(arm.data.classes) for arm in arms}
     check_output(html_path)
     file = SweepFile(out, header)
     if quiet:
-        run(points, settings, file, repeats)
+        run(points, settings, file, repeats, classes)
     else:
         with ProgressBar("sweep", "trial") as bar:
-            run(points, settings, file, repeats, bar)
+            run(points, settings, file, repeats, classes, bar)
     measured = [m for m in file.measured() if m.point in set(points)]
     if not measured:
         raise DatasetError(f"nothing measured: {'; '.join(sorted(set(file.failed.values())))}")
@@ -128,9 +129,13 @@ def run(
     settings: Settings,
     file: SweepFile,
     repeats: int,
+    classes: Mapping[str, int],
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> None:
     """Measure what `file` lacks of `points`, all of them once, then again; prune in the first round.
+
+    Args:
+        classes: how many the data of each folder has.
 
     Raises:
         PrecacheError: a trial failed otherwise than for want of memory.
@@ -146,25 +151,25 @@ def run(
     on_progress(total - len(missing), total)
     for number, (repeat, point) in enumerate(missing, 1):
         if point not in file.pruned and point not in file.failed:
-            _measure(point, repeat, settings, file)
+            _measure(point, repeat, settings, file, classes)
         on_progress(total - len(missing) + number, total)
 
 
-def _measure(point: Point, repeat: int, settings: Settings, file: SweepFile) -> None:
+def _measure(
+    point: Point, repeat: int, settings: Settings, file: SweepFile, classes: Mapping[str, int]
+) -> None:
     # once begun, a point gets all its trials: else chance would choose which have few
     reason = None if point in file.trials else prune(point, file.measured(), file.failed)
     if reason is not None:
         file.add(point, pruned=reason)
         return
     warm = page_cache.warm(Path(point.data))
-    asked = json.dumps({"point": asdict(point), "settings": asdict(settings)})
-    answer = json.loads(run_module("bench.trial.sweep_trial", asked).splitlines()[-1])
-    if "error" in answer:
-        raise PrecacheError(answer["error"])
-    if "failed" in answer:
-        file.add(point, failed=answer["failed"])
+    try:
+        trial = sweep_trial.run(settings.spec(point, classes[point.data]))
+    except DoesNotFit:
+        file.add(point, failed=f"batch {point.batch_size:,} does not fit into memory")
     else:
-        file.add(point, repeat=repeat, trial={**answer, "page_cache_warm": warm})
+        file.add(point, repeat=repeat, trial={**trial, "page_cache_warm": warm})
 
 
 def _axes(device: torch.device, workers: str, batch_size: str, amp: str, pin: str) -> Axes:

@@ -21,13 +21,12 @@ from bench.trial.peer_arm import PeerArm, run_peer, write_data
 from bench.trial.rows import AnyArm, Trials, arm_names, make_rows
 from bench.trial.run import (
     Trial,
-    TrialSpec,
-    run_fed,
-    run_trainer_alone,
-    run_transfer_alone,
+    measure,
+    measure_trainer,
+    measure_transfer,
 )
-from bench.trial.spec import BenchSpec
-from bench.trial.stages import DECODING, time_stages
+from bench.trial.spec import BenchSpec, TrialSpec
+from bench.trial.stages import DECODING, probe_files, time_stages
 from bench.trial.trainers import MODELS, NullTrainer, resolve
 from precache.errors import (
     DatasetError,
@@ -130,11 +129,11 @@ class _Bench:
     def measure_trainers(self) -> None:
         """Each alone, and the transfer in the dtype that it takes."""
         for name in (NullTrainer.name, *self._measured):
-            moved = run_fresh(run_transfer_alone, self._trial(None, name))
+            moved = run_fresh(measure_transfer, self._trial(None, name))
             self.trials.transfer.setdefault(name, []).append(moved)
             self._step()
         for name in self._measured:
-            self._record(None, name, run_fresh(run_trainer_alone, self._trial(None, name)))
+            self._record(None, name, run_fresh(measure_trainer, self._trial(None, name)))
 
     def measure(self, arm: AnyArm, skipped: dict[str, str]) -> None:
         """One repeat of all that concerns `arm`."""
@@ -148,9 +147,10 @@ class _Bench:
             self._record(arm, NullTrainer.name, trial)
             return
         for name in (NullTrainer.name, *self._measured):
-            self._record(arm, name, run_fresh(run_fed, self._trial(arm, name)))
+            self._record(arm, name, run_fresh(measure, self._trial(arm, name)))
         if self._runs_apart(arm):
-            stages = run_fresh(time_stages, self._trial(arm, NullTrainer.name))
+            spec = self._trial(arm, NullTrainer.name)
+            stages = run_fresh(time_stages, spec, arm.data.kind, probe_files(arm.data))
             self.trials.stages.setdefault(arm, []).append(stages)
             self._step()
 
@@ -179,7 +179,7 @@ class _Bench:
                 f"{left:.0%} of its bytes stay in memory, as of files in a memory file system or in use"
             )
             return
-        trial = run_fresh(run_fed, self._trial(arm, NullTrainer.name))
+        trial = run_fresh(measure, self._trial(arm, NullTrainer.name))
         self.trials.cold.setdefault(arm, []).append(trial)
 
     def _record(self, arm: AnyArm | None, name: str, trial: Trial) -> None:

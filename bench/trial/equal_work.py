@@ -6,7 +6,8 @@ Of other libraries' loaders the size and the dtype alone are checked, where they
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from bench.trial.run import Served, TrialSpec
+from bench.trial.run import Served
+from bench.trial.spec import TrialSpec
 from precache.errors import DatasetError
 
 

@@ -170,6 +170,7 @@ def recommend(
     for index, name in enumerate(measured):
         checks += _checks([turn[2][index] for turn in turns], measured[name]) if check else []
     settings = {**asdict(spec), "source": source.name, "scratch": str(spec.scratch), "page_cache": "warm"}
+    settings["check"] = sampling.CHECK
     settings["sample_images"] = trees.large_images
     settings["others"] = busy.of_others()
     return Recommendation(settings, hardware, inputs, profiles, predictions, skipped, checks)

@@ -15,8 +15,9 @@ import torch
 from rich.table import Table
 from torch.profiler import ProfilerActivity, profile, record_function
 
-import loaders
 from bench.machine.precision import AMP_HELP
+from bench.trial.arm import CHOICES as BACKENDS
+from bench.trial.arm import READS
 from bench.trial.device import WARMUP_HELP, choose_device, choose_warmup
 from bench.trial.full_batches import check_fills_batch
 from bench.trial.presets import EPILOG
@@ -132,7 +133,7 @@ def _top_operators(profiler: Any, top: int) -> tuple[Operator, ...]:
 
 @click.command(name="profile", cls=commandline.Command, epilog=EPILOG)
 @click.argument("folder", type=click.Path(path_type=Path), required=False)
-@click.option("--backend", default="auto", show_default=True, help=f"auto or {', '.join(loaders.BACKENDS)}.")
+@click.option("--backend", default="auto", show_default=True, help=f"auto or {', '.join(BACKENDS)}.")
 @click.option("--trainer", "trainer_name", default="auto", show_default=True, help=f"One of: {CHOICES}.")
 @click.option("--steps", default=20, show_default=True, help="Profiled steps.")
 @click.option("--warmup", type=int, help=WARMUP_HELP)
@@ -169,13 +170,13 @@ def command(
     for name, value, low in (("steps", steps, 1), ("warmup", warmup, 0), ("top", top, 1)):
         check_range(name, value, low)
     check_trainer(resolve(trainer_name, device), settings["size"], amp=amp)
-    check_choice("backend", backend, [*loaders.BACKENDS, "auto"])
+    check_choice("backend", backend, [*BACKENDS, "auto"])
     if out.exists() and not out.is_dir():
         raise SettingError(f"{out}: is a file; name a folder")
     if folder is None:
-        folder = _DATA / ("raw" if backend == "auto" else loaders.READS[backend][0])
+        folder = _DATA / ("raw" if backend == "auto" else READS[backend][0])
     data = open_split(folder, "train")
-    if backend != "auto" and data.kind not in loaders.READS[backend]:
+    if backend != "auto" and data.kind not in READS[backend]:
         kind = "pytorch" if data.kind == RAW else data.kind
         raise DatasetError(
             f"{folder}: holds {data.kind}, which {backend} does not read; use backend {kind!r}"

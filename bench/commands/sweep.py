@@ -26,6 +26,7 @@ from bench.options import parse_amp, parse_numbers, parse_switches
 from bench.pages import sweep as page
 from bench.pages.sweep_table import LEGEND, tables
 from bench.trial import sweep_trial
+from bench.trial.arm import CHOICES as BACKENDS
 from bench.trial.arm import Arm, choose_arms, open_arms
 from bench.trial.device import WARMUP_HELP, choose_device, choose_warmup
 from bench.trial.full_batches import check_fills_batch
@@ -33,7 +34,6 @@ from bench.trial.presets import EPILOG
 from bench.trial.refusals import DoesNotFit
 from bench.trial.sweep_trial import Settings
 from bench.trial.trainers import CHOICES, MODELS, resolve
-from loaders import BACKENDS
 from loaders.dataset import RAW
 from precache import commandline
 from precache.commandline import ProgressBar, check_output
@@ -47,7 +47,7 @@ _WIDTH = 100
 
 @click.command(name="sweep", cls=commandline.Command, epilog=EPILOG)
 @click.argument("data", type=_PATH, nargs=-1)
-@click.option("--backend", help=f"Some of: {', '.join(sorted(BACKENDS))}.  [default: as DATA needs]")
+@click.option("--backend", help=f"Some of: {', '.join(BACKENDS)}.  [default: as DATA needs]")
 @click.option("--trainer", default="auto", show_default=True, help=f"One of: {CHOICES}.")
 @click.option("--workers", default="0,1,2,4,8", show_default=True, help="Processes or threads of the loader.")
 @click.option("--batch-size", default="32,64,128,256", show_default=True, help="Samples per batch.")

@@ -240,6 +240,7 @@ def conditions(result: Result) -> str:
             f"batch {settings['batch_size']} of {settings['size']}x{settings['size']}, "
             f"{settings['workers']} workers, page cache {settings['page_cache']}",
             *unusual,
+            *settings.get("notes", ()),
             f"median of {settings['repeats']} interleaved runs of {settings['batches']} batches",
             machine["date"],
         )

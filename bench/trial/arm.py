@@ -5,12 +5,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import loaders
+from bench.trial import imagefolder
 from loaders.dataset import RAW, SplitData, open_split
 from precache.errors import DatasetError, SettingError, SourceError, check_choice
 
-CHOICES = ("pytorch", *sorted(loaders.BACKENDS.keys() - {"pytorch"}))
-"""Names for --backend, in the order of the table."""
-READS = dict(loaders.READS)
+CHOICES = (imagefolder.NAME, "pytorch", *sorted(loaders.BACKENDS.keys() - {"pytorch"}))
+"""Names for --backend, in the order of the table: what people have today, then what changes one line."""
+READS = {**loaders.READS, imagefolder.NAME: (RAW,)}
 """Kinds of folders that each reads, first the one that it is made for."""
 
 
@@ -37,6 +38,11 @@ class Arm:
         if self.opened is None:
             raise RuntimeError(f"{self.label}: was not opened")
         return self.opened
+
+    @property
+    def has_own_recipe(self) -> bool:
+        """Whether it delivers what its own recipe says: another dtype, other pictures of the tree."""
+        return self.backend == imagefolder.NAME
 
     @property
     def described(self) -> str:

@@ -1,8 +1,8 @@
 """All backends against all trainers, interleaved and repeated, each trial in a process of its own."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from bench.findings.result import Result
 from bench.machine import page_cache
 from bench.machine.hardware import describe_machine
 from bench.machine.precision import resolve_amp
+from bench.trial import imagefolder
 from bench.trial.arm import Arm, choose_arms, open_arms
 from bench.trial.equal_work import Facts, check_facts, check_served, find_facts
 from bench.trial.fresh import run_fresh
@@ -64,7 +65,7 @@ def compare(
     names = [resolve(name, spec.device) for name in spec.trainers]
     facts, skipped = _find_facts(arms, spec, around)
     _check_any(facts, skipped)
-    check_facts({arm.label: found for arm, found in facts.items()})
+    check_facts({arm.label: replace(found, samples=len(arm.data.ids)) for arm, found in facts.items()})
     check_fills_batch(spec.batch_size, min(found.samples for found in facts.values()))
     bench = _Bench(spec, names, max(found.classes for found in facts.values()), around, on_progress)
     running: list[AnyArm] = [*facts, *_write_data(peers, spec, skipped)]
@@ -86,6 +87,7 @@ def compare(
         "amp": resolve_amp(spec.amp, spec.device) if MODELS.keys() & set(names) else "off",
         "page_cache": "not warmed: larger than memory" if bench.trials.not_warmed else "warm",
         "peers": bench.versions,
+        "notes": _notes(facts),
     }
     settings["data"] = {
         name: {"samples": len(arm.data.ids), "digest": arm.data.digest}
@@ -162,7 +164,8 @@ class _Bench:
         """DatasetError unless all did the same; see `bench.trial.equal_work`."""
         for name in {NullTrainer.name, *self._measured}:
             runs = {arm.label: self.trials.runs[arm, name][-1] for arm in arms if isinstance(arm, Arm)}
-            check_served({arm: run.served for arm, run in runs.items() if run.served is not None})
+            served = {label: run.served for label, run in runs.items() if run.served is not None}
+            check_served(served, {arm.label for arm in arms if isinstance(arm, Arm) and arm.has_own_recipe})
 
     def host_to_device_gbps(self) -> float | None:
         """10^9 bytes per second from pinned memory; None without a GPU."""
@@ -239,6 +242,17 @@ def _check_any(usable: Collection[Arm], skipped: dict[str, str]) -> None:
     if not usable:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in skipped.items())
         raise DatasetError(f"nothing to measure: {reasons}")
+
+
+def _notes(facts: Mapping[Arm, Facts]) -> list[str]:
+    """What is not the same in all arms, a clause each."""
+    notes = [imagefolder.CONDITION] if any(arm.has_own_recipe for arm in facts) else []
+    return notes + [
+        f"{arm.label} knows {found.samples:,} of the {len(arm.data.ids):,} pictures, "
+        f"by the endings of their names"
+        for arm, found in facts.items()
+        if found.samples != len(arm.data.ids)
+    ]
 
 
 def _find_facts(

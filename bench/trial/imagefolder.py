@@ -18,7 +18,7 @@ from torchvision.transforms.functional import InterpolationMode
 
 from loaders.batch import Batch
 from loaders.transfer import IMAGENET_MEAN, IMAGENET_STD
-from precache.errors import DatasetError, ImageError, check_choice
+from precache.errors import DatasetError, check_choice
 
 NAME = "imagefolder"
 CONDITION = (
@@ -38,7 +38,7 @@ class _Indexed(datasets.ImageFolder):  # type: ignore[misc]  # torchvision has n
         try:
             image, label = super().__getitem__(index)
         except (OSError, SyntaxError, ValueError) as error:
-            raise ImageError(self.samples[index][0], str(error)) from error
+            raise DatasetError(f"{self.samples[index][0]}: {error}") from error
         return image, label, index
 
 
@@ -91,10 +91,13 @@ class ImageFolderLoader:
         return self.samples // self.batch_size
 
     def __iter__(self) -> Iterator[Batch]:
-        """One epoch."""
+        """One epoch; DatasetError, with the file's name, at a picture that Pillow cannot decode."""
         assert self._loader is not None, "closed"
-        for images, labels, places in self._loader:
-            yield Batch(images.to(self._device), labels.to(self._device), places)
+        try:
+            for images, labels, places in self._loader:
+                yield Batch(images.to(self._device), labels.to(self._device), places)
+        except DatasetError as error:  # from a worker it comes with its whole traceback
+            raise DatasetError(str(error).strip().splitlines()[-1].split("DatasetError: ")[-1]) from error
 
     def close(self) -> None:
         """End the workers."""

@@ -10,6 +10,7 @@ from bench.findings.changes import Means, Pipeline
 from bench.findings.regression import Key
 from bench.findings.row import Advice, Batches, Rates, Row, Stages
 from bench.peers.serving import LIMIT
+from bench.trial import imagefolder
 from bench.trial.arm import Arm
 from bench.trial.peer_arm import PeerArm, Work, work_of
 from bench.trial.run import Trial
@@ -17,7 +18,7 @@ from bench.trial.stages import DECODING
 from bench.trial.trainers import NullTrainer
 
 AnyArm: TypeAlias = Arm | PeerArm
-_DECODERS = ("dali", "nvjpeg", *DECODING)
+_DECODERS = ("dali", "nvjpeg", imagefolder.NAME, *DECODING)
 
 
 @dataclass(frozen=True, slots=True)

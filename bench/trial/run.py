@@ -39,6 +39,11 @@ class Served:
     images: int
     shapes: tuple[str, ...]
 
+    @property
+    def squares(self) -> str:
+        """The shapes without the dtype."""
+        return " and ".join(sorted({shape.partition(" ")[0] for shape in self.shapes}))
+
 
 @dataclass(frozen=True, slots=True)
 class Trial:

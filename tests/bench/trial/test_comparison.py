@@ -137,8 +137,9 @@ def test_what_cannot_run_is_skipped_with_the_reason(converted: dict[str, Path], 
 
 def test_default_arms_are_the_folders_that_backends_are_made_for() -> None:
     arms = {arm.backend: arm.path.name for arm in choose_arms([], ["all"], Path("data"))}
-    assert next(iter(arms)) == "pytorch"
+    assert list(arms)[:2] == ["imagefolder", "pytorch"]
     assert arms == {
+        "imagefolder": "raw",
         "dali": "dali", "nvjpeg": "raw", "pytorch": "raw", "shards": "shards", "synthetic": "raw",
         "webdataset": "webdataset",
     }  # fmt: skip

@@ -97,6 +97,7 @@ def command(
     arms = _arms(data, backend)
     for arm in arms:
         check_fills_batch(max(axes.batch_sizes), len(arm.data.ids))
+        arm.data.served_size(settings.size)
     points = grid([(arm.backend, str(arm.path)) for arm in arms], axes)
     header = {
         "machine": describe_machine(chosen),

@@ -21,16 +21,28 @@ class Arm:
 
     Attributes:
         opened: what the folder holds; None until `open_arms` was asked.
+        linked: links to a part of a raw tree, where only that part is served; see
+            `bench.trial.same_pictures`.
     """
 
     backend: str
     path: Path
     opened: SplitData | None = field(default=None, compare=False, repr=False)
+    linked: Path | None = field(default=None, compare=False, repr=False)
 
     @property
     def label(self) -> str:
         """For messages."""
         return f"{self.backend} on {self.path}"
+
+    @property
+    def reads(self) -> Path:
+        """The folder that the loader is given."""
+        if self.linked is not None:
+            return self.linked
+        if self.backend == imagefolder.NAME:  # which knows no splits
+            return Path(self.data.files[0]).parent.parent
+        return self.path
 
     @property
     def data(self) -> SplitData:

@@ -26,9 +26,11 @@ from bench.trial.run import (
     measure_trainer,
     measure_transfer,
 )
+from bench.trial.same_pictures import Served, same_pictures
 from bench.trial.spec import BenchSpec, TrialSpec
 from bench.trial.stages import DECODING, probe_files, time_stages
 from bench.trial.trainers import MODELS, NullTrainer, resolve
+from loaders.dataset import RAW
 from precache.errors import (
     DatasetError,
     ImageError,
@@ -44,6 +46,7 @@ __all__ = ["Arm", "BenchSpec", "choose_arms", "compare"]
 Around = Callable[[], AbstractContextManager[object]]
 # Of a file's pages: some stay that were read ahead, or that another process reads.
 _COLD_SHARE = 0.05
+_ALWAYS_RUN = (imagefolder.NAME, "pytorch", "shards", "webdataset")  # without a package that may be missing
 
 
 def compare(
@@ -62,24 +65,32 @@ def compare(
         DatasetError: no arm can run, or they do unequal work.
         SettingError: unknown trainer.
     """
+    opened, skipped = open_arms(arms)
+    with same_pictures(opened) as served:
+        theirs = [
+            replace(peer, path=served.linked[peer.path]) if peer.path in served.linked else peer
+            for peer in peers
+        ]
+        return _compare(served, theirs, skipped, spec, around, on_progress)
+
+
+def _compare(
+    served: Served,
+    peers: Sequence[PeerArm],
+    skipped: dict[str, str],
+    spec: BenchSpec,
+    around: Around,
+    on_progress: Callable[[int, int], None],
+) -> Result:
     names = [resolve(name, spec.device) for name in spec.trainers]
-    facts, skipped = _find_facts(arms, spec, around)
+    _check_pictures([arm for arm in served.arms if arm.backend in _ALWAYS_RUN], spec.size)
+    facts = _find_facts(served.arms, spec, around, skipped)
     _check_any(facts, skipped)
-    check_facts({arm.label: replace(found, samples=len(arm.data.ids)) for arm, found in facts.items()})
+    _check_pictures(facts, spec.size)
     check_fills_batch(spec.batch_size, min(found.samples for found in facts.values()))
     bench = _Bench(spec, names, max(found.classes for found in facts.values()), around, on_progress)
     running: list[AnyArm] = [*facts, *_write_data(peers, spec, skipped)]
-    bench.plan(running)
-    for _ in range(spec.repeats):
-        bench.measure_trainers()
-        for arm in tuple(running):
-            try:
-                bench.measure(arm, skipped)
-            except (DatasetError, ImageError, SourceError, WorkerError) as error:
-                running.remove(arm)
-                skipped[arm.label] = str(error)
-        _check_any([arm for arm in running if isinstance(arm, Arm)], skipped)
-        bench.check_equal_work(running)
+    bench.run(running, skipped)
     settings = {
         **{name: value for name, value in asdict(spec).items() if name not in ("device", "trainers")},
         "device": str(spec.device),
@@ -87,16 +98,22 @@ def compare(
         "amp": resolve_amp(spec.amp, spec.device) if MODELS.keys() & set(names) else "off",
         "page_cache": "not warmed: larger than memory" if bench.trials.not_warmed else "warm",
         "peers": bench.versions,
-        "notes": _notes(facts),
-    }
-    settings["data"] = {
-        name: {"samples": len(arm.data.ids), "digest": arm.data.digest}
-        for name, arm in arm_names(running).items()
+        "notes": [*served.notes, *_notes(facts)],
+        "data": {
+            name: {"samples": len(arm.data.ids), "digest": arm.data.digest}
+            for name, arm in arm_names(running).items()
+        },
     }
     means = Means(spec.workers, available_cpus(), psutil.virtual_memory().available)
     rows = make_rows(running, names, bench.trials, spec.batch_size, means, spec.augment)
     machine = describe_machine(spec.device)
     return Result(machine, settings, rows, skipped, bench.host_to_device_gbps())
+
+
+def _check_pictures(arms: Collection[Arm], size: int) -> None:
+    """DatasetError unless all have as many pictures, of those that each could serve at `size`."""
+    fitting = [arm for arm in arms if arm.data.kind == RAW or size <= arm.data.size]
+    check_facts({arm.label: Facts(len(arm.data.ids), size, len(arm.data.classes)) for arm in fitting})
 
 
 class _Bench:
@@ -118,10 +135,24 @@ class _Bench:
         self._on_progress = on_progress
         self._done = self._total = 0
 
+    def run(self, running: list[AnyArm], skipped: dict[str, str]) -> None:
+        """All repeats; what fails goes from `running` to `skipped`."""
+        self.plan(running)
+        for _ in range(self._spec.repeats):
+            self.measure_trainers()
+            for arm in tuple(running):
+                try:
+                    self.measure(arm, skipped)
+                except (DatasetError, ImageError, SourceError, WorkerError) as error:
+                    running.remove(arm)
+                    skipped[arm.label] = str(error)
+            _check_any([arm for arm in running if isinstance(arm, Arm)], skipped)
+            self.check_equal_work(running)
+
     def plan(self, arms: Sequence[AnyArm]) -> None:
         """Count what there is to do."""
         each = [
-            1 if isinstance(arm, PeerArm)
+            1 + self._spec.cold if isinstance(arm, PeerArm)
             else 1 + len(self._measured) + self._spec.cold + self._runs_apart(arm)
             for arm in arms
         ]  # fmt: skip
@@ -139,14 +170,13 @@ class _Bench:
 
     def measure(self, arm: AnyArm, skipped: dict[str, str]) -> None:
         """One repeat of all that concerns `arm`."""
-        if isinstance(arm, Arm) and self._spec.cold:
+        if self._spec.cold:
             self._measure_cold(arm, skipped)
         # each time anew: the system may have dropped what another arm did not read
-        if not page_cache.warm(arm.path):
+        if not page_cache.warm(_folder(arm)):
             self.trials.not_warmed.add(arm)
         if isinstance(arm, PeerArm):
-            trial, self.versions[arm.name] = _run_peer(arm, self._spec)
-            self._record(arm, NullTrainer.name, trial)
+            self._record(arm, NullTrainer.name, self._run_peer(arm))
             return
         for name in (NullTrainer.name, *self._measured):
             self._record(arm, name, run_fresh(measure, self._trial(arm, name)))
@@ -174,15 +204,30 @@ class _Bench:
         trials = sorted(trial.images_per_s for trial in self.trials.transfer[NullTrainer.name])
         return trials[len(trials) // 2] * self._spec.size**2 * 3 / 1e9
 
-    def _measure_cold(self, arm: Arm, skipped: dict[str, str]) -> None:
+    def _run_peer(self, arm: PeerArm) -> Trial:
+        spec = self._spec
+        trial, self.versions[arm.name] = run_peer(
+            arm,
+            batch_size=spec.batch_size,
+            size=spec.size,
+            workers=spec.workers,
+            warmup=spec.warmup,
+            batches=spec.batches,
+        )
+        return trial
+
+    def _measure_cold(self, arm: AnyArm, skipped: dict[str, str]) -> None:
         self._step()
-        left = page_cache.drop(arm.path)
+        left = page_cache.drop(_folder(arm))
         if left > _COLD_SHARE:
             skipped[f"cold cache of {arm.label}"] = (
                 f"{left:.0%} of its bytes stay in memory, as of files in a memory file system or in use"
             )
             return
-        trial = run_fresh(measure, self._trial(arm, NullTrainer.name))
+        if isinstance(arm, PeerArm):
+            trial = self._run_peer(arm)
+        else:
+            trial = run_fresh(measure, self._trial(arm, NullTrainer.name))
         self.trials.cold.setdefault(arm, []).append(trial)
 
     def _record(self, arm: AnyArm | None, name: str, trial: Trial) -> None:
@@ -197,7 +242,7 @@ class _Bench:
 def _trial_spec(spec: BenchSpec, classes: int, around: Around, arm: Arm | None, trainer: str) -> TrialSpec:
     return TrialSpec(
         backend=arm.backend if arm else "",
-        path=arm.path if arm else Path(),
+        path=arm.reads if arm else Path(),
         trainer=trainer,
         classes=classes,
         batch_size=spec.batch_size,
@@ -227,15 +272,9 @@ def _write_data(peers: Sequence[PeerArm], spec: BenchSpec, skipped: dict[str, st
     return ready
 
 
-def _run_peer(arm: PeerArm, spec: BenchSpec) -> tuple[Trial, str]:
-    return run_peer(
-        arm,
-        batch_size=spec.batch_size,
-        size=spec.size,
-        workers=spec.workers,
-        warmup=spec.warmup,
-        batches=spec.batches,
-    )
+def _folder(arm: AnyArm) -> Path:
+    """Whose files are read."""
+    return arm.reads if isinstance(arm, Arm) else arm.path
 
 
 def _check_any(usable: Collection[Arm], skipped: dict[str, str]) -> None:
@@ -256,14 +295,13 @@ def _notes(facts: Mapping[Arm, Facts]) -> list[str]:
 
 
 def _find_facts(
-    arms: Sequence[Arm], spec: BenchSpec, around: Around
-) -> tuple[dict[Arm, Facts], dict[str, str]]:
-    """Of the arms that can run, and why the others cannot."""
+    arms: Sequence[Arm], spec: BenchSpec, around: Around, skipped: dict[str, str]
+) -> dict[Arm, Facts]:
+    """Of the arms that can run; why the others cannot goes to `skipped`."""
     usable = {}
-    opened, skipped = open_arms(arms)
-    for arm in opened:
+    for arm in arms:
         try:
             usable[arm] = run_fresh(find_facts, _trial_spec(spec, 1, around, arm, NullTrainer.name))
         except (DatasetError, MissingDependencyError, SourceError, SettingError) as error:
             skipped[arm.label] = str(error)
-    return usable, skipped
+    return usable

@@ -35,7 +35,7 @@ class Trials:
     """
 
     runs: dict[tuple[AnyArm | None, str], list[Trial]] = field(default_factory=dict)
-    cold: dict[Arm, list[Trial]] = field(default_factory=dict)
+    cold: dict[AnyArm, list[Trial]] = field(default_factory=dict)
     transfer: dict[str, list[Trial]] = field(default_factory=dict)
     stages: dict[Arm, list[dict[str, float]]] = field(default_factory=dict)
     not_warmed: set[AnyArm] = field(default_factory=set)
@@ -111,7 +111,11 @@ class RowMaker:
             data=arm.described,
             trainer_name=NullTrainer.name,
             peer=True,
-            rates=Rates(loader=stats.estimate(rates), of_limit=self._alike(arm).get(LIMIT)),
+            rates=Rates(
+                loader=stats.estimate(rates),
+                cold=_estimate(self.trials.cold.get(arm)),
+                of_limit=self._alike(arm).get(LIMIT),
+            ),
             batches=self._batches(arm, NullTrainer.name, None),
         )
 

@@ -269,3 +269,12 @@ def test_bad_peers_are_named(raw_tree: Path, converted: dict[str, Path], tmp_pat
         choose("dali-files", [raw_tree], tmp_path)
     with pytest.raises(SettingError, match=r"/no/python: cannot be run; .*--peer-python"):
         choose_peers(["gather"], [converted["shards"]], SIZE, "/no/python", tmp_path)
+
+
+def test_a_peer_is_measured_from_a_cold_cache_too(converted: dict[str, Path]) -> None:
+    path = converted["shards"]
+    result = compare([Arm("shards", path)], spec(repeats=1, cold=True), peers=limits([path]))
+    gather = next(row for row in result.rows if row.peer)
+    skipped = result.skipped.get(f"cold cache of gather on {path}", "")
+    assert (gather.cold is None) == ("stay in memory" in skipped)
+    assert (gather.cold is None) == (result.rows[0].cold is None)

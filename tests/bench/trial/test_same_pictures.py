@@ -12,7 +12,7 @@ from loaders.dataset import open_split
 from precache.convert import convert
 from precache.errors import DatasetError
 from precache.recipe import Recipe
-from precache.sample import make_sample
+from precache.sample_tree import make_sample
 from precache.source import scan_tree
 from tests.bench.trial.test_comparison import spec
 from tests.conftest import IMAGES
@@ -70,7 +70,7 @@ def test_the_whole_tree_is_served_as_it_is(raw_tree: Path, converted: dict[str, 
 def test_a_smaller_data_set_of_another_tree_is_refused_before_anything_runs(
     raw_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make_sample(tmp_path / "other", images=PART, classes=3, seed=9, workers=0)
+    make_sample(tmp_path / "other", images=PART, classes=3, seed=9, like="caltech", workers=0)
     other = tmp_path / "other"
     for number, picture in enumerate(sorted(other.glob("*/*"))):
         picture.rename(picture.with_name(f"another-{number}{picture.suffix}"))

@@ -22,7 +22,7 @@ from bench.findings.words import counted
 from bench.machine import page_cache
 from bench.machine.hardware import accelerator_of, describe_machine
 from bench.machine.precision import AMP_HELP
-from bench.trial.comparison import choose_arms
+from bench.trial.arm import choose_arms
 from bench.trial.ddp_rank import DATA_WAIT, ONE, OWN, TOGETHER, Settings
 from bench.trial.device import WARMUP_HELP, choose_device, choose_warmup
 from bench.trial.fresh_process import environment
@@ -102,7 +102,10 @@ def sentences(summary: Summary) -> list[str]:
 
 
 def launch(
-    settings: Settings, ranks: int, on_progress: Callable[[int, int], None] = lambda done, total: None
+    settings: Settings,
+    ranks: int,
+    classes: int,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[dict[str, list[float]]]:
     """Start `ranks` processes by torchrun and give what each measured, by rank.
 
@@ -111,7 +114,7 @@ def launch(
         WorkerError: a rank died.
     """
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+") as errors:
-        asked = json.dumps({"settings": asdict(settings), "out": folder})
+        asked = json.dumps({"settings": asdict(settings), "classes": classes, "out": folder})
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
         command += ["--nproc-per-node", str(ranks), "-m", "bench.trial.ddp_rank", asked]
         threads = str(max(1, available_cpus() // ranks))
@@ -218,13 +221,11 @@ def command(
         **sizes,
     )
     # before the ranks are started, which takes seconds
-    if backend == "auto":
-        open_split(data, "train")
-    else:
-        choose_arms([data], [backend], data)
+    opened = open_split(data, "train") if backend == "auto" else choose_arms([data], [backend], data)[0].data
+    opened.served_size(settings.size)
     warm = page_cache.warm(data)
     with ProgressBar("ddp", "run") as bar:
-        summary = summarise(launch(settings, ranks, bar))
+        summary = summarise(launch(settings, ranks, len(opened.classes), bar))
     result = {
         "machine": describe_machine(chosen),
         "settings": {**asdict(settings), "ranks": ranks, "page_cache_warm": warm},

@@ -1,15 +1,13 @@
 """`bench sweep`: workers, batch sizes, amp and pinning, each trial in a process of its own."""
 
-import json
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import click
 import torch
 
-import loaders
 from bench.findings.grid import (
     Axes,
     Point,
@@ -26,19 +24,21 @@ from bench.machine.precision import AMP_HELP
 from bench.options import parse_amp, parse_numbers, parse_switches
 from bench.pages import sweep as page
 from bench.pages.sweep_table import LEGEND, tables
-from bench.trial.comparison import Arm, choose_arms
+from bench.trial import sweep_trial
+from bench.trial.arm import CHOICES as BACKENDS
+from bench.trial.arm import Arm, choose_arms, open_arms
 from bench.trial.device import WARMUP_HELP, choose_device, choose_warmup
+from bench.trial.equal_work import find_facts
 from bench.trial.fresh import run_fresh
-from bench.trial.fresh_process import run_module
 from bench.trial.full_batches import check_fills_batch
 from bench.trial.presets import EPILOG
+from bench.trial.refusals import DoesNotFit
 from bench.trial.sweep_trial import Settings
 from bench.trial.trainers import CHOICES, MODELS, resolve
-from loaders import BACKENDS
-from loaders.dataset import RAW, open_split
+from loaders.dataset import RAW
 from precache import commandline
 from precache.commandline import ProgressBar, check_output
-from precache.errors import DatasetError, PrecacheError, check_choice, check_range
+from precache.errors import DatasetError, check_choice, check_range
 from precache.tables import new_console
 
 _DATA = Path("data")
@@ -48,7 +48,7 @@ _WIDTH = 100
 
 @click.command(name="sweep", cls=commandline.Command, epilog=EPILOG)
 @click.argument("data", type=_PATH, nargs=-1)
-@click.option("--backend", help=f"Some of: {', '.join(sorted(BACKENDS))}.  [default: as DATA needs]")
+@click.option("--backend", help=f"Some of: {', '.join(BACKENDS)}.  [default: as DATA needs]")
 @click.option("--trainer", default="auto", show_default=True, help=f"One of: {CHOICES}.")
 @click.option("--workers", default="0,1,2,4,8", show_default=True, help="Processes or threads of the loader.")
 @click.option("--batch-size", default="32,64,128,256", show_default=True, help="Samples per batch.")
@@ -96,22 +96,23 @@ def command(
     for note in () if quiet else notes:
         click.echo(note)
     arms = _arms(data, backend)
-    splits = {str(arm.path): open_split(arm.path, "train") for arm in arms}
-    for split in splits.values():
-        check_fills_batch(max(axes.batch_sizes), len(split.ids))
+    for arm in arms:
+        check_fills_batch(max(axes.batch_sizes), len(arm.data.ids))
+        arm.data.served_size(settings.size)
     points = grid([(arm.backend, str(arm.path)) for arm in arms], axes)
     header = {
         "machine": describe_machine(chosen),
-        "data": {path: split.digest for path, split in splits.items()},
+        "data": {str(arm.path): arm.data.digest for arm in arms},
         "settings": asdict(settings),
     }
+    classes = {str(arm.path): len(arm.data.classes) for arm in arms}
     check_output(html_path)
     file = SweepFile(out, header)
     if quiet:
-        run(points, settings, file, repeats)
+        run(points, settings, file, repeats, classes)
     else:
         with ProgressBar("sweep", "trial") as bar:
-            run(points, settings, file, repeats, bar)
+            run(points, settings, file, repeats, classes, bar)
     if not any(m.point in set(points) for m in file.measured()):
         raise DatasetError(f"nothing measured: {'; '.join(sorted(set(file.failed.values())))}")
     conditions = _conditions(settings, file, repeats)
@@ -129,9 +130,13 @@ def run(
     settings: Settings,
     file: SweepFile,
     repeats: int,
+    classes: Mapping[str, int],
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> None:
     """Measure what `file` lacks of `points`, all of them once, then again; prune in the first round.
+
+    Args:
+        classes: how many the data of each folder has.
 
     Raises:
         PrecacheError: a loader cannot be built, which is found out before anything is measured, or a
@@ -144,26 +149,20 @@ def run(
         for point in points
         if point not in left_out and repeat not in file.trials.get(point, {})
     ]
-    for backend, data in dict.fromkeys((point.backend, point.data) for _, point in missing):
-        run_fresh(_build, backend, data, settings)
+    for point in {(point.backend, point.data): point for _, point in reversed(missing)}.values():
+        # raises what its trials would, before hours are spent on others
+        run_fresh(find_facts, settings.spec(replace(point, batch_size=1, workers=0), classes[point.data]))
     total = len(points) * repeats
     on_progress(total - len(missing), total)
     for number, (repeat, point) in enumerate(missing, 1):
         if point not in file.pruned and point not in file.failed:
-            _measure(point, repeat, settings, file)
+            _measure(point, repeat, settings, file, classes)
         on_progress(total - len(missing) + number, total)
 
 
-def _build(backend: str, data: str, settings: Settings) -> None:
-    """Raise what the trials of that loader would, before hours are spent on others."""
-    with loaders.build(
-        data, backend=backend, batch_size=1, size=settings.size, device=settings.device,
-        reading=loaders.Reading(workers=0, cache=settings.cache),
-    ):  # fmt: skip
-        pass
-
-
-def _measure(point: Point, repeat: int, settings: Settings, file: SweepFile) -> None:
+def _measure(
+    point: Point, repeat: int, settings: Settings, file: SweepFile, classes: Mapping[str, int]
+) -> None:
     # once begun, a point gets all its trials: else chance would choose which have few
     reason = None if point in file.trials else prune(point, file.measured(), file.failed)
     if reason is not None:
@@ -171,14 +170,12 @@ def _measure(point: Point, repeat: int, settings: Settings, file: SweepFile) -> 
         return
     warm = page_cache.warm(Path(point.data))
     others = OtherProcesses()
-    asked = json.dumps({"point": asdict(point), "settings": asdict(settings)})
-    answer = json.loads(run_module("bench.trial.sweep_trial", asked).splitlines()[-1])
-    if "error" in answer:
-        raise PrecacheError(answer["error"])
-    if "failed" in answer:
-        file.add(point, failed=answer["failed"])
+    try:
+        trial = sweep_trial.run(settings.spec(point, classes[point.data]))
+    except DoesNotFit:
+        file.add(point, failed=f"batch {point.batch_size:,} does not fit into memory")
     else:
-        file.add(point, repeat=repeat, trial={**answer, "page_cache_warm": warm, "other_cpu": others.share()})
+        file.add(point, repeat=repeat, trial={**trial, "page_cache_warm": warm, "other_cpu": others.share()})
 
 
 def _axes(device: torch.device, workers: str, batch_size: str, amp: str, pin: str) -> Axes:
@@ -197,9 +194,20 @@ def _arms(data: Sequence[Path], backend: str | None) -> list[Arm]:
         names = [name.strip() for name in backend.split(",")]
         for name in names:
             check_choice("backend", name, BACKENDS)
-        return choose_arms(data, names, _DATA)
-    kinds = {path: open_split(path, "train").kind for path in data or (_DATA / RAW,)}
-    return [Arm("pytorch" if kind == RAW else kind, path) for path, kind in kinds.items()]
+        return _opened(choose_arms(data, names, _DATA))
+    found = _opened([Arm("", path) for path in data or (_DATA / RAW,)])
+    return [
+        replace(arm, backend="pytorch" if arm.data.kind == RAW else arm.data.kind)
+        for arm in dict.fromkeys(found)
+    ]
+
+
+def _opened(arms: Sequence[Arm]) -> list[Arm]:
+    """All of them, or an error."""
+    opened, failed = open_arms(arms)
+    if failed:
+        raise DatasetError("; ".join(dict.fromkeys(failed.values())))
+    return opened
 
 
 def _conditions(settings: Settings, file: SweepFile, repeats: int) -> str:

@@ -1,7 +1,7 @@
 """The file of a sweep: JSON lines, one per finished trial, so that a killed sweep goes on where it was.
 
     {"sweep": 1, "machine": {...}, "data": {folder: digest}, "settings": {...}}     the first line
-    {"point": {...}, "repeat": 0, "trial": {...}}       a trial, see `bench.trial.sweep_trial`
+    {"point": {...}, "repeat": 0, "trial": {...}}       a trial, see `bench.trial.sweep_trial.run`
     {"point": {...}, "pruned": "why"}                   a point that needs no measuring
     {"point": {...}, "failed": "why"}                   a point that does not fit into memory
 

@@ -163,6 +163,7 @@ def recommend(
         "source": Path(scan.root).name,
         "scratch": str(spec.scratch),
         "page_cache": "warm",
+        "check": sampling.CHECK,
         "limit_s": spec.limit_s if math.isfinite(spec.limit_s) else None,
         "repeats": repeats,
         "sample_images": trees.large_images,

@@ -20,8 +20,11 @@ from bench.findings.forecast import RAW_NAME
 from bench.machine import page_cache
 from bench.machine.measurements import check_seconds
 from bench.trial import loader_run
+from bench.trial.device import choose_device
 from bench.trial.loader_run import LoaderRun
 from bench.trial.processes import run_watched
+from bench.trial.spec import TrialSpec
+from loaders.dataset import open_split
 from precache import images
 from precache.converted import open_dataset
 from precache.errors import ImageError, SettingError, SourceError, check_range
@@ -29,6 +32,8 @@ from precache.recipe import FORMAT_NAMES, Recipe
 from precache.source import Scan
 
 BACKENDS = {RAW_NAME: "pytorch", "shards": "shards", "webdataset": "webdataset", "dali": "dali"}
+CHECK = "never"
+"""No checksums: a training compares each picture once, and a sample is served again and again."""
 SMALL_IMAGES = 24  # of the conversion that takes hardly longer than its start
 _ROUNDS = 2  # shards per worker, at least
 _MOST_SHARDS = 40
@@ -201,13 +206,20 @@ def run_format(
         path = path if served is None else served
         _warm(path)
         found = loader_run.run(
-            path,
-            BACKENDS[name],
-            batch_size=spec.batch_size,
-            workers=spec.workers,
-            size=spec.size,
-            trainer=spec.trainer,
-            seconds=spec.seconds,
+            TrialSpec(
+                backend=BACKENDS[name],
+                path=path.resolve(),
+                trainer=spec.trainer,
+                classes=len(open_split(path, "train").classes),
+                batch_size=spec.batch_size,
+                workers=spec.workers,
+                size=spec.size,
+                warmup=0,
+                batches=1,
+                seconds=spec.seconds,
+                device=choose_device("auto"),
+                check=CHECK,
+            )
         )
     finally:
         shutil.rmtree(folder / "out", ignore_errors=True)

@@ -185,7 +185,7 @@ def test_a_rank_that_dies_is_named(raw_tree: Path) -> None:
             ranks_running()[1].kill()
 
     with pytest.raises(WorkerError, match=r"^2 ranks: rank 1 ended with exit code -9; try fewer ranks"):
-        launch(endless(raw_tree), 2, kill)
+        launch(endless(raw_tree), 2, 5, kill)
 
 
 @pytest.mark.slow
@@ -197,7 +197,7 @@ def test_an_interrupt_leaves_no_rank_behind(raw_tree: Path) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        launch(endless(raw_tree), 2, interrupt)
+        launch(endless(raw_tree), 2, 5, interrupt)
     assert len(started) == 2
     assert psutil.wait_procs(started, timeout=10)[1] == []
 

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -18,10 +17,12 @@ import torch
 from bench.cli import main
 from bench.findings.grid import Point
 from bench.trial import sweep_trial
-from bench.trial.sweep_trial import FromPageable
-from bench.trial.trainers import NullTrainer
+from bench.trial.refusals import DoesNotFit
+from bench.trial.sweep_trial import Settings
+from bench.trial.trainers import FromPageable, NullTrainer
 from loaders.batch import Batch
 from precache import commandline
+from precache.errors import SettingError
 from tests.command import ROOT, check_bad_input
 
 # no loader keeps up with this trainer: nothing is pruned
@@ -264,34 +265,24 @@ def test_bad_input_is_one_line(
 
 
 def test_a_loader_that_cannot_be_built_is_refused_before_another_is_measured(
-    raw_tree: Path, converted: dict[str, Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    raw_tree: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "sweep.jsonl"
-    assert sweep(raw_tree, converted["shards"], *SETTINGS, *GRID, "--size", 64, "--out", path) == 2
-    assert capfd.readouterr().err.splitlines()[-1].startswith("bench: error: size 64 is more than")
-    assert len(lines(path)) == 1, "the header: the raw tree, which comes first, was not measured"
+    assert sweep(raw_tree, "--backend", "pytorch,nvjpeg", *SETTINGS, *GRID, "--out", path) == 2
+    assert "nvjpeg" in capfd.readouterr().err.splitlines()[-1]
+    assert len(lines(path)) == 1, "the header: pytorch, which comes first, was not measured"
 
 
-@pytest.mark.parametrize(
-    ("batch_size", "size", "answer"),
-    [
-        (10**9, 32, {"failed": "batch 1,000,000,000 does not fit into memory"}),
-        (4, 0, {"error": "size must be an integer from 1 to 8,192, got 0"}),
-    ],
-)
-def test_a_trial_answers_what_went_wrong(
-    raw_tree: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    batch_size: int,
-    size: int,
-    answer: dict[str, str],
-) -> None:
-    point = Point("pytorch", str(raw_tree), batch_size, None, None, 0)
-    settings = {"trainer": "emulated:100", "device": "cpu", "size": size, "warmup": 0, "batches": 1}
-    monkeypatch.setattr(sys, "argv", ["", json.dumps({"point": asdict(point), "settings": settings})])
-    sweep_trial.main()
-    assert json.loads(capsys.readouterr().out) == answer
+def test_a_batch_that_does_not_fit_is_told_by_the_process_of_its_trial(raw_tree: Path) -> None:
+    settings = Settings(trainer="emulated:100", device="cpu", size=32, warmup=0, batches=1)
+    point = Point("pytorch", str(raw_tree), 10**9, None, None, 0)
+    with pytest.raises(DoesNotFit, match="batch_size 1,000,000,000 of 32x32 does not fit into memory"):
+        sweep_trial.run(settings.spec(point, 5))
+
+
+def test_settings_of_a_sweep_are_checked() -> None:
+    with pytest.raises(SettingError, match="size must be an integer from 1 to 8,192, got 0"):
+        Settings(trainer="emulated:100", device="cpu", size=0, warmup=0, batches=1)
 
 
 def test_batches_from_pageable_memory_reach_the_trainer_in_its_dtype() -> None:

@@ -131,3 +131,10 @@ def test_files_stay_short_enough_to_hold_one_idea() -> None:
         if (n := len(p.read_text().splitlines())) > 350
     }
     assert not long
+
+
+def test_findings_are_pure() -> None:
+    """They get the machine's and the data's figures passed, and open nothing."""
+    opening = {"psutil", "loaders", "torch", "subprocess"}
+    for path in files("bench/findings"):
+        assert not opening & {name.split(".")[0] for name in imports(path)}, path

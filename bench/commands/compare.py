@@ -10,28 +10,31 @@ from rich.table import Table
 
 from bench.findings.regression import REGRESSION, Change, changes, differences
 from bench.findings.result_file import read_result
+from bench.findings.trust import disturbance, is_disturbed, other_cpu
+from bench.findings.verdict import NOT_DISTINGUISHABLE
+from bench.findings.words import counted
 from precache import commandline
 from precache.commandline import STDOUT, check_output, write_json
 from precache.errors import SettingError, check_share
 from precache.tables import new_console
 
 _WIDTH = 100
+_WITHIN_NOISE = "within noise"
 
 
 @click.command(name="compare", cls=commandline.Command)
 @click.argument("before_path", metavar="A.json", type=click.Path(path_type=Path))
 @click.argument("after_path", metavar="B.json", type=click.Path(path_type=Path))
-@click.option("--tolerance", default=0.05, show_default=True, help="Loss that is no regression yet.")
+@click.option("--tolerance", default=0.05, show_default=True, help="How much slower is no regression yet.")
 @click.option("--force", is_flag=True, help="Compare even if machine, work, data or rows differ.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write it here; '-' prints it.")
 @click.option("--quiet", is_flag=True, help="Print nothing but errors; for the exit code and --json FILE.")
 def command(
     before_path: Path, after_path: Path, tolerance: float, force: bool, json_path: Path | None, quiet: bool
 ) -> None:
-    """Compare two results of 'bench loaders --json', B over A.
+    """Say what got slower from A to B, two results of 'bench loaders --json'.
 
-    Exit code 1 if a rate fell by more than the tolerance (its whole interval lies below), or if B lacks a
-    row of A.
+    Exit code 1 if a rate fell by more than the tolerance in every repeat, or if B lacks a row of A.
     """
     check_share("tolerance", tolerance)
     check_output(json_path)
@@ -51,13 +54,16 @@ def command(
         for path, keys in ((before_path, gone), (after_path, new)):
             for key in keys:
                 click.echo(f"only in {path}: {key.arm} with {key.trainer}")
+        for path, result in ((before_path, before), (after_path, after)):
+            if is_disturbed(other_cpu(result.settings)):
+                click.echo(f"{path}: {disturbance(other_cpu(result.settings), then='')}")
         if differing:
             click.echo(f"Compared although they differ in {'; '.join(differing)}.")
-        click.echo("A, B: median images/s. In brackets: the range of the ratio over the repeats of both.")
-        click.echo(f"{len(lost)} of {len(found)} rates fell by more than {tolerance:.0%}.")
+        click.echo("A, B: median images/s. In brackets: the lowest and highest B/A over the repeats of both.")
+        click.echo(f"{len(lost)} of {counted(len(found), 'rate')} fell by more than {tolerance:.0%}.")
         if gone and not force:
             click.echo(
-                f"{after_path} lacks {len(gone)} of the rows of {before_path}; --force goes on without."
+                f"{after_path} lacks {counted(len(gone), 'row')} of {before_path}; --force goes on without."
             )
     if json_path is not None:
         content = {
@@ -92,7 +98,7 @@ def _print_tables(found: Sequence[Change]) -> None:
                     f"{change.before.median:,.0f}",
                     f"{change.after.median:,.0f}",
                     f"{change.ratio.median:.2f} ({change.ratio.low:.2f}-{change.ratio.high:.2f})",
-                    change.verdict,
+                    _WITHIN_NOISE if change.verdict == NOT_DISTINGUISHABLE else change.verdict,
                 )
         click.echo(f"Trainer {trainer}:")
         console.print(table)

@@ -29,7 +29,7 @@ _PATH = click.Path(path_type=Path)
 @click.option("--passthrough", is_flag=True, help="Keep the bytes of JPEGs that have the size.")
 @click.option("--workers", type=int, help="Processes of each writer.  [default: one per CPU]")
 @click.option("--pictures", default=1000, show_default=True, help="Pictures that the stages are timed on.")
-@click.option("--repeats", default=5, show_default=True, help="Runs of each kind, interleaved.")
+@click.option("--repeats", default=5, show_default=True, help="Runs of each kind, taking turns.")
 @click.option("--against", default="", help=f"Compare with some of: {', '.join(sorted(WRITERS))}.")
 @click.option("--peer-python", default=sys.executable, help="The Python that has them.  [default: this one]")
 @click.option("--scratch", type=_PATH, default=Path(tempfile.gettempdir()), help="Folder to convert into.")
@@ -46,7 +46,7 @@ def command(
     json_path: Path | None,
     **settings: Any,
 ) -> None:
-    """Show what converting the tree SRC (default data/raw) spends its time on."""
+    """Say what takes the time when the tree SRC (default data/raw) is converted."""
     check_output(json_path)
     spec = conversion.ConversionSpec(
         recipe=Recipe(format=format_name, **settings),

@@ -18,10 +18,11 @@ from rich.table import Table
 from bench.findings import stats
 from bench.findings.stats import Estimate
 from bench.findings.verdict import NEGLIGIBLE_SHARE
+from bench.findings.words import counted
 from bench.machine import page_cache
 from bench.machine.hardware import accelerator_of, describe_machine
 from bench.machine.precision import AMP_HELP
-from bench.trial.comparison import choose_arms
+from bench.trial.arm import choose_arms
 from bench.trial.ddp_rank import DATA_WAIT, ONE, OWN, TOGETHER, Settings
 from bench.trial.device import WARMUP_HELP, choose_device, choose_warmup
 from bench.trial.fresh_process import environment
@@ -95,13 +96,16 @@ def sentences(summary: Summary) -> list[str]:
         lines += [
             f"The slowest is rank {summary.slowest}: at its own pace {slow.median:,.0f} images/s, "
             f"the fastest {fast.median:,.0f}"
-            f"{'' if summary.distinct else '; not distinguishable from the others'}."
+            f"{'' if summary.distinct else '; that is within noise'}."
         ]
     return lines
 
 
 def launch(
-    settings: Settings, ranks: int, on_progress: Callable[[int, int], None] = lambda done, total: None
+    settings: Settings,
+    ranks: int,
+    classes: int,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[dict[str, list[float]]]:
     """Start `ranks` processes by torchrun and give what each measured, by rank.
 
@@ -110,7 +114,7 @@ def launch(
         WorkerError: a rank died.
     """
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+") as errors:
-        asked = json.dumps({"settings": asdict(settings), "out": folder})
+        asked = json.dumps({"settings": asdict(settings), "classes": classes, "out": folder})
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
         command += ["--nproc-per-node", str(ranks), "-m", "bench.trial.ddp_rank", asked]
         threads = str(max(1, available_cpus() // ranks))
@@ -175,7 +179,7 @@ def cause(errors: str) -> str:
 @click.option("--workers", type=int, help="Of each rank's loader.  [default: the CPUs, shared out]")
 @click.option("--json", "json_path", type=_PATH, help="Write the result here; '-' prints it alone.")
 @click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda.")
-@click.option("--repeats", default=3, show_default=True, help="Runs of each kind, interleaved.")
+@click.option("--repeats", default=3, show_default=True, help="Runs of each kind, taking turns.")
 @click.option("--size", default=224, show_default=True, help="Side of the served square, pixels.")
 @click.option("--batches", default=40, show_default=True, help="Timed batches of each run.")
 @click.option("--warmup", type=int, help=WARMUP_HELP)
@@ -192,11 +196,11 @@ def command(
     amp: str,
     **sizes: int,
 ) -> None:
-    """Measure data-parallel training on several ranks of this machine, each with its share of DATA.
+    """Measure training on several ranks of this machine: is the loader fast enough for all of them?
 
-    DATA is data/raw by default. torchrun starts the ranks (gloo on a CPU, NCCL on GPUs), which wait for
-    one another at each step: models by DistributedDataParallel, the other trainers by an all-reduce.
-    Before that each rank runs at its own pace, and one rank alone.
+    Each rank gets its share of DATA, data/raw by default. torchrun starts the ranks (gloo on a CPU, NCCL on
+    GPUs). First one rank runs alone, then each at its own pace, then all in step: models by
+    DistributedDataParallel, the other trainers by an all-reduce.
     """
     check_range("ranks", ranks, 1)
     check_choice("backend", backend, ["auto", *BACKENDS])
@@ -217,13 +221,11 @@ def command(
         **sizes,
     )
     # before the ranks are started, which takes seconds
-    if backend == "auto":
-        open_split(data, "train")
-    else:
-        choose_arms([data], [backend], data)
+    opened = open_split(data, "train") if backend == "auto" else choose_arms([data], [backend], data)[0].data
+    opened.served_size(settings.size)
     warm = page_cache.warm(data)
     with ProgressBar("ddp", "run") as bar:
-        summary = summarise(launch(settings, ranks, bar))
+        summary = summarise(launch(settings, ranks, len(opened.classes), bar))
     result = {
         "machine": describe_machine(chosen),
         "settings": {**asdict(settings), "ranks": ranks, "page_cache_warm": warm},
@@ -258,6 +260,7 @@ def _print(summary: Summary, result: dict[str, Any]) -> None:
     click.echo(
         f"images/s; {machine['cpu']}, {machine['memory']}, accelerator: {accelerator_of(machine)}; trainer "
         f"{settings['trainer']}; batch {settings['batch_size']} of {settings['size']}x{settings['size']} "
-        f"a rank, workers: {workers}, page cache {cache}; median of {settings['repeats']} interleaved runs "
-        f"of {settings['batches']} batches; {machine['date']}"
+        f"a rank, workers: {workers}, page cache {cache}; median of "
+        f"{counted(settings['repeats'], 'run')} of {settings['batches']} batches, taking turns; "
+        f"{machine['date']}"
     )

@@ -9,6 +9,8 @@ import click
 from rich.table import Table
 
 from bench.findings.stats import Estimate
+from bench.findings.trust import disturbance, is_disturbed
+from bench.findings.words import counted, duration, number
 from bench.machine import measurements
 from bench.machine.hardware import accelerator_of
 from bench.machine.measurements import PETABYTE, Hardware, HardwareSpec, Measurement
@@ -23,14 +25,6 @@ _LONGEST_HOW = 20
 _GENERATED = 64  # pictures; making them takes longer than measuring
 _PATH = click.Path(path_type=Path)
 _VERSIONS = ("python", "torch", "numpy", "simplejpeg")
-_PERIODS = (
-    ("years", 31_557_600.0),
-    ("days", 86_400.0),
-    ("h", 3600.0),
-    ("min", 60.0),
-    ("s", 1.0),
-    ("ms", 1e-3),
-)
 
 
 @click.command(name="hardware", cls=commandline.Command)
@@ -42,9 +36,9 @@ _PERIODS = (
 @click.option("--seconds", default=0.5, show_default=True, help="Of each repeat.")
 @click.option("--json", "json_path", type=_PATH, help="Write the result here; '-' prints it alone.")
 def command(data: Path | None, scratch: Path, repeats: int, seconds: float, json_path: Path | None) -> None:
-    """Measure copying, reading, decoding and multiplying, each alone.
+    """Measure how fast this machine copies, reads, decodes and multiplies, each alone.
 
-    For each: the median, the lowest and the highest repeat, and how long this part alone takes for
+    Each line has the median, the lowest and the highest repeat, and how long this part alone takes for
     the pictures of --data and for 1 PB of such files.
     """
     spec = HardwareSpec(scratch=scratch, repeats=repeats, seconds=seconds)
@@ -71,6 +65,8 @@ def show(result: Hardware) -> None:
     console.print(legend(result))
     for warning in result.warnings:
         console.print(f"WARNING: {warning}")
+    if is_disturbed(result.other_cpu):
+        console.print(f"WARNING: {disturbance(result.other_cpu, then='')}")
 
 
 def table(result: Hardware) -> Table:
@@ -113,30 +109,16 @@ def legend(result: Hardware) -> str:
         f"{of_data}Times are of this part alone, once over all pictures: files through memory and disk "
         f"(random: one block at a time), pictures decoded, their pixels (224x224) to the device, ResNet-50 "
         f"training steps at the full matrix-multiply rate. 1 PB is of files of "
-        f"{human_bytes(result.mean_file_bytes)}.\n"
+        f"{human_bytes(result.mean_file_bytes)}, the mean of those decoded here.\n"
         f"{machine['cpu']}, {machine['memory']}, accelerator: {accelerator_of(machine)}; disk "
-        f"{result.disk.device}{_spinning(result)}; {versions}; median of {result.repeats} repeats; "
-        f"{machine['date']}."
+        f"{result.disk.device}{_spinning(result)}; {versions}; median of "
+        f"{counted(result.repeats, 'repeat')}; {machine['date']}."
     )
-
-
-def number(value: float) -> str:
-    """Three digits, or all before the point: 0.154, 11.6, 1,867."""
-    digits = 0 if value >= 100 else 1 if value >= 10 else 2 if value >= 1 else 3
-    return f"{value:,.{digits}f}"
 
 
 def spread(value: Estimate) -> str:
     """The lowest and the highest measurement."""
     return f"{number(value.low)}-{number(value.high)}"
-
-
-def duration(seconds: float | None) -> str:
-    """A time in the unit that suits it: 5.20 ms, 12.3 s, 4.1 h, 3.2 years; '-' for None."""
-    if seconds is None:
-        return "-"
-    unit, length = next(((u, n) for u, n in _PERIODS if seconds >= 2 * n), _PERIODS[-1])
-    return f"{number(seconds / length)} {unit}"
 
 
 @contextmanager

@@ -10,12 +10,13 @@ from bench.machine.precision import AMP_HELP
 from bench.options import names_of
 from bench.pages.terminal import show, tensorboard_option, write
 from bench.peers.serving import PEERS
-from bench.trial.comparison import BenchSpec, choose_arms, compare
+from bench.trial.arm import CHOICES as BACKENDS
+from bench.trial.arm import choose_arms
+from bench.trial.comparison import BenchSpec, compare
 from bench.trial.device import WARMUP_HELP, choose_device, choose_warmup
 from bench.trial.peer_arm import choose_peers, limits
 from bench.trial.presets import EPILOG
 from bench.trial.trainers import CHOICES
-from loaders import BACKENDS
 from precache import commandline
 from precache.commandline import STDOUT, ProgressBar, check_output
 from precache.errors import SettingError
@@ -28,9 +29,7 @@ _PATH = click.Path(path_type=Path)
 
 @click.command(name="loaders", cls=commandline.Command, epilog=EPILOG)
 @click.argument("data", type=_PATH, nargs=-1)
-@click.option(
-    "--backend", default="all", show_default=True, help=f"all, or some of: {', '.join(sorted(BACKENDS))}."
-)
+@click.option("--backend", default="all", show_default=True, help=f"all, or some of: {', '.join(BACKENDS)}.")
 @click.option("--trainer", default="auto", show_default=True, help=f"One of: {CHOICES}.")
 @click.option("--amp", default="auto", show_default=True, help=AMP_HELP)
 @click.option("--compile", "compiled", is_flag=True, help="Compile the model with torch.compile.")

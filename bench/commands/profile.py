@@ -1,10 +1,13 @@
 """`bench profile`: where the time of a few steps goes, by torch's profiler."""
 
+import itertools
 import json
 import os
 import time
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import click
@@ -12,23 +15,30 @@ import torch
 from rich.table import Table
 from torch.profiler import ProfilerActivity, profile, record_function
 
-import loaders
+from bench.findings.words import counted
+from bench.machine.hardware import accelerator_of, describe_machine
 from bench.machine.precision import AMP_HELP
+from bench.trial.arm import CHOICES as BACKENDS
+from bench.trial.arm import READS
 from bench.trial.device import WARMUP_HELP, choose_device, choose_warmup
-from bench.trial.full_batches import LAST, check_fills_batch, endless
+from bench.trial.full_batches import check_fills_batch
 from bench.trial.presets import EPILOG
-from bench.trial.refusals import in_one_line
-from bench.trial.trainers import CHOICES, Trainer, check_trainer, make_trainer, resolve
-from loaders.batch import Loader
-from loaders.dataset import open_split
+from bench.trial.run import measure
+from bench.trial.spec import TrialSpec
+from bench.trial.trainers import CHOICES, check_trainer, resolve
+from loaders.dataset import RAW, open_split
 from precache import commandline
-from precache.errors import SettingError, check_choice, check_range
+from precache.errors import DatasetError, SettingError, check_choice, check_range
 from precache.executors import worker_count
 from precache.tables import new_console
 
 WAIT, STEP = "wait for batch", "train step"
 _DATA = Path("data")
 _WIDTH = 100
+_STEPS, _BATCH_SIZE = 20, 64
+# A CPU computes, too: the profile of an emulated trainer would show it asleep. So few and small steps end
+# within half a minute on two cores.
+_ON_CPU, _CPU_STEPS, _CPU_BATCH_SIZE = "resnet18", 10, 16
 _NAME_WIDTH = 60
 
 
@@ -62,38 +72,55 @@ class Profile:
         return {name: seconds / total_s for name, seconds in self.stage_s.items()}
 
 
-def profile_steps(
-    loader: Loader,
-    trainer: Trainer,
-    device: torch.device,
-    warmup: int,
-    steps: int,
-    trace_path: Path,
-    top: int,
-) -> Profile:
-    """Run `warmup` steps, then `steps` under the profiler, whose trace is written to `trace_path`."""
-    batches = (batch for batch, _ in endless(loader))
-    for _ in range(warmup):
-        trainer.step(next(batches))
-    _synchronise(device)
-    if device.type == "cpu":  # it would complain on stderr that there is no GPU
-        os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
-    stage_s = {WAIT: 0.0, STEP: 0.0}
-    with profile(activities=activities) as profiler:
-        for _ in range(steps):
-            begin_s = time.perf_counter()
-            with record_function(WAIT):
-                batch = next(batches)
-            arrived_s = time.perf_counter()
-            with record_function(STEP):
-                trainer.step(batch)
-                _synchronise(device)  # else the wait for the next batch would pay for this step
-            end_s = time.perf_counter()
-            stage_s[WAIT] += arrived_s - begin_s
-            stage_s[STEP] += end_s - arrived_s
-    profiler.export_chrome_trace(str(trace_path))
-    return Profile(steps, stage_s, _top_operators(profiler, top))
+class ProfiledClock:
+    """Takes the times of so many steps, all under torch's profiler; a context manager."""
+
+    def __init__(self, device: torch.device, steps: int) -> None:
+        if device.type == "cpu":  # it would complain on stderr that there is no GPU
+            os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+        activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
+        self.profiler = profile(activities=activities)
+        self._device = device
+        self._running = ExitStack()
+        self._span = ExitStack()
+        self._names = iter((WAIT, STEP) * steps)
+        self._marks: list[float] = []
+
+    def __enter__(self) -> "ProfiledClock":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._span.close()
+        self._running.close()
+
+    def mark(self) -> None:
+        """End the wait or the step, begin the other."""
+        if not self._marks:
+            _synchronise(self._device)
+            self._running.enter_context(self.profiler)
+        elif len(self._marks) % 2 == 0:
+            _synchronise(self._device)  # else the wait for the next batch would pay for this step
+        self._span.close()
+        self._marks.append(time.perf_counter())
+        name = next(self._names, None)
+        if name is not None:  # else the last step has ended
+            self._span.enter_context(record_function(name))
+
+    def intervals_s(self) -> tuple[float, ...]:
+        """Seconds of each wait and step; ends the profile."""
+        self.__exit__(None, None, None)
+        return tuple(stop - start for start, stop in itertools.pairwise(self._marks))
+
+
+def profile_trial(spec: TrialSpec, trace_path: Path, top: int) -> Profile:
+    """Run the trial of `spec` with its timed batches under the profiler; its trace goes to `trace_path`."""
+    with ProfiledClock(spec.device, spec.batches) as clock:
+        trial = measure(spec, clock=clock)
+    clock.profiler.export_chrome_trace(str(trace_path))
+    stage_s = {WAIT: sum(trial.wait_s), STEP: sum(trial.step_s)}
+    return Profile(spec.batches, stage_s, _top_operators(clock.profiler, top))
 
 
 def _synchronise(device: torch.device) -> None:
@@ -112,12 +139,22 @@ def _top_operators(profiler: Any, top: int) -> tuple[Operator, ...]:
 
 @click.command(name="profile", cls=commandline.Command, epilog=EPILOG)
 @click.argument("folder", type=click.Path(path_type=Path), required=False)
-@click.option("--backend", default="auto", show_default=True, help=f"auto or {', '.join(loaders.BACKENDS)}.")
-@click.option("--trainer", "trainer_name", default="auto", show_default=True, help=f"One of: {CHOICES}.")
-@click.option("--steps", default=20, show_default=True, help="Profiled steps.")
+@click.option("--backend", default="auto", show_default=True, help=f"auto or {', '.join(BACKENDS)}.")
+@click.option(
+    "--trainer",
+    "trainer_name",
+    default="auto",
+    show_default=True,
+    help=f"One of: {CHOICES}; auto is resnet50 on a GPU, {_ON_CPU} on a CPU.",
+)
+@click.option("--steps", type=int, help=f"Profiled steps.  [default: {_STEPS}; auto on a CPU: {_CPU_STEPS}]")
 @click.option("--warmup", type=int, help=WARMUP_HELP)
 @click.option("--amp", default="auto", show_default=True, help=AMP_HELP)
-@click.option("--batch-size", default=64, show_default=True, help="Samples per batch.")
+@click.option(
+    "--batch-size",
+    type=int,
+    help=f"Samples per batch.  [default: {_BATCH_SIZE}, or what there is; auto on a CPU: {_CPU_BATCH_SIZE}]",
+)
 @click.option("--workers", type=int, help="Processes or threads of the loader.  [default: one per CPU]")
 @click.option("--size", default=224, show_default=True, help="Side of the served square, pixels.")
 @click.option("--device", "device_name", default="auto", show_default=True, help="auto, cpu or cuda.")
@@ -127,16 +164,17 @@ def command(
     folder: Path | None,
     backend: str,
     trainer_name: str,
-    steps: int,
+    steps: int | None,
     warmup: int | None,
     amp: str,
+    batch_size: int | None,
     workers: int | None,
     device_name: str,
     top: int,
     out: Path,
     **settings: Any,
 ) -> None:
-    """Profile a loader on FOLDER and a trainer: operators, stages, and a trace to look at.
+    """Say where the time of a few training steps goes: waiting, operators, and a trace to look at.
 
     Operators are those of the calling thread and of the GPU: threads and processes of the loader are not
     among them. Profiling slows each operator down a little.
@@ -145,36 +183,61 @@ def command(
     https://ui.perfetto.dev and in chrome://tracing.
     """
     device = choose_device(device_name)
+    small = trainer_name == "auto" and device.type == "cpu"
+    trainer_name = _ON_CPU if small else resolve(trainer_name, device)
+    steps = steps if steps is not None else _CPU_STEPS if small else _STEPS
     warmup = choose_warmup(warmup, device)
     for name, value, low in (("steps", steps, 1), ("warmup", warmup, 0), ("top", top, 1)):
         check_range(name, value, low)
-    check_trainer(resolve(trainer_name, device), settings["size"], amp=amp)
-    check_choice("backend", backend, [*loaders.BACKENDS, "auto"])
+    check_trainer(trainer_name, settings["size"], amp=amp)
+    check_choice("backend", backend, [*BACKENDS, "auto"])
     if out.exists() and not out.is_dir():
         raise SettingError(f"{out}: is a file; name a folder")
     if folder is None:
-        folder = _DATA / ("raw" if backend == "auto" else loaders.READS[backend][0])
-    workers = worker_count(workers)
-    # the number of classes is known with the data, what dtype the loader serves with the trainer
+        folder = _DATA / ("raw" if backend == "auto" else READS[backend][0])
     data = open_split(folder, "train")
-    check_fills_batch(settings["batch_size"], len(data.ids))
-    trainer = make_trainer(trainer_name, device, len(data.classes), amp=amp)
-    with loaders.build(
-        folder,
+    if batch_size is None:
+        batch_size = max(1, min(_CPU_BATCH_SIZE if small else _BATCH_SIZE, len(data.ids)))
+    if backend != "auto" and data.kind not in READS[backend]:
+        kind = "pytorch" if data.kind == RAW else data.kind
+        raise DatasetError(
+            f"{folder}: holds {data.kind}, which {backend} does not read; use backend {kind!r}"
+        )
+    check_fills_batch(batch_size, len(data.ids))
+    spec = TrialSpec(
         backend=backend,
+        path=folder,
+        trainer=trainer_name,
+        classes=len(data.classes),
+        workers=worker_count(workers),
+        warmup=warmup,
+        batches=steps,
         device=device,
-        dtype=trainer.dtype,
-        last=LAST,
-        reading=loaders.Reading(workers=workers),
+        amp=amp,
+        monitored=False,  # its thread would be in the trace
+        batch_size=batch_size,
         **settings,
-    ) as loader:
-        out.mkdir(parents=True, exist_ok=True)
-        with in_one_line(settings["batch_size"], settings["size"]):
-            found = profile_steps(loader, trainer, device, warmup, steps, out / "trace.json", top)
+    )
+    data.served_size(spec.size)
+    out.mkdir(parents=True, exist_ok=True)
+    found = profile_trial(spec, out / "trace.json", top)
     content = {**asdict(found), "shares": found.shares}
     (out / "profile.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     _print(found)
+    click.echo(
+        f"trainer {trainer_name}, batch {batch_size} of {settings['size']}x{settings['size']}, "
+        f"{counted(spec.workers or 0, 'worker')}, {counted(steps, 'step')} after {warmup};"
+    )
+    click.echo(_machine(device))
     click.echo(f"wrote {out / 'trace.json'} (open it in https://ui.perfetto.dev) and {out / 'profile.json'}")
+
+
+def _machine(device: torch.device) -> str:
+    machine = describe_machine(device)
+    return (
+        f"{machine['cpu']}, {machine['memory']}, accelerator: {accelerator_of(machine)}; torch "
+        f"{machine['torch']}; {machine['date']}"
+    )
 
 
 def _print(found: Profile) -> None:
@@ -189,9 +252,7 @@ def _print(found: Profile) -> None:
     if found.operators:
         new_console(width=_WIDTH).print(table)
     else:
-        click.echo(
-            "no operators: this trainer computes nothing; take --trainer resnet50 to see those of a step"
-        )
+        click.echo("No operators: this trainer computes nothing. --trainer resnet18 shows those of a step.")
     for name, seconds in found.stage_s.items():
         each_ms = seconds / found.steps * 1e3
         click.echo(f"{name}: {found.shares[name]:.0%} of the time, {each_ms:,.1f} ms per step")

@@ -6,14 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import click
+from rich.console import Console
 from rich.table import Table
 
-from bench.commands.hardware import TABLE_WIDTH, duration, number
+from bench.commands.hardware import TABLE_WIDTH
 from bench.findings import forecast as model
+from bench.findings.advice import PLAIN_RULE, answer, busy_share, rule
 from bench.findings.forecast import RAW_NAME, Inputs, Prediction
+from bench.findings.trust import disturbance, is_disturbed, miss, other_cpu
+from bench.findings.words import counted, duration, epochs, number
 from bench.machine.hardware import accelerator_of
 from bench.trial.presets import EPILOG
-from bench.trial.recommendation import Recommendation, recommend
+from bench.trial.recommendation import Recommendation, recommend, train_images
 from bench.trial.sampling import RecommendSpec
 from bench.trial.trainers import CHOICES
 from precache import commandline
@@ -22,16 +26,29 @@ from precache.errors import SettingError
 from precache.executors import available_cpus
 from precache.packages import DALI
 from precache.recipe import FORMAT_NAMES
+from precache.source import scan_tree
 from precache.tables import new_console
 
-_BUSY = 0.1  # share of the CPUs
 _PATH = click.Path(path_type=Path)
 _VERSIONS = ("python", "torch", "pillow", "simplejpeg", "webdataset", *DALI)
+_BATCH_SIZE = 64
+# On 2 quiet cores the quick way ends within 25 s; a limit that begins no turn keeps it there on slow ones.
+QUICK: dict[str, Any] = {"repeats": 3, "seconds": 0.5, "pictures": 100, "limit_s": 22.0}
+THOROUGH: dict[str, Any] = {"repeats": 3, "seconds": 2.0, "pictures": 200}
+QUICK_FORMATS = ("shards", "webdataset")
 
 
 @click.command(name="recommend", cls=commandline.Command, epilog=EPILOG)
 @click.argument("src", type=_PATH)
-@click.option("--format", "formats", default="all", show_default=True, help=f"Of: {', '.join(FORMAT_NAMES)}.")
+@click.option("--thorough", is_flag=True, help="Measure longer, and every format.")
+@click.option(
+    "--details", is_flag=True, help="Print what the columns mean, and which format suits which disk."
+)
+@click.option(
+    "--format",
+    "formats",
+    help=f"all, or some of: {', '.join(FORMAT_NAMES)}.  [default: {', '.join(QUICK_FORMATS)}]",
+)
 @click.option("--check", is_flag=True, help="Convert and load the whole tree, too, and compare.")
 @click.option("--gpus", type=int, help="What if there were so many GPUs?")
 @click.option("--cpus", type=int, help="What if there were so many CPUs?")
@@ -41,15 +58,21 @@ _VERSIONS = ("python", "torch", "pillow", "simplejpeg", "webdataset", *DALI)
 @click.option("--stored-size", default=256, show_default=True, help="Side of the stored square, pixels.")
 @click.option("--quality", default=95, show_default=True, help="JPEG quality (webdataset, dali).")
 @click.option("--size", default=224, show_default=True, help="Side of the served square, pixels.")
-@click.option("--batch-size", default=64, show_default=True, help="Samples per batch.")
-@click.option("--pictures", default=200, show_default=True, help="Pictures of the sample.")
-@click.option("--repeats", default=3, show_default=True, help="Of each measurement, taking turns.")
-@click.option("--seconds", default=2.0, show_default=True, help="Of each measurement.")
+@click.option(
+    "--batch-size", type=int, help=f"Samples per batch.  [default: {_BATCH_SIZE}, or all of a smaller tree]"
+)
+@click.option("--pictures", type=int, help="Pictures of the sample.  [default: 100; --thorough: 200]")
+@click.option(
+    "--repeats", type=int, help="Of each measurement, taking turns.  [default: 3, or as many as fit]"
+)
+@click.option("--seconds", type=float, help="Of each measurement.  [default: 0.5; --thorough: 2]")
 @click.option("--scratch", type=_PATH, default=Path(tempfile.gettempdir()), help="Folder to convert into.")
 @click.option("--json", "json_path", type=_PATH, help="Write the result here; '-' prints it alone.")
 def command(
     src: Path,
-    formats: str,
+    thorough: bool,
+    details: bool,
+    formats: str | None,
     check: bool,
     gpus: int | None,
     cpus: int | None,
@@ -58,25 +81,46 @@ def command(
     json_path: Path | None,
     **settings: Any,
 ) -> None:
-    """Predict what converting the tree SRC to each format would bring.
+    """Say whether to convert the pictures in the tree SRC, and to which format.
 
-    A sample of its pictures is converted and loaded for real; sizes, times and rates of the whole are
-    computed from that and from what the disk gives. --gpus, --cpus, --trainer-rate and --disk-mbps
-    change what they are computed for.
+    A sample of the pictures is converted and loaded for real, in under half a minute; --thorough and
+    --check take minutes. Sizes, times and rates of the whole tree are computed from that and from what the
+    disk gives. --gpus, --cpus, --trainer-rate and --disk-mbps change what they are computed for.
     """
     changes = what_if(gpus=gpus, cpus=cpus, trainer_rate=trainer_rate, disk_mbps=disk_mbps)
     check_output(json_path)
-    spec = RecommendSpec(workers=available_cpus(), **settings)
+    thorough = thorough or check
+    names = _formats(formats, thorough)
+    spec = _spec(thorough, settings)
+    scan = scan_tree(src)
+    if settings["batch_size"] is None:
+        spec = replace(spec, batch_size=max(1, min(_BATCH_SIZE, train_images(scan))))
     with ProgressBar("recommend", "run") as bar:
-        names = FORMAT_NAMES if formats == "all" else tuple(name.strip() for name in formats.split(","))
-        result = recommend(src, spec, formats=names, check=check, on_progress=bar)
+        result = recommend(scan, spec, formats=names, check=check, on_progress=bar)
     other = result.what_if(replace(result.inputs, **changes)) if changes else None
     if json_path is not None:
         content = result.to_json()
         content["what_if"] = other.to_json() if other is not None else None
         write_json(json_path, content)
     if json_path != STDOUT:
-        show(result, other)
+        show(result, other, details=details)
+        if not thorough:
+            click.echo("A quick estimate: --thorough measures longer, --check measures the whole tree, too.")
+
+
+def _formats(asked: str | None, thorough: bool) -> tuple[str, ...]:
+    if asked is None:
+        return FORMAT_NAMES if thorough else QUICK_FORMATS
+    return FORMAT_NAMES if asked == "all" else tuple(name.strip() for name in asked.split(","))
+
+
+def _spec(thorough: bool, asked: dict[str, Any]) -> RecommendSpec:
+    """What was asked for, else what the quick or the thorough way takes."""
+    given = {name: value for name, value in asked.items() if value is not None}
+    usual = dict(THOROUGH if thorough else QUICK)
+    if given.keys() & {"repeats", "seconds"}:
+        usual.pop("limit_s", None)  # who says how long does not want to be cut short
+    return RecommendSpec(**{"batch_size": _BATCH_SIZE, "workers": available_cpus(), **usual, **given})
 
 
 def what_if(**options: float | None) -> dict[str, Any]:
@@ -101,60 +145,107 @@ def what_if(**options: float | None) -> dict[str, Any]:
     return changes
 
 
-def show(result: Recommendation, other: Recommendation | None) -> None:
-    """Print the predictions, those of the what-if, the check, and what to do."""
+def show(result: Recommendation, other: Recommendation | None, *, details: bool = False) -> None:
+    """Print what to do, the predictions, those of the what-if, the check, and the conditions."""
     console = new_console(width=TABLE_WIDTH)
+    share = other_cpu(result.settings)
     for found in (result, other):
         if found is not None:
-            console.print(("" if found is result else "\nWhat if: ") + given(found.inputs))
-            console.print(prediction_table(found.predictions))
-            console.print(advice(found.predictions, found.inputs))
-            for sentence in crossover(found):
-                console.print(sentence)
+            console.print("" if found is result else "\nWhat if: " + given(found.inputs), end="")
+            _show_predictions(console, found, share, again=found is other)
+    if result.checks:
+        _show_checks(console, result)
     for name, reason in result.skipped.items():
         console.print(f"skipped {name}: {reason}")
-    if result.checks:
-        console.print("\nPredicted from the sample, and measured on the whole tree:")
-        console.print(check_table(result))
-        worst = max(result.checks, key=lambda check: abs(check.error))
-        console.print(
-            f"Farthest off: {worst.quantity} of {worst.name}, {worst.error:+.0%}. error: the prediction from "
-            f"each repeat's sample against the same repeat's whole tree; median, and range."
-        )
-    console.print(legend(result))
-    if result.settings["others"] > _BUSY:
-        console.print(
-            f"WARNING: other processes took {result.settings['others']:.0%} of the CPUs meanwhile; rates "
-            f"and times are those of a busy machine, and scatter"
-        )
+    if details:
+        for sentence in (*crossover(result), legend(result)):
+            console.print(sentence)
+    console.print(conditions(result))
     for warning in result.hardware.warnings:
         console.print(f"WARNING: {warning}")
+
+
+def _show_predictions(console: Console, found: Recommendation, share: float | None, *, again: bool) -> None:
+    """The answer, the table, the rule; beside other busy processes no format is named, which is said once."""
+    disturbed = is_disturbed(share)
+    if disturbed and again:
+        console.print(prediction_table(found.predictions, found.inputs, star=False))
+        return
+    if disturbed:
+        console.print(disturbance(share, ", so no format is named"))
+    else:
+        console.print(answer(found.predictions, found.inputs, found.turns))
+    console.print()
+    console.print(prediction_table(found.predictions, found.inputs, star=not disturbed))
+    console.print()
+    crossovers = list(found.crossovers.values())
+    figures = rule(found.predictions, found.inputs, crossovers[0] if crossovers else None)
+    console.print(PLAIN_RULE if disturbed else figures)
+
+
+def _show_checks(console: Console, result: Recommendation) -> None:
+    console.print("\nPredicted from the sample, and measured on the whole tree:")
+    console.print(check_table(result))
+    worst = max(result.checks, key=lambda check: abs(check.error))
+    console.print(
+        f"Farthest off: {worst.quantity} of {worst.name}, {worst.error:+.0%}. error: the prediction from "
+        f"each repeat's sample against the same repeat's whole tree; median, and range."
+    )
+    for check in result.checks:
+        missed = miss(1 + check.error, 1.0, _why(check.quantity, other_cpu(result.settings)))
+        if missed:
+            console.print(f"{check.quantity} of {check.name}: {missed}")
+
+
+def _why(quantity: str, share: float | None) -> str:
+    """What may make a prediction of that quantity miss."""
+    if is_disturbed(share):
+        return "other processes were busy, and not evenly."
+    if quantity == "conversion":
+        return (
+            "a small tree converts in the time that processes take to start, and a disk that buffers "
+            "writes is fast until its buffer is full."
+        )
+    if quantity == "size":
+        return "the sample's pictures are not like the others; --pictures takes more of them."
+    return "a run this short swings; --seconds and --repeats measure longer, --pictures takes more pictures."
 
 
 def given(inputs: Inputs) -> str:
     """What a prediction is for, on one line."""
     gpus = "" if inputs.gpus == 1 else f"{inputs.gpus} x "
     return (
-        f"{inputs.images:,} pictures, {inputs.cpus} CPUs, trainer {gpus}"
-        f"{number(inputs.trainer_images_per_s)} images/s, disk {number(inputs.disk_bytes_per_s / 1e6)} MB/s"
+        f"{counted(inputs.images, 'picture')}, {counted(inputs.cpus, 'CPU')}, trainer {gpus}"
+        f"{number(inputs.trainer_images_per_s)} images/s, disk {number(inputs.disk_bytes_per_s / 1e6)} MB/s\n"
     )
 
 
-def prediction_table(predictions: list[Prediction]) -> Table:
-    """A rich table of at most 100 columns; the advised line has a star."""
+def prediction_table(predictions: list[Prediction], inputs: Inputs, *, star: bool = True) -> Table:
+    """A rich table of at most 100 columns; the advised line has a star where `star`."""
     table = Table(box=None, pad_edge=False)
-    for title in ("format", "size", "convert", "loader", "cold", "trained", "pays after"):
+    titles = (
+        "format",
+        "trainer busy",
+        "images/s",
+        "loader alone",
+        "cold disk",
+        "size",
+        "convert",
+        "pays after",
+    )
+    for title in titles:
         table.add_column(title, justify="left" if title == "format" else "right", no_wrap=True)
-    advised = model.best(predictions)
+    advised = model.best(predictions) if star else None
     for found in predictions:
         raw = found.name == RAW_NAME
         table.add_row(
             found.name + (" *" if found is advised else ""),
-            human_bytes(found.bytes),
-            "-" if raw else duration(found.conversion_s),
+            f"{busy_share(found, inputs):.0%}",
+            f"{found.trained_images_per_s:,.0f}" + ("" if found.cached else " (cold)"),
             f"{found.warm_images_per_s:,.0f}",
             f"{found.cold_images_per_s:,.0f}",
-            f"{found.trained_images_per_s:,.0f}" + ("" if found.cached else " (cold)"),
+            human_bytes(found.bytes),
+            "-" if raw else duration(found.conversion_s),
             "-" if raw else epochs(found.epochs_to_pay),
         )
     return table
@@ -170,24 +261,9 @@ def check_table(result: Recommendation) -> Table:
         measured = check.measured
         texts = [_amount(value, check.unit) for value in (check.predicted.median, measured.median)]
         ends = "-".join(_amount(value, check.unit) for value in (measured.low, measured.high))
-        errors = f"{check.ratio.low - 1:+.0%} to {check.ratio.high - 1:+.0%}"
-        table.add_row(check.name, check.quantity, *texts, ends, f"{check.error:+.1%}", errors)
+        errors = f"{_signed(check.ratio.low - 1)} to {_signed(check.ratio.high - 1)}"
+        table.add_row(check.name, check.quantity, *texts, ends, _signed(check.error, 1), errors)
     return table
-
-
-def advice(predictions: list[Prediction], inputs: Inputs) -> str:
-    """What to do, in one sentence."""
-    advised = model.best(predictions)
-    (raw,) = (found for found in predictions if found.name == RAW_NAME)
-    if advised is raw:
-        return "Leave the tree as it is: no format is predicted to train faster by more than 2%."
-    limit = inputs.trainer_images_per_s * inputs.gpus
-    return (
-        f"Convert to {advised.name}: predicted {advised.trained_images_per_s:,.0f} images/s instead of "
-        f"{raw.trained_images_per_s:,.0f}, of {limit:,.0f} that the trainer takes; converting takes "
-        f"{duration(advised.conversion_s)} and {human_bytes(advised.bytes)}, and pays after "
-        f"{epochs(advised.epochs_to_pay)}."
-    )
 
 
 def crossover(result: Recommendation) -> list[str]:
@@ -207,25 +283,38 @@ def crossover(result: Recommendation) -> list[str]:
 
 
 def legend(result: Recommendation) -> str:
-    """What the figures mean, and under which conditions they hold."""
-    settings, machine = result.settings, result.hardware.machine
-    versions = ", ".join(f"{name} {machine[name]}" for name in _VERSIONS if name in machine)
+    """What the columns mean."""
     return (
-        "loader, cold, trained: images/s of the loader alone, page cache warm; of the same, cache cold; and "
-        "of the trainer fed by it from the second epoch on, from a warm cache where the data is less than "
-        "half of the memory. pays after: epochs until converting has saved the time that it took.\n"
-        f"Sample: {settings['pictures']} pictures at most, repeated to {settings['sample_images']:,}; stored "
-        f"{settings['stored_size']} px, quality {settings['quality']}; batch {settings['batch_size']} of "
-        f"{settings['size']}x{settings['size']}, {settings['workers']} workers; trainer "
-        f"{settings['trainer']}; median of {settings['repeats']} repeats, each in a process of its own.\n"
-        f"{machine['cpu']}, {machine['memory']}, accelerator: {accelerator_of(machine)}; disk "
-        f"{result.hardware.disk.device}; {versions}; {machine['date']}."
+        "trainer busy, images/s: the share of the time that the trainer works, and its rate, from the "
+        "second epoch on, fed from memory where the data is less than half of it, else from the disk (cold). "
+        "loader alone, cold disk: its images/s, with the files in memory, and read from the disk. "
+        "pays after: epochs until converting has saved the time that it took."
     )
 
 
-def epochs(count: int | None) -> str:
-    """`3 epochs`, or `never`."""
-    return "never" if count is None else f"{count:,} epoch{'s' if count != 1 else ''}"
+def conditions(result: Recommendation) -> str:
+    """Under which conditions the figures hold."""
+    settings, machine = result.settings, result.hardware.machine
+    versions = ", ".join(f"{name} {machine[name]}" for name in _VERSIONS if name in machine)
+    inputs = result.inputs
+    others = other_cpu(settings)
+    busy = "" if others is None or is_disturbed(others) else f", other processes {others:.0%} of the CPUs"
+    return (
+        f"{counted(inputs.images, 'picture')}; trainer {settings['trainer']}, "
+        f"{number(inputs.trainer_images_per_s)} images/s; disk {result.hardware.disk.device}, "
+        f"{number(inputs.disk_bytes_per_s / 1e6)} MB/s; batch {settings['batch_size']} of "
+        f"{settings['size']}x{settings['size']}, {counted(settings['workers'], 'worker')}; stored "
+        f"{settings['stored_size']} px, quality {settings['quality']}. Predicted from a sample of "
+        f"{counted(settings['sample_pictures'], 'picture')}; median of "
+        f"{counted(settings['repeats'], 'repeat')}, page cache warm{busy}.\n"
+        f"{machine['cpu']}, {machine['memory']}, accelerator: {accelerator_of(machine)}; {versions}; "
+        f"{machine['date']}."
+    )
+
+
+def _signed(share: float, digits: int = 0) -> str:
+    """`+12%`; nothing is `+0%`, from whichever side."""
+    return f"{round(share, digits + 2) + 0.0:+.{digits}%}"
 
 
 def _amount(value: float, unit: str) -> str:

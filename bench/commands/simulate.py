@@ -9,25 +9,38 @@ from rich.table import Table
 
 from bench.findings.result import Row
 from bench.findings.result_file import read_result
-from bench.findings.simulation import SLOWEST, STEP, Prediction, Rates, simulate
+from bench.findings.simulation import (
+    DECODE,
+    LINK,
+    MAX_GPUS,
+    SLOWEST,
+    STEP,
+    STORAGE,
+    Prediction,
+    Rates,
+    simulate,
+)
+from bench.findings.trust import disturbance, is_disturbed, miss, other_cpu, why_together
+from bench.findings.words import counted
 from precache import commandline
 from precache.commandline import STDOUT, ProgressBar, check_output, write_json
-from precache.errors import SettingError
+from precache.errors import SettingError, check_range
 from precache.tables import new_console
 
 _WIDTH = 100
+_BOTTLENECKS = {STORAGE: "the storage", LINK: "the node's link to the storage", DECODE: "decoding"}
 _GPUS_PER_NODE = 8
 _DEFAULTS = {"batch_size": 64, "workers": 8, "image_bytes": 0.0}
 
 
 @click.command(name="simulate", cls=commandline.Command)
-@click.option("--gpus", default="1,8,64,1024", show_default=True, help="GPUs, all in one training run.")
-@click.option("--nodes", help="Machines, for each number of GPUs.  [default: 8 GPUs each]")
+@click.option("--gpus", default="1,8,64,1024", show_default=True, help="How many GPUs train together.")
+@click.option("--nodes", help="How many machines, for each number of GPUs.  [default: 8 GPUs each]")
 @click.option("--result", "result_path", type=click.Path(path_type=Path), help="Of 'bench loaders --json'.")
-@click.option("--backend", help="Which row of the result.")
-@click.option("--data", help="Which row of the result.")
-@click.option("--trainer", help="Which row of the result.")
-@click.option("--decode-ms", type=float, help="Of one image in one worker.  [default: the result's]")
+@click.option("--backend", help="Which row of the result to take.")
+@click.option("--data", help="Which row of the result to take.")
+@click.option("--trainer", help="Which row of the result to take.")
+@click.option("--decode-ms", type=float, help="What one worker takes for one image.  [default: the result's]")
 @click.option(
     "--trainer-rate", "trainer_images_per_s", type=float, help="Images/s of one GPU.  [default: the result's]"
 )
@@ -35,10 +48,10 @@ _DEFAULTS = {"batch_size": 64, "workers": 8, "image_bytes": 0.0}
 @click.option("--workers", type=int, help="Of one GPU.  [default: the result's, or 8]")
 @click.option("--prefetch", type=int, help="Batches that a loader holds ahead.  [default: 2 per worker]")
 @click.option("--image-bytes", type=float, help="Read from storage per image.  [default: the result's]")
-@click.option("--storage-mbps", type=float, help="MB/s of the storage, shared.  [default: never binds]")
-@click.option("--node-mbps", type=float, help="MB/s of each node's link to it.  [default: never binds]")
+@click.option("--storage-mbps", type=float, help="MB/s of the storage, shared.  [default: without limit]")
+@click.option("--node-mbps", type=float, help="MB/s of each node's link to it.  [default: without limit]")
 @click.option("--cpus", type=int, help="Of each node, that its workers share.  [default: enough]")
-@click.option("--noise", default=0.0, show_default=True, help="Deviation of steps and decoding, relative.")
+@click.option("--noise", default=0.0, show_default=True, help="How much steps and decoding vary: 0.1 is 10%.")
 @click.option("--seed", default=0, show_default=True, help="Of the noise.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write it here; '-' prints it.")
 def command(
@@ -51,11 +64,15 @@ def command(
     json_path: Path | None,
     **given: Any,
 ) -> None:
-    """Predict the throughput of many GPUs from measured rates."""
+    """Predict the images/s of many GPUs, and what would hold them up.
+
+    The rates are those of a row of --result, or of the options; an option replaces the result's.
+    """
     check_output(json_path)
-    measured = {}
+    measured: dict[str, Any] = {}
+    row = None
     if result_path is not None:
-        measured = _measured(result_path, {"backend": backend, "data": data, "trainer_name": trainer})
+        row, measured = _measured(result_path, {"backend": backend, "data": data, "trainer_name": trainer})
     elif backend or data or trainer:
         raise SettingError("--backend, --data and --trainer choose a row of --result; give it, too")
     rates = _rates(measured, given)
@@ -67,6 +84,8 @@ def command(
             bar(len(predictions), len(clusters))
     if json_path != STDOUT:
         _print(rates, predictions)
+        for line in _doubts(result_path, row, measured):
+            click.echo(line)
     if json_path is not None:
         predicted = [asdict(prediction) for prediction in predictions]
         write_json(json_path, {"rates": asdict(rates), "predictions": predicted})
@@ -87,8 +106,28 @@ def _rates(measured: dict[str, Any], given: dict[str, Any]) -> Rates:
     return Rates(**{"storage_mbps": None, "node_mbps": None, "cpus": None, **values})
 
 
-def _measured(path: Path, wanted: dict[str, str | None]) -> dict[str, Any]:
-    """The rates in the row of the result at `path` that has the wanted values."""
+def _doubts(path: Path | None, row: Row | None, measured: dict[str, Any]) -> list[str]:
+    """What speaks against a prediction from that row: a busy machine, or what the row itself measured."""
+    if path is None or row is None:
+        return []
+    lines = []
+    share = other_cpu(read_result(path).settings)
+    if is_disturbed(share):
+        lines.append(f"{path}: {disturbance(share, then='')}")
+    if row.together is not None and "trainer_images_per_s" in measured:
+        alone = _rates(measured, {"decode_ms": None, "cpus": None, "noise": 0.0, "seed": 0})
+        one = simulate(alone, 1, 1).images_per_s
+        missed = miss(one, row.together.median, why_together(one, row.together.median))
+        if missed:
+            lines.append(
+                f"{path} measured {row.together.median:,.0f} images/s for what this model gives {one:,.0f}: "
+                f"{missed}."
+            )
+    return lines
+
+
+def _measured(path: Path, wanted: dict[str, str | None]) -> tuple[Row, dict[str, Any]]:
+    """The row of the result at `path` that has the wanted values, and the rates in it."""
     result = read_result(path)
     asked = {name: value for name, value in wanted.items() if value is not None}
     loaders = [row for row in result.rows if not row.peer]
@@ -110,7 +149,7 @@ def _measured(path: Path, wanted: dict[str, str | None]) -> dict[str, Any]:
         measured["image_bytes"] = row.image_bytes
     if row.trainer is not None:
         measured["trainer_images_per_s"] = row.trainer.median
-    return measured
+    return row, measured
 
 
 def _describe(row: Row) -> str:
@@ -118,13 +157,17 @@ def _describe(row: Row) -> str:
 
 
 def _clusters(gpus: str, nodes: str | None) -> list[tuple[int, int]]:
-    """(GPUs, nodes) of each cluster."""
+    """(GPUs, nodes) of each cluster; SettingError for what `simulate` would refuse, before it begins."""
     counts = _numbers("gpus", gpus)
+    for count in counts:
+        check_range("gpus", count, 1, MAX_GPUS)
     if nodes is None:
         return [(count, -(-count // _GPUS_PER_NODE)) for count in counts]
     machines = _numbers("nodes", nodes)
     if len(machines) != len(counts):
         raise SettingError(f"nodes {nodes!r} must have as many numbers as gpus {gpus!r}")
+    for count, machine in zip(counts, machines, strict=True):
+        check_range("nodes", machine, 1, count)
     return list(zip(counts, machines, strict=True))
 
 
@@ -136,9 +179,10 @@ def _numbers(name: str, text: str) -> list[int]:
 
 
 def _print(rates: Rates, predictions: list[Prediction]) -> None:
+    click.echo(answer(predictions))
     table = Table(box=None, pad_edge=False)
-    for title in ("GPUs", "nodes", "images/s", "of ideal", "waits", "binds", "needs MB/s"):
-        table.add_column(title, justify="left" if title == "binds" else "right", no_wrap=True)
+    for title in ("GPUs", "nodes", "images/s", "of ideal", "waits", "bottleneck", "needs MB/s"):
+        table.add_column(title, justify="left" if title == "bottleneck" else "right", no_wrap=True)
     for one in predictions:
         ideal = one.gpus * rates.trainer_images_per_s
         table.add_row(
@@ -146,19 +190,32 @@ def _print(rates: Rates, predictions: list[Prediction]) -> None:
             f"{one.nodes:,}",
             f"{one.images_per_s:,.0f}",
             f"{one.images_per_s / ideal:.0%}",
-            f"{one.wait_share:.0%}",
+            f"{max(0.0, one.wait_share):.0%}",
             one.binds,
             f"{one.needed_mbps:,.0f}" if rates.image_bytes else "-",
         )
     new_console(width=_WIDTH).print(table)
-    click.echo("of ideal: of GPUs that never wait. needs MB/s: what the storage must give for that.")
-    bound = next((one for one in predictions if one.binds not in (STEP, SLOWEST)), None)
-    if bound is not None:
-        who, verb = ("1 GPU", "it waits") if bound.gpus == 1 else (f"{bound.gpus:,} GPUs", "they wait")
-        click.echo(f"With {who} {bound.binds} binds: {verb} {bound.wait_share:.0%} of the time.")
-    shared = "unlimited" if rates.storage_mbps is None else f"{rates.storage_mbps:,.0f} MB/s"
+    click.echo("of ideal: images/s over those of GPUs that never wait.")
+    if rates.image_bytes:
+        click.echo("needs MB/s: what the storage must give so that no GPU waits.")
+    shared = "without limit" if rates.storage_mbps is None else f"{rates.storage_mbps:,.0f} MB/s"
     click.echo(
-        f"Per GPU: {rates.trainer_images_per_s:,.0f} images/s, batch {rates.batch_size}, {rates.workers} "
-        f"workers of {rates.decode_s * 1e3:.3g} ms per image,\nprefetch {rates.prefetch} batches; "
-        f"{rates.image_bytes:,.0f} bytes per image, storage {shared}; noise {rates.noise:.0%}."
+        f"Per GPU: {rates.trainer_images_per_s:,.0f} images/s, batch {rates.batch_size}, "
+        f"{counted(rates.workers, 'worker')} of {rates.decode_s * 1e3:.3g} ms per image,\n"
+        f"{counted(rates.prefetch, 'batch', 'batches')} read ahead; {rates.image_bytes:,.0f} bytes per "
+        f"image, storage {shared}; noise {rates.noise:.0%}."
     )
+
+
+def answer(predictions: list[Prediction]) -> str:
+    """From how many GPUs on they wait, and for what."""
+    bound = next((one for one in predictions if one.binds != STEP), None)
+    if bound is None:
+        return "No GPU waits: the training step is the bottleneck."
+    if bound.binds == SLOWEST:
+        return (
+            f"With {bound.gpus:,} GPUs each waits {bound.wait_share:.0%} of the time for the slowest of them."
+        )
+    who, verb = ("1 GPU", "it waits") if bound.gpus == 1 else (f"{bound.gpus:,} GPUs", "they wait")
+    what = _BOTTLENECKS[bound.binds]
+    return f"With {who} {what} is the bottleneck: {verb} {bound.wait_share:.0%} of the time."

@@ -1,8 +1,7 @@
 """`bench sweep`: workers, batch sizes, amp and pinning, each trial in a process of its own."""
 
-import json
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,33 +10,35 @@ import torch
 
 from bench.findings.grid import (
     Axes,
-    Measured,
     Point,
     drop_axes,
     grid,
     prune,
-    recommend,
-    sentence,
 )
 from bench.findings.sweep_file import SweepFile
+from bench.findings.words import counted
 from bench.machine import page_cache
 from bench.machine.hardware import accelerator_of, describe_machine
+from bench.machine.others import OtherProcesses
 from bench.machine.precision import AMP_HELP
 from bench.options import parse_amp, parse_numbers, parse_switches
 from bench.pages import sweep as page
 from bench.pages.sweep_table import LEGEND, tables
-from bench.trial.comparison import Arm, choose_arms
+from bench.trial import sweep_trial
+from bench.trial.arm import CHOICES as BACKENDS
+from bench.trial.arm import Arm, choose_arms, open_arms
 from bench.trial.device import WARMUP_HELP, choose_device, choose_warmup
-from bench.trial.fresh_process import run_module
+from bench.trial.equal_work import find_facts
+from bench.trial.fresh import run_fresh
 from bench.trial.full_batches import check_fills_batch
 from bench.trial.presets import EPILOG
+from bench.trial.refusals import DoesNotFit
 from bench.trial.sweep_trial import Settings
 from bench.trial.trainers import CHOICES, MODELS, resolve
-from loaders import BACKENDS
-from loaders.dataset import RAW, open_split
+from loaders.dataset import RAW
 from precache import commandline
 from precache.commandline import ProgressBar, check_output
-from precache.errors import DatasetError, PrecacheError, check_choice, check_range
+from precache.errors import DatasetError, check_choice, check_range
 from precache.tables import new_console
 
 _DATA = Path("data")
@@ -47,7 +48,7 @@ _WIDTH = 100
 
 @click.command(name="sweep", cls=commandline.Command, epilog=EPILOG)
 @click.argument("data", type=_PATH, nargs=-1)
-@click.option("--backend", help=f"Some of: {', '.join(sorted(BACKENDS))}.  [default: as DATA needs]")
+@click.option("--backend", help=f"Some of: {', '.join(BACKENDS)}.  [default: as DATA needs]")
 @click.option("--trainer", default="auto", show_default=True, help=f"One of: {CHOICES}.")
 @click.option("--workers", default="0,1,2,4,8", show_default=True, help="Processes or threads of the loader.")
 @click.option("--batch-size", default="32,64,128,256", show_default=True, help="Samples per batch.")
@@ -58,7 +59,7 @@ _WIDTH = 100
 @click.option("--out", type=_PATH, default=Path("sweep.jsonl"), show_default=True, help="Finished trials.")
 @click.option("--html", "html_path", type=_PATH, help="Write a page with charts here.")
 @click.option("--quiet", is_flag=True, help="Print nothing but errors; for --out and --html FILE.")
-@click.option("--repeats", default=3, show_default=True, help="Trials of each setting, interleaved.")
+@click.option("--repeats", default=3, show_default=True, help="Trials of each setting, taking turns.")
 @click.option("--size", default=224, show_default=True, help="Side of the served square, pixels.")
 @click.option("--batches", default=40, show_default=True, help="Timed batches of each trial.")
 @click.option("--warmup", type=int, help=WARMUP_HELP)
@@ -75,12 +76,12 @@ def command(
     repeats: int,
     **given: Any,
 ) -> None:
-    """Find the fewest workers and the smallest batch that keep the trainer busy, over DATA.
+    """Find the fewest workers and the smallest batch that keep the trainer busy.
 
-    DATA are folders, data/raw by default. Every combination is measured, but those that cannot be of
-    use; `bench.findings.grid.prune` has the rules. Each finished trial is a line of --out: the same command
-    goes on after those. --amp and --pin are dropped where they make no difference: --amp with a trainer
-    that does not compute, --pin without CUDA.
+    DATA are folders, data/raw by default. Every combination of the settings is measured, except those that
+    cannot help; `bench.findings.grid.prune` has the rules. Each finished trial is a line of --out: the same
+    command goes on after those. --amp is left out for a trainer that does not compute, and --pin without
+    CUDA: they change nothing there.
     """
     check_range("repeats", repeats, 1)
     chosen = choose_device(device)
@@ -95,28 +96,28 @@ def command(
     for note in () if quiet else notes:
         click.echo(note)
     arms = _arms(data, backend)
-    splits = {str(arm.path): open_split(arm.path, "train") for arm in arms}
-    for split in splits.values():
-        check_fills_batch(max(axes.batch_sizes), len(split.ids))
+    for arm in arms:
+        check_fills_batch(max(axes.batch_sizes), len(arm.data.ids))
+        arm.data.served_size(settings.size)
     points = grid([(arm.backend, str(arm.path)) for arm in arms], axes)
     header = {
         "machine": describe_machine(chosen),
-        "data": {path: split.digest for path, split in splits.items()},
+        "data": {str(arm.path): arm.data.digest for arm in arms},
         "settings": asdict(settings),
     }
+    classes = {str(arm.path): len(arm.data.classes) for arm in arms}
     check_output(html_path)
     file = SweepFile(out, header)
     if quiet:
-        run(points, settings, file, repeats)
+        run(points, settings, file, repeats, classes)
     else:
         with ProgressBar("sweep", "trial") as bar:
-            run(points, settings, file, repeats, bar)
-    measured = [m for m in file.measured() if m.point in set(points)]
-    if not measured:
+            run(points, settings, file, repeats, classes, bar)
+    if not any(m.point in set(points) for m in file.measured()):
         raise DatasetError(f"nothing measured: {'; '.join(sorted(set(file.failed.values())))}")
     conditions = _conditions(settings, file, repeats)
     if not quiet:
-        _show(points, file, measured, conditions)
+        _show(points, file, conditions)
     if html_path is not None:
         html_path.parent.mkdir(parents=True, exist_ok=True)
         html_path.write_text(page.html(points, file, conditions), encoding="utf-8")
@@ -129,12 +130,17 @@ def run(
     settings: Settings,
     file: SweepFile,
     repeats: int,
+    classes: Mapping[str, int],
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> None:
     """Measure what `file` lacks of `points`, all of them once, then again; prune in the first round.
 
+    Args:
+        classes: how many the data of each folder has.
+
     Raises:
-        PrecacheError: a trial failed otherwise than for want of memory.
+        PrecacheError: a loader cannot be built, which is found out before anything is measured, or a
+            trial failed otherwise than for want of memory.
     """
     left_out = {**file.pruned, **file.failed}
     missing = [
@@ -143,29 +149,33 @@ def run(
         for point in points
         if point not in left_out and repeat not in file.trials.get(point, {})
     ]
+    for point in {(point.backend, point.data): point for _, point in reversed(missing)}.values():
+        # raises what its trials would, before hours are spent on others
+        run_fresh(find_facts, settings.spec(replace(point, batch_size=1, workers=0), classes[point.data]))
     total = len(points) * repeats
     on_progress(total - len(missing), total)
     for number, (repeat, point) in enumerate(missing, 1):
         if point not in file.pruned and point not in file.failed:
-            _measure(point, repeat, settings, file)
+            _measure(point, repeat, settings, file, classes)
         on_progress(total - len(missing) + number, total)
 
 
-def _measure(point: Point, repeat: int, settings: Settings, file: SweepFile) -> None:
+def _measure(
+    point: Point, repeat: int, settings: Settings, file: SweepFile, classes: Mapping[str, int]
+) -> None:
     # once begun, a point gets all its trials: else chance would choose which have few
     reason = None if point in file.trials else prune(point, file.measured(), file.failed)
     if reason is not None:
         file.add(point, pruned=reason)
         return
     warm = page_cache.warm(Path(point.data))
-    asked = json.dumps({"point": asdict(point), "settings": asdict(settings)})
-    answer = json.loads(run_module("bench.trial.sweep_trial", asked).splitlines()[-1])
-    if "error" in answer:
-        raise PrecacheError(answer["error"])
-    if "failed" in answer:
-        file.add(point, failed=answer["failed"])
+    others = OtherProcesses()
+    try:
+        trial = sweep_trial.run(settings.spec(point, classes[point.data]))
+    except DoesNotFit:
+        file.add(point, failed=f"batch {point.batch_size:,} does not fit into memory")
     else:
-        file.add(point, repeat=repeat, trial={**answer, "page_cache_warm": warm})
+        file.add(point, repeat=repeat, trial={**trial, "page_cache_warm": warm, "other_cpu": others.share()})
 
 
 def _axes(device: torch.device, workers: str, batch_size: str, amp: str, pin: str) -> Axes:
@@ -184,9 +194,20 @@ def _arms(data: Sequence[Path], backend: str | None) -> list[Arm]:
         names = [name.strip() for name in backend.split(",")]
         for name in names:
             check_choice("backend", name, BACKENDS)
-        return choose_arms(data, names, _DATA)
-    kinds = {path: open_split(path, "train").kind for path in data or (_DATA / RAW,)}
-    return [Arm("pytorch" if kind == RAW else kind, path) for path, kind in kinds.items()]
+        return _opened(choose_arms(data, names, _DATA))
+    found = _opened([Arm("", path) for path in data or (_DATA / RAW,)])
+    return [
+        replace(arm, backend="pytorch" if arm.data.kind == RAW else arm.data.kind)
+        for arm in dict.fromkeys(found)
+    ]
+
+
+def _opened(arms: Sequence[Arm]) -> list[Arm]:
+    """All of them, or an error."""
+    opened, failed = open_arms(arms)
+    if failed:
+        raise DatasetError("; ".join(dict.fromkeys(failed.values())))
+    return opened
 
 
 def _conditions(settings: Settings, file: SweepFile, repeats: int) -> str:
@@ -197,17 +218,18 @@ def _conditions(settings: Settings, file: SweepFile, repeats: int) -> str:
         f"{machine['cpu']}, {machine['memory']}, accelerator: {accelerator_of(machine)}; torch "
         f"{machine['torch']}; trainer {settings.trainer}{', compiled' if settings.compiled else ''}; "
         f"{settings.size}x{settings.size}, cache {settings.cache}, page cache "
-        f"{'warm' if warm else 'not warmed: larger than memory'}; median of {repeats} interleaved trials of "
-        f"{settings.batches} batches; {machine['date']}; trials: {file.path}"
+        f"{'warm' if warm else 'not warmed: larger than memory'}; median of {counted(repeats, 'trial')} of "
+        f"{settings.batches} batches, taking turns; {machine['date']}; trials: {file.path}"
     )
 
 
-def _show(points: Sequence[Point], file: SweepFile, measured: Sequence[Measured], conditions: str) -> None:
+def _show(points: Sequence[Point], file: SweepFile, conditions: str) -> None:
+    for line in page.answer(points, file):
+        click.echo(line)
+    click.echo()
     console = new_console(width=_WIDTH)
     for table in tables(points, file):
         console.print(table)
         console.print()
     click.echo(f"{LEGEND}.")
     click.echo(f"{conditions}.")
-    for recommendation in recommend(measured):
-        click.echo(sentence(recommendation))

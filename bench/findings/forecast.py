@@ -16,7 +16,7 @@ from dataclasses import dataclass
 RAW_NAME = "raw tree"
 JPEG_NAMES = ("webdataset", "dali")
 _FITS = 0.5  # of the memory: a data set that is larger does not stay in the page cache
-_WORTH_IT = 0.02  # gains below this share are none
+WORTH_IT = 0.02  # gains below this share are none
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,7 +103,7 @@ def predict(profiles: list[Profile], inputs: Inputs) -> list[Prediction]:
 def best(predictions: list[Prediction]) -> Prediction:
     """What to do: the quickest to have of those that train as fast as any, or nearly so."""
     top = max(prediction.trained_images_per_s for prediction in predictions)
-    good = [p for p in predictions if p.trained_images_per_s >= top * (1 - _WORTH_IT)]
+    good = [p for p in predictions if p.trained_images_per_s >= top * (1 - WORTH_IT)]
     return min(good, key=lambda prediction: prediction.conversion_s)
 
 
@@ -150,7 +150,7 @@ def _predict(profile: Profile, inputs: Inputs, raw_rate: float) -> Prediction:
         conversion_s = profile.startup_s + max(busiest * profile.image_s, size / inputs.disk_bytes_per_s)
     trained = _trained(profile, inputs)
     saved_s = inputs.train_images * (1 / raw_rate - 1 / trained)  # an epoch
-    worth = trained > raw_rate * (1 + _WORTH_IT)
+    worth = trained > raw_rate * (1 + WORTH_IT)
     return Prediction(
         name=profile.name,
         bytes=size,

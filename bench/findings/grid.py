@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from bench.findings.stats import Estimate
+from bench.findings.trust import is_disturbed
 from bench.findings.verdict import (
     KEEPS_UP,
     NEGLIGIBLE_SHARE,
@@ -97,13 +98,13 @@ def drop_axes(axes: Axes, device_type: str, *, computes: bool, cache: str = "non
     """
     notes = []
     if not computes:
-        notes += ["--amp matters to trainers that compute only"] if len(axes.amp) > 1 else []
+        notes += ["--amp changes nothing for a trainer that does not compute"] if len(axes.amp) > 1 else []
         axes = replace(axes, amp=(None,))
     if device_type != "cuda" or cache == "device":
-        without = "on CUDA only" if device_type != "cuda" else "without --cache device only"
-        notes += [f"--pin matters {without}"] if len(axes.pin) > 1 else []
+        why = "without CUDA" if device_type != "cuda" else "with --cache device"
+        notes += [f"--pin changes nothing {why}"] if len(axes.pin) > 1 else []
         axes = replace(axes, pin=(None,))
-    return axes, [f"{note}: this axis is dropped" for note in notes]
+    return axes, [f"{note}: it is left out" for note in notes]
 
 
 def grid(arms: Iterable[tuple[str, str]], axes: Axes) -> list[Point]:
@@ -173,13 +174,18 @@ def plateau(series: Sequence[Measured]) -> Measured:
     return next(m for m in series if _rate(m) >= enough)
 
 
-def recommend(measured: Sequence[Measured]) -> list[Recommendation]:
-    """What to choose, for each backend over each folder.
+def recommend(measured: Sequence[Measured], other_cpu: float | None = None) -> list[Recommendation]:
+    """What to choose, for each backend over each folder; nothing where `other_cpu` is too much.
 
     First the smallest batch of which any setting is within 2% of the best throughput, with amp and pin
     as they are best there; then, among its numbers of workers, the fewest that unblock the trainer, or
     else of which that is not distinguishable, or else that are within 2% of the most they reach.
+
+    Args:
+        other_cpu: what other processes took of the CPUs meanwhile, see `bench.findings.trust`.
     """
+    if is_disturbed(other_cpu):
+        return []
     arms = dict.fromkeys((m.point.backend, m.point.data) for m in measured)
     return [_recommend([m for m in measured if (m.point.backend, m.point.data) == arm]) for arm in arms]
 
@@ -207,16 +213,16 @@ def sentence(recommendation: Recommendation) -> str:
     point = chosen.point
     text = f"{point.backend} on {point.data}: choose {settings(point)}: {_rate(chosen):,.0f} images/s"
     if point != best.point:
-        share = f"{_rate(chosen) / _rate(best):.0%} of the most"
+        share = f"{_rate(chosen) / _rate(best):.0%} of the best"
         text += f", {share} ({_rate(best):,.0f} with {settings(best.point)})"
     if recommendation.verdict == NO_TRAINER or chosen.ratio is None:
         return f"{text}."
     if recommendation.verdict == KEEPS_UP:
         return f"{text}; the trainer does not wait."
     if recommendation.verdict == NOT_DISTINGUISHABLE:
-        return f"{text}; whether the trainer waits is not distinguishable."
-    lost = f"it loses {lost_share(chosen.ratio):.0%} of its images/s"
-    return f"{text}; no number of workers unblocks the trainer: {lost}."
+        return f"{text}; the trainer may wait: the trials disagree."
+    lost = f"it gets {lost_share(chosen.ratio):.0%} fewer images/s than alone"
+    return f"{text}; the trainer waits with every number of workers: {lost}."
 
 
 def settings(point: Point) -> str:

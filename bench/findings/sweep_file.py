@@ -1,7 +1,7 @@
 """The file of a sweep: JSON lines, one per finished trial, so that a killed sweep goes on where it was.
 
     {"sweep": 1, "machine": {...}, "data": {folder: digest}, "settings": {...}}     the first line
-    {"point": {...}, "repeat": 0, "trial": {...}}       a trial, see `bench.trial.sweep_trial`
+    {"point": {...}, "repeat": 0, "trial": {...}}       a trial, see `bench.trial.sweep_trial.run`
     {"point": {...}, "pruned": "why"}                   a point that needs no measuring
     {"point": {...}, "failed": "why"}                   a point that does not fit into memory
 
@@ -10,7 +10,7 @@ A line without its end is one that a killed process was writing: it is cut off.
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -71,6 +71,15 @@ class SweepFile:
     def measured(self) -> list[Measured]:
         """What the trials of each point gave so far."""
         return [_measured(point, list(trials.values())) for point, trials in self.trials.items()]
+
+    def other_cpu(self, points: Collection[Point]) -> float | None:
+        """What other processes took of the CPUs, 0 to 1, on average over the trials of `points`.
+
+        None if no trial says it, as those of older files.
+        """
+        trials = [trial for point in points for trial in self.trials.get(point, {}).values()]
+        shares = [share for trial in trials if (share := trial.get("other_cpu")) is not None]
+        return sum(shares) / len(shares) if shares else None
 
     def _take(self, line: dict[str, Any]) -> None:
         point = Point(**line["point"])

@@ -15,6 +15,7 @@ import torch
 from bench.findings import stats
 from bench.machine import disk
 from bench.machine.hardware import describe_machine
+from bench.machine.others import OtherProcesses
 from bench.machine.precision import DTYPES, resolve_amp
 from precache import images, jpeg
 from precache.errors import ImageError, SettingError, check_range
@@ -92,6 +93,7 @@ class Hardware:
     Attributes:
         mean_file_bytes: of the pictures that were decoded.
         data: `pictures` and `file_bytes` of the data set, where one was given.
+        other_cpu: share of the CPUs, 0 to 1, that other processes took meanwhile; None if not known.
     """
 
     machine: dict[str, str]
@@ -100,6 +102,7 @@ class Hardware:
     mean_file_bytes: float
     data: dict[str, int] | None
     repeats: int
+    other_cpu: float | None = None
 
     def value(self, name: str) -> float | None:
         """The median of the measurement `name`; None if it could not be measured."""
@@ -156,6 +159,7 @@ def measure(
             _multiply(spec, device),
         ]
         values: dict[str, list[float]] = {probe.name: [] for probe in probes}
+        others = OtherProcesses()
         total = spec.repeats * sum(probe.run is not None for probe in probes)
         on_progress(0, total)
         for _ in range(spec.repeats):
@@ -163,6 +167,7 @@ def measure(
                 if probe.run is not None:
                     values[probe.name].append(probe.run())
                     on_progress(sum(map(len, values.values())), total)
+        other_cpu = others.share()
     measurements = tuple(
         Measurement(
             probe.name,
@@ -175,7 +180,7 @@ def measure(
     )
     mean_bytes = sum(map(len, pictures)) / max(1, len(pictures))
     found = disk.disk_of(spec.scratch)
-    return Hardware(describe_machine(device), found, measurements, mean_bytes, data, spec.repeats)
+    return Hardware(describe_machine(device), found, measurements, mean_bytes, data, spec.repeats, other_cpu)
 
 
 def check_seconds(seconds: float) -> None:

@@ -15,6 +15,7 @@ import plotly.graph_objects as go
 from bench.findings.result import Row
 from bench.findings.stats import Estimate
 from bench.findings.verdict import COLD_FETCH
+from bench.findings.watched import Watched
 from bench.pages import table as report
 
 # Okabe and Ito, "Color Universal Design" (2008): those that stand out from black and from white.
@@ -82,19 +83,22 @@ def alone(rows: Sequence[Row]) -> go.Figure:
 def stages(row: Row) -> go.Figure:
     """Images/s that each stage alone can do, beside what was predicted and measured."""
     dots = go.Scatter(
-        x=list(row.stages.values()),
-        y=list(range(len(row.stages))),
+        x=list(row.stages.rates.values()),
+        y=list(range(len(row.stages.rates))),
         mode="markers",
-        marker={"color": [_ORANGE if stage == row.binds else _BLUE for stage in row.stages], "size": 13},
+        marker={
+            "color": [_ORANGE if stage == row.stages.binds else _BLUE for stage in row.stages.rates],
+            "size": 13,
+        },
         name="stage alone",
     )
     names = [
-        f"{escape(stage)}: {rate:,.0f}{' (binds)' if stage == row.binds else ''}"
-        for stage, rate in row.stages.items()
+        f"{escape(stage)}: {rate:,.0f}{' (binds)' if stage == row.stages.binds else ''}"
+        for stage, rate in row.stages.rates.items()
     ]
     figure = _lanes([dots], names, "images/s, logarithmic")
-    if row.predicted is not None:
-        _mark(figure, row.predicted, "predicted together", _GREEN, "dot")
+    if row.stages.predicted is not None:
+        _mark(figure, row.stages.predicted, "predicted together", _GREEN, "dot")
     if row.together is not None:
         _mark(figure, row.together.median, "measured together", _PURPLE, "solid")
     _logarithmic(figure, [dots.x, *([shape.x0] for shape in figure.layout.shapes)])
@@ -107,7 +111,7 @@ def waterfall(row: Row, batch_size: int) -> go.Figure:
     assert row.together is not None
     whole_ms = batch_size / row.together.median * 1e3
     parts = {"compute": batch_size / row.trainer.median * 1e3}
-    warm = {name: seconds for name, seconds in row.stalls.items() if name != COLD_FETCH}
+    warm = {name: seconds for name, seconds in row.stages.stalls.items() if name != COLD_FETCH}
     parts |= {f"{name} stall": seconds * 1e3 for name, seconds in warm.items()}
     rest_ms = whole_ms - sum(parts.values())
     if abs(rest_ms) >= 0.01 * whole_ms:
@@ -130,13 +134,14 @@ def waterfall(row: Row, batch_size: int) -> go.Figure:
 
 def throughput(row: Row, batch_size: int) -> go.Figure:
     """Images/s over the timed batches' time, with the trainer's rate."""
-    batch_s = [wait + step for wait, step in zip(row.wait_s, row.step_s, strict=True)]
+    batch_s = row.batches.batch_s
     ends_s = list(accumulate(batch_s))
     rates = [batch_size / seconds for seconds in batch_s]
     traces = [_line(ends_s, rates, "each batch", _SKY, width=1)]
-    means = zip(row.spikes.get("running_wait_s", ()), row.spikes.get("running_step_s", ()), strict=True)
-    running = [batch_size / (wait + step) for wait, step in means]
-    if running:
+    spikes = row.batches.spikes
+    if spikes is not None:
+        means = zip(spikes.running_wait_s, spikes.running_step_s, strict=True)
+        running = [batch_size / (wait + step) for wait, step in means]
         traces.append(_line(ends_s, running, "running mean", _BLUE, width=2.5))
     if row.trainer is not None:
         limit = row.trainer.median
@@ -151,26 +156,30 @@ def throughput(row: Row, batch_size: int) -> go.Figure:
 
 def batch_strip(row: Row) -> go.Figure:
     """Step and wait of every timed batch, stacked, ms; spikes and first batches of epochs marked."""
-    batches = list(range(len(row.step_s)))
-    whole_ms = [(wait + step) * 1e3 for wait, step in zip(row.wait_s, row.step_s, strict=True)]
+    times = row.batches
+    batches = list(range(len(times.step_s)))
+    whole_ms = [seconds * 1e3 for seconds in times.batch_s]
     top_ms = max(whole_ms)
     traces = [
         go.Bar(
-            x=batches, y=[s * 1e3 for s in row.step_s], name="step", marker={"color": _BLUE, "line_width": 0}
+            x=batches,
+            y=[s * 1e3 for s in times.step_s],
+            name="step",
+            marker={"color": _BLUE, "line_width": 0},
         ),
         go.Bar(
             x=batches,
-            y=[s * 1e3 for s in row.wait_s],
+            y=[s * 1e3 for s in times.wait_s],
             name="wait",
             marker={"color": _ORANGE, "line_width": 0},
         ),
     ]
-    if row.epoch_starts:
-        across = chain.from_iterable((start, start, None) for start in row.epoch_starts)
-        up = [0, 1.1 * top_ms, None] * len(row.epoch_starts)
+    if times.epoch_starts:
+        across = chain.from_iterable((start, start, None) for start in times.epoch_starts)
+        up = [0, 1.1 * top_ms, None] * len(times.epoch_starts)
         traces.append(_line(list(across), up, "first batch of an epoch", _PURPLE, dash="dot"))
-    kinds = (row.spikes.get(kind, {}) for kind in ("wait_spikes", "step_spikes"))
-    spikes = sorted({batch for kind in kinds for batch in kind.get("batches", ())})
+    found = times.spikes
+    spikes = sorted({*found.wait_spikes.batches, *found.step_spikes.batches}) if found else []
     if spikes:
         above = [whole_ms[batch] + 0.05 * top_ms for batch in spikes]
         marker = {"color": _RED, "symbol": "triangle-down", "size": 8}
@@ -181,20 +190,23 @@ def batch_strip(row: Row) -> go.Figure:
     return figure
 
 
-def monitor(sampled: dict[str, Any]) -> dict[str, go.Figure]:
+def monitor(sampled: Watched | None) -> dict[str, go.Figure]:
     """A chart per unit of what was sampled, by title; series that stayed at zero are left out."""
-    time_s = sampled.get("time_s", [])
-    found = {name: values for name, values in report.monitor_series(sampled).items() if any(values)}
+    if sampled is None:
+        return {}
+    found = {name: values for name, values in sampled.series.items() if any(values)}
     figures = {}
     for suffix, (title, factor, ticks) in _UNITS.items():
         names = [name for name in found if _suffix(name) == suffix]
         if names:
-            figures[title] = _series(time_s, {name: found[name] for name in names}, suffix, factor)
+            figures[title] = _series(sampled.time_s, {name: found[name] for name in names}, suffix, factor)
             figures[title].update_yaxes(tickformat=ticks, rangemode="tozero")
     return figures
 
 
-def _series(time_s: list[float], series: dict[str, list[float]], suffix: str, factor: float) -> go.Figure:
+def _series(
+    time_s: Sequence[float], series: dict[str, tuple[float, ...]], suffix: str, factor: float
+) -> go.Figure:
     cores = [name for name in series if _is_core(name)]
     traces = []
     for number, name in enumerate(cores):  # faint: there may be a hundred

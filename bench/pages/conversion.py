@@ -1,6 +1,7 @@
 """A result of `bench convert` as text, for a terminal and for Markdown."""
 
 from bench.findings import stats
+from bench.findings.words import counted
 from bench.trial.conversion import OURS, ConversionResult, Whole
 from precache.recipe import Recipe
 
@@ -21,11 +22,12 @@ def text(result: ConversionResult) -> str:
     rate = ours.images_per_s.median
     lines += [
         "",
-        f"{workers} CPUs that only decode would reach {result.decode_limit:,.0f} images/s, with all stages "
-        f"{result.stages_limit:,.0f}; the whole conversion, start-up included, reaches {rate:,.0f}: "
-        f"{rate / result.decode_limit:.0%} of the one, {rate / result.stages_limit:.0%} of the other. "
+        f"The conversion reaches {rate:,.0f} images/s, start-up included. That is "
+        f"{rate / result.decode_limit:.0%} of what {counted(workers, 'CPU')} that only decode would reach "
+        f"({result.decode_limit:,.0f}), and {rate / result.stages_limit:.0%} of what they would reach with "
+        f"all stages and nothing else ({result.stages_limit:,.0f}). "
         f"{stage.capitalize()} takes {share:.0%} of the stages' time{_advice(stage, result.machine)}. "
-        f"At most {result.peak_bytes / 2**20:,.0f} MiB of memory, all processes together.",
+        f"All processes together used {result.peak_bytes / 2**20:,.0f} MiB of memory at most.",
         "",
         f"{_conditions(result)}.",
     ]
@@ -36,14 +38,15 @@ def _conditions(result: ConversionResult) -> str:
     """Under which conditions the figures hold."""
     settings, machine = result.settings, result.machine
     recipe = Recipe(**settings["recipe"])
+    workers = counted(settings["workers"], "worker")
     versions = [f"{machine['pillow_flavour']} {machine['pillow']}", f"simplejpeg {machine['simplejpeg']}"]
     versions += [f"python {machine['python']}", *settings["peers"].values()]
     return "; ".join(
         (
             f"{settings['source']}: {settings['images']:,} pictures, "
             f"{settings['source_bytes'] / 2**20:,.0f} MiB",
-            f"{recipe.to_flags()}, {settings['workers']} workers, page cache {settings['page_cache']}",
-            f"median of {settings['repeats']}, taking turns, and their range",
+            f"{recipe.to_flags()}, {workers}, page cache {settings['page_cache']}",
+            f"median of {counted(settings['repeats'], 'run')}, taking turns, and their range",
             f"{machine['cpu']}, {machine['memory']}",
             ", ".join(versions),
             machine["date"],

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.findings.result import Result, Row
+from bench.findings.watched import Watched
 from bench.pages import table as report
 from precache.errors import MissingDependencyError
 
@@ -45,21 +46,23 @@ def write_events(result: Result, folder: Path) -> list[str]:
 
 def _batches(row: Row, batch_size: int) -> dict[str, list[tuple[float, float]]]:
     """Name -> (seconds since the start, value) of every batch."""
-    if not row.step_s:
+    times = row.batches
+    if not times.step_s:
         return {}
-    batch_s = [wait + step for wait, step in zip(row.wait_s, row.step_s, strict=True)]
-    ends_s = list(accumulate(batch_s))
+    ends_s = list(accumulate(times.batch_s))
     series = {
-        "batch/images_per_s": [batch_size / seconds for seconds in batch_s],
-        "batch/wait_s": row.wait_s,
-        "batch/step_s": row.step_s,
+        "batch/images_per_s": [batch_size / seconds for seconds in times.batch_s],
+        "batch/wait_s": times.wait_s,
+        "batch/step_s": times.step_s,
     }
     return {name: list(zip(ends_s, values, strict=True)) for name, values in series.items()}
 
 
-def _samples(sampled: dict[str, Any]) -> dict[str, list[tuple[float, float]]]:
+def _samples(sampled: Watched | None) -> dict[str, list[tuple[float, float]]]:
+    if sampled is None:
+        return {}
     return {
-        f"monitor/{name}": list(zip(sampled["time_s"], values, strict=True))
-        for name, values in report.monitor_series(sampled).items()
+        f"monitor/{name}": list(zip(sampled.time_s, values, strict=True))
+        for name, values in sampled.series.items()
         if values
     }

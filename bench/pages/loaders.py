@@ -65,16 +65,16 @@ _NUMBERS: dict[str, Callable[[Row], Estimate | float | None]] = {
     "cold": lambda row: row.cold,
     "trainer alone": lambda row: row.trainer,
     "together": lambda row: row.together,
-    "predicted": lambda row: row.predicted,
+    "predicted": lambda row: row.stages.predicted,
     "together / trainer": lambda row: row.ratio,
-    "waits, share": lambda row: row.data_wait,
-    "computes, share": lambda row: row.utilisation,
-    "of the gather limit": lambda row: row.of_limit,
-    "first batch, s": lambda row: row.first_batch_s,
-    "first step, s": lambda row: row.first_step_s,
-    "median batch, s": lambda row: row.batch_s_median,
-    "95th percentile, s": lambda row: row.batch_s_p95,
-    "longest first of an epoch, s": lambda row: row.epoch_gap_s,
+    "waits, share": lambda row: row.batches.data_wait,
+    "computes, share": lambda row: row.batches.utilisation,
+    "of the gather limit": lambda row: row.rates.of_limit,
+    "first batch, s": lambda row: row.batches.first_batch_s,
+    "first step, s": lambda row: row.batches.first_step_s,
+    "median batch, s": lambda row: row.batches.batch_s_median,
+    "95th percentile, s": lambda row: row.batches.batch_s_p95,
+    "longest first of an epoch, s": lambda row: row.batches.epoch_gap_s,
 }
 
 
@@ -116,8 +116,8 @@ def _verdict(result: Result) -> Iterator[str]:
             f"{best.loader.median:,.0f} images/s."
         )
     for row in result.rows:
-        if row.advice:
-            yield f"{report.title(result, row)}: {row.advice}"
+        if row.advice.text:
+            yield f"{report.title(result, row)}: {row.advice.text}"
     yield from report.comparisons(result)
 
 
@@ -152,52 +152,53 @@ def _details(result: Result) -> str:
 
 def _row_figures(row: Row, batch_size: int) -> dict[str, go.Figure]:
     figures = {}
-    if row.stages:
+    if row.stages.rates:
         figures["What each stage can do alone"] = charts.stages(row)
-    if row.stalls and row.trainer and row.together:
+    if row.stages.stalls and row.trainer and row.together:
         figures["Where a batch's time goes"] = charts.waterfall(row, batch_size)
-    if row.step_s:
+    if row.batches.step_s:
         figures["Throughput over time"] = charts.throughput(row, batch_size)
         figures["Time of each batch"] = charts.batch_strip(row)
     return figures | charts.monitor(row.monitor)
 
 
 def _findings(row: Row) -> Iterator[str]:
-    if row.binds:
-        yield f"What binds: {row.binds}."
-    elif row.stages:
+    times, stages = row.batches, row.stages
+    if stages.binds:
+        yield f"What binds: {stages.binds}."
+    elif stages.rates:
         yield "Which stage binds cannot be told."
-    if row.predicted and row.together:
+    if stages.predicted and row.together:
         measured = row.together.median
-        off = measured / row.predicted - 1
-        yield f"Predicted {row.predicted:,.0f} images/s, measured {measured:,.0f} ({off:+.0%})."
-    if row.data_wait:
-        yield f"The trainer waited {_percent(row.data_wait)} of the time."
-    if row.utilisation:
-        yield f"It computed {_percent(row.utilisation)} of the time; MLPerf Storage asks for 90%."
-    if COLD_FETCH in row.stalls:
-        yield f"From a cold cache each batch would take {_number(row.stalls[COLD_FETCH] * 1e3)} ms more."
-    yield f"The first batch came after {_number(row.first_batch_s.median * 1e3)} ms."
-    if row.first_step_s and row.step_s:
-        first_ms, usual_ms = row.first_step_s.median * 1e3, median(row.step_s) * 1e3
+        off = measured / stages.predicted - 1
+        yield f"Predicted {stages.predicted:,.0f} images/s, measured {measured:,.0f} ({off:+.0%})."
+    if times.data_wait:
+        yield f"The trainer waited {_percent(times.data_wait)} of the time."
+    if times.utilisation:
+        yield f"It computed {_percent(times.utilisation)} of the time; MLPerf Storage asks for 90%."
+    if COLD_FETCH in stages.stalls:
+        yield f"From a cold cache each batch would take {_number(stages.stalls[COLD_FETCH] * 1e3)} ms more."
+    yield f"The first batch came after {_number(times.first_batch_s.median * 1e3)} ms."
+    if times.first_step_s and times.step_s:
+        first_ms, usual_ms = times.first_step_s.median * 1e3, median(times.step_s) * 1e3
         yield f"The first step took {_number(first_ms)} ms, the others {_number(usual_ms)} ms (median)."
-    yield from row.spikes.get("explanation", ())
-    yield from row.monitor.get("flags", ())
+    yield from times.spikes.explanation if times.spikes else ()
+    yield from row.flags
 
 
 def _changes(row: Row) -> str:
     """A table of what was considered, the fastest first; empty where nothing was."""
-    if not row.changes:
+    if not row.advice.changes:
         return ""
     titles = ("What one could do", "images/s", "measured or predicted", "takes")
     head = "".join(f"<th>{title}</th>" for title in titles)
     lines = []
-    for change in sorted(row.changes, key=lambda change: -change["images_per_s"]["median"]):
-        name = escape(change["what"].rstrip(","))
-        rate = Estimate(**change["images_per_s"])
+    for change in sorted(row.advice.changes, key=lambda change: -change.images_per_s.median):
+        name = escape(change.what.rstrip(","))
+        rate = change.images_per_s
         # the range of a prediction would be that of one of its parts
-        shown, source = (rate, "measured") if change["measured"] else (rate.median, "predicted")
-        costs = takes(change["seconds"], change["size_bytes"])
+        shown, source = (rate, "measured") if change.measured else (rate.median, "predicted")
+        costs = takes(change.seconds, change.size_bytes)
         cells = "".join(f"<td>{cell}</td>" for cell in (name, _cell(shown), source, costs))
         lines.append(f"<tr>{cells}</tr>")
     return (

@@ -10,6 +10,7 @@ from plotly.offline import get_plotlyjs
 
 from bench.findings.grid import Measured, Point, plateau, recommend, sentence, switches
 from bench.findings.sweep_file import SweepFile
+from bench.findings.trust import disturbance, is_disturbed
 from bench.findings.verdict import KEEPS_UP, judge
 
 # Okabe and Ito, "Color Universal Design" (2008), without black and yellow
@@ -39,7 +40,7 @@ th:first-child, td:first-child, th:last-child, td:last-child { text-align: left;
 def html(points: Sequence[Point], file: SweepFile, conditions: str) -> str:
     """The page of those of `points` that `file` knows."""
     measured = [m for m in file.measured() if m.point in set(points)]
-    advice = "".join(f"<p><strong>{escape(sentence(found))}</strong></p>" for found in recommend(measured))
+    advice = "".join(f"<p><strong>{escape(line)}</strong></p>" for line in answer(points, file))
     groups = dict.fromkeys(replace(point, workers=0, batch_size=0) for point in points)
     charts = "".join(_section(number, group, measured) for number, group in enumerate(groups))
     return (
@@ -51,6 +52,15 @@ def html(points: Sequence[Point], file: SweepFile, conditions: str) -> str:
         "a star: the plateau begins, within 2% of the most of its line.</p>"
         f"{charts}{_table(points, measured, file)}<p>{escape(conditions)}</p></body></html>\n"
     )
+
+
+def answer(points: Sequence[Point], file: SweepFile) -> list[str]:
+    """What to choose, one sentence for each backend and folder, or why nothing is named."""
+    other_cpu = file.other_cpu(points)
+    if is_disturbed(other_cpu):
+        return [disturbance(other_cpu)]
+    measured = [m for m in file.measured() if m.point in set(points)]
+    return [sentence(found) for found in recommend(measured, other_cpu)]
 
 
 def _section(number: int, group: Point, measured: Sequence[Measured]) -> str:

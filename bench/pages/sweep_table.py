@@ -7,20 +7,25 @@ from rich.table import Table
 
 from bench.findings.grid import Point, plateau, recommend, switches
 from bench.findings.sweep_file import SweepFile
+from bench.findings.trust import is_disturbed
 from bench.findings.verdict import KEEPS_UP, judge
 
 LEGEND = (
-    "images/s, the trainer fed by the loader; ! the trainer does not wait; _ the plateau over workers "
-    "begins (within 2% of the most); * recommended; - not measured, see the file; x does not fit into memory"
+    "images/s of the trainer, fed by the loader; ! the trainer does not wait; _ more workers give at most 2% "
+    "more; * recommended; - not measured, the file says why; x does not fit into memory"
 )
 
 
 def tables(points: Sequence[Point], file: SweepFile) -> list[Table]:
-    """One table for each backend, folder, amp and pin of `points`."""
+    """One table for each backend, folder, amp and pin of `points`.
+
+    Nothing is marked as best where other processes took too much of the CPUs.
+    """
     found = {m.point: m for m in file.measured() if m.point in set(points)}
-    chosen = {recommendation.chosen.point for recommendation in recommend(list(found.values()))}
+    other_cpu = file.other_cpu(points)
+    chosen = {best.chosen.point for best in recommend(list(found.values()), other_cpu)}
     begins = set()
-    for point in found:
+    for point in () if is_disturbed(other_cpu) else found:
         series = [m for m in found.values() if replace(m.point, workers=0) == replace(point, workers=0)]
         begins.add(plateau(sorted(series, key=lambda m: m.point.workers)).point)
 

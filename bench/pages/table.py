@@ -2,15 +2,16 @@
 
 from collections.abc import Iterable, Sequence
 from statistics import median
-from typing import Any
 
 from rich.table import Table
 
+from bench.findings.batch_times import BatchTimes
 from bench.findings.result import Result, Row
 from bench.findings.stats import Estimate
+from bench.findings.trust import disturbance, is_disturbed, miss, other_cpu, why_together
 from bench.findings.verdict import COLD_FETCH, KEEPS_UP, LOADER_BINDS, NOT_DISTINGUISHABLE, lost_share
+from bench.findings.watched import ALL_BUSY
 from bench.machine.hardware import accelerator_of
-from bench.trial.monitor import ALL_BUSY
 from precache.packages import DALI
 
 WIDTH = 100
@@ -35,6 +36,8 @@ _LEGEND = {
 
 def headline(result: Result) -> list[str]:
     """What the result says, one sentence per trainer."""
+    if is_disturbed(other_cpu(result.settings)):
+        return [disturbance(other_cpu(result.settings))]
     sentences = []
     for name in dict.fromkeys(row.trainer_name for row in result.rows):
         rows = [row for row in result.rows if row.trainer_name == name and row.trainer is not None]
@@ -77,14 +80,14 @@ def _table(result: Result) -> dict[str, list[str]]:
         table["trainer"] = [_rate(row.trainer) for row in rows]
         table["together"] = [_rate(row.together) for row in rows]
         table["ratio"] = [_ratio(row.ratio) for row in rows]
-    elif any(row.of_limit is not None for row in rows):
-        table["of limit"] = [_ratio(row.of_limit) for row in rows]
-    table["first s"] = [f"{row.first_batch_s.median:.2f}" for row in rows]
-    table["med ms"] = [f"{row.batch_s_median * 1e3:.1f}" for row in rows]
-    table["p95 ms"] = [f"{row.batch_s_p95 * 1e3:.1f}" for row in rows]
+    elif any(row.rates.of_limit is not None for row in rows):
+        table["of limit"] = [_ratio(row.rates.of_limit) for row in rows]
+    table["first s"] = [f"{row.batches.first_batch_s.median:.2f}" for row in rows]
+    table["med ms"] = [f"{row.batches.batch_s_median * 1e3:.1f}" for row in rows]
+    table["p95 ms"] = [f"{row.batches.batch_s_p95 * 1e3:.1f}" for row in rows]
     if "trainer" in table:
         table["verdict"] = [_verdict(row) for row in rows]
-    elif any(row.epoch_gap_s is not None for row in rows):
+    elif any(row.batches.epoch_gap_s is not None for row in rows):
         table["epoch gap"] = [_gap(row) for row in rows]
     return table
 
@@ -100,10 +103,10 @@ def comparisons(result: Result) -> list[str]:
     """One line per loader of ours that has peers: how many times as many images per second it serves."""
     lines = {}
     for row in result.rows:
-        if row.over:
+        if row.rates.over:
             ratios = (
                 f"{ratio.median:.2f}x {name} ({ratio.low:.2f}-{ratio.high:.2f})"
-                for name, ratio in row.over.items()
+                for name, ratio in row.rates.over.items()
             )
             lines[label(row)] = f"{label(row)}: {', '.join(ratios)}"  # the same with each trainer
     return list(lines.values())
@@ -135,8 +138,11 @@ def _fitting(result: Result) -> dict[str, list[str]]:
 def best_rows(result: Result) -> list[Row]:
     """Of each trainer the loader that gave the most images/s, and those that overlap with it.
 
-    Noise is no loader, and what only other libraries' loaders can be compared by is not all of it.
+    Noise is no loader, and what only other libraries' loaders can be compared by is not all of it. Beside
+    other busy processes none is the best.
     """
+    if is_disturbed(other_cpu(result.settings)):
+        return []
     best = []
     for name in dict.fromkeys(row.trainer_name for row in result.rows):
         rated = [
@@ -158,14 +164,15 @@ def findings(result: Result) -> list[str]:
     several = several_trainers(result)
     for row in result.rows:
         name = f"{label(row)} with {row.trainer_name}" if several else label(row)
-        if row.advice:
-            lines.append(f"{name}: {row.advice}")
+        if row.advice.text:
+            lines.append(f"{name}: {row.advice.text}")
         spent = _spent(row)
         if spent:
             lines.append(f"{name}: {spent}.")
-        if row.verdict != KEEPS_UP and _is_uneven(row):
-            lines.append(f"{name}: {' '.join(row.spikes['explanation'])}")
-        for flag in row.monitor.get("flags", ()):
+        spikes = row.batches.spikes
+        if row.verdict != KEEPS_UP and spikes is not None and _is_uneven(spikes, row.batches.batch_s_median):
+            lines.append(f"{name}: {' '.join(spikes.explanation)}")
+        for flag in row.flags:
             if row.verdict != KEEPS_UP or not flag.startswith(ALL_BUSY):
                 flagged.setdefault(flag.rstrip("."), []).append(name)
     return lines + [f"{flag}: {', '.join(labels)}." for flag, labels in flagged.items()]
@@ -174,23 +181,27 @@ def findings(result: Result) -> list[str]:
 def _spent(row: Row) -> str:
     """Where a fed trainer's time went, as far as the row has it; what is lost, where it does not keep up."""
     parts = []
-    if row.data_wait is not None and row.utilisation is not None:
+    times, stages = row.batches, row.stages
+    if times.data_wait is not None and times.utilisation is not None:
         parts.append(
-            f"waited {row.data_wait.median:.0%} of the time, computed {row.utilisation.median:.0%} "
+            f"waited {times.data_wait.median:.0%} of the time, computed {times.utilisation.median:.0%} "
             f"(MLPerf Storage asks for 90%)"
         )
-    if row.predicted is not None and row.together is not None:
-        off = row.together.median / row.predicted - 1
+    if stages.predicted is not None and row.together is not None:
+        off = row.together.median / stages.predicted - 1
         parts.append(
-            f"predicted {row.predicted:,.0f} images/s, measured {row.together.median:,.0f} ({off:+.0%})"
+            f"predicted {stages.predicted:,.0f} images/s, measured {row.together.median:,.0f} ({off:+.0%})"
         )
-    if row.first_step_s is not None and row.step_s:
-        parts.append(f"first step {_ms(row.first_step_s.median)}, then {_ms(median(row.step_s))}")
-    stalls = [f"{name} {_ms(seconds)}" for name, seconds in row.stalls.items() if name != COLD_FETCH]
+        rates = stages.predicted, row.together.median
+        missed = miss(*rates, why_together(*rates))
+        parts += [missed] if missed else []
+    if times.first_step_s is not None and times.step_s:
+        parts.append(f"first step {_ms(times.first_step_s.median)}, then {_ms(median(times.step_s))}")
+    stalls = [f"{name} {_ms(seconds)}" for name, seconds in stages.stalls.items() if name != COLD_FETCH]
     if stalls and row.verdict != KEEPS_UP:
         parts.append(f"per batch lost to {', '.join(stalls)}")
-    if COLD_FETCH in row.stalls:
-        parts.append(f"a cold cache adds {_ms(row.stalls[COLD_FETCH])}")
+    if COLD_FETCH in stages.stalls:
+        parts.append(f"a cold cache adds {_ms(stages.stalls[COLD_FETCH])}")
     return "; ".join(parts)
 
 
@@ -198,12 +209,10 @@ def _ms(seconds: float) -> str:
     return f"{seconds * 1e3:,.1f} ms" if seconds < 0.1 else f"{seconds * 1e3:,.0f} ms"
 
 
-def _is_uneven(row: Row) -> bool:
+def _is_uneven(spikes: BatchTimes, usual_s: float) -> bool:
     """Whether spikes come regularly, or an epoch begins with the wait of more than a batch."""
-    if not row.spikes:
-        return False
-    late = any(gap["excess_s"] > row.batch_s_median for gap in row.spikes["gaps"])
-    return late or row.spikes["wait_spikes"]["period"] is not None
+    late = any(gap.excess_s > usual_s for gap in spikes.gaps)
+    return late or spikes.wait_spikes.period is not None
 
 
 def markdown(result: Result) -> str:
@@ -240,6 +249,7 @@ def conditions(result: Result) -> str:
             f"batch {settings['batch_size']} of {settings['size']}x{settings['size']}, "
             f"{settings['workers']} workers, page cache {settings['page_cache']}",
             *unusual,
+            *settings.get("notes", ()),
             f"median of {settings['repeats']} interleaved runs of {settings['batches']} batches",
             machine["date"],
         )
@@ -253,7 +263,11 @@ def _ratio(ratio: Estimate | None) -> str:
 
 
 def _gap(row: Row) -> str:
-    return "-" if row.epoch_gap_s is None else f"{row.epoch_gap_s / row.batch_s_median:.1f}x"
+    return (
+        "-"
+        if row.batches.epoch_gap_s is None
+        else f"{row.batches.epoch_gap_s / row.batches.batch_s_median:.1f}x"
+    )
 
 
 def _verdict(row: Row) -> str:
@@ -266,19 +280,13 @@ def _verdict(row: Row) -> str:
 
 def label(row: Row) -> str:
     """What was measured on what."""
-    return f"{row.backend} on {row.data}"
+    return row.label
 
 
 def title(result: Result, row: Row) -> str:
     """What was measured on what, and where it needs saying, with which trainer."""
     several = several_trainers(result) and not row.peer
     return label(row) + (f", fed to {row.trainer_name}" if several else "")
-
-
-def monitor_series(sampled: dict[str, Any]) -> dict[str, list[float]]:
-    """What was sampled, by name: one value per `time_s`."""
-    kept = ("time_s", "flags")
-    return {name: values for name, values in sampled.items() if isinstance(values, list) and name not in kept}
 
 
 def _rate(rate: Estimate | None) -> str:

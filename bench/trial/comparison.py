@@ -1,35 +1,37 @@
 """All backends against all trainers, interleaved and repeated, each trial in a process of its own."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from functools import partial
-from itertools import cycle
 from pathlib import Path
 
-import loaders
-from bench.findings.changes import Arm
-from bench.findings.regression import by_key
-from bench.findings.result import Result, Row
+import psutil
+
+from bench.findings.changes import Means
+from bench.findings.result import Result
 from bench.machine import page_cache
 from bench.machine.hardware import describe_machine
+from bench.machine.others import OtherProcesses
 from bench.machine.precision import resolve_amp
+from bench.trial import imagefolder
+from bench.trial.arm import Arm, choose_arms, open_arms
 from bench.trial.equal_work import Facts, check_facts, check_served, find_facts
 from bench.trial.fresh import run_fresh
 from bench.trial.full_batches import check_fills_batch
 from bench.trial.peer_arm import PeerArm, run_peer, write_data
-from bench.trial.rows import AnyArm, Trials, make_rows
+from bench.trial.rows import AnyArm, Trials, arm_names, make_rows
 from bench.trial.run import (
     Trial,
-    TrialSpec,
-    run_fed,
-    run_trainer_alone,
-    run_transfer_alone,
+    measure,
+    measure_trainer,
+    measure_transfer,
 )
-from bench.trial.spec import BenchSpec
-from bench.trial.stages import DECODING, time_stages
+from bench.trial.same_pictures import Served, same_pictures
+from bench.trial.spec import BenchSpec, TrialSpec
+from bench.trial.stages import DECODING, probe_files, time_stages
 from bench.trial.trainers import MODELS, NullTrainer, resolve
-from loaders.dataset import SplitData, open_split
+from loaders.dataset import RAW
 from precache.errors import (
     DatasetError,
     ImageError,
@@ -37,33 +39,15 @@ from precache.errors import (
     SettingError,
     SourceError,
     WorkerError,
-    check_choice,
 )
+from precache.executors import available_cpus
 
 __all__ = ["Arm", "BenchSpec", "choose_arms", "compare"]
 
 Around = Callable[[], AbstractContextManager[object]]
 # Of a file's pages: some stay that were read ahead, or that another process reads.
 _COLD_SHARE = 0.05
-
-
-def choose_arms(data: Sequence[Path], backends: Sequence[str], root: Path) -> list[Arm]:
-    """Which backend reads which folder.
-
-    Given folders go to every backend that reads them; without any, each backend gets the folder
-    under `root` that it is made for. An unknown backend is a SettingError.
-    """
-    for backend in backends:
-        check_choice("backend", backend, [*loaders.BACKENDS, "all"])
-    names = sorted(loaders.BACKENDS) if "all" in backends else list(dict.fromkeys(backends))
-    if not data:
-        return [Arm(name, root / loaders.READS[name][0]) for name in names]
-    kinds = {path: open_split(path, "train").kind for path in data}
-    arms = [Arm(name, path) for name in names for path in kinds if kinds[path] in loaders.READS[name]]
-    if not arms:
-        held = ", ".join(f"{path} holds {kind}" for path, kind in kinds.items())
-        raise DatasetError(f"{held}: none of it is read by backend {', '.join(names)}; use --backend all")
-    return arms
+_ALWAYS_RUN = (imagefolder.NAME, "pytorch", "shards", "webdataset")  # without a package that may be missing
 
 
 def compare(
@@ -82,24 +66,33 @@ def compare(
         DatasetError: no arm can run, or they do unequal work.
         SettingError: unknown trainer.
     """
+    opened, skipped = open_arms(arms)
+    with same_pictures(opened) as served:
+        theirs = [
+            replace(peer, path=served.linked[peer.path]) if peer.path in served.linked else peer
+            for peer in peers
+        ]
+        return _compare(served, theirs, skipped, spec, around, on_progress)
+
+
+def _compare(
+    served: Served,
+    peers: Sequence[PeerArm],
+    skipped: dict[str, str],
+    spec: BenchSpec,
+    around: Around,
+    on_progress: Callable[[int, int], None],
+) -> Result:
     names = [resolve(name, spec.device) for name in spec.trainers]
-    facts, skipped = _find_facts(arms, spec, around)
+    _check_pictures([arm for arm in served.arms if arm.backend in _ALWAYS_RUN], spec.size)
+    facts = _find_facts(served.arms, spec, around, skipped)
     _check_any(facts, skipped)
-    check_facts({name_of(arm): found for arm, found in facts.items()})
+    _check_pictures(facts, spec.size)
     check_fills_batch(spec.batch_size, min(found.samples for found in facts.values()))
     bench = _Bench(spec, names, max(found.classes for found in facts.values()), around, on_progress)
     running: list[AnyArm] = [*facts, *_write_data(peers, spec, skipped)]
-    bench.plan(running)
-    for _ in range(spec.repeats):
-        bench.measure_trainers()
-        for arm in tuple(running):
-            try:
-                bench.measure(arm, skipped)
-            except (DatasetError, ImageError, SourceError, WorkerError) as error:
-                running.remove(arm)
-                skipped[name_of(arm)] = str(error)
-        _check_any([arm for arm in running if isinstance(arm, Arm)], skipped)
-        bench.check_equal_work(running)
+    others = OtherProcesses()
+    bench.run(running, skipped)
     settings = {
         **{name: value for name, value in asdict(spec).items() if name not in ("device", "trainers")},
         "device": str(spec.device),
@@ -107,21 +100,23 @@ def compare(
         "amp": resolve_amp(spec.amp, spec.device) if MODELS.keys() & set(names) else "off",
         "page_cache": "not warmed: larger than memory" if bench.trials.not_warmed else "warm",
         "peers": bench.versions,
+        "other_cpu": others.share(),
+        "notes": [*served.notes, *_notes(facts)],
+        "data": {
+            name: {"samples": len(arm.data.ids), "digest": arm.data.digest}
+            for name, arm in arm_names(running).items()
+        },
     }
-    rows = make_rows(running, names, bench.trials, spec.batch_size, spec.workers, spec.augment)
-    splits = [open_split(arm.path, "train") for arm in running if isinstance(arm, Arm)]
-    # rows are those of each trainer, arm by arm, then the peers'
-    settings["data"] = {
-        key.arm: {"samples": len(split.ids), "digest": split.digest}
-        for key, split in zip(by_key(rows), splits, strict=False)
-    }
-    if spec.cache == "none":  # from a full cache nothing is read
-        rows = tuple(
-            replace(row, image_bytes=_image_bytes(row, split))
-            for row, split in zip(rows, cycle(splits), strict=False)
-        )
+    means = Means(spec.workers, available_cpus(), psutil.virtual_memory().available)
+    rows = make_rows(running, names, bench.trials, spec.batch_size, means, spec.augment)
     machine = describe_machine(spec.device)
     return Result(machine, settings, rows, skipped, bench.host_to_device_gbps())
+
+
+def _check_pictures(arms: Collection[Arm], size: int) -> None:
+    """DatasetError unless all have as many pictures, of those that each could serve at `size`."""
+    fitting = [arm for arm in arms if arm.data.kind == RAW or size <= arm.data.size]
+    check_facts({arm.label: Facts(len(arm.data.ids), size, len(arm.data.classes)) for arm in fitting})
 
 
 class _Bench:
@@ -143,10 +138,24 @@ class _Bench:
         self._on_progress = on_progress
         self._done = self._total = 0
 
+    def run(self, running: list[AnyArm], skipped: dict[str, str]) -> None:
+        """All repeats; what fails goes from `running` to `skipped`."""
+        self.plan(running)
+        for _ in range(self._spec.repeats):
+            self.measure_trainers()
+            for arm in tuple(running):
+                try:
+                    self.measure(arm, skipped)
+                except (DatasetError, ImageError, SourceError, WorkerError) as error:
+                    running.remove(arm)
+                    skipped[arm.label] = str(error)
+            _check_any([arm for arm in running if isinstance(arm, Arm)], skipped)
+            self.check_equal_work(running)
+
     def plan(self, arms: Sequence[AnyArm]) -> None:
         """Count what there is to do."""
         each = [
-            1 if isinstance(arm, PeerArm)
+            1 + self._spec.cold if isinstance(arm, PeerArm)
             else 1 + len(self._measured) + self._spec.cold + self._runs_apart(arm)
             for arm in arms
         ]  # fmt: skip
@@ -156,27 +165,27 @@ class _Bench:
     def measure_trainers(self) -> None:
         """Each alone, and the transfer in the dtype that it takes."""
         for name in (NullTrainer.name, *self._measured):
-            moved = run_fresh(run_transfer_alone, self._trial(None, name))
+            moved = run_fresh(measure_transfer, self._trial(None, name))
             self.trials.transfer.setdefault(name, []).append(moved)
             self._step()
         for name in self._measured:
-            self._record(None, name, run_fresh(run_trainer_alone, self._trial(None, name)))
+            self._record(None, name, run_fresh(measure_trainer, self._trial(None, name)))
 
     def measure(self, arm: AnyArm, skipped: dict[str, str]) -> None:
         """One repeat of all that concerns `arm`."""
-        if isinstance(arm, Arm) and self._spec.cold:
+        if self._spec.cold:
             self._measure_cold(arm, skipped)
         # each time anew: the system may have dropped what another arm did not read
-        if not page_cache.warm(arm.path):
+        if not page_cache.warm(_folder(arm)):
             self.trials.not_warmed.add(arm)
         if isinstance(arm, PeerArm):
-            trial, self.versions[arm.name] = _run_peer(arm, self._spec)
-            self._record(arm, NullTrainer.name, trial)
+            self._record(arm, NullTrainer.name, self._run_peer(arm))
             return
         for name in (NullTrainer.name, *self._measured):
-            self._record(arm, name, run_fresh(run_fed, self._trial(arm, name)))
+            self._record(arm, name, run_fresh(measure, self._trial(arm, name)))
         if self._runs_apart(arm):
-            stages = run_fresh(time_stages, self._trial(arm, NullTrainer.name))
+            spec = self._trial(arm, NullTrainer.name)
+            stages = run_fresh(time_stages, spec, arm.data.kind, probe_files(arm.data))
             self.trials.stages.setdefault(arm, []).append(stages)
             self._step()
 
@@ -187,8 +196,9 @@ class _Bench:
     def check_equal_work(self, arms: Sequence[AnyArm]) -> None:
         """DatasetError unless all did the same; see `bench.trial.equal_work`."""
         for name in {NullTrainer.name, *self._measured}:
-            runs = {name_of(arm): self.trials.runs[arm, name][-1] for arm in arms if isinstance(arm, Arm)}
-            check_served({arm: run.served for arm, run in runs.items() if run.served is not None})
+            runs = {arm.label: self.trials.runs[arm, name][-1] for arm in arms if isinstance(arm, Arm)}
+            served = {label: run.served for label, run in runs.items() if run.served is not None}
+            check_served(served, {arm.label for arm in arms if isinstance(arm, Arm) and arm.has_own_recipe})
 
     def host_to_device_gbps(self) -> float | None:
         """10^9 bytes per second from pinned memory; None without a GPU."""
@@ -197,15 +207,30 @@ class _Bench:
         trials = sorted(trial.images_per_s for trial in self.trials.transfer[NullTrainer.name])
         return trials[len(trials) // 2] * self._spec.size**2 * 3 / 1e9
 
-    def _measure_cold(self, arm: Arm, skipped: dict[str, str]) -> None:
+    def _run_peer(self, arm: PeerArm) -> Trial:
+        spec = self._spec
+        trial, self.versions[arm.name] = run_peer(
+            arm,
+            batch_size=spec.batch_size,
+            size=spec.size,
+            workers=spec.workers,
+            warmup=spec.warmup,
+            batches=spec.batches,
+        )
+        return trial
+
+    def _measure_cold(self, arm: AnyArm, skipped: dict[str, str]) -> None:
         self._step()
-        left = page_cache.drop(arm.path)
+        left = page_cache.drop(_folder(arm))
         if left > _COLD_SHARE:
-            skipped[f"cold cache of {name_of(arm)}"] = (
+            skipped[f"cold cache of {arm.label}"] = (
                 f"{left:.0%} of its bytes stay in memory, as of files in a memory file system or in use"
             )
             return
-        trial = run_fresh(run_fed, self._trial(arm, NullTrainer.name))
+        if isinstance(arm, PeerArm):
+            trial = self._run_peer(arm)
+        else:
+            trial = run_fresh(measure, self._trial(arm, NullTrainer.name))
         self.trials.cold.setdefault(arm, []).append(trial)
 
     def _record(self, arm: AnyArm | None, name: str, trial: Trial) -> None:
@@ -217,22 +242,10 @@ class _Bench:
         self._on_progress(self._done, self._total)
 
 
-def _image_bytes(row: Row, split: SplitData) -> float | None:
-    if row.peer or row.backend == "synthetic":
-        return None
-    sizes = split.shard_bytes or [Path(file).stat().st_size for file in split.files]
-    return sum(sizes) / len(split.ids)
-
-
-def name_of(arm: AnyArm) -> str:
-    """For messages."""
-    return f"{arm.backend if isinstance(arm, Arm) else arm.name} on {arm.path}"
-
-
 def _trial_spec(spec: BenchSpec, classes: int, around: Around, arm: Arm | None, trainer: str) -> TrialSpec:
     return TrialSpec(
         backend=arm.backend if arm else "",
-        path=arm.path if arm else Path(),
+        path=arm.reads if arm else Path(),
         trainer=trainer,
         classes=classes,
         batch_size=spec.batch_size,
@@ -258,19 +271,13 @@ def _write_data(peers: Sequence[PeerArm], spec: BenchSpec, skipped: dict[str, st
             write_data(arm, spec.workers)
             ready.append(arm)
         except (DatasetError, WorkerError) as error:
-            skipped[name_of(arm)] = str(error)
+            skipped[arm.label] = str(error)
     return ready
 
 
-def _run_peer(arm: PeerArm, spec: BenchSpec) -> tuple[Trial, str]:
-    return run_peer(
-        arm,
-        batch_size=spec.batch_size,
-        size=spec.size,
-        workers=spec.workers,
-        warmup=spec.warmup,
-        batches=spec.batches,
-    )
+def _folder(arm: AnyArm) -> Path:
+    """Whose files are read."""
+    return arm.reads if isinstance(arm, Arm) else arm.path
 
 
 def _check_any(usable: Collection[Arm], skipped: dict[str, str]) -> None:
@@ -279,14 +286,25 @@ def _check_any(usable: Collection[Arm], skipped: dict[str, str]) -> None:
         raise DatasetError(f"nothing to measure: {reasons}")
 
 
+def _notes(facts: Mapping[Arm, Facts]) -> list[str]:
+    """What is not the same in all arms, a clause each."""
+    notes = [imagefolder.CONDITION] if any(arm.has_own_recipe for arm in facts) else []
+    return notes + [
+        f"{arm.label} knows {found.samples:,} of the {len(arm.data.ids):,} pictures, "
+        f"by the endings of their names"
+        for arm, found in facts.items()
+        if found.samples != len(arm.data.ids)
+    ]
+
+
 def _find_facts(
-    arms: Sequence[Arm], spec: BenchSpec, around: Around
-) -> tuple[dict[Arm, Facts], dict[str, str]]:
-    """Of the arms that can run, and why the others cannot."""
-    usable, skipped = {}, {}
+    arms: Sequence[Arm], spec: BenchSpec, around: Around, skipped: dict[str, str]
+) -> dict[Arm, Facts]:
+    """Of the arms that can run; why the others cannot goes to `skipped`."""
+    usable = {}
     for arm in arms:
         try:
             usable[arm] = run_fresh(find_facts, _trial_spec(spec, 1, around, arm, NullTrainer.name))
         except (DatasetError, MissingDependencyError, SourceError, SettingError) as error:
-            skipped[name_of(arm)] = str(error)
-    return usable, skipped
+            skipped[arm.label] = str(error)
+    return usable

@@ -7,20 +7,18 @@ or {"error": message}, to the file `<rank>.json` in the folder that the settings
 import json
 import os
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-import loaders
+from bench.trial import run as trials
 from bench.trial.refusals import in_one_line
-from bench.trial.run import feed
-from bench.trial.trainers import ModelTrainer, Trainer, check_trainer, make_trainer
-from loaders.batch import Batch, Loader
-from loaders.dataset import open_split
+from bench.trial.spec import TrialSpec
+from bench.trial.trainers import ModelTrainer, Trainer, check_trainer
+from loaders.batch import Batch
 from precache.errors import PrecacheError, check_range
 from precache.executors import available_cpus
 from precache.images import MAX_SIZE
@@ -80,7 +78,7 @@ class InStep:
         dist.all_reduce(self._gradient)
 
 
-def measure(settings: Settings, device: torch.device) -> dict[str, list[float]]:
+def measure(settings: Settings, device: torch.device, classes: int) -> dict[str, list[float]]:
     """Images/s of this rank, run by run, by kind:
 
     one: rank 0 alone, without a share: all samples and, unless `workers` says other, all CPUs;
@@ -90,8 +88,8 @@ def measure(settings: Settings, device: torch.device) -> dict[str, list[float]]:
     and data_wait: the share of its time, 0 to 1, that this rank waits for a batch in the runs in step.
     """
     rank = dist.get_rank()
-    classes = len(open_split(settings.data, "train").classes)
-    trainer = make_trainer(settings.trainer, device, classes, amp=settings.amp)
+    shared, one = _specs(settings, device, classes)
+    trainer = shared.make_trainer()
     in_step = trainer.distributed() if isinstance(trainer, ModelTrainer) else InStep(trainer, device)
     rates: dict[str, list[float]] = {ONE: [], OWN: [], TOGETHER: []}
     waits: list[float] = []
@@ -101,8 +99,7 @@ def measure(settings: Settings, device: torch.device) -> dict[str, list[float]]:
             torch.set_num_threads(max(1, available_cpus() // (1 if alone else dist.get_world_size())))
             if rank == 0 or not alone:
                 fed = in_step if kind == TOGETHER else trainer
-                opener = _opener(settings, device, fed.dtype, alone)
-                trial = feed(opener, fed, device, settings.warmup, settings.batches)
+                trial = trials.measure(one if alone else shared, fed)
                 found.append(trial.images_per_s)
                 if kind == TOGETHER:
                     waits.append(trial.wait_share)
@@ -113,30 +110,24 @@ def measure(settings: Settings, device: torch.device) -> dict[str, list[float]]:
     return {**rates, DATA_WAIT: waits}
 
 
-def _opener(
-    settings: Settings, device: torch.device, dtype: torch.dtype, alone: bool
-) -> Callable[[], Loader]:
-    workers: int | Literal["auto"] = "auto"  # the CPUs, shared out among the ranks
-    if settings.workers is not None:
-        workers = settings.workers
-    elif alone:
-        workers = available_cpus()
-
-    def build() -> Loader:
-        return loaders.build(
-            settings.data,
-            backend=settings.backend,
-            batch_size=settings.batch_size,
-            size=settings.size,
-            device=device,
-            dtype=dtype,
-            last="pad",  # as torch's DistributedSampler: all ranks have as many batches, all of them full
-            rank=0 if alone else None,
-            world_size=1 if alone else None,
-            reading=loaders.Reading(workers=workers),
-        )
-
-    return build
+def _specs(settings: Settings, device: torch.device, classes: int) -> tuple[TrialSpec, TrialSpec]:
+    """Of a rank among the others, and of one alone, which has all samples and all CPUs."""
+    shared = TrialSpec(
+        backend=settings.backend,
+        path=Path(settings.data),
+        trainer=settings.trainer,
+        classes=classes,
+        batch_size=settings.batch_size,
+        workers=settings.workers,
+        size=settings.size,
+        warmup=settings.warmup,
+        batches=settings.batches,
+        device=device,
+        amp=settings.amp,
+        last="pad",  # as torch's DistributedSampler: all ranks have as many batches, all of them full
+    )
+    workers = available_cpus() if settings.workers is None else settings.workers
+    return shared, replace(shared, rank=0, world_size=1, workers=workers)
 
 
 def main() -> None:
@@ -151,7 +142,7 @@ def main() -> None:
     answer: dict[str, Any]
     try:
         with in_one_line(settings.batch_size, settings.size):
-            answer = measure(settings, device)
+            answer = measure(settings, device, asked["classes"])
     except PrecacheError as error:
         answer = {"error": str(error)}
     (Path(asked["out"]) / f"{dist.get_rank()}.json").write_text(json.dumps(answer), encoding="utf-8")

@@ -3,10 +3,11 @@
 Of other libraries' loaders the size and the dtype alone are checked, where they run: they give no ids.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from bench.trial.run import Served, TrialSpec
+from bench.trial.run import Served
+from bench.trial.spec import TrialSpec
 from precache.errors import DatasetError
 
 
@@ -36,18 +37,22 @@ def check_facts(facts: Mapping[str, Facts]) -> None:
     )
 
 
-def check_served(served: Mapping[str, Served]) -> None:
+def check_served(served: Mapping[str, Served], own_recipe: Collection[str] = ()) -> None:
     """DatasetError, with the numbers, unless all arms served as many distinct ids, of one shape and dtype.
 
     Args:
         served: in one trial, by the arm's name.
+        own_recipe: names of arms that deliver a dtype of their own and may know fewer pictures of the tree;
+            their images and shapes are as many and the same.
     """
     _check_equal(
         {
             arm: f"{work.images:,} images, {work.ids:,} distinct ids, {' and '.join(work.shapes)}"
             for arm, work in served.items()
+            if arm not in own_recipe
         }
     )
+    _check_equal({arm: f"{work.images:,} images, {work.squares}" for arm, work in served.items()})
 
 
 def _check_equal(works: Mapping[str, str]) -> None:

@@ -5,12 +5,31 @@ while the trainer alone, which is fed one batch again and again, never pays for 
 """
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
 
-from loaders.batch import Batch, Loader
+from loaders.batch import Batch
 from precache.errors import SettingError
 
 LAST = "drop"
 """What the loader of a trial does with the samples that fill no batch, see `loaders.build`."""
+
+
+class Feed(AbstractContextManager[Any], Protocol):
+    """What a trial needs of a loader: one of `loaders.build`, or one that people use today."""
+
+    batch_size: int
+    samples: int
+    classes: tuple[str, ...]
+
+    @property
+    def size(self) -> int:
+        """Side of the served squares in pixels."""
+
+    def __iter__(self) -> Iterator[Batch]: ...
+
+    def __len__(self) -> int:
+        """Batches per epoch."""
 
 
 def check_fills_batch(batch_size: int, samples: int) -> None:
@@ -22,7 +41,7 @@ def check_fills_batch(batch_size: int, samples: int) -> None:
         )
 
 
-def endless(loader: Loader) -> Iterator[tuple[Batch, bool]]:
+def endless(loader: Feed) -> Iterator[tuple[Batch, bool]]:
     """Each batch, and whether it is the first of its epoch; `loader` was built with `last=LAST`.
 
     Raises:

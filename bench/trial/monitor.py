@@ -7,52 +7,22 @@ tree's, those of the GPU the device's: others who use them at the same time are 
 import os
 import threading
 import time
-from dataclasses import asdict, dataclass
 from types import TracebackType
-from typing import Any
 
 import numpy as np
 import psutil
 import torch
 
+from bench.findings.watched import ALL_BUSY, Watched
 from bench.machine.nvml import open_gpu
 from bench.trial.processes import tree_memory
 
 INTERVAL_S = 0.1
 # Of one core. Summing up the pages of a large process takes long, so that is done less often then.
 _MEMORY_SHARE = 0.02
-ALL_BUSY = "All cores were busy"
-"""How the flag begins that is no harm where the trainer does not wait."""
 _GPU_MEMORY_LIMIT = 0.9
 _BUSY_LIMIT = 0.95
 _SWAP_LIMIT_BYTES = 1 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class Watched:
-    """What was sampled; plain values, ready for JSON with `to_json`.
-
-    Attributes:
-        time_s: of each sample, since the start.
-        series: name to one value per sample. Shares are from 0 to 1, `..._per_s` are bytes per second
-            since the sample before.
-        peak, mean: of each series.
-        flags: limits that hurt, one sentence each.
-        missing: what could not be sampled, and why.
-        own_cpu_share: CPU time of the sampling itself, of one core.
-    """
-
-    time_s: tuple[float, ...]
-    series: dict[str, tuple[float, ...]]
-    peak: dict[str, float]
-    mean: dict[str, float]
-    flags: tuple[str, ...]
-    missing: dict[str, str]
-    own_cpu_share: float
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return asdict(self)
 
 
 class Monitor:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from bench.peers import serving, writing
 from bench.peers.serving import LIMIT, PEERS
+from bench.trial.arm import Arm
 from bench.trial.processes import run_watched
 from bench.trial.run import Trial
 from loaders.dataset import RAW
@@ -46,9 +47,21 @@ class PeerArm:
     source: Path | None
 
     @property
+    def label(self) -> str:
+        """For messages."""
+        return f"{self.name} on {self.path}"
+
+    @property
     def work(self) -> Work:
         """What serving costs."""
         return PEERS[self.name].kind, self.stored
+
+    @property
+    def described(self) -> str:
+        """What kind of data it reads, for tables."""
+        if self.writer is not None:
+            return self.writer
+        return open_dataset(self.path).manifest.recipe.format if is_converted(self.path) else "raw tree"
 
     @property
     def writer(self) -> str | None:
@@ -57,15 +70,14 @@ class PeerArm:
         return reads if reads in writing.WRITERS and reads not in _KINDS else None
 
 
-def work_of(backend: str, path: Path, augment: str = "eval") -> Work | None:
-    """What serving from `path` costs a backend of ours; None for noise."""
-    if backend == "synthetic":
+def work_of(arm: Arm, augment: str = "eval") -> Work | None:
+    """What serving costs a backend of ours; None for noise."""
+    if arm.backend == "synthetic":
         return None
-    if not is_converted(path):
+    if arm.data.kind == RAW:
         return _KINDS[RAW], 0
-    recipe = open_dataset(path).manifest.recipe
-    kind = _KINDS[recipe.format]
-    return "crops" if kind == "pixels" and augment != "eval" else kind, recipe.size
+    kind = _KINDS[arm.data.kind]
+    return "crops" if kind == "pixels" and augment != "eval" else kind, arm.data.size
 
 
 def choose_peers(

@@ -1,10 +1,11 @@
 """What each format would bring: a sample measured, the whole predicted, and both compared."""
 
-import os
+import math
 import shutil
 import tempfile
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -16,15 +17,16 @@ from bench.findings import stats
 from bench.findings.forecast import JPEG_NAMES, RAW_NAME, Inputs, Prediction, Profile
 from bench.machine import measurements
 from bench.machine.measurements import Hardware, HardwareSpec
+from bench.machine.others import OtherProcesses
 from bench.trial import sampling
 from bench.trial.device import choose_device
 from bench.trial.full_batches import check_fills_batch
 from bench.trial.loader_run import LoaderRun
 from bench.trial.sampling import BACKENDS, Converted, RecommendSpec, Trees
 from bench.trial.trainers import check_trainer, resolve
-from precache.errors import WorkerError, check_choice
+from precache.errors import DatasetError, MissingDependencyError, WorkerError, check_choice
 from precache.recipe import FORMAT_NAMES
-from precache.source import Scan, scan_tree
+from precache.source import Scan
 
 _RANDOM_READS = (RAW_NAME, "shards")
 _DISK_BLOCKS = {4 << 10: "disk, random 4 KiB", 128 << 10: "disk, random 128 KiB"}
@@ -59,6 +61,7 @@ class Recommendation:
     Attributes:
         skipped: format -> why it could not be measured.
         checks: empty unless the tree was converted for real.
+        turns: the predictions from each turn's sample alone; empty where they are for other inputs.
     """
 
     settings: dict[str, Any]
@@ -68,6 +71,7 @@ class Recommendation:
     predictions: list[Prediction]
     skipped: dict[str, str]
     checks: list[Check]
+    turns: list[list[Prediction]] = field(default_factory=list)
 
     @property
     def crossovers(self) -> dict[str, float | None]:
@@ -89,7 +93,9 @@ class Recommendation:
 
     def what_if(self, inputs: Inputs) -> "Recommendation":
         """The same measurements, for other `inputs`."""
-        return replace(self, inputs=inputs, predictions=model.predict(self.profiles, inputs), checks=[])
+        return replace(
+            self, inputs=inputs, predictions=model.predict(self.profiles, inputs), checks=[], turns=[]
+        )
 
 
 @dataclass(slots=True)
@@ -104,31 +110,32 @@ class _Runs:
 
 
 def recommend(
-    source: Path,
+    scan: Scan,
     spec: RecommendSpec,
     *,
     formats: tuple[str, ...] = FORMAT_NAMES,
     check: bool = False,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Recommendation:
-    """Measure a sample of the tree `source` in every format and predict what the whole would give.
+    """Measure a sample of a tree in every format and predict what the whole would give.
 
     Args:
+        scan: of the tree.
         formats: to convert to.
         check: convert and load the whole tree, too, by turns with the sample.
 
     Raises:
-        SourceError: no such tree, or no picture of the sample decodes.
-        SettingError: unknown format or trainer, or what is measured does not fit into the page cache.
-        WorkerError: the raw tree's loader fails.
+        SourceError: no picture of the sample decodes.
+        SettingError: unknown format or trainer, a batch is more than an epoch, or what is measured does not
+            fit into the page cache.
+        PrecacheError: the raw tree's loader fails.
     """
     for name in formats:
         check_choice("format", name, FORMAT_NAMES)
-    check_trainer(resolve(spec.trainer, choose_device("auto")), spec.size)  # an error now, not later
+    spec = replace(spec, trainer=resolve(spec.trainer, choose_device("auto")))
+    check_trainer(spec.trainer, spec.size)  # an error now, not later
+    check_fills_batch(spec.batch_size, train_images(scan))
     names = [name for name in BACKENDS if name == RAW_NAME or name in formats]
-    scan = scan_tree(source)
-    if check:
-        check_fills_batch(spec.batch_size, len(scan.samples))
     total, done = spec.repeats * len(names) * (2 if check else 1) + 1, 0
 
     def step() -> None:
@@ -137,63 +144,86 @@ def recommend(
         on_progress(done, total)
 
     on_progress(0, total)
-    busy = _Busy()
-    quick = HardwareSpec(scratch=spec.scratch, repeats=spec.repeats, seconds=min(0.2, spec.seconds))
-    data = {"pictures": len(scan.samples), "file_bytes": int(scan.samples.file_bytes.sum())}
-    hardware = measurements.measure(quick, measurements.sample_jpegs(scan), data)
+    others = OtherProcesses()
+    begun_s = time.perf_counter()
+    hardware = _hardware(scan, spec)
     step()
-    skipped: dict[str, str] = {}
-    runs = {name: _Runs([], [], [], [], []) for name in names}
     with tempfile.TemporaryDirectory(dir=spec.scratch, prefix="bench-recommend-") as scratch:
-        folder = Path(scratch)
-        trees = sampling.make_trees(scan, spec, folder)
-        served: dict[str, Path] = {}
-        for _ in range(spec.repeats):
-            for name in [name for name in names if name not in skipped]:
-                try:
-                    if name in JPEG_NAMES and name not in served:
-                        served[name] = sampling.convert_for_loader(
-                            trees, len(scan.samples), name, spec, folder
-                        )
-                    whole = scan.root if check else None
-                    _measure(runs[name], name, trees, served.get(name), whole, spec, folder, step)
-                except WorkerError as error:
-                    if name == RAW_NAME:
-                        raise
-                    skipped[name] = str(error)
-    measured = {name: found for name, found in runs.items() if name not in skipped}
-    turns = [
-        _predict(measured, slice(turn, turn + 1), trees, scan, spec, hardware) for turn in range(spec.repeats)
-    ]
+        trees = sampling.make_trees(scan, spec, Path(scratch))
+        measured, skipped = _take_turns(names, trees, scan, spec, Path(scratch), check, begun_s, step)
+    on_progress(total, total)
+    repeats = len(measured[RAW_NAME].loaders)
+    turns = [_predict(measured, slice(n, n + 1), trees, scan, spec, hardware) for n in range(repeats)]
     profiles, inputs, predictions = _predict(measured, slice(None), trees, scan, spec, hardware)
     checks = []
     for index, name in enumerate(measured):
         checks += _checks([turn[2][index] for turn in turns], measured[name]) if check else []
-    settings = {**asdict(spec), "source": source.name, "scratch": str(spec.scratch), "page_cache": "warm"}
-    settings["sample_images"] = trees.large_images
-    settings["others"] = busy.of_others()
-    return Recommendation(settings, hardware, inputs, profiles, predictions, skipped, checks)
+    settings = {
+        **asdict(spec),
+        "source": Path(scan.root).name,
+        "scratch": str(spec.scratch),
+        "page_cache": "warm",
+        "check": sampling.CHECK,
+        "limit_s": spec.limit_s if math.isfinite(spec.limit_s) else None,
+        "repeats": repeats,
+        "sample_images": trees.large_images,
+        "sample_pictures": trees.pictures,
+        "other_cpu": others.share(),
+    }
+    by_turn = [found for _, _, found in turns]
+    return Recommendation(settings, hardware, inputs, profiles, predictions, skipped, checks, by_turn)
 
 
-class _Busy:
-    """How much of the CPUs other processes take, from now on."""
+def _take_turns(
+    names: Sequence[str],
+    trees: Trees,
+    scan: Scan,
+    spec: RecommendSpec,
+    folder: Path,
+    check: bool,
+    begun_s: float,
+    step: Callable[[], None],
+) -> tuple[dict[str, _Runs], dict[str, str]]:
+    """What each format gave, as often as the repeats and the limit allow, and why others gave nothing."""
+    runs = {name: _Runs([], [], [], [], []) for name in names}
+    skipped: dict[str, str] = {}
+    served: dict[str, Path] = {}
+    turn_s = 0.0
+    for turn in range(spec.repeats):
+        start_s = time.perf_counter()
+        if turn and start_s + turn_s - begun_s > spec.limit_s:
+            break
+        for name in [name for name in names if name not in skipped]:
+            try:
+                if name in JPEG_NAMES and name not in served:
+                    served[name] = sampling.convert_for_loader(trees, len(scan.samples), name, spec, folder)
+                whole = Path(scan.root) if check else None
+                _measure(runs[name], name, trees, served.get(name), whole, spec, folder, step)
+            except (DatasetError, MissingDependencyError, WorkerError) as error:
+                if name == RAW_NAME:
+                    raise
+                skipped[name] = str(error)
+        turn_s = time.perf_counter() - start_s
+    return {name: found for name, found in runs.items() if name not in skipped}, skipped
 
-    def __init__(self) -> None:
-        self._all, self._ours = self._read()
 
-    def of_others(self) -> float:
-        """Share of all CPU time since, 0 to 1."""
-        everything, ours = self._read()
-        busy, total = (now - then for now, then in zip(everything, self._all, strict=True))
-        return min(1.0, max(0.0, busy - (ours - self._ours)) / max(total, 1e-9))
+def train_images(scan: Scan) -> int:
+    """Pictures of an epoch: of the split `train` where there is one."""
+    names = scan.samples.split_names
+    if "train" not in names:
+        return len(scan.samples)
+    return int((scan.samples.splits == names.index("train")).sum())
 
-    def _read(self) -> tuple[tuple[float, float], float]:
-        """CPU seconds: busy and all of the machine; ours, with those of processes that have ended."""
-        times, mine = psutil.cpu_times(), os.times()
-        idle = times.idle + getattr(times, "iowait", 0.0)
-        # Linux counts what guests take under user, too
-        total = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
-        return (total - idle, total), mine.user + mine.system + mine.children_user + mine.children_system
+
+def _hardware(scan: Scan, spec: RecommendSpec) -> Hardware:
+    """As quickly as `spec` asks for it."""
+    sizes: dict[str, Any] = (
+        {} if math.isinf(spec.limit_s) else {"buffer_bytes": 64 << 20, "file_bytes": 128 << 20}
+    )
+    seconds = min(0.2, spec.seconds / 5)
+    quick = HardwareSpec(scratch=spec.scratch, repeats=spec.repeats, seconds=seconds, **sizes)
+    data = {"pictures": len(scan.samples), "file_bytes": int(scan.samples.file_bytes.sum())}
+    return measurements.measure(quick, measurements.sample_jpegs(scan), data)
 
 
 def _predict(
@@ -272,8 +302,6 @@ def _profile(name: str, runs: _Runs, trees: Trees, scan: Scan, spec: RecommendSp
 
 def _inputs(scan: Scan, spec: RecommendSpec, hardware: Hardware, runs: list[LoaderRun]) -> Inputs:
     """What this machine is, and this tree."""
-    names = scan.samples.split_names
-    train = scan.samples.splits == names.index("train") if "train" in names else scan.samples.splits >= 0
     reads = [(size, hardware.value(name)) for size, name in _DISK_BLOCKS.items()]
     sequential = hardware.value("disk, sequential read")
     # files that never leave memory are read as fast as memory is copied
@@ -286,7 +314,7 @@ def _inputs(scan: Scan, spec: RecommendSpec, hardware: Hardware, runs: list[Load
         read_s = model.read_time((small_bytes, small * 1e6), (large_bytes, large * 1e6))
     return Inputs(
         images=len(scan.samples),
-        train_images=int(train.sum()),
+        train_images=train_images(scan),
         cpus=spec.workers,
         gpus=1,
         trainer_images_per_s=median(run.trainer for run in runs),

@@ -1,23 +1,24 @@
 """From trials to the rows of a result: rates, stages, batch times, and what they mean."""
 
-import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, TypeAlias
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 from bench.findings import changes, stats, verdict
 from bench.findings.batch_times import analyse
-from bench.findings.changes import Arm
-from bench.findings.result import Row
+from bench.findings.changes import Means, Pipeline
+from bench.findings.regression import Key
+from bench.findings.row import Advice, Batches, Rates, Row, Stages
 from bench.peers.serving import LIMIT
+from bench.trial import imagefolder
+from bench.trial.arm import Arm
 from bench.trial.peer_arm import PeerArm, Work, work_of
 from bench.trial.run import Trial
 from bench.trial.stages import DECODING
 from bench.trial.trainers import NullTrainer
-from loaders.dataset import RAW, open_split
 
 AnyArm: TypeAlias = Arm | PeerArm
-_DECODERS = ("dali", "nvjpeg", *DECODING)
+_DECODERS = ("dali", "nvjpeg", imagefolder.NAME, *DECODING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ class Trials:
     """
 
     runs: dict[tuple[AnyArm | None, str], list[Trial]] = field(default_factory=dict)
-    cold: dict[Arm, list[Trial]] = field(default_factory=dict)
+    cold: dict[AnyArm, list[Trial]] = field(default_factory=dict)
     transfer: dict[str, list[Trial]] = field(default_factory=dict)
     stages: dict[Arm, list[dict[str, float]]] = field(default_factory=dict)
     not_warmed: set[AnyArm] = field(default_factory=set)
@@ -67,122 +68,161 @@ def _estimate(trials: Sequence[Trial] | None) -> stats.Estimate | None:
     return stats.estimate([trial.images_per_s for trial in trials]) if trials else None
 
 
+@dataclass(frozen=True, slots=True)
+class RowMaker:
+    """Makes the row of one arm with one trainer, at once, from all that was measured.
+
+    Attributes:
+        arms: those of ours.
+        works: of each arm, what serving costs; those that have it alike are compared.
+    """
+
+    trials: Trials
+    arms: Sequence[Arm]
+    works: Mapping[AnyArm, Work | None]
+    batch_size: int
+    means: Means
+
+    def ours(self, arm: Arm, trainer: str) -> Row:
+        """Of a backend of ours."""
+        runs, measured = self.trials.runs[arm, trainer], self.measured(trainer)
+        return Row(
+            backend=arm.backend,
+            data=arm.described,
+            trainer_name=trainer,
+            rates=self._rates(arm, measured[arm]),
+            batches=self._batches(arm, trainer, measured[arm].ratio),
+            stages=Stages(
+                rates=verdict.stage_rates(measured[arm]),
+                stalls=verdict.stalls(measured[arm], self.batch_size),
+                predicted=measured[arm].predicted,
+                binds=None if arm.backend == "synthetic" else verdict.binding(measured[arm]),
+            ),
+            advice=self._advice(arm, measured),
+            monitor=runs[-1].watched if measured[arm].ratio is not None else None,
+            image_bytes=None if self.trials.cached else arm.image_bytes,  # a full cache reads nothing
+        )
+
+    def peer(self, arm: PeerArm) -> Row:
+        """Of another library's loader, alone."""
+        rates = self.trials.rates(arm, NullTrainer.name)
+        return Row(
+            backend=arm.name,
+            data=arm.described,
+            trainer_name=NullTrainer.name,
+            peer=True,
+            rates=Rates(
+                loader=stats.estimate(rates),
+                cold=_estimate(self.trials.cold.get(arm)),
+                of_limit=self._alike(arm).get(LIMIT),
+            ),
+            batches=self._batches(arm, NullTrainer.name, None),
+        )
+
+    def measured(self, trainer: str) -> dict[Arm, verdict.Measured]:
+        """All pipelines with one trainer."""
+        return {arm: self.trials.of(arm, trainer) for arm in self.arms}
+
+    def _rates(self, arm: Arm, measured: verdict.Measured) -> Rates:
+        over = self._alike(arm)
+        of_limit = over.pop(LIMIT, None)
+        same_folder = [
+            o for o in self.works if isinstance(o, PeerArm) and (o.name, o.path) == (LIMIT, arm.path)
+        ]
+        if of_limit is None and self.works[arm] is not None and same_folder:
+            of_limit = self._ratio(arm, same_folder[0])  # of random crops: the limit copies centres
+        return Rates(
+            loader=measured.loader,
+            cold=measured.cold,
+            trainer=measured.trainer,
+            together=measured.together or measured.loader,
+            ratio=measured.ratio,
+            of_limit=of_limit,
+            over=over,
+        )
+
+    def _alike(self, arm: AnyArm) -> dict[str, stats.Estimate]:
+        """Its rate over that of each peer that does the same work."""
+        return {
+            other.name: self._ratio(arm, other)
+            for other, work in self.works.items()
+            if isinstance(other, PeerArm) and other != arm and work == self.works[arm]
+        }
+
+    def _ratio(self, arm: AnyArm, other: AnyArm) -> stats.Estimate:
+        rates = self.trials.rates
+        return stats.ratio(rates(arm, NullTrainer.name), rates(other, NullTrainer.name))
+
+    def _batches(self, arm: AnyArm, trainer: str, ratio: stats.Estimate | None) -> Batches:
+        """Where no trainer was fed, waiting is all that happens: then there are no parts."""
+        fed, alone = self.trials.runs[arm, trainer], self.trials.runs[arm, NullTrainer.name]
+        batch_s = [seconds for trial in fed for seconds in trial.batch_s]
+        gaps = [trial.batch_s[first] for trial in fed for first in trial.epoch_starts]
+        whole = Batches(
+            first_batch_s=stats.estimate([trial.first_batch_s for trial in alone]),
+            batch_s_median=stats.percentile(batch_s, 0.5),
+            batch_s_p95=stats.percentile(batch_s, 0.95),
+            epoch_gap_s=max(gaps, default=None),
+        )
+        return whole if ratio is None else _with_parts(whole, fed, ratio, self.means.workers)
+
+    def _advice(self, arm: Arm, measured: Mapping[Arm, verdict.Measured]) -> Advice:
+        if arm.backend == "synthetic":
+            return Advice()
+        pipelines = {other: self._pipeline(other, measured[other]) for other in self.arms}
+        here = pipelines.pop(arm)
+        known = changes.known(here, list(pipelines.values()), self.means)
+        return Advice(verdict.advise(measured[arm], known, here.samples), tuple(known))
+
+    def _pipeline(self, arm: Arm, measured: verdict.Measured) -> Pipeline:
+        return Pipeline(
+            backend=arm.backend,
+            folder=str(arm.path),
+            kind=arm.data.kind,
+            samples=len(arm.data.ids),
+            file_bytes=arm.file_bytes,
+            measured=measured,
+            stages=self.trials.stages.get(arm, ()),
+        )
+
+
+def _with_parts(whole: Batches, fed: Sequence[Trial], ratio: stats.Estimate, workers: int) -> Batches:
+    last = fed[-1]
+    return replace(
+        whole,
+        first_step_s=stats.estimate([trial.first_step_s for trial in fed]),
+        data_wait=stats.estimate([trial.wait_share for trial in fed]),
+        utilisation=stats.Estimate(*(min(1.0, part) for part in (ratio.median, ratio.low, ratio.high))),
+        wait_s=last.wait_s,
+        step_s=last.step_s,
+        epoch_starts=last.epoch_starts,
+        spikes=analyse(last.wait_s, last.step_s, last.epoch_starts, workers),
+    )
+
+
 def make_rows(
     arms: Sequence[AnyArm],
     trainer_names: Sequence[str],
     trials: Trials,
     batch_size: int,
-    workers: int,
+    means: Means,
     augment: str = "eval",
 ) -> tuple[Row, ...]:
     """Ours trainer by trainer, then the peers."""
-    works = {
-        arm: arm.work if isinstance(arm, PeerArm) else work_of(arm.backend, arm.path, augment) for arm in arms
-    }
     ours = [arm for arm in arms if isinstance(arm, Arm)]
-    peers = [arm for arm in arms if isinstance(arm, PeerArm)]
-    rows = []
-    for name in trainer_names:
-        measured = {arm: trials.of(arm, name) for arm in ours}
-        for arm in ours:
-            row = _with_stages(_row(arm, name, trials, works), measured[arm], batch_size)
-            row = _with_batches(row, trials.runs[arm, name], workers)
-            if arm.backend != "synthetic":
-                known = changes.known(arm, measured, trials.stages, workers)
-                row = replace(
-                    row,
-                    binds=verdict.binding(measured[arm]),
-                    advice=verdict.advise(measured[arm], known, changes.samples(arm)),
-                    changes=[asdict(change) for change in known],
-                )
-            rows.append(row)
-    return (*rows, *(_row(arm, NullTrainer.name, trials, works) for arm in peers))
+    works = {arm: work_of(arm, augment) if isinstance(arm, Arm) else arm.work for arm in arms}
+    maker = RowMaker(trials, ours, works, batch_size, means)
+    rows = [maker.ours(arm, name) for name in trainer_names for arm in ours]
+    return (*rows, *(maker.peer(arm) for arm in arms if isinstance(arm, PeerArm)))
 
 
-def _row(arm: AnyArm, trainer_name: str, trials: Trials, works: dict[AnyArm, Work | None]) -> Row:
-    rates = trials.rates
-    peer = isinstance(arm, PeerArm)
-    alone = trials.runs[arm, NullTrainer.name]
-    fed = trials.runs[arm, trainer_name]
-    with_trainer = (None, trainer_name) in trials.runs
-    batch_s = [seconds for trial in fed for seconds in trial.batch_s]
-    gaps = [trial.batch_s[first] for trial in fed for first in trial.epoch_starts]
-    alike = {
-        other.name: stats.ratio(rates(arm, NullTrainer.name), rates(other, NullTrainer.name))
-        for other, work in works.items()
-        if isinstance(other, PeerArm) and other != arm and work == works[arm]
-    }
-    of_limit = alike.pop(LIMIT, None)
-    same_folder = [o for o in works if isinstance(o, PeerArm) and o.name == LIMIT and o.path == arm.path]
-    if of_limit is None and works[arm] is not None and not peer and same_folder:
-        # of random crops: the limit copies centres
-        of_limit = stats.ratio(rates(arm, NullTrainer.name), rates(same_folder[0], NullTrainer.name))
-    return Row(
-        backend=arm.name if isinstance(arm, PeerArm) else arm.backend,
-        data=_describe(arm),
-        trainer_name=trainer_name,
-        loader=stats.estimate(rates(arm, NullTrainer.name)),
-        trainer=stats.estimate(rates(None, trainer_name)) if with_trainer else None,
-        together=None if peer else stats.estimate(rates(arm, trainer_name)),
-        ratio=stats.ratio(rates(arm, trainer_name), rates(None, trainer_name)) if with_trainer else None,
-        first_batch_s=stats.estimate([trial.first_batch_s for trial in alone]),
-        batch_s_median=stats.percentile(batch_s, 0.5),
-        batch_s_p95=stats.percentile(batch_s, 0.95),
-        peer=peer,
-        of_limit=of_limit,
-        over={} if peer else alike,
-        epoch_gap_s=max(gaps, default=None),
-    )
-
-
-def _with_stages(row: Row, measured: verdict.Measured, batch_size: int) -> Row:
-    return replace(
-        row,
-        cold=measured.cold,
-        stalls=verdict.stalls(measured, batch_size),
-        stages=verdict.stage_rates(measured),
-        predicted=measured.predicted,
-    )
-
-
-def _with_batches(row: Row, fed: Sequence[Trial], workers: int) -> Row:
-    """Of a fed trainer; where there is none, waiting is all that happens."""
-    if row.ratio is None:
-        return row
-    last = fed[-1]
-    spikes = asdict(analyse(last.wait_s, last.step_s, last.epoch_starts, workers))
-    watched = last.watched
-    return replace(
-        row,
-        data_wait=stats.estimate([trial.wait_share for trial in fed]),
-        utilisation=stats.Estimate(*(min(1.0, part) for part in asdict(row.ratio).values())),
-        first_step_s=stats.estimate([trial.first_step_s for trial in fed]),
-        wait_s=list(last.wait_s),
-        step_s=list(last.step_s),
-        epoch_starts=list(last.epoch_starts),
-        spikes=_plain(spikes),
-        monitor=_plain(
-            {
-                "time_s": watched["time_s"],
-                **watched["series"],
-                **{name: watched[name] for name in ("peak", "mean", "flags", "missing")},
-            }
-        ),
-    )
-
-
-def _plain(values: Any) -> Any:
-    """As JSON gives it back: lists for tuples, and None for the infinite, which JSON does not have."""
-    if isinstance(values, dict):
-        return {name: _plain(value) for name, value in values.items()}
-    if isinstance(values, (list, tuple)):
-        return [_plain(value) for value in values]
-    return None if isinstance(values, float) and not math.isfinite(values) else values
-
-
-def _describe(arm: AnyArm) -> str:
-    """The kind of data, in words."""
-    if isinstance(arm, PeerArm) and arm.writer is not None:
-        return arm.writer
-    kind = open_split(arm.path, "train").kind
-    return kind if kind != RAW else "raw tree"
+def arm_names(arms: Sequence[AnyArm]) -> dict[str, Arm]:
+    """Ours by their names in a result, `shards on shards (2)`: see `bench.findings.regression.Key`."""
+    found: dict[str, Arm] = {}
+    for arm in arms:
+        if isinstance(arm, Arm):
+            rank = 1
+            while (name := Key(arm.backend, arm.described, "", rank).arm) in found:
+                rank += 1
+            found[name] = arm
+    return found

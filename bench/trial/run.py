@@ -1,88 +1,28 @@
 """One measured run: batches from a source, through a trainer, with the wait and the step of each.
 
-A run is asked for with a `TrialSpec`, which pickles, so that it can have a process of its own.
+Every command runs its trials here. A run is asked for with a `TrialSpec`, which pickles, so that it can have
+a process of its own: see `bench.trial.fresh`.
 """
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
-from functools import partial
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-import loaders
-from bench.trial.full_batches import LAST, endless
+from bench.findings.watched import Watched
+from bench.trial.clocks import Clock, make_clock
+from bench.trial.full_batches import endless
 from bench.trial.monitor import Monitor
-from bench.trial.refusals import in_one_line
-from bench.trial.trainers import NullTrainer, Trainer, make_trainer
-from loaders.batch import Batch, DecodedBatch, Loader
+from bench.trial.spec import TrialSpec
+from bench.trial.threads import serial_seconds, thread_seconds
+from bench.trial.trainers import FromPageable, NullTrainer, Trainer
+from loaders.batch import Batch, DecodedBatch
 from loaders.devices import Lane
-from loaders.settings import Shuffle
 from loaders.transfer import Transfer, normalise
-
-CACHES = ("none", "ram", "device")
-SHUFFLES: dict[str, Shuffle] = {"auto": True, "full": "full", "none": False, "window": "window"}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TrialSpec:
-    """What to run.
-
-    Attributes:
-        backend, path: of the loader; not looked at where there is none.
-        trainer, amp, compiled: see `bench.trial.trainers.make_trainer`.
-        cache: see `loaders.build`; it is full before anything is timed.
-        classes: of the data.
-        around: called in the trial's process and entered around the run; tests slow a stage down with it.
-        The others are those of `bench.trial.comparison.BenchSpec`.
-    """
-
-    backend: str
-    path: Path
-    trainer: str
-    classes: int
-    batch_size: int
-    workers: int
-    size: int
-    warmup: int
-    batches: int
-    device: torch.device
-    augment: str = "eval"
-    shuffle: str = "auto"
-    amp: str = "auto"
-    compiled: bool = False
-    cache: str = "none"
-    around: Callable[[], AbstractContextManager[object]] = nullcontext
-
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        """What goes around every run."""
-        with self.around(), in_one_line(self.batch_size, self.size):
-            yield
-
-    def make_trainer(self) -> Trainer:
-        """Build the trainer."""
-        return make_trainer(self.trainer, self.device, self.classes, amp=self.amp, compiled=self.compiled)
-
-    def open_loader(self, dtype: torch.dtype) -> Loader:
-        """Build the loader."""
-        return loaders.build(
-            self.path,
-            backend=self.backend,
-            batch_size=self.batch_size,
-            size=self.size,
-            device=self.device,
-            dtype=dtype,
-            augment=self.augment,
-            shuffle=SHUFFLES[self.shuffle],
-            last=LAST,
-            reading=loaders.Reading(workers=self.workers, cache=self.cache),
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +39,11 @@ class Served:
     images: int
     shapes: tuple[str, ...]
 
+    @property
+    def squares(self) -> str:
+        """The shapes without the dtype."""
+        return " and ".join(sorted({shape.partition(" ")[0] for shape in self.shapes}))
+
 
 @dataclass(frozen=True, slots=True)
 class Trial:
@@ -112,7 +57,8 @@ class Trial:
         wait_s, step_s: the two parts of `batch_s`.
         first_step_s: time of the very first step, which allocates, compiles and tunes.
         served: None where no loader was.
-        watched: samples of `bench.trial.monitor`, where the run was a fed trainer's.
+        watched: by `bench.trial.monitor`, where the run was a fed trainer's; else None.
+        serial_s: CPU time that is not shared among workers, see `bench.trial.threads.serial_seconds`.
     """
 
     first_batch_s: float
@@ -123,7 +69,8 @@ class Trial:
     step_s: tuple[float, ...] = ()
     first_step_s: float = 0.0
     served: Served | None = None
-    watched: dict[str, Any] = field(default_factory=dict)
+    watched: Watched | None = None
+    serial_s: float = 0.0
 
     @property
     def images_per_s(self) -> float:
@@ -136,27 +83,44 @@ class Trial:
         return sum(self.wait_s) / sum(self.batch_s)
 
 
-def run_fed(spec: TrialSpec) -> Trial:
-    """Feed the trainer of `spec` from the loader of `spec`, see `feed`."""
+def measure(spec: TrialSpec, trainer: Trainer | None = None, clock: Clock | None = None) -> Trial:
+    """Feed the trainer of `spec` from the loader of `spec`, freshly opened.
+
+    A first batch, an epoch where that is asked for, the warm-up, the timed batches. A loader that runs out
+    starts its next epoch; what that costs is part of the measurement. An epoch that goes before, to fill a
+    cache, does not reach the trainer.
+
+    Args:
+        trainer: one that was made before, of the kind that `spec` names; by default a new one.
+        clock: takes the times; by default the device's.
+    """
     with spec.running():
-        trainer = spec.make_trainer()
-        opener = partial(spec.open_loader, trainer.dtype)
-        return feed(opener, trainer, spec.device, spec.warmup, spec.batches, fill_cache=spec.cache != "none")
+        trainer = trainer or spec.make_trainer()
+        fed = FromPageable(trainer, spec.device) if spec.pageable else trainer
+        start_s = time.perf_counter()
+        with spec.open_loader(trainer.dtype) as loader:
+            source = endless(loader)
+            first = next(source)
+            first_batch_s = time.perf_counter() - start_s
+            if spec.first_epoch or spec.cache != "none":
+                for _ in range(len(loader) - 1):
+                    next(source)
+            return _time_batches(itertools.chain([first], source), fed, spec, first_batch_s, clock)
 
 
-def run_trainer_alone(spec: TrialSpec) -> Trial:
+def measure_trainer(spec: TrialSpec, trainer: Trainer | None = None) -> Trial:
     """Feed one batch, which stays on the device, to the trainer again and again."""
     with spec.running():
-        trainer = spec.make_trainer()
+        trainer = trainer or spec.make_trainer()
         images = _noise(spec, spec.device).permute(0, 3, 1, 2)
         if trainer.dtype.is_floating_point:
             images = normalise(images, trainer.dtype)
         labels = torch.randint(0, spec.classes, (spec.batch_size,), device=spec.device)
         batch = Batch(images, labels, torch.arange(spec.batch_size))
-        return feed_again(batch, trainer, spec.device, spec.warmup, spec.batches)
+        return _time_batches(itertools.repeat((batch, False)), trainer, spec)
 
 
-def run_transfer_alone(spec: TrialSpec) -> Trial:
+def measure_transfer(spec: TrialSpec) -> Trial:
     """Move one batch from main memory to the device, in the dtype of the trainer, again and again."""
     with spec.running():
         dtype = spec.make_trainer().dtype
@@ -171,39 +135,7 @@ def run_transfer_alone(spec: TrialSpec) -> Trial:
                     sent = transfer.send(decoded, 0)
                 yield transfer.receive(sent), False
 
-        return _time_batches(moved(), NullTrainer(), spec.device, spec.warmup, spec.batches)
-
-
-def feed(
-    open_loader: Callable[[], AbstractContextManager[Loader]],
-    trainer: Trainer,
-    device: torch.device,
-    warmup: int,
-    batches: int,
-    *,
-    fill_cache: bool = False,
-) -> Trial:
-    """Feed `trainer` from a freshly opened loader: a first batch, `warmup` more, `batches` timed ones.
-
-    A loader that runs out starts its next epoch; what that costs is part of the measurement. With
-    `fill_cache` its first epoch goes before all that, past the trainer: it fills the loader's cache.
-    """
-    start_s = time.perf_counter()
-    with open_loader() as loader:
-        source = endless(loader)
-        first = next(source)
-        first_batch_s = time.perf_counter() - start_s
-        if fill_cache:
-            for _ in range(len(loader) - 1):
-                next(source)
-        return _time_batches(
-            itertools.chain([first], source), trainer, device, warmup, batches, first_batch_s
-        )
-
-
-def feed_again(batch: Batch, trainer: Trainer, device: torch.device, warmup: int, batches: int) -> Trial:
-    """Feed one batch, which stays where it is, to `trainer` again and again."""
-    return _time_batches(itertools.repeat((batch, False)), trainer, device, warmup, batches)
+        return _time_batches(moved(), NullTrainer(), spec)
 
 
 def _noise(spec: TrialSpec, device: torch.device) -> torch.Tensor:
@@ -215,13 +147,14 @@ def _noise(spec: TrialSpec, device: torch.device) -> torch.Tensor:
 def _time_batches(
     source: Iterator[tuple[Batch, bool]],
     trainer: Trainer,
-    device: torch.device,
-    warmup: int,
-    batches: int,
+    spec: TrialSpec,
     first_batch_s: float = 0.0,
+    clock: Clock | None = None,
 ) -> Trial:
+    """Of a loader, unless `first_batch_s` is 0."""
     ids: list[list[torch.Tensor]] = [[]]  # by epoch
     shapes: set[str] = set()
+    clock = clock or make_clock(spec.device)
 
     def step(batch: Batch, first: bool) -> None:
         trainer.step(batch)
@@ -232,18 +165,19 @@ def _time_batches(
 
     start_s = time.perf_counter()
     step(*next(source))
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    if spec.device.type == "cuda":
+        torch.cuda.synchronize(spec.device)
     first_step_s = time.perf_counter() - start_s
-    for batch, first in itertools.islice(source, warmup):
+    for batch, first in _for_a_while(source, spec.warmup, spec.warmup_s):
         step(batch, first)
-    clock = _CudaClock(device) if device.type == "cuda" else _HostClock()
     images = 0
     epoch_starts = []
-    fed = first_batch_s > 0 and not isinstance(trainer, NullTrainer)
-    with Monitor(device) if fed else nullcontext() as monitor:
+    watched = spec.monitored and first_batch_s > 0 and not isinstance(trainer, NullTrainer)
+    threads = thread_seconds()
+    with Monitor(spec.device) if watched else nullcontext() as monitor:
         clock.mark()
-        for number, (batch, first) in enumerate(itertools.islice(source, batches)):
+        timed = _for_a_while(source, 0 if spec.seconds else spec.batches, spec.seconds)
+        for number, (batch, first) in enumerate(timed):
             clock.mark()
             step(batch, first)
             images += len(batch.labels)
@@ -251,6 +185,7 @@ def _time_batches(
                 epoch_starts.append(number)
             clock.mark()
         intervals_s = clock.intervals_s()
+    serial_s = serial_seconds(threads, thread_seconds())
     wait_s, step_s = intervals_s[::2], intervals_s[1::2]
     return Trial(
         first_batch_s,
@@ -261,8 +196,19 @@ def _time_batches(
         step_s,
         first_step_s,
         _served(ids, shapes) if first_batch_s else None,
-        {} if monitor is None else monitor.result().to_json(),
+        None if monitor is None else monitor.result(),
+        serial_s,
     )
+
+
+def _for_a_while(
+    source: Iterator[tuple[Batch, bool]], batches: int, seconds: float
+) -> Iterator[tuple[Batch, bool]]:
+    """So many batches, and then more of them for at least so long."""
+    yield from itertools.islice(source, batches)
+    end_s = time.perf_counter() + seconds
+    while seconds and time.perf_counter() < end_s:
+        yield next(source)
 
 
 def _served(ids: Sequence[Sequence[torch.Tensor]], shapes: set[str]) -> Served:
@@ -271,32 +217,3 @@ def _served(ids: Sequence[Sequence[torch.Tensor]], shapes: set[str]) -> Served:
     return Served(
         max(len(np.unique(epoch)) for epoch in epochs), sum(map(len, epochs)), tuple(sorted(shapes))
     )
-
-
-class _HostClock:
-    def __init__(self) -> None:
-        self._marks: list[float] = []
-
-    def mark(self) -> None:
-        self._marks.append(time.perf_counter())
-
-    def intervals_s(self) -> tuple[float, ...]:
-        return tuple(stop - start for start, stop in itertools.pairwise(self._marks))
-
-
-class _CudaClock:
-    """Times on the device: the host queues steps ahead of it and would see only the queueing."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._stream = torch.cuda.current_stream(device)
-        self._marks: list[torch.cuda.Event] = []
-
-    def mark(self) -> None:
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record(self._stream)
-        self._marks.append(event)
-
-    def intervals_s(self) -> tuple[float, ...]:
-        self._stream.synchronize()
-        pairs = itertools.pairwise(self._marks)
-        return tuple(start.elapsed_time(stop) / 1e3 for start, stop in pairs)

@@ -20,18 +20,24 @@ from bench.findings.forecast import RAW_NAME
 from bench.machine import page_cache
 from bench.machine.measurements import check_seconds
 from bench.trial import loader_run
+from bench.trial.device import choose_device
 from bench.trial.loader_run import LoaderRun
 from bench.trial.processes import run_watched
+from bench.trial.spec import TrialSpec
+from loaders.dataset import open_split
 from precache import images
 from precache.converted import open_dataset
 from precache.errors import ImageError, SettingError, SourceError, check_range
-from precache.recipe import Recipe
+from precache.recipe import FORMAT_NAMES, Recipe
 from precache.source import Scan
 
 BACKENDS = {RAW_NAME: "pytorch", "shards": "shards", "webdataset": "webdataset", "dali": "dali"}
+CHECK = "never"
+"""No checksums: a training compares each picture once, and a sample is served again and again."""
 SMALL_IMAGES = 24  # of the conversion that takes hardly longer than its start
 _ROUNDS = 2  # shards per worker, at least
 _MOST_SHARDS = 40
+_CHOOSING_SHARE = 0.1  # of `limit_s`, that goes to decoding pictures of the sample once
 _MOST_BYTES = 2e9  # that a converted sample may take
 
 
@@ -48,6 +54,7 @@ class RecommendSpec:
         repeats: of everything, taking turns.
         seconds: of each measurement, at least.
         scratch: the folder to convert into.
+        limit_s: no further turn is begun that would end later than this; the first always is.
     """
 
     stored_size: int
@@ -60,12 +67,15 @@ class RecommendSpec:
     scratch: Path
     seconds: float = 2.0
     pictures: int = 200
+    limit_s: float = math.inf
 
     def __post_init__(self) -> None:
         check_range("pictures", self.pictures, 1)
         check_range("batch_size", self.batch_size, 1)
         check_range("workers", self.workers, 1)
         check_range("repeats", self.repeats, 1)
+        for name in FORMAT_NAMES:
+            self.recipe(name)  # SettingError now, not after measuring
         check_range("size", self.size, 1, self.stored_size)
         check_seconds(self.seconds)
         if not self.scratch.is_dir():
@@ -86,6 +96,7 @@ class Trees:
     Attributes:
         small, large: trees; the latter holds each picture as often as the others.
         small_images, large_images: of them.
+        pictures: of the sample, each counted once.
         shard_images: pictures of a shard, at most, for the larger one to have shards for all workers.
         image_bytes: of a file of the sample, on average.
     """
@@ -94,6 +105,7 @@ class Trees:
     large: Path
     small_images: int
     large_images: int
+    pictures: int
     shard_images: int
     image_bytes: float
 
@@ -115,8 +127,11 @@ def make_trees(scan: Scan, spec: RecommendSpec, folder: Path) -> Trees:
     by_size = np.argsort(scan.samples.file_bytes, kind="stable")
     count = min(spec.pictures, len(by_size))
     rows = by_size[((np.arange(count) + 0.5) * len(by_size) / count).astype(int)]
-    kept, sizes, decode_s = [], [], 0.0
+    kept: list[tuple[str, str]] = []
+    sizes, decode_s = [], 0.0
     for row in np.random.default_rng(41).permutation(rows).tolist():
+        if len(kept) >= SMALL_IMAGES and decode_s > _CHOOSING_SHARE * spec.limit_s:
+            break  # large pictures: fewer of them, at random, for they are permuted
         ref = scan.samples[row]
         path = f"{scan.root}/{ref.path}"
         start_s = time.perf_counter()
@@ -139,7 +154,8 @@ def make_trees(scan: Scan, spec: RecommendSpec, folder: Path) -> Trees:
     _copy_tree(kept, copies, folder / "large")
     small = min(SMALL_IMAGES, len(kept))
     mean_bytes = float(np.mean(sizes))
-    return Trees(folder / "small", folder / "large", small, copies * len(kept), shard_images, mean_bytes)
+    large = copies * len(kept)
+    return Trees(folder / "small", folder / "large", small, large, len(kept), shard_images, mean_bytes)
 
 
 def convert(tree: Path, destination: Path, recipe: Recipe, workers: int) -> Converted:
@@ -190,13 +206,20 @@ def run_format(
         path = path if served is None else served
         _warm(path)
         found = loader_run.run(
-            path,
-            BACKENDS[name],
-            batch_size=spec.batch_size,
-            workers=spec.workers,
-            size=spec.size,
-            trainer=spec.trainer,
-            seconds=spec.seconds,
+            TrialSpec(
+                backend=BACKENDS[name],
+                path=path.resolve(),
+                trainer=spec.trainer,
+                classes=len(open_split(path, "train").classes),
+                batch_size=spec.batch_size,
+                workers=spec.workers,
+                size=spec.size,
+                warmup=0,
+                batches=1,
+                seconds=spec.seconds,
+                device=choose_device("auto"),
+                check=CHECK,
+            )
         )
     finally:
         shutil.rmtree(folder / "out", ignore_errors=True)

@@ -1,14 +1,130 @@
-"""Settings of a comparison."""
+"""What to run: one trial, and a comparison of many."""
 
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
 
 import torch
 
-from bench.trial.run import CACHES, SHUFFLES
-from bench.trial.trainers import check_trainer, resolve
+import loaders
+from bench.trial import imagefolder
+from bench.trial.full_batches import LAST, Feed
+from bench.trial.refusals import in_one_line
+from bench.trial.trainers import Trainer, check_trainer, make_trainer, resolve
 from loaders.augment import NAMES as AUGMENTATIONS
+from loaders.settings import Shuffle
 from precache.errors import SettingError, check_choice, check_range
+from precache.executors import available_cpus
 from precache.images import MAX_SIZE
+
+CACHES = ("none", "ram", "device")
+SHUFFLES: dict[str, Shuffle] = {"auto": True, "full": "full", "none": False, "window": "window"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrialSpec:
+    """One trial, whoever asks for it: what differs between commands is a field. It pickles.
+
+    Attributes:
+        backend, path: of the loader; not looked at where there is none.
+        trainer, amp, compiled: see `bench.trial.trainers.make_trainer`.
+        classes: of the data.
+        batch_size: samples per batch, of this rank.
+        workers: of the loader; None: the CPUs, shared out among the ranks.
+        size: side of the served square in pixels.
+        warmup, batches: before the timed ones, and timed.
+        warmup_s, seconds: at least so long, the former after `warmup`, the latter instead of `batches`;
+            0: not asked for.
+        first_epoch: whether a whole epoch goes before all that; so it does where there is a cache to fill.
+        device: where batches go and the trainer runs.
+        augment, check, cache, last, rank, world_size: see `loaders.build`.
+        shuffle: one of SHUFFLES.
+        pin: whether batches are copied from pinned memory; else from pageable, in the training's thread.
+        monitored: whether the machine is watched while a trainer is fed.
+        around: called in the trial's process and entered around the run; tests slow a stage down with it.
+    """
+
+    backend: str
+    path: Path
+    trainer: str
+    classes: int
+    batch_size: int
+    workers: int | None
+    size: int
+    warmup: int
+    batches: int
+    device: torch.device
+    warmup_s: float = 0.0
+    seconds: float = 0.0
+    first_epoch: bool = False
+    augment: str = "eval"
+    shuffle: str = "auto"
+    amp: str = "auto"
+    compiled: bool = False
+    check: str = "first-read"
+    cache: str = "none"
+    pin: bool = True
+    last: str = LAST
+    rank: int | None = None
+    world_size: int | None = None
+    monitored: bool = True
+    around: Callable[[], AbstractContextManager[object]] = nullcontext
+
+    @property
+    def pageable(self) -> bool:
+        """Whether the loader serves in main memory, and the training's thread copies."""
+        return self.device.type == "cuda" and not self.pin
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """What goes around every run."""
+        with self.around(), in_one_line(self.batch_size, self.size):
+            yield
+
+    def make_trainer(self) -> Trainer:
+        """Build the trainer."""
+        return make_trainer(self.trainer, self.device, self.classes, amp=self.amp, compiled=self.compiled)
+
+    def open_loader(self, dtype: torch.dtype) -> Feed:
+        """Build the loader; `imagefolder` serves float32 whatever `dtype` is."""
+        workers: int | Literal["auto"] = "auto" if self.workers is None else self.workers
+        if self.backend == imagefolder.NAME:
+            return self._open_imagefolder()
+        return loaders.build(
+            self.path,
+            backend=self.backend,
+            batch_size=self.batch_size,
+            size=self.size,
+            device="cpu" if self.pageable else self.device,
+            dtype=torch.uint8 if self.pageable else dtype,
+            augment=self.augment,
+            shuffle=SHUFFLES[self.shuffle],
+            last=self.last,
+            rank=self.rank,
+            world_size=self.world_size,
+            reading=loaders.Reading(workers=workers, check=self.check, cache=self.cache),
+        )
+
+    def _open_imagefolder(self) -> Feed:
+        refused = {"cache": (self.cache, "none"), "last": (self.last, LAST)}
+        for name, (value, usual) in refused.items():
+            if value != usual:
+                raise SettingError(
+                    f"{imagefolder.NAME} takes no {name} {value!r}: torch's DataLoader has none"
+                )
+        check_choice("shuffle", self.shuffle, ("auto", "full", "none"))
+        return imagefolder.ImageFolderLoader(
+            self.path,
+            batch_size=self.batch_size,
+            size=self.size,
+            workers=available_cpus() if self.workers is None else self.workers,
+            device=self.device,
+            augment=self.augment,
+            shuffle=self.shuffle != "none",
+            pin=self.pin,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,7 +141,7 @@ class BenchSpec:
         repeats: trials of each kind.
         device: where batches go and the trainer runs.
         augment: a name, see `loaders.build`.
-        shuffle: one of `bench.trial.run.SHUFFLES`.
+        shuffle: one of SHUFFLES.
         cold: whether to measure each loader with a cold page cache, too.
         amp, compiled: of the trainers that compute, see `bench.trial.trainers.make_trainer`.
         cache: of the loaders, see `loaders.build`; a first epoch, which fills it, is not timed.

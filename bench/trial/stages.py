@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from bench.trial.run import TrialSpec
+from bench.trial.spec import TrialSpec
 from loaders.backends import decoding
-from loaders.dataset import RAW, SplitData, open_split
+from loaders.dataset import RAW, SplitData
 from precache import images
+from precache.executors import available_cpus
 from precache.formats import FORMATS, StoredSample
 
 PICTURES = 200
@@ -19,35 +20,44 @@ DECODING = ("pytorch", "webdataset")
 """Backends whose reader and decoder are this project's, so that they can be run apart."""
 
 
-def time_stages(spec: TrialSpec) -> dict[str, float]:
+def probe_files(data: SplitData) -> tuple[str, ...]:
+    """What `time_stages` reads of it: some pictures of a raw tree, else the shards."""
+    if data.kind != RAW:
+        return data.files
+    rows = np.unique(np.linspace(0, len(data.files) - 1, PICTURES).round().astype(int))
+    return tuple(data.files[row] for row in rows.tolist())
+
+
+def time_stages(spec: TrialSpec, kind: str, files: Sequence[str]) -> dict[str, float]:
     """Images/s of "read", "decode" and "copy", each alone, by as many threads as the loader has workers.
 
     "read" gives a picture's bytes, "decode" its pixels, "copy" puts these into a batch.
+
+    Args:
+        kind: of the data, see `loaders.dataset.SplitData`.
+        files: see `probe_files`.
     """
     with spec.around():
-        data = open_split(spec.path, "train")
-        workers = max(1, spec.workers)
+        workers = max(1, spec.workers or available_cpus())
         with ThreadPoolExecutor(workers) as pool:
-            if data.kind == RAW:
-                rows = np.unique(np.linspace(0, len(data.files) - 1, PICTURES).round().astype(int))
-                files = [data.files[row] for row in rows.tolist()]
+            if kind == RAW:
                 read, encoded = _timed(pool, workers, lambda file: (images.read_bytes(file), file), files)
                 decode, pixels = _timed(
                     pool, workers, lambda pair: decoding.render(pair[0], pair[1], spec.size), encoded
                 )
             else:
-                read, samples = _read_shards(data)
+                read, samples = _read_shards(kind, files)
                 decode, pixels = _timed(pool, workers, lambda sample: sample[0].pixels(sample[1]), samples)
             copy, _ = _timed(pool, workers, np.copy, pixels)
         return {"read": read, "decode": decode, "copy": copy}
 
 
-def _read_shards(data: SplitData) -> tuple[float, list[tuple[StoredSample, str]]]:
+def _read_shards(kind: str, files: Sequence[str]) -> tuple[float, list[tuple[StoredSample, str]]]:
     """One after the other, as a loader reads them."""
     samples: list[tuple[StoredSample, str]] = []
     start_s = time.perf_counter()
-    for file in data.files:
-        samples += [(sample, file) for sample in FORMATS[data.kind].read_shard(Path(file))]
+    for file in files:
+        samples += [(sample, file) for sample in FORMATS[kind].read_shard(Path(file))]
         if len(samples) >= PICTURES:
             break
     read = len(samples) / (time.perf_counter() - start_s)

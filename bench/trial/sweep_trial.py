@@ -1,28 +1,19 @@
-"""One trial of a sweep, in a process of its own: `python -m bench.trial.sweep_trial JSON` prints JSON.
+"""One trial of a sweep: the trainer alone, then fed by the loader, in one process of its own."""
 
-It takes {"point": see `bench.findings.grid.Point`, "settings": see `Settings`} and gives what `measure`
-returns, or {"failed": why} where the batch does not fit into memory, or {"error": message}.
-"""
-
-import json
-import sys
-from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
-import loaders
 from bench.findings import stats
 from bench.findings.grid import Point
-from bench.trial.full_batches import LAST
-from bench.trial.refusals import DoesNotFit, in_one_line
-from bench.trial.run import CACHES, feed, feed_again
-from bench.trial.trainers import NullTrainer, Trainer, check_trainer, make_trainer
-from loaders.batch import Batch, Loader
-from loaders.dataset import open_split
-from loaders.transfer import normalise
-from precache.errors import PrecacheError, check_choice, check_range
+from bench.trial.fresh import run_fresh
+from bench.trial.refusals import in_one_line
+from bench.trial.run import measure, measure_trainer
+from bench.trial.spec import CACHES, TrialSpec
+from bench.trial.trainers import NullTrainer, check_trainer
+from precache.errors import check_choice, check_range
 from precache.images import MAX_SIZE
 
 
@@ -53,44 +44,46 @@ class Settings:
         check_choice("cache", self.cache, CACHES)
         check_trainer(self.trainer, self.size, compiled=self.compiled)
 
+    def spec(self, point: Point, classes: int) -> TrialSpec:
+        """The trial of `point`."""
+        return TrialSpec(
+            backend=point.backend,
+            path=Path(point.data),
+            trainer=self.trainer,
+            classes=classes,
+            batch_size=point.batch_size,
+            workers=point.workers,
+            size=self.size,
+            warmup=self.warmup,
+            batches=self.batches,
+            device=torch.device(self.device),
+            amp=point.amp or "auto",
+            compiled=self.compiled,
+            cache=self.cache,
+            pin=point.pin is not False,
+        )
 
-class FromPageable:
-    """Hands batches in main memory on to `trainer`: copied from pageable memory, in the training's thread."""
 
-    dtype = torch.uint8
-
-    def __init__(self, trainer: Trainer, device: torch.device) -> None:
-        self.name = trainer.name
-        self._trainer = trainer
-        self._device = device
-
-    def step(self, batch: Batch) -> None:
-        """Copy `batch`, bring it into the trainer's dtype, train."""
-        moved = batch.to(self._device)
-        self._trainer.step(_as(moved, self._trainer.dtype))
-
-
-def measure(point: Point, settings: Settings) -> dict[str, Any]:
-    """The trainer alone, then fed by the loader.
+def run(spec: TrialSpec) -> dict[str, Any]:
+    """In a fresh process.
 
     Returns:
         together, trainer: images/s, see `bench.findings.grid.Measured`; trainer is None where there is none.
-        first_batch_s, batch_s_median, batch_s_p95: see `bench.findings.result.Row`.
+        first_batch_s, batch_s_median, batch_s_p95: see `bench.findings.row.Batches`.
+
+    Raises:
+        DoesNotFit: the batch does not fit into memory.
     """
-    device = torch.device(settings.device)
-    classes = len(open_split(point.data, "train").classes)
-    amp = point.amp or "auto"
-    trainer = make_trainer(settings.trainer, device, classes, amp=amp, compiled=settings.compiled)
-    alone = None
-    if not isinstance(trainer, NullTrainer):
-        batch = _as(_noise(point.batch_size, settings.size, classes, device), trainer.dtype)
-        alone = feed_again(batch, trainer, device, settings.warmup, settings.batches)
-        del batch  # its memory is the loader's now
-    pageable = device.type == "cuda" and point.pin is False
-    fed = FromPageable(trainer, device) if pageable else trainer
-    loader = _opener(point, settings, "cpu" if pageable else settings.device, fed.dtype)
-    fill = settings.cache != "none"
-    trial = feed(loader, fed, device, settings.warmup, settings.batches, fill_cache=fill)
+    found: dict[str, Any] = run_fresh(both, spec)
+    return found
+
+
+def both(spec: TrialSpec) -> dict[str, Any]:
+    """In this process, with one trainer: it tunes and compiles once."""
+    with in_one_line(spec.batch_size, spec.size):
+        trainer = spec.make_trainer()
+    alone = None if isinstance(trainer, NullTrainer) else measure_trainer(spec, trainer)
+    trial = measure(spec, trainer)
     return {
         "together": trial.images_per_s,
         "trainer": None if alone is None else alone.images_per_s,
@@ -98,52 +91,3 @@ def measure(point: Point, settings: Settings) -> dict[str, Any]:
         "batch_s_median": stats.percentile(trial.batch_s, 0.5),
         "batch_s_p95": stats.percentile(trial.batch_s, 0.95),
     }
-
-
-def _opener(point: Point, settings: Settings, device: str, dtype: torch.dtype) -> Callable[[], Loader]:
-    def build() -> Loader:
-        return loaders.build(
-            point.data,
-            backend=point.backend,
-            batch_size=point.batch_size,
-            size=settings.size,
-            device=device,
-            dtype=dtype,
-            last=LAST,
-            reading=loaders.Reading(workers=point.workers, cache=settings.cache),
-        )
-
-    return build
-
-
-def _noise(batch_size: int, size: int, classes: int, device: torch.device) -> Batch:
-    """A batch on the device, of the shape and layout that loaders deliver."""
-    images = torch.randint(0, 256, (batch_size, size, size, 3), dtype=torch.uint8, device=device)
-    labels = torch.randint(0, classes, (batch_size,), device=device)
-    return Batch(images.permute(0, 3, 1, 2), labels, torch.arange(batch_size))
-
-
-def _as(batch: Batch, dtype: torch.dtype) -> Batch:
-    if not dtype.is_floating_point:
-        return batch
-    return Batch(normalise(batch.images, dtype), batch.labels, batch.ids)
-
-
-def main() -> None:
-    """Measure what the command line asks for."""
-    asked = json.loads(sys.argv[1])
-    point = Point(**asked["point"])
-    answer: dict[str, Any]
-    try:
-        settings = Settings(**asked["settings"])
-        with in_one_line(point.batch_size, settings.size):
-            answer = measure(point, settings)
-    except DoesNotFit:
-        answer = {"failed": f"batch {point.batch_size:,} does not fit into memory"}
-    except PrecacheError as error:
-        answer = {"error": str(error)}
-    print(json.dumps(answer))
-
-
-if __name__ == "__main__":
-    main()

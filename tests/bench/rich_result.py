@@ -1,6 +1,6 @@
 """A result that has every field, made by hand; its noise is seeded."""
 
-from dataclasses import asdict
+from dataclasses import asdict, is_dataclass
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ def around(middle: float, spread: float = 0.04) -> Estimate:
 
 
 def row(backend: str, data: str, loader: float, **fields: Any) -> Row:
+    """A row; `fields` by the names that they have in JSON."""
     together = min(loader, 0.98 * LIMIT)
     measured: dict[str, Any] = {
         "trainer_name": "emulated:2480",
@@ -34,7 +35,19 @@ def row(backend: str, data: str, loader: float, **fields: Any) -> Row:
         "batch_s_median": BATCH_SIZE / together,
         "batch_s_p95": 2 * BATCH_SIZE / together,
     }
-    return Row(backend=backend, data=data, loader=around(loader), **{**measured, **fields})
+    named = {"backend": backend, "data": data, "loader": around(loader), **measured, **fields}
+    return Row.from_json({name: plain(value) for name, value in named.items()})
+
+
+def altered(row: Row, **fields: Any) -> Row:
+    """`row` with other fields, by the names that they have in JSON."""
+    return Row.from_json({**row.to_json(), **{name: plain(value) for name, value in fields.items()}})
+
+
+def plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: plain(part) for name, part in value.items()}
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
 
 
 def peer(name: str, data: str, loader: float) -> Row:

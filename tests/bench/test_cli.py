@@ -44,18 +44,20 @@ def test_bench_loaders_works_as_typed(data: Path) -> None:
 def test_all_backends_are_compared_in_a_table_of_100_columns(data: Path) -> None:
     result = run("bench", "loaders", "--trainer", "emulated:500", *QUICK, cwd=data)
     assert result.returncode == 0, result.stderr
-    table = result.stdout.splitlines()[: 1 + 6]
+    table = result.stdout.splitlines()[: 1 + 7]
     assert [line.lstrip("* ").split()[0] for line in table] == [
         "backend",
-        "dali",
+        "imagefolder",
         "pytorch",
+        "dali",
         "shards",
         "synthetic",
         "webdataset",
         "gather",
     ]
     assert all(len(line.rstrip()) <= 100 and "…" not in line for line in table)
-    assert any(line.startswith("*") for line in table)
+    # where this machine is busy no winner is named; `test_table` holds both
+    assert any(line.startswith("*") for line in table) != ("Other processes took" in result.stdout)
     assert not any(line.startswith("*") for line in table if "synthetic" in line or "gather" in line)
     assert "skipped nvjpeg on data/raw: " in result.stdout
     assert "\npytorch on raw tree: " in result.stdout
@@ -186,7 +188,7 @@ def check_quickstart(folder: Path) -> None:
     [
         (
             ["loaders", "--backend", "dalli"],
-            ["unknown backend 'dalli'", "all, dali, nvjpeg, pytorch, shards"],
+            ["unknown backend 'dalli'", "all, dali, imagefolder, nvjpeg, pytorch, shards"],
         ),
         (["loaders", "--trainer", "resnet51"], ["unknown trainer 'resnet51'", "emulated:mlperf-h100"]),
         (["loaders", "--trainer", "emulated:fast"], ["unknown rate 'fast'", "images/s"]),

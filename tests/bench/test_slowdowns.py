@@ -42,15 +42,15 @@ def test_the_stage_that_is_slowed_down_is_named(tree: Path, slowed: str) -> None
     factor = 8 if slowed == "compute" else 4
     base = {**dict.fromkeys(STAGES, PICTURE_S), slowed: factor * PICTURE_S}
     row = measure(tree, base)
-    assert row.binds == slowed, row.advice
-    assert row.stages[slowed] == pytest.approx(1 / (factor * PICTURE_S), rel=0.2)
-    assert row.stages[slowed] == min(row.stages.values())
-    assert row.predicted is not None
+    assert row.stages.binds == slowed, row.advice.text
+    assert row.stages.rates[slowed] == pytest.approx(1 / (factor * PICTURE_S), rel=0.2)
+    assert row.stages.rates[slowed] == min(row.stages.rates.values())
+    assert row.stages.predicted is not None
     assert row.together is not None
-    assert row.predicted == pytest.approx(row.together.median, rel=0.25)
+    assert row.stages.predicted == pytest.approx(row.together.median, rel=0.25)
 
 
 def test_no_stage_is_named_where_none_is_slowed_down(tree: Path) -> None:
     row = measure(tree, dict.fromkeys(STAGES, PICTURE_S))
-    assert row.binds is None, row.advice
-    assert "not distinguishable" in row.advice
+    assert row.stages.binds is None, row.advice.text
+    assert "not distinguishable" in row.advice.text

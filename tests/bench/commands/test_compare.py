@@ -51,7 +51,7 @@ def write(tmp_path: Path) -> Write:
         settings = {
             "trainers": ["emulated:4000"], "batch_size": 64, "size": 224, "workers": 2, "repeats": 5,
             "page_cache": "warm", "amp": "off", "compiled": False, "cache": "none",
-            "augment": "eval", "shuffle": "auto", "device": "cpu", "data": DATA,
+            "augment": "eval", "shuffle": "auto", "device": "cpu", "data": DATA, "other_cpu": 0.0,
         }  # fmt: skip
         for values in (machine, settings):
             values.update({key: value for key, value in changed.items() if key in values})
@@ -77,9 +77,17 @@ def test_a_result_equals_itself(write: Write, capsys: pytest.CaptureFixture[str]
     path = write("a.json", ROWS)
     assert compare(path, path) == 0
     printed = capsys.readouterr().out
-    assert printed.count("not distinguishable") == 4
+    assert printed.count("within noise") == 4
     assert "0 of 4 rates fell by more than 5%" in printed
     assert all(len(line) <= 100 for line in printed.splitlines() if ".json" not in line)
+
+
+def test_a_result_of_a_busy_machine_is_told(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
+    quiet, busy = write("a.json", ROWS), write("b.json", ROWS, other_cpu=0.31)
+    assert compare(quiet, busy) == 0
+    printed = capsys.readouterr().out
+    assert f"{busy}: Other processes took 31% of the CPUs" in printed
+    assert f"{quiet}: Other" not in printed
 
 
 def test_ratios_are_of_the_second_over_the_first(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
@@ -116,7 +124,7 @@ def test_a_single_repeat_distinguishes_nothing(write: Write, capsys: pytest.Capt
     before = write("a.json", ROWS[:1])
     after = write("b.json", [row("shards", "shards", 22_000, 3_000)], repeats=1)
     assert compare(before, after) == 0
-    assert line(capsys.readouterr().out, "shards", "together").endswith("not distinguishable")
+    assert line(capsys.readouterr().out, "shards", "together").endswith("within noise")
 
 
 def test_what_ours_are_compared_with_may_be_slower(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
@@ -139,7 +147,7 @@ def test_a_large_loss_with_wide_overlapping_intervals_is_not_distinguishable(
 ) -> None:
     noisy = {**ROWS[0], "loader": rate(15_000, spread=0.6)}
     assert compare(write("a.json", ROWS[:1]), write("b.json", [noisy])) == 0
-    assert line(capsys.readouterr().out, "loader").endswith("not distinguishable")
+    assert line(capsys.readouterr().out, "loader").endswith("within noise")
 
 
 @pytest.mark.parametrize(
@@ -201,7 +209,7 @@ def test_a_row_that_the_second_lacks_is_exit_code_1_unless_forced(
     assert compare(before, after) == 1
     printed = capsys.readouterr().out
     assert f"only in {before}: pytorch on raw tree with emulated:4000" in printed
-    assert f"{after} lacks 1 of the rows of {before}; --force goes on without." in printed
+    assert f"{after} lacks 1 row of {before}; --force goes on without." in printed
     assert compare(before, after, "--force") == 0
     assert compare(after, before) == 0, "a row more is no loss"
 

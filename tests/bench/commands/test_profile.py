@@ -1,6 +1,7 @@
 """The profiler over real loaders, on the CPU and where there is one on a GPU."""
 
 import json
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -82,7 +83,28 @@ def test_the_folder_is_the_one_that_the_backend_is_made_for(
     assert command("--backend", "shards", "--trainer", "none", "--out", "out", *QUICK) == 0
     assert (tmp_path / "out/trace.json").exists()
     found = json.loads((tmp_path / "out/profile.json").read_text())["operators"]
-    assert ("take --trainer resnet50" in capsys.readouterr().out) == (not found)
+    assert ("--trainer resnet18 shows" in capsys.readouterr().out) == (not found)
+
+
+def test_on_a_cpu_the_trainer_computes(
+    converted: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    few = ("--device", "cpu", "--size", 32, "--workers", 1, "--warmup", 0, "--steps", 1)
+    assert command(converted["shards"], *few, "--out", tmp_path) == 0
+    printed = capsys.readouterr().out
+    assert "trainer resnet18, batch 16 of 32x32, 1 worker, 1 step after 0" in printed
+    assert json.loads((tmp_path / "profile.json").read_text())["operators"]
+
+
+def test_the_default_batch_is_no_larger_than_the_data(
+    raw_tree: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "tree/class").mkdir(parents=True)
+    for number, path in enumerate(sorted(raw_tree.rglob("*.jpg"))[:5]):
+        shutil.copy(path, tmp_path / f"tree/class/{number}.jpg")
+    few = ("--trainer", "none", "--size", 32, "--workers", 1, "--warmup", 0, "--steps", 1)
+    assert command(tmp_path / "tree", *few, "--out", tmp_path / "out") == 0
+    assert "trainer none, batch 5 of 32x32" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

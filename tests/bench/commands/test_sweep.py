@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -18,10 +17,12 @@ import torch
 from bench.cli import main
 from bench.findings.grid import Point
 from bench.trial import sweep_trial
-from bench.trial.sweep_trial import FromPageable
-from bench.trial.trainers import NullTrainer
+from bench.trial.refusals import DoesNotFit
+from bench.trial.sweep_trial import Settings
+from bench.trial.trainers import FromPageable, NullTrainer
 from loaders.batch import Batch
 from precache import commandline
+from precache.errors import SettingError
 from tests.command import ROOT, check_bad_input
 
 # no loader keeps up with this trainer: nothing is pruned
@@ -35,6 +36,16 @@ def sweep(*arguments: object) -> int:
 
 def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def beside_others(path: Path, share: float) -> None:
+    """As if other processes had taken that share of the CPUs during each trial: here they take any."""
+    found = lines(path)
+    for line in found:
+        if "trial" in line:
+            assert 0 <= line["trial"]["other_cpu"] <= 1
+            line["trial"]["other_cpu"] = share
+    path.write_text("".join(json.dumps(line) + "\n" for line in found))
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +65,7 @@ def killed(raw_tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
     assert len(lines(path)) == 2
+    beside_others(path, 0.0)
     return path
 
 
@@ -63,6 +75,7 @@ def finished(killed: Path, raw_tree: Path) -> Path:
     path = killed.with_name("finished.jsonl")
     path.write_text(killed.read_text() + '{"point": {"back')  # what was being written when it was killed
     assert sweep(raw_tree, *SETTINGS, *GRID, "--out", path) == 0
+    beside_others(path, 0.0)
     return path
 
 
@@ -82,13 +95,41 @@ def test_a_finished_sweep_is_shown_again_without_measuring(
     assert sweep(raw_tree, *SETTINGS, *GRID, "--out", finished, "--html", page) == 0
     assert finished.read_bytes() == before
     shown = capsys.readouterr().out
-    assert "--pin matters on CUDA only: this axis is dropped" in shown
+    assert "--pin changes nothing without CUDA: it is left out" in shown
     assert f"pytorch on {raw_tree}: choose " in shown
-    assert "no number of workers unblocks the trainer" in shown
+    assert "the trainer waits with every number of workers" in shown
     parser = _Page(page.read_text())
     assert {"chart-0-0", "chart-0-1"} <= parser.ids
     assert parser.external == []
     assert any(text.startswith(f"pytorch on {raw_tree}: choose ") for text in parser.texts)
+
+
+def test_beside_other_busy_processes_nothing_is_recommended(
+    finished: Path, raw_tree: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, page = tmp_path / "sweep.jsonl", tmp_path / "page.html"
+    path.write_bytes(finished.read_bytes())
+    beside_others(path, 0.31)
+    assert sweep(raw_tree, *SETTINGS, *GRID, "--out", path, "--html", page) == 0
+    shown = capsys.readouterr().out
+    assert "Other processes took 31% of the CPUs" in shown
+    assert "choose" not in shown
+    assert not any(line.rstrip().endswith(("*", "_")) for line in shown.splitlines())
+    texts = _Page(page.read_text()).texts
+    assert any(text.startswith("Other processes took 31% of the CPUs") for text in texts)
+    assert not any("choose" in text for text in texts)
+
+
+def test_a_file_that_does_not_tell_of_other_processes_is_read(
+    finished: Path, raw_tree: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "sweep.jsonl"
+    found = lines(finished)
+    for line in found[1:]:
+        del line["trial"]["other_cpu"]
+    path.write_text("".join(json.dumps(line) + "\n" for line in found))
+    assert sweep(raw_tree, *SETTINGS, *GRID, "--out", path) == 0
+    assert "choose" in capsys.readouterr().out
 
 
 def test_quiet_prints_nothing_and_writes_the_page(
@@ -223,26 +264,25 @@ def test_bad_input_is_one_line(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("batch_size", "size", "answer"),
-    [
-        (10**9, 32, {"failed": "batch 1,000,000,000 does not fit into memory"}),
-        (4, 0, {"error": "size must be an integer from 1 to 8,192, got 0"}),
-    ],
-)
-def test_a_trial_answers_what_went_wrong(
-    raw_tree: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    batch_size: int,
-    size: int,
-    answer: dict[str, str],
+def test_a_loader_that_cannot_be_built_is_refused_before_another_is_measured(
+    raw_tree: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    point = Point("pytorch", str(raw_tree), batch_size, None, None, 0)
-    settings = {"trainer": "emulated:100", "device": "cpu", "size": size, "warmup": 0, "batches": 1}
-    monkeypatch.setattr(sys, "argv", ["", json.dumps({"point": asdict(point), "settings": settings})])
-    sweep_trial.main()
-    assert json.loads(capsys.readouterr().out) == answer
+    path = tmp_path / "sweep.jsonl"
+    assert sweep(raw_tree, "--backend", "pytorch,nvjpeg", *SETTINGS, *GRID, "--out", path) == 2
+    assert "nvjpeg" in capfd.readouterr().err.splitlines()[-1]
+    assert len(lines(path)) == 1, "the header: pytorch, which comes first, was not measured"
+
+
+def test_a_batch_that_does_not_fit_is_told_by_the_process_of_its_trial(raw_tree: Path) -> None:
+    settings = Settings(trainer="emulated:100", device="cpu", size=32, warmup=0, batches=1)
+    point = Point("pytorch", str(raw_tree), 10**9, None, None, 0)
+    with pytest.raises(DoesNotFit, match="batch_size 1,000,000,000 of 32x32 does not fit into memory"):
+        sweep_trial.run(settings.spec(point, 5))
+
+
+def test_settings_of_a_sweep_are_checked() -> None:
+    with pytest.raises(SettingError, match="size must be an integer from 1 to 8,192, got 0"):
+        Settings(trainer="emulated:100", device="cpu", size=0, warmup=0, batches=1)
 
 
 def test_batches_from_pageable_memory_reach_the_trainer_in_its_dtype() -> None:

@@ -1,6 +1,5 @@
 import json
 import re
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +9,7 @@ from bench.evidence.runner import NOT_YET, Outcome
 from bench.evidence.steps import STEPS, Step
 from bench.findings.result import Result, Row
 from bench.findings.stats import Estimate
-from tests.bench.rich_result import around, rich_result, row
+from tests.bench.rich_result import altered, around, rich_result, row
 
 MACHINE = {"date": "2026-11-22", "cpu": "16 CPUs", "memory": "128 GiB", "accelerator": "NVIDIA H200"}
 MISSING = dict.fromkeys((step.name for step in STEPS), NOT_YET)
@@ -24,7 +23,7 @@ def step(name: str) -> Step:
 def fed(backend: str, share: float, spread: float = 0.005) -> Row:
     """A row of a trainer of 2,480 images/s that reached `share` of that."""
     ratio = Estimate(share, share - spread, share + spread)
-    return replace(row(backend, "shards", 9000), together=around(2480 * share), ratio=ratio)
+    return altered(row(backend, "shards", 9000), together=around(2480 * share), ratio=ratio)
 
 
 def measured(*rows: Row, skipped: dict[str, str] | None = None, **settings: Any) -> Outcome:

@@ -1,38 +1,64 @@
-"""What one could do about a loader, of measurements made by hand over real folders."""
-
-from pathlib import Path
+"""What one could do about a loader, of measurements made by hand."""
 
 import pytest
 
 from bench.findings import changes
-from bench.findings.changes import Arm
+from bench.findings.changes import Means, Pipeline
 from bench.findings.stats import Estimate
-from bench.findings.verdict import Measured
+from bench.findings.verdict import Change, Measured
 
 STAGES = {"read": 1_000.0, "decode": 100.0, "copy": 5_000.0}
+GB = 10**9
+MEANS = Means(workers=2, cpus=2, free_bytes=0)
 
 
-def at(rate: float) -> Measured:
-    return Measured(loader=Estimate(rate, rate, rate))
+def pipeline(backend: str, kind: str, rate: float, *, apart: bool = False, samples: int = 70) -> Pipeline:
+    return Pipeline(
+        backend=backend, folder=f"data/{kind}", kind=kind, samples=samples, file_bytes=samples * 200_000,
+        measured=Measured(loader=Estimate(rate, rate, rate)), stages=[STAGES] if apart else (),
+    )  # fmt: skip
 
 
-def test_converting_takes_as_long_as_reading_and_decoding_the_raw_tree(
-    raw_tree: Path, converted: dict[str, Path]
-) -> None:
-    raw, shards = Arm("pytorch", raw_tree), Arm("shards", converted["shards"])
-    found = changes.known(raw, {raw: at(90), shards: at(4_000)}, {raw: [STAGES]}, 2)
-    (converting,) = (change for change in found if change.what == "Converting to shards")
+RAW = pipeline("pytorch", "raw", 90, apart=True)
+SHARDS = pipeline("shards", "shards", 4_000)
+
+
+def named(found: list[Change], what: str) -> Change:
+    (change,) = (change for change in found if change.what == what)
+    return change
+
+
+def test_converting_takes_as_long_as_reading_and_decoding_the_raw_tree() -> None:
+    converting = named(changes.known(RAW, [SHARDS], MEANS), "Converting to shards")
     assert converting.measured
     assert converting.images_per_s.median == 4_000
-    assert converting.seconds == pytest.approx(changes.samples(raw) * (1 / 1_000 + 1 / 100))
-    assert converting.size_bytes > 0
+    assert converting.seconds == pytest.approx(70 * (1 / 1_000 + 1 / 100))
+    assert converting.size_bytes == 70 * 200_000
 
 
-def test_how_long_converting_takes_is_not_known_where_no_raw_tree_was_measured(
-    converted: dict[str, Path],
-) -> None:
-    archive, shards = Arm("webdataset", converted["webdataset"]), Arm("shards", converted["shards"])
-    for measured in ({archive: at(90), shards: at(4_000)}, {archive: at(90)}):
-        found = changes.known(archive, measured, {archive: [STAGES]}, 2)
-        (converting,) = (change for change in found if change.what == "Converting to shards")
-        assert converting.seconds is None
+def test_how_long_converting_takes_is_not_known_where_no_raw_tree_was_measured() -> None:
+    archive = pipeline("webdataset", "webdataset", 90, apart=True)
+    for others in ([SHARDS], []):
+        assert named(changes.known(archive, others, MEANS), "Converting to shards").seconds is None
+
+
+def test_another_backend_on_the_same_folder_costs_nothing() -> None:
+    other = pipeline("dali", "raw", 300)
+    change = named(changes.known(RAW, [other], MEANS), "Backend dali on data/raw")
+    assert (change.seconds, change.size_bytes, change.measured) == (0.0, 0, True)
+
+
+def test_noise_is_no_change() -> None:
+    noise = pipeline("synthetic", "shards", 9_000)
+    assert not any(
+        "shards" in change.what and change.measured for change in changes.known(RAW, [noise], MEANS)
+    )
+
+
+def test_a_cache_in_memory_needs_twice_the_room_and_more_workers_need_cpus() -> None:
+    roomy = Means(workers=2, cpus=8, free_bytes=GB)
+    assert {change.what for change in changes.known(RAW, [SHARDS], roomy)} == {
+        "Converting to shards", "From the second epoch on, cache='ram'", "8 workers, one per CPU,",
+    }  # fmt: skip
+    large = pipeline("pytorch", "raw", 90, apart=True, samples=10_000)
+    assert not any("cache" in change.what for change in changes.known(large, [], roomy))

@@ -65,13 +65,13 @@ def test_axes_that_make_no_difference_are_dropped_with_a_line() -> None:
     )
     kept, notes = drop_axes(axes, "cuda", computes=False)
     assert (kept.amp, kept.pin) == ((None,), (True, False))
-    assert notes == ["--amp matters to trainers that compute only: this axis is dropped"]
+    assert notes == ["--amp changes nothing for a trainer that does not compute: it is left out"]
     kept, notes = drop_axes(axes, "cpu", computes=True)
     assert (kept.amp, kept.pin) == (("bf16", "off"), (None,))
-    assert notes == ["--pin matters on CUDA only: this axis is dropped"]
+    assert notes == ["--pin changes nothing without CUDA: it is left out"]
     kept, notes = drop_axes(axes, "cuda", computes=True, cache="device")
     assert (kept.amp, kept.pin) == (("bf16", "off"), (None,))
-    assert notes == ["--pin matters without --cache device only: this axis is dropped"]
+    assert notes == ["--pin changes nothing with --cache device: it is left out"]
     assert drop_axes(replace(axes, amp=("off",), pin=(True,)), "cpu", computes=False)[1] == []
 
 
@@ -140,7 +140,7 @@ def test_the_fewest_workers_that_unblock_the_trainer_with_the_smallest_batch_nea
     assert recommendation.best.point == point(4, 128)
     assert recommendation.verdict == KEEPS_UP
     assert sentence(recommendation) == (
-        "pytorch on data/raw: choose 2 workers, batch 64: 981 images/s, 98% of the most "
+        "pytorch on data/raw: choose 2 workers, batch 64: 981 images/s, 98% of the best "
         "(1,000 with 4 workers, batch 128); the trainer does not wait."
     )
 
@@ -151,7 +151,7 @@ def test_where_nothing_unblocks_the_trainer_the_plateau_is_recommended_and_the_w
     assert recommendation.chosen.point.workers == 2
     assert recommendation.verdict == LOADER_BINDS
     said = sentence(recommendation)
-    assert "no number of workers unblocks the trainer: it loses 40% of its images/s" in said
+    assert "the trainer waits with every number of workers: it gets 40% fewer images/s than alone" in said
 
 
 def test_repeats_that_disagree_are_not_distinguishable() -> None:
@@ -159,7 +159,7 @@ def test_repeats_that_disagree_are_not_distinguishable() -> None:
     (recommendation,) = recommend(found)
     assert recommendation.chosen.point.workers == 2
     assert recommendation.verdict == NOT_DISTINGUISHABLE
-    assert "not distinguishable" in sentence(recommendation)
+    assert "the trainer may wait: the trials disagree" in sentence(recommendation)
 
 
 def test_without_a_trainer_the_fewest_workers_on_the_plateau() -> None:
@@ -176,6 +176,12 @@ def test_a_slow_trainer_that_never_waits_is_not_preferred_to_a_fast_one() -> Non
         measured(point(4, amp="bf16"), 990),
     ]
     assert recommend(found)[0].chosen.point == point(4, amp="bf16")
+
+
+def test_beside_other_busy_processes_nothing_is_recommended() -> None:
+    found = [measured(point(1), 500), measured(point(2), 1000)]
+    assert recommend(found, 0.11) == []
+    assert recommend(found, 0.1) == recommend(found, None) == recommend(found) != []
 
 
 def test_each_backend_gets_its_own_recommendation() -> None:

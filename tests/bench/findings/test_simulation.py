@@ -265,10 +265,30 @@ def test_rates_come_from_a_result_and_options_replace_them(
     one, many = (Prediction(**content) for content in stored["predictions"])
     assert (one.binds, many.binds, many.gpus, many.nodes) == (DECODE, DECODE, 16, 2)
     assert one.images_per_s == pytest.approx(row["loader"]["median"], rel=0.01)
-    assert "With 1 GPU decode binds: it waits 1" in capsys.readouterr().out
+    assert "With 1 GPU decoding is the bottleneck: it waits 1" in capsys.readouterr().out
     assert command(*arguments, "--workers", 8, "--json", "-") == 0
     replaced = json.loads(capsys.readouterr().out)
     assert [one["binds"] for one in replaced["predictions"]] == [STEP, STEP]
+
+
+def test_a_result_that_measured_something_else_is_told(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """The model is held against what the result itself has of loader and trainer together."""
+    arguments = ("--result", tmp_path / "r.json", "--backend", "webdataset", "--gpus", 8, "--workers", 64)
+    content = json.loads(RESULT.read_text())
+    (tmp_path / "r.json").write_text(json.dumps(content))
+    assert command(*arguments) == 0
+    assert "the prediction is" not in capsys.readouterr().out
+    for row in content["rows"]:
+        if row["together"] is not None:
+            row["together"]["median"] /= 2
+    content["settings"]["other_cpu"] = 0.31
+    (tmp_path / "r.json").write_text(json.dumps(content))
+    assert command(*arguments) == 0
+    printed = capsys.readouterr().out
+    assert "% too high: loader and trainer were measured alone" in printed
+    assert "Other processes took 31% of the CPUs" in printed
 
 
 def test_what_the_storage_must_give_comes_from_the_stored_bytes_of_a_result(
@@ -299,9 +319,19 @@ def test_the_table_has_a_row_per_cluster_and_at_most_100_columns(capsys: pytest.
     rest = ("--decode-ms", 2, "--trainer-rate", 1786, "--image-bytes", 110_000, "--storage-mbps", 2000)
     assert command("--gpus", "1,8,64", "--nodes", "1,1,16", *rest) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[:2] for line in lines[1:4]] == [["1", "1"], ["8", "1"], ["64", "16"]]
-    assert "With 64 GPUs storage binds" in "\n".join(lines)
+    assert [line.split()[:2] for line in lines[2:5]] == [["1", "1"], ["8", "1"], ["64", "16"]]
+    assert lines[0].startswith("With 64 GPUs the storage is the bottleneck: they wait")
     assert all(len(line.rstrip()) <= 100 for line in lines)
+
+
+def test_where_no_gpu_waits_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    rates = ("--decode-ms", 1, "--trainer-rate", 100, "--gpus", "1,8")
+    assert command(*rates) == 0
+    assert capsys.readouterr().out.startswith("No GPU waits: the training step is the bottleneck.")
+    assert command("--decode-ms", 2, "--trainer-rate", 1786, "--gpus", 8) == 0
+    assert "-0%" not in capsys.readouterr().out
+    assert command(*rates, "--noise", 0.2) == 0
+    assert "of the time for the slowest of them." in capsys.readouterr().out.splitlines()[0]
 
 
 @pytest.mark.parametrize(
@@ -316,6 +346,8 @@ def test_the_table_has_a_row_per_cluster_and_at_most_100_columns(capsys: pytest.
         (["--decode-ms", 1, "--trainer-rate", 100, "--gpus", "1,x"], ["gpus must be numbers", "'1,x'"]),
         (["--decode-ms", 1, "--trainer-rate", 100, "--gpus", "0"], ["gpus must be an integer", "got 0"]),
         (["--decode-ms", 1, "--trainer-rate", 100, "--nodes", "1"], ["nodes '1'", "as many numbers"]),
+        (["--decode-ms", 1, "--trainer-rate", 100, "--gpus", "1,20000"], ["gpus must be", "got 20000"]),
+        (["--decode-ms", 1, "--trainer-rate", 100, "--gpus", "1,2", "--nodes", "1,3"], ["nodes", "got 3"]),
         (["--decode-ms", -1, "--trainer-rate", 100], ["decode_s must be a number", "-0.001"]),
     ],
 )

@@ -16,6 +16,7 @@ import torch
 from bench.cli import main
 from bench.commands import hardware as command
 from bench.findings.stats import Estimate
+from bench.findings.words import duration
 from bench.machine import disk, measurements
 from bench.machine.disk import Disk
 from bench.machine.measurements import Hardware, HardwareSpec, Measurement
@@ -202,6 +203,16 @@ def test_a_slow_disk_is_warned_of(device: str, rate: float | None, warned: bool)
     assert all(f"{rate:,} MB/s" in warning and device in warning for warning in warnings)
 
 
+@pytest.mark.parametrize(("share", "said"), [(None, False), (0.1, False), (0.31, True)])
+def test_other_busy_processes_are_told_of(
+    share: float | None, said: bool, raw_tree: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = measurements.measure(quick(tmp_path, repeats=1), [])
+    assert result.other_cpu is None or 0 <= result.other_cpu <= 1
+    command.show(dataclasses.replace(result, other_cpu=share))
+    assert ("Other processes took 31% of the CPUs" in capsys.readouterr().out) == said
+
+
 def test_times_follow_from_the_rates() -> None:
     def seconds(unit: str, per_picture: float | None) -> float | None:
         measured = Measurement("", "", unit, per_picture, Estimate(2, 1, 3))
@@ -223,7 +234,7 @@ def test_times_follow_from_the_rates() -> None:
     ],
 )  # fmt: skip
 def test_durations_are_told_in_the_unit_that_suits_them(seconds: float | None, text: str) -> None:
-    assert command.duration(seconds) == text
+    assert duration(seconds) == text
 
 
 def test_the_command_prints_a_table_of_100_columns(raw_tree: Path, tmp_path: Path) -> None:

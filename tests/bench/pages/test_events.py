@@ -30,11 +30,14 @@ def test_every_batch_and_sample_is_an_event(tmp_path: Path) -> None:
     assert events.write_events(result, tmp_path) == ["pytorch_on_raw_tree"]  # supersedes the first
     scalars = read(tmp_path / "pytorch_on_raw_tree")
     row = result.rows[0]
-    assert [step for step, _ in scalars["batch/wait_s"]] == list(range(len(row.wait_s)))
-    assert [value for _, value in scalars["batch/step_s"]] == pytest.approx(row.step_s)
-    rates = [BATCH_SIZE / (wait + step) for wait, step in zip(row.wait_s, row.step_s, strict=True)]
+    assert row.monitor is not None
+    assert [step for step, _ in scalars["batch/wait_s"]] == list(range(len(row.batches.wait_s)))
+    assert [value for _, value in scalars["batch/step_s"]] == pytest.approx(row.batches.step_s)
+    rates = [BATCH_SIZE / seconds for seconds in row.batches.batch_s]
     assert [value for _, value in scalars["batch/images_per_s"]] == pytest.approx(rates)
-    assert [value for _, value in scalars["monitor/cpu_share"]] == pytest.approx(row.monitor["cpu_share"])
+    assert [value for _, value in scalars["monitor/cpu_share"]] == pytest.approx(
+        row.monitor.series["cpu_share"]
+    )
     assert not {name for name in scalars if "flags" in name or "time_s" in name}
 
 

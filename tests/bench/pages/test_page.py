@@ -15,7 +15,7 @@ from bench.pages import charts
 from bench.pages import loaders as page
 from bench.pages import table as report
 from precache.errors import SettingError
-from tests.bench.rich_result import BATCH_SIZE, EXPLANATION, HOSTILE, rich_result, row
+from tests.bench.rich_result import BATCH_SIZE, EXPLANATION, HOSTILE, altered, rich_result, row
 
 
 class Content(HTMLParser):
@@ -72,7 +72,7 @@ def test_the_verdict_comes_first_and_in_words(result: Result, content: Content) 
     assert said[1] == "Does the trainer wait for data?"  # after the title
     sentences = report.headline(result)
     assert said[2 : 2 + len(sentences)] == sentences
-    advice = result.rows[0].advice
+    advice = result.rows[0].advice.text
     assert advice.startswith("decoding binds")
     assert f"pytorch on raw tree: {advice}" in said[: said.index("How fast")]
 
@@ -123,7 +123,7 @@ def test_the_waterfall_ends_at_the_whole_batch() -> None:
     assert whole_ms == pytest.approx(sum(parts_ms))
     assert whole_ms == pytest.approx(BATCH_SIZE / waiting.together.median * 1e3)
     assert len(parts_ms) == 5  # compute, three stalls, and what these do not explain
-    explained = replace(waiting, stalls={"prep": (whole_ms - parts_ms[0]) / 1e3})
+    explained = altered(waiting, stalls={"prep": (whole_ms - parts_ms[0]) / 1e3})
     (bars,) = charts.waterfall(explained, BATCH_SIZE).data
     assert len(bars.x) == 3
 
@@ -131,7 +131,7 @@ def test_the_waterfall_ends_at_the_whole_batch() -> None:
 def test_what_a_cold_cache_adds_is_said_and_not_in_the_warm_waterfall() -> None:
     rich = rich_result()
     waiting = rich.rows[0]
-    cold = replace(waiting, stalls={**waiting.stalls, COLD_FETCH: 0.159})
+    cold = altered(waiting, stalls={**waiting.stages.stalls, COLD_FETCH: 0.159})
     assert charts.waterfall(cold, BATCH_SIZE) == charts.waterfall(waiting, BATCH_SIZE)
     said = "From a cold cache each batch would take 159 ms more."
     assert said in page.html(replace(rich, rows=(cold,)))
@@ -141,9 +141,10 @@ def test_what_a_cold_cache_adds_is_said_and_not_in_the_warm_waterfall() -> None:
 def test_spikes_and_epochs_stand_where_they_were() -> None:
     waiting = rich_result().rows[0]
     traces = {trace.name: trace for trace in charts.batch_strip(waiting).data}
-    assert list(traces["spike"].x) == waiting.spikes["wait_spikes"]["batches"]
-    assert [start for start in traces["first batch of an epoch"].x[::3]] == waiting.epoch_starts
-    assert traces["wait"].y == pytest.approx([1e3 * seconds for seconds in waiting.wait_s])
+    assert waiting.batches.spikes is not None
+    assert tuple(traces["spike"].x) == waiting.batches.spikes.wait_spikes.batches
+    assert [start for start in traces["first batch of an epoch"].x[::3]] == list(waiting.batches.epoch_starts)
+    assert traces["wait"].y == pytest.approx([1e3 * seconds for seconds in waiting.batches.wait_s])
 
 
 def test_peers_are_told_apart(result: Result, text: str, content: Content) -> None:
@@ -195,13 +196,13 @@ def test_what_one_could_do_is_a_table_the_fastest_first() -> None:
         *(f"Backend dali on {HOSTILE}", "2,300", "2,208 to 2,392", "measured"),
         *("Four workers", "1,900", "predicted"),
     ]
-    assert "What one could do" not in page.html(replace(rich, rows=(replace(waiting, changes=[]),)))
+    assert "What one could do" not in page.html(replace(rich, rows=(altered(waiting, changes=[]),)))
 
 
 def test_sections_are_linked() -> None:
     rich = rich_result()
     first, *others = rich.rows
-    content = Content(page.html(replace(rich, rows=(first, replace(first, data="second"), *others))))
+    content = Content(page.html(replace(rich, rows=(first, altered(first, data="second"), *others))))
     links = {value for _, name, value in content.attributes if name == "href" and value[0] == "#"}
     places = {f"#{value}" for tag, name, value in content.attributes if (tag, name) == ("h2", "id")}
     assert links == places == {"#row0", "#row1"}

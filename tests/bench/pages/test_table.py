@@ -10,7 +10,7 @@ from bench.findings.stats import Estimate
 from bench.findings.verdict import COLD_FETCH, KEEPS_UP
 from bench.pages import table as report
 from bench.trial.monitor import find_limits
-from tests.bench.rich_result import around, rich_result, row, waiting_row
+from tests.bench.rich_result import altered, around, rich_result, row, waiting_row
 
 FLAGS = find_limits({"gpu_memory_share": 0.93}, {"cpu_share": 0.99}, 5 << 20)
 
@@ -30,7 +30,7 @@ def starred(lines: list[str]) -> list[str]:
 def plain_result() -> Result:
     """A rich result with names as folders have them."""
     rich = rich_result()
-    return replace(rich, rows=tuple(replace(r, data="dali") if r.backend == "dali" else r for r in rich.rows))
+    return replace(rich, rows=tuple(altered(r, data="dali") if r.backend == "dali" else r for r in rich.rows))
 
 
 def wide_result() -> Result:
@@ -62,7 +62,7 @@ def test_the_best_row_has_a_star_and_what_overlaps_with_it_too() -> None:
     assert starred(printed(result)) == ["shards", "dali"]  # 2,430 and 2,300, 4% to either side
     assert "*: the most images per second" in report.legend(result)
     pytorch, shards, dali, *others = result.rows
-    slower = replace(dali, together=around(2_200))
+    slower = altered(dali, together=around(2_200))
     assert starred(printed(replace(result, rows=(pytorch, shards, slower, *others)))) == ["shards"]
 
 
@@ -105,20 +105,20 @@ def test_the_conditions_name_augmentation_and_order_where_they_are_not_the_usual
 
 
 def test_the_legend_explains_an_unclear_verdict() -> None:
-    unclear = replace(waiting_row(), ratio=Estimate(0.56, 0.34, 1.0))
+    unclear = altered(waiting_row(), ratio=Estimate(0.56, 0.34, 1.0))
     result = replace(rich_result(), rows=(unclear,))
     assert "unclear" in report.cells(result)[0]
     assert "unclear: not distinguishable from keeping up" in report.legend(result)
 
 
 def test_where_a_waiting_trainers_time_goes_is_one_line() -> None:
-    waiting = replace(waiting_row(), data_wait=around(0.45), utilisation=around(0.52), together=around(1_130))
+    waiting = altered(waiting_row(), data_wait=around(0.45), utilisation=around(0.52), together=around(1_130))
     assert (
         "pytorch on raw tree: waited 45% of the time, computed 52% (MLPerf Storage asks for 90%); "
         "predicted 1,160 images/s, measured 1,130 (-3%); first step 3,210 ms, then 25.7 ms; "
         "per batch lost to fetch 4.0 ms, prep 19.0 ms, transfer 0.6 ms."
     ) in findings(waiting)
-    cold = replace(waiting, stalls={**waiting.stalls, COLD_FETCH: 0.159})
+    cold = altered(waiting, stalls={**waiting.stages.stalls, COLD_FETCH: 0.159})
     assert any(line.endswith("transfer 0.6 ms; a cold cache adds 159 ms.") for line in findings(cold))
 
 
@@ -132,8 +132,8 @@ def test_a_row_that_keeps_up_has_a_shorter_line() -> None:
 
 
 def test_of_a_row_that_keeps_up_busy_cores_alone_are_no_limit() -> None:
-    keeping = replace(keeping_row(), monitor={"flags": FLAGS})
-    waiting = replace(waiting_row(), monitor={"flags": FLAGS})
+    keeping = altered(keeping_row(), monitor={"time_s": [], "flags": FLAGS})
+    waiting = altered(waiting_row(), monitor={"time_s": [], "flags": FLAGS})
     flags = [line for line in findings(keeping, waiting) if line.startswith(tuple("GAT"))]
     both = "shards on shards, pytorch on raw tree."
     gpu, swap, cores = flags
@@ -147,3 +147,28 @@ def test_of_a_row_that_keeps_up_busy_cores_alone_are_no_limit() -> None:
 
 def test_of_a_row_without_batch_times_nothing_is_said() -> None:
     assert findings(row("shards", "shards", 24_000)) == []
+
+
+def test_beside_other_busy_processes_no_winner_is_named() -> None:
+    rich = rich_result()
+    assert report.best_rows(rich)
+    disturbed = replace(rich, settings={**rich.settings, "other_cpu": 0.31})
+    assert report.best_rows(disturbed) == []
+    (sentence,) = report.headline(disturbed)
+    assert sentence.startswith("Other processes took 31% of the CPUs")
+    quiet = replace(rich, settings={**rich.settings, "other_cpu": 0.1})
+    assert report.headline(quiet) == report.headline(rich)
+
+
+@pytest.mark.parametrize(
+    ("predicted", "said"),
+    [(1000.0, ""), (1400.0, "the prediction is 40% too high: "), (600.0, "the prediction is 40% too low: ")],
+)
+def test_a_prediction_that_is_far_off_says_so_and_why(predicted: float, said: str) -> None:
+    rich = rich_result()
+    stages = replace(rich.rows[1].stages, predicted=predicted)
+    rates = replace(rich.rows[1].rates, together=around(1000))
+    fed = replace(rich.rows[1], stages=stages, rates=rates)
+    (line,) = report.findings(replace(rich, rows=(fed,)))
+    assert said in line
+    assert ("too " in line) == bool(said)

@@ -170,14 +170,18 @@ def test_peers_are_rows_and_what_ours_are_compared_with(result: Result) -> None:
         assert (rows[name].trainer, rows[name].together, rows[name].ratio) == (None, None, None)
         assert rows[name].loader.low > 0
     ours, limit, npy = rows["shards"], rows[LIMIT], rows["npy"]
-    assert ours.of_limit is not None
-    assert npy.of_limit is not None
-    assert ours.loader.low / limit.loader.high <= ours.of_limit.median <= ours.loader.high / limit.loader.low
-    assert ours.over.keys() == {"npy"}
-    assert rows["synthetic"].of_limit is None
-    assert rows["synthetic"].over == npy.over == {}
+    assert ours.rates.of_limit is not None
+    assert npy.rates.of_limit is not None
+    assert (
+        ours.loader.low / limit.loader.high
+        <= ours.rates.of_limit.median
+        <= ours.loader.high / limit.loader.low
+    )
+    assert ours.rates.over.keys() == {"npy"}
+    assert rows["synthetic"].rates.of_limit is None
+    assert rows["synthetic"].rates.over == npy.rates.over == {}
     # 7 timed batches after the first, epochs of 5: one begins
-    assert all(row.epoch_gap_s is not None and row.epoch_gap_s > 0 for row in rows.values())
+    assert all(row.batches.epoch_gap_s is not None and row.batches.epoch_gap_s > 0 for row in rows.values())
     assert result.settings["peers"].keys() == {"gather", "npy"}
 
 
@@ -199,13 +203,13 @@ def test_peers_are_in_every_report(result: Result) -> None:
 
 def test_without_an_epoch_in_the_timed_batches_there_is_no_gap(converted: dict[str, Path]) -> None:
     (row,) = compare([Arm("shards", converted["shards"])], spec(batches=3)).rows
-    assert row.epoch_gap_s is None
-    assert row.of_limit is None
+    assert row.batches.epoch_gap_s is None
+    assert row.rates.of_limit is None
 
 
 def test_a_result_from_before_there_were_peers_is_read() -> None:
     result = Result.from_json(json.loads(Path(__file__).with_name("result-before-peers.json").read_text()))
-    assert not any(row.peer or row.over for row in result.rows)
+    assert not any(row.peer or row.rates.over for row in result.rows)
     assert "verdict" in report.columns(result)
     assert report.comparisons(result) == []
 
@@ -265,3 +269,12 @@ def test_bad_peers_are_named(raw_tree: Path, converted: dict[str, Path], tmp_pat
         choose("dali-files", [raw_tree], tmp_path)
     with pytest.raises(SettingError, match=r"/no/python: cannot be run; .*--peer-python"):
         choose_peers(["gather"], [converted["shards"]], SIZE, "/no/python", tmp_path)
+
+
+def test_a_peer_is_measured_from_a_cold_cache_too(converted: dict[str, Path]) -> None:
+    path = converted["shards"]
+    result = compare([Arm("shards", path)], spec(repeats=1, cold=True), peers=limits([path]))
+    gather = next(row for row in result.rows if row.peer)
+    skipped = result.skipped.get(f"cold cache of gather on {path}", "")
+    assert (gather.cold is None) == ("stay in memory" in skipped)
+    assert (gather.cold is None) == (result.rows[0].cold is None)

@@ -15,6 +15,7 @@ from bench.machine import page_cache
 from bench.pages import table as report
 from bench.trial.comparison import Arm, BenchSpec, choose_arms, compare
 from bench.trial.fresh import run_fresh
+from loaders import dataset
 from loaders.dataset import open_split
 from precache.errors import DatasetError, SettingError, WorkerError
 from precache.sample_tree import make_sample
@@ -60,6 +61,7 @@ def test_every_backend_reads_every_folder_that_it_can(result: Result) -> None:
 def test_the_result_says_which_pictures_each_arm_served(
     result: Result, raw_tree: Path, converted: dict[str, Path]
 ) -> None:
+    assert 0 <= result.settings["other_cpu"] <= 1
     data = result.settings["data"]
     assert data.keys() == {f"{row.backend} on {row.data}" for row in result.rows}
     for name, path in (("pytorch on raw tree", raw_tree), ("shards on shards", converted["shards"])):
@@ -84,7 +86,7 @@ def test_from_a_cache_nothing_is_read_or_decoded(raw_tree: Path) -> None:
     (row,) = result.rows
     assert result.settings["cache"] == "ram"
     assert row.image_bytes is None
-    assert row.stages.keys() == {"collate", "transfer", "compute"}
+    assert row.stages.rates.keys() == {"collate", "transfer", "compute"}
     assert "cache ram" in report.conditions(result)
 
 
@@ -95,8 +97,8 @@ def test_a_slow_trainer_is_kept_busy_by_fast_loaders(result: Result) -> None:
         assert 150 < row.trainer.median <= 200
         assert row.together.median <= 200.5
         assert row.loader.low > 0
-        assert row.first_batch_s.median > 0
-        assert 0.04 <= row.batch_s_median <= row.batch_s_p95
+        assert row.batches.first_batch_s.median > 0
+        assert 0.04 <= row.batches.batch_s_median <= row.batches.batch_s_p95
     by_backend = {(row.backend, row.data): row for row in result.rows}
     ratio = by_backend["shards", "shards"].ratio
     assert ratio is not None
@@ -136,7 +138,9 @@ def test_what_cannot_run_is_skipped_with_the_reason(converted: dict[str, Path], 
 
 def test_default_arms_are_the_folders_that_backends_are_made_for() -> None:
     arms = {arm.backend: arm.path.name for arm in choose_arms([], ["all"], Path("data"))}
+    assert list(arms)[:2] == ["imagefolder", "pytorch"]
     assert arms == {
+        "imagefolder": "raw",
         "dali": "dali", "nvjpeg": "raw", "pytorch": "raw", "shards": "shards", "synthetic": "raw",
         "webdataset": "webdataset",
     }  # fmt: skip
@@ -145,6 +149,16 @@ def test_default_arms_are_the_folders_that_backends_are_made_for() -> None:
 def test_a_folder_named_twice_is_measured_once(converted: dict[str, Path]) -> None:
     path = converted["shards"]
     assert choose_arms([path, path], ["shards"], Path("data")) == [Arm("shards", path)]
+
+
+def test_a_tree_is_scanned_once_by_a_comparison(
+    raw_tree: Path, converted: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scanned: list[Path] = []
+    monkeypatch.setattr(dataset, "scan_tree", lambda path: scanned.append(path) or scan_tree(path))
+    arms = choose_arms([raw_tree, *converted.values()], ["pytorch", "shards", "synthetic"], Path("unused"))
+    compare(arms, spec("emulated:200", repeats=1))
+    assert scanned == [raw_tree]
 
 
 def test_pipes_and_dangling_links_in_a_tree_do_no_harm(raw_tree: Path, tmp_path: Path) -> None:
@@ -238,8 +252,8 @@ def test_storage_is_not_told_apart_where_the_files_are_too_large_to_warm(
     result = compare(arms, spec("none"))
     assert result.settings["page_cache"].startswith("not warmed")
     shards, synthetic = result.rows
-    assert "storage or collate" in shards.stages
-    assert "collate" in synthetic.stages
+    assert "storage or collate" in shards.stages.rates
+    assert "storage or collate" not in synthetic.stages.rates
 
 
 def test_each_trial_is_a_process_of_its_own_that_starts_others_as_a_training_does() -> None:
@@ -259,23 +273,24 @@ def test_a_trial_whose_process_dies_is_an_error() -> None:
 
 def test_a_fed_trainer_has_a_wait_and_a_step_of_every_batch(result: Result) -> None:
     for row in result.rows:
-        assert len(row.wait_s) == len(row.step_s) == 4
-        assert min(row.step_s) >= 8 / 200
-        assert all(0 <= first < 4 for first in row.epoch_starts)
-        assert row.data_wait is not None
-        assert row.utilisation is not None
-        assert 0 <= row.data_wait.median <= 1
-        assert 0 < row.utilisation.median <= 1
-        assert row.first_step_s is not None
-        assert row.first_step_s.low >= 8 / 200
-        assert row.predicted == min(row.loader.median, row.trainer.median)
-        assert row.stalls.keys() == {"fetch", "prep", "transfer"}
-        assert len(row.monitor["time_s"]) == len(row.monitor["cpu_share"]) > 0
-        assert (row.advice == "") == (row.changes == []) == (row.backend == "synthetic")
+        assert len(row.batches.wait_s) == len(row.batches.step_s) == 4
+        assert min(row.batches.step_s) >= 8 / 200
+        assert all(0 <= first < 4 for first in row.batches.epoch_starts)
+        assert row.batches.data_wait is not None
+        assert row.batches.utilisation is not None
+        assert 0 <= row.batches.data_wait.median <= 1
+        assert 0 < row.batches.utilisation.median <= 1
+        assert row.batches.first_step_s is not None
+        assert row.batches.first_step_s.low >= 8 / 200
+        assert row.stages.predicted == min(row.loader.median, row.trainer.median)
+        assert row.stages.stalls.keys() == {"fetch", "prep", "transfer"}
+        assert row.monitor is not None
+        assert len(row.monitor.time_s) == len(row.monitor.series["cpu_share"]) > 0
+        assert (row.advice.text == "") == (row.advice.changes == ()) == (row.backend == "synthetic")
 
 
 def test_a_result_of_before_changes_were_kept_is_read(result: Result) -> None:
     older = json.loads(json.dumps(result.to_json()))
     for row in older["rows"]:
         assert (row.pop("changes") == []) == (row["backend"] == "synthetic")
-    assert all(row.changes == [] for row in Result.from_json(older).rows)
+    assert all(row.advice.changes == () for row in Result.from_json(older).rows)

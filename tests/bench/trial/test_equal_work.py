@@ -30,3 +30,14 @@ def test_unequal_work_is_refused_with_the_numbers(other: Served, numbers: str) -
 def test_trees_of_different_numbers_of_pictures_are_refused() -> None:
     with pytest.raises(DatasetError, match="a: 70 pictures of 32x32; b: 60 pictures of 32x32"):
         check_facts({"a": Facts(70, 32, 5), "b": Facts(60, 32, 5)})
+
+
+def test_a_loader_with_a_recipe_of_its_own_may_serve_another_dtype_but_not_other_shapes() -> None:
+    theirs = Served(47, 48, ("3x32x32 torch.float32",))
+    check_served({"imagefolder on raw": theirs, "shards on shards": WORK}, {"imagefolder on raw"})
+    larger = Served(48, 48, ("3x64x64 torch.float32",))
+    with pytest.raises(DatasetError, match="3x64x64"):
+        check_served({"imagefolder on raw": larger, "shards on shards": WORK}, {"imagefolder on raw"})
+    fewer = Served(40, 40, theirs.shapes)
+    with pytest.raises(DatasetError, match="40 images"):
+        check_served({"imagefolder on raw": fewer, "shards on shards": WORK}, {"imagefolder on raw"})

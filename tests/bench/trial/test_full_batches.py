@@ -8,9 +8,10 @@ import torch
 
 from bench.cli import main
 from bench.findings.grid import Point
-from bench.trial import loader_run, sweep_trial
+from bench.trial import sweep_trial
 from bench.trial.full_batches import LAST, endless
-from bench.trial.run import TrialSpec, run_fed
+from bench.trial.run import measure as measure_trial
+from bench.trial.spec import TrialSpec
 from bench.trial.sweep_trial import Settings
 from bench.trial.trainers import EmulatedTrainer
 from loaders.batch import Batch
@@ -29,7 +30,7 @@ def trial(path: Path, out: Path) -> None:
         backend="shards", path=path, trainer=TRAINER, classes=5, batch_size=BATCH, workers=1, size=32,
         warmup=1, batches=BATCHES, device=torch.device("cpu"),
     )  # fmt: skip
-    run = run_fed(spec)
+    run = measure_trial(spec)
     assert run.images == BATCHES * BATCH
     assert run.served is not None
     assert run.served.ids == IMAGES // BATCH * BATCH, "an epoch serves no picture twice"
@@ -37,11 +38,16 @@ def trial(path: Path, out: Path) -> None:
 
 def sweep(path: Path, out: Path) -> None:
     settings = Settings(trainer=TRAINER, device="cpu", size=32, warmup=1, batches=BATCHES)
-    sweep_trial.measure(Point("shards", str(path), BATCH, None, None, 1), settings)
+    sweep_trial.both(settings.spec(Point("shards", str(path), BATCH, None, None, 1), 5))
 
 
 def recommend(path: Path, out: Path) -> None:
-    loader_run.measure(str(path), "shards", BATCH, 1, 32, TRAINER, 0.05)
+    """By the clock, not by a number of batches."""
+    spec = TrialSpec(
+        backend="shards", path=path, trainer=TRAINER, classes=5, batch_size=BATCH, workers=1, size=32,
+        warmup=0, batches=1, warmup_s=0.1, seconds=0.3, device=torch.device("cpu"), check="never",
+    )  # fmt: skip
+    assert sum(measure_trial(spec).batch_s) > 0.2
 
 
 def profile(path: Path, out: Path) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.trial.loader_run import _serial_seconds, _thread_seconds
+from bench.trial.threads import serial_seconds, thread_seconds
 from tests.building import build_loader
 
 
@@ -23,14 +23,14 @@ def test_what_a_thread_fills_of_batches_is_not_serial(
 ) -> None:
     before = dict.fromkeys(spent, 10.0)
     now = {key: 10 + seconds for key, seconds in spent.items()}
-    assert _serial_seconds(before, now) == expected
+    assert serial_seconds(before, now) == expected
 
 
 def test_the_threads_that_fill_batches_are_told_from_others(converted: dict[str, Path]) -> None:
     with build_loader(converted["shards"], batch_size=16, workers=3) as loader:
         batches = iter(loader)
         next(batches)
-        names = [name for name, _ in _thread_seconds()]
+        names = [name for name, _ in thread_seconds()]
         del batches
     assert names.count("fill") in (1, 2), "two, once both had something to do"
     assert "MainThread" in names

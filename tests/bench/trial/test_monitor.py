@@ -47,7 +47,7 @@ def test_peak_and_mean_are_those_of_the_series_and_all_is_json(watched: Watched)
         assert watched.peak[name] == max(values)
         assert watched.mean[name] == pytest.approx(sum(values) / len(values))
     again = json.loads(json.dumps(watched.to_json()))
-    assert again["series"]["cpu_share"] == list(watched.series["cpu_share"])
+    assert again["cpu_share"] == list(watched.series["cpu_share"])
     assert again["time_s"] == list(watched.time_s)
 
 

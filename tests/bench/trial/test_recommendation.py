@@ -3,8 +3,10 @@
 import json
 import shutil
 import subprocess
+import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,11 +16,13 @@ from bench.cli import main
 from bench.commands import recommend as command
 from bench.findings import forecast as model
 from bench.findings import stats
+from bench.findings.forecast import RAW_NAME
 from bench.machine.disk import Disk
 from bench.machine.measurements import Hardware, Measurement
-from bench.trial import sampling
+from bench.trial import recommendation, sampling
+from bench.trial.loader_run import LoaderRun
 from bench.trial.recommendation import Check, Recommendation
-from bench.trial.sampling import RecommendSpec
+from bench.trial.sampling import RecommendSpec, Trees
 from precache import commandline
 from precache.converted import open_dataset
 from precache.errors import SettingError, SourceError
@@ -43,7 +47,8 @@ def result() -> Recommendation:
     hardware = Hardware(machine, Disk("sda", False), (reads,), 1e5, None, 3)
     settings = {
         "pictures": 200, "sample_images": 1200, "stored_size": 256, "quality": 95, "batch_size": 64,
-        "size": 224, "workers": 2, "trainer": "emulated", "repeats": 3, "others": 0.0,
+        "size": 224, "workers": 2, "trainer": "emulated:2000", "repeats": 3, "other_cpu": 0.0,
+        "sample_pictures": 200,
     }  # fmt: skip
     predictions = model.predict([RAW, SHARDS, TARS], INPUTS)
     values, found = [110e6, 110e6, 112.2e6], [100e6, 99e6, 102e6]
@@ -101,7 +106,12 @@ def test_the_command_predicts_and_checks(
     paths = ["--scratch", str(tmp_path), "--json", str(tmp_path / "r.json")]
     assert commandline.run(main, "bench", [*arguments, *paths]) == 0
     printed = capfd.readouterr().out
-    for mention in ("Predicted from the sample", "What if: 70 pictures, 16 CPUs", "2 x 3,000 images/s"):
+    for mention in (
+        "Predicted from the sample",
+        "What if: 70 pictures, 16 CPUs",
+        "2 x 3,000 images/s",
+        "Rule: ",
+    ):
         assert mention in printed
     assert all(len(line) <= 100 and "…" not in line for line in printed.splitlines())
     stored = json.loads((tmp_path / "r.json").read_text())
@@ -120,7 +130,8 @@ def test_the_command_predicts_and_checks(
         ("raw tree", "loader"), ("raw tree", "with trainer"),
         ("webdataset", "size"), ("webdataset", "conversion"), *both,
     ]  # fmt: skip
-    assert 0 <= stored["settings"]["others"] <= 1
+    assert 0 <= stored["settings"]["other_cpu"] <= 1
+    assert stored["settings"]["trainer"] == "emulated:mlperf-h100"
     assert stored["what_if"]["inputs"]["disk_bytes_per_s"] == 500e6
     assert stored["what_if"]["inputs"]["trainer_images_per_s"] == 3000
 
@@ -137,6 +148,12 @@ def test_the_command_predicts_and_checks(
         (["--seconds", "nan"], ["seconds must be positive, got nan"]),
         (["--scratch", "gone"], ["gone: no such folder"]),
         (["--trainer", "resnet51"], ["unknown trainer 'resnet51'"]),
+        (["--batch-size", "71"], ["batch_size 71 is more than the 70 pictures of an epoch"]),
+        (["--check", "--batch-size", "71"], ["batch_size 71 is more than the 70 pictures"]),
+        (["--repeats", "0"], ["repeats must be an integer of at least 1"]),
+        (["--pictures", "0"], ["pictures must be an integer of at least 1"]),
+        (["--quality", "101"], ["quality must be an integer from 1 to 100, got 101"]),
+        (["--stored-size", "0"], ["size must be"]),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(
@@ -149,7 +166,7 @@ def test_bad_input_is_one_line_and_exit_code_2(
 def test_the_tables_are_at_most_100_columns(result: Recommendation) -> None:
     huge = result.what_if(replace(INPUTS, images=10**9, train_images=10**9, cpus=1024, gpus=1024))
     for table in (
-        command.prediction_table(huge.predictions),
+        command.prediction_table(huge.predictions, huge.inputs),
         command.check_table(result),
     ):
         console = Console(width=200, record=True, highlight=False)
@@ -158,14 +175,83 @@ def test_the_tables_are_at_most_100_columns(result: Recommendation) -> None:
         assert max(map(len, lines)) <= 100
 
 
-def test_the_advice_says_what_it_costs_and_brings(result: Recommendation) -> None:
-    advice = command.advice(result.predictions, INPUTS)
-    assert advice == (
-        "Convert to shards: predicted 2,000 images/s instead of 1,000, of 2,000 that the trainer takes; "
-        "converting takes 7.00 s and 1.12 GiB, and pays after 3 epochs."
+def shown(result: Recommendation, capsys: pytest.CaptureFixture[str], **options: bool) -> str:
+    command.show(result, None, **options)
+    return " ".join(capsys.readouterr().out.split())
+
+
+def test_the_answer_comes_first_and_the_rule_after_the_table(
+    result: Recommendation, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = shown(result, capsys)
+    assert text.startswith("Convert to shards: the trainer then gets 2,000 images/s")
+    assert text.index("shards *") < text.index("Rule: disk cheap: shards (1.12 GiB, trainer busy 100%)")
+    assert "trainer emulated:2000" in text
+    assert "From a cold cache" not in text
+    assert "From a cold cache" in shown(result, capsys, details=True)
+
+
+def test_beside_other_busy_processes_no_format_is_named(
+    result: Recommendation, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = shown(replace(result, settings={**result.settings, "other_cpu": 0.31}), capsys)
+    assert text.startswith("Other processes took 31% of the CPUs")
+    assert "Convert to" not in text
+    assert "*" not in text
+    busy = replace(result, settings={**result.settings, "other_cpu": 0.31})
+    command.show(busy, busy.what_if(replace(INPUTS, gpus=2)))
+    text = capsys.readouterr().out
+    assert "What if" in text
+    assert text.count("Other processes took") == text.count("Rule:") == 1
+
+
+def test_no_error_is_printed_as_minus_zero(
+    result: Recommendation, capsys: pytest.CaptureFixture[str]
+) -> None:
+    values = [99.99, 99.999]
+    near = Check("dali", "size", "B", *map(stats.estimate, (values, [100.0] * 2, [0.9999, 0.99999])))
+    assert "+0.0% +0% to +0%" in shown(replace(result, checks=[near]), capsys)
+
+
+def test_a_prediction_that_is_far_off_says_so_and_why(
+    result: Recommendation, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "too high" not in shown(result, capsys)  # 10%
+    found = [1e8, 1e8, 1e8]
+    estimates = map(stats.estimate, ([1.4e8] * 3, found, [1.4] * 3))
+    far = Check("dali", "loader", "images/s", *estimates)
+    assert "loader of dali: the prediction is 40% too high: a run this short" in shown(
+        replace(result, checks=[*result.checks, far]), capsys
     )
-    slow = result.what_if(replace(INPUTS, trainer_images_per_s=500))
-    assert command.advice(slow.predictions, slow.inputs).startswith("Leave the tree as it is")
+
+
+def test_a_turn_that_would_end_after_the_limit_is_not_begun(
+    raw_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However little time there is, one is taken."""
+    run = LoaderRun(1000.0, 2000.0, 900.0, 0.0)
+
+    def measure(runs: Any, name: str, *_: object) -> None:
+        runs.loaders.append(run)
+
+    monkeypatch.setattr(recommendation, "_measure", measure)
+    for limit_s, turns in ((1e-9, 1), (float("inf"), 3)):
+        asked = spec(tmp_path, repeats=3, limit_s=limit_s)
+        trees = Trees(tmp_path, tmp_path, 1, 2, 1, 1, 1e5)
+        now_s = time.perf_counter()
+        found, _ = recommendation._take_turns(
+            [RAW_NAME], trees, scan_tree(raw_tree), asked, tmp_path, False, now_s, lambda: None
+        )
+        assert len(found[RAW_NAME].loaders) == turns
+
+
+def test_large_pictures_are_fewer_where_time_is_short(raw_tree: Path, tmp_path: Path) -> None:
+    scan = scan_tree(raw_tree)
+    (tmp_path / "short").mkdir()
+    trees = sampling.make_trees(scan, spec(tmp_path, pictures=60, limit_s=1e-9), tmp_path / "short")
+    assert trees.pictures == sampling.SMALL_IMAGES
+    trees = sampling.make_trees(scan, spec(tmp_path, pictures=60), tmp_path)
+    assert trees.pictures == 60
 
 
 def test_the_crossover_is_told_with_the_disk_beside_it(result: Recommendation) -> None:

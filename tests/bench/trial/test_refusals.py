@@ -1,10 +1,7 @@
 """Too little memory and what cannot be compiled, by the exceptions that torch, cuDNN and cuBLAS raise."""
 
-import json
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from unittest.mock import patch
@@ -12,11 +9,15 @@ from unittest.mock import patch
 import pytest
 import torch
 
+from bench.commands import sweep
 from bench.findings.grid import Point
+from bench.findings.sweep_file import SweepFile
 from bench.trial import sweep_trial
 from bench.trial.comparison import Arm, BenchSpec, compare
 from bench.trial.refusals import DoesNotFit, in_one_line, out_of_memory
-from bench.trial.run import TrialSpec, run_fed, run_trainer_alone
+from bench.trial.run import measure, measure_trainer
+from bench.trial.spec import TrialSpec
+from bench.trial.sweep_trial import Settings
 from bench.trial.trainers import EmulatedTrainer, ModelTrainer
 from loaders.batch import Batch
 from precache.errors import SettingError
@@ -62,7 +63,7 @@ def test_too_little_memory_is_one_line_with_the_batch_size_and_the_remedy(
         backend="shards", path=converted["shards"], trainer="emulated:100", classes=5, batch_size=8,
         workers=1, size=32, warmup=1, batches=2, device=CPU, around=partial(failing, error),
     )  # fmt: skip
-    for run in (run_fed, run_trainer_alone):
+    for run in (measure, measure_trainer):
         with pytest.raises(DoesNotFit) as raised:
             run(spec)
         assert str(raised.value) == "batch_size 8 of 32x32 does not fit into memory; choose a smaller one"
@@ -96,17 +97,16 @@ def test_a_comparison_ends_with_that_line(converted: dict[str, Path]) -> None:
 
 @pytest.mark.parametrize("error", TOO_LITTLE[:4], ids=lambda error: str(error)[:50])
 def test_in_a_sweep_it_is_a_finding_about_the_point(
-    converted: dict[str, Path],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    error: Exception,
+    converted: dict[str, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: Exception
 ) -> None:
-    point = Point("shards", str(converted["shards"]), 8, None, None, 1)
-    settings = {"trainer": "emulated:100", "device": "cpu", "size": 32, "warmup": 1, "batches": 2}
-    monkeypatch.setattr(sys, "argv", ["", json.dumps({"point": asdict(point), "settings": settings})])
+    path = str(converted["shards"])
+    point = Point("shards", path, 8, None, None, 1)
+    settings = Settings(trainer="emulated:100", device="cpu", size=32, warmup=1, batches=2)
+    monkeypatch.setattr(sweep_trial, "run_fresh", lambda function, spec: function(spec))
+    file = SweepFile(tmp_path / "sweep.jsonl", {"machine": {}, "data": {}, "settings": {}})
     with failing(error):
-        sweep_trial.main()
-    assert json.loads(capsys.readouterr().out) == {"failed": "batch 8 does not fit into memory"}
+        sweep.run([point], settings, file, 1, {path: 5})
+    assert file.failed == {point: "batch 8 does not fit into memory"}
 
 
 @pytest.mark.slow

@@ -10,7 +10,8 @@ from bench.findings.grid import Point
 from bench.trial import sweep_trial
 from bench.trial.device import choose_warmup
 from bench.trial.full_batches import LAST
-from bench.trial.run import TrialSpec, run_fed
+from bench.trial.run import measure
+from bench.trial.spec import TrialSpec
 from bench.trial.sweep_trial import Settings
 from bench.trial.trainers import EmulatedTrainer
 from precache import commandline
@@ -34,7 +35,7 @@ def test_a_cache_is_full_before_the_first_timed_batch(
     """The trainer gets the first batch, then those of the second epoch, when nothing is decoded any more."""
     served: list[list[int]] = []
     monkeypatch.setattr(EmulatedTrainer, "step", lambda _, batch: served.append(batch.ids.tolist()))
-    run_fed(spec(converted["shards"], cache=cache))
+    measure(spec(converted["shards"], cache=cache))
     with build_loader(converted["shards"], batch_size=8, size=32, last=LAST) as loader:
         first, second = [[batch.ids.tolist() for batch in loader] for _ in range(2)]
     assert served == [first[0], *second[: 1 + 4]]
@@ -44,7 +45,7 @@ def test_a_cache_is_full_before_the_first_timed_batch(
 def test_the_loader_serves_the_dtype_of_the_trainers_precision(
     converted: dict[str, Path], tiny: str, amp: str
 ) -> None:
-    run = run_fed(spec(converted["shards"], trainer=tiny, amp=amp, batch_size=4))
+    run = measure(spec(converted["shards"], trainer=tiny, amp=amp, batch_size=4))
     assert run.served is not None
     dtype = {"bf16": "bfloat16", "fp16": "float16", "off": "float32"}[amp]
     assert run.served.shapes == (f"3x32x32 torch.{dtype}",)
@@ -53,7 +54,7 @@ def test_the_loader_serves_the_dtype_of_the_trainers_precision(
 @pytest.mark.slow
 @pytest.mark.usefixtures("compiler")
 def test_compiling_is_over_with_the_first_step(converted: dict[str, Path], tiny: str) -> None:
-    run = run_fed(spec(converted["shards"], trainer=tiny, compiled=True))
+    run = measure(spec(converted["shards"], trainer=tiny, compiled=True))
     assert run.first_step_s > 10 * max(run.step_s)
 
 
@@ -61,7 +62,7 @@ def test_compiling_is_over_with_the_first_step(converted: dict[str, Path], tiny:
 @pytest.mark.usefixtures("compiler")
 def test_a_trial_of_a_sweep_compiles_and_caches(converted: dict[str, Path], tiny: str) -> None:
     settings = Settings(trainer=tiny, device="cpu", size=32, warmup=1, batches=2, compiled=True, cache="ram")
-    found = sweep_trial.measure(Point("shards", str(converted["shards"]), 8, "bf16", None, 1), settings)
+    found = sweep_trial.both(settings.spec(Point("shards", str(converted["shards"]), 8, "bf16", None, 1), 5))
     assert found["trainer"] > 0
     assert found["together"] > 0
 

@@ -1,0 +1,119 @@
+"""What is measured: a backend over a folder, whose data is opened once a command."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import loaders
+from bench.trial import imagefolder
+from loaders.dataset import RAW, SplitData, open_split
+from precache.errors import DatasetError, SettingError, SourceError, check_choice
+
+CHOICES = (imagefolder.NAME, "pytorch", *sorted(loaders.BACKENDS.keys() - {"pytorch"}))
+"""Names for --backend, in the order of the table: what people have today, then what changes one line."""
+READS = {**loaders.READS, imagefolder.NAME: (RAW,)}
+"""Kinds of folders that each reads, first the one that it is made for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One thing to measure: a backend over a folder.
+
+    Attributes:
+        opened: what the folder holds; None until `open_arms` was asked.
+        linked: links to a part of a raw tree, where only that part is served; see
+            `bench.trial.same_pictures`.
+    """
+
+    backend: str
+    path: Path
+    opened: SplitData | None = field(default=None, compare=False, repr=False)
+    linked: Path | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def label(self) -> str:
+        """For messages."""
+        return f"{self.backend} on {self.path}"
+
+    @property
+    def reads(self) -> Path:
+        """The folder that the loader is given."""
+        if self.linked is not None:
+            return self.linked
+        if self.backend == imagefolder.NAME:  # which knows no splits
+            return Path(self.data.files[0]).parent.parent
+        return self.path
+
+    @property
+    def data(self) -> SplitData:
+        """What the folder holds, of an arm that `open_arms` or `choose_arms` gave."""
+        if self.opened is None:
+            raise RuntimeError(f"{self.label}: was not opened")
+        return self.opened
+
+    @property
+    def has_own_recipe(self) -> bool:
+        """Whether it delivers what its own recipe says: another dtype, other pictures of the tree."""
+        return self.backend == imagefolder.NAME
+
+    @property
+    def described(self) -> str:
+        """What kind of data it is, for tables."""
+        return self.data.kind if self.data.kind != RAW else "raw tree"
+
+    @property
+    def image_bytes(self) -> float | None:
+        """Of a picture as it is stored, on average; None of noise."""
+        if self.backend == "synthetic":
+            return None
+        sizes = self.data.shard_bytes or [Path(file).stat().st_size for file in self.data.files]
+        return sum(sizes) / len(self.data.ids)
+
+    @property
+    def file_bytes(self) -> int:
+        """Of all files in its folder, those of sub-folders left out; of a converted one that is all."""
+        return sum(file.stat().st_size for file in self.path.iterdir() if file.is_file())
+
+
+def choose_arms(data: Sequence[Path], backends: Sequence[str], root: Path) -> list[Arm]:
+    """Which backend reads which folder.
+
+    Given folders go to every backend that reads them, and are opened; without any, each backend gets the
+    folder under `root` that it is made for, there or not. An unknown backend is a SettingError.
+    """
+    for backend in backends:
+        check_choice("backend", backend, [*CHOICES, "all"])
+    names = CHOICES if "all" in backends else tuple(dict.fromkeys(backends))
+    if not data:
+        return [Arm(name, root / READS[name][0]) for name in names]
+    opened = {path: open_split(path, "train") for path in data}
+    arms = [
+        Arm(name, path, split)
+        for name in names
+        for path, split in opened.items()
+        if split.kind in READS[name]
+    ]
+    if not arms:
+        held = ", ".join(f"{path} holds {split.kind}" for path, split in opened.items())
+        raise DatasetError(f"{held}: none of it is read by backend {', '.join(names)}; use --backend all")
+    return arms
+
+
+def open_arms(arms: Sequence[Arm]) -> tuple[list[Arm], dict[str, str]]:
+    """The arms, opened, a folder once whoever reads it; and why the others cannot be, by name."""
+    found: dict[Path, SplitData | Exception] = {
+        arm.path: arm.opened for arm in arms if arm.opened is not None
+    }
+    opened, failed = [], {}
+    for arm in arms:
+        if arm.path not in found:
+            try:
+                found[arm.path] = open_split(arm.path, "train")
+            except (DatasetError, SourceError, SettingError) as error:
+                found[arm.path] = error
+        data = found[arm.path]
+        if isinstance(data, Exception):
+            failed[arm.label] = str(data)
+        else:
+            opened.append(replace(arm, opened=data))
+    return opened, failed

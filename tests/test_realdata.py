@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from bench.trial.comparison import BenchSpec, choose_arms, compare
+from loaders import BACKENDS
 from precache import convert, open_dataset, verify
 from precache.source import scan_tree
 from tests.building import build_loader
@@ -61,7 +62,8 @@ def test_real_pictures_go_the_whole_way(tree: Path, tmp_path: Path) -> None:
         assert (manifest.samples, manifest.rejected) == (len(scan.samples), ())
         assert verify(tmp_path / name) == []
         assert open_dataset(tmp_path / name).manifest == manifest
-    arms = choose_arms([tree, *(tmp_path / n for n in ("shards", "webdataset", "dali"))], ["all"], tmp_path)
+    folders = [tree, *(tmp_path / name for name in ("shards", "webdataset", "dali"))]
+    arms = choose_arms(folders, sorted(BACKENDS), tmp_path)
     for arm in arms:
         if arm.backend == "nvjpeg" and not torch.cuda.is_available():
             continue

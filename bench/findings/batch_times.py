@@ -152,8 +152,8 @@ def _explain_waits(spikes: Spikes, waits: npt.NDArray[np.float64], workers: int)
     found = f"Every {spikes.period} batches the trainer waits {_ms(mean_s)} on average"
     if spikes.period == workers:
         return [
-            f"{found}: as many as the loader has workers. They finish together and then all begin anew, so "
-            f"the loader cannot keep up; more workers or less work per sample would help."
+            f"{found}: as many as the loader has workers. They finish together and then all begin anew: "
+            f"the loader cannot keep up."
         ]
     return [
         f"{found}, which is not the number of workers ({workers}): look for what happens at that "

@@ -6,6 +6,7 @@ from statistics import median
 
 from bench.findings.stats import Estimate
 from bench.findings.verdict import Change, Measured
+from bench.findings.workers import more_can_help
 from precache.recipe import Recipe
 
 _RAW = "raw"
@@ -35,11 +36,18 @@ class Pipeline:
 
 @dataclass(frozen=True, slots=True)
 class Means:
-    """What the machine has: workers of each loader, CPUs, bytes of memory that are free."""
+    """What the machine has.
+
+    Attributes:
+        workers: of each loader.
+        cpus, free_bytes: CPUs, and bytes of memory that are free.
+        cpu_share: of all cores, 0 to 1, busy while this loader fed the trainer; None where not sampled.
+    """
 
     workers: int
     cpus: int
     free_bytes: int
+    cpu_share: float | None = None
 
 
 def known(here: Pipeline, others: Sequence[Pipeline], means: Means) -> list[Change]:
@@ -81,7 +89,7 @@ def _without_decoding(
 
 
 def _more_workers(here: Measured, means: Means) -> list[Change]:
-    if not 0 < means.workers < means.cpus:
+    if not more_can_help(means.workers, means.cpus, means.cpu_share):
         return []
     rate = _limited(here.loader.median * means.cpus / means.workers, here)
     return [Change(f"{means.cpus} workers, one per CPU,", rate, False)]

@@ -78,7 +78,7 @@ class Stages:
         stalls: seconds per batch lost to "fetch", "prep" and "transfer" from a warm cache, and as
             "cold fetch" what a cold one would add.
         predicted: images/s together, predicted from the parts.
-        binds: the narrowest stage; None where it cannot be told from another.
+        binds: the bottleneck; None where it cannot be told from another.
     """
 
     rates: dict[str, float] = field(default_factory=dict)

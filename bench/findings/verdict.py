@@ -1,4 +1,4 @@
-"""What the measurements of one backend mean: which stage binds, and what would mend it. Pure."""
+"""What the measurements of one backend mean: the bottleneck, and what would fix it. Pure."""
 
 import math
 from collections.abc import Sequence
@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from bench.findings.stats import Estimate
 
 KEEPS_UP = "keeps up"
-LOADER_BINDS = "loader binds"
+LOADER_BINDS = "the loader is the bottleneck"
 NOT_DISTINGUISHABLE = "not distinguishable"
+WITHIN_NOISE = "within noise"
+"""How sentences say NOT_DISTINGUISHABLE, which files hold."""
 NO_TRAINER = "-"
 COLD_FETCH = "cold fetch"
 # Less is not worth acting on, however well it can be told from nothing.
@@ -180,9 +182,9 @@ def binding(measured: Measured) -> str | None:
 
 
 def stalls(measured: Measured, batch_size: int) -> dict[str, float]:
-    """Seconds per batch that the trainer loses to "fetch" (storage), "prep" and "transfer", warm cache.
+    """Seconds per batch that the trainer waits for "fetch" (storage), "prep" and "transfer", warm cache.
 
-    What it loses is shared out as the loader's stages are, so that these add up to it; it is "fetch or
+    The wait is shared out as the loader's stages are, so that these add up to it; it is "fetch or
     prep" where storage cannot be told from the rest. `COLD_FETCH` is what a cold cache would add, and only
     there where that can be told.
     """
@@ -203,7 +205,7 @@ def stalls(measured: Measured, batch_size: int) -> dict[str, float]:
 
 
 def advise(measured: Measured, changes: Sequence[Change], samples: int) -> str:
-    """What binds, and the change that gains most, in a few sentences."""
+    """The bottleneck, and the change that gains most, in a few sentences."""
     bound = binding(measured)
     sentences = [_finding(measured, bound)]
     if bound != "compute":
@@ -223,22 +225,22 @@ def _finding(measured: Measured, bound: str | None) -> str:
     uneven = trainer is not None and measured.supply.low > trainer.high
     if bound is None and uneven and judge(measured.ratio) == LOADER_BINDS:
         return (
-            f"no stage binds alone: {supply:,.0f} images/s of the loader{against}, and yet the trainer "
-            f"waits, for uneven batches or shared CPUs."
+            f"no single stage is the bottleneck: the loader alone reaches {supply:,.0f} images/s{against}, "
+            f"and yet the trainer waits, because batches come unevenly or both share the CPUs."
         )
     if bound is None:
-        return f"which stage binds is {NOT_DISTINGUISHABLE}: {supply:,.0f} images/s{against}."
+        return f"no stage stands out as the bottleneck, {WITHIN_NOISE}: {supply:,.0f} images/s{against}."
     if bound == "compute" and trainer is not None:
         return (
-            f"compute binds: {trainer.median:,.0f} images/s against {supply:,.0f} of the loader; "
-            f"a faster step alone would gain."
+            f"the trainer itself is the bottleneck: it takes {trainer.median:,.0f} images/s and the loader "
+            f"could give {supply:,.0f}. Only a faster step would help."
         )
     first = " from a cold cache" if bound == "storage" and measured.reads_cold else ""
-    bind = "binds" if trainer else "takes most of the loader's time"
-    found = f"{_WORDS[bound]} {bind}{first}: {supply:,.0f} images/s{against}"
+    slow = "is the bottleneck" if trainer else "takes most of the loader's time"
+    found = f"{_WORDS[bound]} {slow}{first}: {supply:,.0f} images/s{against}"
     if bound.startswith("storage or "):
         without = " without --cold" if measured.cold is None else ""
-        found += f"; the page cache was not warmed, so they cannot be told apart{without}"
+        found += f"; the files were not in memory before, so the two cannot be told apart{without}"
     return f"{found}."
 
 
@@ -254,7 +256,7 @@ def _gain(measured: Measured, changes: Sequence[Change], samples: int) -> str:
     then = change.images_per_s
     said = "gave" if change.measured else "is predicted to give"
     if then.low <= now.high:
-        return f"{change.what} {said} {then.median:,.0f}, {NOT_DISTINGUISHABLE} from that."
+        return f"{change.what} {said} {then.median:,.0f}, no more than that {WITHIN_NOISE}."
     costs = takes(change.seconds, change.size_bytes)
     text = f"{change.what} {said} {then.median:,.0f}"
     if not costs:

@@ -3,8 +3,6 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-ALL_BUSY = "All cores were busy"
-"""How the flag begins that is no harm where the trainer does not wait."""
 _KEPT = ("peak", "mean", "flags", "missing")
 
 

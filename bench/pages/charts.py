@@ -93,7 +93,7 @@ def stages(row: Row) -> go.Figure:
         name="stage alone",
     )
     names = [
-        f"{escape(stage)}: {rate:,.0f}{' (binds)' if stage == row.stages.binds else ''}"
+        f"{escape(stage)}: {rate:,.0f}{' (the bottleneck)' if stage == row.stages.binds else ''}"
         for stage, rate in row.stages.rates.items()
     ]
     figure = _lanes([dots], names, "images/s, logarithmic")

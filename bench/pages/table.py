@@ -10,7 +10,7 @@ from bench.findings.result import Result, Row
 from bench.findings.stats import Estimate
 from bench.findings.trust import disturbance, is_disturbed, miss, other_cpu, why_together
 from bench.findings.verdict import COLD_FETCH, KEEPS_UP, LOADER_BINDS, NOT_DISTINGUISHABLE, lost_share
-from bench.findings.watched import ALL_BUSY
+from bench.findings.workers import ALL_BUSY, without_former_advice
 from bench.machine.hardware import accelerator_of
 from precache.packages import DALI
 
@@ -28,8 +28,8 @@ _LEGEND = {
     "first s": "first s: seconds from building the loader to its first batch",
     "med ms": "med ms: median time per batch",
     "p95 ms": "p95 ms: its 95th percentile",
-    "verdict": "loses: the share of the trainer's rate that is lost; unclear: not distinguishable from "
-    "keeping up",
+    "verdict": "verdict: how many fewer images/s than the trainer takes alone; unclear: "
+    "some runs keep up, others do not",
     "epoch gap": "epoch gap: the longest time of an epoch's first batch, in medians",
 }
 
@@ -51,9 +51,9 @@ def headline(result: Result) -> list[str]:
         if waiting:
             sentences.append(f"With {name} the trainer waits for {', '.join(waiting)}.")
         if unclear:
-            sentences.append(f"With {name} not distinguishable from keeping up: {', '.join(unclear)}.")
+            sentences.append(f"With {name} keeps up, within noise: {', '.join(unclear)}.")
         if keeping:
-            sentences.append(f"With {name} these keep up: {', '.join(keeping)}.")
+            sentences.append(f"With {name} keeps up: {', '.join(keeping)}.")
     return sentences
 
 
@@ -95,7 +95,7 @@ def _table(result: Result) -> dict[str, list[str]]:
 def legend(result: Result) -> str:
     """What the columns of the terminal's table mean."""
     texts = [text for title, text in _LEGEND.items() if title in _fitting(result)]
-    star = ["*: the most images per second, or not distinguishable from that"] if best_rows(result) else []
+    star = ["*: the most images per second, within noise"] if best_rows(result) else []
     return "; ".join([*texts, *star]) + "."
 
 
@@ -158,7 +158,7 @@ def best_rows(result: Result) -> list[Row]:
 
 
 def findings(result: Result) -> list[str]:
-    """One line per thing worth saying: what binds and mends it, where time went, and limits that hurt."""
+    """One line per thing worth saying: the bottleneck and its fix, where time went, and limits that hurt."""
     lines: list[str] = []
     flagged: dict[str, list[str]] = {}
     several = several_trainers(result)
@@ -171,7 +171,7 @@ def findings(result: Result) -> list[str]:
             lines.append(f"{name}: {spent}.")
         spikes = row.batches.spikes
         if row.verdict != KEEPS_UP and spikes is not None and _is_uneven(spikes, row.batches.batch_s_median):
-            lines.append(f"{name}: {' '.join(spikes.explanation)}")
+            lines.append(f"{name}: {' '.join(without_former_advice(spikes.explanation))}")
         for flag in row.flags:
             if row.verdict != KEEPS_UP or not flag.startswith(ALL_BUSY):
                 flagged.setdefault(flag.rstrip("."), []).append(name)
@@ -179,7 +179,7 @@ def findings(result: Result) -> list[str]:
 
 
 def _spent(row: Row) -> str:
-    """Where a fed trainer's time went, as far as the row has it; what is lost, where it does not keep up."""
+    """Where a fed trainer's time went, as far as the row has it; what it waits for, if anything."""
     parts = []
     times, stages = row.batches, row.stages
     if times.data_wait is not None and times.utilisation is not None:
@@ -199,7 +199,7 @@ def _spent(row: Row) -> str:
         parts.append(f"first step {_ms(times.first_step_s.median)}, then {_ms(median(times.step_s))}")
     stalls = [f"{name} {_ms(seconds)}" for name, seconds in stages.stalls.items() if name != COLD_FETCH]
     if stalls and row.verdict != KEEPS_UP:
-        parts.append(f"per batch lost to {', '.join(stalls)}")
+        parts.append(f"waited per batch for {', '.join(stalls)}")
     if COLD_FETCH in stages.stalls:
         parts.append(f"a cold cache adds {_ms(stages.stalls[COLD_FETCH])}")
     return "; ".join(parts)
@@ -275,7 +275,7 @@ def _verdict(row: Row) -> str:
         return "unclear"
     if row.ratio is None or row.verdict != LOADER_BINDS:
         return row.verdict
-    return f"loses {lost_share(row.ratio):.0%}"
+    return f"{lost_share(row.ratio):.0%} fewer"
 
 
 def label(row: Row) -> str:

@@ -13,7 +13,8 @@ import numpy as np
 import psutil
 import torch
 
-from bench.findings.watched import ALL_BUSY, Watched
+from bench.findings.watched import Watched
+from bench.findings.workers import busy_cores
 from bench.machine.nvml import open_gpu
 from bench.trial.processes import tree_memory
 
@@ -21,7 +22,6 @@ INTERVAL_S = 0.1
 # Of one core. Summing up the pages of a large process takes long, so that is done less often then.
 _MEMORY_SHARE = 0.02
 _GPU_MEMORY_LIMIT = 0.9
-_BUSY_LIMIT = 0.95
 _SWAP_LIMIT_BYTES = 1 << 20
 
 
@@ -119,11 +119,9 @@ def find_limits(peak: dict[str, float], mean: dict[str, float], swapped_bytes: f
         flags.append(
             f"GPU memory was filled to {peak['gpu_memory_share']:.0%}: a larger batch or picture may not fit."
         )
-    if mean.get("cpu_share", 0.0) >= _BUSY_LIMIT:
-        flags.append(
-            f"{ALL_BUSY} ({mean['cpu_share']:.0%} on average): more workers will not help, less "
-            f"work per sample will."
-        )
+    busy = busy_cores(mean.get("cpu_share", 0.0))
+    if busy is not None:
+        flags.append(busy)
     if swapped_bytes >= _SWAP_LIMIT_BYTES:
         flags.append(
             f"The machine swapped {swapped_bytes / 2**20:,.0f} MiB in and out: use less memory, as fewer "

@@ -9,6 +9,7 @@ from bench.findings.batch_times import analyse
 from bench.findings.changes import Means, Pipeline
 from bench.findings.regression import Key
 from bench.findings.row import Advice, Batches, Rates, Row, Stages
+from bench.findings.watched import Watched
 from bench.peers.serving import LIMIT
 from bench.trial import imagefolder
 from bench.trial.arm import Arm
@@ -98,7 +99,7 @@ class RowMaker:
                 predicted=measured[arm].predicted,
                 binds=None if arm.backend == "synthetic" else verdict.binding(measured[arm]),
             ),
-            advice=self._advice(arm, measured),
+            advice=self._advice(arm, measured, runs[-1].watched),
             monitor=runs[-1].watched if measured[arm].ratio is not None else None,
             image_bytes=None if self.trials.cached else arm.image_bytes,  # a full cache reads nothing
         )
@@ -166,12 +167,13 @@ class RowMaker:
         )
         return whole if ratio is None else _with_parts(whole, fed, ratio, self.means.workers)
 
-    def _advice(self, arm: Arm, measured: Mapping[Arm, verdict.Measured]) -> Advice:
+    def _advice(self, arm: Arm, measured: Mapping[Arm, verdict.Measured], watched: Watched | None) -> Advice:
         if arm.backend == "synthetic":
             return Advice()
         pipelines = {other: self._pipeline(other, measured[other]) for other in self.arms}
         here = pipelines.pop(arm)
-        known = changes.known(here, list(pipelines.values()), self.means)
+        means = replace(self.means, cpu_share=watched.mean.get("cpu_share") if watched else None)
+        known = changes.known(here, list(pipelines.values()), means)
         return Advice(verdict.advise(measured[arm], known, here.samples), tuple(known))
 
     def _pipeline(self, arm: Arm, measured: verdict.Measured) -> Pipeline:

@@ -80,9 +80,9 @@ def waiting_row() -> Row:
         stages={"storage": 9400, "decode": 1160, "collate": 21000, "transfer": 88000, "compute": LIMIT},
         predicted=1160.0,
         binds="decode",
-        advice="decoding binds: 1,150 images/s against 2,480 of the trainer. Converting to shards is "
-        "predicted to give 2,470; it takes at least 51 s and 6.0 GB and pays for itself after 3 epochs at "
-        "the earliest.",
+        advice="decoding is the bottleneck: 1,150 images/s against 2,480 of the trainer. Converting to "
+        "shards is predicted to give 2,470; it takes at least 51 s and 6.0 GB and pays for itself after 3 "
+        "epochs at the earliest.",
         changes=[
             change("Four workers,", 1900, measured=False),
             change("Converting to shards", 2470, measured=False, seconds=51.0, size_bytes=6_000_000_000),

@@ -62,3 +62,10 @@ def test_a_cache_in_memory_needs_twice_the_room_and_more_workers_need_cpus() -> 
     }  # fmt: skip
     large = pipeline("pytorch", "raw", 90, apart=True, samples=10_000)
     assert not any("cache" in change.what for change in changes.known(large, [], roomy))
+
+
+def test_more_workers_are_no_change_where_all_cores_were_busy() -> None:
+    busy = Means(workers=2, cpus=8, free_bytes=0, cpu_share=0.97)
+    assert not any("workers" in change.what for change in changes.known(RAW, [SHARDS], busy))
+    idle = Means(workers=2, cpus=8, free_bytes=0, cpu_share=0.4)
+    assert any("workers" in change.what for change in changes.known(RAW, [SHARDS], idle))

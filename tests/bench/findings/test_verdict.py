@@ -76,11 +76,11 @@ def pipeline(**rates: float | None) -> Measured:
         ({"loader": 20_000, "decode": 22_000, "together": 2_470, "cold": 300}, "storage"),
     ],
 )
-def test_the_narrowest_stage_binds(rates: dict[str, float | None], bound: str | None) -> None:
+def test_the_narrowest_stage_is_the_bottleneck(rates: dict[str, float | None], bound: str | None) -> None:
     measured = pipeline(**rates)
     assert binding(measured) == bound
     said = advise(measured, [], 1000)
-    assert (bound is None) == (NOT_DISTINGUISHABLE in said or "no stage binds alone" in said)
+    assert (bound is None) == ("no stage stands out" in said or "no single stage" in said)
 
 
 def test_a_loader_whose_stages_cannot_be_run_apart_is_one_stage() -> None:
@@ -92,9 +92,9 @@ def test_a_loader_whose_stages_cannot_be_run_apart_is_one_stage() -> None:
 @pytest.mark.parametrize(
     ("cold", "bound", "said"),
     [
-        (None, "storage or decode", "they cannot be told apart without --cold."),
-        (990, "storage or decode", "they cannot be told apart."),  # the loader itself read cold files
-        (300, "storage", "storage binds from a cold cache"),
+        (None, "storage or decode", "the two cannot be told apart without --cold."),
+        (990, "storage or decode", "the two cannot be told apart."),  # the loader itself read cold files
+        (300, "storage", "storage is the bottleneck from a cold cache"),
     ],
 )
 def test_storage_cannot_be_told_from_a_loader_of_one_stage_whose_files_were_not_warmed(
@@ -154,8 +154,9 @@ def test_the_advice_is_the_change_with_the_largest_gain_in_words_and_numbers() -
         Change("Converting to shards", at(2_470), False, 51, 6_000_000_000),
     ]
     assert advise(pipeline(), changes, 140_000) == (
-        "decoding binds: 1,150 images/s against 2,480 of the trainer. Converting to shards is predicted to "
-        "give 2,470; it takes at least 51 s and 6.0 GB and pays for itself after one epoch at the earliest."
+        "decoding is the bottleneck: 1,150 images/s against 2,480 of the trainer. Converting to shards is "
+        "predicted to give 2,470; it takes at least 51 s and 6.0 GB and pays for itself after one epoch at "
+        "the earliest."
     )
     assert "pays for itself after 3 epochs at the earliest" in advise(pipeline(), changes, 40_000)
 
@@ -188,17 +189,18 @@ def test_the_largest_gain_goes_first_then_a_measured_one_then_one_for_free(
     assert advise(pipeline(), changes, 1000).endswith(said)
 
 
-def test_a_change_that_overlaps_is_not_distinguishable_and_none_is_said() -> None:
+def test_a_change_that_overlaps_is_within_noise_and_none_is_said() -> None:
     wide = Change("Backend dali on data/dali", Estimate(1_400, 1_100, 1_900), True)
-    assert "gave 1,400, not distinguishable from that" in advise(pipeline(), [wide], 1000)
+    assert "gave 1,400, no more than that within noise" in advise(pipeline(), [wide], 1000)
     assert "No change known here is predicted to gain." in advise(
         pipeline(), [Change("x", at(900), True)], 1000
     )
 
 
-def test_where_compute_binds_no_loader_is_advised() -> None:
+def test_where_the_trainer_is_the_bottleneck_no_loader_is_advised() -> None:
     measured = pipeline(loader=20_000, decode=22_000, together=2_470)
     said = advise(measured, [Change("Converting to shards", at(9_000), False)], 1000)
     assert said == (
-        "compute binds: 2,480 images/s against 20,000 of the loader; a faster step alone would gain."
+        "the trainer itself is the bottleneck: it takes 2,480 images/s and the loader could give 20,000. "
+        "Only a faster step would help."
     )

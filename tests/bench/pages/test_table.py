@@ -108,7 +108,7 @@ def test_the_legend_explains_an_unclear_verdict() -> None:
     unclear = altered(waiting_row(), ratio=Estimate(0.56, 0.34, 1.0))
     result = replace(rich_result(), rows=(unclear,))
     assert "unclear" in report.cells(result)[0]
-    assert "unclear: not distinguishable from keeping up" in report.legend(result)
+    assert "unclear: some runs keep up" in report.legend(result)
 
 
 def test_where_a_waiting_trainers_time_goes_is_one_line() -> None:
@@ -116,7 +116,7 @@ def test_where_a_waiting_trainers_time_goes_is_one_line() -> None:
     assert (
         "pytorch on raw tree: waited 45% of the time, computed 52% (MLPerf Storage asks for 90%); "
         "predicted 1,160 images/s, measured 1,130 (-3%); first step 3,210 ms, then 25.7 ms; "
-        "per batch lost to fetch 4.0 ms, prep 19.0 ms, transfer 0.6 ms."
+        "waited per batch for fetch 4.0 ms, prep 19.0 ms, transfer 0.6 ms."
     ) in findings(waiting)
     cold = altered(waiting, stalls={**waiting.stages.stalls, COLD_FETCH: 0.159})
     assert any(line.endswith("transfer 0.6 ms; a cold cache adds 159 ms.") for line in findings(cold))

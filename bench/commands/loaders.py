@@ -1,6 +1,7 @@
 """`bench loaders`: backends, and other libraries' loaders, fed to a trainer and against one another."""
 
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import click
 
 from bench.machine.precision import AMP_HELP
 from bench.options import names_of
-from bench.pages.terminal import show, tensorboard_option, write
+from bench.pages.terminal import Showing, all_or_nothing, show, showing_options, tensorboard_option, write
 from bench.peers.serving import PEERS
 from bench.trial.arm import CHOICES as BACKENDS
 from bench.trial.arm import choose_arms
@@ -50,7 +51,7 @@ _PATH = click.Path(path_type=Path)
 @click.option("--json", "json_path", type=_PATH, help="Write the result here; '-' prints it alone.")
 @click.option("--html", "html_path", type=_PATH, help="Write the report here.")
 @tensorboard_option
-@click.option("--markdown", is_flag=True, help="Print the table as Markdown.")
+@showing_options
 @click.option("--quiet", is_flag=True, help="Print nothing but errors; for --json FILE and --html FILE.")
 def command(
     data: tuple[Path, ...],
@@ -69,11 +70,12 @@ def command(
     """Compare backends over the folders DATA (default: data/raw, data/shards, ...).
 
     For each: images/s of the loader alone, of the trainer alone on a batch that stays on the
-    device, and of both together, each time in a process of its own; which stage binds, and what
-    would mend it. Other libraries' loaders (--against) run alone, each in a process
+    device, and of both together, each time in a process of its own; the bottleneck, and what
+    would fix it. Other libraries' loaders (--against) run alone, each in a process
     of its own; what they read is written to --peer-data once.
     """
-    markdown, quiet = settings.pop("markdown"), settings.pop("quiet")
+    showing = Showing(**{name: settings.pop(name) for name in ("markdown", "details", "gpu_price")})
+    quiet = settings.pop("quiet")
     chosen = choose_device(device)
     spec = BenchSpec(
         trainers=(trainer,),
@@ -93,12 +95,9 @@ def command(
     peers = choose_peers(names_of(against), paths, spec.size, peer_python, peer_data)
     peers += limits([arm.path for arm in arms if arm.backend == "shards"])
     peers = list({(peer.name, peer.path): peer for peer in peers}.values())
-    if quiet:
-        result = compare(arms, spec, peers=peers)
-    else:
-        with ProgressBar("bench", "run") as bar:
-            result = compare(arms, spec, bar, peers)
+    with nullcontext() if quiet else ProgressBar("bench", "run") as bar, all_or_nothing(bar) as count:
+        result = compare(arms, spec, count, peers)
     silent = quiet or json_path == STDOUT
     if not silent:
-        show(result, markdown)
-    write(result, json_path, html_path, quiet=silent)
+        show(result, showing, html_path)
+    write(result, json_path, html_path, quiet=silent, gpu_price=showing.gpu_price)

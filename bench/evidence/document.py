@@ -6,9 +6,9 @@ from html import escape
 from bench.evidence import findings
 from bench.evidence.runner import Outcome
 from bench.evidence.steps import Step
-from bench.pages import charts
-from bench.pages import loaders as page
+from bench.pages import charts, skeleton
 from bench.pages import table as report
+from precache import page
 
 SMOKE_NOTE = (
     "This is a trial run on a CPU with few pictures and emulated trainers in the place of ResNet-50 and "
@@ -45,13 +45,13 @@ def html(
         parts.append(page.paragraphs(found.sentences))
         if found.rows:
             title = "Images/s, and the share of the trainer's own rate"
-            parts.append(page.draw({title: charts.fed(found.rows)}, step.name))
+            parts.append(skeleton.draw({title: charts.fed(found.rows)}, step.name))
         if found.lines:
             parts.append(page.table(found.titles, found.lines))
         if found.conditions:
             parts.append(f'<p class="note">{escape(found.conditions)}</p>')
-    parts.append(f"<h2>Machine and versions</h2>{page.describe(machine)}")
-    return page.document(_TITLE, "".join(parts))
+    parts.append(f"<h2>Machine and versions</h2>{page.facts(machine)}")
+    return skeleton.document(_TITLE, "".join(parts))
 
 
 def markdown(

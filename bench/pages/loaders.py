@@ -2,64 +2,21 @@
 
 import base64
 import json
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from html import escape
 from statistics import median
 
 import plotly.graph_objects as go
-import plotly.io
-from plotly.offline import get_plotlyjs
 
+from bench.findings.gain import sentences
 from bench.findings.result import Result, Row
 from bench.findings.stats import Estimate
 from bench.findings.verdict import COLD_FETCH, takes
-from bench.pages import charts
+from bench.findings.workers import without_former_advice
+from bench.pages import busy, charts, skeleton, summary
 from bench.pages import table as report
+from precache import page
 
-# The charts' text and grid get their colours here, not from plotly: dark mode and print need no script.
-_STYLE = """
-:root { color-scheme: light dark;
-  --fg: #1c1e21; --bg: #fff; --soft: #5d636b; --line: #d9dce1; --tint: #eef3f9; }
-@media (prefers-color-scheme: dark) {
-  :root { --fg: #e6e8eb; --bg: #15171a; --soft: #a3a9b3; --line: #3a3f47; --tint: #1f2731; } }
-@media print { :root { color-scheme: light;
-  --fg: #000; --bg: #fff; --soft: #444; --line: #ccc; --tint: #fff; } }
-* { box-sizing: border-box; }
-body { font: 16px/1.5 system-ui, sans-serif; color: var(--fg); background: var(--bg);
-  max-width: 74rem; margin: 1.5rem auto; padding: 0 1rem; overflow-wrap: anywhere; }
-h1 { font-size: 1.5rem; } h2 { font-size: 1.25rem; margin: 2.5rem 0 .5rem; }
-.verdict { background: var(--tint); border: 1px solid var(--line); border-radius: 6px; padding: .2rem 1rem; }
-.verdict p { margin: .6rem 0; max-width: 60rem; }
-.verdict p:first-child { font-size: 1.15rem; font-weight: 600; }
-.charts { display: grid; gap: 1rem 2rem;
-  grid-template-columns: repeat(auto-fill, minmax(min(100%, 28rem), 1fr)); }
-figure { margin: 0; min-width: 0; max-width: 44rem; } figcaption { font-weight: 600; }
-.note, small, dt { color: var(--soft); }
-.wide { overflow-x: auto; margin-bottom: 1.5rem; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; overflow-wrap: normal; }
-th, td { text-align: right; vertical-align: top; padding: .3rem .6rem; border-bottom: 1px solid var(--line);
-  white-space: nowrap; line-height: 1.3; }
-th.words, td.words { text-align: left; white-space: normal; min-width: 6rem; }
-th { white-space: normal; vertical-align: bottom; font-weight: 600; }
-th:first-child, td:first-child { text-align: left; padding-left: 0; white-space: normal; min-width: 8rem;
-  max-width: 14rem; overflow-wrap: anywhere; position: sticky; left: 0; background: var(--bg); }
-.peer { border: 1px solid var(--line); border-radius: 4px; padding: 0 .3rem;
-  font-size: .8rem; color: var(--soft); }
-dl { display: grid; grid-template-columns: max-content 1fr; gap: .2rem 1rem; } dd { margin: 0; }
-a { color: inherit; }
-.js-plotly-plot .main-svg text:not(.hoverlayer *) { fill: var(--fg) !important; }
-.js-plotly-plot .annotation .bg { fill: var(--bg) !important; fill-opacity: .8 !important; }
-.js-plotly-plot .gridlayer path { stroke: var(--line) !important; }
-@media print {
-  @page { margin: 12mm; }
-  body { margin: 0; padding: 0; font-size: 12px; }
-  .charts { display: block; } figure, .verdict, tr, dl { break-inside: avoid; } h2 { break-after: avoid; }
-  .wide { overflow: visible; } table { font-size: 8px; } th, td { padding: .2rem .3rem; white-space: normal; }
-  .download, nav { display: none; } small, .peer { font-size: inherit; }
-}
-"""
-_CONFIG = {"responsive": True, "displayModeBar": False}
 _NUMBERS: dict[str, Callable[[Row], Estimate | float | None]] = {
     "loader alone, images/s": lambda row: row.loader,
     "cold": lambda row: row.cold,
@@ -78,47 +35,50 @@ _NUMBERS: dict[str, Callable[[Row], Estimate | float | None]] = {
 }
 
 
-def html(result: Result) -> str:
-    """The page; what the result lacks is left out."""
+def html(result: Result, gpu_price: float | None = None) -> str:
+    """The page: the sentence, how busy each loader keeps the accelerator, and the rest folded.
+
+    Args:
+        gpu_price: dollars per hour of the accelerator; None leaves money out.
+    """
+    skipped = page.paragraphs(f"Skipped {name}: {reason}" for name, reason in result.skipped.items())
+    said = "".join(f"<p>{page.with_code(line)}</p>" for line in _verdict(result, gpu_price))
     content = "".join(
         (
             "<h1>Does the trainer wait for data?</h1>",
-            f'<section class="verdict">{paragraphs(_verdict(result))}</section>',
-            _overview(result),
-            _details(result),
-            _numbers(result),
-            _conditions(result),
+            f'<section class="verdict">{said}</section>',
+            busy.figures(result, gpu_price),
+            f'<p class="note">{"<br>".join(f"{escape(line)}." for line in summary.note(result))}</p>',
+            skipped,
+            page.folded("The table", _table(result)),
+            page.folded("The bottleneck of each loader, and what would fix it", _advice(result)),
+            page.folded("Images/s: fed to the trainer, and alone", _overview(result)),
+            *_details(result),
+            page.folded("All numbers", _numbers(result)),
+            page.folded("Machine, versions and settings", _conditions(result)),
         )
     )
-    return document("Loader benchmark", content)
+    return skeleton.document("Loader benchmark", content, busy.STYLE)
 
 
-def document(title: str, content: str) -> str:
-    """A page of `content`, with the style and the script that its charts need."""
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{_STYLE}</style>"
-        f"<script>{get_plotlyjs()}</script></head><body>{content}</body></html>\n"
-    )
+def _verdict(result: Result, gpu_price: float | None) -> Iterator[str]:
+    """Sentences: what converting gains; which loader is fastest, where none could be compared."""
+    said = sentences(result, gpu_price)
+    yield from said
+    if not said:
+        best = max(summary.rows(result), key=lambda row: row.loader.median)
+        yield f"The fastest loader is {report.label(best)}: {best.loader.median:,.0f} images/s alone."
 
 
-def _verdict(result: Result) -> Iterator[str]:
-    """Sentences: who waits, what would help, which limits were met."""
-    lines = report.headline(result)
-    if lines:
-        yield from lines
-    else:
-        rows = [row for row in result.rows if not row.peer and row.backend != "synthetic"] or result.rows
-        best = max(rows, key=lambda row: row.loader.median)
-        yield (
-            f"Measured without a trainer. The fastest loader is {report.label(best)}: "
-            f"{best.loader.median:,.0f} images/s."
-        )
-    for row in result.rows:
-        if row.advice.text:
-            yield f"{report.title(result, row)}: {row.advice.text}"
-    yield from report.comparisons(result)
+def _table(result: Result) -> str:
+    lines = ([escape(cell) for cell in line] for line in summary.cells(result))
+    return page.html_table(summary.TITLES, lines, [""] * len(summary.TITLES))
+
+
+def _advice(result: Result) -> str:
+    """Who waits, what would help, and how other libraries compare."""
+    advice = (f"{report.title(result, row)}: {row.advice.text}" for row in result.rows if row.advice.text)
+    return page.paragraphs([*report.headline(result), *advice, *report.comparisons(result)])
 
 
 def _overview(result: Result) -> str:
@@ -128,26 +88,17 @@ def _overview(result: Result) -> str:
         if rows:
             figures[f"Fed to {name}: images/s, and share of the trainer's own rate"] = charts.fed(rows)
     figures["Loaders alone: images/s"] = charts.alone(result.rows)
-    return f"<h2>How fast</h2>{draw(figures, 'overview')}"
+    return skeleton.draw(figures, "overview")
 
 
-def _details(result: Result) -> str:
-    """A section for each row that has more than the overview shows, and links to them."""
-    batch_size = result.settings["batch_size"]
-    links, sections = [], []
+def _details(result: Result) -> Iterator[str]:
+    """A folded section for each row that has more than the overview shows."""
     for number, row in enumerate(result.rows):
-        figures = _row_figures(row, batch_size)
+        figures = _row_figures(row, result.settings["batch_size"])
         if figures:
-            title = escape(report.title(result, row))
-            links.append(f'<a href="#row{number}">{title}</a>')
-            words = paragraphs([" ".join(_findings(row))])
-            shown = f"{words}{_changes(row)}{draw(figures, f'row{number}')}"
-            sections.append(f'<h2 id="row{number}">{title}</h2>{shown}')
-    return (
-        f"<nav>In detail: {', '.join(links)}</nav>{''.join(sections)}"
-        if len(links) > 1
-        else "".join(sections)
-    )
+            words = page.paragraphs([" ".join(_findings(row))])
+            shown = f"{words}{_changes(row)}{skeleton.draw(figures, f'row{number}')}"
+            yield page.folded(f"In detail: {report.title(result, row)}", shown)
 
 
 def _row_figures(row: Row, batch_size: int) -> dict[str, go.Figure]:
@@ -165,9 +116,9 @@ def _row_figures(row: Row, batch_size: int) -> dict[str, go.Figure]:
 def _findings(row: Row) -> Iterator[str]:
     times, stages = row.batches, row.stages
     if stages.binds:
-        yield f"What binds: {stages.binds}."
+        yield f"The bottleneck: {stages.binds}."
     elif stages.rates:
-        yield "Which stage binds cannot be told."
+        yield "No stage stands out as the bottleneck."
     if stages.predicted and row.together:
         measured = row.together.median
         off = measured / stages.predicted - 1
@@ -182,7 +133,7 @@ def _findings(row: Row) -> Iterator[str]:
     if times.first_step_s and times.step_s:
         first_ms, usual_ms = times.first_step_s.median * 1e3, median(times.step_s) * 1e3
         yield f"The first step took {_number(first_ms)} ms, the others {_number(usual_ms)} ms (median)."
-    yield from times.spikes.explanation if times.spikes else ()
+    yield from without_former_advice(times.spikes.explanation) if times.spikes else ()
     yield from row.flags
 
 
@@ -191,55 +142,29 @@ def _changes(row: Row) -> str:
     if not row.advice.changes:
         return ""
     titles = ("What one could do", "images/s", "measured or predicted", "takes")
-    head = "".join(f"<th>{title}</th>" for title in titles)
     lines = []
     for change in sorted(row.advice.changes, key=lambda change: -change.images_per_s.median):
         name = escape(change.what.rstrip(","))
-        rate = change.images_per_s
         # the range of a prediction would be that of one of its parts
+        rate = change.images_per_s
         shown, source = (rate, "measured") if change.measured else (rate.median, "predicted")
-        costs = takes(change.seconds, change.size_bytes)
-        cells = "".join(f"<td>{cell}</td>" for cell in (name, _cell(shown), source, costs))
-        lines.append(f"<tr>{cells}</tr>")
-    return (
-        f'<div class="wide"><table><thead><tr>{head}</tr></thead>'
-        f"<tbody>{''.join(lines)}</tbody></table></div>"
-    )
-
-
-def draw(figures: dict[str, go.Figure], prefix: str) -> str:
-    """Charts by their titles; `prefix` begins their ids on the page."""
-    shown = []
-    for number, (title, figure) in enumerate(figures.items()):
-        chart = plotly.io.to_html(
-            figure,
-            config=_CONFIG,
-            include_plotlyjs=False,
-            full_html=False,
-            default_height=f"{figure.layout.height}px",
-            div_id=f"{prefix}-{number}",
-        )
-        shown.append(f"<figure><figcaption>{escape(title)}</figcaption>{chart}</figure>")
-    return f'<div class="charts">{"".join(shown)}</div>'
+        lines.append((name, _cell(shown), source, takes(change.seconds, change.size_bytes)))
+    return page.html_table(titles, lines, ["", "", "", ""])
 
 
 def _numbers(result: Result) -> str:
     rows = result.rows
     shown = {title: get for title, get in _NUMBERS.items() if any(get(row) is not None for row in rows)}
-    head = "".join(f"<th>{escape(title)}</th>" for title in ("", *shown))
     lines = []
     for row in rows:
-        name = escape(report.title(result, row)) + (
-            ' <span class="peer">for comparison</span>' if row.peer else ""
-        )
-        cells = "".join(f"<td>{_cell(get(row))}</td>" for get in shown.values())
-        lines.append(f"<tr><td>{name}</td>{cells}</tr>")
+        compared = ' <span class="peer">for comparison</span>' if row.peer else ""
+        cells = (_cell(get(row)) for get in shown.values())
+        lines.append([escape(report.title(result, row)) + compared, *cells])
     content = json.dumps(result.to_json()).encode()
+    table = page.html_table(["", *map(escape, shown)], lines, [""] * (1 + len(shown)))
     return (
-        "<h2>Numbers</h2>"
         f'<p class="note">Medians, and the lowest and highest of {result.settings["repeats"]} repeats.</p>'
-        f'<div class="wide"><table><thead><tr>{head}</tr></thead>'
-        f"<tbody>{''.join(lines)}</tbody></table></div>"
+        f"{table}"
         '<p class="download"><a download="result.json" '
         f'href="data:application/json;base64,{base64.b64encode(content).decode()}">'
         "Everything as JSON</a>: 'bench report' reads it.</p>"
@@ -250,44 +175,7 @@ def _conditions(result: Result) -> str:
     facts = {**result.machine, **result.settings}
     if result.host_to_device_gbps is not None:
         facts["host to device"] = f"{result.host_to_device_gbps:.1f} GB/s"
-    skipped = paragraphs(f"Skipped {name}: {reason}" for name, reason in result.skipped.items())
-    return f"{skipped}<h2>Machine, versions and settings</h2>{describe(facts)}"
-
-
-def describe(facts: Mapping[str, object]) -> str:
-    """Names and values, a line each."""
-    lines = (f"<dt>{escape(name)}</dt><dd>{escape(_text(value))}</dd>" for name, value in facts.items())
-    return f"<dl>{''.join(lines)}</dl>"
-
-
-def table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Titles and cells, as text; numbers to the right, words, with `code` in them, to the left."""
-    lines = [list(row) for row in rows]
-    words = {
-        column
-        for line in lines
-        for column, cell in enumerate(line)
-        if cell[:1].isalpha() or cell[:1] in ("`", "'")
-    }
-    kinds = [' class="words"' if column in words else "" for column in range(len(titles))]
-    head = "".join(f"<th{kind}>{escape(title)}</th>" for kind, title in zip(kinds, titles, strict=True))
-    drawn = (
-        "".join(f"<td{kind}>{_with_code(cell)}</td>" for kind, cell in zip(kinds, line, strict=True))
-        for line in lines
-    )
-    body = "".join(f"<tr>{cells}</tr>" for cells in drawn)
-    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
-
-
-def paragraphs(lines: Iterable[str]) -> str:
-    """Each line one."""
-    return "".join(f"<p>{escape(line)}</p>" for line in lines)
-
-
-def _text(value: object) -> str:
-    if isinstance(value, dict):
-        return "; ".join(f"{name}: {_text(part)}" for name, part in value.items())
-    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    return page.facts(facts)
 
 
 def _percent(share: Estimate) -> str:
@@ -304,7 +192,3 @@ def _cell(value: Estimate | float | None) -> str:
 
 def _number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-
-def _with_code(text: str) -> str:
-    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))

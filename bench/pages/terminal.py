@@ -1,16 +1,60 @@
 """A result on the terminal and in the files that were asked for."""
 
+import textwrap
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 import click
 
+from bench.findings.gain import sentences
 from bench.findings.result import Result
-from bench.pages import events, loaders, table
+from bench.pages import events, loaders, picture, summary, table
 from precache.commandline import write_json
+from precache.errors import printable
 from precache.tables import new_console
 
 _PATH = click.Path(path_type=Path)
 _TABLE_WIDTH = 130  # more than any row
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Showing:
+    """How a result is shown.
+
+    Attributes:
+        markdown: as Markdown.
+        details: every column and finding, instead of the table of five columns.
+        gpu_price: dollars per hour of the accelerator; None leaves money out.
+    """
+
+    markdown: bool = False
+    details: bool = False
+    gpu_price: float | None = None
+
+
+def price_option(function: _Function) -> _Function:
+    """`--gpu-price`."""
+    return click.option(
+        "--gpu-price",
+        type=click.FloatRange(min=0, min_open=True),
+        metavar="DOLLARS",
+        help="Of an hour of the accelerator: say what is saved.",
+    )(function)
+
+
+def showing_options(function: _Function) -> _Function:
+    """`--markdown`, `--details` and `--gpu-price`, whose values make a `Showing`."""
+    for option in (
+        price_option,
+        click.option("--details", is_flag=True, help="Print every column and finding."),
+        click.option("--markdown", is_flag=True, help="Print the table as Markdown."),
+    ):
+        function = option(function)
+    return function
 
 
 def _choose_events(context: click.Context, _: click.Parameter, folder: Path | None) -> None:
@@ -29,11 +73,52 @@ tensorboard_option = click.option(
 )
 
 
-def show(result: Result, as_markdown: bool) -> None:
-    """Print the table and what follows from it."""
-    if as_markdown:
-        click.echo(table.markdown(result))
+def show(result: Result, showing: Showing, html_path: Path | None = None) -> None:
+    """Print the sentence, the table, when it holds, and where the page is."""
+    if showing.markdown:
+        click.echo(table.markdown(result) if showing.details else summary.markdown(result, showing.gpu_price))
         return
+    for sentence in sentences(result, showing.gpu_price):
+        _say(sentence)
+        click.echo()
+    if showing.details:
+        _show_details(result)
+        return
+    new_console(width=_TABLE_WIDTH).print(summary.terminal_table(result))
+    for name, reason in result.skipped.items():
+        click.echo(f"skipped {name}: {reason}")
+    click.echo()
+    for line in summary.note(result):
+        _say(f"{line}.")
+    click.echo(
+        f"the page: {html_path}" if html_path else "everything else: --details, or a page with --html FILE"
+    )
+
+
+@contextmanager
+def all_or_nothing(
+    on_progress: Callable[[int, int], None] | None = None,
+) -> Iterator[Callable[[int, int], None]]:
+    """Counts runs done and in all, and passes them on; a signal that ends them says what is lost."""
+    counted = (0, 0)
+
+    def count(done: int, total: int) -> None:
+        nonlocal counted
+        counted = done, total
+        if on_progress is not None:
+            on_progress(done, total)
+
+    try:
+        yield count
+    except Exception:
+        raise
+    except BaseException as stop:
+        done, total = counted
+        stop.args = (f" after {done} of {total} runs; nothing was written: a result needs all runs",)
+        raise
+
+
+def _show_details(result: Result) -> None:
     new_console(width=_TABLE_WIDTH).print(table.terminal_table(result))
     for name, reason in result.skipped.items():
         click.echo(f"skipped {name}: {reason}")
@@ -43,15 +128,33 @@ def show(result: Result, as_markdown: bool) -> None:
         click.echo(sentence)
 
 
-def write(result: Result, json_path: Path | None, html_path: Path | None, quiet: bool = False) -> None:
+def _say(text: str) -> None:
+    """A text on lines of at most `table.WIDTH` columns, unbroken words apart."""
+    click.echo(textwrap.fill(printable(text), table.WIDTH, break_long_words=False, break_on_hyphens=False))
+
+
+def write(
+    result: Result,
+    json_path: Path | None,
+    html_path: Path | None,
+    quiet: bool = False,
+    *,
+    svg_path: Path | None = None,
+    gpu_price: float | None = None,
+) -> None:
     """Write the files that were asked for; unless `quiet`, say so."""
     if json_path is not None:
         write_json(json_path, result.to_json(), quiet=quiet)
-    if html_path is not None:
-        html_path.parent.mkdir(parents=True, exist_ok=True)
-        html_path.write_text(loaders.html(result), encoding="utf-8")
-        if not quiet:
-            click.echo(f"wrote {html_path}")
+    renders: dict[Path | None, Callable[[], str]] = {
+        html_path: lambda: loaders.html(result, gpu_price),
+        svg_path: lambda: picture.svg(result),
+    }
+    for path, render in renders.items():
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(render(), encoding="utf-8")
+            if not quiet:
+                click.echo(f"wrote {path}")
     folder = click.get_current_context().meta.get(events.__name__)
     if folder is not None:
         runs = events.write_events(result, folder)

@@ -1,4 +1,5 @@
 import json
+import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -34,17 +35,23 @@ def test_bench_loaders_works_as_typed(data: Path) -> None:
         "bench", "loaders", "--backend", "dali", "--trainer", "emulated:500", *QUICK, "--repeats", 1, cwd=data
     )
     assert result.returncode == 0, result.stderr
-    header, row = result.stdout.splitlines()[:2]
-    assert header.split()[:3] == ["backend", "data", "loader"]
-    assert row.split()[:2] == ["dali", "dali"]
-    assert "median of 1 interleaved runs" in result.stdout
+    header, row = table_of(result.stdout)[:2]
+    assert header.split()[:3] == ["loader", "images/s", "accelerator"]
+    assert row.split()[0] == "dali"
+    assert "median of 1 runs" in " ".join(result.stdout.split())
+
+
+def table_of(printed: str, first: str = "loader") -> list[str]:
+    """From the table's titles on."""
+    lines = printed.splitlines()
+    return lines[next(n for n, line in enumerate(lines) if line.lstrip("* ").startswith(f"{first} ")) :]
 
 
 @pytest.mark.slow
 def test_all_backends_are_compared_in_a_table_of_100_columns(data: Path) -> None:
-    result = run("bench", "loaders", "--trainer", "emulated:500", *QUICK, cwd=data)
+    result = run("bench", "loaders", "--trainer", "emulated:500", "--details", *QUICK, cwd=data)
     assert result.returncode == 0, result.stderr
-    table = result.stdout.splitlines()[: 1 + 7]
+    table = table_of(result.stdout, "backend")[: 1 + 7]
     assert [line.lstrip("* ").split()[0] for line in table] == [
         "backend",
         "imagefolder",
@@ -66,9 +73,9 @@ def test_all_backends_are_compared_in_a_table_of_100_columns(data: Path) -> None
 @pytest.mark.slow
 def test_loaders_alone_stand_beside_the_limit_and_other_libraries(data: Path) -> None:
     arguments = ("--backend", "shards", "--trainer", "none", "--against", "npy", "--device", "cpu", *QUICK)
-    result = run("bench", "loaders", *arguments, cwd=data)
+    result = run("bench", "loaders", *arguments, "--details", cwd=data)
     assert result.returncode == 0, result.stderr
-    header, *rows = result.stdout.splitlines()[:4]
+    header, *rows = table_of(result.stdout, "backend")[:4]
     assert "of limit" in header
     assert [row.split()[0] for row in rows] == ["shards", "npy", "gather"]
     assert "\nshards on shards: " in result.stdout
@@ -154,6 +161,65 @@ def test_quiet_prints_nothing(data: Path, bench: Bench, measured: Result) -> Non
     assert "wrote r.json" in loud
 
 
+def test_the_sentence_comes_first_then_five_columns_and_where_the_rest_is(
+    data: Path, bench: Bench, measured: Result
+) -> None:
+    lines = bench(*MEASURED, "--html", "r.html").stdout.splitlines()
+    assert lines[0].startswith("`pytorch` on the raw tree keeps an accelerator of 2,480 images/s busy")
+    assert all(len(line.rstrip()) <= 130 for line in lines)
+    assert table_of("\n".join(lines))[0].split("  ")[0] == "loader"
+    assert "the page: r.html" in lines
+    assert not any("ratio" in line or "MLPerf" in line for line in lines)
+    assert "--details" in bench(*MEASURED).stdout.splitlines()[-1]
+
+
+def test_details_are_every_column_and_finding(data: Path, bench: Bench, measured: Result) -> None:
+    printed = bench(*MEASURED, "--details").stdout
+    assert {"backend", "ratio", "verdict"} <= set(table_of(printed, "backend")[0].split())
+    assert "MLPerf Storage asks for 90%" in printed
+    assert "ratio: together over trainer" in printed
+
+
+def test_markdown_is_five_columns_and_with_details_all(data: Path, bench: Bench, measured: Result) -> None:
+    short = bench(*MEASURED, "--markdown").stdout
+    assert "| loader | images/s | accelerator busy | from a cold disk | first batch |" in short
+    assert bench(*MEASURED, "--markdown", "--details").stdout.startswith("| backend | data | loader |")
+
+
+def test_the_price_of_an_hour_is_in_the_sentence_and_on_the_page(
+    data: Path, bench: Bench, measured: Result
+) -> None:
+    assert "At $2.50 an hour" in bench(*MEASURED, "--gpu-price", 2.5, "--html", "r.html").stdout
+    assert "At $2.50 an hour" in (data / "r.html").read_text()
+    bench(*MEASURED, "--json", "r.json")
+    assert "At $4.00 an hour" in bench("report", "r.json", "--gpu-price", 4).stdout
+    assert bench("report", "r.json", "--gpu-price", 0).returncode == 2
+
+
+def test_a_report_can_be_a_picture(data: Path, bench: Bench, measured: Result) -> None:
+    bench(*MEASURED, "--json", "r.json")
+    printed = bench("report", "r.json", "--svg", "out/p.svg")
+    assert "wrote out/p.svg" in printed.stdout
+    assert (data / "out/p.svg").read_text().startswith("<svg ")
+
+
+@pytest.mark.parametrize(("number", "said"), [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "terminated")])
+def test_a_comparison_that_is_stopped_says_what_is_lost(
+    data: Path, bench: Bench, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, said: str
+) -> None:
+    def stopped(arms: object, spec: object, on_progress: Callable[[int, int], None], peers: object) -> None:
+        for done in range(13):
+            on_progress(done, 40)
+        signal.raise_signal(number)
+
+    monkeypatch.setattr(loaders_command, "compare", stopped)
+    printed = bench(*MEASURED, "--json", "r.json")
+    lost = f"bench: error: {said} after 12 of 40 runs; nothing was written: a result needs all runs"
+    assert printed.stderr.splitlines()[-1] == lost
+    assert printed.returncode == 128 + number
+    assert not (data / "r.json").exists()
+
+
 def test_converting_prints_the_json_alone_for_a_dash(
     data: Path, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -177,6 +243,15 @@ def test_quickstart_goes_the_whole_way_again(tmp_path: Path) -> None:
 def check_quickstart(folder: Path) -> None:
     result = run("bench", "quickstart", "--images", 48, "--batches", 1, "--repeats", 1, cwd=folder)
     assert result.returncode == 0, result.stderr
+    assert "busy" in result.stdout.splitlines()[0], "the sentence is the first line"
+    assert result.stdout.splitlines()[-1] == "the page: data/quickstart/report.html"
+    stored = json.loads((folder / "data/quickstart/result.json").read_text())
+    assert stored["settings"]["augment"] == "train"
+    for name in ("shards", "webdataset"):
+        cost = stored["settings"]["conversions"][name]
+        assert cost["seconds"] > 0
+        files = (folder / "data/quickstart" / name).rglob("*")
+        assert cost["size_bytes"] == sum(file.stat().st_size for file in files if file.is_file())
     page = (folder / "data/quickstart/report.html").read_text()
     for mention in ("pytorch", "shards", "webdataset", "emulated:mlperf-h100"):
         assert mention in result.stdout

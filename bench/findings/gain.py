@@ -189,17 +189,17 @@ def _compare(result: Result, gain: Gain, today: Row, now: str, gpu_price: float 
     best = gain.best[0]
     disturbed = disturbance(other_cpu(result.settings))
     if disturbed:
-        return [f"{now}, {_does(result, [best])}.", disturbed]
+        return [f"{now}; {_does(result, [best])}.", disturbed]
     if result.settings["repeats"] < 2:
         return [
-            f"{now}, {_does(result, [best])}.",
+            f"{now}; {_does(result, [best])}.",
             "One run of each names no winner: use --repeats 2 or more.",
         ]
     if not gain.told_apart or rate(best).median < rate(today).median * (1 + NEGLIGIBLE_SHARE):
         if rate(best).high < rate(today).low:
             return [f"{now}.", "No other loader here is faster: converting gains nothing."]
         return [
-            f"{now}, {_does(result, [best])}.",
+            f"{now}; {_does(result, [best])}.",
             f"The ranges of {result.settings['repeats']} runs overlap, so no loader wins.",
         ]
     return [f"{now}.", *_gains(result, gain, today, gpu_price)]

@@ -69,8 +69,9 @@ def note(result: Result) -> list[str]:
         f"batch {settings['batch_size']} of {settings['size']}x{settings['size']}",
         *unusual,
         f"{settings['workers']} workers",
-        f"median of {settings['repeats']} runs",
     ]
+    repeats = settings["repeats"]
+    runs = f"medians of {repeats} runs" if repeats > 1 else "one run each"
     return [
         ", ".join(
             [
@@ -82,7 +83,7 @@ def note(result: Result) -> list[str]:
             ]
         ),
         ", ".join(work),
-        "images/s: the loader alone, files in memory (cold: read from disk); busy: while the loader feeds it",
+        f"{runs}; images/s: of the loader alone, files in memory; busy: while it feeds the trainer",
     ]
 
 

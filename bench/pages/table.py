@@ -51,9 +51,9 @@ def headline(result: Result) -> list[str]:
         if waiting:
             sentences.append(f"With {name} the trainer waits for {', '.join(waiting)}.")
         if unclear:
-            sentences.append(f"With {name} keeps up, within noise: {', '.join(unclear)}.")
+            sentences.append(f"With {name} these keep up, within noise: {', '.join(unclear)}.")
         if keeping:
-            sentences.append(f"With {name} keeps up: {', '.join(keeping)}.")
+            sentences.append(f"With {name} these keep up: {', '.join(keeping)}.")
     return sentences
 
 

@@ -54,7 +54,7 @@ def test_the_table_and_its_note_fit_into_100_columns() -> None:
         console.print(summary.terminal_table(quick_result()))
     lines = [line.rstrip() for line in capture.get().splitlines()]
     assert len(lines) == 1 + 4
-    assert max(map(len, [*lines, *summary.note(quick_result())])) <= 110
+    assert max(map(len, [*lines, *summary.note(quick_result())])) <= 100
     assert len(summary.note(quick_result())) == 3
 
 

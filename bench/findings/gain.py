@@ -93,13 +93,17 @@ def saved_share(row: Row, today: Row) -> float | None:
 
 
 def find_gain(rows: Sequence[Row]) -> Gain | None:
-    """Of rows with one trainer; None where there is nothing to train with."""
+    """Of rows with one trainer; None where there is nothing to train with.
+
+    Today's loader may be that of `--against`, where all were measured alone.
+    """
     ours = [row for row in rows if is_ours(row)]
+    alone = all(row.ratio is None for row in ours)
     today = next(
         (
             row
             for name in _TODAY
-            for row in ours
+            for row in (rows if alone else ours)
             if row.backend == name and (name != "pytorch" or row.data == RAW_TREE)
         ),
         None,
@@ -197,7 +201,8 @@ def _compare(result: Result, gain: Gain, today: Row, now: str, gpu_price: float 
         ]
     if not gain.told_apart or rate(best).median < rate(today).median * (1 + NEGLIGIBLE_SHARE):
         if rate(best).high < rate(today).low:
-            return [f"{now}.", "No other loader here is faster: converting gains nothing."]
+            converted = any(row.data != RAW_TREE for row in result.rows if is_ours(row))
+            return [f"{now}.", f"No other loader here is faster{': converting gains nothing' * converted}."]
         return [
             f"{now}; {_does(result, [best])}.",
             f"The ranges of {result.settings['repeats']} runs overlap, so no loader wins.",

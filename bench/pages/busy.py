@@ -64,9 +64,7 @@ def _lane(
     gain = None if is_disturbed(other_cpu(result.settings)) else find_gain(rows)
     today = gain.today if gain is not None else None
     kind = " today" if row is today else " best" if gain and gain.told_apart and row in gain.best else ""
-    saves = (
-        "" if today is None else "what people have today" if row is today else _saves(row, today, gpu_price)
-    )
+    saves = "" if today is None else _today(row) if row is today else _saves(row, today, gpu_price)
     return (
         f'<div class="lane{kind}"><div class="name">{escape(summary.name(result, row))}</div>'
         f'<div class="track"><div style="width:{100 * min(share, 1.0):.1f}%"></div></div>'
@@ -74,9 +72,13 @@ def _lane(
     )
 
 
+def _today(row: Row) -> str:
+    return "what people have today" if row.backend == "imagefolder" else "the files as they are"
+
+
 def _saves(row: Row, today: Row, gpu_price: float | None) -> str:
     """What an hour of training becomes, in minutes and dollars."""
-    if row.peer or row.backend == "synthetic":
+    if row.backend == "synthetic" or (row.peer and today.ratio is not None):
         return ""
     saved = saved_share(row, today)
     if row.ratio is None:

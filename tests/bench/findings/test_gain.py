@@ -8,7 +8,7 @@ import pytest
 from bench.findings import gain
 from bench.findings.result import Result, Row
 from bench.findings.stats import Estimate
-from tests.bench.rich_result import LIMIT, altered, change, rich_result, row
+from tests.bench.rich_result import LIMIT, altered, change, peer, rich_result, row
 
 SAMPLES = 30_607
 QUICK = {"shards": {"seconds": 24.2, "size_bytes": 300e6}, "webdataset": {"seconds": 31.0, "size_bytes": 5e7}}
@@ -118,6 +118,23 @@ def test_loaders_alone_are_compared_by_images_per_second() -> None:
     text = said(row("imagefolder", "raw tree", 430, **alone), row("shards", "shards", 12_900, **alone))
     assert text.startswith("ImageFolder and DataLoader deliver 430 images/s. After converting once")
     assert text.endswith("`shards` deliver 12,900: 30 times as many.")
+
+
+def test_loaders_alone_are_compared_with_imagefolder_of_against() -> None:
+    alone: dict[str, Any] = {"trainer_name": "none", "trainer": None, "together": None, "ratio": None}
+    rows = [
+        row("pytorch", "raw tree", 3_300, **alone),
+        altered(peer("imagefolder", "raw tree", 1_100), **alone),
+    ]
+    assert said(*rows) == (
+        "ImageFolder and DataLoader deliver 1,100 images/s. With no conversion `pytorch` delivers 3,300: "
+        "3.0 times as many."
+    )
+    assert said(TODAY, SHARDS, peer("imagefolder", "raw tree", 90_000)).startswith(
+        "ImageFolder and DataLoader keep"
+    )
+    slower = row("dali", "raw tree", 1_000, **alone)
+    assert said(rows[0], slower).endswith("No other loader here is faster.")
 
 
 def test_money_is_that_of_the_time_saved() -> None:

@@ -176,7 +176,7 @@ def _say(result: Result, gain: Gain, gpu_price: float | None) -> list[str]:
     if today is None:
         best = gain.best[0]
         return [
-            f"{_sentence_start(_does(result, [best]))}.",
+            f"{_sentence_start(_does(result, [best]))}{'' if best.ratio else ' images/s'}.",
             "What ImageFolder and DataLoader do was not measured: add the raw tree to compare.",
         ]
     now = f"{_TODAY[today.backend]} {_today_does(result, today)}"

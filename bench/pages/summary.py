@@ -14,9 +14,9 @@ _USUAL = {"shuffle": "auto", "cache": "none", "compiled": False, "amp": "off"}
 
 
 def rows(result: Result) -> list[Row]:
-    """Loaders that one could train with, ours and others; if there are none, all."""
+    """Loaders that one could train with, ours and others, what people have today first; all if none is."""
     loaders = [row for row in result.rows if is_ours(row) or (row.peer and not is_limit(row))]
-    return loaders or list(result.rows)
+    return sorted(loaders, key=lambda row: row.backend != "imagefolder") or list(result.rows)
 
 
 def name(result: Result, row: Row) -> str:

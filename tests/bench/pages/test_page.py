@@ -116,7 +116,7 @@ def test_what_a_result_lacks_is_left_out() -> None:
     alone = replace(older_result(), rows=(row("shards", "shards", 24000, trainer=None, ratio=None),))
     content = Content(page.html(alone))
     assert content.captions == ["Images per second, each loader alone", "Loaders alone: images/s"]
-    assert " deliver 24,000." in "".join(content.texts)
+    assert " deliver 24,000 images/s." in "".join(content.texts)
 
 
 def test_the_waterfall_ends_at_the_whole_batch() -> None:

@@ -40,6 +40,15 @@ def test_noise_and_the_limit_are_no_loaders_unless_they_are_all_there_is() -> No
     assert [line[0] for line in summary.cells(noise)] == ["synthetic on raw tree"]
 
 
+def test_what_people_have_today_comes_first() -> None:
+    rows = (ROWS[2], peer("ffcv-raw", "raw pixels", 20_000), peer("imagefolder", "raw tree", 1_000))
+    assert [line[0] for line in summary.cells(gain_result(*rows))] == [
+        "imagefolder",
+        "shards",
+        "ffcv-raw on raw pixels",
+    ]
+
+
 def test_several_trainers_are_told_apart() -> None:
     both = gain_result(ROWS[0], altered(ROWS[0], trainer_name="resnet50"))
     assert [line[0] for line in summary.cells(both)] == [

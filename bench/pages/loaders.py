@@ -11,6 +11,7 @@ import plotly.graph_objects as go
 from bench.findings.gain import sentences
 from bench.findings.result import Result, Row
 from bench.findings.stats import Estimate
+from bench.findings.trust import miss, why_together
 from bench.findings.verdict import COLD_FETCH, takes
 from bench.findings.workers import without_former_advice
 from bench.pages import busy, charts, skeleton, summary
@@ -123,6 +124,9 @@ def _findings(row: Row) -> Iterator[str]:
         measured = row.together.median
         off = measured / stages.predicted - 1
         yield f"Predicted {stages.predicted:,.0f} images/s, measured {measured:,.0f} ({off:+.0%})."
+        missed = miss(stages.predicted, measured, why_together(stages.predicted, measured))
+        if missed:
+            yield f"{missed[0].upper()}{missed[1:]}."
     if times.data_wait:
         yield f"The trainer waited {_percent(times.data_wait)} of the time."
     if times.utilisation:

@@ -142,6 +142,13 @@ def test_what_a_cold_cache_adds_is_said_and_not_in_the_warm_waterfall() -> None:
     assert said not in page.html(replace(rich, rows=(waiting,)))
 
 
+def test_a_prediction_that_is_far_off_says_so_and_why() -> None:
+    rich = rich_result()
+    far = altered(rich.rows[0], predicted=2_400.0)
+    assert "The prediction is 101% too high: loader and trainer" in page.html(replace(rich, rows=(far,)))
+    assert "The prediction is" not in page.html(rich)
+
+
 def test_spikes_and_epochs_stand_where_they_were() -> None:
     waiting = rich_result().rows[0]
     traces = {trace.name: trace for trace in charts.batch_strip(waiting).data}

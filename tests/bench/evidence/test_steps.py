@@ -82,6 +82,6 @@ def test_no_step_is_longer_than_eight_minutes_and_all_are_planned_for_25() -> No
     assert all(s.answers.endswith("?") for s in STEPS)
 
 
-def test_the_readme_names_every_step() -> None:
-    text = (ROOT / "README.md").read_text()
+def test_the_guide_names_every_step() -> None:
+    text = (ROOT / "bench/README.md").read_text()
     assert all(f"`{s.name}`" in text for s in STEPS)

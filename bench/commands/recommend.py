@@ -15,7 +15,7 @@ from bench.findings.advice import PLAIN_RULE, answer, busy_share, rule
 from bench.findings.forecast import RAW_NAME, Inputs, Prediction
 from bench.findings.trust import disturbance, is_disturbed, miss, other_cpu
 from bench.findings.words import counted, duration, epochs, number
-from bench.machine.hardware import accelerator_of
+from bench.machine.hardware import accelerator_of, versions_of
 from bench.trial.presets import EPILOG
 from bench.trial.recommendation import Recommendation, recommend, train_images
 from bench.trial.sampling import RecommendSpec
@@ -295,7 +295,7 @@ def legend(result: Recommendation) -> str:
 def conditions(result: Recommendation) -> str:
     """Under which conditions the figures hold."""
     settings, machine = result.settings, result.hardware.machine
-    versions = ", ".join(f"{name} {machine[name]}" for name in _VERSIONS if name in machine)
+    versions = ", ".join(versions_of(machine, _VERSIONS))
     inputs = result.inputs
     others = other_cpu(settings)
     busy = "" if others is None or is_disturbed(others) else f", other processes {others:.0%} of the CPUs"

@@ -1,7 +1,7 @@
 """What machine this is."""
 
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import date
 from importlib import metadata
 from pathlib import Path
@@ -37,6 +37,12 @@ def accelerator_of(machine: Mapping[str, str]) -> str:
     """The accelerator of `describe_machine`, with what drives it; an old result has its name alone."""
     versions = ", ".join(f"{title} {machine[name]}" for name, title in _GPU.items() if name in machine)
     return f"{machine['accelerator']} ({versions})" if versions else machine["accelerator"]
+
+
+def versions_of(machine: Mapping[str, str], names: Iterable[str]) -> list[str]:
+    """'torch 2.15.0' and so on, of those that the machine has; Pillow-SIMD by its own name."""
+    called = {"pillow": machine.get("pillow_flavour", "pillow")}
+    return [f"{called.get(name, name)} {machine[name]}" for name in names if name in machine]
 
 
 def _gpu_versions() -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from bench.findings import stats
 from bench.findings.words import counted
+from bench.machine.hardware import versions_of
 from bench.trial.conversion import OURS, ConversionResult, Whole
 from precache.recipe import Recipe
 
@@ -39,7 +40,7 @@ def _conditions(result: ConversionResult) -> str:
     settings, machine = result.settings, result.machine
     recipe = Recipe(**settings["recipe"])
     workers = counted(settings["workers"], "worker")
-    versions = [f"{machine['pillow_flavour']} {machine['pillow']}", f"simplejpeg {machine['simplejpeg']}"]
+    versions = versions_of(machine, ("pillow", "simplejpeg"))
     versions += [f"python {machine['python']}", *settings["peers"].values()]
     return "; ".join(
         (

@@ -5,7 +5,7 @@ from rich.table import Table
 from bench.findings.gain import busy, is_limit, is_ours, percent, sentences
 from bench.findings.result import Result, Row
 from bench.findings.stats import Estimate
-from bench.machine.hardware import accelerator_of
+from bench.machine.hardware import accelerator_of, versions_of
 from bench.pages.table import best_rows, label, markdown_table, several_trainers
 
 TITLES = ("loader", "images/s", "accelerator busy", "from a cold disk", "first batch")
@@ -55,7 +55,7 @@ def note(result: Result) -> list[str]:
     """Three lines: the machine, the work, what the columns are."""
     machine, settings = result.machine, result.settings
     gpu = accelerator_of(machine)
-    versions = [f"{name} {machine[name]}" for name in ("torch", "pillow") if name in machine]
+    versions = versions_of(machine, ("torch", "pillow"))
     of_trainer = dict.fromkeys(
         f"{row.trainer_name} ({row.trainer.median:,.0f} images/s)" for row in result.rows if row.trainer
     )

@@ -11,7 +11,7 @@ from bench.findings.stats import Estimate
 from bench.findings.trust import disturbance, is_disturbed, miss, other_cpu, why_together
 from bench.findings.verdict import COLD_FETCH, KEEPS_UP, LOADER_BINDS, NOT_DISTINGUISHABLE, lost_share
 from bench.findings.workers import ALL_BUSY, without_former_advice
-from bench.machine.hardware import accelerator_of
+from bench.machine.hardware import accelerator_of, versions_of
 from precache.packages import DALI
 
 WIDTH = 100
@@ -232,7 +232,7 @@ def markdown_table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def conditions(result: Result) -> str:
     """Under which conditions the figures hold, on one line."""
     settings, machine = result.settings, result.machine
-    versions = [f"{name} {machine[name]}" for name in _VERSIONS if name in machine]
+    versions = versions_of(machine, _VERSIONS)
     peers = ", ".join(dict.fromkeys(settings.get("peers", {}).values()))
     usual = {"augment": "eval", "shuffle": "auto", "cache": "none"}
     unusual = [

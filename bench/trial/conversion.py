@@ -270,8 +270,8 @@ def _peer_version(python: str, name: str) -> str:
     """The version of a peer's package, asked of the Python that would run it."""
     package = _PEER_PACKAGES[name]
     code = (
-        "import json; from importlib.metadata import version as v; "
-        f"print(json.dumps([v({package!r}), v('pillow')]))"
+        "import json, PIL; from importlib.metadata import version as v; "
+        f"print(json.dumps([v({package!r}), PIL.__version__]))"
     )
     try:
         answer = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bench.machine import hardware
-from bench.machine.hardware import accelerator_of, describe_machine
+from bench.machine.hardware import accelerator_of, describe_machine, versions_of
 from bench.pages import table as report
 from tests.bench.rich_result import rich_result
 
@@ -56,3 +56,9 @@ def test_all_versions_are_read_from_a_gpu() -> None:
     pytest.importorskip("pynvml")
     machine = describe_machine(torch.device("cuda"))
     assert machine.keys() >= GPU_VERSIONS
+
+
+def test_pillow_simd_goes_by_its_own_name() -> None:
+    machine = {"torch": "2.15.0", "pillow": "12.1.1", "pillow_flavour": "pillow-simd"}
+    assert versions_of(machine, ("python", "torch", "pillow")) == ["torch 2.15.0", "pillow-simd 12.1.1"]
+    assert versions_of({"pillow": "13.0.0"}, ("pillow",)) == ["pillow 13.0.0"], "an old result"

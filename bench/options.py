@@ -1,9 +1,143 @@
-"""What the commands have in common: options, and how their values are read."""
+"""What the commands have in common: options, how their values are read, and what they make.
 
+An option of `SHARED` means the same wherever it is, and has the same default and help; a command that needs
+others says which. `run_options` makes them one `RunSettings`, `showing_options` make a `Showing`.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import wraps
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
 import torch
 
-from bench.machine.precision import resolve_amp
+from bench.machine.precision import AMP_HELP, resolve_amp
+from bench.pages import events
+from bench.pages.terminal import Showing
+from bench.trial.device import WARMUP_HELP, choose_device, choose_warmup
+from bench.trial.spec import RunSettings
+from bench.trial.trainers import CHOICES
 from precache.errors import SettingError
+from precache.executors import worker_count
+
+PATH = click.Path(path_type=Path)
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+SHARED: dict[str, dict[str, Any]] = {
+    "trainer": {"default": "auto", "help": f"One of: {CHOICES}."},
+    "amp": {"default": "auto", "help": AMP_HELP},
+    "compiled": {"is_flag": True, "help": "Compile the model with torch.compile."},
+    "cache": {"default": "none", "help": "none, ram or device, of loaders.Reading."},
+    "batch_size": {"default": 64, "help": "Samples per batch."},
+    "workers": {"type": int, "help": "Processes or threads of the loader.  [default: one per CPU]"},
+    "size": {"default": 224, "help": "Side of the served square, pixels."},
+    "batches": {"default": 40, "help": "Timed batches of each run."},
+    "warmup": {"type": int, "help": WARMUP_HELP},
+    "repeats": {"default": 3, "help": "Runs of each kind, taking turns."},
+    "cold": {"is_flag": True, "help": "Measure each loader with a cold page cache, too."},
+    "device": {"default": "auto", "help": "auto, cpu or cuda."},
+    "augment": {"default": "eval", "help": "eval, train or crop, of loaders.build."},
+    "shuffle": {"default": "auto", "help": "auto, full, window or none."},
+    "json_path": {"type": PATH, "help": "Write the result here; '-' prints it alone."},
+    "html_path": {"type": PATH, "help": "Write the report here."},
+}
+"""By the name of the parameter, what click is told."""
+_FLAGS = {"compiled": "--compile", "json_path": "--json", "html_path": "--html"}
+"""Of those that are not called as their parameter."""
+_Own = Mapping[str, Any]
+
+
+def option(name: str, own: _Own | None = None) -> Callable[[_Function], _Function]:
+    """The option of SHARED with that name; what is in `own` differs."""
+    told = {**SHARED[name], **(own or {})}
+    flag = _FLAGS.get(name, "--" + name.replace("_", "-"))
+    return click.option(flag, name, show_default="default" in told, **told)
+
+
+def gathered(
+    parameter: str, make: Callable[..., object], options: Mapping[str, Callable[[Any], Any]]
+) -> Callable[[_Function], _Function]:
+    """Give the command one `parameter`: what `make` makes of the values of `options`, by their names."""
+
+    def decorate(function: _Function) -> _Function:
+        @wraps(function)
+        def command(*args: Any, **values: Any) -> Any:
+            made = make(**{name: values.pop(name) for name in options})
+            return function(*args, **{parameter: made}, **values)
+
+        for decorator in reversed(list(options.values())):
+            command = decorator(command)
+        return command  # type: ignore[return-value]
+
+    return decorate
+
+
+def run_options(*names: str, **own: _Own) -> Callable[[_Function], _Function]:
+    """Options of SHARED, whose values make the parameter `settings`, a RunSettings.
+
+    Those without an option have the value that SHARED gives; without `--trainer` there is none yet.
+
+    Args:
+        names: of SHARED.
+        own: what differs from there, by name.
+    """
+    return gathered("settings", _settings, {name: option(name, own.get(name)) for name in names})
+
+
+def _settings(
+    *,
+    trainer: str | None = None,
+    device: str = "auto",
+    warmup: int | None = None,
+    workers: int | None = None,
+    **others: Any,
+) -> RunSettings:
+    chosen = choose_device(device)
+    usual = {name: SHARED[name]["default"] for name in ("batch_size", "size", "batches", "repeats")}
+    return RunSettings(
+        trainers=() if trainer is None else (trainer,),
+        device=chosen,
+        warmup=choose_warmup(warmup, chosen),
+        workers=worker_count(workers),
+        **{**usual, **others},
+    )
+
+
+def price_option(function: _Function) -> _Function:
+    """`--gpu-price`."""
+    return click.option(
+        "--gpu-price",
+        type=click.FloatRange(min=0, min_open=True),
+        metavar="DOLLARS",
+        help="Of an hour of the accelerator: say what is saved.",
+    )(function)
+
+
+def showing_options(function: _Function) -> _Function:
+    """`--markdown`, `--details` and `--gpu-price`, whose values make the parameter `showing`."""
+    options = {
+        "markdown": click.option("--markdown", is_flag=True, help="Print the table as Markdown."),
+        "details": click.option("--details", is_flag=True, help="Print every column and finding."),
+        "gpu_price": price_option,
+    }
+    return gathered("showing", Showing, options)(function)
+
+
+def _choose_events(context: click.Context, _: click.Parameter, folder: Path | None) -> None:
+    if folder is not None:
+        events.writer_class()  # its absence is an error now, not after minutes of measuring
+        context.meta[events.__name__] = folder
+
+
+tensorboard_option = click.option(
+    "--tensorboard",
+    type=PATH,
+    metavar="DIR",
+    callback=_choose_events,
+    expose_value=False,
+    help="Write events for TensorBoard here: batch times, and what ran meanwhile.",
+)
 
 
 def parse_numbers(name: str, text: str) -> tuple[int, ...]:

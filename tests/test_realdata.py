@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.trial.comparison import BenchSpec, choose_arms, compare
+from bench.trial.comparison import RunSettings, choose_arms, compare
 from loaders import BACKENDS
 from precache import convert, open_dataset, verify
 from precache.source import scan_tree
@@ -77,7 +77,7 @@ def test_real_pictures_go_the_whole_way(tree: Path, tmp_path: Path) -> None:
 
 
 def test_real_pictures_are_benchmarked(tree: Path) -> None:
-    spec = BenchSpec(
+    spec = RunSettings(
         trainers=("emulated:400",), batch_size=16, workers=2, size=112, warmup=1, batches=4, repeats=2,
         device=torch.device("cpu"),
     )  # fmt: skip

@@ -5,9 +5,9 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,22 +21,22 @@ from bench.findings.verdict import NEGLIGIBLE_SHARE
 from bench.findings.words import counted
 from bench.machine import page_cache
 from bench.machine.hardware import accelerator_of, describe_machine
-from bench.machine.precision import AMP_HELP
+from bench.options import PATH, option, run_options
 from bench.trial.arm import choose_arms
-from bench.trial.ddp_rank import DATA_WAIT, ONE, OWN, TOGETHER, Settings
-from bench.trial.device import WARMUP_HELP, choose_device, choose_warmup
+from bench.trial.ddp_rank import DATA_WAIT, ONE, OWN, TOGETHER, Job
 from bench.trial.fresh_process import environment
 from bench.trial.presets import EPILOG
-from bench.trial.trainers import CHOICES, resolve
+from bench.trial.spec import RunSettings
+from bench.trial.trainers import resolve
 from loaders import BACKENDS
 from loaders.dataset import open_split
 from precache import commandline
 from precache.commandline import STDOUT, ProgressBar, check_output, write_json
 from precache.errors import PrecacheError, SettingError, WorkerError, check_choice, check_range
 from precache.executors import available_cpus
+from precache.progress import Progress, unseen
 from precache.tables import new_console
 
-_PATH = click.Path(path_type=Path)
 _WIDTH = 100
 _GRACE_S = 40  # torchrun gives its ranks 30 s to end
 
@@ -102,10 +102,9 @@ def sentences(summary: Summary) -> list[str]:
 
 
 def launch(
-    settings: Settings,
+    job: Job,
     ranks: int,
-    classes: int,
-    on_progress: Callable[[int, int], None] = lambda done, total: None,
+    on_progress: Progress = unseen,
 ) -> list[dict[str, list[float]]]:
     """Start `ranks` processes by torchrun and give what each measured, by rank.
 
@@ -114,7 +113,7 @@ def launch(
         WorkerError: a rank died.
     """
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+") as errors:
-        asked = json.dumps({"settings": asdict(settings), "classes": classes, "out": folder})
+        asked = json.dumps({"job": job.to_json(), "out": folder})
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
         command += ["--nproc-per-node", str(ranks), "-m", "bench.trial.ddp_rank", asked]
         threads = str(max(1, available_cpus() // ranks))
@@ -141,7 +140,7 @@ def launch(
         return answers
 
 
-def _follow(process: "subprocess.Popen[str]", on_progress: Callable[[int, int], None]) -> None:
+def _follow(process: "subprocess.Popen[str]", on_progress: Progress) -> None:
     assert process.stdout is not None
     for line in process.stdout:
         if line.startswith('{"done"'):
@@ -171,30 +170,22 @@ def cause(errors: str) -> str:
 
 
 @click.command(name="ddp", cls=commandline.Command, epilog=EPILOG)
-@click.argument("data", type=_PATH, default=Path("data/raw"))
+@click.argument("data", type=PATH, default=Path("data/raw"))
 @click.option("--ranks", default=2, show_default=True, help="Processes; with CUDA each takes a GPU.")
 @click.option("--backend", default="auto", show_default=True, help=f"auto, {', '.join(sorted(BACKENDS))}.")
-@click.option("--trainer", default="auto", show_default=True, help=f"One of: {CHOICES}.")
-@click.option("--batch-size", default=64, show_default=True, help="Samples per batch of a rank.")
-@click.option("--workers", type=int, help="Of each rank's loader.  [default: the CPUs, shared out]")
-@click.option("--json", "json_path", type=_PATH, help="Write the result here; '-' prints it alone.")
-@click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda.")
-@click.option("--repeats", default=3, show_default=True, help="Runs of each kind, taking turns.")
-@click.option("--size", default=224, show_default=True, help="Side of the served square, pixels.")
-@click.option("--batches", default=40, show_default=True, help="Timed batches of each run.")
-@click.option("--warmup", type=int, help=WARMUP_HELP)
-@click.option("--amp", default="auto", show_default=True, help=AMP_HELP)
+@option("workers", {"help": "Of each rank's loader.  [default: the CPUs, shared out]"})
+@option("json_path")
+@run_options(
+    *("trainer", "batch_size", "device", "repeats", "size", "batches", "warmup", "amp"),
+    batch_size={"help": "Samples per batch of a rank."},
+)
 def command(
     data: Path,
     ranks: int,
     backend: str,
-    trainer: str,
     workers: int | None,
     json_path: Path | None,
-    device: str,
-    warmup: int | None,
-    amp: str,
-    **sizes: int,
+    settings: RunSettings,
 ) -> None:
     """Measure training on several ranks of this machine: is the loader fast enough for all of them?
 
@@ -204,37 +195,42 @@ def command(
     """
     check_range("ranks", ranks, 1)
     check_choice("backend", backend, ["auto", *BACKENDS])
-    chosen = choose_device(device)
-    if chosen.type == "cuda" and ranks > torch.cuda.device_count():
+    device = settings.device
+    if device.type == "cuda" and ranks > torch.cuda.device_count():
         raise SettingError(
             f"ranks {ranks} is more than the {torch.cuda.device_count()} GPUs; use --device cpu"
         )
     check_output(json_path)
-    settings = Settings(
-        data=str(data),
-        backend=backend,
-        trainer=resolve(trainer, chosen),
-        workers=workers,
-        device=chosen.type,
-        warmup=choose_warmup(warmup, chosen),
-        amp=amp,
-        **sizes,
-    )
+    settings = replace(settings, trainers=(resolve(settings.trainer, device),), workers=workers)
     # before the ranks are started, which takes seconds
     opened = open_split(data, "train") if backend == "auto" else choose_arms([data], [backend], data)[0].data
     opened.served_size(settings.size)
     warm = page_cache.warm(data)
+    job = Job(data=data, backend=backend, classes=len(opened.classes), settings=settings)
     with ProgressBar("ddp", "run") as bar:
-        summary = summarise(launch(settings, ranks, len(opened.classes), bar))
+        summary = summarise(launch(job, ranks, bar))
     result = {
-        "machine": describe_machine(chosen),
-        "settings": {**asdict(settings), "ranks": ranks, "page_cache_warm": warm},
+        "machine": describe_machine(device),
+        "settings": {**_written(job), "ranks": ranks, "page_cache_warm": warm},
         **asdict(summary),
     }
     if json_path != STDOUT:
         _print(summary, result)
     if json_path is not None:
         write_json(json_path, result)
+
+
+def _written(job: Job) -> dict[str, Any]:
+    """What a result says of its settings."""
+    numbers = ("batch_size", "workers", "size", "warmup", "batches", "repeats")
+    return {
+        "data": str(job.data),
+        "backend": job.backend,
+        "trainer": job.settings.trainer,
+        **{name: getattr(job.settings, name) for name in numbers},
+        "device": job.settings.device.type,
+        "amp": job.settings.amp,
+    }
 
 
 def rank_table(summary: Summary) -> Table:

@@ -14,6 +14,7 @@ from bench.findings.words import counted, duration, number
 from bench.machine import measurements
 from bench.machine.hardware import accelerator_of
 from bench.machine.measurements import PETABYTE, Hardware, HardwareSpec, Measurement
+from bench.options import PATH, option
 from precache import commandline
 from precache.commandline import STDOUT, ProgressBar, check_output, human_bytes, write_json
 from precache.sample_tree import make_sample
@@ -23,18 +24,17 @@ from precache.tables import new_console
 TABLE_WIDTH = 100
 _LONGEST_HOW = 20
 _GENERATED = 64  # pictures; making them takes longer than measuring
-_PATH = click.Path(path_type=Path)
 _VERSIONS = ("python", "torch", "numpy", "simplejpeg")
 
 
 @click.command(name="hardware", cls=commandline.Command)
-@click.option("--data", type=_PATH, help="A tree of pictures: decode these, and give the time for all.")
+@click.option("--data", type=PATH, help="A tree of pictures: decode these, and give the time for all.")
 @click.option(
-    "--scratch", type=_PATH, default=Path(tempfile.gettempdir()), help="A folder on the disk to measure."
+    "--scratch", type=PATH, default=Path(tempfile.gettempdir()), help="A folder on the disk to measure."
 )
 @click.option("--repeats", default=5, show_default=True, help="Of each measurement, taking turns.")
 @click.option("--seconds", default=0.5, show_default=True, help="Of each repeat.")
-@click.option("--json", "json_path", type=_PATH, help="Write the result here; '-' prints it alone.")
+@option("json_path")
 def command(data: Path | None, scratch: Path, repeats: int, seconds: float, json_path: Path | None) -> None:
     """Measure how fast this machine copies, reads, decodes and multiplies, each alone.
 

@@ -5,7 +5,7 @@ import json
 import os
 import time
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -17,19 +17,17 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from bench.findings.words import counted
 from bench.machine.hardware import accelerator_of, describe_machine
-from bench.machine.precision import AMP_HELP
+from bench.options import PATH, option, run_options
 from bench.trial.arm import CHOICES as BACKENDS
 from bench.trial.arm import READS
-from bench.trial.device import WARMUP_HELP, choose_device, choose_warmup
 from bench.trial.full_batches import check_fills_batch
 from bench.trial.presets import EPILOG
 from bench.trial.run import measure
-from bench.trial.spec import TrialSpec
-from bench.trial.trainers import CHOICES, check_trainer, resolve
+from bench.trial.spec import RunSettings, TrialSpec
+from bench.trial.trainers import CHOICES, resolve
 from loaders.dataset import RAW, open_split
 from precache import commandline
 from precache.errors import DatasetError, SettingError, check_choice, check_range
-from precache.executors import worker_count
 from precache.tables import new_console
 
 WAIT, STEP = "wait for batch", "train step"
@@ -138,41 +136,27 @@ def _top_operators(profiler: Any, top: int) -> tuple[Operator, ...]:
 
 
 @click.command(name="profile", cls=commandline.Command, epilog=EPILOG)
-@click.argument("folder", type=click.Path(path_type=Path), required=False)
+@click.argument("folder", type=PATH, required=False)
 @click.option("--backend", default="auto", show_default=True, help=f"auto or {', '.join(BACKENDS)}.")
-@click.option(
-    "--trainer",
-    "trainer_name",
-    default="auto",
-    show_default=True,
-    help=f"One of: {CHOICES}; auto is resnet50 on a GPU, {_ON_CPU} on a CPU.",
-)
+@option("trainer", {"help": f"One of: {CHOICES}; auto is resnet50 on a GPU, {_ON_CPU} on a CPU."})
 @click.option("--steps", type=int, help=f"Profiled steps.  [default: {_STEPS}; auto on a CPU: {_CPU_STEPS}]")
-@click.option("--warmup", type=int, help=WARMUP_HELP)
-@click.option("--amp", default="auto", show_default=True, help=AMP_HELP)
 @click.option(
     "--batch-size",
     type=int,
     help=f"Samples per batch.  [default: {_BATCH_SIZE}, or what there is; auto on a CPU: {_CPU_BATCH_SIZE}]",
 )
-@click.option("--workers", type=int, help="Processes or threads of the loader.  [default: one per CPU]")
-@click.option("--size", default=224, show_default=True, help="Side of the served square, pixels.")
-@click.option("--device", "device_name", default="auto", show_default=True, help="auto, cpu or cuda.")
+@run_options("warmup", "amp", "workers", "size", "device")
 @click.option("--top", default=15, show_default=True, help="Operators in the table.")
-@click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder for the files.")
+@click.option("--out", type=PATH, required=True, help="Folder for the files.")
 def command(
     folder: Path | None,
     backend: str,
-    trainer_name: str,
+    trainer: str,
     steps: int | None,
-    warmup: int | None,
-    amp: str,
     batch_size: int | None,
-    workers: int | None,
-    device_name: str,
     top: int,
     out: Path,
-    **settings: Any,
+    settings: RunSettings,
 ) -> None:
     """Say where the time of a few training steps goes: waiting, operators, and a trace to look at.
 
@@ -182,14 +166,13 @@ def command(
     FOLDER defaults to the one in data/ that the backend is made for. The trace opens in
     https://ui.perfetto.dev and in chrome://tracing.
     """
-    device = choose_device(device_name)
-    small = trainer_name == "auto" and device.type == "cpu"
-    trainer_name = _ON_CPU if small else resolve(trainer_name, device)
+    device = settings.device
+    small = trainer == "auto" and device.type == "cpu"
+    trainer = _ON_CPU if small else resolve(trainer, device)
     steps = steps if steps is not None else _CPU_STEPS if small else _STEPS
-    warmup = choose_warmup(warmup, device)
-    for name, value, low in (("steps", steps, 1), ("warmup", warmup, 0), ("top", top, 1)):
-        check_range(name, value, low)
-    check_trainer(trainer_name, settings["size"], amp=amp)
+    for name, value in (("steps", steps), ("top", top)):
+        check_range(name, value, 1)
+    settings = replace(settings, trainers=(trainer,), batches=steps)
     check_choice("backend", backend, [*BACKENDS, "auto"])
     if out.exists() and not out.is_dir():
         raise SettingError(f"{out}: is a file; name a folder")
@@ -204,19 +187,10 @@ def command(
             f"{folder}: holds {data.kind}, which {backend} does not read; use backend {kind!r}"
         )
     check_fills_batch(batch_size, len(data.ids))
-    spec = TrialSpec(
-        backend=backend,
-        path=folder,
-        trainer=trainer_name,
-        classes=len(data.classes),
-        workers=worker_count(workers),
-        warmup=warmup,
-        batches=steps,
-        device=device,
-        amp=amp,
+    settings = replace(settings, batch_size=batch_size)
+    spec = replace(
+        settings.trial(backend=backend, path=folder, trainer=trainer, classes=len(data.classes)),
         monitored=False,  # its thread would be in the trace
-        batch_size=batch_size,
-        **settings,
     )
     data.served_size(spec.size)
     out.mkdir(parents=True, exist_ok=True)
@@ -225,8 +199,8 @@ def command(
     (out / "profile.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     _print(found)
     click.echo(
-        f"trainer {trainer_name}, batch {batch_size} of {settings['size']}x{settings['size']}, "
-        f"{counted(spec.workers or 0, 'worker')}, {counted(steps, 'step')} after {warmup};"
+        f"trainer {trainer}, batch {batch_size} of {spec.size}x{spec.size}, "
+        f"{counted(spec.workers or 0, 'worker')}, {counted(steps, 'step')} after {spec.warmup};"
     )
     click.echo(_machine(device))
     click.echo(f"wrote {out / 'trace.json'} (open it in https://ui.perfetto.dev) and {out / 'profile.json'}")

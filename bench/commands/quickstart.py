@@ -11,15 +11,15 @@ import click
 
 from bench.findings.gain import CONVERSIONS
 from bench.findings.result import Result
-from bench.pages.terminal import Showing, all_or_nothing, price_option, show, write
+from bench.options import price_option, run_options
+from bench.pages.terminal import Showing, all_or_nothing, show, write
 from bench.trial.arm import CHOICES
-from bench.trial.comparison import BenchSpec, choose_arms, compare
-from bench.trial.device import choose_device, choose_warmup
+from bench.trial.comparison import choose_arms, compare
+from bench.trial.spec import RunSettings
 from precache import commandline
 from precache.commandline import ProgressBar
 from precache.convert import convert
 from precache.errors import SettingError
-from precache.executors import available_cpus
 from precache.recipe import Recipe
 from precache.sample_tree import make_sample
 from precache.source import scan_tree
@@ -34,24 +34,17 @@ _TIMES = "conversions.json"
 
 @click.command(name="quickstart", cls=commandline.Command)
 @click.option("--images", default=768, show_default=True, help="Photographs of the sample tree.")
-@click.option("--batches", default=12, show_default=True, help="Timed batches of each run.")
-@click.option("--repeats", default=2, show_default=True, help="Runs of each kind, interleaved.")
+@run_options("batches", "repeats", batches={"default": 12}, repeats={"default": 2})
 @price_option
-def command(images: int, batches: int, repeats: int, gpu_price: float | None) -> None:
+def command(images: int, settings: RunSettings, gpu_price: float | None) -> None:
     """The whole path on generated photographs, in data/quickstart: sample, convert, compare, report.
 
     Ends with what converting gains, in one sentence. Takes about two minutes on 2 CPUs.
     """
-    device = choose_device("auto")
-    spec = BenchSpec(
-        trainers=("emulated", "resnet50") if device.type == "cuda" else ("emulated",),
-        batch_size=min(64, images),
-        workers=available_cpus(),
-        size=224,
-        warmup=choose_warmup(None, device),
-        batches=batches,
-        repeats=repeats,
-        device=device,
+    settings = replace(
+        settings,
+        trainers=("emulated", "resnet50") if settings.device.type == "cuda" else ("emulated",),
+        batch_size=min(settings.batch_size, images),
         augment="train",  # what training does; from the centres of photographs no model learns
         cold=hasattr(os, "posix_fadvise"),
     )
@@ -61,7 +54,7 @@ def command(images: int, batches: int, repeats: int, gpu_price: float | None) ->
     conversions = _convert([name for name in _FORMATS if name not in missing])
     backends = [name for name in _LOADERS if name in CHOICES and name not in missing]
     with ProgressBar("bench", "run") as bar, all_or_nothing(bar) as count:
-        result = compare(choose_arms((), backends, QUICKSTART), spec, count)
+        result = compare(choose_arms((), backends, QUICKSTART), settings, count)
     result = replace(result, settings={**result.settings, CONVERSIONS: conversions})
     _report(result, gpu_price)
 

@@ -16,10 +16,10 @@ from bench.findings.forecast import RAW_NAME, Inputs, Prediction
 from bench.findings.trust import disturbance, is_disturbed, miss, other_cpu
 from bench.findings.words import counted, duration, epochs, number
 from bench.machine.hardware import accelerator_of, versions_of
+from bench.options import PATH, gathered, option
 from bench.trial.presets import EPILOG
 from bench.trial.recommendation import Recommendation, recommend, train_images
 from bench.trial.sampling import RecommendSpec
-from bench.trial.trainers import CHOICES
 from precache import commandline
 from precache.commandline import STDOUT, ProgressBar, check_output, human_bytes, write_json
 from precache.errors import SettingError
@@ -29,17 +29,72 @@ from precache.recipe import FORMAT_NAMES
 from precache.source import scan_tree
 from precache.tables import new_console
 
-_PATH = click.Path(path_type=Path)
 _VERSIONS = ("python", "torch", "pillow", "simplejpeg", "webdataset", *DALI)
 _BATCH_SIZE = 64
 # On 2 quiet cores the quick way ends within 25 s; a limit that begins no turn keeps it there on slow ones.
 QUICK: dict[str, Any] = {"repeats": 3, "seconds": 0.5, "pictures": 100, "limit_s": 22.0}
 THOROUGH: dict[str, Any] = {"repeats": 3, "seconds": 2.0, "pictures": 200}
 QUICK_FORMATS = ("shards", "webdataset")
+WHAT_IF = {
+    "gpus": click.option("--gpus", type=int, help="What if there were so many GPUs?"),
+    "cpus": click.option("--cpus", type=int, help="What if there were so many CPUs?"),
+    "trainer_rate": click.option("--trainer-rate", type=float, help="What if one GPU took so many images/s?"),
+    "disk_mbps": click.option("--disk-mbps", type=float, help="What if the disk gave so many MB/s?"),
+}
+MEASURING = {
+    "trainer": option("trainer"),
+    "stored_size": click.option(
+        "--stored-size", default=256, show_default=True, help="Side of the stored square, pixels."
+    ),
+    "quality": click.option(
+        "--quality", default=95, show_default=True, help="JPEG quality (webdataset, dali)."
+    ),
+    "size": option("size"),
+    "batch_size": click.option(
+        "--batch-size",
+        type=int,
+        help=f"Samples per batch.  [default: {_BATCH_SIZE}, or all of a smaller tree]",
+    ),
+    "pictures": click.option(
+        "--pictures", type=int, help="Pictures of the sample.  [default: 100; --thorough: 200]"
+    ),
+    "repeats": click.option(
+        "--repeats", type=int, help="Of each measurement, taking turns.  [default: 3, or as many as fit]"
+    ),
+    "seconds": click.option(
+        "--seconds", type=float, help="Of each measurement.  [default: 0.5; --thorough: 2]"
+    ),
+    "scratch": click.option(
+        "--scratch", type=PATH, default=Path(tempfile.gettempdir()), help="Folder to convert into."
+    ),
+}
+"""Fields of `RecommendSpec`; what is not given depends on --thorough."""
+
+
+def what_if(**options: float | None) -> dict[str, Any]:
+    """Options that were given, as fields of `Inputs`.
+
+    Raises:
+        SettingError: one of them is not positive.
+    """
+    fields = {
+        "gpus": ("gpus", 1),
+        "cpus": ("cpus", 1),
+        "trainer_rate": ("trainer_images_per_s", 1),
+        "disk_mbps": ("disk_bytes_per_s", 1e6),
+    }
+    changes = {}
+    for name, value in options.items():
+        if value is not None:
+            if not 0 < value < float("inf"):
+                raise SettingError(f"{name} must be positive, got {value}")
+            field, factor = fields[name]
+            changes[field] = value * factor
+    return changes
 
 
 @click.command(name="recommend", cls=commandline.Command, epilog=EPILOG)
-@click.argument("src", type=_PATH)
+@click.argument("src", type=PATH)
 @click.option("--thorough", is_flag=True, help="Measure longer, and every format.")
 @click.option(
     "--details", is_flag=True, help="Print what the columns mean, and which format suits which disk."
@@ -50,36 +105,18 @@ QUICK_FORMATS = ("shards", "webdataset")
     help=f"all, or some of: {', '.join(FORMAT_NAMES)}.  [default: {', '.join(QUICK_FORMATS)}]",
 )
 @click.option("--check", is_flag=True, help="Convert and load the whole tree, too, and compare.")
-@click.option("--gpus", type=int, help="What if there were so many GPUs?")
-@click.option("--cpus", type=int, help="What if there were so many CPUs?")
-@click.option("--trainer-rate", type=float, help="What if one GPU took so many images/s?")
-@click.option("--disk-mbps", type=float, help="What if the disk gave so many MB/s?")
-@click.option("--trainer", default="auto", show_default=True, help=f"One of: {CHOICES}.")
-@click.option("--stored-size", default=256, show_default=True, help="Side of the stored square, pixels.")
-@click.option("--quality", default=95, show_default=True, help="JPEG quality (webdataset, dali).")
-@click.option("--size", default=224, show_default=True, help="Side of the served square, pixels.")
-@click.option(
-    "--batch-size", type=int, help=f"Samples per batch.  [default: {_BATCH_SIZE}, or all of a smaller tree]"
-)
-@click.option("--pictures", type=int, help="Pictures of the sample.  [default: 100; --thorough: 200]")
-@click.option(
-    "--repeats", type=int, help="Of each measurement, taking turns.  [default: 3, or as many as fit]"
-)
-@click.option("--seconds", type=float, help="Of each measurement.  [default: 0.5; --thorough: 2]")
-@click.option("--scratch", type=_PATH, default=Path(tempfile.gettempdir()), help="Folder to convert into.")
-@click.option("--json", "json_path", type=_PATH, help="Write the result here; '-' prints it alone.")
+@gathered("changes", what_if, WHAT_IF)
+@gathered("asked", dict, MEASURING)
+@option("json_path")
 def command(
     src: Path,
     thorough: bool,
     details: bool,
     formats: str | None,
     check: bool,
-    gpus: int | None,
-    cpus: int | None,
-    trainer_rate: float | None,
-    disk_mbps: float | None,
+    changes: dict[str, Any],
+    asked: dict[str, Any],
     json_path: Path | None,
-    **settings: Any,
 ) -> None:
     """Say whether to convert the pictures in the tree SRC, and to which format.
 
@@ -87,13 +124,12 @@ def command(
     --check take minutes. Sizes, times and rates of the whole tree are computed from that and from what the
     disk gives. --gpus, --cpus, --trainer-rate and --disk-mbps change what they are computed for.
     """
-    changes = what_if(gpus=gpus, cpus=cpus, trainer_rate=trainer_rate, disk_mbps=disk_mbps)
     check_output(json_path)
     thorough = thorough or check
     names = _formats(formats, thorough)
-    spec = _spec(thorough, settings)
+    spec = _spec(thorough, asked)
     scan = scan_tree(src)
-    if settings["batch_size"] is None:
+    if asked["batch_size"] is None:
         spec = replace(spec, batch_size=max(1, min(_BATCH_SIZE, train_images(scan))))
     with ProgressBar("recommend", "run") as bar:
         result = recommend(scan, spec, formats=names, check=check, on_progress=bar)
@@ -121,28 +157,6 @@ def _spec(thorough: bool, asked: dict[str, Any]) -> RecommendSpec:
     if given.keys() & {"repeats", "seconds"}:
         usual.pop("limit_s", None)  # who says how long does not want to be cut short
     return RecommendSpec(**{"batch_size": _BATCH_SIZE, "workers": available_cpus(), **usual, **given})
-
-
-def what_if(**options: float | None) -> dict[str, Any]:
-    """Options that were given, as fields of `Inputs`.
-
-    Raises:
-        SettingError: one of them is not positive.
-    """
-    fields = {
-        "gpus": ("gpus", 1),
-        "cpus": ("cpus", 1),
-        "trainer_rate": ("trainer_images_per_s", 1),
-        "disk_mbps": ("disk_bytes_per_s", 1e6),
-    }
-    changes = {}
-    for name, value in options.items():
-        if value is not None:
-            if not 0 < value < float("inf"):
-                raise SettingError(f"{name} must be positive, got {value}")
-            field, factor = fields[name]
-            changes[field] = value * factor
-    return changes
 
 
 def show(result: Recommendation, other: Recommendation | None, *, details: bool = False) -> None:
@@ -298,6 +312,7 @@ def conditions(result: Recommendation) -> str:
     versions = ", ".join(versions_of(machine, _VERSIONS))
     inputs = result.inputs
     others = other_cpu(settings)
+    check = ", checksums not compared" if settings["check"] == "never" else ""
     busy = "" if others is None or is_disturbed(others) else f", other processes {others:.0%} of the CPUs"
     return (
         f"{counted(inputs.images, 'picture')}; trainer {settings['trainer']}, "
@@ -306,7 +321,7 @@ def conditions(result: Recommendation) -> str:
         f"{settings['size']}x{settings['size']}, {counted(settings['workers'], 'worker')}; stored "
         f"{settings['stored_size']} px, quality {settings['quality']}. Predicted from a sample of "
         f"{counted(settings['sample_pictures'], 'picture')}; median of "
-        f"{counted(settings['repeats'], 'repeat')}, page cache warm{busy}.\n"
+        f"{counted(settings['repeats'], 'repeat')}, page cache warm{check}{busy}.\n"
         f"{machine['cpu']}, {machine['memory']}, accelerator: {accelerator_of(machine)}; {versions}; "
         f"{machine['date']}."
     )

@@ -1,26 +1,23 @@
 """`bench report`: a result that was written before."""
 
 from pathlib import Path
-from typing import Any
 
 import click
 
 from bench.findings.result_file import read_result
-from bench.pages.terminal import Showing, show, showing_options, tensorboard_option, write
+from bench.options import PATH, option, showing_options, tensorboard_option
+from bench.pages.terminal import Showing, show, write
 from precache import commandline
-
-_PATH = click.Path(path_type=Path)
 
 
 @click.command(name="report", cls=commandline.Command)
-@click.argument("result_path", metavar="RESULT.json", type=_PATH)
-@click.option("--html", "html_path", type=_PATH, help="Write the report here.")
+@click.argument("result_path", metavar="RESULT.json", type=PATH)
+@option("html_path")
 @tensorboard_option
-@click.option("--svg", "svg_path", type=_PATH, help="Write a picture here: a bar for each loader.")
+@click.option("--svg", "svg_path", type=PATH, help="Write a picture here: a bar for each loader.")
 @showing_options
-def command(result_path: Path, html_path: Path | None, svg_path: Path | None, **showing: Any) -> None:
+def command(result_path: Path, html_path: Path | None, svg_path: Path | None, showing: Showing) -> None:
     """Show a result that 'bench loaders --json' wrote."""
     result = read_result(result_path)
-    shown = Showing(**showing)
-    show(result, shown, html_path)
-    write(result, None, html_path, svg_path=svg_path, gpu_price=shown.gpu_price)
+    show(result, showing, html_path)
+    write(result, None, html_path, svg_path=svg_path, gpu_price=showing.gpu_price)

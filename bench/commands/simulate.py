@@ -22,6 +22,7 @@ from bench.findings.simulation import (
 )
 from bench.findings.trust import disturbance, is_disturbed, miss, other_cpu, why_together
 from bench.findings.words import counted
+from bench.options import PATH, gathered
 from precache import commandline
 from precache.commandline import STDOUT, ProgressBar, check_output, write_json
 from precache.errors import SettingError, check_range
@@ -31,29 +32,48 @@ _WIDTH = 100
 _BOTTLENECKS = {STORAGE: "the storage", LINK: "the node's link to the storage", DECODE: "decoding"}
 _GPUS_PER_NODE = 8
 _DEFAULTS = {"batch_size": 64, "workers": 8, "image_bytes": 0.0}
+_RATES = {
+    "decode_ms": click.option(
+        "--decode-ms", type=float, help="What one worker takes for one image.  [default: the result's]"
+    ),
+    "trainer_images_per_s": click.option(
+        "--trainer-rate",
+        "trainer_images_per_s",
+        type=float,
+        help="Images/s of one GPU.  [default: the result's]",
+    ),
+    "batch_size": click.option("--batch-size", type=int, help="Of one GPU.  [default: the result's, or 64]"),
+    "workers": click.option("--workers", type=int, help="Of one GPU.  [default: the result's, or 8]"),
+    "prefetch": click.option(
+        "--prefetch", type=int, help="Batches that a loader holds ahead.  [default: 2 per worker]"
+    ),
+    "image_bytes": click.option(
+        "--image-bytes", type=float, help="Read from storage per image.  [default: the result's]"
+    ),
+    "storage_mbps": click.option(
+        "--storage-mbps", type=float, help="MB/s of the storage, shared.  [default: without limit]"
+    ),
+    "node_mbps": click.option(
+        "--node-mbps", type=float, help="MB/s of each node's link to it.  [default: without limit]"
+    ),
+    "cpus": click.option("--cpus", type=int, help="Of each node, that its workers share.  [default: enough]"),
+    "noise": click.option(
+        "--noise", default=0.0, show_default=True, help="How much steps and decoding vary: 0.1 is 10%."
+    ),
+    "seed": click.option("--seed", default=0, show_default=True, help="Of the noise."),
+}
+"""What replaces a rate of the result, or its default."""
 
 
 @click.command(name="simulate", cls=commandline.Command)
 @click.option("--gpus", default="1,8,64,1024", show_default=True, help="How many GPUs train together.")
 @click.option("--nodes", help="How many machines, for each number of GPUs.  [default: 8 GPUs each]")
-@click.option("--result", "result_path", type=click.Path(path_type=Path), help="Of 'bench loaders --json'.")
+@click.option("--result", "result_path", type=PATH, help="Of 'bench loaders --json'.")
 @click.option("--backend", help="Which row of the result to take.")
 @click.option("--data", help="Which row of the result to take.")
 @click.option("--trainer", help="Which row of the result to take.")
-@click.option("--decode-ms", type=float, help="What one worker takes for one image.  [default: the result's]")
-@click.option(
-    "--trainer-rate", "trainer_images_per_s", type=float, help="Images/s of one GPU.  [default: the result's]"
-)
-@click.option("--batch-size", type=int, help="Of one GPU.  [default: the result's, or 64]")
-@click.option("--workers", type=int, help="Of one GPU.  [default: the result's, or 8]")
-@click.option("--prefetch", type=int, help="Batches that a loader holds ahead.  [default: 2 per worker]")
-@click.option("--image-bytes", type=float, help="Read from storage per image.  [default: the result's]")
-@click.option("--storage-mbps", type=float, help="MB/s of the storage, shared.  [default: without limit]")
-@click.option("--node-mbps", type=float, help="MB/s of each node's link to it.  [default: without limit]")
-@click.option("--cpus", type=int, help="Of each node, that its workers share.  [default: enough]")
-@click.option("--noise", default=0.0, show_default=True, help="How much steps and decoding vary: 0.1 is 10%.")
-@click.option("--seed", default=0, show_default=True, help="Of the noise.")
-@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write it here; '-' prints it.")
+@gathered("given", dict, _RATES)
+@click.option("--json", "json_path", type=PATH, help="Write it here; '-' prints it.")
 def command(
     gpus: str,
     nodes: str | None,
@@ -61,8 +81,8 @@ def command(
     backend: str | None,
     data: str | None,
     trainer: str | None,
+    given: dict[str, Any],
     json_path: Path | None,
-    **given: Any,
 ) -> None:
     """Predict the images/s of many GPUs, and what would hold them up.
 

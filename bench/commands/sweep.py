@@ -1,7 +1,7 @@
 """`bench sweep`: workers, batch sizes, amp and pinning, each trial in a process of its own."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,61 +20,57 @@ from bench.findings.words import counted
 from bench.machine import page_cache
 from bench.machine.hardware import accelerator_of, describe_machine
 from bench.machine.others import OtherProcesses
-from bench.machine.precision import AMP_HELP
-from bench.options import parse_amp, parse_numbers, parse_switches
+from bench.options import PATH, option, parse_amp, parse_numbers, parse_switches, run_options
 from bench.pages import sweep as page
 from bench.pages.sweep_table import LEGEND, tables
 from bench.trial import sweep_trial
 from bench.trial.arm import CHOICES as BACKENDS
 from bench.trial.arm import Arm, choose_arms, open_arms
-from bench.trial.device import WARMUP_HELP, choose_device, choose_warmup
 from bench.trial.equal_work import find_facts
 from bench.trial.fresh import run_fresh
 from bench.trial.full_batches import check_fills_batch
 from bench.trial.presets import EPILOG
 from bench.trial.refusals import DoesNotFit
-from bench.trial.sweep_trial import Settings
-from bench.trial.trainers import CHOICES, MODELS, resolve
+from bench.trial.spec import RunSettings
+from bench.trial.sweep_trial import at_point
+from bench.trial.trainers import MODELS, resolve
 from loaders.dataset import RAW
 from precache import commandline
 from precache.commandline import ProgressBar, check_output
-from precache.errors import DatasetError, check_choice, check_range
+from precache.errors import DatasetError, check_choice
+from precache.progress import Progress, unseen
 from precache.tables import new_console
 
 _DATA = Path("data")
-_PATH = click.Path(path_type=Path)
 _WIDTH = 100
 
 
 @click.command(name="sweep", cls=commandline.Command, epilog=EPILOG)
-@click.argument("data", type=_PATH, nargs=-1)
+@click.argument("data", type=PATH, nargs=-1)
 @click.option("--backend", help=f"Some of: {', '.join(BACKENDS)}.  [default: as DATA needs]")
-@click.option("--trainer", default="auto", show_default=True, help=f"One of: {CHOICES}.")
+@run_options(
+    *("trainer", "compiled", "cache", "repeats", "size", "batches", "warmup", "device"),
+    repeats={"help": "Trials of each setting, taking turns."},
+    batches={"help": "Timed batches of each trial."},
+)
 @click.option("--workers", default="0,1,2,4,8", show_default=True, help="Processes or threads of the loader.")
-@click.option("--batch-size", default="32,64,128,256", show_default=True, help="Samples per batch.")
-@click.option("--amp", default="auto,off", show_default=True, help=AMP_HELP)
-@click.option("--compile", "compiled", is_flag=True, help="Compile the model with torch.compile.")
-@click.option("--cache", default="none", show_default=True, help="none, ram or device, of loaders.build.")
+@option("batch_size", {"default": "32,64,128,256"})
+@option("amp", {"default": "auto,off"})
 @click.option("--pin", default="on,off", show_default=True, help="Copies from pinned memory (CUDA).")
-@click.option("--out", type=_PATH, default=Path("sweep.jsonl"), show_default=True, help="Finished trials.")
-@click.option("--html", "html_path", type=_PATH, help="Write a page with charts here.")
+@click.option("--out", type=PATH, default=Path("sweep.jsonl"), show_default=True, help="Finished trials.")
+@option("html_path", {"help": "Write a page with charts here."})
 @click.option("--quiet", is_flag=True, help="Print nothing but errors; for --out and --html FILE.")
-@click.option("--repeats", default=3, show_default=True, help="Trials of each setting, taking turns.")
-@click.option("--size", default=224, show_default=True, help="Side of the served square, pixels.")
-@click.option("--batches", default=40, show_default=True, help="Timed batches of each trial.")
-@click.option("--warmup", type=int, help=WARMUP_HELP)
-@click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda.")
 def command(
     data: tuple[Path, ...],
     backend: str | None,
-    trainer: str,
+    workers: str,
+    batch_size: str,
+    amp: str,
+    pin: str,
     out: Path,
     html_path: Path | None,
     quiet: bool,
-    device: str,
-    warmup: int | None,
-    repeats: int,
-    **given: Any,
+    settings: RunSettings,
 ) -> None:
     """Find the fewest workers and the smallest batch that keep the trainer busy.
 
@@ -83,16 +79,10 @@ def command(
     command goes on after those. --amp is left out for a trainer that does not compute, and --pin without
     CUDA: they change nothing there.
     """
-    check_range("repeats", repeats, 1)
-    chosen = choose_device(device)
-    axes = _axes(chosen, **{name: given.pop(name) for name in ("workers", "batch_size", "amp", "pin")})
-    settings = Settings(
-        trainer=resolve(trainer, chosen),
-        device=str(chosen),
-        warmup=choose_warmup(warmup, chosen),
-        **given,
-    )
-    axes, notes = drop_axes(axes, chosen.type, computes=settings.trainer in MODELS, cache=settings.cache)
+    device = settings.device
+    settings = replace(settings, trainers=(resolve(settings.trainer, device),))
+    axes = _axes(device, workers, batch_size, amp, pin)
+    axes, notes = drop_axes(axes, device.type, computes=settings.trainer in MODELS, cache=settings.cache)
     for note in () if quiet else notes:
         click.echo(note)
     arms = _arms(data, backend)
@@ -101,21 +91,21 @@ def command(
         arm.data.served_size(settings.size)
     points = grid([(arm.backend, str(arm.path)) for arm in arms], axes)
     header = {
-        "machine": describe_machine(chosen),
+        "machine": describe_machine(device),
         "data": {str(arm.path): arm.data.digest for arm in arms},
-        "settings": asdict(settings),
+        "settings": _written(settings),
     }
     classes = {str(arm.path): len(arm.data.classes) for arm in arms}
     check_output(html_path)
     file = SweepFile(out, header)
     if quiet:
-        run(points, settings, file, repeats, classes)
+        run(points, settings, file, classes)
     else:
         with ProgressBar("sweep", "trial") as bar:
-            run(points, settings, file, repeats, classes, bar)
+            run(points, settings, file, classes, bar)
     if not any(m.point in set(points) for m in file.measured()):
         raise DatasetError(f"nothing measured: {'; '.join(sorted(set(file.failed.values())))}")
-    conditions = _conditions(settings, file, repeats)
+    conditions = _conditions(settings, file)
     if not quiet:
         _show(points, file, conditions)
     if html_path is not None:
@@ -127,11 +117,10 @@ def command(
 
 def run(
     points: Sequence[Point],
-    settings: Settings,
+    settings: RunSettings,
     file: SweepFile,
-    repeats: int,
     classes: Mapping[str, int],
-    on_progress: Callable[[int, int], None] = lambda done, total: None,
+    on_progress: Progress = unseen,
 ) -> None:
     """Measure what `file` lacks of `points`, all of them once, then again; prune in the first round.
 
@@ -145,14 +134,15 @@ def run(
     left_out = {**file.pruned, **file.failed}
     missing = [
         (repeat, point)
-        for repeat in range(repeats)
+        for repeat in range(settings.repeats)
         for point in points
         if point not in left_out and repeat not in file.trials.get(point, {})
     ]
     for point in {(point.backend, point.data): point for _, point in reversed(missing)}.values():
         # raises what its trials would, before hours are spent on others
-        run_fresh(find_facts, settings.spec(replace(point, batch_size=1, workers=0), classes[point.data]))
-    total = len(points) * repeats
+        probe = replace(point, batch_size=1, workers=0)
+        run_fresh(find_facts, at_point(settings, probe, classes[point.data]))
+    total = len(points) * settings.repeats
     on_progress(total - len(missing), total)
     for number, (repeat, point) in enumerate(missing, 1):
         if point not in file.pruned and point not in file.failed:
@@ -161,7 +151,7 @@ def run(
 
 
 def _measure(
-    point: Point, repeat: int, settings: Settings, file: SweepFile, classes: Mapping[str, int]
+    point: Point, repeat: int, settings: RunSettings, file: SweepFile, classes: Mapping[str, int]
 ) -> None:
     # once begun, a point gets all its trials: else chance would choose which have few
     reason = None if point in file.trials else prune(point, file.measured(), file.failed)
@@ -171,11 +161,18 @@ def _measure(
     warm = page_cache.warm(Path(point.data))
     others = OtherProcesses()
     try:
-        trial = sweep_trial.run(settings.spec(point, classes[point.data]))
+        trial = sweep_trial.run(at_point(settings, point, classes[point.data]))
     except DoesNotFit:
         file.add(point, failed=f"batch {point.batch_size:,} does not fit into memory")
     else:
         file.add(point, repeat=repeat, trial={**trial, "page_cache_warm": warm, "other_cpu": others.share()})
+
+
+def _written(settings: RunSettings) -> dict[str, Any]:
+    """What the header of a sweep says of its settings: another sweep's trials must not go on after it."""
+    names = ("size", "warmup", "batches", "compiled", "cache")
+    own = {name: getattr(settings, name) for name in names}
+    return {"trainer": settings.trainer, "device": str(settings.device), **own}
 
 
 def _axes(device: torch.device, workers: str, batch_size: str, amp: str, pin: str) -> Axes:
@@ -210,16 +207,17 @@ def _opened(arms: Sequence[Arm]) -> list[Arm]:
     return opened
 
 
-def _conditions(settings: Settings, file: SweepFile, repeats: int) -> str:
-    machine = describe_machine(torch.device(settings.device))
+def _conditions(settings: RunSettings, file: SweepFile) -> str:
+    machine = describe_machine(settings.device)
     trials = [trial for by_repeat in file.trials.values() for trial in by_repeat.values()]
     warm = all(trial["page_cache_warm"] for trial in trials)
     return (
         f"{machine['cpu']}, {machine['memory']}, accelerator: {accelerator_of(machine)}; torch "
         f"{machine['torch']}; trainer {settings.trainer}{', compiled' if settings.compiled else ''}; "
         f"{settings.size}x{settings.size}, cache {settings.cache}, page cache "
-        f"{'warm' if warm else 'not warmed: larger than memory'}; median of {counted(repeats, 'trial')} of "
-        f"{settings.batches} batches, taking turns; {machine['date']}; trials: {file.path}"
+        f"{'warm' if warm else 'not warmed: larger than memory'}; median of "
+        f"{counted(settings.repeats, 'trial')} of {settings.batches} batches, taking turns; "
+        f"{machine['date']}; trials: {file.path}"
     )
 
 

@@ -13,23 +13,18 @@ import click
 import torch
 
 from bench.evidence.feeds import FEEDS, Feed
-from bench.evidence.programs import failure, write_result
+from bench.evidence.programs import failure, feed_options, write_result
 from bench.trial.fresh import run_fresh
 from bench.trial.processes import tree_bytes
 from precache import commandline
 from precache.errors import MissingDependencyError, SettingError
 
-_PATH = click.Path(path_type=Path)
 MAY_GROW_BYTES = 64 << 20
 """From the second epoch to the last; in the first, libraries allocate and caches fill."""
 
 
 @click.command(cls=commandline.Command)
-@click.argument("data", type=_PATH)
-@click.argument("result", type=_PATH)
-@click.option("--device", default="cuda", show_default=True)
-@click.option("--batch-size", default=32, show_default=True)
-@click.option("--size", default=224, show_default=True, help="Side of the served square, pixels.")
+@feed_options
 @click.option("--epochs", default=6, show_default=True)
 def memory(data: Path, result: Path, device: str, batch_size: int, size: int, epochs: int) -> None:
     """Watch what each loader of DATA takes after every epoch."""

@@ -15,7 +15,7 @@ import click
 import torch
 
 from bench.evidence.feeds import FEEDS, Feed
-from bench.evidence.programs import failure, write_result
+from bench.evidence.programs import failure, feed_options, write_result
 from bench.trial.fresh import run_fresh
 from precache import commandline
 from precache.errors import MissingDependencyError, SettingError
@@ -23,7 +23,6 @@ from precache.errors import MissingDependencyError, SettingError
 _BATCHES = 16  # of an epoch at most
 _CACHE_EPOCHS = 3  # the first fills it
 _STALL_CYCLES = 60_000_000  # some 30 ms
-_PATH = click.Path(path_type=Path)
 
 KINDS: dict[str, dict[str, Any]] = {
     "uint8": {},
@@ -35,11 +34,7 @@ Sums = list[tuple[list[float], list[int]]]
 
 
 @click.command(cls=commandline.Command)
-@click.argument("data", type=_PATH)
-@click.argument("result", type=_PATH)
-@click.option("--device", default="cuda", show_default=True)
-@click.option("--batch-size", default=32, show_default=True)
-@click.option("--size", default=224, show_default=True, help="Side of the served square, pixels.")
+@feed_options
 def races(data: Path, result: Path, device: str, batch_size: int, size: int) -> None:
     """Compare the sums of stalled runs over DATA with those of idle ones, for each loader."""
     checks = []

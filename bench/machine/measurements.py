@@ -20,6 +20,7 @@ from bench.machine.precision import DTYPES, resolve_amp
 from precache import images, jpeg
 from precache.errors import ImageError, SettingError, check_range
 from precache.executors import available_cpus
+from precache.progress import Progress, unseen
 from precache.source import Scan
 
 PICTURES = 200
@@ -141,7 +142,7 @@ def measure(
     spec: HardwareSpec,
     pictures: Sequence[bytes],
     data: dict[str, int] | None = None,
-    on_progress: Callable[[int, int], None] = lambda done, total: None,
+    on_progress: Progress = unseen,
 ) -> Hardware:
     """Take every measurement `spec.repeats` times, by turns.
 

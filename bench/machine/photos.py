@@ -15,6 +15,7 @@ from PIL import Image
 
 from precache import executors, images, jpeg
 from precache.errors import check_range
+from precache.progress import Progress, unseen
 from precache.source import check_apart, scan_tree
 from precache.storage import atomic_folder, check_new_folder
 
@@ -36,7 +37,7 @@ def make_photos(
     destination: str | os.PathLike[str],
     mean: tuple[int, int],
     pictures: int,
-    on_progress: Callable[[int, int], None] = lambda done, total: None,
+    on_progress: Progress = unseen,
 ) -> None:
     """Write `pictures` JPEGs of quality 90, `mean` (width, height) in size on average, in class folders.
 

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
 
 import click
 
@@ -14,11 +13,10 @@ from bench.findings.result import Result
 from bench.pages import events, loaders, picture, summary, table
 from precache.commandline import write_json
 from precache.errors import printable
+from precache.progress import Progress
 from precache.tables import new_console
 
-_PATH = click.Path(path_type=Path)
 _TABLE_WIDTH = 130  # more than any row
-_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,43 +32,6 @@ class Showing:
     markdown: bool = False
     details: bool = False
     gpu_price: float | None = None
-
-
-def price_option(function: _Function) -> _Function:
-    """`--gpu-price`."""
-    return click.option(
-        "--gpu-price",
-        type=click.FloatRange(min=0, min_open=True),
-        metavar="DOLLARS",
-        help="Of an hour of the accelerator: say what is saved.",
-    )(function)
-
-
-def showing_options(function: _Function) -> _Function:
-    """`--markdown`, `--details` and `--gpu-price`, whose values make a `Showing`."""
-    for option in (
-        price_option,
-        click.option("--details", is_flag=True, help="Print every column and finding."),
-        click.option("--markdown", is_flag=True, help="Print the table as Markdown."),
-    ):
-        function = option(function)
-    return function
-
-
-def _choose_events(context: click.Context, _: click.Parameter, folder: Path | None) -> None:
-    if folder is not None:
-        events.writer_class()  # its absence is an error now, not after minutes of measuring
-        context.meta[events.__name__] = folder
-
-
-tensorboard_option = click.option(
-    "--tensorboard",
-    type=_PATH,
-    metavar="DIR",
-    callback=_choose_events,
-    expose_value=False,
-    help="Write events for TensorBoard here: batch times, and what ran meanwhile.",
-)
 
 
 def show(result: Result, showing: Showing, html_path: Path | None = None) -> None:
@@ -97,8 +58,8 @@ def show(result: Result, showing: Showing, html_path: Path | None = None) -> Non
 
 @contextmanager
 def all_or_nothing(
-    on_progress: Callable[[int, int], None] | None = None,
-) -> Iterator[Callable[[int, int], None]]:
+    on_progress: Progress | None = None,
+) -> Iterator[Progress]:
     """Counts runs done and in all, and passes them on; a signal that ends them says what is lost."""
     counted = (0, 0)
 

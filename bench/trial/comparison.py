@@ -28,7 +28,7 @@ from bench.trial.run import (
     measure_transfer,
 )
 from bench.trial.same_pictures import Served, same_pictures
-from bench.trial.spec import BenchSpec, TrialSpec
+from bench.trial.spec import RunSettings, TrialSpec
 from bench.trial.stages import DECODING, probe_files, time_stages
 from bench.trial.trainers import MODELS, NullTrainer, resolve
 from loaders.dataset import RAW
@@ -41,8 +41,9 @@ from precache.errors import (
     WorkerError,
 )
 from precache.executors import available_cpus
+from precache.progress import Progress, unseen
 
-__all__ = ["Arm", "BenchSpec", "choose_arms", "compare"]
+__all__ = ["Arm", "RunSettings", "choose_arms", "compare"]
 
 Around = Callable[[], AbstractContextManager[object]]
 # Of a file's pages: some stay that were read ahead, or that another process reads.
@@ -52,8 +53,8 @@ _ALWAYS_RUN = (imagefolder.NAME, "pytorch", "shards", "webdataset")  # without a
 
 def compare(
     arms: Sequence[Arm],
-    spec: BenchSpec,
-    on_progress: Callable[[int, int], None] = lambda done, total: None,
+    spec: RunSettings,
+    on_progress: Progress = unseen,
     peers: Sequence[PeerArm] = (),
     around: Around = nullcontext,
 ) -> Result:
@@ -79,9 +80,9 @@ def _compare(
     served: Served,
     peers: Sequence[PeerArm],
     skipped: dict[str, str],
-    spec: BenchSpec,
+    spec: RunSettings,
     around: Around,
-    on_progress: Callable[[int, int], None],
+    on_progress: Progress,
 ) -> Result:
     names = [resolve(name, spec.device) for name in spec.trainers]
     _check_pictures([arm for arm in served.arms if arm.backend in _ALWAYS_RUN], spec.size)
@@ -107,7 +108,7 @@ def _compare(
             for name, arm in arm_names(running).items()
         },
     }
-    means = Means(spec.workers, available_cpus(), psutil.virtual_memory().available)
+    means = Means(spec.workers_alone, available_cpus(), psutil.virtual_memory().available)
     rows = make_rows(running, names, bench.trials, spec.batch_size, means, spec.augment)
     machine = describe_machine(spec.device)
     return Result(machine, settings, rows, skipped, bench.host_to_device_gbps())
@@ -124,11 +125,11 @@ class _Bench:
 
     def __init__(
         self,
-        spec: BenchSpec,
+        spec: RunSettings,
         names: Sequence[str],
         classes: int,
         around: Around,
-        on_progress: Callable[[int, int], None],
+        on_progress: Progress,
     ) -> None:
         self.trials = Trials(cached=spec.cache != "none")
         self.versions: dict[str, str] = {}
@@ -213,7 +214,7 @@ class _Bench:
             arm,
             batch_size=spec.batch_size,
             size=spec.size,
-            workers=spec.workers,
+            workers=spec.workers_alone,
             warmup=spec.warmup,
             batches=spec.batches,
         )
@@ -242,33 +243,18 @@ class _Bench:
         self._on_progress(self._done, self._total)
 
 
-def _trial_spec(spec: BenchSpec, classes: int, around: Around, arm: Arm | None, trainer: str) -> TrialSpec:
-    return TrialSpec(
-        backend=arm.backend if arm else "",
-        path=arm.reads if arm else Path(),
-        trainer=trainer,
-        classes=classes,
-        batch_size=spec.batch_size,
-        workers=spec.workers,
-        size=spec.size,
-        warmup=spec.warmup,
-        batches=spec.batches,
-        device=spec.device,
-        augment=spec.augment,
-        shuffle=spec.shuffle,
-        amp=spec.amp,
-        compiled=spec.compiled,
-        cache=spec.cache,
-        around=around,
-    )
+def _trial_spec(spec: RunSettings, classes: int, around: Around, arm: Arm | None, trainer: str) -> TrialSpec:
+    backend, path = (arm.backend, arm.reads) if arm else ("", Path())
+    trial = spec.trial(backend=backend, path=path, trainer=trainer, classes=classes)
+    return replace(trial, around=around)
 
 
-def _write_data(peers: Sequence[PeerArm], spec: BenchSpec, skipped: dict[str, str]) -> list[PeerArm]:
+def _write_data(peers: Sequence[PeerArm], spec: RunSettings, skipped: dict[str, str]) -> list[PeerArm]:
     """Those whose data is there, or could be written."""
     ready = []
     for arm in peers:
         try:
-            write_data(arm, spec.workers)
+            write_data(arm, spec.workers_alone)
             ready.append(arm)
         except (DatasetError, WorkerError) as error:
             skipped[arm.label] = str(error)
@@ -298,7 +284,7 @@ def _notes(facts: Mapping[Arm, Facts]) -> list[str]:
 
 
 def _find_facts(
-    arms: Sequence[Arm], spec: BenchSpec, around: Around, skipped: dict[str, str]
+    arms: Sequence[Arm], spec: RunSettings, around: Around, skipped: dict[str, str]
 ) -> dict[Arm, Facts]:
     """Of the arms that can run; why the others cannot goes to `skipped`."""
     usable = {}

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +34,7 @@ from precache.errors import (
 )
 from precache.formats import FORMATS, Sample
 from precache.output import publish
+from precache.progress import Progress, unseen
 from precache.recipe import Recipe
 from precache.source import Scan, scan_tree
 
@@ -139,7 +139,7 @@ class ConversionResult:
 def measure(
     source: str | Path,
     spec: ConversionSpec,
-    on_progress: Callable[[int, int], None] = lambda done, total: None,
+    on_progress: Progress = unseen,
 ) -> ConversionResult:
     """Time the stages and whole conversions of the tree `source`.
 

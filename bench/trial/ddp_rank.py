@@ -7,7 +7,8 @@ or {"error": message}, to the file `<rank>.json` in the folder that the settings
 import json
 import os
 import sys
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,51 +17,45 @@ import torch.distributed as dist
 
 from bench.trial import run as trials
 from bench.trial.refusals import in_one_line
-from bench.trial.spec import TrialSpec
-from bench.trial.trainers import ModelTrainer, Trainer, check_trainer
+from bench.trial.spec import RunSettings, TrialSpec
+from bench.trial.trainers import ModelTrainer, Trainer
 from loaders.batch import Batch
-from precache.errors import PrecacheError, check_range
+from precache.errors import PrecacheError
 from precache.executors import available_cpus
-from precache.images import MAX_SIZE
 
 ONE, OWN, TOGETHER = "one", "own", "together"
 DATA_WAIT = "data_wait"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Settings:
+class Job:
     """What all ranks are told.
 
     Attributes:
-        data, backend, trainer, batch_size, size: see `bench loaders`; the batch is that of a rank.
-        workers: of the loader of a rank; None: one per CPU, shared out among the ranks.
-        warmup, batches: of each run, before the timed ones and timed.
-        repeats: runs of each kind, interleaved.
-        device: cpu or cuda; rank n takes GPU n.
-        amp: of a trainer that computes.
+        data, backend: of the loader.
+        classes: of the data.
+        settings: of one trainer; rank n takes GPU n where its device is one.
     """
 
-    data: str
+    data: Path
     backend: str
-    trainer: str
-    batch_size: int
-    workers: int | None
-    size: int
-    warmup: int
-    batches: int
-    repeats: int
-    device: str
-    amp: str = "auto"
+    classes: int
+    settings: RunSettings
 
-    def __post_init__(self) -> None:
-        check_range("batch_size", self.batch_size, 1)
-        check_range("size", self.size, 1, MAX_SIZE)
-        check_range("warmup", self.warmup, 0)
-        check_range("batches", self.batches, 1)
-        check_range("repeats", self.repeats, 1)
-        if self.workers is not None:
-            check_range("workers", self.workers, 0)
-        check_trainer(self.trainer, self.size, amp=self.amp)
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        settings = {**asdict(self.settings), "device": self.settings.device.type}
+        return {**asdict(self), "data": str(self.data), "settings": settings}
+
+    @classmethod
+    def from_json(cls, told: Mapping[str, Any]) -> "Job":
+        """From what `to_json` gave."""
+        given = told["settings"]
+        chosen = {"device": torch.device(given["device"]), "trainers": tuple(given["trainers"])}
+        settings = RunSettings(**{**given, **chosen})
+        return cls(
+            data=Path(told["data"]), backend=told["backend"], classes=told["classes"], settings=settings
+        )
 
 
 class InStep:
@@ -78,7 +73,7 @@ class InStep:
         dist.all_reduce(self._gradient)
 
 
-def measure(settings: Settings, device: torch.device, classes: int) -> dict[str, list[float]]:
+def measure(job: Job, device: torch.device) -> dict[str, list[float]]:
     """Images/s of this rank, run by run, by kind:
 
     one: rank 0 alone, without a share: all samples and, unless `workers` says other, all CPUs;
@@ -88,12 +83,12 @@ def measure(settings: Settings, device: torch.device, classes: int) -> dict[str,
     and data_wait: the share of its time, 0 to 1, that this rank waits for a batch in the runs in step.
     """
     rank = dist.get_rank()
-    shared, one = _specs(settings, device, classes)
+    shared, one = _specs(job, device)
     trainer = shared.make_trainer()
     in_step = trainer.distributed() if isinstance(trainer, ModelTrainer) else InStep(trainer, device)
     rates: dict[str, list[float]] = {ONE: [], OWN: [], TOGETHER: []}
     waits: list[float] = []
-    for _ in range(settings.repeats):
+    for _ in range(job.settings.repeats):
         for kind, found in rates.items():
             alone = kind == ONE
             torch.set_num_threads(max(1, available_cpus() // (1 if alone else dist.get_world_size())))
@@ -106,43 +101,34 @@ def measure(settings: Settings, device: torch.device, classes: int) -> dict[str,
             dist.all_reduce(torch.zeros(1))  # on the CPU: no GPU is kept busy with waiting
             if rank == 0:
                 done = sum(map(len, rates.values()))
-                print(json.dumps({"done": done, "total": len(rates) * settings.repeats}), flush=True)
+                print(json.dumps({"done": done, "total": len(rates) * job.settings.repeats}), flush=True)
     return {**rates, DATA_WAIT: waits}
 
 
-def _specs(settings: Settings, device: torch.device, classes: int) -> tuple[TrialSpec, TrialSpec]:
+def _specs(job: Job, device: torch.device) -> tuple[TrialSpec, TrialSpec]:
     """Of a rank among the others, and of one alone, which has all samples and all CPUs."""
-    shared = TrialSpec(
-        backend=settings.backend,
-        path=Path(settings.data),
-        trainer=settings.trainer,
-        classes=classes,
-        batch_size=settings.batch_size,
-        workers=settings.workers,
-        size=settings.size,
-        warmup=settings.warmup,
-        batches=settings.batches,
+    settings = job.settings
+    shared = replace(
+        settings.trial(backend=job.backend, path=job.data, trainer=settings.trainer, classes=job.classes),
         device=device,
-        amp=settings.amp,
         last="pad",  # as torch's DistributedSampler: all ranks have as many batches, all of them full
     )
-    workers = available_cpus() if settings.workers is None else settings.workers
-    return shared, replace(shared, rank=0, world_size=1, workers=workers)
+    return shared, replace(shared, rank=0, world_size=1, workers=settings.workers_alone)
 
 
 def main() -> None:
     """Join the other ranks, measure, write the answer."""
     asked = json.loads(sys.argv[1])
-    settings = Settings(**asked["settings"])
-    on_gpu = settings.device == "cuda"
+    job = Job.from_json(asked["job"])
+    on_gpu = job.settings.device.type == "cuda"
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
     if on_gpu:
         torch.cuda.set_device(device)
     dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo")
     answer: dict[str, Any]
     try:
-        with in_one_line(settings.batch_size, settings.size):
-            answer = measure(settings, device, asked["classes"])
+        with in_one_line(job.settings.batch_size, job.settings.size):
+            answer = measure(job, device)
     except PrecacheError as error:
         answer = {"error": str(error)}
     (Path(asked["out"]) / f"{dist.get_rank()}.json").write_text(json.dumps(answer), encoding="utf-8")

@@ -25,6 +25,7 @@ from bench.trial.loader_run import LoaderRun
 from bench.trial.sampling import BACKENDS, Converted, RecommendSpec, Trees
 from bench.trial.trainers import check_trainer, resolve
 from precache.errors import DatasetError, MissingDependencyError, WorkerError, check_choice
+from precache.progress import Progress, unseen
 from precache.recipe import FORMAT_NAMES
 from precache.source import Scan
 
@@ -115,7 +116,7 @@ def recommend(
     *,
     formats: tuple[str, ...] = FORMAT_NAMES,
     check: bool = False,
-    on_progress: Callable[[int, int], None] = lambda done, total: None,
+    on_progress: Progress = unseen,
 ) -> Recommendation:
     """Measure a sample of a tree in every format and predict what the whole would give.
 

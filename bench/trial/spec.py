@@ -1,4 +1,4 @@
-"""What to run: one trial, and a comparison of many."""
+"""What to run: one trial, and what all trials of a command have in common."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -39,7 +39,8 @@ class TrialSpec:
             0: not asked for.
         first_epoch: whether a whole epoch goes before all that; so it does where there is a cache to fill.
         device: where batches go and the trainer runs.
-        augment, check, cache, last, rank, world_size: see `loaders.build`.
+        augment, last, rank, world_size: see `loaders.build`.
+        check, cache: see `loaders.Reading`.
         shuffle: one of SHUFFLES.
         pin: whether batches are copied from pinned memory; else from pageable, in the training's thread.
         monitored: whether the machine is watched while a trainer is fed.
@@ -128,28 +129,28 @@ class TrialSpec:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class BenchSpec:
-    """Settings of a comparison, the same for every arm; checked once.
+class RunSettings:
+    """What all trials of a command have in common, whatever they run; checked once.
 
     Attributes:
-        trainers: names, see `bench.trial.trainers.CHOICES`.
-        batch_size: samples per batch.
-        workers: of each loader; see `loaders.build`.
+        trainers: names, see `bench.trial.trainers.CHOICES`; none where the command chooses them later.
+        batch_size: samples per batch, of each rank.
+        workers: of each loader; None: the CPUs, shared out among the ranks.
         size: side of the served square in pixels.
         warmup: batches before the timed ones, of each trial.
         batches: timed batches of each trial.
-        repeats: trials of each kind.
+        repeats: trials of each kind, interleaved.
         device: where batches go and the trainer runs.
         augment: a name, see `loaders.build`.
         shuffle: one of SHUFFLES.
         cold: whether to measure each loader with a cold page cache, too.
         amp, compiled: of the trainers that compute, see `bench.trial.trainers.make_trainer`.
-        cache: of the loaders, see `loaders.build`; a first epoch, which fills it, is not timed.
+        cache: of the loaders, see `loaders.Reading`; a first epoch, which fills it, is not timed.
     """
 
     trainers: tuple[str, ...]
     batch_size: int
-    workers: int
+    workers: int | None
     size: int
     warmup: int
     batches: int
@@ -164,7 +165,8 @@ class BenchSpec:
 
     def __post_init__(self) -> None:
         check_range("batch_size", self.batch_size, 1)
-        check_range("workers", self.workers, 0)
+        if self.workers is not None:
+            check_range("workers", self.workers, 0)
         check_range("size", self.size, 1, MAX_SIZE)
         check_range("warmup", self.warmup, 0)
         check_range("batches", self.batches, 1)
@@ -180,3 +182,34 @@ class BenchSpec:
         for name in self.trainers:
             full_name = resolve(name, self.device)
             check_trainer(full_name, self.size, amp=self.amp, compiled=self.compiled)
+
+    @property
+    def trainer(self) -> str:
+        """The only one."""
+        (name,) = self.trainers
+        return name
+
+    @property
+    def workers_alone(self) -> int:
+        """Of a loader that has all CPUs of this machine."""
+        return available_cpus() if self.workers is None else self.workers
+
+    def trial(self, *, backend: str, path: Path, trainer: str, classes: int) -> TrialSpec:
+        """The trial of a loader and a trainer; what else it asks for, its caller replaces."""
+        return TrialSpec(
+            backend=backend,
+            path=path,
+            trainer=trainer,
+            classes=classes,
+            batch_size=self.batch_size,
+            workers=self.workers,
+            size=self.size,
+            warmup=self.warmup,
+            batches=self.batches,
+            device=self.device,
+            augment=self.augment,
+            shuffle=self.shuffle,
+            amp=self.amp,
+            compiled=self.compiled,
+            cache=self.cache,
+        )

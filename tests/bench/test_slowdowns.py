@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from bench.findings.result import Row
-from bench.trial.comparison import Arm, BenchSpec, compare
+from bench.trial.comparison import Arm, RunSettings, compare
 from tests.bench.slowed import BATCH, make_tree, slow
 
 PICTURE_S = 0.008
@@ -25,7 +25,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def measure(tree: Path, picture_s: dict[str, float]) -> Row:
-    spec = BenchSpec(
+    spec = RunSettings(
         trainers=("emulated:1000",), batch_size=BATCH, workers=1, size=32, warmup=0, batches=4, repeats=2,
         device=torch.device("cpu"),
     )  # fmt: skip

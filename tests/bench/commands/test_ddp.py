@@ -6,11 +6,13 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 from rich.console import Console
 
 from bench.cli import main
 from bench.commands.ddp import cause, launch, rank_table, sentences, summarise
-from bench.trial.ddp_rank import Settings
+from bench.trial.ddp_rank import Job
+from bench.trial.spec import RunSettings
 from precache import commandline
 from precache.errors import WorkerError
 from tests.command import check_bad_input
@@ -134,19 +136,18 @@ def test_a_folder_that_the_backend_does_not_read_is_refused(
     check_bad_input(result, "none of it is read by backend shards")
 
 
-def endless(raw_tree: Path) -> Settings:
-    return Settings(
-        data=str(raw_tree),
-        backend="auto",
-        trainer="none",
+def endless(raw_tree: Path) -> Job:
+    settings = RunSettings(
+        trainers=("none",),
         batch_size=4,
         workers=0,
         size=32,
         warmup=0,
         batches=1,
         repeats=10**6,
-        device="cpu",
+        device=torch.device("cpu"),
     )
+    return Job(data=raw_tree, backend="auto", classes=5, settings=settings)
 
 
 def ranks_running() -> dict[int, psutil.Process]:
@@ -185,7 +186,7 @@ def test_a_rank_that_dies_is_named(raw_tree: Path) -> None:
             ranks_running()[1].kill()
 
     with pytest.raises(WorkerError, match=r"^2 ranks: rank 1 ended with exit code -9; try fewer ranks"):
-        launch(endless(raw_tree), 2, 5, kill)
+        launch(endless(raw_tree), 2, kill)
 
 
 @pytest.mark.slow
@@ -197,7 +198,7 @@ def test_an_interrupt_leaves_no_rank_behind(raw_tree: Path) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        launch(endless(raw_tree), 2, 5, interrupt)
+        launch(endless(raw_tree), 2, interrupt)
     assert len(started) == 2
     assert psutil.wait_procs(started, timeout=10)[1] == []
 

@@ -18,11 +18,11 @@ from bench.cli import main
 from bench.findings.grid import Point
 from bench.trial import sweep_trial
 from bench.trial.refusals import DoesNotFit
-from bench.trial.sweep_trial import Settings
 from bench.trial.trainers import FromPageable, NullTrainer
 from loaders.batch import Batch
 from precache import commandline
 from precache.errors import SettingError
+from tests.bench.settings import sweep_settings
 from tests.command import ROOT, check_bad_input
 
 # no loader keeps up with this trainer: nothing is pruned
@@ -274,15 +274,15 @@ def test_a_loader_that_cannot_be_built_is_refused_before_another_is_measured(
 
 
 def test_a_batch_that_does_not_fit_is_told_by_the_process_of_its_trial(raw_tree: Path) -> None:
-    settings = Settings(trainer="emulated:100", device="cpu", size=32, warmup=0, batches=1)
+    settings = sweep_settings(trainer="emulated:100", size=32, warmup=0, batches=1)
     point = Point("pytorch", str(raw_tree), 10**9, None, None, 0)
     with pytest.raises(DoesNotFit, match="batch_size 1,000,000,000 of 32x32 does not fit into memory"):
-        sweep_trial.run(settings.spec(point, 5))
+        sweep_trial.run(sweep_trial.at_point(settings, point, 5))
 
 
 def test_settings_of_a_sweep_are_checked() -> None:
     with pytest.raises(SettingError, match="size must be an integer from 1 to 8,192, got 0"):
-        Settings(trainer="emulated:100", device="cpu", size=0, warmup=0, batches=1)
+        sweep_settings(trainer="emulated:100", size=0, warmup=0, batches=1)
 
 
 def test_batches_from_pageable_memory_reach_the_trainer_in_its_dtype() -> None:

@@ -10,7 +10,7 @@ import torch
 from bench import cli
 from bench.evidence.steps import FULL, LONGEST_S, PREPARE, SMOKE, STEPS, Scale, Step, arguments
 from bench.trial.device import choose_warmup
-from bench.trial.spec import BenchSpec
+from bench.trial.spec import RunSettings
 from loaders import BACKENDS
 from tests.command import ROOT
 
@@ -46,7 +46,7 @@ def test_a_comparison_of_loaders_at_full_scale_has_settings_that_bench_loaders_t
     assert set(given["backend"].split(",")) <= set(BACKENDS)
     names = ("batch_size", "size", "batches", "repeats", "amp", "compiled", "cache")
     device = torch.device("cuda")
-    spec = BenchSpec(
+    spec = RunSettings(
         trainers=(given["trainer"],),
         workers=1,
         warmup=choose_warmup(given["warmup"], device),

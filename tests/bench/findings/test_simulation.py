@@ -14,7 +14,7 @@ import torch
 
 from bench.cli import main
 from bench.findings.simulation import DECODE, LINK, SLOWEST, STEP, STORAGE, Prediction, Rates, simulate
-from bench.trial.comparison import Arm, BenchSpec, compare
+from bench.trial.comparison import Arm, RunSettings, compare
 from bench.trial.trainers import EmulatedTrainer
 from precache import commandline
 from precache.errors import SettingError
@@ -227,7 +227,7 @@ def test_the_prediction_from_a_result_comes_within_a_tenth_of_it(
     trainer_images_per_s: int, workers: int, binds: str | None, tmp_path: Path
 ) -> None:
     """Two workers read and decode 100 images/s, one 50, by sleeping; all else is real."""
-    spec = BenchSpec(
+    spec = RunSettings(
         trainers=(f"emulated:{trainer_images_per_s}",), batch_size=BATCH, workers=workers, size=32, warmup=4,
         batches=14, repeats=1, device=torch.device("cpu"),
     )  # fmt: skip

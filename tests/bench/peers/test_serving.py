@@ -16,7 +16,7 @@ from bench.pages import table as report
 from bench.peers import libraries, serving
 from bench.peers.libraries import Work
 from bench.peers.serving import LIMIT, PEERS
-from bench.trial.comparison import Arm, BenchSpec, compare
+from bench.trial.comparison import Arm, RunSettings, compare
 from bench.trial.peer_arm import DEFAULT_STORED, PeerArm, choose_peers, limits, run_peer, write_data
 from precache.errors import DatasetError, SettingError, WorkerError
 from precache.formats import FORMATS
@@ -57,12 +57,12 @@ def choose(name: str, paths: list[Path], peer_data: Path) -> list[PeerArm]:
     return choose_peers([name], paths, SIZE, sys.executable, peer_data)
 
 
-def spec(**settings: object) -> BenchSpec:
+def spec(**settings: object) -> RunSettings:
     defaults = {
         "trainers": ("none",), "batch_size": BATCH, "workers": 1, "size": SIZE, "warmup": 0, "batches": 7,
         "repeats": 2, "device": torch.device("cpu"),
     }  # fmt: skip
-    return BenchSpec(**{**defaults, **settings})
+    return RunSettings(**{**defaults, **settings})
 
 
 @pytest.mark.parametrize(("name", "folder"), INSTALLED_WITH_TESTS)

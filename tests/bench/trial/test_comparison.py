@@ -13,7 +13,7 @@ from bench.findings.result import Result
 from bench.findings.verdict import LOADER_BINDS, NO_TRAINER
 from bench.machine import page_cache
 from bench.pages import table as report
-from bench.trial.comparison import Arm, BenchSpec, choose_arms, compare
+from bench.trial.comparison import Arm, RunSettings, choose_arms, compare
 from bench.trial.fresh import run_fresh
 from loaders import dataset
 from loaders.dataset import open_split
@@ -30,12 +30,12 @@ DEVICES = [
 ]
 
 
-def spec(*trainers: str, **settings: object) -> BenchSpec:
+def spec(*trainers: str, **settings: object) -> RunSettings:
     defaults = {
         "batch_size": 8, "workers": 1, "size": 32, "warmup": 1, "batches": 4, "repeats": 2,
         "device": torch.device("cpu"),
     }  # fmt: skip
-    return BenchSpec(trainers=trainers, **{**defaults, **settings})
+    return RunSettings(trainers=trainers, **{**defaults, **settings})
 
 
 @pytest.fixture(scope="module")

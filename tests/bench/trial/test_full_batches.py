@@ -12,11 +12,11 @@ from bench.trial import sweep_trial
 from bench.trial.full_batches import LAST, endless
 from bench.trial.run import measure as measure_trial
 from bench.trial.spec import TrialSpec
-from bench.trial.sweep_trial import Settings
 from bench.trial.trainers import EmulatedTrainer
 from loaders.batch import Batch
 from precache import commandline
 from precache.errors import SettingError
+from tests.bench.settings import sweep_settings
 from tests.building import build_loader
 from tests.conftest import IMAGES
 
@@ -37,8 +37,8 @@ def trial(path: Path, out: Path) -> None:
 
 
 def sweep(path: Path, out: Path) -> None:
-    settings = Settings(trainer=TRAINER, device="cpu", size=32, warmup=1, batches=BATCHES)
-    sweep_trial.both(settings.spec(Point("shards", str(path), BATCH, None, None, 1), 5))
+    settings = sweep_settings(trainer=TRAINER, size=32, warmup=1, batches=BATCHES)
+    sweep_trial.both(sweep_trial.at_point(settings, Point("shards", str(path), BATCH, None, None, 1), 5))
 
 
 def recommend(path: Path, out: Path) -> None:

@@ -11,7 +11,7 @@ from torchvision.transforms.functional import pil_to_tensor
 
 from bench.pages import table as report
 from bench.trial.arm import CHOICES, choose_arms
-from bench.trial.comparison import BenchSpec, compare
+from bench.trial.comparison import RunSettings, compare
 from bench.trial.imagefolder import ImageFolderLoader, recipe
 from bench.trial.run import measure
 from bench.trial.spec import TrialSpec
@@ -22,11 +22,11 @@ from tests.conftest import IMAGES
 CPU = torch.device("cpu")
 
 
-def spec(*trainers: str, **settings: object) -> BenchSpec:
+def spec(*trainers: str, **settings: object) -> RunSettings:
     defaults = {
         "batch_size": 8, "workers": 1, "size": 32, "warmup": 1, "batches": 3, "repeats": 1, "device": CPU,
     }  # fmt: skip
-    return BenchSpec(trainers=trainers, **{**defaults, **settings})
+    return RunSettings(trainers=trainers, **{**defaults, **settings})
 
 
 def trial(path: Path, **settings: object) -> TrialSpec:

@@ -13,14 +13,14 @@ from bench.commands import sweep
 from bench.findings.grid import Point
 from bench.findings.sweep_file import SweepFile
 from bench.trial import sweep_trial
-from bench.trial.comparison import Arm, BenchSpec, compare
+from bench.trial.comparison import Arm, RunSettings, compare
 from bench.trial.refusals import DoesNotFit, in_one_line, out_of_memory
 from bench.trial.run import measure, measure_trainer
 from bench.trial.spec import TrialSpec
-from bench.trial.sweep_trial import Settings
 from bench.trial.trainers import EmulatedTrainer, ModelTrainer
 from loaders.batch import Batch
 from precache.errors import SettingError
+from tests.bench.settings import sweep_settings
 
 # as users have reported them
 TOO_LITTLE: list[Exception] = [
@@ -85,7 +85,7 @@ def test_other_errors_stay_what_they_are(error: Exception) -> None:
 
 
 def test_a_comparison_ends_with_that_line(converted: dict[str, Path]) -> None:
-    spec = BenchSpec(
+    spec = RunSettings(
         trainers=("emulated:100",), batch_size=8, workers=1, size=32, warmup=1, batches=2, repeats=1,
         device=CPU,
     )  # fmt: skip
@@ -101,11 +101,11 @@ def test_in_a_sweep_it_is_a_finding_about_the_point(
 ) -> None:
     path = str(converted["shards"])
     point = Point("shards", path, 8, None, None, 1)
-    settings = Settings(trainer="emulated:100", device="cpu", size=32, warmup=1, batches=2)
+    settings = sweep_settings(trainer="emulated:100", size=32, warmup=1, batches=2)
     monkeypatch.setattr(sweep_trial, "run_fresh", lambda function, spec: function(spec))
     file = SweepFile(tmp_path / "sweep.jsonl", {"machine": {}, "data": {}, "settings": {}})
     with failing(error):
-        sweep.run([point], settings, file, 1, {path: 5})
+        sweep.run([point], settings, file, {path: 5})
     assert file.failed == {point: "batch 8 does not fit into memory"}
 
 

@@ -12,9 +12,9 @@ from bench.trial.device import choose_warmup
 from bench.trial.full_batches import LAST
 from bench.trial.run import measure
 from bench.trial.spec import TrialSpec
-from bench.trial.sweep_trial import Settings
 from bench.trial.trainers import EmulatedTrainer
 from precache import commandline
+from tests.bench.settings import sweep_settings
 from tests.building import build_loader
 
 CPU = torch.device("cpu")
@@ -61,8 +61,9 @@ def test_compiling_is_over_with_the_first_step(converted: dict[str, Path], tiny:
 @pytest.mark.slow
 @pytest.mark.usefixtures("compiler")
 def test_a_trial_of_a_sweep_compiles_and_caches(converted: dict[str, Path], tiny: str) -> None:
-    settings = Settings(trainer=tiny, device="cpu", size=32, warmup=1, batches=2, compiled=True, cache="ram")
-    found = sweep_trial.both(settings.spec(Point("shards", str(converted["shards"]), 8, "bf16", None, 1), 5))
+    settings = sweep_settings(trainer=tiny, size=32, warmup=1, batches=2, compiled=True, cache="ram")
+    point = Point("shards", str(converted["shards"]), 8, "bf16", None, 1)
+    found = sweep_trial.both(sweep_trial.at_point(settings, point, 5))
     assert found["trainer"] > 0
     assert found["together"] > 0
 

@@ -5,7 +5,6 @@ others says which. `run_options` makes them one `RunSettings`, `showing_options`
 """
 
 from collections.abc import Callable, Mapping
-from functools import wraps
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,6 +17,7 @@ from bench.pages.terminal import Showing
 from bench.trial.device import WARMUP_HELP, choose_device, choose_warmup
 from bench.trial.spec import RunSettings
 from bench.trial.trainers import CHOICES
+from precache.commandline import gathered
 from precache.errors import SettingError
 from precache.executors import worker_count
 
@@ -53,24 +53,6 @@ def option(name: str, own: _Own | None = None) -> Callable[[_Function], _Functio
     told = {**SHARED[name], **(own or {})}
     flag = _FLAGS.get(name, "--" + name.replace("_", "-"))
     return click.option(flag, name, show_default="default" in told, **told)
-
-
-def gathered(
-    parameter: str, make: Callable[..., object], options: Mapping[str, Callable[[Any], Any]]
-) -> Callable[[_Function], _Function]:
-    """Give the command one `parameter`: what `make` makes of the values of `options`, by their names."""
-
-    def decorate(function: _Function) -> _Function:
-        @wraps(function)
-        def command(*args: Any, **values: Any) -> Any:
-            made = make(**{name: values.pop(name) for name in options})
-            return function(*args, **{parameter: made}, **values)
-
-        for decorator in reversed(list(options.values())):
-            command = decorator(command)
-        return command  # type: ignore[return-value]
-
-    return decorate
 
 
 def run_options(*names: str, **own: _Own) -> Callable[[_Function], _Function]:

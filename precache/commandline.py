@@ -22,9 +22,10 @@ import re
 import signal
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
@@ -34,13 +35,14 @@ from precache.packages import OF_EXTRAS, install_extra
 from precache.terminal import Guarded, ProgressBar, guarded
 
 __all__ = [
-    "STDOUT", "Command", "Group", "ProgressBar", "check_output", "human_bytes", "note", "parse_bytes",
-    "parse_share", "printable", "run", "write_json",
+    "STDOUT", "Command", "Group", "ProgressBar", "check_output", "gathered", "human_bytes", "note",
+    "parse_bytes", "parse_share", "printable", "run", "write_json",
 ]  # fmt: skip
 
 STDOUT = Path("-")
 """What `--json` is told to print to, instead of writing a file."""
 _DEBUG = "precache.debug"
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 class Command(click.Command):
@@ -183,6 +185,24 @@ def check_output(path: Path | None) -> None:
     """Raise SettingError if `path` cannot become a file: now, not after minutes of measuring."""
     if path is not None and path != STDOUT and path.is_dir():
         raise SettingError(f"{path}: is a folder; name a file in it")
+
+
+def gathered(
+    parameter: str, make: Callable[..., object], options: Mapping[str, Callable[[Any], Any]]
+) -> Callable[[_Function], _Function]:
+    """Give the command one `parameter`: what `make` makes of the values of `options`, by their names."""
+
+    def decorate(function: _Function) -> _Function:
+        @wraps(function)
+        def command(*args: Any, **values: Any) -> Any:
+            made = make(**{name: values.pop(name) for name in options})
+            return function(*args, **{parameter: made}, **values)
+
+        for decorator in reversed(list(options.values())):
+            command = decorator(command)
+        return command  # type: ignore[return-value]
+
+    return decorate
 
 
 def write_json(path: Path, content: object, *, quiet: bool = False) -> None:

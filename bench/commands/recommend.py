@@ -16,12 +16,12 @@ from bench.findings.forecast import RAW_NAME, Inputs, Prediction
 from bench.findings.trust import disturbance, is_disturbed, miss, other_cpu
 from bench.findings.words import counted, duration, epochs, number
 from bench.machine.hardware import accelerator_of, versions_of
-from bench.options import PATH, gathered, option
+from bench.options import PATH, option
 from bench.trial.presets import EPILOG
 from bench.trial.recommendation import Recommendation, recommend, train_images
 from bench.trial.sampling import RecommendSpec
 from precache import commandline
-from precache.commandline import STDOUT, ProgressBar, check_output, human_bytes, write_json
+from precache.commandline import STDOUT, ProgressBar, check_output, gathered, human_bytes, write_json
 from precache.errors import SettingError
 from precache.executors import available_cpus
 from precache.packages import DALI

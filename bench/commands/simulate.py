@@ -22,12 +22,12 @@ from bench.findings.simulation import (
 )
 from bench.findings.trust import disturbance, is_disturbed, miss, other_cpu, why_together
 from bench.findings.words import counted
-from bench.options import PATH, gathered
 from precache import commandline
-from precache.commandline import STDOUT, ProgressBar, check_output, write_json
+from precache.commandline import STDOUT, ProgressBar, check_output, gathered, write_json
 from precache.errors import SettingError, check_range
 from precache.tables import new_console
 
+_PATH = click.Path(path_type=Path)
 _WIDTH = 100
 _BOTTLENECKS = {STORAGE: "the storage", LINK: "the node's link to the storage", DECODE: "decoding"}
 _GPUS_PER_NODE = 8
@@ -68,12 +68,12 @@ _RATES = {
 @click.command(name="simulate", cls=commandline.Command)
 @click.option("--gpus", default="1,8,64,1024", show_default=True, help="How many GPUs train together.")
 @click.option("--nodes", help="How many machines, for each number of GPUs.  [default: 8 GPUs each]")
-@click.option("--result", "result_path", type=PATH, help="Of 'bench loaders --json'.")
+@click.option("--result", "result_path", type=_PATH, help="Of 'bench loaders --json'.")
 @click.option("--backend", help="Which row of the result to take.")
 @click.option("--data", help="Which row of the result to take.")
 @click.option("--trainer", help="Which row of the result to take.")
 @gathered("given", dict, _RATES)
-@click.option("--json", "json_path", type=PATH, help="Write it here; '-' prints it.")
+@click.option("--json", "json_path", type=_PATH, help="Write it here; '-' prints it.")
 def command(
     gpus: str,
     nodes: str | None,

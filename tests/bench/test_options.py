@@ -1,4 +1,6 @@
 import inspect
+import subprocess
+import sys
 from pathlib import Path
 
 import click
@@ -9,6 +11,7 @@ from bench.cli import COMMANDS, main
 from bench.options import SHARED, option, run_options
 from bench.trial.spec import RunSettings
 from precache.errors import SettingError
+from tests.command import ROOT
 
 OWN = {
     ("loaders", "workers"),
@@ -77,6 +80,13 @@ def test_a_command_names_all_that_it_takes(command: str) -> None:
     function = inspect.unwrap(found.callback)  # type: ignore[arg-type]
     kinds = {one.kind for one in inspect.signature(function).parameters.values()}
     assert inspect.Parameter.VAR_KEYWORD not in kinds
+
+
+@pytest.mark.parametrize("command", ["compare", "simulate"])
+def test_a_command_that_only_computes_starts_without_torch(command: str) -> None:
+    code = f"import sys, bench.commands.{command}; print('torch' in sys.modules)"
+    found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert found.stdout == "False\n"
 
 
 def made(*arguments: str) -> RunSettings:

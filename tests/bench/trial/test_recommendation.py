@@ -48,7 +48,7 @@ def result() -> Recommendation:
     settings = {
         "pictures": 200, "sample_images": 1200, "stored_size": 256, "quality": 95, "batch_size": 64,
         "size": 224, "workers": 2, "trainer": "emulated:2000", "repeats": 3, "other_cpu": 0.0,
-        "sample_pictures": 200,
+        "sample_pictures": 200, "check": "never",
     }  # fmt: skip
     predictions = model.predict([RAW, SHARDS, TARS], INPUTS)
     values, found = [110e6, 110e6, 112.2e6], [100e6, 99e6, 102e6]
@@ -189,6 +189,14 @@ def test_the_answer_comes_first_and_the_rule_after_the_table(
     assert "trainer emulated:2000" in text
     assert "From a cold cache" not in text
     assert "From a cold cache" in shown(result, capsys, details=True)
+
+
+def test_the_conditions_say_whether_checksums_are_compared(
+    result: Recommendation, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "page cache warm, checksums not compared" in shown(result, capsys)
+    comparing = replace(result, settings={**result.settings, "check": "first-read"})
+    assert "checksums" not in shown(comparing, capsys)
 
 
 def test_beside_other_busy_processes_no_format_is_named(

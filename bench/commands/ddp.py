@@ -173,12 +173,12 @@ def cause(errors: str) -> str:
 @click.argument("data", type=PATH, default=Path("data/raw"))
 @click.option("--ranks", default=2, show_default=True, help="Processes; with CUDA each takes a GPU.")
 @click.option("--backend", default="auto", show_default=True, help=f"auto, {', '.join(sorted(BACKENDS))}.")
-@option("workers", {"help": "Of each rank's loader.  [default: the CPUs, shared out]"})
-@option("json_path")
 @run_options(
     *("trainer", "batch_size", "device", "repeats", "size", "batches", "warmup", "amp"),
     batch_size={"help": "Samples per batch of a rank."},
 )
+@option("workers", {"help": "Of each rank's loader.  [default: the CPUs, shared out]"})
+@option("json_path")
 def command(
     data: Path,
     ranks: int,

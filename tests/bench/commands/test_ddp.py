@@ -39,7 +39,11 @@ def test_two_ranks_are_measured_alone_at_their_own_pace_and_in_step(
     assert "The slowest is rank " in shown
     result = json.loads(path.read_text())
     assert len(result["own"]) == len(result["together"]) == 2
-    assert result["settings"]["ranks"] == 2
+    assert result["settings"] == {
+        "data": str(converted["shards"]), "backend": "shards", "trainer": "emulated:200", "batch_size": 4,
+        "workers": 1, "size": 32, "warmup": 1, "batches": 2, "repeats": 1, "device": "cpu", "amp": "auto",
+        "ranks": 2, "page_cache_warm": True,
+    }  # fmt: skip
     assert all(0 <= wait["median"] <= 1 for wait in result["data_wait"])
     assert len(result["data_wait"]) == 2
     total = sum(rank["median"] for rank in result["together"])

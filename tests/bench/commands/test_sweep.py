@@ -79,6 +79,14 @@ def finished(killed: Path, raw_tree: Path) -> Path:
     return path
 
 
+def test_the_header_has_the_settings_that_all_trials_share(killed: Path) -> None:
+    """And no others: a file that an earlier version began would be refused."""
+    assert lines(killed)[0]["settings"] == {
+        "trainer": "emulated:1e6", "device": "cpu", "size": 32, "warmup": 1, "batches": 2,
+        "compiled": False, "cache": "none",
+    }  # fmt: skip
+
+
 def test_a_killed_sweep_goes_on_where_it_was(killed: Path, finished: Path) -> None:
     assert finished.read_text().startswith(killed.read_text())
     trials = lines(finished)[1:]

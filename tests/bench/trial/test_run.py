@@ -77,7 +77,7 @@ def test_bench_loaders_compiles_in_half_precision_from_a_cache(
     sizes = ("--batch-size", 2, "--size", 32, "--workers", 1, "--warmup", 0, "--batches", 1, "--repeats", 1)
     options = ("--trainer", "resnet18", "--amp", "bf16", "--compile", "--cache", "device", "--device", "cpu")
     arguments = ["loaders", converted["shards"], "--backend", "shards", *options, *sizes]
-    assert commandline.run(main, "bench", list(map(str, arguments))) == 0
+    assert commandline.run(main, "bench", [*map(str, arguments), "--details"]) == 0
     shown = capfd.readouterr().out
     assert "trainer resnet18, bf16, compiled; " in shown
     assert "; cache device; " in shown
@@ -90,7 +90,7 @@ def test_bench_loaders_feeds_the_vision_transformer(
 ) -> None:
     sizes = ("--batch-size", 2, "--workers", 1, "--warmup", 0, "--batches", 1, "--repeats", 1)
     arguments = ["loaders", raw_tree, "--backend", "pytorch", "--trainer", "vit_s_16", "--device", "cpu"]
-    assert commandline.run(main, "bench", list(map(str, (*arguments, *sizes)))) == 0
+    assert commandline.run(main, "bench", [*map(str, (*arguments, *sizes)), "--details"]) == 0
     assert "trainer vit_s_16; batch 2 of 224x224" in capfd.readouterr().out
 
 

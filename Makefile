@@ -34,6 +34,7 @@ IS_SIMD := from PIL import Image; Image.new("RGB", (9, 9)).resize((5, 5), 2); \
 
 # Set up once; again when the dependencies change.
 $(VENV)/.installed: pyproject.toml
+	@echo "setting up $(VENV): some 3 GB to download, a few minutes"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --editable '.[all]'

@@ -73,7 +73,7 @@ def fetch(name: str, dst: Path, url: str | None) -> None:
 @main.command()
 @click.argument("src", type=_PATH, default=RAW)
 @click.argument("dst", type=_PATH, required=False)
-@click.option("--format", "format_name", required=True, help=f"One of: {', '.join(FORMAT_NAMES)}.")
+@click.option("--format", "format_name", help=f"One of: {', '.join(FORMAT_NAMES)}.")
 @click.option("--size", default=256, show_default=True, help="Side of the stored square, pixels.")
 @click.option("--quality", default=95, show_default=True, help="JPEG quality (webdataset, dali).")
 @click.option("--fit", default="crop", show_default=True, help="One of: crop, pad, stretch.")
@@ -104,7 +104,7 @@ def fetch(name: str, dst: Path, url: str | None) -> None:
 def convert(
     src: Path,
     dst: Path | None,
-    format_name: str,
+    format_name: str | None,
     workers: int | None,
     overwrite: bool,
     max_rejects: str,
@@ -114,6 +114,8 @@ def convert(
     **settings: Any,
 ) -> None:
     """Convert the image tree SRC (default data/raw) into DST (default data/FORMAT)."""
+    if format_name is None:
+        raise SettingError(f"choose a format: --format {', '.join(FORMAT_NAMES)}; 'bench recommend' advises")
     split_list = None if "=" in splits and not Path(splits).is_file() else Path(splits)
     if split_list is not None:
         splits = DEFAULT_SPLITS

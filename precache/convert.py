@@ -249,8 +249,8 @@ def _check_rejects(folder: Path, rejected: Sequence[Rejected], limit: int) -> No
     if len(rejected) > limit:
         raise DatasetError(
             f"{folder}: stopped, {_are_rejected(len(rejected), limit)}; first: {rejected[0].path}, "
-            f"{rejected[0].reason}; repair or remove them and pass --overwrite, or run the same command "
-            f"again with a higher --max-rejects"
+            f"{rejected[0].reason}; repair or remove them and pass --overwrite, or leave them "
+            f"out with a higher --max-rejects"
         )
 
 

@@ -91,9 +91,11 @@ def open_unchecked(path: str | PathLike[str]) -> tuple[ConvertedDataset, str | N
 
 def _why_not_converted(folder: Path, error: OSError) -> str:
     if isinstance(error, FileNotFoundError):
-        reason = f"no {MANIFEST_NAME} in it" if folder.is_dir() else "no such folder"
+        if folder.is_dir():
+            remedy = f"if these are pictures: {shell_command('precache convert', folder)} DST --format FORMAT"
+            return f"{folder}: not a converted dataset (no {MANIFEST_NAME} in it); {remedy}"
         remedy = f"make one with: {shell_command('precache convert SRC', folder)} --format FORMAT"
-        return f"{folder}: not a converted dataset ({reason}); {remedy}"
+        return f"{folder}: not a converted dataset (no such folder); {remedy}"
     if isinstance(error, NotADirectoryError):
         return f"{folder}: not a converted dataset (a file, not a folder); name the folder of one"
     return f"{folder / MANIFEST_NAME}: cannot be read ({error.strerror}); check its permissions and its disk"

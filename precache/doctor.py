@@ -49,7 +49,7 @@ def examine() -> list[Finding]:
 def _pillow() -> Finding:
     installed = [name for name in ("pillow", "pillow-simd") if version_of(name)]
     missing = codecs.kinds_without_decoder()
-    lacks = f"; built without {', '.join(missing)}: such pictures are rejected" if missing else ""
+    lacks = f"; cannot read {', '.join(missing)}, which stock Pillow can" if missing else ""
     if codecs.pillow_is_simd():
         found = f"Pillow-SIMD {PIL.__version__}, {codecs.pillow_jpeg()}{lacks}"
         if "pillow" in installed:

@@ -58,7 +58,10 @@ def _open(data: bytes, path: str) -> Image.Image:
             return Image.open(io.BytesIO(data), formats=formats)
     except UnidentifiedImageError:
         if kind := kinds.missing_decoder(data):
-            raise ValueError(f"this Pillow has no decoder for {kind}; install one that has") from None
+            raise ValueError(
+                f"this Pillow has no decoder for {kind}, so the picture may be whole; install stock Pillow: "
+                f"python -m pip uninstall -y pillow-simd && python -m pip install pillow"
+            ) from None
         raise ValueError("not a known image format") from None
 
 

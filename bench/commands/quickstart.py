@@ -39,7 +39,7 @@ _TIMES = "conversions.json"
 def command(images: int, settings: RunSettings, gpu_price: float | None) -> None:
     """The whole path on generated photographs, in data/quickstart: sample, convert, compare, report.
 
-    Ends with what converting gains, in one sentence. Takes about two minutes on 2 CPUs.
+    Ends with what converting gains, in one sentence. Takes about three minutes on 2 CPUs.
     """
     settings = replace(
         settings,

@@ -7,7 +7,10 @@ from bench.findings.forecast import JPEG_NAMES, RAW_NAME, WORTH_IT, Inputs, Pred
 from bench.findings.words import duration, epochs
 from precache.commandline import human_bytes
 
-PLAIN_RULE = "Rule: disk cheap: shards; disk slow or small: webdataset; keeps up already: convert nothing."
+PLAIN_RULE = (
+    "Rule: plenty of disk: shards; slow or small disk: webdataset; "
+    "the tree keeps up already: convert nothing."
+)
 
 
 def busy_share(found: Prediction, inputs: Inputs) -> float:
@@ -67,9 +70,9 @@ def rule(predictions: list[Prediction], inputs: Inputs, crossover: float | None)
     shards, raw = _named(predictions, "shards"), _named(predictions, RAW_NAME)
     encoded = jpeg_format(predictions)
     if shards is not None:
-        parts.append(f"disk cheap: shards ({_costs(shards, inputs)})")
+        parts.append(f"plenty of disk: shards ({_costs(shards, inputs)})")
     if encoded is not None:
-        text = f"disk slow or small: {encoded.name} ({_costs(encoded, inputs)})"
+        text = f"slow or small disk: {encoded.name} ({_costs(encoded, inputs)})"
         if shards is not None and crossover is not None:
             text += (
                 f", faster than shards from a cold disk below {crossover / 1e6:,.0f} MB/s, and this one "
@@ -79,7 +82,7 @@ def rule(predictions: list[Prediction], inputs: Inputs, crossover: float | None)
     if raw is not None:
         does = "this tree does" if keeps_up(raw, inputs) else "this tree does not"
         busy = f"trainer busy {busy_share(raw, inputs):.0%}"
-        parts.append(f"keeps up already: convert nothing ({does}: {busy})")
+        parts.append(f"the tree keeps up already: convert nothing ({does}: {busy})")
     return f"Rule: {'; '.join(parts)}."
 
 

@@ -44,13 +44,14 @@ def test_repeats_that_disagree_are_said_to() -> None:
 def test_the_rule_has_this_trees_figures() -> None:
     found, inputs = predictions()
     assert rule(found, inputs, 600e6) == (
-        "Rule: disk cheap: shards (1.12 GiB, trainer busy 100%); disk slow or small: webdataset (143 MiB, "
-        "trainer busy 100%), faster than shards from a cold disk below 600 MB/s, and this one gives 500; "
-        "keeps up already: convert nothing (this tree does not: trainer busy 50%)."
+        "Rule: plenty of disk: shards (1.12 GiB, trainer busy 100%); slow or small disk: webdataset "
+        "(143 MiB, trainer busy 100%), faster than shards from a cold disk below 600 MB/s, "
+        "and this one gives 500; "
+        "the tree keeps up already: convert nothing (this tree does not: trainer busy 50%)."
     )
     assert "this tree does: trainer busy 100%" in rule(*predictions(trainer_images_per_s=500), None)
     assert rule([found[0]], inputs, None) == (
-        "Rule: keeps up already: convert nothing (this tree does not: trainer busy 50%)."
+        "Rule: the tree keeps up already: convert nothing (this tree does not: trainer busy 50%)."
     )
 
 

@@ -185,7 +185,7 @@ def test_the_answer_comes_first_and_the_rule_after_the_table(
 ) -> None:
     text = shown(result, capsys)
     assert text.startswith("Convert to shards: the trainer then gets 2,000 images/s")
-    assert text.index("shards *") < text.index("Rule: disk cheap: shards (1.12 GiB, trainer busy 100%)")
+    assert text.index("shards *") < text.index("Rule: plenty of disk: shards (1.12 GiB, trainer busy 100%)")
     assert "trainer emulated:2000" in text
     assert "From a cold cache" not in text
     assert "From a cold cache" in shown(result, capsys, details=True)

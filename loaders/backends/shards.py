@@ -26,6 +26,7 @@ from precache.formats.shards import ShardFile
 from precache.index import checksum_of
 from precache.jpeg import Pixels
 
+_PROBES = 4  # pictures of a batch that tell whether the disk is to be asked for any: a call each
 _OPEN_FILES = 256  # a process may have 1,024 by default, and others want some
 
 
@@ -49,6 +50,7 @@ class ShardsReader:
         self._bounded = most_bytes is not None and sum(data.shard_bytes) > most_bytes
         self._check = SampleCheck(data, spec.reading.check)
         self._scratch = _Scratch(data.size)
+        self._unasked = np.full(len(data.ids), not self._sequential)
 
     def read(self, requests: Iterator[Request]) -> Iterator[DecodedBatch]:
         """Yield one batch per request."""
@@ -64,6 +66,7 @@ class ShardsReader:
     def _pictures(self, request: Request, opened: Mapping[int, ShardFile]) -> Pictures:
         indexes, samples = self._data.locate(request.positions)
         files = [opened[index] for index in indexes.tolist()]
+        self._ask_for(files, samples, request.positions)
         squares = _Squares(files, samples, request.positions, self._data.size, self._check, self._scratch)
         if can_gather(self._size, gaps=self._size != self._data.size):
             return Pictures(request, squares.rows, squares.gather)
@@ -72,6 +75,17 @@ class ShardsReader:
     def close(self) -> None:
         """End the threads."""
         self._filler.close()
+
+    def _ask_for(self, files: list[ShardFile], samples: Positions, positions: Positions) -> None:
+        """Have the disk fetch all pictures of a batch at a time; each thread alone would wait for one.
+
+        The first time alone: afterwards they are in the system's cache, where it is large enough.
+        """
+        new = np.flatnonzero(self._unasked[positions]).tolist()
+        self._unasked[positions] = False
+        if not all(files[number].is_cached(int(samples[number])) for number in new[:_PROBES]):
+            for number in new:
+                files[number].will_need(int(samples[number]))
 
     def _open_at_random(
         self, requests: Iterator[Request], at_end: ExitStack

@@ -15,6 +15,7 @@ import math
 import os
 import struct
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -128,6 +129,17 @@ class ShardFile:
             if not _is_cached(self.descriptor, (start + stop) // 2):
                 for place in range(start, stop, _CHUNK_BYTES):
                     self._read_some(chunk, place)
+
+    def is_cached(self, sample: int) -> bool:
+        """Whether the midst of picture `sample` is in the system's cache."""
+        return _is_cached(self.descriptor, self.start_of(sample) + self.size**2 * 3 // 2)
+
+    def will_need(self, sample: int) -> None:
+        """Ask the system to fetch picture `sample` from the disk, without waiting for it."""
+        if hasattr(os, "posix_fadvise"):
+            square_bytes = self.size**2 * 3
+            with suppress(OSError):  # whoever reads it says what is wrong
+                os.posix_fadvise(self.descriptor, self.start_of(sample), square_bytes, os.POSIX_FADV_WILLNEED)
 
     def drop_cached(self) -> None:
         """Ask the system to forget what it has cached of the file."""

@@ -143,7 +143,7 @@ def test_a_path_in_a_command_is_one_word_for_a_shell(path: str) -> None:
         (["convert", "tree", "out", "--format", "dali", "--splits", "a=2"], ["splits", "train=0.8,val=0.2"]),
         (
             ["convert", "tree", "out"],
-            ["choose a format: --format shards, webdataset, dali", "bench recommend"],
+            ["choose a format: --format dali, shards, webdataset", "bench recommend"],
         ),
         (["inspect", "tree"], ["tree: not a converted dataset", "dataset.json", "precache convert"]),
         (["verify", "nowhere"], ["nowhere: not a converted dataset (no such folder)"]),

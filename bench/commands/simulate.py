@@ -199,7 +199,7 @@ def _numbers(name: str, text: str) -> list[int]:
 
 
 def _print(rates: Rates, predictions: list[Prediction]) -> None:
-    click.echo(answer(predictions))
+    click.echo(answer(predictions, storage_limited=rates.storage_mbps is not None))
     table = Table(box=None, pad_edge=False)
     for title in ("GPUs", "nodes", "images/s", "of ideal", "waits", "bottleneck", "needs MB/s"):
         table.add_column(title, justify="left" if title == "bottleneck" else "right", no_wrap=True)
@@ -227,11 +227,14 @@ def _print(rates: Rates, predictions: list[Prediction]) -> None:
     )
 
 
-def answer(predictions: list[Prediction]) -> str:
-    """From how many GPUs on they wait, and for what."""
+def answer(predictions: list[Prediction], *, storage_limited: bool) -> str:
+    """From how many GPUs on they wait, and for what; what it takes where no limit of the storage is given."""
     bound = next((one for one in predictions if one.binds != STEP), None)
     if bound is None:
-        return "No GPU waits: the training step is the bottleneck."
+        most = max(predictions, key=lambda one: one.gpus)
+        needs = most.needed_mbps if not storage_limited else None
+        given = f", if the storage gives {counted(most.gpus, 'GPU')} {needs:,.0f} MB/s" if needs else ""
+        return f"No GPU waits{given}: the training step is the bottleneck."
     if bound.binds == SLOWEST:
         return (
             f"With {bound.gpus:,} GPUs each waits {bound.wait_share:.0%} of the time for the slowest of them."

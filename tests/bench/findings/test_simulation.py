@@ -328,6 +328,9 @@ def test_where_no_gpu_waits_it_says_so(capsys: pytest.CaptureFixture[str]) -> No
     rates = ("--decode-ms", 1, "--trainer-rate", 100, "--gpus", "1,8")
     assert command(*rates) == 0
     assert capsys.readouterr().out.startswith("No GPU waits: the training step is the bottleneck.")
+    assert command(*rates, "--image-bytes", 110_000) == 0
+    said = "No GPU waits, if the storage gives 8 GPUs 88 MB/s: the training step is the bottleneck."
+    assert capsys.readouterr().out.startswith(said)
     assert command("--decode-ms", 2, "--trainer-rate", 1786, "--gpus", 8) == 0
     assert "-0%" not in capsys.readouterr().out
     assert command(*rates, "--noise", 0.2) == 0

@@ -1,5 +1,6 @@
 """Run an iterator ahead of its consumer, in a thread that never outlives it."""
 
+import time
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,6 +12,9 @@ from precache.errors import WorkerError
 
 T = TypeVar("T")
 _LOOK_S = 1.0  # between looks at whether the thread is alive
+# After a wait for room the thread sleeps so long, at most this share of the wait: the consumer has just taken
+# an element and goes on with its step, which needs a core and the interpreter's lock.
+_NAP_S, _NAP_SHARE = 0.001, 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +89,13 @@ def _produce(
     error: BaseException | None = None
     try:
         for result in source:
+            asked_s = time.monotonic()
             if room.get() is not True or thread.stopping or gone() is None:
                 break
+            waited_s = time.monotonic() - asked_s
             results.put(result)
             del result  # or it would be held until the next one is there
+            time.sleep(min(_NAP_S, _NAP_SHARE * waited_s))
     except BaseException as caught:
         error = caught
     finally:

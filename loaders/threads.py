@@ -92,7 +92,6 @@ class EndingThread(threading.Thread):
     def run(self) -> None:
         """Call `function(self, *arguments)`."""
         _ended.clear()
-        give_way()
         assert self._work is not None
         function, arguments = self._work
         self._work = None  # or this thread would hold until its end what it works on
@@ -122,23 +121,6 @@ class EndingThread(threading.Thread):
         if self._done:
             self.join()
             self._joined = True
-
-
-def give_way() -> None:
-    """Have this thread wait for a free core when it wakes up, instead of taking that of a running thread.
-
-    The training thread takes a batch and has a little more to do until its step is queued. A thread that
-    wakes up to fill the next batch would take its core, for as long as it copies: 1 to 2 ms. SCHED_BATCH
-    says just this. Unlike a lower priority it leaves the thread its share of the CPUs. Processes that
-    the thread starts inherit it: https://man7.org/linux/man-pages/man7/sched.7.html
-    """
-    if not hasattr(os, "SCHED_BATCH"):
-        return
-    try:
-        if os.sched_getscheduler(0) == os.SCHED_OTHER:  # not what the program has chosen for itself
-            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-    except OSError as error:  # some sandboxes forbid the call
-        _LOGGER.debug("a thread keeps its scheduling policy: %s", error)
 
 
 def end_threads(threads: Iterable[EndingThread]) -> None:

@@ -3,9 +3,9 @@
     python -m bench.trial.waits data/shards --batch-size 64 --step-ms 36
 
 Beside a step that leaves the CPUs alone, as that of a GPU does, a loader has each batch ready long before it
-is asked for. What is left to wait for is a core: the threads that read ahead have work as soon as a batch
-is taken. Measured with the threads as they are (`give way`, see `loaders.threads`), with the system's default
-policy, and with that and a thread fewer. Each run has a process of its own, and they take turns.
+is asked for. What is left to wait for is a core and the interpreter's lock: the thread that reads ahead has
+work as soon as a batch is taken. Measured with that thread sleeping first (`nap`, see `loaders.prefetch`),
+without, and with a thread fewer. Each run has a process of its own, and they take turns.
 """
 
 import os
@@ -23,7 +23,7 @@ import loaders
 from bench.findings.stats import Estimate, estimate, percentile, ratio
 from bench.trial.fresh import run_fresh
 from bench.trial.full_batches import LAST, endless
-from loaders import threads
+from loaders import prefetch
 from loaders.batch import Batch
 from precache import commandline
 from precache.commandline import ProgressBar
@@ -35,16 +35,16 @@ class Way:
     """How the threads of a loader run.
 
     Attributes:
-        gives_way: as `loaders.threads.give_way` has it; else as the system does by default.
+        naps: as `loaders.prefetch` has it.
         fewer: threads than asked for.
     """
 
     name: str
-    gives_way: bool
+    naps: bool
     fewer: int = 0
 
 
-WAYS = (Way("give way", True), Way("default", False), Way("default, one fewer", False, 1))
+WAYS = (Way("nap", True), Way("no nap", False), Way("no nap, one fewer", False, 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +64,8 @@ class Waits:
 
 def measure(path: Path, way: Way, batch_size: int, workers: int, step_s: float, batches: int) -> Waits:
     """Measure in this process, of which nothing else may be asked afterwards."""
-    if not way.gives_way:
-        threads.give_way = lambda: None
+    if not way.naps:
+        prefetch._NAP_S = 0.0
     reading = loaders.Reading(workers=max(1, workers - way.fewer))
     with loaders.build(path, batch_size=batch_size, last=LAST, reading=reading) as loader:
         source = (batch for batch, _ in endless(loader))
@@ -121,8 +121,8 @@ def waits(path: Path, batch_size: int, workers: int, step_ms: float, batches: in
 
 def table(found: dict[str, list[Waits]]) -> list[str]:
     """A head, and a line for each way: medians over its runs, with the lowest and the highest."""
-    lines = [f"{'':20}{'wait, ms':20}{'95th percentile':20}{'step late, ms':20}images/s alone, of 'default'"]
-    default = [run.images_per_s for run in found["default"]]
+    lines = [f"{'':20}{'wait, ms':20}{'95th percentile':20}{'step late, ms':20}images/s alone, of 'no nap'"]
+    plain = [run.images_per_s for run in found["no nap"]]
     for name, runs in found.items():
         rates = [run.images_per_s for run in runs]
         cells = [
@@ -130,7 +130,7 @@ def table(found: dict[str, list[Waits]]) -> list[str]:
             _shown(estimate([1e3 * percentile(run.wait_s, 0.95) for run in runs]), ".2f"),
             _shown(estimate([1e3 * percentile(run.late_s, 0.5) for run in runs]), ".2f"),
         ]
-        alone = f"{_shown(estimate(rates), ',.0f')}, {_shown(ratio(rates, default), '.2f')}"
+        alone = f"{_shown(estimate(rates), ',.0f')}, {_shown(ratio(rates, plain), '.2f')}"
         lines.append(f"{name:20}{''.join(f'{cell:20}' for cell in cells)}{alone}")
     return lines
 

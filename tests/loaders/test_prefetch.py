@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from threading import Event
 
 import pytest
 
@@ -37,6 +38,23 @@ def test_it_runs_ahead_by_depth_and_no_further() -> None:
     wait_until(lambda: len(started) == 5)  # one taken, three queued, one in hand
     time.sleep(0.05)
     assert len(started) == 5
+    ahead.close()
+
+
+def test_it_stays_out_of_the_way_of_a_consumer_that_it_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    naps: list[float] = []
+    monkeypatch.setattr("loaders.prefetch.time.sleep", naps.append)  # of that module: the same as ours
+    ahead = Prefetch(count_up([]), 2)
+    assert [next(ahead) for _ in range(3)] == [0, 1, 2]
+    Event().wait(0.2)  # the thread waits for room meanwhile
+    assert next(ahead) == 3
+    wait_for_nap = Event()
+    for _ in range(100):
+        if max(naps) == 0.001:
+            break
+        wait_for_nap.wait(0.01)
+    assert max(naps) == 0.001  # after a long wait
+    assert min(naps) < 0.0005  # there was room: not at all, but for the clock
     ahead.close()
 
 

@@ -10,12 +10,12 @@ from bench.trial.waits import WAYS, Waits, table, waits
 
 def test_the_table_has_a_line_for_each_way_with_its_spread() -> None:
     found = {way.name: [Waits((0.001, 0.001, 0.004), (0.0,), rate) for rate in (50.0, 100.0)] for way in WAYS}
-    found["give way"] = [Waits((0.0001, 0.0001, 0.0002), (0.0001,), rate) for rate in (48.0, 102.0)]
+    found["nap"] = [Waits((0.0001, 0.0001, 0.0002), (0.0001,), rate) for rate in (48.0, 102.0)]
     head, *lines = table(found)
     assert head.split("  ")[0] == ""
     assert [line.split("  ")[0] for line in lines] == [way.name for way in WAYS]
     first, second, _ = (" ".join(line.split()) for line in lines)
-    assert first.startswith("give way 0.10 (0.10-0.10) 0.20 (0.20-0.20) 0.10 (0.10-0.10) 75 (48-102)")
+    assert first.startswith("nap 0.10 (0.10-0.10) 0.20 (0.20-0.20) 0.10 (0.10-0.10) 75 (48-102)")
     assert first.endswith("0.99 (0.96-1.02)")
     assert "1.00 (1.00-1.00) 4.00 (4.00-4.00)" in second
 

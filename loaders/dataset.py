@@ -15,7 +15,8 @@ from precache.errors import DatasetError, SettingError, SourceError, printable, 
 from precache.index import SampleIndex
 from precache.manifest import MANIFEST_NAME
 from precache.rejects import default_list, read_list, rejected_rows
-from precache.source import Scan, scan_tree
+from precache.sources.base import Scan
+from precache.sources.tree import scan_tree
 
 RAW = "raw"
 DEFAULT_SIZE = 224

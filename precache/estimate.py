@@ -2,12 +2,11 @@
 
 import math
 
-from precache import images
 from precache.errors import ImageError
 from precache.formats import FORMATS
 from precache.recipe import Recipe
 from precache.shard_writer import store
-from precache.source import Scan
+from precache.sources.base import Scan
 
 _PICTURES = 24
 
@@ -24,9 +23,9 @@ def _mean_jpeg_bytes(scan: Scan, recipe: Recipe) -> float:
     """Of a few of its pictures, as they will be stored; 0 if none of these can be decoded."""
     sizes = []
     for row in range(0, len(scan.samples), max(1, len(scan.samples) // _PICTURES)):
-        path = f"{scan.root}/{scan.samples[row].path}"
+        ref = scan.samples[row]
         try:
-            stored, _ = store(images.read_bytes(path, recipe.max_pixels), path, recipe)
+            stored, _ = store(scan.source.read(ref, recipe.max_pixels), scan.source.where(ref), recipe)
         except ImageError:
             continue  # the conversion says what is wrong with it
         sizes.append(len(stored))

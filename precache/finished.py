@@ -13,7 +13,7 @@ from precache.formats import Format
 from precache.index import Checksums, Ints, Sizes
 from precache.manifest import Rejected, ShardEntry
 from precache.plan import ShardPlan
-from precache.source import Samples
+from precache.sources.base import Samples
 
 _ARRAYS = {
     "source_sizes": "<i4",

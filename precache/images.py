@@ -95,7 +95,7 @@ def load(path: str, size: int) -> Pixels:
     return render(read_bytes(path), path, Rendering(size=size))[0]
 
 
-def render(data: bytes, path: str, how: Rendering) -> tuple[Pixels, tuple[int, int]]:
+def render(data: bytes | Image.Image, path: str, how: Rendering) -> tuple[Pixels, tuple[int, int]]:
     """Decode and fit: (uint8 [size, size, 3], RGB; width and height of the upright picture).
 
     Large pictures are rendered one at a time by all workers of a run: see `precache.turns`.
@@ -123,19 +123,24 @@ def decode(data: bytes, path: str) -> Image.Image:
     return decode_for(data, path, Rendering(size=1)).image.convert("RGB")
 
 
-def decode_for(data: bytes, path: str, how: Rendering, turn: Turn | None = None) -> Decoded:
+def decode_for(data: bytes | Image.Image, path: str, how: Rendering, turn: Turn | None = None) -> Decoded:
     """Decode the bytes of a picture, as far as `how` needs it; `path` is for messages.
 
     The first frame of an animation; 16-bit greyscale keeps its upper 8 bits, unless it says that fewer
-    are used. `turn`, if given, is waited for before a large picture is decoded.
+    are used. `turn`, if given, is waited for before a large picture is decoded. One that is decoded already
+    is turned upright and converted.
 
     Raises:
         ImageError: not a picture, damaged, truncated, or of more than `how.max_pixels`.
         SourceError: there was not enough memory to decode it, which is no fault of the picture.
     """
-    if not data:
+    if isinstance(data, bytes) and not data:
         raise ImageError(path, "cannot be decoded (the file is empty)")
     try:
+        if isinstance(data, Image.Image):
+            check_pixels(*data.size, how.max_pixels)
+            upright = pillow.upright(data, how.background, path)
+            return Decoded(upright, *upright.size)
         decoded = _decode_jpeg(data, how, turn) if data.startswith(jpeg.START) else None
         return decoded or _decode_any(data, path, how, turn)
     except TooLargeError as error:

@@ -24,8 +24,8 @@ from precache.notices import counted, some, warn
 from precache.plan import ConvertPlan, shard_name
 from precache.recipe import Recipe
 from precache.records import PROBED_BYTES, RecordFile, may_be_records
-from precache.source import Scan
 from precache.source_state import changed_pictures
+from precache.sources.base import Scan
 from precache.storage import (
     atomic_write,
     fsync_folder,
@@ -180,7 +180,7 @@ class Journal:
         """What is wrong with the shard's files, or which of its pictures is another now; one phrase."""
         rows = self._plans[shard.entry.name].rows
         for path in changed_pictures(self._scan, rows, shard.source_modified_ns, shard.source_checksums):
-            return f"{self._scan.root / path}: has changed since it was converted"
+            return f"{path}: has changed since it was converted"
         return next(filter(None, (check_file(self.folder, file) for file in shard.entry.files)), None)
 
     def _rewrite(self) -> RecordFile:

@@ -14,16 +14,18 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from precache.columns import KINDS
 from precache.errors import DatasetError, SettingError
 from precache.files import FileEntry
 from precache.index import INDEX_NAME, SOURCE_STATE_NAME
 from precache.recipe import Recipe
 from precache.storage import atomic_write
+from precache.targets import TARGETS
 
 MANIFEST_NAME = "dataset.json"
 REJECTED_NAME = "rejected.csv"
-VERSION = 3
-READABLE = (2, 3)
+VERSION = 4
+READABLE = (2, 3, 4)
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _MOST_WORDS = 200  # characters of an error that quotes what the file says
 _HEX = re.compile(r"[0-9a-f]+")
@@ -91,7 +93,10 @@ class Manifest:
         rejected: pictures that could not be decoded.
         ignored: (path, reason) of what the source tree holds beside pictures.
         source_state: the file with sizes, times and checksums of the source; None in version 2.
-        version: of the manifest's layout.
+        source_options: what was said of the source, see `precache.SourceOptions`.
+        target: what the samples are labelled with, one of `precache.targets.TARGETS`.
+        fields: what else the index knows of each sample: name -> kind, see `precache.columns`.
+        version: of the manifest's layout. Up to 3 there are no options and fields, and targets are classes.
     """
 
     recipe: Recipe
@@ -106,6 +111,9 @@ class Manifest:
     rejected: tuple[Rejected, ...]
     ignored: tuple[tuple[str, str], ...]
     source_state: FileEntry | None
+    source_options: dict[str, Any] = field(default_factory=dict)
+    target: str = "class"
+    fields: dict[str, str] = field(default_factory=dict)
     version: int = VERSION
 
     @property
@@ -265,11 +273,17 @@ def _check_manifest(manifest: Manifest) -> None:
         _require(_is_count(shard.samples) and shard.samples > 0, f"{shard.samples!r} samples in {shard.name}")
         _require(isinstance(shard.split, str) and isinstance(shard.name, str), f"shard {shard.name!r}")
     classes = manifest.classes
-    _require(classes and all(isinstance(name, str) for name in classes), "class names")
+    _require(manifest.target in TARGETS, f"target {manifest.target!r}")
+    labelled = bool(classes) == (manifest.target in ("class", "classes"))
+    _require(labelled and all(isinstance(name, str) for name in classes), "class names")
+    described = manifest.fields.items()
+    _require(all(isinstance(name, str) and kind in KINDS for name, kind in described), "fields")
+    _require(isinstance(manifest.source_options, dict), "options of the source")
     _require(_is_count(manifest.scanned) and _is_count(manifest.source_bytes), "counts")
     for split, counts in manifest.samples_per_class.items():
         inside = sum(shard.samples for shard in manifest.shards if shard.split == split)
-        right = len(counts) == len(classes) and all(map(_is_count, counts)) and sum(counts) == inside
+        right = len(counts) == len(classes) and all(map(_is_count, counts))
+        right = right and (manifest.target != "class" or sum(counts) == inside)
         _require(right, f"samples per class of split {split!r}")
     _require({s.split for s in manifest.shards} == set(manifest.samples_per_class), "splits")
     strings = [*(s.path for s in manifest.rejected), *(s.reason for s in manifest.rejected)]

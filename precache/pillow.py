@@ -46,7 +46,7 @@ def decode(
             check_pixels(*size, max_pixels)
             if turn is not None:
                 turn.wait(size[0] * size[1])
-        return _upright(image, background, data, path)
+        return upright(image, background, path, data)
 
 
 def _open(data: bytes, path: str) -> Image.Image:
@@ -65,7 +65,10 @@ def _open(data: bytes, path: str) -> Image.Image:
         raise ValueError("not a known image format") from None
 
 
-def _upright(image: Image.Image, background: tuple[int, int, int], data: bytes, path: str) -> Image.Image:
+def upright(
+    image: Image.Image, background: tuple[int, int, int], path: str, data: bytes = b""
+) -> Image.Image:
+    """Pillow's picture turned upright, in L or RGB; `data` is what it was decoded from, if known."""
     image.load()
     turned = image
     if image.getexif().get(_EXIF_ORIENTATION, 1) != 1:

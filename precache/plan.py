@@ -5,9 +5,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from precache.columns import Ints
 from precache.errors import SettingError
 from precache.recipe import DEFAULT_SPLITS, Recipe, parse_splits
-from precache.source import Ints, Samples
+from precache.sources.base import Samples
 
 _SHUFFLE_TAG, _SPLIT_TAG = 1, 5
 

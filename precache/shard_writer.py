@@ -1,11 +1,12 @@
 """What a worker does: read, decode and resize the pictures of one shard, and write it."""
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from PIL import Image
 
 from precache import images, jpeg
 from precache.errors import ImageError
@@ -17,19 +18,24 @@ from precache.index import checksum_of
 from precache.jpeg import Pixels
 from precache.manifest import Rejected, ShardEntry
 from precache.output import OutputFile, publish
-from precache.reading import read_picture
 from precache.recipe import Recipe
-from precache.source import SampleRef
+from precache.sources.base import SampleRef, Source, picture_checksum
 
 
 @dataclass(frozen=True, slots=True)
 class ShardTask:
-    """One shard to write: `name` has no suffix, `samples` are in the order of their rows."""
+    """One shard to write.
+
+    Attributes:
+        name: without suffix.
+        samples: in the order of their rows.
+        labelled: what each of them is labelled with and its fields, as JSON has them; see `Sample`.
+    """
 
     name: str
     split: str
     samples: tuple[SampleRef, ...]
-    source: str
+    labelled: tuple[tuple[Any, dict[str, Any]], ...]
     destination: Path
     recipe: Recipe
 
@@ -51,11 +57,11 @@ class WrittenShard:
     source_checksums: list[int] = field(default_factory=list)
 
 
-def write_shard(task: ShardTask, tick: Ticks) -> WrittenShard:
-    """Decode, resize and write the pictures of `task`: the part that needs the CPU."""
+def write_shard(source: Source, task: ShardTask, tick: Ticks) -> WrittenShard:
+    """Decode, resize and write the pictures of `task`, of `source`: the part that needs the CPU."""
     written = WrittenShard(task)
     base = task.destination / task.name
-    samples = _samples(task, written, tick)
+    samples = _samples(source, task, written, tick)
     write = FORMATS[task.recipe.format].write_shard
     written.files = write(base, samples, len(task.samples), task.recipe.size)
     return written
@@ -80,13 +86,15 @@ def finish_shard(written: WrittenShard) -> FinishedShard:
     )
 
 
-def store(data: bytes, path: str, recipe: Recipe) -> tuple[bytes | Pixels, tuple[int, int]]:
+def store(data: bytes | Image.Image, path: str, recipe: Recipe) -> tuple[bytes | Pixels, tuple[int, int]]:
     """What `recipe` stores of a picture, pixels or a JPEG, and the picture's upright (width, height).
+
+    `data` is what `Source.read` gives.
 
     Raises:
         ImageError: it cannot be decoded; names `path`.
     """
-    if recipe.passthrough and jpeg.is_square_jpeg(data, recipe.size):
+    if recipe.passthrough and isinstance(data, bytes) and jpeg.is_square_jpeg(data, recipe.size):
         return data, (recipe.size, recipe.size)
     pixels, size = images.render(data, path, recipe.rendering)
     if FORMATS[recipe.format].holds_pixels:
@@ -94,15 +102,14 @@ def store(data: bytes, path: str, recipe: Recipe) -> tuple[bytes | Pixels, tuple
     return jpeg.encode_jpeg(pixels, recipe.quality), size
 
 
-def _samples(task: ShardTask, written: WrittenShard, tick: Ticks) -> Iterator[Sample]:
-    for unit, ref in enumerate(task.samples):
-        path = os.path.join(task.source, ref.path)
+def _samples(source: Source, task: ShardTask, written: WrittenShard, tick: Ticks) -> Iterator[Sample]:
+    for unit, (ref, (target, fields)) in enumerate(zip(task.samples, task.labelled, strict=True)):
+        path = source.where(ref)
         tick.begin(unit)
         written.source_checksums.append(0)  # of one that is too large to be read
         try:
-            # as the scan found it: what is rejected, or converted, must not depend on when
-            data = read_picture(path, task.recipe.max_pixels, (ref.bytes, ref.modified_ns))
-            written.source_checksums[-1] = checksum_of(data)
+            data = source.read(ref, task.recipe.max_pixels)
+            written.source_checksums[-1] = picture_checksum(data)
             if unit in tick.fatal:
                 raise ImageError(path, KILLED)
             stored, size = store(data, path, task.recipe)
@@ -111,5 +118,5 @@ def _samples(task: ShardTask, written: WrittenShard, tick: Ticks) -> Iterator[Sa
         else:
             written.sizes.append(size)
             written.checksums.append(checksum_of(stored))
-            yield Sample(ref.id, ref.label, stored, ref.path, size)
+            yield Sample(ref.id, ref.label, stored, ref.path, size, target, fields)
         tick()

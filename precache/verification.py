@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from PIL import Image
 
 from precache import executors, images, jpeg
 from precache.converted import ConvertedDataset, open_dataset, open_unchecked
@@ -20,7 +21,8 @@ from precache.manifest import ShardEntry
 from precache.notices import counted
 from precache.progress import Progress, unseen
 from precache.recipe import Recipe
-from precache.source import SampleRef, Scan, scan_tree
+from precache.sources import Source, SourceOptions, open_source
+from precache.sources.base import SampleRef, Scan
 
 # A stored JPEG may lie this much further from its picture than the same encoder puts it today.
 JPEG_TOLERANCE_DB = 1.0
@@ -123,7 +125,7 @@ def verify_deep(
     workers = executors.worker_count(workers)
     dataset = open_dataset(path)
     manifest = dataset.manifest
-    scan = scan_tree(source)
+    scan = open_source(source, SourceOptions.from_json(manifest.source_options)).scan()
     if scan.digest != manifest.source_digest:
         raise DatasetError(f"{dataset.path}: was not made from {source}, or that tree changed since")
     report = executors.counted(on_progress, manifest.samples)
@@ -149,7 +151,7 @@ class _DeepTask:
     shard: ShardEntry
     index: SampleIndex
     recipe: Recipe
-    source: str
+    source: Source
     refs: dict[int, SampleRef]
 
     @property
@@ -167,8 +169,9 @@ def _deep_tasks(dataset: ConvertedDataset, scan: Scan) -> Iterator[_DeepTask]:
         shard_of = np.repeat(np.arange(len(shards)), [shard.samples for shard in shards])
         for number, shard in enumerate(shards):
             members = index.select(shard_of == number)
-            refs = {sample_id: scan.samples[sample_id] for sample_id in members.ids.tolist()}
-            yield _DeepTask(dataset.shard_path(shard), shard, members, recipe, str(scan.root), refs)
+            rows = np.searchsorted(scan.samples.ids, members.ids).tolist()
+            refs = {scan.samples[row].id: scan.samples[row] for row in rows}
+            yield _DeepTask(dataset.shard_path(shard), shard, members, recipe, scan.source, refs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,9 +201,9 @@ def _compare_shard(task: _DeepTask, tick: Callable[[], None]) -> list[_Compared]
 def _compare(task: _DeepTask, ref: SampleRef, sample: StoredSample) -> _Compared:
     recipe, where = task.recipe, f"{task.path}: sample {ref.id} ({ref.path})"
     stored = sample.pixels(str(task.path))
-    path = os.path.join(task.source, ref.path)
+    path = task.source.where(ref)
     try:
-        data = images.read_bytes(path, recipe.max_pixels)
+        data = task.source.read(ref, recipe.max_pixels)
         decoded = images.decode_for(data, path, recipe.rendering)
     except ImageError as error:
         return _Compared(ref.path, 0.0, f"{where} {error.reason}")
@@ -220,7 +223,7 @@ def _compare(task: _DeepTask, ref: SampleRef, sample: StoredSample) -> _Compared
     return _Compared(ref.path, psnr(stored, reference), problem)
 
 
-def _reference(data: bytes, path: str, recipe: Recipe, decoded: Decoded) -> Pixels:
+def _reference(data: bytes | Image.Image, path: str, recipe: Recipe, decoded: Decoded) -> Pixels:
     """The reference's pixels: of the whole decode, whatever the recipe takes."""
     if decoded.reduction > 1:
         decoded = images.decode_for(data, path, replace(recipe.rendering, scaled_decode=False))

@@ -11,7 +11,7 @@ import numpy as np
 from precache import images
 from precache.converted import ConvertedDataset
 from precache.formats import FORMATS, StoredSample
-from precache.source import scan_tree
+from precache.sources.tree import scan_tree
 
 
 def stored(dataset: ConvertedDataset) -> Iterator[tuple[str, StoredSample]]:

@@ -25,7 +25,7 @@ LOADERS_MAY_USE = {
     "packages",
     "reading",
     "rejects",
-    "source",
+    "sources",
     "storage",
 }
 

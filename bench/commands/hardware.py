@@ -18,7 +18,8 @@ from bench.options import PATH, option
 from precache import commandline
 from precache.commandline import STDOUT, ProgressBar, check_output, human_bytes, write_json
 from precache.sample_tree import make_sample
-from precache.source import Scan, scan_tree
+from precache.sources.base import Scan
+from precache.sources.tree import scan_tree
 from precache.tables import new_console
 
 TABLE_WIDTH = 100

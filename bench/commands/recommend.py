@@ -26,7 +26,7 @@ from precache.errors import SettingError
 from precache.executors import available_cpus
 from precache.packages import DALI
 from precache.recipe import FORMAT_NAMES
-from precache.source import scan_tree
+from precache.sources.tree import scan_tree
 from precache.tables import new_console
 
 _VERSIONS = ("python", "torch", "pillow", "simplejpeg", "webdataset", *DALI)

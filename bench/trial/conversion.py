@@ -36,7 +36,8 @@ from precache.formats import FORMATS, Sample
 from precache.output import publish
 from precache.progress import Progress, unseen
 from precache.recipe import Recipe
-from precache.source import Scan, scan_tree
+from precache.sources.base import Scan
+from precache.sources.tree import scan_tree
 
 OURS = "precache"
 STAGES = ("read", "decode", "resize", "encode", "write")

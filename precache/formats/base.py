@@ -1,8 +1,9 @@
 """What goes into a format, what comes out of it, and what a format is."""
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from precache.errors import ImageError, shell_command
 from precache.jpeg import Pixels, decode_jpeg
@@ -15,10 +16,13 @@ class Sample:
 
     Attributes:
         id: rank in the sorted scan of the source tree.
-        label: index of its class.
+        label: index of its class; -1 where it has not just one.
         data: what is stored: uint8 [size, size, 3], RGB, contiguous, or the bytes of a JPEG.
         path: in the source tree, relative to its root.
         original_size: (width, height) of the upright source picture, in pixels.
+        target: what it is labelled with where that is not one class: a list of class indices, or numbers,
+            as JSON has them; else None.
+        fields: what else is known of it, as JSON has it.
     """
 
     id: int
@@ -26,6 +30,8 @@ class Sample:
     data: bytes | Pixels
     path: str
     original_size: tuple[int, int]
+    target: Any = None
+    fields: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

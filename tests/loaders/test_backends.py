@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from loaders.dataset import open_split
-from precache.source import scan_tree
+from precache.sources.tree import scan_tree
 from tests import loader_contract as contract
 from tests.building import build_loader
 from tests.conftest import IMAGES, STORED_SIZE

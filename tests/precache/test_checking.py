@@ -8,7 +8,7 @@ import pytest
 import precache
 from precache.errors import SettingError, SourceError
 from precache.rejects import default_list, read_list, rejected_rows
-from precache.source import scan_tree
+from precache.sources.tree import scan_tree
 from tests.command import check_bad_input, run
 from tests.conftest import IMAGES
 from tests.damage import DAMAGE, damage_tree

@@ -18,7 +18,7 @@ from precache.errors import DatasetError, SettingError, WorkerError
 from precache.formats import FORMATS
 from precache.journal import JOURNAL_NAME
 from precache.manifest import INDEX_NAME, MANIFEST_NAME
-from precache.source import scan_tree
+from precache.sources.tree import scan_tree
 from tests.building import build_loader
 from tests.command import ROOT, check_bad_input, run
 from tests.conftest import IMAGES, small_recipe
@@ -106,7 +106,7 @@ def test_a_file_as_destination_is_refused(tree: Path, tmp_path: Path) -> None:
 
 def test_folders_inside_one_another_are_refused(tree: Path) -> None:
     for destination in (tree, tree / "001.anchor" / "out", tree.parent):
-        with pytest.raises(SettingError, match=r"and the source tree .* lie one inside the other"):
+        with pytest.raises(SettingError, match=r"and the source .* lie one inside the other"):
             convert(tree, destination, small_recipe("shards"), workers=0)
 
 

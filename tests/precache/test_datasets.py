@@ -19,7 +19,7 @@ import pytest
 from precache import download
 from precache.datasets import DATASETS, PublicDataset, fetch
 from precache.errors import DownloadError, SettingError
-from precache.source import scan_tree
+from precache.sources.tree import scan_tree
 from tests.command import ROOT
 
 

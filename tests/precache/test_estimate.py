@@ -4,7 +4,7 @@ import pytest
 
 from precache import open_dataset
 from precache.estimate import predict_bytes
-from precache.source import scan_tree
+from precache.sources.tree import scan_tree
 
 
 @pytest.mark.parametrize(("name", "error"), [("shards", 0.0), ("webdataset", 0.15), ("dali", 0.05)])

@@ -18,7 +18,7 @@ from precache.errors import DatasetError
 from precache.formats import FORMATS
 from precache.formats.shards import DATA_START, ShardFile
 from precache.images import Pixels
-from precache.source import scan_tree
+from precache.sources.tree import scan_tree
 from tests import format_contract as contract
 from tests.conftest import STORED_SIZE, small_recipe
 

@@ -12,7 +12,7 @@ from torchvision.transforms import CenterCrop, InterpolationMode, Resize
 
 from precache import images, jpeg
 from precache.errors import ImageError, SourceError
-from precache.source import scan_tree
+from precache.sources.tree import scan_tree
 
 
 def reference(path: str, size: int) -> np.ndarray:

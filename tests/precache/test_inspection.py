@@ -83,7 +83,7 @@ def test_the_source_and_what_was_left_out_are_shown(raw_tree: Path, tmp_path: Pa
 def test_source_sizes_are_those_of_the_upright_pictures(raw_tree: Path, converted: dict[str, Path]) -> None:
     from PIL import Image, ImageOps
 
-    from precache.source import scan_tree
+    from precache.sources.tree import scan_tree
 
     samples = scan_tree(raw_tree).samples
     for path in converted.values():

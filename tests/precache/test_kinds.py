@@ -10,7 +10,7 @@ from PIL import Image, features
 
 from precache import images, jpeg, kinds
 from precache.errors import ImageError
-from precache.source import scan_tree
+from precache.sources.tree import scan_tree
 from tests.command import run
 
 NAMES = {

@@ -15,7 +15,7 @@ import precache
 from precache import reading
 from precache.errors import ImageError, SettingError, SourceError
 from precache.rejects import default_list, read_list
-from precache.source import scan_tree
+from precache.sources.tree import scan_tree
 from tests.building import build_loader
 from tests.command import ROOT, check_bad_input, run
 from tests.conftest import small_recipe

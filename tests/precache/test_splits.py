@@ -8,7 +8,7 @@ import pytest
 
 from precache import Recipe, convert, open_dataset, verify_deep
 from precache.errors import PrecacheError
-from precache.source import scan_tree
+from precache.sources.tree import scan_tree
 from tests.command import check_bad_input, run
 from tests.conftest import IMAGES, small_recipe
 

@@ -22,7 +22,7 @@ from bench.machine.disk import Disk
 from bench.machine.measurements import Hardware, HardwareSpec, Measurement
 from precache import commandline
 from precache.errors import SettingError
-from precache.source import scan_tree
+from precache.sources.tree import scan_tree
 from tests.command import check_bad_input, run
 from tests.conftest import IMAGES
 

@@ -18,7 +18,7 @@ from bench.trial.conversion import OURS, ConversionSpec, measure
 from bench.trial.processes import run_watched
 from precache import commandline
 from precache.errors import MissingDependencyError, SettingError, WorkerError
-from precache.source import scan_tree
+from precache.sources.tree import scan_tree
 from tests.command import check_bad_input, run
 from tests.conftest import IMAGES, small_recipe
 

@@ -26,7 +26,7 @@ from bench.trial.sampling import RecommendSpec, Trees
 from precache import commandline
 from precache.converted import open_dataset
 from precache.errors import SettingError, SourceError
-from precache.source import scan_tree
+from precache.sources.tree import scan_tree
 from tests.bench.findings.test_forecast import INPUTS, RAW, SHARDS, TARS
 from tests.command import check_bad_input
 from tests.conftest import IMAGES

@@ -18,18 +18,16 @@ import os
 import stat
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from precache import folders
-from precache.errors import SettingError, SourceError, shell_command
+from precache.errors import SourceError, shell_command
 from precache.folders import Entry, sorted_entries
-
-Ints: TypeAlias = npt.NDArray[np.int64]
+from precache.reading import read_picture
+from precache.sources.base import IgnoredPath, SampleRef, Samples, Scan
 
 SPLIT_FOLDERS = ("train", "val", "valid", "validation", "test")
 _MISSED_SHARE = 0.01  # of files that look like pictures: more, and the user hears of it
@@ -37,134 +35,28 @@ _NAMED = 5  # files or folders that a warning names
 
 
 @dataclass(frozen=True, slots=True)
-class SampleRef:
-    """One picture of a tree.
-
-    Attributes:
-        id: rank in the sorted scan.
-        path: relative to the root, with forward slashes.
-        label: index of its class.
-        bytes: size of the file.
-        split: that the tree puts it in, or "" where it has none.
-        modified_ns: when the file was last written, as the file system counts; no part of what it is.
-    """
-
-    id: int
-    path: str
-    label: int
-    bytes: int
-    split: str = ""
-    modified_ns: int = field(default=0, compare=False)
-
-
-@dataclass(frozen=True, slots=True)
-class IgnoredPath:
-    """Something in the tree that is not a sample; `path` is relative to the root."""
-
-    path: str
-    reason: str
-
-
-class Samples(Sequence[SampleRef]):
-    """The samples of a tree, in columns: 1,000,000 of them take some 80 MB, as objects ten times that.
-
-    Attributes:
-        ids: int64 [n], ascending.
-        labels: int64 [n].
-        file_bytes: int64 [n], sizes of the files.
-        modified_ns: int64 [n], when they were last written.
-        splits: int64 [n], indices of `split_names`.
-        split_names: "" alone where the tree has no splits.
-        paths: file names relative to the root, as the file system has them, one behind the other.
-        path_ends: int64 [n], where each of them ends.
-    """
-
-    def __init__(
-        self,
-        ids: Ints,
-        labels: Ints,
-        file_bytes: Ints,
-        modified_ns: Ints,
-        splits: Ints,
-        split_names: Sequence[str],
-        paths: bytes,
-        path_ends: Ints,
-    ) -> None:
-        self.ids, self.labels, self.splits = ids, labels, splits
-        self.file_bytes, self.modified_ns = file_bytes, modified_ns
-        self.split_names = tuple(split_names)
-        self.paths, self.path_ends = paths, path_ends
-
-    @classmethod
-    def of(cls, refs: Sequence[SampleRef]) -> "Samples":
-        """The columns of `refs`."""
-        names = list(dict.fromkeys(ref.split for ref in refs))
-        paths = [os.fsencode(ref.path) for ref in refs]
-        return cls(
-            np.array([ref.id for ref in refs], np.int64),
-            np.array([ref.label for ref in refs], np.int64),
-            np.array([ref.bytes for ref in refs], np.int64),
-            np.array([ref.modified_ns for ref in refs], np.int64),
-            np.array([names.index(ref.split) for ref in refs], np.int64),
-            names,
-            b"".join(paths),
-            np.cumsum([len(path) for path in paths], dtype=np.int64),
-        )
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    def __getitem__(self, index: int) -> SampleRef:  # type: ignore[override]  # no slices
-        index = range(len(self))[index]
-        start = int(self.path_ends[index - 1]) if index else 0
-        path = self.paths[start : int(self.path_ends[index])]
-        return SampleRef(
-            int(self.ids[index]),
-            os.fsdecode(path),
-            int(self.labels[index]),
-            int(self.file_bytes[index]),
-            self.split_names[self.splits[index]],
-            int(self.modified_ns[index]),
-        )
-
-    def select(
-        self, rows: Ints, splits: Ints | None = None, split_names: Sequence[str] | None = None
-    ) -> "Samples":
-        """The samples at `rows`, with other splits if they are given."""
-        lengths = np.diff(self.path_ends, prepend=0)[rows]
-        starts = self.path_ends[rows] - lengths
-        paths = b"".join(
-            self.paths[a : a + n] for a, n in zip(starts.tolist(), lengths.tolist(), strict=True)
-        )
-        columns = (self.ids[rows], self.labels[rows], self.file_bytes[rows], self.modified_ns[rows])
-        splits = self.splits[rows] if splits is None else splits
-        names = self.split_names if split_names is None else split_names
-        return Samples(*columns, splits, names, paths, np.cumsum(lengths))
-
-
-@dataclass(frozen=True, slots=True)
-class Scan:
-    """What a tree holds.
-
-    Attributes:
-        root: of the tree.
-        classes: names of the class folders, sorted; labels index them.
-        samples: sorted by split, class folder and file name.
-        ignored: what is not a sample, and why.
-        scanned: files and folders that were looked at; each is a sample or ignored.
-        digest: SHA-256 (hex) over the samples' paths and sizes: tells two trees apart without
-            reading pictures.
-        warnings: what the user may not expect of it, one line each: classes without pictures, files
-            left out that look like pictures, one folder under two names.
-    """
+class TreeSource:
+    """A tree as a `Source`."""
 
     root: Path
-    classes: tuple[str, ...]
-    samples: Samples
-    ignored: tuple[IgnoredPath, ...]
-    scanned: int
-    digest: str
-    warnings: tuple[str, ...] = ()
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """The tree."""
+        return (self.root,)
+
+    def scan(self) -> Scan:
+        """As `scan_tree`."""
+        return scan_tree(self.root)
+
+    def read(self, ref: SampleRef, max_pixels: int) -> bytes:
+        """The content of the file."""
+        # as the scan found it: what is rejected, or converted, must not depend on when
+        return read_picture(self.where(ref), max_pixels, (ref.bytes, ref.modified_ns))
+
+    def where(self, ref: SampleRef) -> str:
+        """Path of the file."""
+        return os.path.join(self.root, ref.path)
 
 
 def scan_tree(root: str | os.PathLike[str]) -> Scan:
@@ -286,7 +178,7 @@ class _Found:
         )
         digest = self._digest.hexdigest()
         ignored, warnings = tuple(self.ignored), self.warnings(root)
-        return Scan(root, tuple(classes), samples, ignored, self.scanned, digest, warnings)
+        return Scan(TreeSource(root), tuple(classes), samples, ignored, self.scanned, digest, warnings)
 
 
 def _names(paths: Sequence[str]) -> str:
@@ -329,13 +221,3 @@ def _scan_folder(found: _Found, split: str, path: str, folder: Entry) -> int:
     if pictures == 0:
         found.ignore(path, folders.NO_PICTURES)
     return len(entries) + (pictures == 0)
-
-
-def check_apart(source: Path, destination: Path) -> None:
-    """Raise SettingError if one folder lies inside the other: the source is never written to."""
-    inner, outer = (Path(os.path.realpath(path)) for path in (destination, source))
-    if inner == outer or outer in inner.parents or inner in outer.parents:
-        raise SettingError(
-            f"{destination}: and the source tree {source} lie one inside the other; "
-            f"choose a DST beside the tree"
-        )

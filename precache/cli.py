@@ -6,6 +6,7 @@ What only one command needs is imported there: `convert` should not wait for an 
 import json
 import logging
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from precache.errors import SettingError, check_choice, shell_command
 from precache.images import RESAMPLING
 from precache.manifest import MANIFEST_NAME, REJECTED_NAME
 from precache.notices import counted
+from precache.progress import Progress
 from precache.reading import MAX_PIXELS
 from precache.recipe import DEFAULT_SPLITS, FORMAT_NAMES, Recipe
 
@@ -136,7 +138,7 @@ def convert(
             max_rejects=most_rejects,
             split_list=split_list,
             on_start=show_size,
-            on_progress=bar,
+            on_progress=_telling_of_resume(destination, bar),
         )
     _print_conversion(result, destination)
 
@@ -181,13 +183,12 @@ def verify(dst: Path, others: tuple[Path, ...], deep: bool, across: bool, worker
     manifest = open_unchecked(dst)[0].manifest  # if it was edited, `verify` says so
     size = human_bytes(manifest.stored_bytes)
     problems = precache.verify(dst)
+    command = shell_command("precache convert", others[0] if deep else "SRC", dst)
+    remedy = f"with: {command} {manifest.recipe.to_flags()} --overwrite"
     if problems:
-        command = shell_command("precache convert SRC", dst)
         if any(problem.startswith(f"{dst / MANIFEST_NAME}: ") for problem in problems):
             # its settings are not to be trusted
             remedy = f"with the options that it was made with: {command} --overwrite"
-        else:
-            remedy = f"with: {command} {manifest.recipe.to_flags()} --overwrite"
         are = "is" if len(problems) == 1 else "are"
         problems.append(f"{dst}: {counted(len(problems), 'file')} {are} damaged; rewrite it {remedy}")
     _finish_check(
@@ -196,7 +197,8 @@ def verify(dst: Path, others: tuple[Path, ...], deep: bool, across: bool, worker
     if deep:
         with ProgressBar("verify", "image") as bar:
             report = precache.verify_deep(dst, others[0], workers=workers, on_progress=bar)
-        _finish_check(list(report.problems), f"{dst}: {report.sentence(others[0])}")
+        sentence = f"{dst}: {report.sentence(others[0])}"
+        _finish_check(report.problems and [*report.problems, f"{sentence}; rewrite it {remedy}"], sentence)
 
 
 @main.command()
@@ -236,13 +238,28 @@ def doctor_command() -> None:
             click.echo(f"{'':<{width}}  install: {finding.install}")
 
 
-def _finish_check(problems: list[str], all_well: str) -> None:
+def _finish_check(problems: Sequence[str], all_well: str) -> None:
     """Print `all_well`, or the problems and end with exit code 1."""
     for problem in problems:
         click.echo(printable(problem), err=True)
     if problems:
         raise click.exceptions.Exit(1)
     click.echo(printable(all_well))
+
+
+def _telling_of_resume(destination: Path, on_progress: Progress) -> Progress:
+    """`on_progress`, and first a line on what an earlier run has left."""
+    begun = False
+
+    def report(done: int, total: int) -> None:
+        nonlocal begun
+        if done and not begun:
+            there = f"{done:,} of {counted(total, 'picture')} {'is' if done == 1 else 'are'} there already"
+            note(f"{destination}: {there}; going on from there")
+        begun = True
+        on_progress(done, total)
+
+    return report
 
 
 def _print_conversion(result: Conversion, destination: Path) -> None:

@@ -3,7 +3,7 @@
 import base64
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -19,6 +19,7 @@ from precache.formats import FORMATS, StoredSample
 from precache.jpeg import Pixels
 from precache.manifest import Manifest, count_reasons
 from precache.notices import counted
+from precache.recipe import Recipe
 from precache.tables import new_console
 
 _PICTURES_PER_CLASS = 5
@@ -105,19 +106,40 @@ def write_html(dataset: ConvertedDataset, path: str | os.PathLike[str]) -> None:
 def _facts(dataset: ConvertedDataset) -> dict[str, str]:
     manifest = dataset.manifest
     splits = ", ".join(f"{split} {sum(counts):,}" for split, counts in manifest.samples_per_class.items())
+    left_out = f"{len(manifest.rejected):,} rejected, {len(manifest.ignored):,} ignored"
+    classes = counted(len(manifest.classes), "class", "classes")
     return {
         "dataset": str(dataset.path),
         "format": manifest.recipe.format,
-        "samples": f"{manifest.samples:,} in {counted(len(manifest.classes), 'class', 'classes')} ({splits})",
-        "shards": f"{len(manifest.shards):,}",
-        "on disk": f"{human_bytes(manifest.stored_bytes)} (source: {human_bytes(manifest.source_bytes)})",
-        "recipe": ", ".join(f"{name} {value}" for name, value in manifest.recipe.to_json().items()),
+        "pictures": f"{manifest.samples:,} in {classes} ({splits})",
+        "on disk": f"{human_bytes(manifest.stored_bytes)} in {counted(len(manifest.shards), 'shard')}",
+        "source": f"{counted(manifest.scanned, 'file')}, {human_bytes(manifest.source_bytes)}: "
+        f"{manifest.samples:,} converted, {left_out}",
+        "stored as": _stored_as(manifest.recipe),
         "made with": f"{shell_command('precache convert SRC', dataset.path)} {manifest.recipe.to_flags()}",
-        "made by": ", ".join(f"{name} {value}" for name, value in manifest.made_by.items()),
-        "scanned": f"{manifest.scanned:,}",
-        "rejected": f"{len(manifest.rejected):,}",
-        "ignored": f"{len(manifest.ignored):,}",
+        "made by": _software(manifest.made_by),
     }
+
+
+def _stored_as(recipe: Recipe) -> str:
+    """What the pixels of a picture depend on, in the words of the options."""
+    kind = "pixels" if FORMATS[recipe.format].holds_pixels else f"JPEG of quality {recipe.quality}"
+    options = {
+        "passthrough": recipe.passthrough,
+        "truncated pictures allowed": recipe.allow_truncated,
+        "decoded at a reduced scale": recipe.decode == "scaled",
+        f"transparent on {recipe.background}": True,
+    }
+    chosen = ", ".join(name for name, used in options.items() if used)
+    return f"{kind}, {recipe.size}x{recipe.size}, fit {recipe.fit}, resample {recipe.resample}, {chosen}"
+
+
+def _software(made_by: Mapping[str, str]) -> str:
+    """As `pillow 12.1 with libjpeg-turbo 2.1.5, simplejpeg 1.9.0`."""
+    named = {name: version for name, version in made_by.items() if not name.startswith("pillow")}
+    pillow = f"{made_by.get('pillow_flavour', 'pillow')} {made_by.get('pillow', '')}".rstrip()
+    jpeg_library = f" with {made_by['pillow_jpeg']}" if "pillow_jpeg" in made_by else ""
+    return ", ".join([pillow + jpeg_library, *(f"{name} {version}" for name, version in named.items())])
 
 
 def _histogram(title: str, values: np.ndarray[Any, Any], edges: Sequence[float]) -> str:

@@ -112,6 +112,16 @@ class Journal:
         self._records.append(encode(shard))
         self.finished[shard.entry.name] = shard
 
+    def kept(self) -> str:
+        """For `telling`: how much of the work is on record."""
+        done = sum(len(self._plans[name].rows) for name in self.finished)
+        if not done:
+            return "before the first shard was finished; nothing is kept, and the same command starts again"
+        of = counted(len(self._scan.samples), "picture")
+        return (
+            f"after {done:,} of {of} were finished; these are kept, and the same command goes on from there"
+        )
+
     def remove(self) -> None:
         """Delete the journal: the manifest is written."""
         remove_leftovers(self.folder, self._names)  # of workers that died

@@ -22,7 +22,7 @@ from precache.notices import counted
 from precache.progress import Progress, unseen
 from precache.recipe import Recipe
 from precache.sources import Source, SourceOptions, open_source
-from precache.sources.base import SampleRef, Scan
+from precache.sources.base import SampleRef, Scan, picture_checksum
 
 # A stored JPEG may lie this much further from its picture than the same encoder puts it today.
 JPEG_TOLERANCE_DB = 1.0
@@ -92,18 +92,23 @@ class DeepReport:
     holds_pixels: bool
 
     def sentence(self, source: str | os.PathLike[str]) -> str:
-        """What that means where there are no problems."""
+        """What that means, in one statement."""
+        if self.problems:
+            are = "is" if len(self.problems) == 1 else "are"
+            of = counted(self.samples, "picture")
+            return f"{len(self.problems):,} of {of} {are} not what converting {source} gives"
+        every = "its picture is" if self.samples == 1 else f"all {self.samples:,} pictures are"
+        others = self.samples - self.equal
         near = f"mean {self.mean_psnr:.1f} dB, worst {self.worst_psnr:.1f} dB ({self.worst})"
-        equal = f"{self.equal:,} are equal, the others near it: {near}" if self.equal else near
-        if not self.holds_pixels:
-            same = f"{self._all} to what {source} gives, within JPEG loss"
-            return f"{same}: {equal if self.equal < self.samples else 'none'}"
-        same = f"{self._all} to exactly what {source} gives"
-        return same if self.equal == self.samples else f"{same}; beside Pillow's own resize: {equal}"
-
-    @property
-    def _all(self) -> str:
-        return "its picture decodes" if self.samples == 1 else f"all {self.samples:,} pictures decode"
+        if self.holds_pixels:
+            same = f"{every} exactly what converting {source} gives"
+            of = f"{others:,} of them" if self.samples > 1 else "it"
+            return f"{same}. Pillow alone would resize {of} a little differently: {near}" if others else same
+        same = f"{every} what converting {source} gives"
+        if not others:
+            return f"{same}; JPEG lost nothing"
+        lossless = f"; {self.equal:,} without loss" if self.equal else ""
+        return f"{same}; JPEG loses as much as its quality says: {near}{lossless}"
 
 
 def verify_deep(
@@ -127,7 +132,10 @@ def verify_deep(
     manifest = dataset.manifest
     scan = open_source(source, SourceOptions.from_json(manifest.source_options)).scan()
     if scan.digest != manifest.source_digest:
-        raise DatasetError(f"{dataset.path}: was not made from {source}, or that tree changed since")
+        raise DatasetError(
+            f"{dataset.path}: was not made from {source}, or that tree changed since; "
+            f"name the tree that it was made from, or convert {source} again"
+        )
     report = executors.counted(on_progress, manifest.samples)
     tasks = _deep_tasks(dataset, scan)
     shards = executors.run(_compare_shard, tasks, min(workers, len(manifest.shards)), report)
@@ -189,7 +197,7 @@ def _compare_shard(task: _DeepTask, tick: Callable[[], None]) -> list[_Compared]
         ref = task.refs[int(task.index.ids[row])]
         try:
             task.index.check(row, sample.data, str(task.path), sample.damage)
-            compared.append(_compare(task, ref, sample))
+            compared.append(_compare(task, row, ref, sample))
         except SampleError as error:
             compared.append(_Compared(ref.path, 0.0, str(error)))
         tick()
@@ -198,7 +206,7 @@ def _compare_shard(task: _DeepTask, tick: Callable[[], None]) -> list[_Compared]
     return compared
 
 
-def _compare(task: _DeepTask, ref: SampleRef, sample: StoredSample) -> _Compared:
+def _compare(task: _DeepTask, row: int, ref: SampleRef, sample: StoredSample) -> _Compared:
     recipe, where = task.recipe, f"{task.path}: sample {ref.id} ({ref.path})"
     stored = sample.pixels(str(task.path))
     path = task.source.where(ref)
@@ -206,21 +214,30 @@ def _compare(task: _DeepTask, ref: SampleRef, sample: StoredSample) -> _Compared
         data = task.source.read(ref, recipe.max_pixels)
         decoded = images.decode_for(data, path, recipe.rendering)
     except ImageError as error:
-        return _Compared(ref.path, 0.0, f"{where} {error.reason}")
+        return _Compared(ref.path, 0.0, f"{where}: its source {error.reason}")
     expected = images.fit(decoded, recipe.rendering)
     problem = ""
     if sample.label != ref.label:
         problem = f"{where} has label {sample.label}, its class is {ref.label}"
     elif FORMATS[recipe.format].holds_pixels:
         if not np.array_equal(stored, expected):
-            problem = f"{where} is not what the source gives ({psnr(stored, expected):.1f} dB)"
+            problem = f"{where} is not what its source gives ({psnr(stored, expected):.1f} dB)"
     elif not (recipe.passthrough and sample.data == data):
         again = jpeg.decode_jpeg(jpeg.encode_jpeg(expected, recipe.quality), path)
         bound = psnr(again, expected) - JPEG_TOLERANCE_DB
         if psnr(stored, expected) < bound:
-            problem = f"{where} is {psnr(stored, expected):.1f} dB from its source, expected {bound:.1f}"
+            far = f"{psnr(stored, expected):.1f} dB from its source, expected {bound:.1f} dB or more"
+            problem = f"{where} is {far}"
+    if problem and sample.label == ref.label and _changed(task.index, row, data):
+        problem = f"{where} is not what its source gives: the source file changed since it was converted"
     reference = _reference(data, path, recipe, decoded) if recipe.fit == "crop" else expected
     return _Compared(ref.path, psnr(stored, reference), problem)
+
+
+def _changed(index: SampleIndex, row: int, data: bytes | Image.Image) -> bool:
+    """Whether the source file of the sample at `row` holds something else than when it was converted."""
+    recorded = 0 if index.source_checksums is None else int(index.source_checksums[row])
+    return recorded != 0 and recorded != picture_checksum(data)
 
 
 def _reference(data: bytes | Image.Image, path: str, recipe: Recipe, decoded: Decoded) -> Pixels:

@@ -112,6 +112,6 @@ FORMAT = Format(
     write_shard=write_shard,
     read_shard=read_shard,
     holds_pixels=False,
-    bytes_per_sample=3 * _BLOCK + 3 * _BLOCK // 2,  # three headers, and padding to whole blocks
+    bytes_per_sample=5 * _BLOCK + _BLOCK // 2 + 90,  # three headers, two blocks of text, padding; index
     bytes_per_shard=2 * _BLOCK + tarfile.RECORDSIZE // 2,  # two empty blocks, and half a record
 )

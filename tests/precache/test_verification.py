@@ -111,18 +111,37 @@ def test_the_commands_say_what_they_compared(
     deep = run("precache", "verify", "--deep", converted["shards"], raw_tree, cwd=tmp_path)
     assert deep.returncode == 0, deep.stderr
     assert re.search(
-        r"all 70 pictures decode to exactly what \S+ gives; beside Pillow's own resize: "
-        r"[0-9 a-z,:]*mean \d\d\.\d dB, worst \d\d\.\d dB \(\S+\)$",
+        r"all 70 pictures are exactly what converting \S+ gives. Pillow alone would resize \d+ of them "
+        r"a little differently: mean \d\d\.\d dB, worst \d\d\.\d dB \(\S+\)$",
         deep.stdout,
         re.MULTILINE,
     )
     deep = run("precache", "verify", "--deep", converted["dali"], raw_tree, cwd=tmp_path)
-    assert f"all 70 pictures decode to what {raw_tree} gives, within JPEG loss: mean " in deep.stdout
-    assert "equal" not in deep.stdout
+    assert f"all 70 pictures are what converting {raw_tree} gives; JPEG loses as much as" in deep.stdout
     across = run("precache", "verify", "--across", *converted.values(), cwd=tmp_path)
     assert "2 other datasets hold the same samples" in across.stdout
     check_bad_input(run("precache", "verify", "--deep", converted["shards"], cwd=tmp_path), "DST and SRC")
     check_bad_input(run("precache", "verify", raw_tree, converted["dali"], cwd=tmp_path), "verify takes DST")
+
+
+@pytest.mark.parametrize("name", sorted(FORMATS))
+def test_deep_ends_with_how_many_differ_and_says_that_the_source_changed(
+    name: str, raw_tree: Path, tmp_path: Path
+) -> None:
+    """Of the same size, so that the tree looks the same."""
+    tree = Path(shutil.copytree(raw_tree, tmp_path / "tree"))
+    convert(tree, tmp_path / "out", small_recipe(name), workers=0)
+    other, *_, changed = sorted(tree.glob("*/*.jpg"), key=lambda path: path.stat().st_size)
+    changed.write_bytes(other.read_bytes().ljust(changed.stat().st_size, b"\0"))
+    result = run("precache", "verify", "--deep", "out", "tree", cwd=tmp_path)
+    assert result.returncode == 1
+    problem, summary = result.stderr.splitlines()
+    assert f"({changed.relative_to(tree)}) is not what its source gives: the source file changed" in problem
+    told = (
+        "out: 1 of 70 pictures is not what converting tree gives; rewrite it with: precache convert tree out "
+    )
+    assert summary.startswith(f"{told}--format {name}")
+    assert "all 70" not in result.stdout
 
 
 def test_a_sample_of_the_wrong_class_is_named(

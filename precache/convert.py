@@ -38,7 +38,7 @@ from precache.lock import Lock, hold_lock, lock_path
 from precache.manifest import Manifest, Rejected, write_manifest, write_rejected
 from precache.notices import counted, warn
 from precache.plan import ConvertPlan, ShardPlan, plan_conversion
-from precache.progress import Progress, nothing_lost, telling, unseen
+from precache.progress import Progress, nothing_lost, tells, unseen
 from precache.recipe import Recipe
 from precache.shard_writer import ShardTask, finish_shard, write_shard
 from precache.source_state import changed_pictures
@@ -64,7 +64,7 @@ class Conversion:
     elapsed_s: float
 
 
-@telling(nothing_lost)
+@tells(nothing_lost)
 def convert(
     source: str | os.PathLike[str] | Source,
     destination: str | os.PathLike[str],
@@ -172,10 +172,7 @@ def _convert(job: _Job, lock: Lock, overwrite: bool) -> tuple[Manifest, int | No
         warn_of_build(lock)
     if finished and not overwrite:
         return _check_finished(job, destination), None
-    with (
-        Journal(folder, job.target, job.plan, job.scan, overwrite=overwrite) as journal,
-        telling(journal.kept),
-    ):
+    with Journal(folder, job.target, job.plan, job.scan, overwrite=overwrite) as journal, tells(journal.kept):
         waiting = [shard for shard in job.plan.shards if shard.name not in journal.finished]
         _check_room(job.scan, waiting, job.target.recipe, folder, job.on_start)
         converted = _run(job, waiting, journal)

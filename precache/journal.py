@@ -113,7 +113,7 @@ class Journal:
         self.finished[shard.entry.name] = shard
 
     def kept(self) -> str:
-        """For `telling`: how much of the work is on record."""
+        """For `tells`: how much of the work is on record."""
         done = sum(len(self._plans[name].rows) for name in self.finished)
         if not done:
             return "before the first shard was finished; nothing is kept, and the same command starts again"

@@ -12,7 +12,7 @@ def unseen(done: int, total: int) -> None:
 
 
 @contextmanager
-def telling(what_is_kept: Callable[[], str]) -> Iterator[None]:
+def tells(what_is_kept: Callable[[], str]) -> Iterator[None]:
     """Add `what_is_kept` to what ends the work from outside, as Ctrl-C does, for whoever reports it."""
     try:
         yield
@@ -25,5 +25,5 @@ def telling(what_is_kept: Callable[[], str]) -> Iterator[None]:
 
 
 def nothing_lost() -> str:
-    """For `telling`, of a moment at which nothing is half done."""
+    """For `tells`, of a moment at which nothing is half done."""
     return "while nothing was being converted; what is finished is kept, and the same command goes on"

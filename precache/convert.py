@@ -19,6 +19,7 @@ import numpy as np
 
 from precache import columns, executors
 from precache.codecs import made_by
+from precache.commit import commit
 from precache.converted import is_converted, open_dataset
 from precache.destination import (
     build_folder,
@@ -31,11 +32,9 @@ from precache.destination import (
 )
 from precache.errors import DatasetError, SettingError, check_share
 from precache.estimate import predict_bytes
-from precache.finished import FinishedShard
-from precache.index import SampleIndex, SourceState, write_index, write_source_state
 from precache.journal import Journal, Target, check_empty
 from precache.lock import Lock, hold_lock, lock_path
-from precache.manifest import Manifest, Rejected, write_manifest, write_rejected
+from precache.manifest import Manifest, Rejected
 from precache.notices import counted, warn
 from precache.plan import ConvertPlan, ShardPlan, plan_conversion
 from precache.progress import Progress, nothing_lost, tells, unseen
@@ -176,7 +175,7 @@ def _convert(job: _Job, lock: Lock, overwrite: bool) -> tuple[Manifest, int | No
         waiting = [shard for shard in job.plan.shards if shard.name not in journal.finished]
         _check_room(job.scan, waiting, job.target.recipe, folder, job.on_start)
         converted = _run(job, waiting, journal)
-        manifest = _commit(job, journal.finished, folder)
+        manifest = commit(job.scan, job.plan, job.options, journal.finished, folder)
         journal.remove()
     if finished:
         swap_in(lock)
@@ -274,77 +273,3 @@ def _check_rejects(folder: Path, rejected: Sequence[Rejected], limit: int) -> No
 def _are_rejected(number: int, limit: int) -> str:
     are = "picture is" if number == 1 else "pictures are"
     return f"{number:,} {are} rejected and at most {limit:,} may be"
-
-
-def _commit(job: _Job, finished: dict[str, FinishedShard], destination: Path) -> Manifest:
-    """Check that the counts add up, then write the index and, last, the manifest."""
-    scan, plan = job.scan, job.plan
-    done = [finished[shard.name] for shard in plan.shards]
-    rejected = sorted((sample for shard in done for sample in shard.rejected), key=lambda r: r.id)
-    rows = np.concatenate([shard.rows for shard in plan.shards])
-    kept = rows[~np.isin(scan.samples.ids[rows], [sample.id for sample in rejected])]
-    sizes = np.concatenate([shard.source_sizes for shard in done])
-    written = sum(shard.entry.samples for shard in done)
-    if not (
-        written == len(kept) == len(sizes) and scan.scanned == written + len(rejected) + len(scan.ignored)
-    ):
-        raise DatasetError(
-            f"{scan.root}: {scan.scanned:,} files scanned, but {written:,} converted, {len(rejected):,} "
-            f"rejected and {len(scan.ignored):,} ignored; this is a bug; please report it"
-        )
-    if not written:
-        raise DatasetError(
-            f"{scan.root}: none of its {len(scan.samples):,} pictures can be converted; "
-            f"the first one, {rejected[0].path}, {rejected[0].reason}"
-        )
-    labels = scan.samples.labels[kept]
-    source_checksums = np.empty(len(scan.samples), np.uint64)
-    source_checksums[rows] = np.concatenate([shard.source_checksums for shard in done])
-    named = scan.samples.select(kept)
-    index = SampleIndex(
-        ids=named.ids,
-        labels=labels,
-        source_sizes=sizes,
-        checksums=np.concatenate([shard.checksums for shard in done]),
-        source_checksums=source_checksums[kept],
-        paths=named.paths,
-        path_ends=named.path_ends,
-        targets=named.targets,
-        fields=named.fields,
-    )
-    state = SourceState(scan.samples.file_bytes, scan.samples.modified_ns, source_checksums)
-    manifest = Manifest(
-        recipe=plan.recipe,
-        made_by=made_by(),
-        source_digest=scan.digest,
-        source_bytes=int(scan.samples.file_bytes.clip(0).sum()),
-        classes=scan.classes,
-        samples_per_class=_count_classes(scan, done, named),
-        shards=tuple(shard.entry for shard in done if shard.entry.samples),
-        index=write_index(destination, index),
-        scanned=scan.scanned,
-        rejected=tuple(rejected),
-        ignored=tuple((ignored.path, ignored.reason) for ignored in scan.ignored),
-        source_state=write_source_state(destination, state),
-        source_options=job.options.given(),
-        target=scan.target,
-        fields={name: column.kind for name, column in named.fields.items()},
-    )
-    write_rejected(destination, rejected)
-    write_manifest(destination, manifest)
-    return manifest
-
-
-def _count_classes(scan: Scan, done: Sequence[FinishedShard], written: Samples) -> dict[str, tuple[int, ...]]:
-    """Split -> number of samples of each class; `written` in written order."""
-    split_of = np.repeat([shard.entry.split for shard in done], [shard.entry.samples for shard in done])
-    counts = {}
-    for split in dict.fromkeys(shard.entry.split for shard in done):
-        rows = split_of == split
-        labels = written.labels[rows]
-        if scan.target == "classes" and written.targets is not None:
-            labels = written.targets.select(rows).values
-        elif scan.target != "class":
-            labels = labels[:0]
-        counts[split] = tuple(np.bincount(labels, minlength=len(scan.classes)).tolist())
-    return counts

@@ -10,7 +10,7 @@ from bench.pages import summary, table
 
 STYLE = """
 .busy { max-width: none; margin: 1.8rem 0 1.2rem; } .busy figcaption { margin-bottom: .6rem; }
-.lane { display: grid; grid-template-columns: 12rem minmax(8rem, 1fr) 3.5rem 18.5rem; gap: 0 .9rem;
+.lane { display: grid; grid-template-columns: 14rem minmax(8rem, 1fr) 3.5rem 17rem; gap: 0 .9rem;
   align-items: center; padding: .3rem 0; }
 .lane .track { background: var(--tint); border-radius: 4px; height: 1.4rem; overflow: hidden; }
 .lane .track div { background: var(--bar); height: 100%; border-radius: 4px; min-width: 2px; }

@@ -88,7 +88,7 @@ def _overview(result: Result) -> str:
     for name in dict.fromkeys(row.trainer_name for row in result.rows):
         rows = [row for row in result.rows if row.trainer_name == name and row.trainer and row.together]
         if rows:
-            figures[f"Fed to {name}: images/s, and share of the trainer's own rate"] = charts.fed(rows)
+            figures[f"Fed to {name}: images/s, and how busy that keeps the accelerator"] = charts.fed(rows)
     figures["Loaders alone: images/s"] = charts.alone(result.rows)
     return skeleton.draw(figures, "overview")
 

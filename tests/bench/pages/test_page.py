@@ -96,7 +96,7 @@ def test_the_verdict_comes_first_and_in_words(result: Result, content: Content) 
 def test_every_field_has_its_chart_or_sentence(content: Content) -> None:
     assert content.captions == [
         "Accelerator busy: share of the time that it has work (emulated:2480, which takes 2,480 images/s)",
-        "Fed to emulated:2480: images/s, and share of the trainer's own rate",
+        "Fed to emulated:2480: images/s, and how busy that keeps the accelerator",
         "Loaders alone: images/s",
         "What each stage can do alone, storage from a cold disk",
         "Where a batch's time goes, files in memory",
@@ -109,7 +109,7 @@ def test_every_field_has_its_chart_or_sentence(content: Content) -> None:
         "Clocks, MHz",
     ]
     (findings,) = (line for line in content.texts if line.startswith("The bottleneck from a cold disk:"))
-    assert findings.startswith("The bottleneck: decode. Predicted 1,160 images/s, measured ")
+    assert findings.startswith("The bottleneck from a cold disk: decode. Predicted 1,160 images/s, measured ")
     assert "MLPerf Storage asks for 90%" in findings
     assert "The first batch came after 400 ms." in findings
     assert "The first step took 3,210 ms, the others 25.7 ms (median)." in findings

@@ -59,8 +59,8 @@ def test_stages_and_whole_conversions_are_measured(
 def test_without_another_writer_there_is_no_column_for_one(capsys: pytest.CaptureFixture[str]) -> None:
     machine = {"cpu": "EPYC", "memory": "1 GiB", "pillow_flavour": "pillow", "python": "3", "date": "today"}
     settings = {
-        "source": "photos", "images": 3, "source_bytes": 1, "recipe": {"format": "shards"}, "workers": 2, "peers": {},
-        "page_cache": "warm", "repeats": 1,
+        "source": "photos", "images": 3, "source_bytes": 1, "recipe": {"format": "shards"}, "workers": 2,
+        "peers": {}, "page_cache": "warm", "repeats": 1,
     }  # fmt: skip
     ours, other = (conversion.Whole(n, Estimate(9, 9, 9), Estimate(1, 1, 1)) for n in (OURS, "copy"))
     for wholes, there in (((ours,), False), ((ours, other), True)):

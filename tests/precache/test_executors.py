@@ -231,3 +231,12 @@ def is_worker(process: psutil.Process) -> bool:
         return "tracker" not in " ".join(process.cmdline())
     except psutil.NoSuchProcess:
         return False
+
+
+def die(task: int, tick: object) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_worker_that_dies_is_an_error_not_a_hang() -> None:
+    with pytest.raises(WorkerError, match=r"^[12]: its worker died 2 times"):
+        list(executors.run(die, [1, 2], 2, lambda count: None))

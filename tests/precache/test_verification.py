@@ -1,3 +1,6 @@
+"""A converted dataset is held against its source, its manifest and another conversion."""
+
+import json
 import math
 import re
 import shutil
@@ -8,14 +11,58 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from precache import convert, open_dataset, verify_across, verify_deep
+from precache import convert, open_dataset, verify, verify_across, verify_deep
 from precache.errors import DatasetError
 from precache.formats import FORMATS, Sample
 from precache.formats.shards import DATA_START
-from precache.manifest import write_manifest
+from precache.manifest import INDEX_NAME, MANIFEST_NAME, write_manifest
 from precache.output import publish
 from tests.command import check_bad_input, run
 from tests.conftest import IMAGES, STORED_SIZE, small_recipe
+
+
+@pytest.mark.parametrize("damage", ["flip", "truncate", "remove", "index"])
+def test_verify_names_the_damaged_file(converted: dict[str, Path], tmp_path: Path, damage: str) -> None:
+    path = Path(shutil.copytree(converted["dali"], tmp_path / "copy"))
+    assert verify(path) == []
+    shard = path / (INDEX_NAME if damage == "index" else "train-00002.tfrecord")
+    content = bytearray(shard.read_bytes())
+    if damage == "remove":
+        shard.unlink()
+    elif damage == "truncate":
+        shard.write_bytes(content[:-1])
+    else:
+        content[len(content) // 2] ^= 1
+        shard.write_bytes(content)
+    (problem,) = verify(path)
+    assert problem.startswith(f"{shard}: ")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"{", "not valid JSON"),
+        (b'{"version": 99}', "manifest version 99, expected 2 or 3"),
+        (b'{"version": 2}', "not a manifest of this project"),
+        (b"[]", "not a manifest of this project"),
+        ("samples", "not a manifest of this project"),
+        ("shards", "not a manifest of this project"),
+    ],
+)
+def test_a_damaged_manifest_names_its_file(
+    tmp_path: Path, content: bytes | str, message: str, converted: dict[str, Path]
+) -> None:
+    if isinstance(content, str):  # an edited one
+        edited = json.loads((converted["dali"] / MANIFEST_NAME).read_text())
+        if content == "shards":
+            edited["shards"] = []
+        else:
+            edited["shards"][0]["samples"] = "many"
+        content = json.dumps(edited).encode()
+    (tmp_path / MANIFEST_NAME).write_bytes(content)
+    with pytest.raises(DatasetError, match=message) as caught:
+        open_dataset(tmp_path)
+    assert str(tmp_path / MANIFEST_NAME) in str(caught.value)
 
 
 @pytest.mark.parametrize("name", sorted(FORMATS))

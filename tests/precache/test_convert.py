@@ -18,7 +18,7 @@ from precache.formats import FORMATS
 from precache.manifest import MANIFEST_NAME
 from precache.sources.tree import scan_tree
 from tests.building import build_loader
-from tests.command import ROOT, check_bad_input, run
+from tests.command import ROOT, check_bad_input, run, run_here
 from tests.conftest import IMAGES, small_recipe
 from tests.precache.destinations import contents
 
@@ -92,11 +92,11 @@ def test_a_refused_conversion_that_is_allowed_afterwards_says_what_it_leaves_out
     refused = run("precache", *arguments, "--strict", cwd=tmp_path)
     assert refused.returncode == 2
     assert "stopped, 1 picture is rejected and at most 0 may be" in refused.stderr.splitlines()[-1]
-    allowed = run("precache", *arguments, cwd=tmp_path)
+    allowed = run_here("precache", *arguments, cwd=tmp_path)
     assert "69 images, 1 rejected" in allowed.stdout
     assert "WARNING: 1 picture is left out; " in allowed.stderr
-    assert "nothing to do" in run("precache", *arguments, cwd=tmp_path).stdout
-    again = run("precache", *arguments, "--strict", cwd=tmp_path)
+    assert "nothing to do" in run_here("precache", *arguments, cwd=tmp_path).stdout
+    again = run_here("precache", *arguments, "--strict", cwd=tmp_path)
     check_bad_input(again, "out: is finished, but 1 picture is rejected and at most 0 may be")
 
 

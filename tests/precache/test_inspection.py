@@ -11,7 +11,7 @@ import pytest
 
 from precache import convert, jpeg, open_dataset
 from precache.formats import FORMATS
-from tests.command import check_bad_input, run
+from tests.command import check_bad_input, run_here
 from tests.conftest import CLASSES, small_recipe
 
 
@@ -42,7 +42,7 @@ class Page(HTMLParser):
 
 @pytest.mark.parametrize("name", sorted(FORMATS))
 def test_the_page_shows_each_class_as_stored(name: str, converted: dict[str, Path], tmp_path: Path) -> None:
-    result = run("precache", "inspect", converted[name], "--html", "page.html", cwd=tmp_path)
+    result = run_here("precache", "inspect", converted[name], "--html", "page.html", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     text = (tmp_path / "page.html").read_text()
     page = Page(text)
@@ -70,7 +70,7 @@ def test_the_source_and_what_was_left_out_are_shown(raw_tree: Path, tmp_path: Pa
     recipe = small_recipe("webdataset", size=16)
     convert(tree, tmp_path / "out", recipe, workers=0, max_rejects=0.02)
     sizes = open_dataset(tmp_path / "out").read_source_sizes()
-    run("precache", "inspect", tmp_path / "out", "--html", "page.html", cwd=tmp_path)
+    run_here("precache", "inspect", tmp_path / "out", "--html", "page.html", cwd=tmp_path)
     text = (tmp_path / "page.html").read_text()
     shown = Page(text).texts
     assert "cannot be decoded (not a known image format)" in shown
@@ -95,5 +95,5 @@ def test_source_sizes_are_those_of_the_upright_pictures(raw_tree: Path, converte
 
 
 def test_a_page_that_cannot_be_written_is_one_line(converted: dict[str, Path], tmp_path: Path) -> None:
-    result = run("precache", "inspect", converted["dali"], "--html", "no/such/page.html", cwd=tmp_path)
+    result = run_here("precache", "inspect", converted["dali"], "--html", "no/such/page.html", cwd=tmp_path)
     check_bad_input(result, "no/such/page.html")

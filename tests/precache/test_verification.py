@@ -17,7 +17,7 @@ from precache.formats import FORMATS, Sample
 from precache.formats.shards import DATA_START
 from precache.manifest import INDEX_NAME, MANIFEST_NAME, write_manifest
 from precache.output import publish
-from tests.command import check_bad_input, run
+from tests.command import check_bad_input, run, run_here
 from tests.conftest import IMAGES, STORED_SIZE, small_recipe
 
 
@@ -120,7 +120,7 @@ def test_verify_names_the_damaged_file_and_what_to_run(
     else:
         file = path / "dataset.json"
         file.write_text(file.read_text().replace('"001.anchor"', '"001.ancher"'))
-    result = run("precache", "verify", "copy", cwd=tmp_path)
+    result = run_here("precache", "verify", "copy", cwd=tmp_path)
     assert result.returncode == 1
     problem, remedy = result.stderr.splitlines()
     assert problem.startswith(f"copy/{file.name}: ")
@@ -165,10 +165,14 @@ def test_the_commands_say_what_they_compared(
     )
     deep = run("precache", "verify", "--deep", converted["dali"], raw_tree, cwd=tmp_path)
     assert f"all 70 pictures are what converting {raw_tree} gives; JPEG loses as much as" in deep.stdout
-    across = run("precache", "verify", "--across", *converted.values(), cwd=tmp_path)
+    across = run_here("precache", "verify", "--across", *converted.values(), cwd=tmp_path)
     assert "2 other datasets hold the same samples" in across.stdout
-    check_bad_input(run("precache", "verify", "--deep", converted["shards"], cwd=tmp_path), "DST and SRC")
-    check_bad_input(run("precache", "verify", raw_tree, converted["dali"], cwd=tmp_path), "verify takes DST")
+    check_bad_input(
+        run_here("precache", "verify", "--deep", converted["shards"], cwd=tmp_path), "DST and SRC"
+    )
+    check_bad_input(
+        run_here("precache", "verify", raw_tree, converted["dali"], cwd=tmp_path), "verify takes DST"
+    )
 
 
 @pytest.mark.parametrize("name", sorted(FORMATS))

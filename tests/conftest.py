@@ -1,5 +1,6 @@
 """Trees and converted folders that the tests share. None of them is written to by a test."""
 
+import gc
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,12 @@ from precache.formats import FORMATS
 from precache.sample_tree import make_sample
 
 IMAGES, CLASSES, STORED_SIZE, ROWS_PER_SHARD = 70, 5, 48, 12
+
+
+def pytest_collection_finish() -> None:
+    """What was imported is no garbage: to look for some in it takes most of the time of a collection."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -18,6 +18,10 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_sessionfinish() -> None:
+    gc.unfreeze()  # or what is written in C++ says at the exit that it was leaked
+
+
 @pytest.fixture(scope="session")
 def raw_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """70 generated pictures in 5 classes, at least two of each kind that a sample tree has."""

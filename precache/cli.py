@@ -18,12 +18,13 @@ from precache.commandline import ProgressBar, human_bytes, note, parse_bytes, pa
 from precache.convert import Conversion
 from precache.converted import open_unchecked
 from precache.errors import SettingError, check_choice, shell_command
-from precache.images import RESAMPLING
+from precache.images import FITS, RESAMPLING
 from precache.manifest import MANIFEST_NAME, REJECTED_NAME
 from precache.notices import counted
 from precache.progress import Progress
 from precache.reading import MAX_PIXELS
 from precache.recipe import DEFAULT_SPLITS, FORMAT_NAMES, Recipe
+from precache.sizes import parse_size
 
 DATA = Path("data")
 RAW = DATA / "raw"
@@ -76,9 +77,11 @@ def fetch(name: str, dst: Path, url: str | None) -> None:
 @click.argument("src", type=_PATH, default=RAW)
 @click.argument("dst", type=_PATH, required=False)
 @click.option("--format", "format_name", help=f"One of: {', '.join(FORMAT_NAMES)}.")
-@click.option("--size", default=256, show_default=True, help="Side of the stored square, pixels.")
+@click.option(
+    "--size", default="256", show_default=True, help="Side of the stored square, or WIDTHxHEIGHT; pixels."
+)
 @click.option("--quality", default=95, show_default=True, help="JPEG quality (webdataset, dali).")
-@click.option("--fit", default="crop", show_default=True, help="One of: crop, pad, stretch.")
+@click.option("--fit", default="crop", show_default=True, help=f"One of: {', '.join(FITS)}.")
 @click.option("--resample", default="bilinear", show_default=True, help=f"One of: {', '.join(RESAMPLING)}.")
 @click.option("--background", default="white", show_default=True, help="Colour behind transparent pixels.")
 @click.option("--decode", default="full", show_default=True, help="full; or scaled: faster, less exact.")
@@ -113,6 +116,7 @@ def convert(
     strict: bool,
     shard_bytes: str,
     splits: str,
+    size: str,
     **settings: Any,
 ) -> None:
     """Convert the image tree SRC (default data/raw) into DST (default data/FORMAT)."""
@@ -122,7 +126,8 @@ def convert(
     if split_list is not None:
         splits = DEFAULT_SPLITS
     most_rejects = 0.0 if strict else parse_share("max_rejects", max_rejects)
-    recipe = Recipe(format=format_name, shard_bytes=parse_bytes(shard_bytes), splits=splits, **settings)
+    settings |= {"size": parse_size(size), "shard_bytes": parse_bytes(shard_bytes), "splits": splits}
+    recipe = Recipe(format=format_name, **settings)
     destination = DATA / format_name if dst is None else dst
 
     def show_size(predicted: int, free: int) -> None:

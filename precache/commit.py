@@ -5,12 +5,14 @@ from pathlib import Path
 
 import numpy as np
 
+from precache import images
 from precache.codecs import made_by
 from precache.errors import DatasetError
 from precache.finished import FinishedShard
-from precache.index import SampleIndex, SourceState, write_index, write_source_state
+from precache.index import SampleIndex, Sizes, SourceState, write_index, write_source_state
 from precache.manifest import Manifest, write_manifest, write_rejected
 from precache.plan import ConvertPlan
+from precache.recipe import Recipe
 from precache.sources import SourceOptions
 from precache.sources.base import Samples, Scan
 
@@ -59,6 +61,7 @@ def commit(
         path_ends=named.path_ends,
         targets=named.targets,
         fields=named.fields,
+        shapes=_stored_shapes(sizes, plan.recipe),
     )
     state = SourceState(scan.samples.file_bytes, scan.samples.modified_ns, source_checksums)
     manifest = Manifest(
@@ -81,6 +84,15 @@ def commit(
     write_rejected(destination, rejected)
     write_manifest(destination, manifest)
     return manifest
+
+
+def _stored_shapes(source_sizes: Sizes, recipe: Recipe) -> Sizes | None:
+    """int32 [n, 2]: height and width of what is stored of pictures of these sizes; None: all are as large."""
+    if recipe.stored_size is not None:
+        return None
+    how = recipe.rendering
+    fitted = [images.fitted_size(width, height, how) for width, height in source_sizes.tolist()]
+    return np.array(fitted, np.int32)[:, ::-1]
 
 
 def _count_classes(scan: Scan, done: Sequence[FinishedShard], written: Samples) -> dict[str, tuple[int, ...]]:

@@ -9,6 +9,7 @@ import numpy as np
 
 from precache import index
 from precache.errors import DatasetError, shell_command
+from precache.images import MAX_KEPT_SIDE
 from precache.index import SampleIndex, Sizes, SourceState
 from precache.manifest import MANIFEST_NAME, Manifest, ShardEntry, parse_manifest
 from precache.storage import read_regular
@@ -110,6 +111,8 @@ def _check_index(path: Path, whole: SampleIndex, manifest: Manifest) -> None:
         and len(np.unique(whole.ids)) == len(whole)
         and _targets_fit(whole, manifest)
         and {name: column.kind for name, column in whole.fields.items()} == manifest.fields
+        and (whole.shapes is None) == (manifest.recipe.stored_size is not None)
+        and (whole.shapes is None or (whole.shapes.min() > 0 and whole.shapes.max() <= MAX_KEPT_SIDE))
     )
     if not fits:
         raise DatasetError(

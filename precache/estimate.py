@@ -12,14 +12,15 @@ _PICTURES = 24
 
 
 def predict_bytes(scan: Scan, recipe: Recipe) -> int:
-    """Bytes that `scan` will take in `recipe`'s format; JPEGs are sampled, evenly over the tree."""
+    """Bytes that `scan` will take in `recipe`'s format; what varies is sampled, evenly over the tree."""
     form = FORMATS[recipe.format]
-    picture = recipe.size * recipe.size * 3 if form.holds_pixels else _mean_jpeg_bytes(scan, recipe)
+    known = form.holds_pixels and recipe.stored_size is not None
+    picture = recipe.picture_bytes if known else _mean_bytes(scan, recipe)
     shards = math.ceil(len(scan.samples) / recipe.samples_per_shard)
     return round(len(scan.samples) * (picture + form.bytes_per_sample) + shards * form.bytes_per_shard)
 
 
-def _mean_jpeg_bytes(scan: Scan, recipe: Recipe) -> float:
+def _mean_bytes(scan: Scan, recipe: Recipe) -> float:
     """Of a few of its pictures, as they will be stored; 0 if none of these can be decoded."""
     sizes = []
     for row in range(0, len(scan.samples), max(1, len(scan.samples) // _PICTURES)):
@@ -28,5 +29,5 @@ def _mean_jpeg_bytes(scan: Scan, recipe: Recipe) -> float:
             stored, _ = store(scan.source.read(ref, recipe.max_pixels), scan.source.where(ref), recipe)
         except ImageError:
             continue  # the conversion says what is wrong with it
-        sizes.append(len(stored))
+        sizes.append(len(stored) if isinstance(stored, bytes) else stored.nbytes)
     return sum(sizes) / len(sizes) if sizes else 0

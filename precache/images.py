@@ -19,6 +19,7 @@ from precache.errors import ImageError, SourceError
 from precache.headers import TooLargeError, check_pixels
 from precache.jpeg import Pixels
 from precache.reading import MAX_PIXELS, read_picture
+from precache.sizes import Size, sides
 from precache.turns import Turn
 
 Color: TypeAlias = tuple[int, int, int]
@@ -33,7 +34,11 @@ RESAMPLING = {
     "bilinear": Image.Resampling.BILINEAR,
     "lanczos": Image.Resampling.LANCZOS,
 }
-FITS = ("crop", "pad", "stretch")
+FITS = ("crop", "keep", "keep-longer", "pad", "stretch")
+KEPT = ("keep", "keep-longer")
+"""Those of FITS that cut nothing away and add nothing: the result is as long as the picture is."""
+MAX_KEPT_SIDE = 65_500
+"""The largest side in pixels of such a result: more a JPEG cannot have (libjpeg's JPEG_MAX_DIMENSION)."""
 
 _SIDEWAYS = (5, 6, 7, 8)
 # Pillow-SIMD works on four bytes at a time; a wrapped RGBX saves it the copy into its own layout.
@@ -45,10 +50,10 @@ _DECODING_BYTES = 12  # per pixel: Pillow's own four, turned upright, and what t
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rendering:
-    """How a picture becomes a square of pixels; the settings are those of `precache.Recipe`.
+    """How a picture becomes what is stored of it; the settings are those of `precache.Recipe`.
 
     Attributes:
-        size: side of the square in pixels.
+        size: of the result in pixels; with a `fit` of KEPT, of its shorter or longer side.
         fit: one of FITS.
         resample: one of RESAMPLING.
         background: RGB that transparency is composited on.
@@ -57,7 +62,7 @@ class Rendering:
         max_pixels: a picture of more is refused before it is decoded.
     """
 
-    size: int
+    size: Size
     fit: str = "crop"
     resample: str = "bilinear"
     background: Color = WHITE
@@ -85,8 +90,8 @@ class Decoded:
         return _wrap(self.content) if isinstance(self.content, np.ndarray) else self.content
 
 
-def load(path: str, size: int) -> Pixels:
-    """Read, decode and fit the picture at `path`: uint8 [size, size, 3], RGB.
+def load(path: str, size: Size) -> Pixels:
+    """Read, decode and fit the picture at `path`: uint8 [height, width, 3], RGB.
 
     Raises:
         ImageError: the file cannot be decoded; names `path` and the reason.
@@ -96,7 +101,7 @@ def load(path: str, size: int) -> Pixels:
 
 
 def render(data: bytes | Image.Image, path: str, how: Rendering) -> tuple[Pixels, tuple[int, int]]:
-    """Decode and fit: (uint8 [size, size, 3], RGB; width and height of the upright picture).
+    """Decode and fit: (uint8 [height, width, 3], RGB; width and height of the upright picture).
 
     Large pictures are rendered one at a time by all workers of a run: see `precache.turns`.
 
@@ -105,6 +110,10 @@ def render(data: bytes | Image.Image, path: str, how: Rendering) -> tuple[Pixels
     """
     with Turn() as turn:
         decoded = decode_for(data, path, how, turn)
+        width, height = fitted_size(decoded.width, decoded.height, how)
+        if max(width, height) > MAX_KEPT_SIDE or width * height > max(how.max_pixels, MAX_SIZE**2):
+            raise ImageError(path, _too_long(decoded, width, height))
+        turn.wait(width * height)
         return fit(decoded, how), (decoded.width, decoded.height)
 
 
@@ -168,39 +177,61 @@ def _lacks_memory(error: Exception, max_pixels: int) -> bool:
 
 
 def fit(decoded: Decoded, how: Rendering) -> Pixels:
-    """Make a square of a decoded picture: uint8 [size, size, 3], RGB."""
+    """Make what is stored of a decoded picture: uint8 [height, width, 3], RGB, of `fitted_size`."""
     if how.fit == "pad":
         return _pad(decoded, how)
     box = (0.0, 0.0, float(decoded.width), float(decoded.height))
     if how.fit == "crop":
         box = crop_box(decoded.width, decoded.height, how.size)
-    return _resize(decoded, (how.size, how.size), box, how.resample)
+    return _resize(decoded, fitted_size(decoded.width, decoded.height, how), box, how.resample)
 
 
-def reference(image: Image.Image, size: int) -> Pixels:
-    """torchvision's `Resize(size)` and `CenterCrop(size)` of a Pillow image: resize all, then crop."""
+def fitted_size(width: int, height: int, how: Rendering) -> tuple[int, int]:
+    """Width and height of what `fit` makes of a picture of `width` x `height` pixels."""
+    if how.fit == "keep":
+        return resized_size(width, height, how.size)
+    if how.fit == "keep-longer":
+        return _inner_size(width, height, how.size)
+    rows, columns = sides(how.size)
+    return columns, rows
+
+
+def reference(image: Image.Image, size: Size, fit: str = "crop") -> Pixels:
+    """torchvision's `Resize(size)`, then `CenterCrop(size)` unless `fit` is "keep", of a Pillow image."""
     width, height = resized_size(*image.size, size)
-    left, top = centre_offset(width, size), centre_offset(height, size)
     resized = image.resize((width, height), Image.Resampling.BILINEAR)
-    return np.asarray(resized.crop((left, top, left + size, top + size)))
+    if fit == "keep":
+        return np.asarray(resized)
+    rows, columns = sides(size)
+    left, top = centre_offset(width, columns), centre_offset(height, rows)
+    return np.asarray(resized.crop((left, top, left + columns, top + rows)))
 
 
-def crop_box(width: int, height: int, size: int) -> tuple[float, float, float, float]:
+def crop_box(width: int, height: int, size: Size) -> tuple[float, float, float, float]:
     """The part of a picture that `fit="crop"` keeps: left, top, right, bottom in source pixels.
 
     Sizes and offsets round as in torchvision 0.29 (`_compute_resized_output_size`, `center_crop`).
     """
+    rows, columns = sides(size)
     resized_width, resized_height = resized_size(width, height, size)
-    left, top = centre_offset(resized_width, size), centre_offset(resized_height, size)
+    left, top = centre_offset(resized_width, columns), centre_offset(resized_height, rows)
     x_scale, y_scale = width / resized_width, height / resized_height
-    return left * x_scale, top * y_scale, (left + size) * x_scale, (top + size) * y_scale
+    return left * x_scale, top * y_scale, (left + columns) * x_scale, (top + rows) * y_scale
 
 
-def resized_size(width: int, height: int, size: int) -> tuple[int, int]:
-    """Width and height once the shorter side is `size`."""
-    if width <= height:
-        return size, int(size * height / width)
-    return int(size * width / height), size
+def resized_size(width: int, height: int, size: Size) -> tuple[int, int]:
+    """Width and height once the picture just covers `size`: a square, once its shorter side is as long."""
+    rows, columns = sides(size)
+    if columns * height >= rows * width:
+        return columns, int(columns * height / width)
+    return int(rows * width / height), rows
+
+
+def _inner_size(width: int, height: int, size: Size) -> tuple[int, int]:
+    """Width and height once the picture just fits into `size`: a square, once its longer side is as long."""
+    rows, columns = sides(size)
+    wanted, given = (rows, height) if columns * height >= rows * width else (columns, width)
+    return max(1, round(width * wanted / given)), max(1, round(height * wanted / given))
 
 
 def centre_offset(side: int, size: int) -> int:
@@ -224,13 +255,20 @@ def _resize(
 
 def _pad(decoded: Decoded, how: Rendering) -> Pixels:
     """The whole picture, as large as it fits, centred on black."""
-    longer = max(decoded.width, decoded.height)
-    width, height = (max(1, round(side * how.size / longer)) for side in (decoded.width, decoded.height))
-    square = np.zeros((how.size, how.size, 3), np.uint8)
-    left, top = centre_offset(how.size, width), centre_offset(how.size, height)
+    rows, columns = sides(how.size)
+    width, height = _inner_size(decoded.width, decoded.height, how.size)
+    padded = np.zeros((rows, columns, 3), np.uint8)
+    left, top = centre_offset(columns, width), centre_offset(rows, height)
     box = (0.0, 0.0, float(decoded.width), float(decoded.height))
-    square[top : top + height, left : left + width] = _resize(decoded, (width, height), box, how.resample)
-    return square
+    padded[top : top + height, left : left + width] = _resize(decoded, (width, height), box, how.resample)
+    return padded
+
+
+def _too_long(decoded: Decoded, width: int, height: int) -> str:
+    return (
+        f"of {decoded.width:,} x {decoded.height:,} pixels would be kept as {width:,} x {height:,}, which is "
+        f"too large; leave it out, or choose another --fit or a smaller --size"
+    )
 
 
 def _pixels(image: Image.Image) -> Pixels:
@@ -270,13 +308,15 @@ def _reduction(width: int, height: int, orientation: int, how: Rendering) -> int
     """8, 4, 2 or 1: by how much libjpeg may reduce the picture while it decodes it."""
     if not how.scaled_decode:
         return 1
-    needed = SCALED_MARGIN * how.size
-    kept = max(width, height) if how.fit == "pad" else min(width, height)
+    rows, columns = (SCALED_MARGIN * side for side in sides(how.size))
+    if orientation in _SIDEWAYS:
+        rows, columns = columns, rows
+    enough = any if how.fit in ("pad", "keep-longer") else all
     for factor in (8, 4, 2):
         # The last row and column of a reduced picture may stand for less than the others; turned,
         # they would be the first ones.
         whole = orientation == 1 or (width % factor == 0 and height % factor == 0)
-        if whole and kept / factor >= needed:
+        if whole and enough((width / factor >= columns, height / factor >= rows)):
             return factor
     return 1
 

@@ -11,6 +11,7 @@
     path_ends         int64  [n]     where each of them ends
     value:NAME        see `precache.columns`: the field of this name; ends:NAME where it has ends
     targets, target_ends             likewise, where the samples are not labelled with one class each
+    shapes            int32  [n, 2]  height and width of what is stored, in pixels, where these vary
 
 `source.safetensors`, of all pictures of the source, rejected ones too, in the order of the scan:
 
@@ -70,6 +71,7 @@ class SampleIndex:
     path_ends: Ints | None = None
     targets: Column | None = None
     fields: Mapping[str, Column] = field(default_factory=dict)
+    shapes: Sizes | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -90,6 +92,7 @@ class SampleIndex:
             path_ends=np.cumsum(lengths[rows]),
             targets=None if self.targets is None else self.targets.select(rows),
             fields=columns.select(self.fields, rows),
+            shapes=None if self.shapes is None else self.shapes[rows],
         )
 
     def check(self, row: int, stored: bytes | npt.NDArray[np.uint8], file: str, damage: str = "") -> None:
@@ -151,6 +154,8 @@ def write_index(folder: Path, index: SampleIndex) -> FileEntry:
         arrays["targets"] = index.targets.values
         if index.targets.ends is not None:
             arrays["target_ends"] = index.targets.ends
+    if index.shapes is not None:
+        arrays["shapes"] = index.shapes
     return _write(folder / INDEX_NAME, arrays)
 
 
@@ -174,13 +179,15 @@ def read_index(folder: Path, entry: FileEntry, version: int) -> SampleIndex:
     required = {"ids": np.int64, "labels": np.int64, "source_sizes": np.int32}
     if version > 2:
         required |= {"checksums": np.uint64, "source_checksums": np.uint64, "path_ends": np.int64}
+    if "shapes" in arrays:
+        required["shapes"] = np.int32
     samples = len(arrays.get("ids", ()))
     wrong = [
         name
         for name, dtype in required.items()
         if name not in arrays
         or arrays[name].dtype != dtype
-        or arrays[name].shape != ((samples, 2) if name == "source_sizes" else (samples,))
+        or arrays[name].shape != ((samples, 2) if name in ("source_sizes", "shapes") else (samples,))
     ]
     if wrong:
         raise _damaged(folder / entry.name, f"column {wrong[0]} is missing or of another shape")
@@ -213,6 +220,7 @@ def read_index(folder: Path, entry: FileEntry, version: int) -> SampleIndex:
         path_ends=ends,
         targets=targets,
         fields=fields,
+        shapes=arrays.get("shapes"),
     )
 
 

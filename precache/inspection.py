@@ -20,6 +20,7 @@ from precache.jpeg import Pixels
 from precache.manifest import Manifest, count_reasons
 from precache.notices import counted
 from precache.recipe import Recipe
+from precache.sizes import sides
 from precache.tables import new_console
 
 _PICTURES_PER_CLASS = 5
@@ -131,7 +132,9 @@ def _stored_as(recipe: Recipe) -> str:
         f"transparent on {recipe.background}": True,
     }
     chosen = ", ".join(name for name, used in options.items() if used)
-    return f"{kind}, {recipe.size}x{recipe.size}, fit {recipe.fit}, resample {recipe.resample}, {chosen}"
+    height, width = sides(recipe.size)
+    size = f"{width}x{height}" if recipe.stored_size is not None else f"{width}"
+    return f"{kind}, {size}, fit {recipe.fit}, resample {recipe.resample}, {chosen}"
 
 
 def _software(made_by: Mapping[str, str]) -> str:
@@ -209,8 +212,8 @@ def _rows(samples: Iterable[StoredSample], wanted: set[int]) -> Iterable[tuple[i
 
 
 def _data_uri(pixels: Pixels) -> str:
-    side = min(_THUMBNAIL, len(pixels))
-    small = Image.fromarray(pixels).resize((side, side), Image.Resampling.BILINEAR)
+    small = Image.fromarray(pixels)
+    small.thumbnail((_THUMBNAIL, _THUMBNAIL), Image.Resampling.BILINEAR)
     content = jpeg.encode_jpeg(np.asarray(small), _THUMBNAIL_QUALITY)
     return f"data:image/jpeg;base64,{base64.b64encode(content).decode()}"
 

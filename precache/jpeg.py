@@ -76,19 +76,19 @@ def decode_strictly(
     return pixels
 
 
-def is_square_jpeg(data: bytes, size: int) -> bool:
-    """Whether `data` is a whole, upright, baseline JPEG of `size` x `size`, in YCbCr or grey.
+def plain_size(data: bytes) -> tuple[int, int] | None:
+    """Width and height of `data` if it is a whole, upright, baseline JPEG in YCbCr or grey, else None.
 
     Any JPEG decoder reads these, GPU ones too, and turns them into the same picture. The markers are
     looked at, the scan data is not.
     """
     if not (data.startswith(START) and data.endswith(_END) and _frame_marker(data) == _BASELINE):
-        return False
+        return None
     try:
         height, width, colorspace, _ = simplejpeg.decode_jpeg_header(data)
     except ValueError:
-        return False
-    return (width, height) == (size, size) and colorspace in ("YCbCr", "Gray") and orientation(data) == 1
+        return None
+    return (width, height) if colorspace in ("YCbCr", "Gray") and orientation(data) == 1 else None
 
 
 def orientation(data: bytes) -> int:

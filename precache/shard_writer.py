@@ -63,7 +63,7 @@ def write_shard(source: Source, task: ShardTask, tick: Ticks) -> WrittenShard:
     base = task.destination / task.name
     samples = _samples(source, task, written, tick)
     write = FORMATS[task.recipe.format].write_shard
-    written.files = write(base, samples, len(task.samples), task.recipe.size)
+    written.files = write(base, samples, len(task.samples), task.recipe.stored_size)
     return written
 
 
@@ -94,9 +94,12 @@ def store(data: bytes | Image.Image, path: str, recipe: Recipe) -> tuple[bytes |
     Raises:
         ImageError: it cannot be decoded; names `path`.
     """
-    if recipe.passthrough and isinstance(data, bytes) and jpeg.is_square_jpeg(data, recipe.size):
-        return data, (recipe.size, recipe.size)
-    pixels, size = images.render(data, path, recipe.rendering)
+    how = recipe.rendering
+    if recipe.passthrough and isinstance(data, bytes):
+        own = jpeg.plain_size(data)
+        if own is not None and images.fitted_size(*own, how) == own:
+            return data, own
+    pixels, size = images.render(data, path, how)
     if FORMATS[recipe.format].holds_pixels:
         return np.ascontiguousarray(pixels), size
     return jpeg.encode_jpeg(pixels, recipe.quality), size

@@ -21,6 +21,7 @@ from precache.manifest import ShardEntry
 from precache.notices import counted
 from precache.progress import Progress, unseen
 from precache.recipe import Recipe
+from precache.sizes import written
 from precache.sources import Source, SourceOptions, open_source
 from precache.sources.base import SampleRef, Scan, picture_checksum
 
@@ -219,6 +220,9 @@ def _compare(task: _DeepTask, row: int, ref: SampleRef, sample: StoredSample) ->
     problem = ""
     if sample.label != ref.label:
         problem = f"{where} has label {sample.label}, its class is {ref.label}"
+    elif stored.shape != expected.shape:
+        sizes = (written((picture.shape[0], picture.shape[1])) for picture in (stored, expected))
+        return _Compared(ref.path, 0.0, f"{where} is {' pixels, expected '.join(sizes)}")
     elif FORMATS[recipe.format].holds_pixels:
         if not np.array_equal(stored, expected):
             problem = f"{where} is not what its source gives ({psnr(stored, expected):.1f} dB)"
@@ -230,7 +234,7 @@ def _compare(task: _DeepTask, row: int, ref: SampleRef, sample: StoredSample) ->
             problem = f"{where} is {far}"
     if problem and sample.label == ref.label and _changed(task.index, row, data):
         problem = f"{where} is not what its source gives: the source file changed since it was converted"
-    reference = _reference(data, path, recipe, decoded) if recipe.fit == "crop" else expected
+    reference = _reference(data, path, recipe, decoded) if recipe.fit in ("crop", "keep") else expected
     return _Compared(ref.path, psnr(stored, reference), problem)
 
 
@@ -244,7 +248,7 @@ def _reference(data: bytes | Image.Image, path: str, recipe: Recipe, decoded: De
     """The reference's pixels: of the whole decode, whatever the recipe takes."""
     if decoded.reduction > 1:
         decoded = images.decode_for(data, path, replace(recipe.rendering, scaled_decode=False))
-    return images.reference(decoded.image.convert("RGB"), recipe.size)
+    return images.reference(decoded.image.convert("RGB"), recipe.size, recipe.fit)
 
 
 def psnr(one: Pixels, other: Pixels) -> float:

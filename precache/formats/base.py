@@ -8,6 +8,7 @@ from typing import Any
 from precache.errors import ImageError, shell_command
 from precache.jpeg import Pixels, decode_jpeg
 from precache.output import OutputFile
+from precache.sizes import Size
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +18,7 @@ class Sample:
     Attributes:
         id: rank in the sorted scan of the source tree.
         label: index of its class; -1 where it has not just one.
-        data: what is stored: uint8 [size, size, 3], RGB, contiguous, or the bytes of a JPEG.
+        data: what is stored: uint8 [height, width, 3], RGB, contiguous, or the bytes of a JPEG.
         path: in the source tree, relative to its root.
         original_size: (width, height) of the upright source picture, in pixels.
         target: what it is labelled with where that is not one class: a list of class indices, or numbers,
@@ -70,8 +71,8 @@ class Format:
         suffix: of the shard files, with its dot.
         index_suffix: of the index file beside each shard, or None.
         write_shard: `(path without suffix, samples, count, size) -> files`, shard first. At most
-            `count` samples come, squares of `size` pixels, and are consumed one at a time. The files are
-            not at their paths before `output.publish` is called on them.
+            `count` samples come, pictures of `size`, or each of its own if that is None, and are consumed one
+            at a time. The files are not at their paths before `output.publish` is called on them.
         read_shard: `path -> samples` in stored order. A damaged file raises DatasetError; where one sample
             alone is damaged, and the format tells, the sample says so.
         holds_pixels: whether it stores decoded pixels; else JPEGs.
@@ -81,7 +82,7 @@ class Format:
 
     suffix: str
     index_suffix: str | None
-    write_shard: Callable[[Path, Iterable[Sample], int, int], list[OutputFile]]
+    write_shard: Callable[[Path, Iterable[Sample], int, Size | None], list[OutputFile]]
     read_shard: Callable[[Path], Iterator[StoredSample]]
     holds_pixels: bool
     bytes_per_sample: int

@@ -2,9 +2,17 @@
 
     byte 0      uint64 little-endian: length of the header, always 4,088
     byte 8      the header: JSON, padded with spaces
-    byte 4096   images  uint8 [n, size, size, 3], RGB (NHWC: permuted, it is channels-last)
+    byte 4096   images  uint8 [n, height, width, 3], RGB (NHWC: permuted, it is channels-last)
     then        labels  int64 [n], little-endian
     then        ids     int64 [n], little-endian
+
+Where each picture has a size of its own:
+
+    byte 4096   images  uint8 [bytes], one picture behind the other, then zeros up to a multiple of 8 bytes
+    then        labels  int64 [n]
+    then        ids     int64 [n]
+    then        offsets int64 [n], where in `images` each picture begins
+    then        shapes  int32 [n, 2], height and width of each: images[offset:][: height * width * 3]
 
 Pixels start on a page boundary, as direct reads and mappings want it.
 Any safetensors reader opens these files: https://github.com/huggingface/safetensors#format
@@ -17,40 +25,55 @@ import struct
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from precache.errors import DatasetError
 from precache.formats.base import Format, Sample, StoredSample, remedy
+from precache.images import MAX_KEPT_SIDE
 from precache.jpeg import Pixels
 from precache.output import OutputFile, write_beside
+from precache.sizes import Size, sides
 from precache.storage import open_regular
 
+Shapes: TypeAlias = npt.NDArray[np.int64]
 SUFFIX = ".safetensors"
 DATA_START = 4096
 _CHUNK_BYTES = 128 * 1024
 _PROBED_BYTES = 1024 * 1024  # in the cache or not as one: asking takes time, too
-_Integer = TypeVar("_Integer", int, npt.NDArray[np.int64])
 _TENSORS = (("images", "U8", 1), ("labels", "I64", 8), ("ids", "I64", 8))
+_TENSORS_OF_VARYING = (*_TENSORS, ("offsets", "I64", 8), ("shapes", "I32", 4))
 
 
-def write_shard(base: Path, samples: Iterable[Sample], count: int, size: int) -> list[OutputFile]:
-    """Write `base` + '.safetensors' beside; pixels stream through, only labels and ids are held."""
+def write_shard(base: Path, samples: Iterable[Sample], count: int, size: Size | None) -> list[OutputFile]:
+    """Write `base` + '.safetensors' beside; pixels stream through, only what stands behind them is held."""
     path = base.with_name(base.name + SUFFIX)
     labels: list[int] = []
     ids: list[int] = []
+    shapes: list[tuple[int, ...]] = []
     with write_beside(path) as file:
-        file.write(_header(count, size))
+        first_header = _header(_images_shape(count, size), count)
+        file.write(first_header)
         for sample in samples:
-            file.write(np.ascontiguousarray(sample.data).data)
+            pixels = np.ascontiguousarray(sample.data)
+            file.write(pixels.data)
             labels.append(sample.label)
             ids.append(sample.id)
+            shapes.append(pixels.shape[:2])
+        images_shape = _images_shape(len(ids), size)
+        if size is None:
+            offsets, images_bytes = _offsets(np.array(shapes, np.int64).reshape(-1, 2))
+            images_shape = [-(-images_bytes // 8) * 8]
+            file.write(bytes(images_shape[0] - images_bytes))
         file.write(np.array(labels, "<i8").tobytes())
         file.write(np.array(ids, "<i8").tobytes())
-        if len(ids) < count:
-            file.replace_start(_header(len(ids), size))
+        if size is None:
+            file.write(offsets.astype("<i8").tobytes())
+            file.write(np.array(shapes, "<i4").tobytes())
+        if (header := _header(images_shape, len(ids))) != first_header:
+            file.replace_start(header)
     return [file]
 
 
@@ -58,7 +81,7 @@ def read_shard(path: Path) -> Iterator[StoredSample]:
     """The samples of a shard in stored order."""
     with ShardFile(path) as shard:
         for row in range(len(shard.ids)):
-            pixels = np.empty((shard.size, shard.size, 3), np.uint8)
+            pixels = np.empty((*shard.shapes[row], 3), np.uint8)
             shard.read_rows(row, 0, pixels)
             yield StoredSample(int(shard.ids[row]), int(shard.labels[row]), pixels)
 
@@ -70,7 +93,8 @@ class ShardFile:
     a read raises.
 
     Attributes:
-        size: side of the stored squares in pixels.
+        shapes: int64 [n, 2], height and width of each picture in pixels.
+        starts: int64 [n], the byte of the file where each picture begins.
         labels: int64 [n].
         ids: int64 [n].
     """
@@ -90,30 +114,34 @@ class ShardFile:
             file_bytes = os.fstat(self._file.fileno()).st_size
             start = bytearray(min(DATA_START, file_bytes))
             self._read(memoryview(start), 0)
-            count, self.size = _read_header(path, bytes(start), file_bytes)
-            tail = bytearray(16 * count)
-            self._read(memoryview(tail), file_bytes - len(tail))
+            images_shape, count = _read_header(path, bytes(start), file_bytes)
+            tail = memoryview(bytearray(file_bytes - DATA_START - math.prod(images_shape)))
+            self._read(tail, file_bytes - len(tail))
+            self.labels, self.ids = (
+                np.frombuffer(tail[: 16 * count], "<i8").reshape(2, count).astype(np.int64)
+            )
+            if len(images_shape) == 1:
+                self.shapes = _read_shapes(path, tail[16 * count :], images_shape[0])
+            else:
+                self.shapes = np.tile(np.array(images_shape[1:3], np.int64), (count, 1))
+            self.starts = picture_starts(self.shapes)
         except DatasetError:
             self._file.close()
             raise
-        self.labels, self.ids = np.frombuffer(tail, "<i8").reshape(2, count).astype(np.int64)
 
     def read_rows(self, sample: int, first: int, out: Pixels) -> None:
-        """Read rows `first`, ... of picture `sample` into `out`: uint8 [rows, size, 3], contiguous.
+        """Read rows `first`, ... of picture `sample` into `out`: uint8 [rows, width, 3], contiguous.
 
         Raises:
             DatasetError: the file became shorter, or cannot be read.
         """
-        self._read(out.data.cast("B"), self.start_of(sample) + first * self.size * 3)
+        row_bytes = int(self.shapes[sample, 1]) * 3
+        self._read(out.data.cast("B"), int(self.starts[sample]) + first * row_bytes)
 
     @property
     def descriptor(self) -> int:
         """Of the open file."""
         return self._file.fileno()
-
-    def start_of(self, sample: _Integer) -> _Integer:
-        """The byte of the file where picture `sample`, or each of an array of them, begins."""
-        return sample * (self.size**2 * 3) + DATA_START
 
     def read_ahead(self) -> None:
         """Read what of the file is not in the system's cache, sequentially.
@@ -132,14 +160,14 @@ class ShardFile:
 
     def is_cached(self, sample: int) -> bool:
         """Whether the midst of picture `sample` is in the system's cache."""
-        return _is_cached(self.descriptor, self.start_of(sample) + self.size**2 * 3 // 2)
+        start, picture_bytes = self._place(sample)
+        return _is_cached(self.descriptor, start + picture_bytes // 2)
 
     def will_need(self, sample: int) -> None:
         """Ask the system to fetch picture `sample` from the disk, without waiting for it."""
         if hasattr(os, "posix_fadvise"):
-            square_bytes = self.size**2 * 3
             with suppress(OSError):  # whoever reads it says what is wrong
-                os.posix_fadvise(self.descriptor, self.start_of(sample), square_bytes, os.POSIX_FADV_WILLNEED)
+                os.posix_fadvise(self.descriptor, *self._place(sample), os.POSIX_FADV_WILLNEED)
 
     def drop_cached(self) -> None:
         """Ask the system to forget what it has cached of the file."""
@@ -155,6 +183,11 @@ class ShardFile:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+    def _place(self, sample: int) -> tuple[int, int]:
+        """Where picture `sample` begins, and how many bytes it has."""
+        height, width = self.shapes[sample].tolist()
+        return int(self.starts[sample]), height * width * 3
 
     def _read(self, out: memoryview, start: int) -> None:
         """Fill `out` with the bytes from `start` on."""
@@ -186,33 +219,65 @@ def _is_cached(descriptor: int, start: int) -> bool:
         return False
 
 
-def _header(count: int, size: int) -> bytes:
-    shapes = {"images": [count, size, size, 3], "labels": [count], "ids": [count]}
+def picture_starts(shapes: Shapes) -> Shapes:
+    """int64 [n], the byte of a shard where each of its pictures of these `shapes`, int64 [n, 2], begins."""
+    return DATA_START + _offsets(shapes)[0]
+
+
+def _offsets(shapes: Shapes) -> tuple[Shapes, int]:
+    """int64 [n], where in `images` each picture begins, and where the last one ends."""
+    ends = np.cumsum(shapes[:, 0] * shapes[:, 1] * 3)
+    return np.concatenate(([0], ends[:-1]))[: len(ends)], int(ends[-1]) if len(ends) else 0
+
+
+def _images_shape(count: int, size: Size | None) -> list[int]:
+    """Of the tensor `images`; of one whose bytes are not known yet if `size` is None."""
+    return [0] if size is None else [count, *sides(size), 3]
+
+
+def _header(images_shape: list[int], count: int) -> bytes:
+    shapes = {"images": images_shape, "shapes": [count, 2]}
     header: dict[str, Any] = {}
     start = 0
-    for name, dtype, width in _TENSORS:
-        stop = start + math.prod(shapes[name]) * width
-        header[name] = {"dtype": dtype, "shape": shapes[name], "data_offsets": [start, stop]}
+    for name, dtype, width in _TENSORS_OF_VARYING if len(images_shape) == 1 else _TENSORS:
+        shape = shapes.get(name, [count])
+        stop = start + math.prod(shape) * width
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, stop]}
         start = stop
     body = json.dumps(header, separators=(",", ":")).encode().ljust(DATA_START - 8)
     return struct.pack("<Q", len(body)) + body
 
 
-def _read_header(path: Path, start: bytes, file_bytes: int) -> tuple[int, int]:
-    """Number and size of the pictures, from the first bytes of a file of `file_bytes`."""
+def _read_header(path: Path, start: bytes, file_bytes: int) -> tuple[list[int], int]:
+    """Shape of `images` and number of pictures, from the first bytes of a file of `file_bytes`."""
     try:
-        count, size = json.loads(start[8:])["images"]["shape"][:2]
-        as_written = isinstance(count, int) and isinstance(size, int) and start == _header(count, size)
-    except (ValueError, KeyError, TypeError, RecursionError, struct.error):
+        header = json.loads(start[8:])
+        shape, count = header["images"]["shape"], header["ids"]["shape"][0]
+        whole = all(type(side) is int and side >= 0 for side in (*shape, count))
+        right = whole and (len(shape) == 1 or (shape[::3] == [count, 3] and min(shape[1:3]) > 0))
+        as_written = right and start == _header(shape, count)
+    except (ValueError, LookupError, TypeError, RecursionError, struct.error):
         as_written = False
-    if not as_written or count < 0 or size < 1:
+    if not as_written:
         raise DatasetError(f"{path}: not a shard of this format (its header is damaged); {remedy(path)}")
-    expected_bytes: int = DATA_START + count * (size * size * 3 + 16)
+    expected_bytes: int = DATA_START + math.prod(shape) + count * (32 if len(shape) == 1 else 16)
     if file_bytes != expected_bytes:
         raise DatasetError(
             f"{path}: expected {expected_bytes:,} bytes, got {file_bytes:,} (truncated?); {remedy(path)}"
         )
-    return count, size
+    return shape, count
+
+
+def _read_shapes(path: Path, tail: memoryview, images_bytes: int) -> Shapes:
+    """int64 [n, 2], from `offsets` and `shapes` of a shard; DatasetError unless both say the same."""
+    count = len(tail) // 16
+    offsets = np.frombuffer(tail[: 8 * count], "<i8")
+    shapes = np.frombuffer(tail[8 * count :], "<i4").reshape(count, 2).astype(np.int64)
+    expected, end = _offsets(shapes)
+    fits = 0 <= images_bytes - end < 8 and np.array_equal(offsets, expected)
+    if not fits or (shapes < 1).any() or (shapes > MAX_KEPT_SIDE).any():
+        raise DatasetError(f"{path}: its offsets do not fit its pictures (damaged?); {remedy(path)}")
+    return shapes
 
 
 FORMAT = Format(

@@ -2,7 +2,7 @@
 
     record      uint64 length | uint32 crc(length) | data | uint32 crc(data)   (little-endian)
     data        a tf.train.Example:
-                    image/encoded      bytes   a baseline JPEG of the recipe's size and quality
+                    image/encoded      bytes   a baseline JPEG of the recipe's size, fit and quality
                     image/class/label  int64   the label
                     sample/id          int64   the sample's id
     crc         CRC-32C, masked: rotated right by 15 bits, plus 0xA282EAD8
@@ -22,6 +22,7 @@ import numpy as np
 from precache.errors import DatasetError
 from precache.formats.base import Format, Sample, StoredSample, remedy
 from precache.output import OutputFile, write_beside
+from precache.sizes import Size
 from precache.storage import read_regular
 
 SUFFIX = ".tfrecord"
@@ -30,7 +31,7 @@ _DAMAGE = "its record does not match its checksum; run 'precache verify' on its 
 IMAGE_KEY, LABEL_KEY, ID_KEY = "image/encoded", "image/class/label", "sample/id"
 
 
-def write_shard(base: Path, samples: Iterable[Sample], count: int, size: int) -> list[OutputFile]:
+def write_shard(base: Path, samples: Iterable[Sample], count: int, size: Size | None) -> list[OutputFile]:
     """Write `base` + '.tfrecord' and `base` + '.idx' beside."""
     path, index_path = base.with_name(base.name + SUFFIX), base.with_name(base.name + INDEX_SUFFIX)
     index: list[str] = []

@@ -1,6 +1,6 @@
 """Format `webdataset`: JPEGs in tar files, with DALI's index beside each.
 
-    00000042.jpg    the picture, a baseline JPEG of the recipe's size and quality
+    00000042.jpg    the picture, a baseline JPEG of the recipe's size, fit and quality
     00000042.cls    the label, an ASCII integer
     00000042.json   {"height": ..., "path": ..., "width": ...}: the source picture
 
@@ -18,6 +18,7 @@ from pathlib import Path
 from precache.errors import DatasetError
 from precache.formats.base import Format, Sample, StoredSample, remedy
 from precache.output import OutputFile, write_beside
+from precache.sizes import Size
 from precache.storage import read_regular
 
 SUFFIX = ".tar"
@@ -25,7 +26,7 @@ INDEX_SUFFIX = ".idx"
 _BLOCK = tarfile.BLOCKSIZE
 
 
-def write_shard(base: Path, samples: Iterable[Sample], count: int, size: int) -> list[OutputFile]:
+def write_shard(base: Path, samples: Iterable[Sample], count: int, size: Size | None) -> list[OutputFile]:
     """Write `base` + '.tar' and `base` + '.idx' beside."""
     path, index_path = base.with_name(base.name + SUFFIX), base.with_name(base.name + INDEX_SUFFIX)
     index: list[str] = []

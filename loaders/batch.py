@@ -12,6 +12,7 @@ from torch.utils._pytree import register_pytree_node
 from torch.utils.data import Dataset, Sampler
 
 from precache.errors import ImageError
+from precache.sizes import Size
 
 Positions: TypeAlias = npt.NDArray[np.int64]
 """int64 [n]: ranks of samples in the stored order of a split."""
@@ -25,7 +26,7 @@ class Batch(list[torch.Tensor]):
     and hashed as the object that it is.
 
     Attributes:
-        images: [n, 3, size, size] in channels-last memory, RGB; uint8 0-255, or floating point,
+        images: [n, 3, height, width] in channels-last memory, RGB; uint8 0-255, or floating point,
             normalised with ImageNet's mean and standard deviation.
         labels: int64 [n].
         ids: int64 [n], on the CPU: each picture's rank in the sorted scan of the source tree.
@@ -153,7 +154,8 @@ class DecodedBatch:
     """What a backend hands over.
 
     Attributes:
-        images: uint8 [n, size, size, 3], RGB, on the CPU or the loader's device.
+        images: uint8 [n, height, width, 3], RGB, on the CPU or the loader's device; of pictures that are
+            served whole, each of its own size, uint8 [bytes], one behind the other.
         labels: int64 [n], on the CPU.
         ids: int64 [n], on the CPU.
         refused: id -> why, of the pictures asked for that could not be decoded; the others are there,
@@ -213,8 +215,8 @@ class Loader(Protocol):
     num_workers: int
 
     @property
-    def size(self) -> int:
-        """Side of the served squares in pixels."""
+    def size(self) -> Size:
+        """Side of the served squares in pixels, or (height, width)."""
 
     @property
     def dataset(self) -> Dataset[Any]:

@@ -26,6 +26,7 @@ from loaders.settings import (
 )
 from loaders.transfer import Transfer
 from precache.errors import SettingError, check_choice
+from precache.sizes import Size
 
 
 def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
@@ -35,7 +36,7 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
     split: str = "train",
     shuffle: Shuffle = True,
     seed: int = 0,
-    size: int | None = None,
+    size: Size | None = None,
     dtype: str | torch.dtype = torch.uint8,
     device: str | torch.device = "cpu",
     augment: str | RandomAugmentation | BatchFunction | None = None,
@@ -56,9 +57,9 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
             `"window"`, shards in random order and samples shuffled within a window of shards;
             True, the better of the two that the backend can do; False, the stored order.
         seed: with the epoch it gives the order.
-        size: side of the served square in pixels; by default 224, or all that is stored where that is
-            less. A raw tree is resized to it as the converter does it; of a converted dataset the centre
-            is cropped.
+        size: of what is served, in pixels: the side of a square, or (height, width); by default 224, or all
+            that is stored where that is less or no square. A raw tree is resized to it as the converter does
+            it; of a converted dataset the centre is cropped, with black around it where there is less.
         dtype: of the images: `"uint8"`, or `"float32"`, `"float16"` or `"bfloat16"`, normalised.
         device: where `images` and `labels` are put: `"cpu"`, `"cuda"`, the GPU that is the current one when
             this is called, `"cuda:1"`; `"auto"`, a GPU where there is one.
@@ -66,7 +67,8 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
             stored; `"crop"`, the same without resizing; a `loaders.RandomAugmentation` with other settings,
             colour jitter among them; `"eval"` or None, the centre; or a function of yours, see
             `loaders.augment.BatchFunction`, which is called in the thread that reads ahead with all that
-            is stored; the default `size` is then what it returns.
+            is stored; the default `size` is then what it returns. Pictures that were converted with fit keep
+            have each a size of their own, and do not go through a function.
         last: of the samples that fill no batch at the end of an epoch: `"partial"` shares them and the
             last whole batch out over two, as evenly as can be, also over the ranks; `"pad"` fills a last
             batch up with samples served before, `"drop"` leaves them out. Every rank serves as many
@@ -137,13 +139,18 @@ def _augmentation(
 ) -> tuple[Crops, BatchFunction | None]:
     """What the backend serves of each picture, and what is left to do with the batch."""
     served = data.served_size(spec.size)
-    stored = source_size(served) if data.kind == RAW else data.size
-    augmentation = choose(augment, stored, served)
+    stored = source_size(served) if data.kind == RAW else None if data.shapes is not None else data.size
+    augmentation = choose(augment)
     if augmentation is None:
-        return Crops(served if data.kind == RAW else data.size, served), None
+        return Crops(served if data.kind == RAW else stored, served), None
     if not isinstance(augmentation, RandomAugmentation):
+        if stored is None:
+            raise SettingError(
+                f"augment: {data.path} holds pictures of varying size, and a function takes batches of one; "
+                f"use 'train' or a loaders.RandomAugmentation, or convert with fit crop or pad"
+            )
         return Crops(stored, stored), CheckedFunction(augmentation, spec.size)
-    if spec.device.type == "cuda":
+    if spec.device.type == "cuda" and stored is not None:
         return Crops(stored, stored), BatchAugmentation(augmentation, spec.seed, served)
     jitter = BatchAugmentation(augmentation, spec.seed, None) if augmentation.jitters else None
     return Crops(stored, served, augmentation, spec.seed), jitter

@@ -4,6 +4,7 @@ import hashlib
 import logging
 import os
 from dataclasses import dataclass, field
+from operator import le
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +12,11 @@ import numpy as np
 from loaders.batch import Positions
 from loaders.order import WINDOW_SHARDS
 from precache.converted import ConvertedDataset, is_converted, open_dataset
-from precache.errors import DatasetError, SettingError, SourceError, printable, shell_command
-from precache.index import SampleIndex
+from precache.errors import DatasetError, ImageError, SettingError, SourceError, printable, shell_command
+from precache.index import SampleIndex, Sizes
 from precache.manifest import MANIFEST_NAME
 from precache.rejects import default_list, read_list, rejected_rows
+from precache.sizes import Size, sides, written
 from precache.sources.base import Scan
 from precache.sources.tree import scan_tree
 
@@ -39,8 +41,10 @@ class SplitData:
         file_checksums: CRC-32C of the shards, hex; none for a raw tree.
         index: of the samples of a converted folder, with their checksums and paths; None for a raw tree.
         classes: class names.
-        size: side of the stored squares in pixels; for a raw tree the default to resize to.
+        size: of the stored pictures; the side that they were fitted to where each has a size of its own; the
+            default to resize to for a raw tree.
         digest: identity of the dataset, and of what is left out of it, hex.
+        shapes: int32 [n, 2], height and width of each stored picture; None where all are of `size`.
         shard_starts: int64 [shards + 1], the position of each shard's first sample, and behind the last one.
     """
 
@@ -54,8 +58,9 @@ class SplitData:
     file_checksums: tuple[str, ...]
     index: SampleIndex | None
     classes: tuple[str, ...]
-    size: int
+    size: Size
     digest: str
+    shapes: Sizes | None = None
     shard_starts: Positions = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -101,14 +106,41 @@ class SplitData:
             raise SettingError(f"sample {sample_id!r}: {self.path} has none of this id in this split")
         return self.path_at(int(rows[0]))
 
-    def served_size(self, size: int | None) -> int:
-        """The side to serve if `size` was asked for; SettingError if more than is stored."""
-        if size is not None and self.kind != RAW and size > self.size:
-            raise SettingError(
-                f"size {size} is more than {self.path} stores ({self.size}); "
-                f"ask for at most {self.size}, or convert again with --size {size}"
+    def shapes_at(self, positions: Positions | slice) -> Positions:
+        """int64 [n, 2]: height and width of what is stored of the samples at `positions`."""
+        if self.shapes is not None:
+            return self.shapes[positions].astype(np.int64)
+        return np.broadcast_to(np.array(sides(self.size), np.int64), (len(self.ids), 2))[positions]
+
+    def check_shape(self, position: int, height: int, width: int) -> None:
+        """Compare the size of what was decoded of the sample at `position` with what is known of it.
+
+        Raises:
+            ImageError: it is another.
+        """
+        expected = tuple(self.shapes_at(slice(position, position + 1))[0].tolist())
+        if expected != (height, width):
+            name = f"{self.file(position)}: sample {self.ids[position]}"
+            raise ImageError(
+                name,
+                f"is {width}x{height}, expected {expected[1]}x{expected[0]}; "
+                f"run 'precache verify' on its folder",
             )
-        return min(self.size, DEFAULT_SIZE) if size is None else size
+
+    def stores(self, size: Size) -> bool:
+        """Whether `size` can be served; a raw tree is resized to any."""
+        return self.kind == RAW or all(map(le, sides(size), sides(self.size)))
+
+    def served_size(self, size: Size | None) -> Size:
+        """What to serve if `size` was asked for; SettingError if more than is stored."""
+        if size is None:
+            return self.size if isinstance(self.size, tuple) else min(self.size, DEFAULT_SIZE)
+        if not self.stores(size):
+            raise SettingError(
+                f"size {written(size)} is more than {self.path} stores ({written(self.size)}); "
+                f"ask for at most {written(self.size)}, or convert again with --size {written(size)}"
+            )
+        return size
 
     def window_shards(self, memory_bytes: int | None) -> int:
         """How many shards a window holds so that two of them, read and next, fit into `memory_bytes`.
@@ -175,6 +207,7 @@ def _converted(dataset: ConvertedDataset, split: str) -> SplitData:
         classes=dataset.manifest.classes,
         size=dataset.manifest.recipe.size,
         digest=dataset.digest,
+        shapes=index.shapes,
     )
 
 

@@ -22,6 +22,7 @@ from loaders.skipping import ErrorPolicy
 from loaders.stream import Stream
 from loaders.transfer import Transfer
 from precache.errors import SettingError, check_range, printable
+from precache.sizes import Size, as_size
 
 _TURNS = 8  # of two iterations of one loader, before it says what they cost
 _LOGGER = logging.getLogger(__name__)
@@ -101,7 +102,7 @@ class EpochLoader(IterableDataset[Batch]):
     num_workers, prefetch_factor, collate_fn = 0, None, staticmethod(frameworks.as_is)
 
     def __init__(
-        self, spec: LoaderSpec, data: SplitData, reader: Reader, transfer: Transfer, size: int | None
+        self, spec: LoaderSpec, data: SplitData, reader: Reader, transfer: Transfer, size: Size | None
     ) -> None:
         """`size`: None where only the first batch will tell."""
         self.spec = spec
@@ -144,14 +145,14 @@ class EpochLoader(IterableDataset[Batch]):
         return _Batches(self)
 
     @property
-    def size(self) -> int:
-        """Side of the served squares; where only a function of the caller's knows it, of the first batch."""
+    def size(self) -> Size:
+        """Of the served pictures; where only a function of the caller's knows it, of the first batch."""
         if self._size is None and len(self):
             self._check_usable()
             asked = self._asked
             place = (self._coming, 0) if asked is None else (asked.epoch, asked.served % len(self))
             try:
-                self._size = int(self._stream_at(place).peek().batch.images.shape[-1])
+                self._size = as_size(*self._stream_at(place).peek().batch.images.shape[-2:])
             except BaseException:
                 self._drop_stream()
                 raise
@@ -288,7 +289,7 @@ class EpochLoader(IterableDataset[Batch]):
             raise
         batch = self._transfer.receive(sent)
         if self._size is None:
-            self._size = int(batch.images.shape[-1])
+            self._size = as_size(*batch.images.shape[-2:])
         # counted before it is handed out: a state taken in the loop body has it as served
         self._place = (place[0], place[1] + 1)
         return batch

@@ -11,6 +11,7 @@ import torch
 from precache.errors import SettingError, check_choice, check_range
 from precache.executors import available_cpus
 from precache.images import MAX_SIZE
+from precache.sizes import Size, check_size
 
 Shuffle: TypeAlias = bool | Literal["full", "window"]
 Count: TypeAlias = int | Literal["auto"]
@@ -104,7 +105,7 @@ class LoaderSpec:
     shuffle: Shuffle
     seed: int
     device: torch.device
-    size: int | None
+    size: Size | None
     dtype: torch.dtype
     last: str
     rank: int
@@ -120,7 +121,7 @@ class LoaderSpec:
         check_range("rank", self.rank, 0, self.world_size - 1)
         check_choice("last", self.last, ("drop", "pad", "partial"))
         if self.size is not None:
-            check_range("size", self.size, 1, MAX_SIZE)
+            object.__setattr__(self, "size", check_size("size", self.size, MAX_SIZE))
         if not isinstance(self.shuffle, bool):
             check_choice("shuffle", self.shuffle, ("full", "window"))
         if self.dtype not in DTYPES:

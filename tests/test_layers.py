@@ -25,6 +25,7 @@ LOADERS_MAY_USE = {
     "packages",
     "reading",
     "rejects",
+    "sizes",
     "sources",
     "storage",
 }

@@ -10,21 +10,22 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from loaders.augment.cpu import Crops, mirror, place
+from loaders.augment.cpu import Crops, frame, mirror, place
 from loaders.backends.buffers import BufferPool
 from loaders.batch import DecodedBatch, Request
 from loaders.dataset import SplitData
 from loaders.threads import Pool, check_exit
 from precache.errors import ImageError
 from precache.jpeg import Pixels
+from precache.sizes import sides
 
 Rows = Callable[[int, int, Pixels], Pixels]
-"""(number in the batch, first row, space uint8 [count, stored, 3]) -> so many rows of the stored square, in
-`space` or elsewhere."""
+"""(number in the batch, first row, space uint8 [count, width, 3]) -> so many rows of the stored picture, from
+one edge to the other, in `space` or elsewhere."""
 
 Gather = Callable[[slice, npt.NDArray[np.int64], Pixels], bool]
-"""(which of the batch, left and top of their crops int64 [n, 2], space uint8 [n, size, size, 3]) -> whether
-all of them are in `space` now."""
+"""(which of the batch, left and top of their crops int64 [n, 2], space uint8 [n, height, width, 3]) ->
+whether all of them are in `space` now."""
 
 _AT_A_TIME = 4  # pictures that a thread takes: few, so that none waits long for the others
 
@@ -37,8 +38,8 @@ class Pictures:
         request: at most as many samples as a batch has.
         rows_of: called by several threads at a time; a picture for which it raises ImageError is left out,
             and named in `refused`.
-        gather: called by several threads at a time, for crops that are not resized; `rows_of` is asked for
-            what is not all there.
+        gather: called by several threads at a time, for crops that are not resized, of pictures of one size;
+            `rows_of` is asked for what is not all there.
     """
 
     request: Request
@@ -51,10 +52,12 @@ class _Filling:
     """A batch that is being filled.
 
     Attributes:
-        boxes: left, top, width, height of what is served of each picture.
+        shapes: height and width of each picture.
+        boxes: left, top, width, height of what is served of each.
         gathers: whether none is resized.
         mirrored: which pictures are.
-        images: uint8 [n, size, size, 3].
+        images: as of `DecodedBatch`.
+        places: of each picture in `images`, uint8 [height, width, 3].
         parts: what is left to do; shared, each thread takes what is next.
         helpers: threads at work on it.
         errors: why pictures are left out, by their number in the batch.
@@ -62,10 +65,12 @@ class _Filling:
 
     pictures: Pictures
     ids: npt.NDArray[np.int64]
+    shapes: npt.NDArray[np.int64]
     boxes: npt.NDArray[np.int64]
     gathers: bool
     mirrored: list[bool]
     images: torch.Tensor
+    places: Pixels | list[Pixels]
     parts: Iterator[slice]
     helpers: list[Future[None]] = field(default_factory=list)
     errors: dict[int, ImageError] = field(default_factory=dict)
@@ -81,7 +86,9 @@ class BatchFiller:
         self._crops = crops
         self._threads = max(1, threads)
         self._local = threading.local()
-        self._buffers = BufferPool(batch_size, crops.size, device)
+        self._buffers = None if crops.size is None else BufferPool(batch_size, crops.size, device)
+        shapes = data.shapes_at(slice(None)) if crops.stored is None else np.array([sides(crops.stored)])
+        self._most_bytes = int(shapes.prod(axis=1).max()) * 3
         # the caller's thread is one of them
         self._pool = Pool(max(1, self._threads - 1), "fill")
 
@@ -121,16 +128,35 @@ class BatchFiller:
 
     def _start(self, pictures: Pictures) -> _Filling:
         """Let the threads begin with a batch."""
-        ids = self._data.ids[pictures.request.positions]
-        boxes, mirrored = self._crops.of(pictures.request.epoch, ids)
-        gathers = pictures.gather is not None and bool((boxes[:, 2:] == self._crops.size).all())
+        positions, stored, size = pictures.request.positions, self._crops.stored, self._crops.size
+        ids = self._data.ids[positions]
+        if stored is None:
+            shapes = self._data.shapes_at(positions)
+        else:
+            shapes = np.broadcast_to(np.array(sides(stored)), (len(ids), 2))
+        boxes, mirrored = self._crops.of(pictures.request.epoch, ids, shapes)
+        images, places = self._space(shapes)
+        gathers = False
+        if pictures.gather is not None and size is not None:
+            gathers = bool((boxes[:, :1:-1] == sides(size)).all())
         at_a_time = max(1, -(-len(ids) // self._threads)) if gathers else _AT_A_TIME
         parts = [slice(start, start + at_a_time) for start in range(0, len(ids), at_a_time)]
-        images = self._buffers.take(len(ids))
-        filling = _Filling(pictures, ids, boxes, gathers, mirrored.tolist(), images, iter(parts))
+        filling = _Filling(
+            pictures, ids, shapes, boxes, gathers, mirrored.tolist(), images, places, iter(parts)
+        )
         for _ in range(min(self._threads, len(parts)) - 1):
             filling.helpers.append(self._pool.submit(self._fill_some, filling))
         return filling
+
+    def _space(self, shapes: npt.NDArray[np.int64]) -> tuple[torch.Tensor, Pixels | list[Pixels]]:
+        """Memory for a batch of pictures of these `shapes`: `images` and `places` of `_Filling`."""
+        if self._buffers is not None:
+            images = self._buffers.take(len(shapes))
+            return images, images.numpy()
+        ends = np.cumsum(shapes.prod(axis=1) * 3)
+        images = torch.empty(int(ends[-1]), dtype=torch.uint8)
+        parts = np.split(images.numpy(), ends[:-1])
+        return images, [part.reshape(*shape, 3) for part, shape in zip(parts, shapes.tolist(), strict=True)]
 
     def _finish(self, filling: _Filling) -> DecodedBatch:
         """Help with a batch until it is filled."""
@@ -146,18 +172,23 @@ class BatchFiller:
         if errors := filling.errors:
             kept = np.array([slot not in errors for slot in range(len(ids))])
             refused = {int(ids[slot]): errors[slot] for slot in sorted(errors)}
-            images, labels, ids = images[torch.from_numpy(kept)], labels[kept], ids[kept]
+            labels, ids = labels[kept], ids[kept]
+            if isinstance(filling.places, np.ndarray):
+                images = images[torch.from_numpy(kept)]
+            else:
+                left = [place.ravel() for place, whole in zip(filling.places, kept, strict=True) if whole]
+                images = torch.from_numpy(np.concatenate([images.numpy()[:0], *left]))
         return DecodedBatch(images, torch.from_numpy(labels), torch.from_numpy(ids), refused)
 
     def _fill_some(self, filling: _Filling) -> None:
         space = getattr(self._local, "space", None)  # of this thread; it stays in the CPU's cache
         if space is None:
-            space = self._local.space = np.empty((self._crops.stored, self._crops.stored, 3), np.uint8)
-        out = filling.images.numpy()
+            space = self._local.space = np.empty(self._most_bytes, np.uint8)
+        out = filling.places
         gather = filling.pictures.gather if filling.gathers else None
         for part in filling.parts:
             slots = range(*part.indices(len(out)))
-            if gather is not None and gather(part, filling.boxes[part, :2], out[part]):
+            if gather is not None and gather(part, filling.boxes[part, :2], np.asarray(out[part])):
                 for slot in slots:
                     if filling.mirrored[slot]:
                         mirror(out[slot])
@@ -168,13 +199,20 @@ class BatchFiller:
 
     def _fill_one(self, filling: _Filling, slot: int, out: Pixels, space: Pixels) -> None:
         left, top, width, height = filling.boxes[slot].tolist()
+        rows, columns = filling.shapes[slot].tolist()
+        mirrored = filling.mirrored[slot]
         try:
-            if width == height == self._crops.stored == len(out) and not filling.mirrored[slot]:
-                if (rows := filling.pictures.rows_of(slot, 0, out)) is not out:
-                    np.copyto(out, rows)
+            if (height, width) == (rows, columns) == out.shape[:2] and not mirrored:
+                if (whole := filling.pictures.rows_of(slot, 0, out)) is not out:
+                    np.copyto(out, whole)
                 return
-            rows = filling.pictures.rows_of(slot, top, space[:height])
-            place(rows[:, left : left + width], filling.mirrored[slot], out)
+            first, last = max(top, 0), min(top + height, rows)  # a box can reach out of a small picture
+            band = space[: (last - first) * columns * 3].reshape(last - first, columns, 3)
+            part = filling.pictures.rows_of(slot, first, band)[:, max(left, 0) : left + width]
+            if part.shape[:2] == (height, width):
+                place(part, mirrored, out)
+            else:
+                frame(part, max(-left, 0), max(-top, 0), mirrored, out)
         except ImageError as error:
             # without what its traceback holds
             filling.errors[slot] = type(error)(error.path, error.reason)

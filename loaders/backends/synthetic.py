@@ -12,11 +12,12 @@ from loaders.augment.cpu import Crops
 from loaders.batch import DecodedBatch, Request
 from loaders.dataset import SplitData
 from loaders.settings import LoaderSpec
+from precache.sizes import sides
 
 
 def open_reader(spec: LoaderSpec, data: SplitData, crops: Crops) -> "SyntheticReader":
     """A reader that makes one batch of noise on the loader's device and serves it again and again."""
-    return SyntheticReader(spec, data, crops.size)
+    return SyntheticReader(spec, data, crops)
 
 
 class SyntheticReader:
@@ -24,9 +25,11 @@ class SyntheticReader:
 
     random_access = True
 
-    def __init__(self, spec: LoaderSpec, data: SplitData, size: int) -> None:
+    def __init__(self, spec: LoaderSpec, data: SplitData, crops: Crops) -> None:
         generator = torch.Generator().manual_seed(spec.seed)
-        shape = (spec.batch_size, size, size, 3)
+        self._whole = crops.size is None
+        size = data.shapes_at(slice(None)).max(axis=0) if crops.size is None else sides(crops.size)
+        shape = (spec.batch_size, *map(int, size), 3)
         noise = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
         self._noise = noise.to(spec.device)
         self._data = data
@@ -34,8 +37,11 @@ class SyntheticReader:
     def read(self, requests: Iterator[Request]) -> Iterator[DecodedBatch]:
         """Yield one batch of the same noise per request."""
         for request in requests:
+            noise = self._noise[: len(request.positions)]
+            if self._whole:
+                noise = noise.flatten()[: int(self._data.shapes_at(request.positions).prod(axis=1).sum()) * 3]
             yield DecodedBatch(
-                self._noise[: len(request.positions)],
+                noise,
                 torch.from_numpy(self._data.labels[request.positions]),
                 torch.from_numpy(self._data.ids[request.positions]),
             )

@@ -80,8 +80,7 @@ def _without_decoding(
 ) -> list[Change]:
     """Shards, where none were measured, and a cache: both only copy."""
     rate = _limited(median(repeat["copy"] for repeat in here.stages), here.measured)
-    side = Recipe(format="shards").size
-    stored = here.samples * side * side * 3
+    stored = here.samples * Recipe(format="shards").picture_bytes
     found = []
     if not has_shards:
         found.append(Change("Converting to shards", rate, False, seconds, stored))

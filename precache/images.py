@@ -111,7 +111,7 @@ def render(data: bytes | Image.Image, path: str, how: Rendering) -> tuple[Pixels
     with Turn() as turn:
         decoded = decode_for(data, path, how, turn)
         width, height = fitted_size(decoded.width, decoded.height, how)
-        if max(width, height) > MAX_KEPT_SIDE or width * height > max(how.max_pixels, MAX_SIZE**2):
+        if is_too_large(width, height, how):
             raise ImageError(path, _too_long(decoded, width, height))
         turn.wait(width * height)
         return fit(decoded, how), (decoded.width, decoded.height)
@@ -194,6 +194,11 @@ def fitted_size(width: int, height: int, how: Rendering) -> tuple[int, int]:
         return _inner_size(width, height, how.size)
     rows, columns = sides(how.size)
     return columns, rows
+
+
+def is_too_large(width: int, height: int, how: Rendering) -> bool:
+    """Whether so large a result is refused: more than a JPEG can hold, or than is decoded."""
+    return max(width, height) > MAX_KEPT_SIDE or width * height > max(how.max_pixels, MAX_SIZE**2)
 
 
 def reference(image: Image.Image, size: Size, fit: str = "crop") -> Pixels:

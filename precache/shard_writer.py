@@ -97,7 +97,7 @@ def store(data: bytes | Image.Image, path: str, recipe: Recipe) -> tuple[bytes |
     how = recipe.rendering
     if recipe.passthrough and isinstance(data, bytes):
         own = jpeg.plain_size(data)
-        if own is not None and images.fitted_size(*own, how) == own:
+        if own is not None and images.fitted_size(*own, how) == own and not images.is_too_large(*own, how):
             return data, own
     pixels, size = images.render(data, path, how)
     if FORMATS[recipe.format].holds_pixels:

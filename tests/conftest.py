@@ -10,6 +10,8 @@ from precache.formats import FORMATS
 from precache.sample_tree import make_sample
 
 IMAGES, CLASSES, STORED_SIZE, ROWS_PER_SHARD = 70, 5, 48, 12
+RECTANGLE = (36, 60)
+"""Height and width."""
 
 
 def pytest_collection_finish() -> None:
@@ -37,6 +39,16 @@ def converted(raw_tree: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
     for name in FORMATS:
         convert(raw_tree, root / name, small_recipe(name), workers=0)
     return {name: root / name for name in FORMATS}
+
+
+@pytest.fixture(scope="session")
+def shaped(raw_tree: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The tree in each format, no squares: `keep-FORMAT`, shorter side 48 px, and `rectangle-FORMAT`."""
+    root = tmp_path_factory.mktemp("shaped")
+    for name in FORMATS:
+        convert(raw_tree, root / f"keep-{name}", small_recipe(name, fit="keep"), workers=0)
+        convert(raw_tree, root / f"rectangle-{name}", small_recipe(name, size=RECTANGLE), workers=0)
+    return {path.name: path for path in root.iterdir() if path.is_dir()}
 
 
 def small_recipe(format_name: str, **settings: object) -> Recipe:

@@ -18,6 +18,7 @@ import torch
 from loaders import Loader
 from loaders.transfer import IMAGENET_MEAN, IMAGENET_STD
 from precache import images
+from precache.sizes import Size, sides
 from precache.sources.tree import scan_tree
 
 Build: TypeAlias = Callable[..., Loader]
@@ -37,7 +38,7 @@ def check_every_sample_once_per_epoch(build: Build, expected: list[tuple[int, in
             assert sorted(served) == expected
 
 
-def check_batches(build: Build, size: int, samples: int) -> None:
+def check_batches(build: Build, size: Size, samples: int) -> None:
     with build(batch_size=16) as loader:
         batches = list(loader)
         assert len(loader) == len(batches) == -(-samples // 16)
@@ -53,7 +54,7 @@ def check_batches(build: Build, size: int, samples: int) -> None:
             images, labels = batch
             assert images is batch.images
             assert labels is batch.labels
-            assert images.shape == (n, 3, size, size)
+            assert images.shape == (n, 3, *sides(size))
             assert images.dtype == torch.uint8
             assert images.is_contiguous(memory_format=torch.channels_last)
             assert (labels.shape, labels.dtype) == ((n,), torch.int64)
@@ -85,7 +86,7 @@ def check_without_shuffle_the_order_is_the_stored_one(build: Build, stored_ids: 
         assert ids_of(loader) == stored_ids
 
 
-def check_pixels(build: Build, raw_tree: Path, size: int, worst_psnr: float) -> None:
+def check_pixels(build: Build, raw_tree: Path, size: Size, worst_psnr: float) -> None:
     """Each picture against the converter's, cropped to `size` as the loader serves it."""
     scan = scan_tree(raw_tree)
     with build() as loader:

@@ -40,13 +40,16 @@ class Page(HTMLParser):
             self.texts.append(data)
 
 
-@pytest.mark.parametrize("name", sorted(FORMATS))
-def test_the_page_shows_each_class_as_stored(name: str, converted: dict[str, Path], tmp_path: Path) -> None:
-    result = run_here("precache", "inspect", converted[name], "--html", "page.html", cwd=tmp_path)
+@pytest.mark.parametrize("folder", [*sorted(FORMATS), "keep-shards"])
+def test_the_page_shows_each_class_as_stored(
+    folder: str, converted: dict[str, Path], shaped: dict[str, Path], tmp_path: Path
+) -> None:
+    path, name = {**converted, **shaped}[folder], folder.removeprefix("keep-")
+    result = run_here("precache", "inspect", path, "--html", "page.html", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     text = (tmp_path / "page.html").read_text()
     page = Page(text)
-    dataset = open_dataset(converted[name])
+    dataset = open_dataset(path)
     assert all(class_name in page.texts for class_name in dataset.manifest.classes)
     assert len(page.pictures) == 5 * CLASSES
     stored = {

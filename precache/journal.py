@@ -53,7 +53,7 @@ class Target:
         """How `found`, another target as JSON, differs from this one; one phrase each."""
         recipe = found.get("recipe", {})
         phrases = [
-            f"{name} {recipe.get(name)}, asked for {value}"
+            f"{name} {_in_words(recipe.get(name))}, asked for {_in_words(value)}"
             for name, value in self.recipe.to_json().items()
             if recipe.get(name) != value
         ]
@@ -74,6 +74,11 @@ class Target:
                 f"{folder}: holds another conversion ({'; '.join(differences)}); "
                 f"choose another DST, or pass --overwrite to replace it"
             )
+
+
+def _in_words(value: object) -> object:
+    """A setting as it is typed: the one that is a list is a size, height and width."""
+    return "x".join(map(str, reversed(value))) if isinstance(value, list) else value
 
 
 class Journal:

@@ -90,7 +90,7 @@ class Recipe:
 
     def to_flags(self) -> str:
         """The flags of `precache convert` that give this recipe, to paste into a shell."""
-        settings = {**self.to_json(), "format": self.format}
+        settings = asdict(self)
         defaults = {field.name: field.default for field in fields(self)}
         flags = []
         for name, value in settings.items():
@@ -137,7 +137,8 @@ class Recipe:
 
     def to_json(self) -> dict[str, Any]:
         """The settings as plain JSON values; `Recipe(**recipe.to_json()) == recipe`."""
-        return asdict(self)
+        size = list(self.size) if isinstance(self.size, tuple) else self.size
+        return {**asdict(self), "size": size}
 
 
 def parse_splits(text: str) -> dict[str, float]:

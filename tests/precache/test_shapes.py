@@ -23,7 +23,7 @@ from precache.recipe import Recipe
 from precache.shard_writer import store
 from precache.sizes import check_size, parse_size, sides, written
 from tests.building import build_loader
-from tests.command import check_bad_input, run
+from tests.command import check_bad_input, run_here
 from tests.conftest import IMAGES, RECTANGLE, STORED_SIZE, small_recipe
 from tests.precache.destinations import contents, interrupt
 
@@ -108,7 +108,8 @@ def test_two_equal_sides_are_a_square() -> None:
 
 @pytest.mark.parametrize("text", ["0x5", "5x", "x5", "5x5x5", "6X4", "-3", "9000x10", "", "1e3", "9" * 5000])
 def test_a_size_that_is_none_is_refused_in_one_line(text: str, raw_tree: Path, tmp_path: Path) -> None:
-    result = run("precache", "convert", raw_tree, "out", "--format", "dali", f"--size={text}", cwd=tmp_path)
+    flags = ("--format", "dali", f"--size={text}")
+    result = run_here("precache", "convert", raw_tree, "out", *flags, cwd=tmp_path)
     check_bad_input(result, "size", "320x240" if not text.endswith(("0x5", "0x10")) else "1 to 8,192, got")
     assert list(tmp_path.iterdir()) == []
 
@@ -116,7 +117,9 @@ def test_a_size_that_is_none_is_refused_in_one_line(text: str, raw_tree: Path, t
 @pytest.mark.parametrize("fit", images.KEPT)
 def test_a_rectangle_cannot_be_kept(fit: str, raw_tree: Path, tmp_path: Path) -> None:
     flags = ("--format", "shards", "--size", "60x36", "--fit", fit)
-    check_bad_input(run("precache", "convert", raw_tree, "out", *flags, cwd=tmp_path), fit, "60x36", "crop")
+    check_bad_input(
+        run_here("precache", "convert", raw_tree, "out", *flags, cwd=tmp_path), fit, "60x36", "crop"
+    )
 
 
 def test_what_would_be_kept_too_large_is_rejected_by_name_and_size() -> None:

@@ -116,7 +116,7 @@ def _facts(dataset: ConvertedDataset) -> dict[str, str]:
         "source": f"{counted(manifest.scanned, 'file')}, {human_bytes(manifest.source_bytes)}: "
         f"{manifest.samples:,} converted, {left_out}",
         "stored as": _stored_as(manifest.recipe),
-        "made with": f"{shell_command('precache convert SRC', dataset.path)} {manifest.recipe.to_flags()}",
+        "made with": f"{shell_command('precache convert SRC', dataset.path)} {manifest.to_flags()}",
         "made by": _software(manifest.made_by),
     }
 

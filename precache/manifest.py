@@ -123,6 +123,14 @@ class Manifest:
         return sum(shard.samples for shard in self.shards)
 
     @property
+    def split_samples(self) -> dict[str, int]:
+        """Split -> samples."""
+        return {
+            split: sum(shard.samples for shard in self.shards if shard.split == split)
+            for split in self.samples_per_class
+        }
+
+    @property
     def stored_bytes(self) -> int:
         """Size of all files that the manifest names, in bytes."""
         return sum(file.bytes for file in self.files)

@@ -296,6 +296,8 @@ class _Found:
     def field(self, name: str) -> Column:
         """A field; the values that were read are let go."""
         values = self._fields.pop(name)
+        if None in values:
+            raise self.error(values.index(None), name, "is empty; fill it in, or leave the column out")
         try:
             return Column.of(values if rows.is_typed(self.table) else typed(values))
         except ValueOfRowError as error:

@@ -31,6 +31,7 @@ from precache.errors import SourceError, shell_command
 from precache.folders import Entry, sorted_entries
 from precache.reading import read_picture
 from precache.sources.base import IgnoredPath, SampleRef, Samples, Scan
+from precache.sources.rows import is_table
 
 SPLIT_FOLDERS = ("train", "val", "valid", "validation", "test")
 _MISSED_SHARE = 0.01  # of files that look like pictures: more, and the user hears of it
@@ -83,6 +84,11 @@ def scan_tree(root: str | os.PathLike[str], class_depth: int = 1) -> Scan:
         raise SourceError(
             f"{root}: cannot be listed ({error.strerror}); check its permissions and its disk"
         ) from error
+    if reason is not None and is_table(root) and root.exists():
+        raise SourceError(
+            f"{root}: is a table of pictures, expected a folder of class folders; "
+            f"only 'precache convert' reads tables"
+        )
     if reason is not None:
         raise SourceError(
             f"{root}: {reason}; expected a folder of class folders with pictures "
@@ -106,8 +112,8 @@ def _nothing_found(root: Path, class_depth: int) -> str:
     expected = f"{root}/{'FOLDER/' * (class_depth - 1)}CLASS/picture.jpg"
     if flat:
         return (
-            f"{root}: has pictures, but no class folder with pictures; expected {expected} (for pictures "
-            f"without labels pass --class-depth 0)"
+            f"{root}: has no class folder with pictures, but pictures; expected {expected} "
+            f"(for pictures without labels pass --class-depth 0)"
         )
     return (
         f"{root}: has no class folder with pictures; expected {expected} (where class folders lie deeper, "

@@ -1,11 +1,19 @@
+import csv
+import io
+import json
 import os
+import random
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
+from PIL import Image
 
 import precache
-from precache import SettingError, SourceError
-from tests.precache.sources.tables import has_pyarrow, scan_table, scan_text
+from precache import PrecacheError, SettingError, SourceError, SourceOptions, convert, open_dataset
+from tests.conftest import small_recipe
+from tests.precache.sources.tables import WRITERS, has_pyarrow, scan_table, scan_text
 
 ERRORS = {
     "unknown label": ("path,a\n0.jpg,x\n", {"label": "b"}, ["no column 'b'", "--label", "'path', 'a'"]),
@@ -132,3 +140,120 @@ def test_parquet_that_is_none_is_one_line_and_so_is_a_missing_pyarrow(photos: Pa
     if not has_pyarrow():
         assert isinstance(caught.value, precache.MissingDependencyError)
         assert "precache[table]" in str(caught.value)
+
+
+PICTURES = 8
+ASKED = SourceOptions(label="species", split="fold", fields=("width", "box", "caption"))
+
+
+def _columns() -> dict[str, list[Any]]:
+    rows = range(PICTURES)
+    return {
+        "path": [f"{row}.png" for row in rows],
+        "species": [["heron", "cat, \u00fc", 'a "b"'][row % 3] for row in rows],
+        "fold": [["train", "valid"][row % 2] for row in rows],
+        "width": [row * 10 for row in rows],
+        "box": [[[row, 1, 2, 3]] * (row % 3) for row in rows],
+        "caption": [f"line\n{row}" for row in rows],
+    }
+
+
+def _mutated(content: bytes, draw: random.Random) -> bytes:
+    """One to three kinds of damage."""
+    for _ in range(draw.randint(1, 3)):
+        at = draw.randrange(len(content) + 1)
+        lines = content.splitlines(keepends=True) or [b""]
+        line = draw.randrange(len(lines))
+        damage = draw.randrange(9)
+        if damage == 0 and at < len(content):
+            content = content[:at] + bytes([content[at] ^ (1 << draw.randrange(8))]) + content[at + 1 :]
+        elif damage == 1:
+            content = content[:at]
+        elif damage == 2:
+            content = content[:at] + content[at + draw.randint(1, 40) :]
+        elif damage == 3:
+            content = b"".join(lines[:line] + lines[line + 1 :])
+        elif damage == 4:
+            content = b"".join([*lines, lines[line]])
+        elif damage == 5:
+            signs = [
+                b'"',
+                b",",
+                b"\n",
+                b"\r",
+                b"\0",
+                b"[",
+                b"\xff",
+                b"\t",
+                b"{}",
+                b"null",
+                b"1e999",
+                b"\\ud800",
+            ]
+            content = content[:at] + draw.choice(signs) + content[at:]
+        elif damage == 6:
+            content = content[:at] + draw.choice([b"9", b"x", b"[", b" "]) * 200_000 + content[at:]
+        elif damage == 7:
+            content = content.decode(errors="replace").encode(draw.choice(["latin-1", "utf-16"]), "replace")
+        else:
+            draw.shuffle(lines)
+            content = b"".join(lines)
+    return content
+
+
+def _rows_said(kind: str, content: bytes) -> list[tuple[Any, Any]]:
+    """Path and label of each row, as another reader takes them."""
+    text = content.decode("utf-8-sig")
+    if kind == "jsonl":
+        objects = [json.loads(line) for line in text.split("\n") if line.strip()]
+        return [(row["path"], row["species"]) for row in objects]
+    delimiter = "\t" if kind == "tsv" else ","
+    rows = list(csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter))
+    return [(row["path"], row["species"]) for row in rows]
+
+
+@pytest.mark.parametrize("count", [300, pytest.param(2_000, marks=pytest.mark.faults)])
+def test_a_damaged_table_ends_in_one_line_or_in_what_it_says(count: int, tmp_path: Path) -> None:
+    for row in range(PICTURES):
+        Image.new("RGB", (8, 8), (row * 30, 0, 0)).save(tmp_path / f"{row}.png")
+    kinds = [kind for kind in WRITERS if kind != "parquet" or has_pyarrow()]
+    tables = {}
+    for kind in kinds:
+        WRITERS[kind](tmp_path / f"t.{kind}", _columns())
+        tables[kind] = (tmp_path / f"t.{kind}").read_bytes()
+    ended: dict[str, int] = {"error": 0, "right": 0}
+    for seed in range(count):
+        draw = random.Random(seed)
+        kind = kinds[seed % len(kinds)]
+        content = _mutated(tables[kind], draw)
+        (tmp_path / f"t.{kind}").write_bytes(content)
+        out = tmp_path / "out"
+        try:
+            recipe = small_recipe("shards", size=8)
+            convert(tmp_path / f"t.{kind}", out, recipe, workers=0, max_rejects=1.0, options=ASKED)
+        except PrecacheError as error:
+            ended["error"] += 1
+            wrong = "\n" in str(error) or len(str(error)) > 1_000
+            wrong |= out.exists() and not isinstance(error, precache.DatasetError)
+            if wrong:
+                pytest.fail(f"seed {seed}: {error}")
+        else:
+            ended["right"] += 1
+            assert precache.verify(out) == [], seed
+            if kind != "parquet":
+                _check_right(tmp_path / f"t.{kind}", content, out, seed)
+        shutil.rmtree(out, ignore_errors=True)
+    assert all(times > count // 20 for times in ended.values()), ended
+
+
+def _check_right(table: Path, content: bytes, out: Path, seed: int) -> None:
+    said = _rows_said(table.suffix[1:], content)
+    scan = scan_table(table, **{**ASKED.given(), "fields": ASKED.fields})
+    assert [(ref.id, ref.path) for ref in scan.samples] == [
+        (row, path.removeprefix("./")) for row, (path, _) in enumerate(said)
+    ], seed
+    if scan.target == "class":
+        labels = [scan.classes[ref.label] for ref in scan.samples]
+        assert labels == [str(label) for _, label in said], seed
+    manifest = open_dataset(out).manifest
+    assert manifest.samples + len(manifest.rejected) == len(said), seed

@@ -200,6 +200,23 @@ def test_rows_without_a_picture_are_rejects_named_by_row(raw_tree: Path, tmp_pat
     assert verify_deep(tmp_path / "out", table, workers=0).problems == ()
 
 
+def test_a_split_whose_pictures_are_all_rejected_is_left_out(raw_tree: Path, tmp_path: Path) -> None:
+    columns = rows_of_tree(raw_tree)
+    columns["fold"] = ["valid" if row == 9 else "train" for row in range(70)]
+    columns["path"][9] = "nowhere.jpg"
+    write_csv(tmp_path / "t.csv", columns)
+    options = SourceOptions(root=str(raw_tree), label="species", split="fold")
+    convert(
+        tmp_path / "t.csv",
+        tmp_path / "out",
+        small_recipe("shards"),
+        workers=0,
+        max_rejects=1,
+        options=options,
+    )
+    assert open_dataset(tmp_path / "out").manifest.split_samples == {"train": 69}
+
+
 def _without_warnings(
     ended: "subprocess.CompletedProcess[str]",
 ) -> "subprocess.CompletedProcess[str]":

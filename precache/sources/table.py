@@ -32,7 +32,8 @@ from precache.sources.labels import Labelled, Labels, typed
 from precache.sources.options import SourceOptions
 
 IMAGE_NAMES = ("image", "path", "file", "filename", "file_name")
-_SPLIT_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
+_SPLIT_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{,63}")  # it begins names of files
+_PATH_BYTES = 4096  # no system takes longer ones
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
 _NAMED = 20  # columns that a message names
 
@@ -144,7 +145,7 @@ def _listed(names: Sequence[str]) -> str:
     hint = ""
     if len(names) == 1 and (other := next((sign for sign in ";\t|" if sign in names[0]), None)):
         hint = f" (are its columns separated by {other!r}? expected as the name of the file says: , or tab)"
-    return ", ".join(map(repr, names[:_NAMED])) + more + hint
+    return ", ".join(f"{name!r:.60}" for name in names[:_NAMED]) + more + hint
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,10 +212,9 @@ class _Found:
             raise self.error(
                 row, column, f"{path!r:.60} is no name that a file can have; correct it"
             ) from None
-        if b"\0" in encoded:
-            raise self.error(
-                row, column, f"{path!r:.60} has a NUL, which no file has in its name; correct it"
-            )
+        if b"\0" in encoded or len(encoded) > _PATH_BYTES:
+            what = f"is of {len(encoded):,} bytes" if len(encoded) > _PATH_BYTES else "has a NUL in it"
+            raise self.error(row, column, f"{path!r:.60} {what}, as no path of a file; correct it")
         self.paths += encoded
         self.path_ends.append(len(self.paths))
         self._hashes.append(xxhash.xxh3_64_intdigest(encoded))

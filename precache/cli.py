@@ -194,10 +194,13 @@ def inspect(dst: Path, as_json: bool, html: Path | None, all_classes: bool) -> N
 @main.command()
 @click.argument("dst", type=_PATH)
 @click.argument("others", metavar="[SRC | DST ...]", type=_PATH, nargs=-1)
-@click.option("--deep", is_flag=True, help="Decode the tree SRC again and compare every picture.")
+@click.option("--deep", is_flag=True, help="Decode the pictures of SRC again and compare each.")
 @click.option("--across", is_flag=True, help="Compare ids, labels and splits of several folders DST.")
+@click.option("--root", help="Table SRC: where its pictures lie now.  [default: as when converted]")
 @click.option("--workers", type=int, help="Worker processes of --deep.  [default: one per CPU]")
-def verify(dst: Path, others: tuple[Path, ...], deep: bool, across: bool, workers: int | None) -> None:
+def verify(
+    dst: Path, others: tuple[Path, ...], deep: bool, across: bool, root: str | None, workers: int | None
+) -> None:
     """Compare every file of the dataset in DST with its manifest's checksums."""
     if deep and across:
         raise SettingError("--deep and --across cannot be combined; run verify once with each")
@@ -225,7 +228,7 @@ def verify(dst: Path, others: tuple[Path, ...], deep: bool, across: bool, worker
     )
     if deep:
         with ProgressBar("verify", "image") as bar:
-            report = precache.verify_deep(dst, others[0], workers=workers, on_progress=bar)
+            report = precache.verify_deep(dst, others[0], root=root, workers=workers, on_progress=bar)
         sentence = f"{dst}: {report.sentence(others[0])}"
         _finish_check(report.problems and [*report.problems, f"{sentence}; rewrite it {remedy}"], sentence)
 

@@ -7,6 +7,7 @@ Sources are made of the tree first, unmeasured; then they take turns. The pictur
 
 import csv
 import json
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -42,18 +43,23 @@ class SourceTrial:
     Attributes:
         images_per_s: of whole conversions.
         ratio: images/s beside the tree's, turn by turn.
+        cpu_ms: CPU time for a picture, of all processes: beside other programs it says more than the rate.
+        cpu_ratio: the same beside the tree's.
         same: whether every shard has the bytes that the tree's has.
     """
 
     name: str
     images_per_s: stats.Estimate
     ratio: stats.Estimate
+    cpu_ms: stats.Estimate
+    cpu_ratio: stats.Estimate
     same: bool
 
 
 @dataclass(slots=True)
 class _Turns:
     images_per_s: list[float] = field(default_factory=list)
+    cpu_ms: list[float] = field(default_factory=list)
     same: bool = True
 
 
@@ -132,9 +138,16 @@ def compare_sources(
             for turn in range(repeats):
                 _take_turn(made, turns, recipe, workers, Path(folder) / "out")
                 bar(turn + 1, repeats)
-    of_tree = turns[TREE].images_per_s
+    tree_turns = turns[TREE]
     trials = [
-        SourceTrial(name, stats.estimate(t.images_per_s), stats.ratio(t.images_per_s, of_tree), t.same)
+        SourceTrial(
+            name,
+            stats.estimate(t.images_per_s),
+            stats.ratio(t.images_per_s, tree_turns.images_per_s),
+            stats.estimate(t.cpu_ms),
+            stats.ratio(t.cpu_ms, tree_turns.cpu_ms),
+            t.same,
+        )
         for name, t in turns.items()
     ]
     return trials, skipped
@@ -146,27 +159,39 @@ def _take_turn(
     """Convert from each source once, the tree first."""
     expected: Any = None
     for name, (source, options) in made.items():
+        before_s = _cpu_s()
         done = convert(source, out, recipe, workers=workers, max_rejects=1.0, options=options)
         turns[name].images_per_s.append(done.converted / done.elapsed_s)
+        turns[name].cpu_ms.append((_cpu_s() - before_s) * 1000 / done.converted)
         shards = open_dataset(out).manifest.shards  # with the checksum of each file
         expected = shards if expected is None else expected
         turns[name].same &= shards == expected
         shutil.rmtree(out)
 
 
+def _cpu_s() -> float:
+    """CPU seconds of this process and of those that it started and that have ended."""
+    return sum(os.times()[:4])
+
+
 def show(trials: Sequence[SourceTrial], skipped: dict[str, str], conditions: str) -> None:
     """Print them."""
     console = new_console()
     table = Table(box=None)
-    for title in ("source", "images/s", "beside the tree", "same shards"):
+    for title in ("source", "images/s", "beside the tree", "CPU ms", "beside the tree", "same shards"):
         table.add_column(title, justify="left" if title == "source" else "right")
     for trial in trials:
-        ratio = f"{trial.ratio.median:.2f} ({trial.ratio.low:.2f}-{trial.ratio.high:.2f})"
-        table.add_row(trial.name, f"{trial.images_per_s.median:,.0f}", ratio, "yes" if trial.same else "NO")
+        rate, cpu = f"{trial.images_per_s.median:,.0f}", f"{trial.cpu_ms.median:.2f}"
+        same = "yes" if trial.same else "NO"
+        table.add_row(trial.name, rate, _shown(trial.ratio), cpu, _shown(trial.cpu_ratio), same)
     console.print(table)
     for name, reason in skipped.items():
         console.print(f"skipped {name}: {reason}")
     console.print(conditions)
+
+
+def _shown(ratio: stats.Estimate) -> str:
+    return f"{ratio.median:.2f} ({ratio.low:.2f}-{ratio.high:.2f})"
 
 
 @click.command()

@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 
 from precache import SettingError, SourceError, SourceOptions, convert, open_dataset, verify_deep
+from precache.formats import FORMATS
 from precache.sources.tree import scan_tree
 from tests.command import check_bad_input, run
 from tests.conftest import small_recipe
@@ -82,18 +83,25 @@ def test_pictures_at_another_depth_are_an_error_that_says_what_to_pass(
         scan_tree(tmp_path, depth)
 
 
-def test_a_flat_folder_is_converted_without_labels_and_verified(raw_tree: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("format_name", FORMATS)
+def test_a_flat_folder_is_converted_without_labels_and_verified(
+    format_name: str, raw_tree: Path, tmp_path: Path
+) -> None:
     flat = tmp_path / "flat"
     flat.mkdir()
     for sample in scan_tree(raw_tree).samples:
         (flat / sample.path.replace("/", "_")).symlink_to(raw_tree / sample.path)
-    recipe = small_recipe("shards", splits="train=0.9,val=0.1")
+    recipe = small_recipe(format_name, splits="train=0.9,val=0.1")
     convert(flat, tmp_path / "out", recipe, workers=0, options=SourceOptions(class_depth=0))
     manifest = open_dataset(tmp_path / "out").manifest
     assert (manifest.target, manifest.classes) == ("none", ())
     assert manifest.split_samples == {"train": 63, "val": 7}
     assert "--class-depth 0" in manifest.to_flags()
     assert verify_deep(tmp_path / "out", flat, workers=0).problems == ()
+    shards = sorted(
+        path for path in (tmp_path / "out").glob(f"*{FORMATS[format_name].suffix}") if "-" in path.name
+    )
+    assert {sample.label for path in shards for sample in FORMATS[format_name].read_shard(path)} == {-1}
     assert "70, without labels (train 63, val 7)" in run("precache", "inspect", "out", cwd=tmp_path).stdout
 
 

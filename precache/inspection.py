@@ -39,7 +39,10 @@ def summary(manifest: Manifest) -> dict[str, Any]:
         "made_by": manifest.made_by,
         "samples": manifest.samples,
         "splits": {
-            split: {"samples": sum(counts), "classes": dict(zip(manifest.classes, counts, strict=True))}
+            split: {
+                "samples": manifest.split_samples[split],
+                "classes": dict(zip(manifest.classes, counts, strict=True)),
+            }
             for split, counts in manifest.samples_per_class.items()
         },
         "shards": len(manifest.shards),
@@ -62,7 +65,8 @@ def print_tables(dataset: ConvertedDataset, *, all_classes: bool = False) -> Non
     for label, name in enumerate(manifest.classes[:shown]):
         counts = (f"{per_class[label]:,}" for per_class in manifest.samples_per_class.values())
         classes.add_row(printable(name), *counts)
-    console.print(classes)
+    if manifest.classes:
+        console.print(classes)
     if (more := len(manifest.classes) - shown) > 0:
         console.print(f"and {more:,} more: --all-classes")
     for rejected in manifest.rejected:
@@ -106,18 +110,25 @@ def write_html(dataset: ConvertedDataset, path: str | os.PathLike[str]) -> None:
 
 def _facts(dataset: ConvertedDataset) -> dict[str, str]:
     manifest = dataset.manifest
-    splits = ", ".join(f"{split} {sum(counts):,}" for split, counts in manifest.samples_per_class.items())
+    splits = ", ".join(f"{split} {count:,}" for split, count in manifest.split_samples.items())
     left_out = f"{len(manifest.rejected):,} rejected, {len(manifest.ignored):,} ignored"
-    classes = counted(len(manifest.classes), "class", "classes")
+    labelled = {
+        "class": f" in {counted(len(manifest.classes), 'class', 'classes')}",
+        "classes": f", with any of {counted(len(manifest.classes), 'class', 'classes')}",
+        "number": ", labelled with numbers",
+        "none": ", without labels",
+    }[manifest.target]
+    fields = ", ".join(f"{name} ({kind})" for name, kind in manifest.fields.items())
     return {
         "dataset": str(dataset.path),
         "format": manifest.recipe.format,
-        "pictures": f"{manifest.samples:,} in {classes} ({splits})",
+        "pictures": f"{manifest.samples:,}{labelled} ({splits})",
+        **({"fields": printable(fields)} if fields else {}),
         "on disk": f"{human_bytes(manifest.stored_bytes)} in {counted(len(manifest.shards), 'shard')}",
         "source": f"{counted(manifest.scanned, 'file')}, {human_bytes(manifest.source_bytes)}: "
         f"{manifest.samples:,} converted, {left_out}",
         "stored as": _stored_as(manifest.recipe),
-        "made with": f"{shell_command('precache convert SRC', dataset.path)} {manifest.recipe.to_flags()}",
+        "made with": f"{shell_command('precache convert SRC', dataset.path)} {manifest.to_flags()}",
         "made by": _software(manifest.made_by),
     }
 

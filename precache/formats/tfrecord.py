@@ -88,11 +88,13 @@ def _record(data: bytes) -> bytes:
 #   Feature   { BytesList bytes_list = 1; FloatList float_list = 2; Int64List int64_list = 3; }
 #   BytesList { repeated bytes value = 1; }    Int64List { repeated int64 value = 1 [packed]; }
 
+_INT64 = (1 << 64) - 1  # a negative int64, such as the label -1, is a varint in two's complement
+
 
 def _encode_example(sample: Sample) -> bytes:
     features = {
         IMAGE_KEY: _field(1, _field(1, bytes(sample.data))),
-        LABEL_KEY: _field(3, _field(1, _varint(sample.label))),
+        LABEL_KEY: _field(3, _field(1, _varint(sample.label & _INT64))),
         ID_KEY: _field(3, _field(1, _varint(sample.id))),
     }
     entries = (_field(1, _field(1, key.encode()) + _field(2, value)) for key, value in features.items())
@@ -106,6 +108,7 @@ def _decode_example(data: memoryview) -> StoredSample:  # a view: each slice of 
         features[str(key, "utf-8")] = _only_field(_only_field(value))
     label, _ = _read_varint(features[LABEL_KEY], 0)
     sample_id, _ = _read_varint(features[ID_KEY], 0)
+    label -= (label > _INT64 >> 1) * (_INT64 + 1)
     return StoredSample(sample_id, label, bytes(features[IMAGE_KEY]))
 
 

@@ -3,8 +3,11 @@
 import os
 from pathlib import Path
 
+from precache.errors import SourceError
+from precache.sources import rows
 from precache.sources.base import Source
 from precache.sources.options import SourceOptions
+from precache.sources.table import TableSource
 from precache.sources.tree import TreeSource
 
 __all__ = ["Source", "SourceOptions", "open_source"]
@@ -20,5 +23,12 @@ def open_source(source: str | os.PathLike[str] | Source, options: SourceOptions 
     options = options or SourceOptions()
     if not isinstance(source, str | os.PathLike):
         return source
-    options.only("a tree of class folders")
-    return TreeSource(Path(source))
+    path = Path(source)
+    if rows.is_table(path) and not path.is_dir():
+        options.only("a table", "root", "image", "label", "target", "separator", "split", "fields")
+        return TableSource(path, options)
+    remedy = rows.why_no_table(path)
+    if remedy is not None and path.is_file():
+        raise SourceError(f"{path}: expected a table as CSV, TSV, JSON lines or Parquet; {remedy}")
+    options.only("a tree of class folders", "class_depth")
+    return TreeSource(path, 1 if options.class_depth is None else options.class_depth)

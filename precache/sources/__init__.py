@@ -35,6 +35,8 @@ def open_source(source: str | os.PathLike[str] | Source, options: SourceOptions 
     if opened.has_suffix(path, opened.SUFFIXES) and not path.is_dir():
         options.only("an archive", "image", "label", "target", "separator", "fields", "class_depth")
         return ArchiveSource(path, options)
+    if opened.has_suffix(path, opened.OTHER_SUFFIXES) and path.is_file():
+        raise SourceError(f"{path}: expected a tar or a zip; unpack it, and convert the folder")
     if webdataset.holds_tars(path):
         options.only("WebDataset tars", "image", "label", "target", "separator", "fields")
         return WebDatasetSource(path, options)

@@ -47,10 +47,10 @@ class JsonFields:
             try:
                 columns[name] = Column.of(values)
             except ValueOfRowError as error:
-                what = f"{name!r} of {members[error.row]} {error.reason}"
+                what = f"{members[error.row]}, field {name!r}: {error.reason}"
                 if self._wanted:
-                    raise SourceError(f"the field {what}") from None
-                warnings.append(f"a field is left out: {what}")
+                    raise SourceError(what) from None
+                warnings.append(f"a field is left out, {what}")
         return columns, warnings
 
 

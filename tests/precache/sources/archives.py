@@ -6,10 +6,18 @@ import tarfile
 import zipfile
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
+from precache import SourceOptions, open_source
+from precache.sources.base import Scan
 from precache.sources.tree import scan_tree
 
 Parts = dict[str, bytes]
+JPEG = b"\xff\xd8\xff"
+
+
+def scan_of(path: Path, **options: Any) -> Scan:
+    return open_source(path, SourceOptions(**options)).scan()
 
 
 def files_of(tree: Path, prefix: str = "") -> Parts:

@@ -1,10 +1,5 @@
-import io
 import os
 import shutil
-import signal
-import struct
-import subprocess
-import sys
 import tarfile
 import zipfile
 from collections.abc import Callable
@@ -12,15 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from precache import SourceOptions, convert, open_dataset, open_source, verify_deep
-from precache.errors import ImageError, SettingError, SourceError
-from precache.sources.base import Scan
+from precache import convert, verify_deep
+from precache.errors import SettingError, SourceError
 from precache.sources.tree import scan_tree
-from tests.command import ROOT, check_bad_input, run
+from tests.command import check_bad_input, run
 from tests.conftest import small_recipe
-from tests.precache.sources.archives import Parts, add, files_of, link, make_tar, make_zip
+from tests.precache.sources.archives import JPEG, Parts, add, files_of, link, make_tar, make_zip, scan_of
 
-JPEG = b"\xff\xd8\xff"
 TREES: dict[str, Callable[[Path, Parts], Path]] = {
     "photos.tar": make_tar,
     "photos.zip": make_zip,
@@ -32,8 +25,7 @@ TREES: dict[str, Callable[[Path, Parts], Path]] = {
 }
 
 
-def scan_of(path: Path, **options: object) -> Scan:
-    return open_source(path, SourceOptions(**options)).scan()
+PREFIXES = ("./", "101_ObjectCategories/", "a/b/")
 
 
 def put(root: Path, files: Parts) -> Path:
@@ -43,8 +35,10 @@ def put(root: Path, files: Parts) -> Path:
     return root
 
 
-@pytest.mark.parametrize("prefix", ["", "./", "101_ObjectCategories/", "a/b/"])
-@pytest.mark.parametrize("name", TREES)
+@pytest.mark.parametrize(
+    ("name", "prefix"),
+    [*((name, "") for name in TREES), *(("photos.tar", p) for p in PREFIXES), ("photos.zip", "a/b/")],
+)
 def test_an_archive_gives_what_its_tree_gives(name: str, prefix: str, raw_tree: Path, tmp_path: Path) -> None:
     archive = TREES[name](tmp_path / name, files_of(raw_tree, prefix))
     ours, tree = scan_of(archive), scan_tree(raw_tree)
@@ -158,18 +152,6 @@ def test_links_are_what_they_lead_to_in_the_archive(tmp_path: Path) -> None:
     assert scan.scanned == len(scan.samples) + len(scan.ignored)
 
 
-def test_links_of_a_zip_are_followed_too(tmp_path: Path) -> None:
-    with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
-        archive.writestr("a/1.jpg", b"picture")
-        member = zipfile.ZipInfo("b/2.jpg")
-        member.create_system, member.external_attr = 3, 0o120777 << 16
-        archive.writestr(member, "../a/1.jpg")
-    scan = scan_of(tmp_path / "x.zip")
-    assert [(ref.path, scan.source.read(ref, 10)) for ref in scan.samples] == [
-        ("a/1.jpg", b"picture"), ("b/2.jpg", b"picture")
-    ]  # fmt: skip
-
-
 @pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
 def test_names_of_every_kind_of_tar_are_those_of_the_tree(form: int, tmp_path: Path) -> None:
     names = [f"{'c' * 90}/{'n' * 90}.jpg", "a/\u00fc \n.jpg", "a/\udce9.jpg"]
@@ -245,121 +227,6 @@ def test_tars_joined_with_cat_are_refused(tmp_path: Path) -> None:
         scan_of(tmp_path / "x.tar")
 
 
-def test_a_zip_that_breaks_off_anywhere_is_refused(tmp_path: Path) -> None:
-    whole = make_zip(tmp_path / "x.zip", {"a/1.jpg": JPEG * 9, "b/2.jpg": JPEG * 9}).read_bytes()
-    for cut in range(len(whole)):
-        (tmp_path / "x.zip").write_bytes(whole[:cut])
-        with pytest.raises(SourceError, match=r"x\.zip: is no zip, or breaks off"):
-            scan_of(tmp_path / "x.zip")
-
-
-class _Pipe(io.RawIOBase):
-    """What cannot be sought in: zips written to it have sizes behind the members."""
-
-    def __init__(self, file: io.BufferedWriter) -> None:
-        self.file = file
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, content: bytes) -> int:  # type: ignore[override]
-        return self.file.write(content)
-
-
-def test_zips_written_to_a_pipe_or_behind_a_program_are_read(tmp_path: Path) -> None:
-    with (
-        open(tmp_path / "x.zip", "wb") as file,
-        zipfile.ZipFile(_Pipe(file), "w", zipfile.ZIP_DEFLATED) as to,
-    ):
-        to.writestr("a/1.jpg", b"picture" * 9)
-    (tmp_path / "y.zip").write_bytes(b"#!/bin/sh\nunzip $0\n" + (tmp_path / "x.zip").read_bytes())
-    for name in ("x.zip", "y.zip"):
-        scan = scan_of(tmp_path / name)
-        assert [scan.source.read(ref, 10) for ref in scan.samples] == [b"picture" * 9]
-
-
-def test_a_zip_of_more_members_than_16_bits_count_is_read(tmp_path: Path) -> None:
-    with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
-        for number in range(65_540):
-            archive.writestr(f"a/{number:05d}.jpg", b"")
-    scan = scan_of(tmp_path / "x.zip")
-    assert len(scan.samples) == 65_540
-    whole = (tmp_path / "x.zip").read_bytes()
-    (tmp_path / "x.zip").write_bytes(whole.replace(b"PK\6\6", b"PK\6\5"))
-    with pytest.raises(SourceError, match="64-bit directory is missing"):
-        scan_of(tmp_path / "x.zip")
-
-
-def test_sizes_of_64_bits_in_a_zip_are_read(tmp_path: Path) -> None:
-    path = make_zip(tmp_path / "x.zip", {"a/1.jpg": b"picture"}, zipfile.ZIP_STORED)
-    whole = bytearray(path.read_bytes())
-    entry = whole.index(b"PK\1\2")
-    record = struct.pack("<2H2Q", 1, 16, 7, 7)
-    struct.pack_into("<2L", whole, entry + 20, 0xFFFFFFFF, 0xFFFFFFFF)
-    struct.pack_into("<H", whole, entry + 30, len(record))
-    end = whole.index(b"PK\5\6")
-    struct.pack_into("<L", whole, end + 12, end - entry + len(record))
-    path.write_bytes(whole[:end] + record + whole[end:])
-    scan = scan_of(path)
-    assert [(ref.bytes, scan.source.read(ref, 10)) for ref in scan.samples] == [(7, b"picture")]
-
-
-def test_zips_that_cannot_be_unpacked_are_refused_by_name(tmp_path: Path) -> None:
-    path = make_zip(tmp_path / "x.zip", {"a/1.jpg": JPEG * 9}, zipfile.ZIP_BZIP2)
-    with pytest.raises(
-        SourceError, match=r"'a/1\.jpg' is packed by the method bzip2.*unpack it, and convert"
-    ):
-        scan_of(path)
-    whole = bytearray(make_zip(path, {"a/1.jpg": JPEG}).read_bytes())
-    whole[whole.index(b"PK\1\2") + 8] |= 1
-    path.write_bytes(whole)
-    with pytest.raises(SourceError, match=r"'a/1\.jpg' is encrypted"):
-        scan_of(path)
-
-
-def test_names_of_zips_without_utf8_are_those_that_unzip_writes(tmp_path: Path) -> None:
-    cases = (
-        (3, b"a/\xc3\xa9.jpg", "a/\u00e9.jpg"),
-        (3, b"a/\xe9.jpg", "a/\udce9.jpg"),
-        (0, b"a/\x82.jpg", "a/\u00e9.jpg"),
-        (0, b"a\\x1.jpg", "a/x1.jpg"),
-    )
-    for system, stored, name in cases:
-        member = zipfile.ZipInfo("a/" + "x" * (len(stored) - 2))
-        member.create_system = system
-        with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
-            archive.writestr(member, JPEG)
-        whole = (tmp_path / "x.zip").read_bytes()
-        (tmp_path / "x.zip").write_bytes(whole.replace(member.filename.encode(), stored))
-        assert [ref.path for ref in scan_of(tmp_path / "x.zip").samples] == [name]
-
-
-def test_a_picture_that_is_not_what_its_crc_says_is_rejected_by_name(raw_tree: Path, tmp_path: Path) -> None:
-    path = make_zip(tmp_path / "x.zip", files_of(raw_tree), zipfile.ZIP_STORED)
-    victim = scan_of(path).samples[9]
-    content = (raw_tree / victim.path).read_bytes()
-    whole = bytearray(path.read_bytes())
-    whole[whole.index(content) + len(content) // 2] ^= 1  # in the picture's data: it decodes
-    path.write_bytes(whole)
-    convert(path, tmp_path / "out", small_recipe("shards"), workers=0, max_rejects=0.1)
-    (rejected,) = open_dataset(tmp_path / "out").manifest.rejected
-    assert (rejected.id, rejected.path) == (9, victim.path)
-    assert "CRC-32" in rejected.reason
-
-
-def test_a_bomb_is_stopped_by_what_a_picture_can_be(tmp_path: Path) -> None:
-    path = make_zip(tmp_path / "x.zip", {"a/1.jpg": bytes(80 << 20), "a/2.jpg": bytes(80 << 20)})
-    whole = bytearray(path.read_bytes())
-    entry = whole.index(b"PK\1\2", whole.index(b"PK\1\2") + 4)
-    struct.pack_into("<L", whole, entry + 24, 100)  # says that it is small
-    path.write_bytes(whole)
-    scan = scan_of(path)
-    with pytest.raises(ImageError, match="too large"):
-        scan.source.read(scan.samples[0], 100)
-    with pytest.raises(ImageError, match="CRC-32"):
-        scan.source.read(scan.samples[1], 100)
-
-
 @pytest.mark.parametrize("suffix", ["tar", "zip"])
 def test_an_archive_that_changes_is_not_read_on(suffix: str, tmp_path: Path) -> None:
     make = make_tar if suffix == "tar" else make_zip
@@ -378,60 +245,6 @@ def test_options_of_other_sources_are_refused(tmp_path: Path) -> None:
     for options in ({"root": "x"}, {"where": "id in x"}, {"label": "x"}):
         with pytest.raises(SettingError, match="not for"):
             scan_of(path, **options)
-
-
-@pytest.mark.parametrize("how", ["gz", "bz2", "xz"])
-def test_a_compressed_tar_that_is_damaged_is_refused(how: str, tmp_path: Path) -> None:
-    path = tmp_path / f"x.tar.{how}"
-    whole = make_tar(path, {f"a/{n}.jpg": os.urandom(9000) for n in range(9)}, mode=f"w:{how}").read_bytes()
-    for content in (whole[: len(whole) // 2], whole[:-9], whole[:3000] + bytes(9) + whole[3009:], whole[:12]):
-        path.write_bytes(content)
-        with pytest.raises(SourceError, match=r"cannot be unpacked|breaks off|is damaged"):
-            scan_of(path)
-
-
-def test_a_compressed_tar_leaves_nothing_behind_when_it_is_killed(raw_tree: Path, tmp_path: Path) -> None:
-    path = make_tar(tmp_path / "x.tar.gz", files_of(raw_tree), mode="w:gz")
-    (tmp_path / "spool").mkdir()
-    code = (
-        "import sys, time; from precache import open_source\n"
-        "scan = open_source(sys.argv[1]).scan()\n"
-        "print(scan.source.archive.spool.path, flush=True); time.sleep(60)"
-    )
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path / "spool")}
-    process = subprocess.Popen([sys.executable, "-c", code, path], env=environment, stdout=subprocess.PIPE)
-    assert process.stdout is not None
-    spool = process.stdout.readline().decode().strip()
-    assert os.path.getsize(spool) > 0
-    assert os.readlink(spool).startswith(f"{tmp_path}/spool/")
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    process.stdout.close()
-    assert os.listdir(tmp_path / "spool") == []
-
-
-def test_a_spool_ends_with_its_source(raw_tree: Path, tmp_path: Path) -> None:
-    path = make_tar(tmp_path / "x.tar.gz", files_of(raw_tree), mode="w:gz")
-    before = len(os.listdir("/proc/self/fd"))
-    scan = scan_of(path)
-    assert len(os.listdir("/proc/self/fd")) == before + 1
-    del scan
-    assert len(os.listdir("/proc/self/fd")) == before
-
-
-def test_where_there_is_no_room_for_a_spool_it_says_so(raw_tree: Path, tmp_path: Path) -> None:
-    path = make_tar(tmp_path / "x.tar.gz", files_of(raw_tree), mode="w:gz")
-    code = (
-        "import resource, sys; from precache import open_source\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))\n"
-        "open_source(sys.argv[1]).scan()"
-    )
-    answer = subprocess.run(
-        [sys.executable, "-c", code, path], env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert "does not fit into" in answer.stderr
-    assert "set TMPDIR" in answer.stderr
 
 
 def test_the_command_converts_an_archive_and_names_one_that_is_none(raw_tree: Path, tmp_path: Path) -> None:

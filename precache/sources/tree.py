@@ -23,14 +23,15 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
 from precache import folders
 from precache.errors import SourceError, shell_command
-from precache.folders import Entry, sorted_entries
+from precache.folders import Entry, Folder, sorted_entries
 from precache.reading import read_picture
-from precache.sources.base import IgnoredPath, SampleRef, Samples, Scan
+from precache.sources.base import IgnoredPath, SampleRef, Samples, Scan, Source
 from precache.sources.rows import is_table
 
 SPLIT_FOLDERS = ("train", "val", "valid", "validation", "test")
@@ -94,19 +95,32 @@ def scan_tree(root: str | os.PathLike[str], class_depth: int = 1) -> Scan:
             f"{root}: {reason}; expected a folder of class folders with pictures "
             f"(make one with: {shell_command('precache sample', root)})"
         )
-    found = _Found()
-    for split, prefix in _split_folders(root, class_depth):
+    return scan_folders(root, TreeSource(root, class_depth))
+
+
+class FolderSource(Source, Protocol):
+    """A source whose classes are folders; `class_depth` is as of `scan_tree`."""
+
+    @property
+    def class_depth(self) -> int:
+        """See the class."""
+
+
+def scan_folders(top: Folder, source: FolderSource) -> Scan:
+    """List the samples of `source`, of which `top` is the outermost folder; raises as `scan_tree`."""
+    found, class_depth = _Found(), source.class_depth
+    for split, prefix, folder in _split_folders(top, class_depth):
         if class_depth == 0:
-            _scan_pictures(found, split, "", prefix, sorted_entries(root / prefix))
+            _scan_pictures(found, split, "", prefix, sorted_entries(folder))
         else:
-            _scan_folders(found, split, prefix, "", root / prefix, class_depth)
+            _scan_folders(found, split, prefix, "", folder, class_depth)
     if not found.sizes:
-        raise SourceError(_nothing_found(root, class_depth))
-    return found.scan(TreeSource(root, class_depth))
+        raise SourceError(_nothing_found(top, source.root, class_depth))
+    return found.scan(source)
 
 
-def _nothing_found(root: Path, class_depth: int) -> str:
-    flat = any(folders.why_not_a_picture(entry) is None for entry in sorted_entries(root))
+def _nothing_found(top: Folder, root: Path, class_depth: int) -> str:
+    flat = any(folders.why_not_a_picture(entry) is None for entry in sorted_entries(top))
     if class_depth == 0:
         return f"{root}: has no pictures in it; for pictures in class folders leave out --class-depth 0"
     expected = f"{root}/{'FOLDER/' * (class_depth - 1)}CLASS/picture.jpg"
@@ -193,7 +207,7 @@ class _Found:
             )
         return tuple(lines)
 
-    def scan(self, source: TreeSource) -> Scan:
+    def scan(self, source: FolderSource) -> Scan:
         """All of it."""
         target = "class" if source.class_depth else "none"
         classes = sorted({class_name for _, class_name in self._folders}) if target == "class" else []
@@ -223,22 +237,22 @@ def _names(paths: Sequence[str]) -> str:
     return ", ".join(map(repr, paths[:_NAMED])) + (f" and {more:,} more" if more > 0 else "")
 
 
-def _split_folders(root: Path, class_depth: int) -> list[tuple[str, str]]:
-    """(split, its folder's path with a slash); one without a name for a tree without splits."""
-    shown = [entry for entry in sorted_entries(root) if not entry.name.startswith(".")]
+def _split_folders(top: Folder, class_depth: int) -> list[tuple[str, str, Folder]]:
+    """(split, its path with a slash, its folder); one without a name for a tree without splits."""
+    shown = [entry for entry in sorted_entries(top) if not entry.name.startswith(".")]
     found = [entry for entry in shown if folders.is_folder(entry) and not folders.is_loop(entry)]
     names = {folder.name for folder in found}
     if "train" not in names or not names <= set(SPLIT_FOLDERS):
-        return [("", "")]
+        return [("", "", top)]
     # with class folders, a class that happens to be called train; without them, pictures beside the folders
-    inside = found if class_depth else [root]
+    inside = found if class_depth else [top]
     for folder in inside:
         if any(folders.why_not_a_picture(entry) is None for entry in sorted_entries(folder)):
-            return [("", "")]
-    return [(folder.name, f"{folder.name}/") for folder in found]
+            return [("", "", top)]
+    return [(folder.name, f"{folder.name}/", folder) for folder in found]
 
 
-def _scan_folders(found: _Found, split: str, path: str, name: str, folder: str | Path, depth: int) -> None:
+def _scan_folders(found: _Found, split: str, path: str, name: str, folder: Folder, depth: int) -> None:
     """Add the class folders `depth` folders deep in `folder`.
 
     Args:
@@ -253,9 +267,9 @@ def _scan_folders(found: _Found, split: str, path: str, name: str, folder: str |
                 here, folders.HIDDEN_FOLDER if entry.name.startswith(".") else folders.LOOP, entry
             )
         elif depth > 1:
-            _scan_folders(found, split, f"{here}/", f"{name}{entry.name}/", entry.path, depth - 1)
+            _scan_folders(found, split, f"{here}/", f"{name}{entry.name}/", entry, depth - 1)
         else:
-            entries = sorted_entries(entry.path)
+            entries = sorted_entries(entry)
             found.enter(here, folders.status(entry))
             if _scan_pictures(found, split, f"{name}{entry.name}", f"{here}/", entries) == 0:
                 found.scanned += 1

@@ -26,7 +26,7 @@ def _mean_bytes(scan: Scan, recipe: Recipe) -> float:
     for row in range(0, len(scan.samples), max(1, len(scan.samples) // _PICTURES)):
         ref = scan.samples[row]
         try:
-            stored, _ = store(scan.source.read(ref, recipe.max_pixels), scan.source.where(ref), recipe)
+            stored, *_ = store(scan.source.read(ref, recipe.max_pixels), scan.source.where(ref), recipe)
         except ImageError:
             continue  # the conversion says what is wrong with it
         sizes.append(len(stored) if isinstance(stored, bytes) else stored.nbytes)

@@ -14,6 +14,7 @@ from precache.index import Checksums, Ints, Sizes
 from precache.manifest import Rejected, ShardEntry
 from precache.plan import ShardPlan
 from precache.sources.base import Samples
+from precache.statistics import PixelSums
 
 _ARRAYS = {
     "source_sizes": "<i4",
@@ -35,6 +36,7 @@ class FinishedShard:
         source_modified_ns: int64 [m], of all pictures that the plan has in the shard, in its order, rejected
             ones too: when they had last been written.
         source_checksums: uint64 [m], of the same: XXH3-64 of the files.
+        sums: of the pixels of its samples; of none where they are not known.
     """
 
     entry: ShardEntry
@@ -43,6 +45,7 @@ class FinishedShard:
     checksums: Checksums
     source_modified_ns: Ints
     source_checksums: Checksums
+    sums: PixelSums
 
 
 def file_names(shard: str, form: Format) -> tuple[str, ...]:
@@ -56,6 +59,7 @@ def encode(shard: FinishedShard) -> dict[str, Any]:
         "entry": asdict(shard.entry),
         "rejected": [sample.to_json() for sample in shard.rejected],
         **{name: _text(getattr(shard, name), dtype) for name, dtype in _ARRAYS.items()},
+        "sums": asdict(shard.sums),
     }
 
 
@@ -70,7 +74,7 @@ def decode(
         rejected = tuple(Rejected.from_json(sample) for sample in content["rejected"])
         arrays = {name: _array(content[name], dtype) for name, dtype in _ARRAYS.items()}
         arrays["source_sizes"] = arrays["source_sizes"].reshape(-1, 2)
-        shard = FinishedShard(entry, rejected, **arrays)
+        shard = FinishedShard(entry, rejected, **arrays, sums=PixelSums.from_json(content["sums"]))
         return shard if _fits(shard, plans[entry.name], samples, form) else None
     except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError):
         return None

@@ -4,6 +4,7 @@ import base64
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from html import escape
 from typing import Any
 
@@ -42,6 +43,7 @@ def summary(manifest: Manifest) -> dict[str, Any]:
             split: {"samples": sum(counts), "classes": dict(zip(manifest.classes, counts, strict=True))}
             for split, counts in manifest.samples_per_class.items()
         },
+        "statistics": {split: asdict(found) for split, found in manifest.statistics.items()},
         "shards": len(manifest.shards),
         "source_bytes": manifest.source_bytes,
         "stored_bytes": manifest.stored_bytes,
@@ -117,6 +119,7 @@ def _facts(dataset: ConvertedDataset) -> dict[str, str]:
         "source": f"{counted(manifest.scanned, 'file')}, {human_bytes(manifest.source_bytes)}: "
         f"{manifest.samples:,} converted, {left_out}",
         "stored as": _stored_as(manifest.recipe),
+        **{f"pixels of {split}": str(found) for split, found in manifest.statistics.items()},
         "made with": f"{shell_command('precache convert SRC', dataset.path)} {manifest.recipe.to_flags()}",
         "made by": _software(manifest.made_by),
     }

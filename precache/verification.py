@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -24,9 +24,12 @@ from precache.recipe import Recipe
 from precache.sizes import written
 from precache.sources import Source, SourceOptions, open_source
 from precache.sources.base import SampleRef, Scan, picture_checksum
+from precache.statistics import NO_PIXELS, ChannelStatistics, PixelSums
 
 # A stored JPEG may lie this much further from its picture than the same encoder puts it today.
 JPEG_TOLERANCE_DB = 1.0
+# Mean and standard deviation of what became JPEGs may differ by this much: so may decoders.
+_STATISTICS_TOLERANCE = 1 / 255
 
 
 def verify(path: str | os.PathLike[str]) -> list[str]:
@@ -76,7 +79,8 @@ class DeepReport:
 
     Attributes:
         samples: compared.
-        problems: one line per sample that is not what the converter makes of its source.
+        problems: one line per sample that is not what the converter makes of its source; if there are none,
+            one per split whose mean or standard deviation is not theirs.
         equal: samples that equal the reference: Pillow's decode, the whole picture resized, then
             cropped.
         mean_psnr, worst_psnr: in dB, of the others against the reference; infinite if there are none.
@@ -139,13 +143,14 @@ def verify_deep(
         )
     report = executors.counted(on_progress, manifest.samples)
     tasks = _deep_tasks(dataset, scan)
-    shards = executors.run(_compare_shard, tasks, min(workers, len(manifest.shards)), report)
-    compared = [compared for shard in shards for compared in shard]
+    shards = [*executors.run(_compare_shard, tasks, min(workers, len(manifest.shards)), report)]
+    compared = [compared for shard in shards for compared in shard.pictures]
+    problems = sorted(c.problem for c in compared if c.problem) or _wrong_statistics(dataset, shards)
     finite = [c.psnr for c in compared if math.isfinite(c.psnr)]
     worst = min(compared, key=lambda c: (c.psnr, c.path))
     return DeepReport(
         samples=len(compared),
-        problems=tuple(sorted(c.problem for c in compared if c.problem)),
+        problems=tuple(problems),
         equal=len(compared) - len(finite),
         mean_psnr=sum(finite) / len(finite) if finite else math.inf,
         worst_psnr=worst.psnr,
@@ -188,9 +193,16 @@ class _Compared:
     path: str
     psnr: float
     problem: str
+    sums: PixelSums = NO_PIXELS
 
 
-def _compare_shard(task: _DeepTask, tick: Callable[[], None]) -> list[_Compared]:
+@dataclass(frozen=True, slots=True)
+class _ComparedShard:
+    split: str
+    pictures: list[_Compared]
+
+
+def _compare_shard(task: _DeepTask, tick: Callable[[], None]) -> _ComparedShard:
     compared = []
     for row, sample in enumerate(FORMATS[task.recipe.format].read_shard(task.path)):
         if row >= len(task.index) or (not sample.damage and sample.id != task.index.ids[row]):
@@ -204,7 +216,7 @@ def _compare_shard(task: _DeepTask, tick: Callable[[], None]) -> list[_Compared]
         tick()
     if len(compared) != task.shard.samples:
         raise DatasetError(f"{task.path}: expected {task.shard.samples:,} samples, got {len(compared):,}")
-    return compared
+    return _ComparedShard(task.shard.split, compared)
 
 
 def _compare(task: _DeepTask, row: int, ref: SampleRef, sample: StoredSample) -> _Compared:
@@ -235,7 +247,7 @@ def _compare(task: _DeepTask, row: int, ref: SampleRef, sample: StoredSample) ->
     if problem and sample.label == ref.label and _changed(task.index, row, data):
         problem = f"{where} is not what its source gives: the source file changed since it was converted"
     reference = _reference(data, path, recipe, decoded) if recipe.fit in ("crop", "keep") else expected
-    return _Compared(ref.path, psnr(stored, reference), problem)
+    return _Compared(ref.path, psnr(stored, reference), problem, PixelSums.of(expected))
 
 
 def _changed(index: SampleIndex, row: int, data: bytes | Image.Image) -> bool:
@@ -249,6 +261,20 @@ def _reference(data: bytes | Image.Image, path: str, recipe: Recipe, decoded: De
     if decoded.reduction > 1:
         decoded = images.decode_for(data, path, replace(recipe.rendering, scaled_decode=False))
     return images.reference(decoded.image.convert("RGB"), recipe.size, recipe.fit)
+
+
+def _wrong_statistics(dataset: ConvertedDataset, shards: Iterable[_ComparedShard]) -> list[str]:
+    """One line for each split whose statistics are not those of the pictures compared."""
+    manifest = dataset.manifest
+    tolerance = 0 if FORMATS[manifest.recipe.format].holds_pixels else _STATISTICS_TOLERANCE
+    problems = []
+    for split, said in manifest.statistics.items():
+        found = ChannelStatistics.of(
+            p.sums for shard in shards if shard.split == split for p in shard.pictures
+        )
+        if found is None or not said.is_near(found, tolerance):
+            problems.append(f"{dataset.path}: split {split} has {found}, its manifest says {said}")
+    return problems
 
 
 def psnr(one: Pixels, other: Pixels) -> float:

@@ -43,6 +43,8 @@ class SplitData:
         classes: class names.
         size: of the stored pictures; the side that they were fitted to where each has a size of its own; the
             default to resize to for a raw tree.
+        statistics: mean and standard deviation of each channel, of values in 0-1; None where the manifest
+            has none. Those of split `train` where there is one: what is trained with is what is served.
         digest: identity of the dataset, and of what is left out of it, hex.
         shapes: int32 [n, 2], height and width of each stored picture; None where all are of `size`.
         shard_starts: int64 [shards + 1], the position of each shard's first sample, and behind the last one.
@@ -61,6 +63,7 @@ class SplitData:
     size: Size
     digest: str
     shapes: Sizes | None = None
+    statistics: tuple[tuple[float, ...], tuple[float, ...]] | None = None
     shard_starts: Positions = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -194,6 +197,8 @@ def open_split(path: str | os.PathLike[str], split: str, *, skip_rejected: bool 
 def _converted(dataset: ConvertedDataset, split: str) -> SplitData:
     shards = dataset.manifest.split_shards(split)
     index = dataset.read_index(split)
+    all_statistics = dataset.manifest.statistics
+    statistics = all_statistics.get("train", all_statistics.get(split))
     return SplitData(
         path=dataset.path,
         kind=dataset.manifest.recipe.format,
@@ -208,6 +213,7 @@ def _converted(dataset: ConvertedDataset, split: str) -> SplitData:
         size=dataset.manifest.recipe.size,
         digest=dataset.digest,
         shapes=index.shapes,
+        statistics=None if statistics is None else (statistics.mean, statistics.std),
     )
 
 

@@ -15,7 +15,7 @@ from precache.plan import ConvertPlan
 from precache.recipe import Recipe
 from precache.sources import SourceOptions
 from precache.sources.base import Samples, Scan
-from precache.statistics import ChannelStatistics
+from precache.statistics import statistics_by_split
 
 
 def commit(
@@ -81,7 +81,7 @@ def commit(
         source_options=options.given(),
         target=scan.target,
         fields={name: column.kind for name, column in named.fields.items()},
-        statistics=_statistics(done),
+        statistics=statistics_by_split((s.entry.split, s.sums) for s in done if s.entry.samples),
     )
     write_rejected(destination, rejected)
     write_manifest(destination, manifest)
@@ -110,13 +110,3 @@ def _count_classes(scan: Scan, done: Sequence[FinishedShard], written: Samples) 
             labels = labels[:0]
         counts[split] = tuple(np.bincount(labels, minlength=len(scan.classes)).tolist())
     return counts
-
-
-def _statistics(done: Sequence[FinishedShard]) -> dict[str, ChannelStatistics]:
-    """Of each split of which all pixels are known."""
-    found = {}
-    for split in dict.fromkeys(shard.entry.split for shard in done):
-        shards = (shard.sums for shard in done if shard.entry.split == split and shard.entry.samples)
-        if statistics := ChannelStatistics.of(shards):
-            found[split] = statistics
-    return found

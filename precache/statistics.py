@@ -123,3 +123,12 @@ class ChannelStatistics:
     def __str__(self) -> str:
         mean, std = (" ".join(f"{value:.4f}" for value in part) for part in (self.mean, self.std))
         return f"mean {mean}, std {std}"
+
+
+def statistics_by_split(parts: Iterable[tuple[str, PixelSums]]) -> dict[str, ChannelStatistics]:
+    """Of each split all of whose parts, pairs of its name and sums, are known."""
+    by_split: dict[str, list[PixelSums]] = {}
+    for split, sums in parts:
+        by_split.setdefault(split, []).append(sums)
+    found = {split: ChannelStatistics.of(sums) for split, sums in by_split.items()}
+    return {split: statistics for split, statistics in found.items() if statistics is not None}

@@ -24,7 +24,7 @@ from precache.recipe import Recipe
 from precache.sizes import written
 from precache.sources import Source, SourceOptions, open_source
 from precache.sources.base import SampleRef, Scan, picture_checksum
-from precache.statistics import NO_PIXELS, ChannelStatistics, PixelSums
+from precache.statistics import NO_PIXELS, PixelSums, statistics_by_split
 
 # A stored JPEG may lie this much further from its picture than the same encoder puts it today.
 JPEG_TOLERANCE_DB = 1.0
@@ -268,12 +268,10 @@ def _wrong_statistics(dataset: ConvertedDataset, shards: Iterable[_ComparedShard
     manifest = dataset.manifest
     tolerance = 0 if FORMATS[manifest.recipe.format].holds_pixels else _STATISTICS_TOLERANCE
     problems = []
+    found = statistics_by_split((shard.split, p.sums) for shard in shards for p in shard.pictures)
     for split, said in manifest.statistics.items():
-        found = ChannelStatistics.of(
-            p.sums for shard in shards if shard.split == split for p in shard.pictures
-        )
-        if found is None or not said.is_near(found, tolerance):
-            problems.append(f"{dataset.path}: split {split} has {found}, its manifest says {said}")
+        if not said.is_near(found[split], tolerance):
+            problems.append(f"{dataset.path}: split {split} has {found[split]}, its manifest says {said}")
     return problems
 
 

@@ -26,8 +26,8 @@ class Batch(list[torch.Tensor]):
     and hashed as the object that it is.
 
     Attributes:
-        images: [n, 3, height, width] in channels-last memory, RGB; uint8 0-255, or floating point,
-            normalised with ImageNet's mean and standard deviation.
+        images: [n, channels, height, width] in channels-last memory, RGB unless converted to other channels;
+            uint8 0-255, or floating point as `normalize` of `loaders.build` says.
         labels: int64 [n].
         ids: int64 [n], on the CPU: each picture's rank in the sorted scan of the source tree.
         padding: bool [n], on the CPU: which samples are repeats, so that every rank has as many batches;
@@ -154,7 +154,7 @@ class DecodedBatch:
     """What a backend hands over.
 
     Attributes:
-        images: uint8 [n, height, width, 3], RGB, on the CPU or the loader's device; of pictures that are
+        images: uint8 [n, height, width, channels], on the CPU or the loader's device; of pictures that are
             served whole, each of its own size, uint8 [bytes], one behind the other.
         labels: int64 [n], on the CPU.
         ids: int64 [n], on the CPU.

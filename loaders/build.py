@@ -158,6 +158,11 @@ def _augmentation(
                 f"use 'train' or a loaders.RandomAugmentation, or convert with fit crop or pad"
             )
         return Crops(stored, stored), CheckedFunction(augmentation, spec.size)
+    if augmentation.jitters and data.channels != 3:
+        raise SettingError(
+            f"augment: brightness, contrast, saturation and hue are for RGB, pictures of {data.path} have "
+            f"{data.channels} channels; leave them at 0, or convert with channels rgb"
+        )
     if spec.device.type == "cuda" and stored is not None:
         return Crops(stored, stored), BatchAugmentation(augmentation, spec.seed, served)
     jitter = BatchAugmentation(augmentation, spec.seed, None) if augmentation.jitters else None

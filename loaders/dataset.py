@@ -13,6 +13,7 @@ from loaders.batch import Positions
 from loaders.order import WINDOW_SHARDS
 from precache.converted import ConvertedDataset, is_converted, open_dataset
 from precache.errors import DatasetError, ImageError, SettingError, SourceError, printable, shell_command
+from precache.images import CHANNELS
 from precache.index import SampleIndex, Sizes
 from precache.manifest import MANIFEST_NAME
 from precache.rejects import default_list, read_list, rejected_rows
@@ -43,6 +44,7 @@ class SplitData:
         classes: class names.
         size: of the stored pictures; the side that they were fitted to where each has a size of its own; the
             default to resize to for a raw tree.
+        channels: of the stored pictures; a raw tree's become RGB.
         statistics: mean and standard deviation of each channel, of values in 0-1; None where the manifest
             has none. Those of split `train` where there is one: what is trained with is what is served.
         digest: identity of the dataset, and of what is left out of it, hex.
@@ -62,6 +64,7 @@ class SplitData:
     classes: tuple[str, ...]
     size: Size
     digest: str
+    channels: int = 3
     shapes: Sizes | None = None
     statistics: tuple[tuple[float, ...], tuple[float, ...]] | None = None
     shard_starts: Positions = field(init=False, repr=False, compare=False)
@@ -212,6 +215,7 @@ def _converted(dataset: ConvertedDataset, split: str) -> SplitData:
         classes=dataset.manifest.classes,
         size=dataset.manifest.recipe.size,
         digest=dataset.digest,
+        channels=CHANNELS[dataset.manifest.recipe.channels],
         shapes=index.shapes,
         statistics=None if statistics is None else (statistics.mean, statistics.std),
     )

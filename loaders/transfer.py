@@ -91,17 +91,24 @@ def find_scales(asked: Normalize, data: SplitData) -> Scales:
         SettingError: the statistics of the dataset are asked for, and it has none.
     """
     if asked is None:
-        return (0.0,) * 3, (1.0,) * 3
+        return (0.0,) * data.channels, (1.0,) * data.channels
     if asked == "imagenet":
+        if data.channels != 3:
+            raise SettingError(
+                f"normalize 'imagenet' is for RGB, pictures of {data.path} have {data.channels} channels; "
+                f"give normalize='dataset', (mean, std) or None"
+            )
         return IMAGENET
     if asked == "dataset":
         return _of_dataset(data)
     mean, std = (tuple(map(float, numbers_of(part))) for part in asked)  # type: ignore[arg-type]  # a pair
-    if len(mean) not in (1, 3):
+    channels = data.channels
+    if len(mean) not in (1, channels):
         raise SettingError(
-            f"normalize has {len(mean)} numbers each, {data.path} has 3 channels; give as many"
+            f"normalize has {len(mean)} numbers each, the channels of {data.path} are {channels}; "
+            f"give as many"
         )
-    return mean * (3 // len(mean)), std * (3 // len(std))
+    return mean * (channels // len(mean)), std * (channels // len(std))
 
 
 def _of_dataset(data: SplitData) -> Scales:

@@ -17,6 +17,7 @@ from precache.commandline import human_bytes, printable
 from precache.converted import ConvertedDataset
 from precache.errors import shell_command
 from precache.formats import FORMATS, StoredSample
+from precache.images import CHANNELS
 from precache.jpeg import Pixels
 from precache.manifest import Manifest, count_reasons
 from precache.notices import counted
@@ -27,6 +28,7 @@ from precache.tables import new_console
 _PICTURES_PER_CLASS = 5
 _FIRST_CLASSES = 10
 _THUMBNAIL = 112
+_PILLOW = ("pillow", "pillow_flavour", "pillow_jpeg")
 _THUMBNAIL_QUALITY = 85
 _ASPECTS = (0, 1 / 3, 1 / 2, 2 / 3, 3 / 4, 0.95, 1.05, 4 / 3, 3 / 2, 2, 3, np.inf)
 _SIDES = (0, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 4096, np.inf)
@@ -128,11 +130,12 @@ def _facts(dataset: ConvertedDataset) -> dict[str, str]:
 def _stored_as(recipe: Recipe) -> str:
     """What the pixels of a picture depend on, in the words of the options."""
     kind = "pixels" if FORMATS[recipe.format].holds_pixels else f"JPEG of quality {recipe.quality}"
+    kind = kind if recipe.channels == "rgb" else f"{recipe.channels} {kind}"
     options = {
         "passthrough": recipe.passthrough,
         "truncated pictures allowed": recipe.allow_truncated,
         "decoded at a reduced scale": recipe.decode == "scaled",
-        f"transparent on {recipe.background}": True,
+        f"transparent on {recipe.background}": recipe.channels != "rgba",
     }
     chosen = ", ".join(name for name, used in options.items() if used)
     height, width = sides(recipe.size)
@@ -142,7 +145,7 @@ def _stored_as(recipe: Recipe) -> str:
 
 def _software(made_by: Mapping[str, str]) -> str:
     """As `pillow 12.1 with libjpeg-turbo 2.1.5, simplejpeg 1.9.0`."""
-    named = {name: version for name, version in made_by.items() if not name.startswith("pillow")}
+    named = {name: version for name, version in made_by.items() if name not in _PILLOW}
     pillow = f"{made_by.get('pillow_flavour', 'pillow')} {made_by.get('pillow', '')}".rstrip()
     jpeg_library = f" with {made_by['pillow_jpeg']}" if "pillow_jpeg" in made_by else ""
     return ", ".join([pillow + jpeg_library, *(f"{name} {version}" for name, version in named.items())])
@@ -200,7 +203,9 @@ def _first_pictures(dataset: ConvertedDataset) -> dict[int, list[tuple[int, Pixe
             path = dataset.shard_path(shard)
             for row, sample in _rows(read_shard(path), wanted) if wanted else ():
                 index.check(start + row, sample.data, str(path), sample.damage)
-                shown[int(labels[start + row])].append((sample.id, sample.pixels(str(path))))
+                shown[int(labels[start + row])].append(
+                    (sample.id, sample.pixels(str(path), CHANNELS[dataset.manifest.recipe.channels]))
+                )
             start += shard.samples
     return shown
 
@@ -215,9 +220,11 @@ def _rows(samples: Iterable[StoredSample], wanted: set[int]) -> Iterable[tuple[i
 
 
 def _data_uri(pixels: Pixels) -> str:
-    small = Image.fromarray(pixels)
+    small = Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels)
     small.thumbnail((_THUMBNAIL, _THUMBNAIL), Image.Resampling.BILINEAR)
-    content = jpeg.encode_jpeg(np.asarray(small), _THUMBNAIL_QUALITY)
+    if small.mode == "RGBA":
+        small = Image.alpha_composite(Image.new("RGBA", small.size, "white"), small)
+    content = jpeg.encode_jpeg(np.asarray(small.convert("RGB")), _THUMBNAIL_QUALITY)
     return f"data:image/jpeg;base64,{base64.b64encode(content).decode()}"
 
 

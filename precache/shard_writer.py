@@ -104,7 +104,7 @@ def store(
     """
     how = recipe.rendering
     if recipe.passthrough and isinstance(data, bytes):
-        own = jpeg.plain_size(data)
+        own = jpeg.plain_size(data, grey=recipe.channels == "grey")
         if own is not None and images.fitted_size(*own, how) == own and not images.is_too_large(*own, how):
             return data, own, None
     pixels, size = images.render(data, path, how)

@@ -221,7 +221,7 @@ def _compare_shard(task: _DeepTask, tick: Callable[[], None]) -> _ComparedShard:
 
 def _compare(task: _DeepTask, row: int, ref: SampleRef, sample: StoredSample) -> _Compared:
     recipe, where = task.recipe, f"{task.path}: sample {ref.id} ({ref.path})"
-    stored = sample.pixels(str(task.path))
+    stored = sample.pixels(str(task.path), images.CHANNELS[recipe.channels])
     path = task.source.where(ref)
     try:
         data = task.source.read(ref, recipe.max_pixels)
@@ -239,7 +239,7 @@ def _compare(task: _DeepTask, row: int, ref: SampleRef, sample: StoredSample) ->
         if not np.array_equal(stored, expected):
             problem = f"{where} is not what its source gives ({psnr(stored, expected):.1f} dB)"
     elif not (recipe.passthrough and sample.data == data):
-        again = jpeg.decode_jpeg(jpeg.encode_jpeg(expected, recipe.quality), path)
+        again = jpeg.decode_jpeg(jpeg.encode_jpeg(expected, recipe.quality), path, expected.shape[2])
         bound = psnr(again, expected) - JPEG_TOLERANCE_DB
         if psnr(stored, expected) < bound:
             far = f"{psnr(stored, expected):.1f} dB from its source, expected {bound:.1f} dB or more"
@@ -260,7 +260,7 @@ def _reference(data: bytes | Image.Image, path: str, recipe: Recipe, decoded: De
     """The reference's pixels: of the whole decode, whatever the recipe takes."""
     if decoded.reduction > 1:
         decoded = images.decode_for(data, path, replace(recipe.rendering, scaled_decode=False))
-    return images.reference(decoded.image.convert("RGB"), recipe.size, recipe.fit)
+    return images.reference(decoded.image.convert(images.MODES[recipe.channels]), recipe.size, recipe.fit)
 
 
 def _wrong_statistics(dataset: ConvertedDataset, shards: Iterable[_ComparedShard]) -> list[str]:

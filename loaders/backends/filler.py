@@ -1,5 +1,6 @@
 """Filling batches on the CPU, by threads, out of whatever a backend's pictures lie in."""
 
+import math
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
@@ -20,11 +21,11 @@ from precache.jpeg import Pixels
 from precache.sizes import sides
 
 Rows = Callable[[int, int, Pixels], Pixels]
-"""(number in the batch, first row, space uint8 [count, width, 3]) -> so many rows of the stored picture, from
-one edge to the other, in `space` or elsewhere."""
+"""(number in the batch, first row, space uint8 [count, width, channels]) -> so many rows of the stored
+picture, from one edge to the other, in `space` or elsewhere."""
 
 Gather = Callable[[slice, npt.NDArray[np.int64], Pixels], bool]
-"""(which of the batch, left and top of their crops int64 [n, 2], space uint8 [n, height, width, 3]) ->
+"""(which of the batch, left and top of their crops int64 [n, 2], space uint8 [n, height, width, channels]) ->
 whether all of them are in `space` now."""
 
 _AT_A_TIME = 4  # pictures that a thread takes: few, so that none waits long for the others
@@ -57,7 +58,7 @@ class _Filling:
         gathers: whether none is resized.
         mirrored: which pictures are.
         images: as of `DecodedBatch`.
-        places: of each picture in `images`, uint8 [height, width, 3].
+        places: of each picture in `images`, uint8 [height, width, channels].
         parts: what is left to do; shared, each thread takes what is next.
         helpers: threads at work on it.
         errors: why pictures are left out, by their number in the batch.
@@ -86,9 +87,11 @@ class BatchFiller:
         self._crops = crops
         self._threads = max(1, threads)
         self._local = threading.local()
-        self._buffers = None if crops.size is None else BufferPool(batch_size, crops.size, device)
+        self._buffers = (
+            None if crops.size is None else BufferPool(batch_size, crops.size, device, data.channels)
+        )
         shapes = data.shapes_at(slice(None)) if crops.stored is None else np.array([sides(crops.stored)])
-        self._most_bytes = int(shapes.prod(axis=1).max()) * 3
+        self._most_bytes = int(shapes.prod(axis=1).max()) * data.channels
         # the caller's thread is one of them
         self._pool = Pool(max(1, self._threads - 1), "fill")
 
@@ -153,10 +156,13 @@ class BatchFiller:
         if self._buffers is not None:
             images = self._buffers.take(len(shapes))
             return images, images.numpy()
-        ends = np.cumsum(shapes.prod(axis=1) * 3)
+        channels = self._data.channels
+        ends = np.cumsum(shapes.prod(axis=1) * channels)
         images = torch.empty(int(ends[-1]), dtype=torch.uint8)
         parts = np.split(images.numpy(), ends[:-1])
-        return images, [part.reshape(*shape, 3) for part, shape in zip(parts, shapes.tolist(), strict=True)]
+        return images, [
+            part.reshape(*shape, channels) for part, shape in zip(parts, shapes.tolist(), strict=True)
+        ]
 
     def _finish(self, filling: _Filling) -> DecodedBatch:
         """Help with a batch until it is filled."""
@@ -207,7 +213,8 @@ class BatchFiller:
                     np.copyto(out, whole)
                 return
             first, last = max(top, 0), min(top + height, rows)  # a box can reach out of a small picture
-            band = space[: (last - first) * columns * 3].reshape(last - first, columns, 3)
+            shape = (last - first, columns, out.shape[2])
+            band = space[: math.prod(shape)].reshape(shape)
             part = filling.pictures.rows_of(slot, first, band)[:, max(left, 0) : left + width]
             if part.shape[:2] == (height, width):
                 place(part, mirrored, out)

@@ -18,7 +18,7 @@ class Sample:
     Attributes:
         id: rank in the sorted scan of the source tree.
         label: index of its class; -1 where it has not just one.
-        data: what is stored: uint8 [height, width, 3], RGB, contiguous, or the bytes of a JPEG.
+        data: what is stored: uint8 [height, width, channels], contiguous, or the bytes of a JPEG.
         path: in the source tree, relative to its root.
         original_size: (width, height) of the upright source picture, in pixels.
         target: what it is labelled with where that is not one class: a list of class indices, or numbers,
@@ -48,12 +48,15 @@ class StoredSample:
     data: bytes | Pixels
     damage: str = ""
 
-    def pixels(self, path: str) -> Pixels:
-        """uint8 [height, width, 3], RGB; ImageError names the shard, `path`, if the sample is damaged."""
+    def pixels(self, path: str, channels: int = 3) -> Pixels:
+        """uint8 [height, width, channels]; ImageError names the shard, `path`, if the sample is damaged.
+
+        `channels` are those of its dataset: a grey JPEG may have been kept in one of RGB.
+        """
         if self.damage:
             raise ImageError(f"{path}: sample {self.id}", self.damage)
         if isinstance(self.data, bytes):
-            return decode_jpeg(self.data, f"{path}: sample {self.id}")
+            return decode_jpeg(self.data, f"{path}: sample {self.id}", channels)
         return self.data
 
 

@@ -104,5 +104,5 @@ def test_a_wrong_setting_says_what_would_do(converted: dict[str, Path], normaliz
 
 
 def test_numbers_for_other_channels_are_refused(converted: dict[str, Path]) -> None:
-    with pytest.raises(SettingError, match=r"normalize has 2 numbers each, .* has 3 channels"):
+    with pytest.raises(SettingError, match=r"normalize has 2 numbers each, the channels of .* are 3"):
         build_loader(converted["shards"], dtype="float32", normalize=(MEAN[:2], STD[:2]))

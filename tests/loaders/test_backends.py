@@ -10,8 +10,8 @@ import torch
 from PIL import Image
 
 from loaders.dataset import open_split
-from precache.sizes import Size
 from precache import open_dataset
+from precache.sizes import Size
 from precache.sources.tree import scan_tree
 from tests import loader_contract as contract
 from tests.building import build_loader

@@ -117,11 +117,11 @@ def test_what_is_for_rgb_alone_is_refused(stored: dict[tuple[str, str], Path], c
     path = stored[channels, "crop"]
     count = CHANNELS[channels]
     with pytest.raises(
-        SettingError, match=f"'imagenet' is for RGB.* {count} channels; give normalize='dataset'"
+        SettingError, match=f"'imagenet' is for RGB.* {count}-channel .*; give normalize='dataset'"
     ):
         build_loader(path, dtype="float32")
     for setting in ("brightness", "contrast", "saturation", "hue"):
-        with pytest.raises(SettingError, match=f"augment: brightness.*are for RGB.* {count} channels"):
+        with pytest.raises(SettingError, match=f"augment: brightness.*are for RGB.* {count}-channel"):
             build_loader(path, augment=RandomAugmentation(**{setting: 0.1}))
     with pytest.raises(SettingError, match=f"normalize has 3 numbers each, the channels of .* are {count}"):
         build_loader(path, dtype="float32", normalize=([0.5] * 3, [0.5] * 3))

@@ -13,7 +13,6 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -238,7 +237,7 @@ def _run(job: _Job, waiting: Sequence[ShardPlan], journal: Journal) -> int:
             shard.name,
             shard.split,
             tuple(samples[row] for row in shard.rows),
-            tuple(_labelled(samples, int(row)) for row in shard.rows),
+            tuple(columns.labelled(samples.targets, samples.fields, int(row)) for row in shard.rows),
             journal.folder,
             job.target.recipe,
         )
@@ -253,12 +252,6 @@ def _run(job: _Job, waiting: Sequence[ShardPlan], journal: Journal) -> int:
             rejected += shard.rejected
             _check_rejects(journal.folder, rejected, job.limit)
     return converted
-
-
-def _labelled(samples: Samples, row: int) -> tuple[Any, dict[str, Any]]:
-    """As of `ShardTask`."""
-    target = None if samples.targets is None else samples.targets.value(row)
-    return target, columns.values_of(samples.fields, row)
 
 
 def _check_rejects(folder: Path, rejected: Sequence[Rejected], limit: int) -> None:

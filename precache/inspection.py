@@ -30,6 +30,7 @@ _FIRST_CLASSES = 10
 _THUMBNAIL = 112
 _PILLOW = ("pillow", "pillow_flavour", "pillow_jpeg")
 _THUMBNAIL_QUALITY = 85
+_TARGETS = {"classes": "any number of them each", "number": "numbers", "none": "nothing"}
 _ASPECTS = (0, 1 / 3, 1 / 2, 2 / 3, 3 / 4, 0.95, 1.05, 4 / 3, 3 / 2, 2, 3, np.inf)
 _SIDES = (0, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 4096, np.inf)
 
@@ -41,8 +42,13 @@ def summary(manifest: Manifest) -> dict[str, Any]:
         "recipe": manifest.recipe.to_json(),
         "made_by": manifest.made_by,
         "samples": manifest.samples,
+        "target": manifest.target,
+        "fields": manifest.fields,
         "splits": {
-            split: {"samples": sum(counts), "classes": dict(zip(manifest.classes, counts, strict=True))}
+            split: {
+                "samples": manifest.split_samples[split],
+                "classes": dict(zip(manifest.classes, counts, strict=True)),
+            }
             for split, counts in manifest.samples_per_class.items()
         },
         "statistics": {split: asdict(found) for split, found in manifest.statistics.items()},
@@ -66,7 +72,8 @@ def print_tables(dataset: ConvertedDataset, *, all_classes: bool = False) -> Non
     for label, name in enumerate(manifest.classes[:shown]):
         counts = (f"{per_class[label]:,}" for per_class in manifest.samples_per_class.values())
         classes.add_row(printable(name), *counts)
-    console.print(classes)
+    if shown:
+        console.print(classes)
     if (more := len(manifest.classes) - shown) > 0:
         console.print(f"and {more:,} more: --all-classes")
     for rejected in manifest.rejected:
@@ -103,20 +110,23 @@ def write_html(dataset: ConvertedDataset, path: str | os.PathLike[str]) -> None:
         f"{_histogram('width / height', sizes[:, 0] / sizes[:, 1], _ASPECTS)}</div>"
         f"<h2>Rejected</h2>{_path_table(rejected)}<h2>Ignored</h2>{_path_table(manifest.ignored)}"
         '<h2>Classes</h2><p class="note">With the first pictures in stored order, as stored, shown smaller.'
-        f"</p>{_class_table(dataset)}"
+        f"</p>{_class_table(dataset) if manifest.classes else _unlabelled_table(dataset)}"
     )
     page.write(path, page.document(title, content))
 
 
 def _facts(dataset: ConvertedDataset) -> dict[str, str]:
     manifest = dataset.manifest
-    splits = ", ".join(f"{split} {sum(counts):,}" for split, counts in manifest.samples_per_class.items())
+    splits = ", ".join(f"{split} {samples:,}" for split, samples in manifest.split_samples.items())
     left_out = f"{len(manifest.rejected):,} rejected, {len(manifest.ignored):,} ignored"
-    classes = counted(len(manifest.classes), "class", "classes")
+    classes = f" in {counted(len(manifest.classes), 'class', 'classes')}" if manifest.classes else ""
+    labels = "" if manifest.target == "class" else f", labelled with {_TARGETS[manifest.target]}"
+    fields = ", ".join(f"{name} ({kind})" for name, kind in manifest.fields.items())
     return {
         "dataset": str(dataset.path),
         "format": manifest.recipe.format,
-        "pictures": f"{manifest.samples:,} in {classes} ({splits})",
+        "pictures": f"{manifest.samples:,}{classes} ({splits}){labels}",
+        **({"fields": fields} if fields else {}),
         "on disk": f"{human_bytes(manifest.stored_bytes)} in {counted(len(manifest.shards), 'shard')}",
         "source": f"{counted(manifest.scanned, 'file')}, {human_bytes(manifest.source_bytes)}: "
         f"{manifest.samples:,} converted, {left_out}",
@@ -165,28 +175,41 @@ def _histogram(title: str, values: np.ndarray[Any, Any], edges: Sequence[float])
 
 
 def _class_table(dataset: ConvertedDataset) -> str:
-    """Each class: how many pictures, and the first ones."""
+    """Each class: how many pictures, and the first ones; of samples with several classes, only the former."""
     manifest = dataset.manifest
     counts = [sum(per_class) for per_class in zip(*manifest.samples_per_class.values(), strict=True)]
     shown = _first_pictures(dataset)
     rows = []
     for label, name in enumerate(manifest.classes):
-        images = "".join(
-            f'<img alt="sample {sample_id}" title="sample {sample_id}" src="{_data_uri(pixels)}">'
-            for sample_id, pixels in shown[label]
-        )
-        drawn = f'<div class="pictures">{images}</div>'
-        rows.append((escape(name), *_counted(counts[label], max(counts)), drawn))
-    return page.html_table(["class", "pictures", "", ""], rows, ["", "", "bar", "words"])
+        rows.append((escape(name), *_counted(counts[label], max(counts)), _drawn(shown[label])))
+    more = _unlabelled_table(dataset) if manifest.target == "classes" else ""
+    return page.html_table(["class", "pictures", "", ""], rows, ["", "", "bar", "words"]) + more
+
+
+def _unlabelled_table(dataset: ConvertedDataset) -> str:
+    """The first pictures of all, where they have not one class each."""
+    rows = [(f"{dataset.manifest.samples:,}", _drawn(_first_pictures(dataset)[-1]))]
+    return page.html_table(["pictures", ""], rows, ["", "words"])
+
+
+def _drawn(pictures: Iterable[tuple[int, Pixels]]) -> str:
+    images = "".join(
+        f'<img alt="sample {sample_id}" title="sample {sample_id}" src="{_data_uri(pixels)}">'
+        for sample_id, pixels in pictures
+    )
+    return f'<div class="pictures">{images}</div>'
 
 
 def _counted(count: int, most: int) -> tuple[str, str]:
     """A count and its bar."""
-    return f"{count:,}", page.bar(count / most)
+    return f"{count:,}", page.bar(count / max(1, most))
 
 
 def _first_pictures(dataset: ConvertedDataset) -> dict[int, list[tuple[int, Pixels]]]:
-    """Label -> (id, stored pixels) of its first samples in stored order; reads only their shards."""
+    """Label -> (id, stored pixels) of its first samples in stored order; reads only their shards.
+
+    Those that have not one class each are of label -1.
+    """
     shown: dict[int, list[tuple[int, Pixels]]] = defaultdict(list)
     taken: dict[int, int] = defaultdict(int)
     read_shard = FORMATS[dataset.manifest.recipe.format].read_shard

@@ -136,6 +136,14 @@ class Manifest:
         others = (self.index,) if self.source_state is None else (self.index, self.source_state)
         return (*(file for shard in self.shards for file in shard.files), *others)
 
+    @property
+    def split_samples(self) -> dict[str, int]:
+        """Split -> number of its samples."""
+        counts = dict.fromkeys(self.samples_per_class, 0)
+        for shard in self.shards:
+            counts[shard.split] += shard.samples
+        return counts
+
     def split_shards(self, split: str) -> tuple[ShardEntry, ...]:
         """The shards of `split`; SettingError names the splits that there are."""
         shards = tuple(shard for shard in self.shards if shard.split == split)

@@ -2,18 +2,19 @@
 
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from precache import executors, images, jpeg
+from precache import columns, executors, images, jpeg
 from precache.converted import ConvertedDataset, open_dataset, open_unchecked
 from precache.errors import DatasetError, ImageError, SampleError
 from precache.files import check_file
-from precache.formats import FORMATS, StoredSample
+from precache.formats import FORMATS, Sample, StoredSample
 from precache.images import Decoded
 from precache.index import SampleIndex
 from precache.jpeg import Pixels
@@ -49,7 +50,7 @@ def verify(path: str | os.PathLike[str]) -> list[str]:
 
 
 def verify_across(paths: Sequence[str | os.PathLike[str]]) -> list[str]:
-    """Compare ids, labels, splits and class names of several datasets with those of the first.
+    """Compare ids, labels, targets, fields, splits and class names of several datasets with the first's.
 
     Returns:
         One line per difference; empty if all hold the same samples in the same splits.
@@ -63,12 +64,16 @@ def verify_across(paths: Sequence[str | os.PathLike[str]]) -> list[str]:
         names = f"{other.path} and {first.path}"
         if other.manifest.classes != first.manifest.classes:
             problems.append(f"{names}: their classes differ")
+        kinds = [f"{known.manifest.target}: {_in_words(known.manifest.fields)}" for known in (other, first)]
+        if kinds[0] != kinds[1]:
+            problems.append(f"{names}: their targets and fields differ ({kinds[0]}; {kinds[1]})")
+            continue
         ours, theirs = _samples_by_split(first), _samples_by_split(other)
         if ours.keys() != theirs.keys():
             problems.append(f"{names}: their splits differ ({', '.join(theirs)}; {', '.join(ours)})")
         for split in ours.keys() & theirs.keys():
             if ours[split] != theirs[split]:
-                different = {sample for sample, _ in ours[split] ^ theirs[split]}
+                different = {sample for sample, _, _ in ours[split] ^ theirs[split]}
                 problems.append(f"{names}: split {split} differs in {counted(len(different), 'sample')}")
     return problems
 
@@ -161,12 +166,15 @@ def verify_deep(
 
 @dataclass(frozen=True, slots=True)
 class _DeepTask:
+    """One shard; of its samples, by id, what the source says of each, see `columns.labelled`."""
+
     path: Path
     shard: ShardEntry
     index: SampleIndex
     recipe: Recipe
     source: Source
     refs: dict[int, SampleRef]
+    labelled: dict[int, tuple[Any, dict[str, Any]]]
 
     @property
     def name(self) -> str:
@@ -185,7 +193,11 @@ def _deep_tasks(dataset: ConvertedDataset, scan: Scan) -> Iterator[_DeepTask]:
             members = index.select(shard_of == number)
             rows = np.searchsorted(scan.samples.ids, members.ids).tolist()
             refs = {scan.samples[row].id: scan.samples[row] for row in rows}
-            yield _DeepTask(dataset.shard_path(shard), shard, members, recipe, scan.source, refs)
+            labelled = {
+                int(scan.samples.ids[row]): columns.labelled(scan.samples.targets, scan.samples.fields, row)
+                for row in rows
+            }
+            yield _DeepTask(dataset.shard_path(shard), shard, members, recipe, scan.source, refs, labelled)
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +244,8 @@ def _compare(task: _DeepTask, row: int, ref: SampleRef, sample: StoredSample) ->
     problem = ""
     if sample.label != ref.label:
         problem = f"{where} has label {sample.label}, its class is {ref.label}"
+    elif unlike := _compare_described(task, row, ref, sample):
+        problem = f"{where} {unlike}"
     elif stored.shape != expected.shape:
         sizes = (written((picture.shape[0], picture.shape[1])) for picture in (stored, expected))
         return _Compared(ref.path, 0.0, f"{where} is {' pixels, expected '.join(sizes)}")
@@ -254,6 +268,19 @@ def _changed(index: SampleIndex, row: int, data: bytes | Image.Image) -> bool:
     """Whether the source file of the sample at `row` holds something else than when it was converted."""
     recorded = 0 if index.source_checksums is None else int(index.source_checksums[row])
     return recorded != 0 and recorded != picture_checksum(data)
+
+
+def _compare_described(task: _DeepTask, row: int, ref: SampleRef, sample: StoredSample) -> str:
+    """What target and fields of a sample, in the index and in its shard, are not; a phrase."""
+    target, fields = task.labelled[ref.id]
+    index = task.index
+    if repr(columns.labelled(index.targets, index.fields, row)) != repr((target, fields)):  # NaN is NaN
+        return "has another target or other fields in the index than in its source"
+    size = (int(index.source_sizes[row, 0]), int(index.source_sizes[row, 1]))
+    expected = Sample(ref.id, ref.label, b"", ref.path, size, target, fields)
+    if sample.described != FORMATS[task.recipe.format].describe(expected):
+        return "has another path, target or other fields in its shard than in its source"
+    return ""
 
 
 def _reference(data: bytes | Image.Image, path: str, recipe: Recipe, decoded: Decoded) -> Pixels:
@@ -281,9 +308,20 @@ def psnr(one: Pixels, other: Pixels) -> float:
     return math.inf if error == 0 else 10 * math.log10(255**2 / error)
 
 
-def _samples_by_split(dataset: ConvertedDataset) -> dict[str, set[tuple[int, int]]]:
+def _in_words(fields: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {kind}" for name, kind in sorted(fields.items())) or "no fields"
+
+
+def _samples_by_split(dataset: ConvertedDataset) -> dict[str, set[tuple[int, int, str]]]:
+    """Split -> (id, label, target and fields in words) of its samples."""
     splits = {split: dataset.read_index(split) for split in dataset.manifest.samples_per_class}
     return {
-        split: set(zip(index.ids.tolist(), index.labels.tolist(), strict=True))
+        split: set(zip(index.ids.tolist(), index.labels.tolist(), _described(index), strict=True))
         for split, index in splits.items()
     }
+
+
+def _described(index: SampleIndex) -> list[str]:
+    if index.targets is None and not index.fields:
+        return [""] * len(index)
+    return [repr(columns.labelled(index.targets, index.fields, row)) for row in range(len(index))]

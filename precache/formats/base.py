@@ -40,13 +40,16 @@ class StoredSample:
     """One picture as a shard stores it: JPEG bytes, or the pixels themselves.
 
     Attributes:
+        label: index of its class; -1 where it has not just one.
         damage: why nothing else here is to be trusted, where the format's own checksum says so; else empty.
+        described: what the shard says of it besides, as `Format.describe` makes it.
     """
 
     id: int
     label: int
     data: bytes | Pixels
     damage: str = ""
+    described: bytes = b""
 
     def pixels(self, path: str, channels: int = 3) -> Pixels:
         """uint8 [height, width, channels]; ImageError names the shard, `path`, if the sample is damaged.
@@ -78,6 +81,8 @@ class Format:
             at a time. The files are not at their paths before `output.publish` is called on them.
         read_shard: `path -> samples` in stored order. A damaged file raises DatasetError; where one sample
             alone is damaged, and the format tells, the sample says so.
+        describe: the bytes that a shard has of a sample beside its picture, id and label: where it comes
+            from, its target and its fields.
         holds_pixels: whether it stores decoded pixels; else JPEGs.
         bytes_per_sample: what a sample takes besides its pixels or its JPEG.
         bytes_per_shard: what a shard takes besides its samples, on average.
@@ -87,6 +92,7 @@ class Format:
     index_suffix: str | None
     write_shard: Callable[[Path, Iterable[Sample], int, Size | None], list[OutputFile]]
     read_shard: Callable[[Path], Iterator[StoredSample]]
+    describe: Callable[[Sample], bytes]
     holds_pixels: bool
     bytes_per_sample: int
     bytes_per_shard: int

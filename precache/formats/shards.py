@@ -16,6 +16,7 @@ Where each picture has a size of its own:
     then        shapes  int32 [n, 2], height and width of each: images[offset:][: height * width * 3];
                         or int32 [n, 3] with the channels of each, where there are not three
 
+A label is -1 where a sample has not just one class; targets and fields are in the dataset's index alone.
 Pixels start on a page boundary, as direct reads and mappings want it.
 Any safetensors reader opens these files: https://github.com/huggingface/safetensors#format
 """
@@ -300,6 +301,7 @@ FORMAT = Format(
     index_suffix=None,
     write_shard=write_shard,
     read_shard=read_shard,
+    describe=lambda sample: b"",
     holds_pixels=True,
     bytes_per_sample=16,  # label and id
     bytes_per_shard=DATA_START,

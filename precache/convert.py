@@ -41,7 +41,7 @@ from precache.recipe import Recipe
 from precache.shard_writer import ShardTask, finish_shard, write_shard
 from precache.source_state import changed_pictures
 from precache.sources import Source, SourceOptions, open_source
-from precache.sources.base import Samples, Scan, check_apart
+from precache.sources.base import Scan, check_apart
 from precache.splits import apply_list
 
 

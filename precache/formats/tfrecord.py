@@ -141,25 +141,26 @@ def _feature(value: Any) -> bytes:
 
 
 def _decode_example(data: memoryview) -> StoredSample:  # a view: each slice of bytes would copy the JPEG
-    features: dict[bytes, memoryview] = {}
-    described = []
+    features: dict[str, memoryview] = {}
+    described: list[memoryview] = []
     for message in _numbered(data, 1):
         for entry in _numbered(message, 1):
             parts = dict(_fields(entry))
-            features[key := bytes(parts[1])] = parts.get(2, data[:0])
-            if key != IMAGE_KEY.encode():
-                described.append(bytes(entry))
-    label = _int(features[LABEL_KEY.encode()]) if LABEL_KEY.encode() in features else -1
-    image = _of_list(features[IMAGE_KEY.encode()], _BYTES_LIST)
-    return StoredSample(_int(features[ID_KEY.encode()]), label, bytes(image), "", b"".join(described))
+            features[key := str(parts[1], "utf-8")] = parts.get(2, data[:0])
+            if key != IMAGE_KEY:
+                described.append(entry)
+    label = _int(features[LABEL_KEY]) if LABEL_KEY in features else -1
+    image = _of_list(features[IMAGE_KEY], _BYTES_LIST)
+    return StoredSample(_int(features[ID_KEY]), label, bytes(image), "", b"".join(described))
 
 
 def _of_list(feature: memoryview, kind: int) -> memoryview:
     """What the list of this kind in a Feature holds: its one value, or all where they are packed."""
-    for values in _numbered(feature, kind):
-        for value in _numbered(values, 1):
-            return value
-    raise ValueError(f"a feature without a list of kind {kind}")
+    values = dict(_fields(feature)).get(kind)
+    value = None if values is None else dict(_fields(values)).get(1)
+    if value is None:
+        raise ValueError(f"a feature without a list of kind {kind}")
+    return value
 
 
 def _int(feature: memoryview) -> int:
@@ -207,6 +208,8 @@ def _varint(value: int) -> bytes:
 
 
 def _read_varint(message: memoryview, position: int) -> tuple[int, int]:
+    if (byte := message[position]) < 0x80:  # most of them
+        return byte, position + 1
     value = shift = 0
     while True:
         byte = message[position]

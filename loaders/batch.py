@@ -28,11 +28,11 @@ class Batch(list[torch.Tensor]):
     Attributes:
         images: [n, channels, height, width] in channels-last memory, RGB unless converted to other channels;
             uint8 0-255, or floating point as `normalize` of `loaders.build` says.
-        labels: int64 [n].
+        labels: int64 [n] of samples of one class each; else float32 [n, ...], see `loaders.fields`.
         ids: int64 [n], on the CPU: each picture's rank in the sorted scan of the source tree.
         padding: bool [n], on the CPU: which samples are repeats, so that every rank has as many batches;
             see `last` of `loaders.build`.
-        fields: what else is known of the samples, by name.
+        fields: what else is known of the samples, by name, on the CPU; see `loaders.fields`.
     """
 
     __slots__ = ("_ids", "_padding", "fields")
@@ -156,11 +156,12 @@ class DecodedBatch:
     Attributes:
         images: uint8 [n, height, width, channels], on the CPU or the loader's device; of pictures that are
             served whole, each of its own size, uint8 [bytes], one behind the other.
-        labels: int64 [n], on the CPU.
+        labels: on the CPU, as of `Batch`; int64 [n] of a backend.
         ids: int64 [n], on the CPU.
         refused: id -> why, of the pictures asked for that could not be decoded; the others are there,
             in the order asked.
         ready: recorded behind the work on `images`, where that was not queued on the current stream.
+        fields: as of `Batch`; none of a backend.
     """
 
     images: torch.Tensor
@@ -168,6 +169,7 @@ class DecodedBatch:
     ids: torch.Tensor
     refused: Mapping[int, ImageError] = field(default_factory=dict)
     ready: torch.cuda.Event | None = None
+    fields: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Reader(Protocol):
@@ -199,8 +201,8 @@ class Loader(Protocol):
     iteration begins with its first batch. Two may run in turns; a loader each is faster.
 
     Attributes:
-        classes: class names.
-        class_to_idx: class name -> label.
+        classes: class names; none where samples are labelled with numbers, or not at all.
+        class_to_idx: class name -> label, or column of the labels.
         samples: of the split.
         batch_size: of one rank.
         drop_last: whether samples that fill no batch are left out.

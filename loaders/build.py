@@ -14,6 +14,7 @@ from loaders.backends.cache import CachedReader
 from loaders.batch import Loader, Reader
 from loaders.dataset import RAW, SplitData, open_split
 from loaders.devices import Lane, find_device
+from loaders.fields import with_fields
 from loaders.loader import EpochLoader
 from loaders.refusals import refuse
 from loaders.settings import (
@@ -126,7 +127,7 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
     crops, late = _augmentation(augment, spec, data)
     lane = Lane(spec.device)
     with lane.active():
-        reader = _open_reader(backend, spec, data, crops, lane)
+        reader = with_fields(_open_reader(backend, spec, data, crops, lane), data)
     size = None if isinstance(late, CheckedFunction) else data.served_size(spec.size)
     return EpochLoader(spec, data, reader, Transfer(lane, spec.dtype, late, scales), size)
 

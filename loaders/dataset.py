@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass, field
 from operator import le
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -35,7 +36,7 @@ class SplitData:
         path: the folder.
         kind: `raw`, or the format of a converted folder.
         ids: int64 [n], ranks in the sorted scan of the source tree.
-        labels: int64 [n].
+        labels: int64 [n]; -1 where a sample has not just one class.
         shard_samples: samples per shard, in stored order; a raw tree is one shard.
         files: paths of the shards; of the pictures themselves for a raw tree.
         shard_bytes: sizes of the shards' files; none for a raw tree.
@@ -111,6 +112,14 @@ class SplitData:
         if not len(rows):
             raise SettingError(f"sample {sample_id!r}: {self.path} has none of this id in this split")
         return self.path_at(int(rows[0]))
+
+    def targets(self) -> list[Any]:
+        """What each sample is labelled with: a class, a list of classes, a number, or a list of numbers."""
+        targets = None if self.index is None else self.index.targets
+        if targets is None:
+            labels: list[Any] = self.labels.tolist()
+            return labels
+        return [targets.value(row) for row in range(len(targets))]
 
     def shapes_at(self, positions: Positions | slice) -> Positions:
         """int64 [n, 2]: height and width of what is stored of the samples at `positions`."""

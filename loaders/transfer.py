@@ -58,7 +58,8 @@ class Transfer:
     def send(self, decoded: DecodedBatch, epoch: int, padding: torch.Tensor | None = None) -> Sent:
         """Queue the work on `decoded`, where the lane is active; `padding` as of `Batch`, or None."""
         if not len(decoded.ids):  # nothing could be decoded: there is nothing to work on
-            empty = Batch(decoded.images.permute(0, 3, 1, 2), decoded.labels, decoded.ids)
+            images = decoded.images.permute(0, 3, 1, 2)
+            empty = Batch(images, decoded.labels, decoded.ids, fields=decoded.fields)
             return Sent(empty, None, decoded.refused)
         batch = self._prepare(decoded, epoch, padding)
         return Sent(batch, self.lane.mark(), decoded.refused)
@@ -81,7 +82,7 @@ class Transfer:
         labels = upload(decoded.labels, self.lane.device)
         if self._scales is not None and self._dtype.is_floating_point:
             images = normalise(images, self._dtype, self._scales)
-        return Batch(images, labels, decoded.ids, padding)
+        return Batch(images, labels, decoded.ids, padding, decoded.fields)
 
 
 def find_scales(asked: Normalize, data: SplitData) -> Scales:

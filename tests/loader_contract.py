@@ -227,6 +227,36 @@ def check_a_cache_changes_nothing_but_the_reading(build: Build, cache: str) -> N
                     break
 
 
+def check_targets_and_fields(build: Build, classes: int, target: str, values: Any, fields: Any) -> None:
+    """Every sample has what the source says of it; `values`, of the target, and `fields` by id."""
+    with build() as loader:
+        for batch in (*loader, *loader):
+            ids = batch.ids.tolist()
+            labels = batch.labels.cpu()
+            chosen = [-1] * len(ids) if values is None else [values[i] for i in ids]
+            if target == "classes":
+                assert labels.shape == (len(ids), classes)
+                chosen = [[float(number in values[i]) for number in range(classes)] for i in ids]
+            dtype = torch.int64 if target in ("class", "none") else torch.float32
+            assert labels.dtype == dtype
+            assert torch.equal(labels, torch.tensor(chosen, dtype=dtype))
+            assert batch.fields.keys() == fields.keys()
+            for name, of_all in fields.items():
+                check_field(batch.fields[name], [of_all[i] for i in ids])
+
+
+def check_field(served: Any, expected: list[Any]) -> None:
+    """One field of a batch, whose values are these."""
+    if isinstance(expected[0], str):
+        assert served == expected
+    elif isinstance(served, torch.Tensor):
+        assert served.device.type == "cpu"
+        assert served.dtype in (torch.int64, torch.float64)
+        assert served.tolist() == expected
+    else:
+        assert [value.tolist() for value in served] == expected
+
+
 def check_abandoned_iterators_leave_nothing(build: Build) -> None:
     before = _running()
     for _ in range(10):

@@ -13,6 +13,7 @@ from tests.command import ROOT
 
 LOADERS_MAY_USE = {
     "codecs",
+    "columns",
     "converted",
     "errors",
     "executors",

@@ -21,6 +21,7 @@ _ARRAYS = {
     "checksums": "<u8",
     "source_modified_ns": "<i8",
     "source_checksums": "<u8",
+    "mask_checksums": "<u8",
 }
 
 
@@ -36,6 +37,7 @@ class FinishedShard:
         source_modified_ns: int64 [m], of all pictures that the plan has in the shard, in its order, rejected
             ones too: when they had last been written.
         source_checksums: uint64 [m], of the same: XXH3-64 of the files.
+        mask_checksums: uint64 [n], XXH3-64 of the pixels of the masks, in stored order; or [0].
         sums: of the pixels of its samples; of none where they are not known.
     """
 
@@ -45,6 +47,7 @@ class FinishedShard:
     checksums: Checksums
     source_modified_ns: Ints
     source_checksums: Checksums
+    mask_checksums: Checksums
     sums: PixelSums
 
 
@@ -88,6 +91,7 @@ def _fits(shard: FinishedShard, plan: ShardPlan, samples: Samples, form: Format)
         entry.split == plan.split
         and type(entry.samples) is int
         and entry.samples == len(shard.source_sizes) == len(shard.checksums) == len(ids) - len(rejected)
+        and len(shard.mask_checksums) in (0, entry.samples)
         and len(shard.source_modified_ns) == len(shard.source_checksums) == len(ids)
         and names == (file_names(plan.name, form) if entry.samples else ())
         and len(set(rejected)) == len(rejected) == int(np.isin(ids, rejected).sum())

@@ -34,6 +34,7 @@ RESAMPLING = {
     "bilinear": Image.Resampling.BILINEAR,
     "lanczos": Image.Resampling.LANCZOS,
 }
+_KERNELS = {**RESAMPLING, "nearest": Image.Resampling.NEAREST}  # of masks, see `precache.masks`
 FITS = ("crop", "keep", "keep-longer", "pad", "stretch")
 KEPT = ("keep", "keep-longer")
 """Those of FITS that cut nothing away and add nothing: the result is as long as the picture is."""
@@ -253,7 +254,7 @@ def _resize(
         image = image.convert(mode)
     if (right - left, bottom - top) == size:
         return _pixels(image.crop((round(left), round(top), round(right), round(bottom))), mode)
-    return _pixels(image.resize(size, RESAMPLING[how.resample], (left, top, right, bottom)), mode)
+    return _pixels(image.resize(size, _KERNELS[how.resample], (left, top, right, bottom)), mode)
 
 
 def _pad(decoded: Decoded, how: Rendering) -> Pixels:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from precache import images, jpeg
+from precache import images, jpeg, masks
 from precache.errors import ImageError
 from precache.executors import KILLED, Ticks
 from precache.files import FileEntry
@@ -47,6 +47,7 @@ class WrittenShard:
 
     Attributes:
         sizes, checksums: of the samples, in stored order.
+        mask_checksums: likewise; none where there are no masks.
         source_checksums: of the pictures of `task`, in its order.
         sums: of the pixels of the samples; of none where JPEGs were kept as they are.
     """
@@ -56,6 +57,7 @@ class WrittenShard:
     rejected: list[Rejected] = field(default_factory=list)
     sizes: list[tuple[int, int]] = field(default_factory=list)
     checksums: list[int] = field(default_factory=list)
+    mask_checksums: list[int] = field(default_factory=list)
     source_checksums: list[int] = field(default_factory=list)
     sums: PixelSums = NO_PIXELS
 
@@ -86,6 +88,7 @@ def finish_shard(written: WrittenShard) -> FinishedShard:
         np.array(written.checksums, np.uint64),
         np.array([ref.modified_ns for ref in task.samples], np.int64),
         np.array(written.source_checksums, np.uint64),
+        np.array(written.mask_checksums, np.uint64),
         written.sums,
     )
 
@@ -125,6 +128,7 @@ def _samples(source: Source, task: ShardTask, written: WrittenShard, tick: Ticks
             if unit in tick.fatal:
                 raise ImageError(path, KILLED)
             stored, size, pixels = store(data, path, task.recipe)
+            mask = masks.render(source, ref, size, task.recipe.rendering)
         except ImageError as error:
             written.rejected.append(Rejected(ref.path, error.reason, ref.id))
         else:
@@ -132,5 +136,7 @@ def _samples(source: Source, task: ShardTask, written: WrittenShard, tick: Ticks
             written.checksums.append(checksum_of(stored))
             if pixels is not None and not task.recipe.passthrough:  # else some are not known
                 written.sums += PixelSums.of(pixels)
-            yield Sample(ref.id, ref.label, stored, ref.path, size, target, fields)
+            if mask is not None:
+                written.mask_checksums.append(checksum_of(mask))
+            yield Sample(ref.id, ref.label, stored, ref.path, size, target, fields, mask)
         tick()

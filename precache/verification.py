@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from precache import columns, executors, images, jpeg
+from precache import columns, executors, images, jpeg, masks
 from precache.converted import ConvertedDataset, open_dataset, open_unchecked
 from precache.errors import DatasetError, ImageError, SampleError
 from precache.files import check_file
@@ -244,7 +244,7 @@ def _compare(task: _DeepTask, row: int, ref: SampleRef, sample: StoredSample) ->
     problem = ""
     if sample.label != ref.label:
         problem = f"{where} has label {sample.label}, its class is {ref.label}"
-    elif unlike := _compare_described(task, row, ref, sample):
+    elif unlike := _compare_described(task, row, ref, sample) or _compare_mask(task, row, ref, sample):
         problem = f"{where} {unlike}"
     elif stored.shape != expected.shape:
         sizes = (written((picture.shape[0], picture.shape[1])) for picture in (stored, expected))
@@ -283,6 +283,24 @@ def _compare_described(task: _DeepTask, row: int, ref: SampleRef, sample: Stored
     return ""
 
 
+def _compare_mask(task: _DeepTask, row: int, ref: SampleRef, sample: StoredSample) -> str:
+    """What the mask of a sample is not; a phrase."""
+    width, height = task.index.source_sizes[row].tolist()
+    how = task.recipe.rendering
+    try:
+        expected = masks.render(task.source, ref, (width, height), how)
+        stored = sample.mask
+        if isinstance(stored, bytes):
+            stored = masks.decode(stored, images.fitted_size(width, height, how)[::-1])
+        if stored is not None:
+            task.index.check_mask(row, stored, str(task.path))
+    except (ImageError, ValueError) as error:
+        return f"has another mask than its source ({error})"
+    if stored is None or expected is None:
+        return "" if stored is expected else "has a mask, its source has none, or the other way round"
+    return "" if np.array_equal(stored, expected) else "has another mask than its source"
+
+
 def _reference(data: bytes | Image.Image, path: str, recipe: Recipe, decoded: Decoded) -> Pixels:
     """The reference's pixels: of the whole decode, whatever the recipe takes."""
     if decoded.reduction > 1:
@@ -313,7 +331,7 @@ def _in_words(fields: Mapping[str, str]) -> str:
 
 
 def _samples_by_split(dataset: ConvertedDataset) -> dict[str, set[tuple[int, int, str]]]:
-    """Split -> (id, label, target and fields in words) of its samples."""
+    """Split -> (id, label, target, fields and the mask's checksum in words) of its samples."""
     splits = {split: dataset.read_index(split) for split in dataset.manifest.samples_per_class}
     return {
         split: set(zip(index.ids.tolist(), index.labels.tolist(), _described(index), strict=True))
@@ -322,6 +340,9 @@ def _samples_by_split(dataset: ConvertedDataset) -> dict[str, set[tuple[int, int
 
 
 def _described(index: SampleIndex) -> list[str]:
-    if index.targets is None and not index.fields:
+    if index.targets is None and not index.fields and index.mask_checksums is None:
         return [""] * len(index)
-    return [repr(columns.labelled(index.targets, index.fields, row)) for row in range(len(index))]
+    masks = [None] * len(index) if index.mask_checksums is None else index.mask_checksums.tolist()
+    return [
+        repr((*columns.labelled(index.targets, index.fields, row), mask)) for row, mask in enumerate(masks)
+    ]

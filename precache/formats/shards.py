@@ -16,6 +16,10 @@ Where each picture has a size of its own:
     then        shapes  int32 [n, 2], height and width of each: images[offset:][: height * width * 3];
                         or int32 [n, 3] with the channels of each, where there are not three
 
+Where there are masks (see `precache.masks`), then, behind all these:
+
+    then        masks   uint8 [n, height, width], or [bytes] where each has a size of its own
+
 A label is -1 where a sample has not just one class; targets and fields are in the dataset's index alone.
 Pixels start on a page boundary, as direct reads and mappings want it.
 Any safetensors reader opens these files: https://github.com/huggingface/safetensors#format
@@ -47,6 +51,7 @@ DATA_START = 4096
 _CHUNK_BYTES = 128 * 1024
 _PROBED_BYTES = 1024 * 1024  # in the cache or not as one: asking takes time, too
 _TENSORS = (("images", "U8", 1), ("labels", "I64", 8), ("ids", "I64", 8))
+_MASKS = ("masks", "U8", 1)
 _TENSORS_OF_VARYING = (*_TENSORS, ("offsets", "I64", 8), ("shapes", "I32", 4))
 
 
@@ -56,6 +61,7 @@ def write_shard(base: Path, samples: Iterable[Sample], count: int, size: Size | 
     labels: list[int] = []
     ids: list[int] = []
     shapes: list[tuple[int, ...]] = []
+    masks: list[Pixels] = []
     with write_beside(path) as file:
         channels = 3
         first_header = _header(_images_shape(count, size, channels), count, channels)
@@ -67,6 +73,8 @@ def write_shard(base: Path, samples: Iterable[Sample], count: int, size: Size | 
             ids.append(sample.id)
             shapes.append(pixels.shape)
             channels = pixels.shape[2]
+            if sample.mask is not None:
+                masks.append(sample.mask)
         images_shape = _images_shape(len(ids), size, channels)
         if size is None:
             offsets, images_bytes = _offsets(np.array(shapes, np.int64).reshape(-1, 3), channels)
@@ -77,7 +85,10 @@ def write_shard(base: Path, samples: Iterable[Sample], count: int, size: Size | 
         if size is None:
             file.write(offsets.astype("<i8").tobytes())
             file.write(np.array(shapes, "<i4").reshape(-1, 3)[:, : _columns(channels)].tobytes())
-        if (header := _header(images_shape, len(ids), channels)) != first_header:
+        masks_bytes = sum(mask.nbytes for mask in masks)
+        for mask in masks:
+            file.write(mask.data)
+        if (header := _header(images_shape, len(ids), channels, masks_bytes)) != first_header:
             file.replace_start(header)
     return [file]
 
@@ -88,7 +99,8 @@ def read_shard(path: Path) -> Iterator[StoredSample]:
         for row in range(len(shard.ids)):
             pixels = np.empty((*shard.shapes[row], shard.channels), np.uint8)
             shard.read_rows(row, 0, pixels)
-            yield StoredSample(int(shard.ids[row]), int(shard.labels[row]), pixels)
+            mask = shard.read_mask(row) if shard.has_masks else None
+            yield StoredSample(int(shard.ids[row]), int(shard.labels[row]), pixels, mask=mask)
 
 
 class ShardFile:
@@ -103,6 +115,7 @@ class ShardFile:
         starts: int64 [n], the byte of the file where each picture begins.
         labels: int64 [n].
         ids: int64 [n].
+        has_masks: whether it holds some.
     """
 
     def __init__(self, path: Path) -> None:
@@ -120,9 +133,11 @@ class ShardFile:
             file_bytes = os.fstat(self._file.fileno()).st_size
             start = bytearray(min(DATA_START, file_bytes))
             self._read(memoryview(start), 0)
-            images_shape, count, self.channels = _read_header(path, bytes(start), file_bytes)
-            tail = memoryview(bytearray(file_bytes - DATA_START - math.prod(images_shape)))
-            self._read(tail, file_bytes - len(tail))
+            images_shape, count, self.channels, masks_bytes = _read_header(path, bytes(start), file_bytes)
+            self.has_masks = masks_bytes > 0
+            images_end = DATA_START + math.prod(images_shape)
+            tail = memoryview(bytearray(file_bytes - masks_bytes - images_end))
+            self._read(tail, images_end)
             self.labels, self.ids = (
                 np.frombuffer(tail[: 16 * count], "<i8").reshape(2, count).astype(np.int64)
             )
@@ -131,6 +146,9 @@ class ShardFile:
             else:
                 self.shapes = np.tile(np.array(images_shape[1:3], np.int64), (count, 1))
             self.starts = picture_starts(self.shapes, self.channels)
+            self._mask_ends = file_bytes - masks_bytes + np.cumsum(self.shapes.prod(axis=1))
+            if self.has_masks and self._mask_ends[-1:].sum() != file_bytes:
+                raise DatasetError(f"{path}: its masks do not fit its pictures (damaged?); {remedy(path)}")
         except DatasetError:
             self._file.close()
             raise
@@ -143,6 +161,12 @@ class ShardFile:
         """
         row_bytes = int(self.shapes[sample, 1]) * self.channels
         self._read(out.data.cast("B"), int(self.starts[sample]) + first * row_bytes)
+
+    def read_mask(self, row: int) -> Pixels:
+        """The mask of picture `row`, where there are masks; DatasetError as of `read_rows`."""
+        mask = np.empty(self.shapes[row], np.uint8)
+        self._read(mask.data.cast("B"), int(self._mask_ends[row]) - mask.nbytes)
+        return mask
 
     @property
     def descriptor(self) -> int:
@@ -246,11 +270,13 @@ def _columns(channels: int) -> int:
     return 2 if channels == 3 else 3
 
 
-def _header(images_shape: list[int], count: int, channels: int) -> bytes:
-    shapes = {"images": images_shape, "shapes": [count, _columns(channels)]}
+def _header(images_shape: list[int], count: int, channels: int, masks_bytes: int = 0) -> bytes:
+    masks_shape = [masks_bytes] if len(images_shape) == 1 else images_shape[:3]
+    shapes = {"images": images_shape, "shapes": [count, _columns(channels)], "masks": masks_shape}
     header: dict[str, Any] = {}
     start = 0
-    for name, dtype, width in _TENSORS_OF_VARYING if len(images_shape) == 1 else _TENSORS:
+    tensors = _TENSORS_OF_VARYING if len(images_shape) == 1 else _TENSORS
+    for name, dtype, width in (*tensors, _MASKS) if masks_bytes else tensors:
         shape = shapes.get(name, [count])
         stop = start + math.prod(shape) * width
         header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, stop]}
@@ -259,8 +285,8 @@ def _header(images_shape: list[int], count: int, channels: int) -> bytes:
     return struct.pack("<Q", len(body)) + body
 
 
-def _read_header(path: Path, start: bytes, file_bytes: int) -> tuple[list[int], int, int]:
-    """Shape of `images`, number and channels of the pictures, from the start of a file of `file_bytes`."""
+def _read_header(path: Path, start: bytes, file_bytes: int) -> tuple[list[int], int, int, int]:
+    """Shape of `images`, number and channels of pictures, bytes of masks, from the start of so large a file."""
     try:
         header = json.loads(start[8:])
         shape, count = header["images"]["shape"], header["ids"]["shape"][0]
@@ -270,18 +296,21 @@ def _read_header(path: Path, start: bytes, file_bytes: int) -> tuple[list[int], 
         else:
             channels = shape[3]
             right = whole and shape[0] == count and min(shape[1:]) > 0 and len(shape) == 4
-        as_written = right and start == _header(shape, count, channels)
+        masks_shape = header.get("masks", {"shape": [0]})["shape"]
+        right = right and all(type(side) is int and side >= 0 for side in masks_shape)
+        masks_bytes = math.prod(masks_shape)
+        as_written = right and start == _header(shape, count, channels, masks_bytes)
     except (ValueError, LookupError, TypeError, RecursionError, struct.error):
         as_written = False
     if not as_written:
         raise DatasetError(f"{path}: not a shard of this format (its header is damaged); {remedy(path)}")
     behind = 24 + 4 * _columns(channels) if len(shape) == 1 else 16  # bytes of a picture besides its pixels
-    expected_bytes: int = DATA_START + math.prod(shape) + count * behind
+    expected_bytes: int = DATA_START + math.prod(shape) + count * behind + masks_bytes
     if file_bytes != expected_bytes:
         raise DatasetError(
             f"{path}: expected {expected_bytes:,} bytes, got {file_bytes:,} (truncated?); {remedy(path)}"
         )
-    return shape, count, channels
+    return shape, count, channels, masks_bytes
 
 
 def _read_shapes(path: Path, tail: memoryview, count: int, images_bytes: int) -> tuple[Shapes, int]:
@@ -301,6 +330,7 @@ FORMAT = Format(
     index_suffix=None,
     write_shard=write_shard,
     read_shard=read_shard,
+    open_masks=ShardFile,
     describe=lambda sample: b"",
     holds_pixels=True,
     bytes_per_sample=16,  # label and id

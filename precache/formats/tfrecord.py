@@ -5,6 +5,7 @@
                     image/encoded      bytes   a baseline JPEG of the recipe's size, fit and quality
                     image/class/label  int64   the label; only where samples have one class each
                     sample/id          int64   the sample's id
+                    mask/encoded       bytes   the mask, a PNG, see `precache.masks`, where there is one
                     target             int64   indices of classes; or float: numbers to be predicted
                     field/NAME         int64, float or bytes (UTF-8), one value or a flat list of them
                     shape/NAME         int64   the shape of field/NAME, where that is a list
@@ -25,8 +26,9 @@ from typing import Any
 import google_crc32c
 import numpy as np
 
+from precache import masks
 from precache.errors import DatasetError
-from precache.formats.base import Format, Sample, StoredSample, remedy
+from precache.formats.base import EncodedMasks, Format, Sample, StoredSample, index_lines, remedy
 from precache.output import OutputFile, write_beside
 from precache.sizes import Size
 from precache.storage import read_regular
@@ -35,7 +37,7 @@ SUFFIX = ".tfrecord"
 INDEX_SUFFIX = ".idx"
 _DAMAGE = "its record does not match its checksum; run 'precache verify' on its folder"
 IMAGE_KEY, LABEL_KEY, ID_KEY = "image/encoded", "image/class/label", "sample/id"
-TARGET_KEY, FIELD_KEY, SHAPE_KEY = "target", "field/", "shape/"
+TARGET_KEY, FIELD_KEY, SHAPE_KEY, MASK_KEY = "target", "field/", "shape/", "mask/encoded"
 
 
 def write_shard(base: Path, samples: Iterable[Sample], count: int, size: Size | None) -> list[OutputFile]:
@@ -59,6 +61,23 @@ def read_shard(path: Path) -> Iterator[StoredSample]:
             yield _decode_example(data) if intact else StoredSample(-1, -1, b"", _DAMAGE)
     except (OSError, struct.error, ValueError, KeyError, IndexError) as error:
         raise DatasetError(f"{path}: cannot be read as TFRecords ({error}); {remedy(path)}") from error
+
+
+def open_masks(path: Path) -> EncodedMasks:
+    """The masks of a TFRecord file, by its index."""
+    index_path = path.with_suffix(INDEX_SUFFIX)
+    try:
+        places = [(int(first), int(length)) for first, length in index_lines(index_path)]
+    except ValueError as error:
+        raise DatasetError(f"{index_path}: is no index of records ({error}); {remedy(path)}") from error
+    return EncodedMasks(path, places, _mask_of)
+
+
+def _mask_of(record: bytes) -> bytes:
+    mask = _decode_example(memoryview(record)[12:-4]).mask
+    if not isinstance(mask, bytes):
+        raise ValueError("there is none")
+    return mask
 
 
 def _records(content: memoryview) -> Iterator[tuple[memoryview, bool]]:
@@ -102,11 +121,13 @@ _FIXED_BYTES = {1: 8, 5: 4}
 
 def _encode_example(sample: Sample) -> bytes:
     features = {IMAGE_KEY: _feature(bytes(sample.data)), **_described(sample)}
+    if sample.mask is not None:
+        features[MASK_KEY] = _feature(masks.encode(sample.mask))
     return _field(1, b"".join(_field(1, _entry(key, value)) for key, value in features.items()))
 
 
 def _describe(sample: Sample) -> bytes:
-    """All features but the picture, as `_decode_example` puts them together."""
+    """All features but picture and mask, as `_decode_example` puts them together."""
     return b"".join(_entry(key, value) for key, value in _described(sample).items())
 
 
@@ -147,11 +168,12 @@ def _decode_example(data: memoryview) -> StoredSample:  # a view: each slice of 
         for entry in _numbered(message, 1):
             parts = dict(_fields(entry))
             features[key := str(parts[1], "utf-8")] = parts.get(2, data[:0])
-            if key != IMAGE_KEY:
+            if key not in (IMAGE_KEY, MASK_KEY):
                 described.append(entry)
     label = _int(features[LABEL_KEY]) if LABEL_KEY in features else -1
     image = _of_list(features[IMAGE_KEY], _BYTES_LIST)
-    return StoredSample(_int(features[ID_KEY]), label, bytes(image), "", b"".join(described))
+    mask = bytes(_of_list(features[MASK_KEY], _BYTES_LIST)) if MASK_KEY in features else None
+    return StoredSample(_int(features[ID_KEY]), label, bytes(image), "", b"".join(described), mask)
 
 
 def _of_list(feature: memoryview, kind: int) -> memoryview:
@@ -225,6 +247,7 @@ FORMAT = Format(
     index_suffix=INDEX_SUFFIX,
     write_shard=write_shard,
     read_shard=read_shard,
+    open_masks=open_masks,
     describe=_describe,
     holds_pixels=False,
     bytes_per_sample=120,  # keys, lengths and checksums

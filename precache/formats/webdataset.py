@@ -4,6 +4,7 @@
     00000042.cls    the label, an ASCII integer; only where samples are labelled with one class each
     00000042.json   {"height": ..., "path": ..., "width": ...}: the source picture; and, where there are any,
                     "target": indices of classes, or numbers, and "fields": {NAME: number, text or lists}
+    00000042.mask.png   the mask, see `precache.masks`, where there is one
 
 Fields are an object of their own: one may be called `width`. The key is the sample's id in 8 digits. The
 tar is POSIX ustar with fixed owner, mode and time, so that its bytes depend on its content alone. The index
@@ -18,8 +19,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from precache import masks
 from precache.errors import DatasetError
-from precache.formats.base import Format, Sample, StoredSample, remedy
+from precache.formats.base import EncodedMasks, Format, Sample, StoredSample, index_lines, remedy
 from precache.output import OutputFile, write_beside
 from precache.sizes import Size
 from precache.storage import read_regular
@@ -56,10 +58,23 @@ def read_shard(path: Path) -> Iterator[StoredSample]:
             parts[extension] = data
             if extension == b"json":  # the last one of a sample
                 jpeg, label = parts.get(b"jpg", b""), int(parts.get(b"cls", b"-1"))
-                yield StoredSample(int(key), label, jpeg, described=data)
+                yield StoredSample(int(key), label, jpeg, described=data, mask=parts.get(b"mask.png"))
                 parts.clear()
     except (OSError, ValueError) as error:
         raise DatasetError(f"{path}: cannot be read as a tar of samples ({error}); {remedy(path)}") from error
+
+
+def open_masks(path: Path) -> EncodedMasks:
+    """The masks of a tar, by its index."""
+    index_path = path.with_suffix(INDEX_SUFFIX)
+    places = []
+    try:
+        for words in index_lines(index_path)[1:]:
+            first = words.index("mask.png")
+            places.append((int(words[first + 1]), int(words[first + 2])))
+    except (ValueError, LookupError) as error:
+        raise DatasetError(f"{index_path}: names no mask of each sample ({error}); {remedy(path)}") from error
+    return EncodedMasks(path, places)
 
 
 def _members(tar: bytes) -> Iterator[tuple[bytes, bytes]]:
@@ -84,6 +99,8 @@ def _add_sample(file: OutputFile, sample: Sample) -> Iterator[str]:
     contents = {"jpg": bytes(sample.data)}
     if sample.label >= 0:
         contents["cls"] = str(sample.label).encode()
+    if sample.mask is not None:
+        contents["mask.png"] = masks.encode(sample.mask)
     contents["json"] = _describe(sample)
     for extension, content in contents.items():
         name = f"{sample.id:08d}.{extension}"
@@ -125,6 +142,7 @@ FORMAT = Format(
     index_suffix=INDEX_SUFFIX,
     write_shard=write_shard,
     read_shard=read_shard,
+    open_masks=open_masks,
     describe=_describe,
     holds_pixels=False,
     bytes_per_sample=5 * _BLOCK + _BLOCK // 2 + 90,  # three headers, two blocks of text, padding; index

@@ -1,6 +1,6 @@
 """The types that pass between a loader, its backend and the training loop."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Protocol, SupportsIndex, TypeAlias
@@ -16,6 +16,10 @@ from precache.sizes import Size
 
 Positions: TypeAlias = npt.NDArray[np.int64]
 """int64 [n]: ranks of samples in the stored order of a split."""
+
+
+MASK = "mask"
+"""The field that is on the device of the images, and goes where they go."""
 
 
 class Batch(list[torch.Tensor]):
@@ -84,16 +88,17 @@ class Batch(list[torch.Tensor]):
         return self._padding
 
     def to(self, device: torch.device | str | int, non_blocking: bool = False) -> "Batch":
-        """The batch with images and labels on `device`; Lightning and Accelerate call this on each batch."""
-        return self._with(part.to(device, non_blocking=non_blocking) for part in self)
+        """The batch with images, labels and masks on `device`; Lightning and Accelerate call this on each."""
+        return self._with(lambda part: part.to(device, non_blocking=non_blocking))
 
     def pin_memory(self, device: torch.device | str | None = None) -> "Batch":
-        """The batch with images and labels in pinned memory; torch's DataLoader calls this."""
-        return self._with(part.pin_memory() for part in self)
+        """The batch with images, labels and masks in pinned memory; torch's DataLoader calls this."""
+        return self._with(lambda part: part.pin_memory())
 
-    def _with(self, parts: Iterable[torch.Tensor]) -> "Batch":
-        images, labels = parts
-        return Batch(images, labels, self._ids, self._padding, self.fields)
+    def _with(self, moved: Callable[[torch.Tensor], torch.Tensor]) -> "Batch":
+        images, labels = map(moved, self)
+        fields = {**self.fields, MASK: moved(self.fields[MASK])} if MASK in self.fields else self.fields
+        return Batch(images, labels, self._ids, self._padding, fields)
 
     def __setitem__(self, place: Any, part: Any) -> None:
         # torch's default_collate stacks several batches into a copy of the first: its ids are not theirs

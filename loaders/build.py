@@ -127,7 +127,8 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
     crops, late = _augmentation(augment, spec, data)
     lane = Lane(spec.device)
     with lane.active():
-        reader = with_fields(_open_reader(backend, spec, data, crops, lane), data)
+        reader = _open_reader(backend, spec, data, crops, lane)
+        reader = with_fields(reader, data, spec, _served_crops(augment, spec, data))
     size = None if isinstance(late, CheckedFunction) else data.served_size(spec.size)
     return EpochLoader(spec, data, reader, Transfer(lane, spec.dtype, late, scales), size)
 
@@ -168,6 +169,19 @@ def _augmentation(
         return Crops(stored, stored), BatchAugmentation(augmentation, spec.seed, served)
     jitter = BatchAugmentation(augmentation, spec.seed, None) if augmentation.jitters else None
     return Crops(stored, served, augmentation, spec.seed), jitter
+
+
+def _served_crops(
+    augment: str | RandomAugmentation | BatchFunction | None, spec: LoaderSpec, data: SplitData
+) -> Crops:
+    """What becomes of a stored picture in all, but for what a function of the caller's does."""
+    stored = None if data.shapes is not None else data.size
+    augmentation = choose(augment)
+    if augmentation is None:
+        return Crops(stored, data.served_size(spec.size))
+    if isinstance(augmentation, RandomAugmentation):
+        return Crops(stored, data.served_size(spec.size), augmentation, spec.seed)
+    return Crops(stored, stored)
 
 
 def _ranks(rank: int | None, world_size: int | None) -> tuple[int, int]:

@@ -14,7 +14,7 @@ from loaders.batch import Positions
 from loaders.order import WINDOW_SHARDS
 from precache.converted import ConvertedDataset, is_converted, open_dataset
 from precache.errors import DatasetError, ImageError, SettingError, SourceError, printable, shell_command
-from precache.images import CHANNELS
+from precache.images import CHANNELS, Rendering
 from precache.index import SampleIndex, Sizes
 from precache.manifest import MANIFEST_NAME
 from precache.rejects import default_list, read_list, rejected_rows
@@ -48,6 +48,8 @@ class SplitData:
         channels: of the stored pictures; a raw tree's become RGB.
         statistics: mean and standard deviation of each channel, of values in 0-1; None where the manifest
             has none. Those of split `train` where there is one: what is trained with is what is served.
+        rendering: how pictures became what is stored; None for a raw tree.
+        boxes: the field of boxes; empty if there is none.
         digest: identity of the dataset, and of what is left out of it, hex.
         shapes: int32 [n, 2], height and width of each stored picture; None where all are of `size`.
         shard_starts: int64 [shards + 1], the position of each shard's first sample, and behind the last one.
@@ -68,6 +70,8 @@ class SplitData:
     channels: int = 3
     shapes: Sizes | None = None
     statistics: tuple[tuple[float, ...], tuple[float, ...]] | None = None
+    rendering: Rendering | None = None
+    boxes: str = ""
     shard_starts: Positions = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -227,6 +231,8 @@ def _converted(dataset: ConvertedDataset, split: str) -> SplitData:
         channels=CHANNELS[dataset.manifest.recipe.channels],
         shapes=index.shapes,
         statistics=None if statistics is None else (statistics.mean, statistics.std),
+        rendering=dataset.manifest.recipe.rendering,
+        boxes=str(dataset.manifest.source_options.get("boxes", "")),
     )
 
 

@@ -11,7 +11,7 @@ from typing import TypeAlias
 import torch
 
 from loaders.augment.choice import BatchFunction
-from loaders.batch import Batch, DecodedBatch
+from loaders.batch import MASK, Batch, DecodedBatch
 from loaders.dataset import RAW, SplitData
 from loaders.devices import Lane, upload
 from loaders.settings import Normalize, numbers_of
@@ -69,7 +69,8 @@ class Transfer:
         if sent.ready is not None:
             current = torch.cuda.current_stream(self.lane.device)
             current.wait_event(sent.ready)
-            for tensor in sent.batch:
+            masks = [sent.batch.fields[MASK]] if MASK in sent.batch.fields else []
+            for tensor in (*sent.batch, *masks):
                 tensor.record_stream(current)  # its memory is reused only after what this stream does
         return sent.batch
 
@@ -82,7 +83,10 @@ class Transfer:
         labels = upload(decoded.labels, self.lane.device)
         if self._scales is not None and self._dtype.is_floating_point:
             images = normalise(images, self._dtype, self._scales)
-        return Batch(images, labels, decoded.ids, padding, decoded.fields)
+        fields = decoded.fields
+        if MASK in fields:
+            fields = {**fields, MASK: upload(fields[MASK], self.lane.device)}
+        return Batch(images, labels, decoded.ids, padding, fields)
 
 
 def find_scales(asked: Normalize, data: SplitData) -> Scales:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from precache import columns, executors
+from precache import boxes, columns, executors, masks
 from precache.codecs import made_by
 from precache.commit import commit
 from precache.converted import is_converted, open_dataset
@@ -107,6 +107,7 @@ def convert(
     options = options or SourceOptions()
     opened = open_source(source, options)
     scan = opened.scan()
+    boxes.check(options.boxes, scan.samples.fields, masks=masks.reader_of(scan.source) is not None)
     for warning in scan.warnings:
         warn(warning)
     if split_list is not None:

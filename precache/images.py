@@ -186,7 +186,7 @@ def fitted_size(width: int, height: int, how: Rendering) -> tuple[int, int]:
     if how.fit == "keep":
         return resized_size(width, height, how.size)
     if how.fit == "keep-longer":
-        return _inner_size(width, height, how.size)
+        return inner_size(width, height, how.size)
     rows, columns = sides(how.size)
     return columns, rows
 
@@ -227,7 +227,7 @@ def resized_size(width: int, height: int, size: Size) -> tuple[int, int]:
     return int(rows * width / height), rows
 
 
-def _inner_size(width: int, height: int, size: Size) -> tuple[int, int]:
+def inner_size(width: int, height: int, size: Size) -> tuple[int, int]:
     """Width and height once the picture just fits into `size`: a square, once its longer side is as long."""
     rows, columns = sides(size)
     wanted, given = (rows, height) if columns * height >= rows * width else (columns, width)
@@ -260,7 +260,7 @@ def _resize(
 def _pad(decoded: Decoded, how: Rendering) -> Pixels:
     """The whole picture, as large as it fits, centred on black, which is transparent in RGBA."""
     rows, columns = sides(how.size)
-    width, height = _inner_size(decoded.width, decoded.height, how.size)
+    width, height = inner_size(decoded.width, decoded.height, how.size)
     padded = np.zeros((rows, columns, CHANNELS[how.channels]), np.uint8)
     left, top = centre_offset(columns, width), centre_offset(rows, height)
     box = (0.0, 0.0, float(decoded.width), float(decoded.height))

@@ -286,7 +286,7 @@ def _header(images_shape: list[int], count: int, channels: int, masks_bytes: int
 
 
 def _read_header(path: Path, start: bytes, file_bytes: int) -> tuple[list[int], int, int, int]:
-    """Shape of `images`, number and channels of pictures, bytes of masks, from the start of so large a file."""
+    """Shape of `images`, number and channels of pictures, bytes of masks, from a file's start and size."""
     try:
         header = json.loads(start[8:])
         shape, count = header["images"]["shape"], header["ids"]["shape"][0]

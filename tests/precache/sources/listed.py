@@ -97,8 +97,13 @@ def listed(
     return ListedSource(pictures, target, TARGETS[target], FIELDS if fields is None else fields)
 
 
-def _picture(row: int) -> bytes:
+def encoded(picture: Image.Image) -> bytes:
+    """As PNG."""
     file = io.BytesIO()
-    pixels = np.random.default_rng(row + 1).integers(0, 256, (4, 5, 3), np.uint8)
-    Image.fromarray(pixels).resize((40, 32)).save(file, "PNG")
+    picture.save(file, "PNG")
     return file.getvalue()
+
+
+def _picture(row: int) -> bytes:
+    pixels = np.random.default_rng(row + 1).integers(0, 256, (4, 5, 3), np.uint8)
+    return encoded(Image.fromarray(pixels).resize((40, 32)))

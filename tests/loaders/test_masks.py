@@ -112,7 +112,8 @@ def test_a_mask_has_its_own_labels_and_no_mixture_of_them(masked: Callable[..., 
 def test_masks_are_the_same_however_pictures_are_read(
     settings: dict[str, Any], masked: Callable[..., Path]
 ) -> None:
-    path, found = masked("shards"), {}
+    path = masked("shards")
+    found: dict[tuple[int, int], list[torch.Tensor]] = {}
     for number, more in enumerate(({}, settings, {**settings, "workers": 1})):
         with build(("shards", "shards"), path, augment="train", **more) as loader:
             for _ in range(2):
@@ -125,10 +126,9 @@ def test_masks_are_the_same_however_pictures_are_read(
 
 
 def test_a_function_gets_all_of_the_picture_and_the_mask_is_of_that(masked: Callable[..., Path]) -> None:
-    with build(
-        ("shards", "shards"), masked("shards"), augment=lambda images, ids, epoch: images, size=None
-    ) as b:
-        batch = next(iter(b))
+    settings = {"augment": lambda images, ids, epoch: images, "size": None}
+    with build(("shards", "shards"), masked("shards"), **settings) as loader:
+        batch = next(iter(loader))
         assert batch.images.shape[2:] == batch.fields["mask"].shape[1:] == (STORED, STORED)
 
 
@@ -226,7 +226,9 @@ def check_box(bright: Any, boxes: torch.Tensor) -> None:
         return
     rows, columns = np.flatnonzero(bright.any(axis=1)), np.flatnonzero(bright.any(axis=0))
     found = [columns[0], rows[0], columns[-1] + 1, rows[-1] + 1]
-    assert np.abs(boxes[0].numpy() - found).max() <= 1
+    left, top, right, bottom = boxes[0].tolist()
+    # of a strip, a half is as dark as its edge
+    assert np.abs(boxes[0].numpy() - found).max() <= (1 if min(right - left, bottom - top) > 3 else 2)
 
 
 @pytest.mark.parametrize("arm", ARMS, ids="-".join)

@@ -39,7 +39,7 @@ from loaders.augment.follow import follow_boxes
 from loaders.batch import MASK, DecodedBatch, Positions, Reader, Request
 from loaders.dataset import SplitData
 from loaders.devices import upload
-from loaders.masks import MaskReader
+from loaders.masks import MaskReader, Served
 from loaders.settings import LoaderSpec
 from precache.boxes import placement
 from precache.columns import Column
@@ -74,7 +74,7 @@ class FieldsReader:
         self._targets, self._fields = data.index.targets, data.index.fields
         self._size = crops.size
         has_masks = data.index.mask_checksums is not None
-        self._masks = MaskReader(data, spec, crops, self._size) if has_masks else None
+        self._masks = MaskReader(data, spec, self._size) if has_masks else None
 
     def read(self, requests: Iterator[Request]) -> Iterator[DecodedBatch]:
         """Yield one batch per request."""
@@ -99,15 +99,17 @@ class FieldsReader:
         ids = self._data.ids[request.positions]
         rows = request.positions[~np.isin(ids, list(batch.refused))]
         assert np.array_equal(self._data.ids[rows], batch.ids.numpy())
+        served = self._crops.of(request.epoch, self._data.ids[rows], self._data.shapes_at(rows))
         fields: dict[str, Any] = {}
         if self._masks is not None:
-            fields[MASK], damaged = self._masks.read(request.epoch, rows)
+            fields[MASK], damaged = self._masks.read(rows, served)
             if damaged:
                 batch, kept = _without(batch, damaged)
-                rows, fields[MASK] = rows[kept], fields[MASK][torch.from_numpy(kept)]
+                rows, served = rows[kept], (served[0][kept], served[1][kept])
+                fields[MASK] = fields[MASK][torch.from_numpy(kept)]
         for name, column in self._fields.items():
             if name == self._data.boxes:
-                fields |= self._follow(name, column, request.epoch, rows)
+                fields |= self._follow(name, column, rows, served)
             else:
                 fields[name] = values_of(column, rows)
         labels = batch.labels
@@ -115,18 +117,17 @@ class FieldsReader:
             labels = labels_of(self._targets, rows, len(self._data.classes))
         return replace(batch, labels=labels, fields=fields)
 
-    def _follow(self, name: str, column: Column, epoch: int, rows: Positions) -> dict[str, Any]:
+    def _follow(self, name: str, column: Column, rows: Positions, crops: Served) -> dict[str, Any]:
         """The boxes of `rows` in what is served, and which of theirs these are."""
         index, how = self._data.index, self._data.rendering
         assert index is not None
         assert how is not None
-        crops, mirrored = self._crops.of(epoch, self._data.ids[rows], self._data.shapes_at(rows))
         served, all_kept = [], []
-        for row, crop, is_mirrored in zip(rows.tolist(), crops, mirrored.tolist(), strict=True):
+        for row, crop, mirrored in zip(rows.tolist(), crops[0], crops[1].tolist(), strict=True):
             width, height = index.source_sizes[row].tolist()
             x_scale, y_scale, x, y = placement(width, height, how)
             boxes = column.array(row).reshape(-1, 4) * (x_scale, y_scale, x_scale, y_scale) + (x, y, x, y)
-            boxes, kept = follow_boxes(boxes, crop, is_mirrored, self._size)
+            boxes, kept = follow_boxes(boxes, crop, mirrored, self._size)
             served.append(torch.from_numpy(boxes.astype(np.float32)))
             all_kept.append(torch.from_numpy(kept))
         return {name: served, f"{name}{KEPT}": all_kept}

@@ -3,12 +3,12 @@
 from collections import OrderedDict
 from functools import partial
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from loaders.augment.cpu import Crops
 from loaders.augment.follow import follow_mask
 from loaders.batch import Positions
 from loaders.dataset import SplitData
@@ -22,30 +22,31 @@ from precache.index import REMEDY
 from precache.jpeg import Pixels
 from precache.sizes import Size, sides
 
+Served: TypeAlias = tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]
+"""What is served of each picture and whether it is mirrored, as `loaders.augment.cpu.Crops.of` says."""
+
 _OPEN_FILES = 128
 
 
 class MaskReader:
-    """Reads the masks of samples, and crops, resizes and mirrors them as `crops` does with their pictures."""
+    """Reads the masks of samples, and crops, resizes and mirrors them as their pictures were."""
 
-    def __init__(self, data: SplitData, spec: LoaderSpec, crops: Crops, size: Size) -> None:
-        self._data, self._crops, self._size = data, crops, size
+    def __init__(self, data: SplitData, spec: LoaderSpec, size: Size) -> None:
+        self._data, self._size = data, size
         self._check = spec.reading.check != "never"
         self._pool = Pool(max(1, spec.workers), "mask")
         self._files: OrderedDict[int, MaskFile] = OrderedDict()
 
-    def read(self, epoch: int, positions: Positions) -> tuple[torch.Tensor, dict[int, ImageError]]:
+    def read(self, positions: Positions, served: Served) -> tuple[torch.Tensor, dict[int, ImageError]]:
         """uint8 [n, height, width], and why those that are not what was written are not: number -> error.
 
         Raises:
             DatasetError: a shard cannot be read.
         """
         out = torch.empty((len(positions), *sides(self._size)), dtype=torch.uint8)
-        shapes = self._data.shapes_at(positions)
-        crops, mirrored = self._crops.of(epoch, self._data.ids[positions], shapes)
         shards, rows = self._data.locate(positions)
         self._open(np.unique(shards).tolist())
-        read = partial(self._read_one, positions, shards, rows, crops, mirrored, out.numpy())
+        read = partial(self._read_one, positions, shards, rows, served, out.numpy())
         found = enumerate(self._pool.map(read, range(len(positions))))
         return out, {number: error for number, error in found if error is not None}
 
@@ -70,8 +71,7 @@ class MaskReader:
         positions: Positions,
         shards: Positions,
         rows: Positions,
-        crops: npt.NDArray[np.int64],
-        mirrored: npt.NDArray[np.bool_],
+        served: Served,
         out: Pixels,
         number: int,
     ) -> ImageError | None:
@@ -89,5 +89,6 @@ class MaskReader:
             return type(error)(error.path, error.reason)
         except ValueError as error:
             return index.error(position, file, f"its mask cannot be decoded ({error}); {REMEDY}")
+        crops, mirrored = served
         follow_mask(mask, crops[number], bool(mirrored[number]), out[number])
         return None

@@ -188,6 +188,11 @@ def _check_finished(job: _Job, destination: Path) -> Manifest:
     manifest = dataset.manifest
     found = {"recipe": manifest.recipe.to_json(), "source_digest": manifest.source_digest}
     job.target.check_same(destination, found)
+    if manifest.source_options.get("boxes") != job.options.boxes:
+        raise DatasetError(
+            f"{destination}: is finished, with boxes {manifest.source_options.get('boxes')!r}, and "
+            f"{job.options.boxes!r} are asked for; pass --overwrite to convert again"
+        )
     if len(manifest.rejected) > job.limit:
         raise DatasetError(
             f"{destination}: is finished, but {_are_rejected(len(manifest.rejected), job.limit)}; "

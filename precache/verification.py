@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from precache import columns, executors, images, jpeg, masks
+from precache import columns, described, executors, images, jpeg
 from precache.converted import ConvertedDataset, open_dataset, open_unchecked
 from precache.errors import DatasetError, ImageError, SampleError
 from precache.files import check_file
-from precache.formats import FORMATS, Sample, StoredSample
+from precache.formats import FORMATS, StoredSample
 from precache.images import Decoded
 from precache.index import SampleIndex
 from precache.jpeg import Pixels
@@ -244,7 +244,7 @@ def _compare(task: _DeepTask, row: int, ref: SampleRef, sample: StoredSample) ->
     problem = ""
     if sample.label != ref.label:
         problem = f"{where} has label {sample.label}, its class is {ref.label}"
-    elif unlike := _compare_described(task, row, ref, sample) or _compare_mask(task, row, ref, sample):
+    elif unlike := described.compare(_known(task, row, ref), sample, str(task.path)):
         problem = f"{where} {unlike}"
     elif stored.shape != expected.shape:
         sizes = (written((picture.shape[0], picture.shape[1])) for picture in (stored, expected))
@@ -264,41 +264,14 @@ def _compare(task: _DeepTask, row: int, ref: SampleRef, sample: StoredSample) ->
     return _Compared(ref.path, psnr(stored, reference), problem, PixelSums.of(expected))
 
 
+def _known(task: _DeepTask, row: int, ref: SampleRef) -> described.Known:
+    return described.Known(task.source, ref, *task.labelled[ref.id], task.index, row, task.recipe)
+
+
 def _changed(index: SampleIndex, row: int, data: bytes | Image.Image) -> bool:
     """Whether the source file of the sample at `row` holds something else than when it was converted."""
     recorded = 0 if index.source_checksums is None else int(index.source_checksums[row])
     return recorded != 0 and recorded != picture_checksum(data)
-
-
-def _compare_described(task: _DeepTask, row: int, ref: SampleRef, sample: StoredSample) -> str:
-    """What target and fields of a sample, in the index and in its shard, are not; a phrase."""
-    target, fields = task.labelled[ref.id]
-    index = task.index
-    if repr(columns.labelled(index.targets, index.fields, row)) != repr((target, fields)):  # NaN is NaN
-        return "has another target or other fields in the index than in its source"
-    size = (int(index.source_sizes[row, 0]), int(index.source_sizes[row, 1]))
-    expected = Sample(ref.id, ref.label, b"", ref.path, size, target, fields)
-    if sample.described != FORMATS[task.recipe.format].describe(expected):
-        return "has another path, target or other fields in its shard than in its source"
-    return ""
-
-
-def _compare_mask(task: _DeepTask, row: int, ref: SampleRef, sample: StoredSample) -> str:
-    """What the mask of a sample is not; a phrase."""
-    width, height = task.index.source_sizes[row].tolist()
-    how = task.recipe.rendering
-    try:
-        expected = masks.render(task.source, ref, (width, height), how)
-        stored = sample.mask
-        if isinstance(stored, bytes):
-            stored = masks.decode(stored, images.fitted_size(width, height, how)[::-1])
-        if stored is not None:
-            task.index.check_mask(row, stored, str(task.path))
-    except (ImageError, ValueError) as error:
-        return f"has another mask than its source ({error})"
-    if stored is None or expected is None:
-        return "" if stored is expected else "has a mask, its source has none, or the other way round"
-    return "" if np.array_equal(stored, expected) else "has another mask than its source"
 
 
 def _reference(data: bytes | Image.Image, path: str, recipe: Recipe, decoded: Decoded) -> Pixels:
@@ -334,15 +307,6 @@ def _samples_by_split(dataset: ConvertedDataset) -> dict[str, set[tuple[int, int
     """Split -> (id, label, target, fields and the mask's checksum in words) of its samples."""
     splits = {split: dataset.read_index(split) for split in dataset.manifest.samples_per_class}
     return {
-        split: set(zip(index.ids.tolist(), index.labels.tolist(), _described(index), strict=True))
+        split: set(zip(index.ids.tolist(), index.labels.tolist(), described.in_words(index), strict=True))
         for split, index in splits.items()
     }
-
-
-def _described(index: SampleIndex) -> list[str]:
-    if index.targets is None and not index.fields and index.mask_checksums is None:
-        return [""] * len(index)
-    masks = [None] * len(index) if index.mask_checksums is None else index.mask_checksums.tolist()
-    return [
-        repr((*columns.labelled(index.targets, index.fields, row), mask)) for row, mask in enumerate(masks)
-    ]

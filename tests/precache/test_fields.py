@@ -13,8 +13,10 @@ import pytest
 
 from precache import Recipe, convert, open_dataset, verify, verify_across, verify_deep
 from precache.converted import ConvertedDataset
+from precache.errors import DatasetError
 from precache.formats import FORMATS, Sample, tfrecord
 from precache.inspection import summary, write_html
+from precache.sources import SourceOptions
 from precache.sources.base import Source
 from tests.precache.sources.listed import CLASSES, FIELDS, KINDS, SAMPLES, SHARES, TARGETS, listed
 
@@ -226,3 +228,11 @@ def test_a_sample_without_its_picture_is_left_out_with_its_fields(tmp_path: Path
     index = dataset.read_index()
     assert index.fields["caption"].value(int(np.flatnonzero(index.ids == 23)[0])) == "number 23"
     assert len(index.fields["caption"]) == SAMPLES - 2
+
+
+def test_a_finished_dataset_does_not_pass_for_one_with_boxes(tmp_path: Path) -> None:
+    dataset = make(listed("none"), tmp_path / "out", "shards")
+    with pytest.raises(
+        DatasetError, match="finished, with boxes None, and 'corners' are asked for; pass --o"
+    ):
+        convert(listed("none"), dataset.path, dataset.manifest.recipe, options=SourceOptions(boxes="corners"))

@@ -58,6 +58,17 @@ def test_a_stored_mask_has_the_labels_of_the_stored_pixels(
         check_labels(sample.pixels(path)[..., 0], mask_of(sample, path), 4 if name == "shards" else 32)
 
 
+@pytest.mark.parametrize("channels", ["grey", "rgba"])
+@pytest.mark.parametrize("fit", ["pad", "keep"])
+def test_masks_go_with_pictures_of_any_channels(
+    fit: str, channels: str, trees: Trees, tmp_path: Path
+) -> None:
+    dataset = make(trees, tmp_path / "out", "shards", fit=fit, channels=channels)
+    for path, sample in format_contract.stored(dataset):
+        check_labels(sample.pixels(path)[..., 0], mask_of(sample, path))
+    assert verify_deep(dataset.path, trees.photos, workers=0).problems == ()
+
+
 @pytest.mark.parametrize("fit", ["crop", "keep"])
 def test_every_format_holds_the_same_masks(fit: str, trees: Trees, tmp_path: Path) -> None:
     for name in FORMAT_NAMES:
@@ -169,6 +180,41 @@ def test_a_changed_bit_of_a_mask_is_found(name: str, trees: Trees, tmp_path: Pat
     assert len(verify(dataset.path)) == 1
     (problem,) = verify_deep(dataset.path, trees.photos, workers=0).problems
     assert f"sample {sample.id}" in problem
+
+
+@pytest.mark.parametrize("name", FORMAT_NAMES)
+def test_a_dataset_with_masks_takes_what_was_said(name: str, trees: Trees, tmp_path: Path) -> None:
+    predicted: list[int] = []
+    recipe = Recipe(format=name, size=96)
+    options = SourceOptions(mask=str(trees.masks))
+    convert(
+        trees.photos,
+        tmp_path / "out",
+        recipe,
+        workers=0,
+        options=options,
+        on_start=lambda total, free: predicted.append(total),
+    )
+    taken = sum(
+        file.bytes for shard in open_dataset(tmp_path / "out").manifest.shards for file in shard.files
+    )
+    assert 0.8 < predicted[0] / taken < 1.2
+
+
+def test_a_conversion_that_was_killed_goes_on_with_its_masks(trees: Trees, tmp_path: Path) -> None:
+    """What the journal says of a finished shard has their checksums."""
+    whole = make(trees, tmp_path / "whole", "shards")
+
+    def stop(done: int, total: int) -> None:
+        if done > 5:
+            raise KeyboardInterrupt
+
+    recipe, options = whole.manifest.recipe, SourceOptions(mask=str(trees.masks))
+    with pytest.raises(KeyboardInterrupt):
+        convert(trees.photos, tmp_path / "out", recipe, workers=0, options=options, on_progress=stop)
+    again = convert(trees.photos, tmp_path / "out", recipe, workers=0, options=options)
+    assert again.converted < PICTURES
+    assert again.manifest.index == whole.manifest.index
 
 
 def test_a_folder_without_masks_is_refused(trees: Trees, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import click
 
 import precache
 from precache import commandline
-from precache.commandline import ProgressBar, human_bytes, note, parse_bytes, parse_share, printable
+from precache.commandline import ProgressBar, gathered, human_bytes, note, parse_bytes, parse_share, printable
 from precache.convert import Conversion
 from precache.converted import open_unchecked
 from precache.errors import SettingError, check_choice, shell_command
@@ -25,10 +25,37 @@ from precache.progress import Progress
 from precache.reading import MAX_PIXELS
 from precache.recipe import DEFAULT_SPLITS, FORMAT_NAMES, Recipe
 from precache.sizes import parse_size
+from precache.sources import SourceOptions
+from precache.targets import TARGETS
 
 DATA = Path("data")
 RAW = DATA / "raw"
 _PATH = click.Path(path_type=Path)
+_SOURCE = {
+    "root": click.option("--root", help="Table: folder of its pictures.  [default: that of the table]"),
+    "image": click.option("--image", help="Table, dataset: column of the pictures."),
+    "label": click.option("--label", help="Table, dataset: column of their labels."),
+    "target": click.option(
+        "--target", help=f"What a label is: {', '.join(TARGETS)}.  [default: as it looks]"
+    ),
+    "separator": click.option("--separator", help="Between several classes in one label, such as ';'."),
+    "split": click.option("--split", help="Table, dataset: column of the names of splits."),
+    "fields": click.option("--field", "fields", multiple=True, help="Columns to be kept: width,caption."),
+    "class_depth": click.option(
+        "--class-depth", type=int, help="Tree: how deep class folders lie; 0: no classes.  [default: 1]"
+    ),
+    "mask": click.option("--mask", help="Folder of masks: MASKS/cat/1.png for the picture cat/1.jpg."),
+    "boxes": click.option(
+        "--boxes", help="Which of the fields are boxes: [[left, top, right, bottom], ...]."
+    ),
+    "where": click.option("--where", help="Converted dataset: samples to take: 'label in (cat, dog)'."),
+}
+"""Options that say what is what in a source."""
+
+
+def _source_options(fields: tuple[str, ...], **options: Any) -> SourceOptions:
+    names = [name.strip() for listed in fields for name in listed.split(",")]
+    return SourceOptions(fields=tuple(name for name in names if name), **options)
 
 
 @click.group(cls=commandline.Group, name="precache")
@@ -107,6 +134,7 @@ def fetch(name: str, dst: Path, url: str | None) -> None:
     "--max-rejects", default="1%", show_default=True, help="How many pictures may be damaged: 1% or 0.01."
 )
 @click.option("--strict", is_flag=True, help="Allow no damaged picture: --max-rejects 0.")
+@gathered("options", _source_options, _SOURCE)
 def convert(
     src: Path,
     dst: Path | None,
@@ -118,9 +146,13 @@ def convert(
     shard_bytes: str,
     splits: str,
     size: str,
+    options: SourceOptions,
     **settings: Any,
 ) -> None:
-    """Convert the image tree SRC (default data/raw) into DST (default data/FORMAT)."""
+    """Convert the pictures of SRC (default data/raw) into DST (default data/FORMAT).
+
+    SRC is a tree of class folders, or a table of pictures and labels: .csv, .tsv, .jsonl or .parquet.
+    """
     if format_name is None:
         raise SettingError(f"choose a format: --format {', '.join(FORMAT_NAMES)}; 'bench recommend' advises")
     split_list = None if "=" in splits and not Path(splits).is_file() else Path(splits)
@@ -143,6 +175,7 @@ def convert(
             overwrite=overwrite,
             max_rejects=most_rejects,
             split_list=split_list,
+            options=options,
             on_start=show_size,
             on_progress=_telling_of_resume(destination, bar),
         )
@@ -171,10 +204,13 @@ def inspect(dst: Path, as_json: bool, html: Path | None, all_classes: bool) -> N
 @main.command()
 @click.argument("dst", type=_PATH)
 @click.argument("others", metavar="[SRC | DST ...]", type=_PATH, nargs=-1)
-@click.option("--deep", is_flag=True, help="Decode the tree SRC again and compare every picture.")
+@click.option("--deep", is_flag=True, help="Decode the pictures of SRC again and compare each.")
 @click.option("--across", is_flag=True, help="Compare ids, labels and splits of several folders DST.")
+@click.option("--root", help="Table SRC: where its pictures lie now.  [default: as when converted]")
 @click.option("--workers", type=int, help="Worker processes of --deep.  [default: one per CPU]")
-def verify(dst: Path, others: tuple[Path, ...], deep: bool, across: bool, workers: int | None) -> None:
+def verify(
+    dst: Path, others: tuple[Path, ...], deep: bool, across: bool, root: str | None, workers: int | None
+) -> None:
     """Compare every file of the dataset in DST with its manifest's checksums."""
     if deep and across:
         raise SettingError("--deep and --across cannot be combined; run verify once with each")
@@ -190,7 +226,7 @@ def verify(dst: Path, others: tuple[Path, ...], deep: bool, across: bool, worker
     size = human_bytes(manifest.stored_bytes)
     problems = precache.verify(dst)
     command = shell_command("precache convert", others[0] if deep else "SRC", dst)
-    remedy = f"with: {command} {manifest.recipe.to_flags()} --overwrite"
+    remedy = f"with: {command} {manifest.to_flags()} --overwrite"
     if problems:
         if any(problem.startswith(f"{dst / MANIFEST_NAME}: ") for problem in problems):
             # its settings are not to be trusted
@@ -202,7 +238,7 @@ def verify(dst: Path, others: tuple[Path, ...], deep: bool, across: bool, worker
     )
     if deep:
         with ProgressBar("verify", "image") as bar:
-            report = precache.verify_deep(dst, others[0], workers=workers, on_progress=bar)
+            report = precache.verify_deep(dst, others[0], root=root, workers=workers, on_progress=bar)
         sentence = f"{dst}: {report.sentence(others[0])}"
         _finish_check(report.problems and [*report.problems, f"{sentence}; rewrite it {remedy}"], sentence)
 

@@ -108,7 +108,7 @@ def _count_classes(scan: Scan, done: Sequence[FinishedShard], written: Samples) 
     """Split -> number of samples of each class; `written` in written order."""
     split_of = np.repeat([shard.entry.split for shard in done], [shard.entry.samples for shard in done])
     counts = {}
-    for split in dict.fromkeys(shard.entry.split for shard in done):
+    for split in dict.fromkeys(shard.entry.split for shard in done if shard.entry.samples):
         rows = split_of == split
         labels = written.labels[rows]
         if scan.target == "classes" and written.targets is not None:

@@ -42,6 +42,7 @@ def examine() -> list[Finding]:
         _packages("backend dali", "dali-cuda13" if dali == DALI[1] else "dali", "torch", dali),
         _nvjpeg(),
         _packages("bench", "bench", "plotly", "webdataset"),
+        _packages("tables in Parquet", "table", "pyarrow"),
         _packages("tensorboard", "tensorboard", "tensorboard"),
         *gpus,
     ]

@@ -30,7 +30,6 @@ _FIRST_CLASSES = 10
 _THUMBNAIL = 112
 _PILLOW = ("pillow", "pillow_flavour", "pillow_jpeg")
 _THUMBNAIL_QUALITY = 85
-_TARGETS = {"classes": "any number of them each", "number": "numbers", "none": "nothing"}
 _ASPECTS = (0, 1 / 3, 1 / 2, 2 / 3, 3 / 4, 0.95, 1.05, 4 / 3, 3 / 2, 2, 3, np.inf)
 _SIDES = (0, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 4096, np.inf)
 
@@ -72,7 +71,7 @@ def print_tables(dataset: ConvertedDataset, *, all_classes: bool = False) -> Non
     for label, name in enumerate(manifest.classes[:shown]):
         counts = (f"{per_class[label]:,}" for per_class in manifest.samples_per_class.values())
         classes.add_row(printable(name), *counts)
-    if shown:
+    if manifest.classes:
         console.print(classes)
     if (more := len(manifest.classes) - shown) > 0:
         console.print(f"and {more:,} more: --all-classes")
@@ -117,22 +116,26 @@ def write_html(dataset: ConvertedDataset, path: str | os.PathLike[str]) -> None:
 
 def _facts(dataset: ConvertedDataset) -> dict[str, str]:
     manifest = dataset.manifest
-    splits = ", ".join(f"{split} {samples:,}" for split, samples in manifest.split_samples.items())
+    splits = ", ".join(f"{split} {count:,}" for split, count in manifest.split_samples.items())
     left_out = f"{len(manifest.rejected):,} rejected, {len(manifest.ignored):,} ignored"
-    classes = f" in {counted(len(manifest.classes), 'class', 'classes')}" if manifest.classes else ""
-    labels = "" if manifest.target == "class" else f", labelled with {_TARGETS[manifest.target]}"
+    labelled = {
+        "class": f" in {counted(len(manifest.classes), 'class', 'classes')}",
+        "classes": f", with any of {counted(len(manifest.classes), 'class', 'classes')}",
+        "number": ", labelled with numbers",
+        "none": ", without labels",
+    }[manifest.target]
     fields = ", ".join(f"{name} ({kind})" for name, kind in manifest.fields.items())
     return {
         "dataset": str(dataset.path),
         "format": manifest.recipe.format,
-        "pictures": f"{manifest.samples:,}{classes} ({splits}){labels}",
-        **({"fields": fields} if fields else {}),
+        "pictures": f"{manifest.samples:,}{labelled} ({splits})",
+        **({"fields": printable(fields)} if fields else {}),
         "on disk": f"{human_bytes(manifest.stored_bytes)} in {counted(len(manifest.shards), 'shard')}",
         "source": f"{counted(manifest.scanned, 'file')}, {human_bytes(manifest.source_bytes)}: "
         f"{manifest.samples:,} converted, {left_out}",
         "stored as": _stored_as(manifest.recipe),
         **{f"pixels of {split}": str(found) for split, found in manifest.statistics.items()},
-        "made with": f"{shell_command('precache convert SRC', dataset.path)} {manifest.recipe.to_flags()}",
+        "made with": f"{shell_command('precache convert SRC', dataset.path)} {manifest.to_flags()}",
         "made by": _software(manifest.made_by),
     }
 

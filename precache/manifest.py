@@ -19,6 +19,7 @@ from precache.errors import DatasetError, SettingError
 from precache.files import FileEntry
 from precache.index import INDEX_NAME, SOURCE_STATE_NAME
 from precache.recipe import Recipe
+from precache.sources.options import SourceOptions
 from precache.statistics import ChannelStatistics
 from precache.storage import atomic_write
 from precache.targets import TARGETS
@@ -126,6 +127,14 @@ class Manifest:
         return sum(shard.samples for shard in self.shards)
 
     @property
+    def split_samples(self) -> dict[str, int]:
+        """Split -> samples."""
+        return {
+            split: sum(shard.samples for shard in self.shards if shard.split == split)
+            for split in self.samples_per_class
+        }
+
+    @property
     def stored_bytes(self) -> int:
         """Size of all files that the manifest names, in bytes."""
         return sum(file.bytes for file in self.files)
@@ -136,13 +145,10 @@ class Manifest:
         others = (self.index,) if self.source_state is None else (self.index, self.source_state)
         return (*(file for shard in self.shards for file in shard.files), *others)
 
-    @property
-    def split_samples(self) -> dict[str, int]:
-        """Split -> number of its samples."""
-        counts = dict.fromkeys(self.samples_per_class, 0)
-        for shard in self.shards:
-            counts[shard.split] += shard.samples
-        return counts
+    def to_flags(self) -> str:
+        """The flags of `precache convert` that made it, to paste into a shell."""
+        source = SourceOptions.from_json(self.source_options)
+        return " ".join(filter(None, (self.recipe.to_flags(), source.to_flags())))
 
     def split_shards(self, split: str) -> tuple[ShardEntry, ...]:
         """The shards of `split`; SettingError names the splits that there are."""
@@ -292,7 +298,7 @@ def _check_manifest(manifest: Manifest) -> None:
     _require(labelled and all(isinstance(name, str) for name in classes), "class names")
     described = manifest.fields.items()
     _require(all(isinstance(name, str) and kind in KINDS for name, kind in described), "fields")
-    _require(isinstance(manifest.source_options, dict), "options of the source")
+    SourceOptions.from_json(manifest.source_options)  # raises, too
     _require(_is_count(manifest.scanned) and _is_count(manifest.source_bytes), "counts")
     for split, counts in manifest.samples_per_class.items():
         inside = sum(shard.samples for shard in manifest.shards if shard.split == split)

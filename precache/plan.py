@@ -100,8 +100,9 @@ def split_samples(labels: Ints, shares: list[float], seed: int) -> Ints:
         for index in np.argsort(-(remainder + carried), kind="stable")[: len(members) - counts.sum()]:
             counts[index] += 1
         carried += quota - counts
-        label = int(labels[members[0]]) % 2**64  # -1 of what has not one class each
-        order = np.random.default_rng((seed, _SPLIT_TAG, label)).permutation(len(members))
+        order = np.random.default_rng((seed, _SPLIT_TAG, max(0, labels[members[0]]))).permutation(
+            len(members)
+        )
         for index, taken in enumerate(np.split(members[order], np.cumsum(counts)[:-1])):
             split_of[taken] = index
     return split_of

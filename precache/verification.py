@@ -125,6 +125,7 @@ def verify_deep(
     path: str | os.PathLike[str],
     source: str | os.PathLike[str],
     *,
+    root: str | None = None,
     workers: int | None = None,
     on_progress: Progress = unseen,
 ) -> DeepReport:
@@ -133,6 +134,9 @@ def verify_deep(
     Pixels of `shards` must be equal; a JPEG must be as near as encoding the picture again gets,
     less `JPEG_TOLERANCE_DB`.
 
+    Args:
+        root: where the pictures of a table lie now; default where they were converted from.
+
     Raises:
         DatasetError: not a converted dataset, a damaged shard, or one of another source tree.
         SourceError: `source` is not an image tree.
@@ -140,7 +144,8 @@ def verify_deep(
     workers = executors.worker_count(workers)
     dataset = open_dataset(path)
     manifest = dataset.manifest
-    scan = open_source(source, SourceOptions.from_json(manifest.source_options)).scan()
+    given = manifest.source_options if root is None else {**manifest.source_options, "root": root}
+    scan = open_source(source, SourceOptions.from_json(given)).scan()
     if scan.digest != manifest.source_digest:
         raise DatasetError(
             f"{dataset.path}: was not made from {source}, or that tree changed since; "

@@ -66,7 +66,7 @@ class _Filling:
 
     pictures: Pictures
     ids: npt.NDArray[np.int64]
-    shapes: npt.NDArray[np.int64]
+    shapes: list[tuple[int, int]]
     boxes: npt.NDArray[np.int64]
     gathers: bool
     mirrored: list[bool]
@@ -134,10 +134,11 @@ class BatchFiller:
         positions, stored, size = pictures.request.positions, self._crops.stored, self._crops.size
         ids = self._data.ids[positions]
         if stored is None:
-            shapes = self._data.shapes_at(positions)
+            varying = self._data.shapes_at(positions)
+            shapes = [(height, width) for height, width in varying.tolist()]
         else:
-            shapes = np.broadcast_to(np.array(sides(stored)), (len(ids), 2))
-        boxes, mirrored = self._crops.of(pictures.request.epoch, ids, shapes)
+            varying, shapes = None, [sides(stored)] * len(ids)
+        boxes, mirrored = self._crops.of(pictures.request.epoch, ids, varying)
         images, places = self._space(shapes)
         gathers = False
         if pictures.gather is not None and size is not None:
@@ -151,17 +152,17 @@ class BatchFiller:
             filling.helpers.append(self._pool.submit(self._fill_some, filling))
         return filling
 
-    def _space(self, shapes: npt.NDArray[np.int64]) -> tuple[torch.Tensor, Pixels | list[Pixels]]:
+    def _space(self, shapes: list[tuple[int, int]]) -> tuple[torch.Tensor, Pixels | list[Pixels]]:
         """Memory for a batch of pictures of these `shapes`: `images` and `places` of `_Filling`."""
         if self._buffers is not None:
             images = self._buffers.take(len(shapes))
             return images, images.numpy()
         channels = self._data.channels
-        ends = np.cumsum(shapes.prod(axis=1) * channels)
-        images = torch.empty(int(ends[-1]), dtype=torch.uint8)
-        parts = np.split(images.numpy(), ends[:-1])
+        lengths = [height * width * channels for height, width in shapes]
+        images = torch.empty(sum(lengths), dtype=torch.uint8)
+        parts = torch.split(images, lengths)
         return images, [
-            part.reshape(*shape, channels) for part, shape in zip(parts, shapes.tolist(), strict=True)
+            part.numpy().reshape(*shape, channels) for part, shape in zip(parts, shapes, strict=True)
         ]
 
     def _finish(self, filling: _Filling) -> DecodedBatch:
@@ -205,21 +206,21 @@ class BatchFiller:
 
     def _fill_one(self, filling: _Filling, slot: int, out: Pixels, space: Pixels) -> None:
         left, top, width, height = filling.boxes[slot].tolist()
-        rows, columns = filling.shapes[slot].tolist()
-        mirrored = filling.mirrored[slot]
+        rows, columns = filling.shapes[slot]
+        mirrored, rows_of, channels = filling.mirrored[slot], filling.pictures.rows_of, out.shape[2]
         try:
-            if (height, width) == (rows, columns) == out.shape[:2] and not mirrored:
-                if (whole := filling.pictures.rows_of(slot, 0, out)) is not out:
+            if height == rows and width == columns and not mirrored and out.shape[:2] == (rows, columns):
+                if (whole := rows_of(slot, 0, out)) is not out:
                     np.copyto(out, whole)
-                return
-            first, last = max(top, 0), min(top + height, rows)  # a box can reach out of a small picture
-            shape = (last - first, columns, out.shape[2])
-            band = space[: math.prod(shape)].reshape(shape)
-            part = filling.pictures.rows_of(slot, first, band)[:, max(left, 0) : left + width]
-            if part.shape[:2] == (height, width):
-                place(part, mirrored, out)
-            else:
-                frame(part, max(-left, 0), max(-top, 0), mirrored, out)
+            elif left >= 0 and top >= 0 and left + width <= columns and top + height <= rows:
+                shape = (height, columns, channels)
+                band = rows_of(slot, top, space[: math.prod(shape)].reshape(shape))
+                place(band[:, left : left + width], mirrored, out)
+            else:  # the box reaches out of a small picture
+                first, last = max(top, 0), min(top + height, rows)
+                shape = (last - first, columns, channels)
+                band = rows_of(slot, first, space[: math.prod(shape)].reshape(shape))
+                frame(band[:, max(left, 0) : left + width], max(-left, 0), max(-top, 0), mirrored, out)
         except ImageError as error:
             # without what its traceback holds
             filling.errors[slot] = type(error)(error.path, error.reason)

@@ -220,14 +220,12 @@ def picture_checksum(picture: bytes | Image.Image) -> int:
     return checksum_of(picture if isinstance(picture, bytes) else picture.tobytes())
 
 
-def digest_of(samples: Samples) -> str:
+def digest_of(samples: Samples, classes: Sequence[str]) -> str:
     """`Scan.digest` of any source but a tree, which makes the same of paths and sizes as it goes."""
-    digest = hashlib.sha256()
-    for row in range(len(samples)):
-        ref = samples[row]
-        digest.update(os.fsencode(ref.path) + b"\0%d\0%d\0" % (ref.bytes, ref.label))
-    splits = repr((samples.split_names, samples.splits.tobytes()))
-    digest.update(splits.encode())
+    digest = hashlib.sha256(samples.paths)
+    for numbers in (samples.ids, samples.path_ends, samples.file_bytes, samples.labels, samples.splits):
+        digest.update(numbers.tobytes())
+    digest.update(repr((samples.split_names, tuple(classes))).encode())
     for name, column in sorted({**samples.fields, "": samples.targets}.items()):
         if column is not None:
             digest.update(name.encode(errors="surrogateescape") + b"\0" + column.content())

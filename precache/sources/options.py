@@ -1,5 +1,6 @@
 """What a user says about a source: which column is what, how deep classes lie, and the like."""
 
+import shlex
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -41,10 +42,16 @@ class SourceOptions:
     boxes: str | None = None
 
     def __post_init__(self) -> None:
+        for name, value in self.given().items():
+            texts = value if name == "fields" else [value]
+            if name != "class_depth" and not all(isinstance(text, str) for text in texts):
+                raise SettingError(f"{name} must be text, got {value!r}")
         if self.target is not None:
             check_choice("target", self.target, TARGETS)
         if self.class_depth is not None:
             check_range("class_depth", self.class_depth, 0)
+        if self.separator == "":
+            raise SettingError("separator must be one character or more, got ''")
 
     def given(self) -> dict[str, Any]:
         """Those that are not the default, as plain JSON values; `SourceOptions.from_json` takes them."""
@@ -57,9 +64,18 @@ class SourceOptions:
         """What `given` gave; TypeError for anything else."""
         return cls(**{**given, "fields": tuple(given.get("fields", ()))})
 
+    def to_flags(self) -> str:
+        """The flags of `precache convert` that give these, to paste into a shell."""
+        given = {_flag(name): value for name, value in self.given().items()}
+        given["--field"] = ",".join(self.fields)
+        return " ".join(f"{flag} {shlex.quote(str(value))}" for flag, value in given.items() if value != "")
+
     def only(self, kind: str, *names: str) -> None:
         """Raise SettingError where one is given that a source of this kind, a phrase, does not take."""
         for name in self.given():
             if name not in names:
-                flag = name.replace("_", "-").replace("fields", "field")
-                raise SettingError(f"--{flag} is not for {kind}; leave it out")
+                raise SettingError(f"{_flag(name)} is not for {kind}; leave it out")
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-").replace("fields", "field")

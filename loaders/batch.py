@@ -1,6 +1,6 @@
 """The types that pass between a loader, its backend and the training loop."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Protocol, SupportsIndex, TypeAlias
@@ -18,6 +18,10 @@ Positions: TypeAlias = npt.NDArray[np.int64]
 """int64 [n]: ranks of samples in the stored order of a split."""
 
 
+MASK = "mask"
+"""The field that is on the device of the images, and goes where they go."""
+
+
 class Batch(list[torch.Tensor]):
     """What a training step takes: `images, labels = batch`.
 
@@ -26,13 +30,13 @@ class Batch(list[torch.Tensor]):
     and hashed as the object that it is.
 
     Attributes:
-        images: [n, 3, height, width] in channels-last memory, RGB; uint8 0-255, or floating point,
-            normalised with ImageNet's mean and standard deviation.
-        labels: int64 [n].
+        images: [n, channels, height, width] in channels-last memory, RGB unless converted to other channels;
+            uint8 0-255, or floating point as `normalize` of `loaders.build` says.
+        labels: int64 [n] of samples of one class each; else float32 [n, ...], see `loaders.fields`.
         ids: int64 [n], on the CPU: each picture's rank in the sorted scan of the source tree.
         padding: bool [n], on the CPU: which samples are repeats, so that every rank has as many batches;
             see `last` of `loaders.build`.
-        fields: what else is known of the samples, by name.
+        fields: what else is known of the samples, by name, on the CPU; see `loaders.fields`.
     """
 
     __slots__ = ("_ids", "_padding", "fields")
@@ -84,16 +88,17 @@ class Batch(list[torch.Tensor]):
         return self._padding
 
     def to(self, device: torch.device | str | int, non_blocking: bool = False) -> "Batch":
-        """The batch with images and labels on `device`; Lightning and Accelerate call this on each batch."""
-        return self._with(part.to(device, non_blocking=non_blocking) for part in self)
+        """The batch with images, labels and masks on `device`; Lightning and Accelerate call this on each."""
+        return self._with(lambda part: part.to(device, non_blocking=non_blocking))
 
     def pin_memory(self, device: torch.device | str | None = None) -> "Batch":
-        """The batch with images and labels in pinned memory; torch's DataLoader calls this."""
-        return self._with(part.pin_memory() for part in self)
+        """The batch with images, labels and masks in pinned memory; torch's DataLoader calls this."""
+        return self._with(lambda part: part.pin_memory())
 
-    def _with(self, parts: Iterable[torch.Tensor]) -> "Batch":
-        images, labels = parts
-        return Batch(images, labels, self._ids, self._padding, self.fields)
+    def _with(self, moved: Callable[[torch.Tensor], torch.Tensor]) -> "Batch":
+        images, labels = map(moved, self)
+        fields = {**self.fields, MASK: moved(self.fields[MASK])} if MASK in self.fields else self.fields
+        return Batch(images, labels, self._ids, self._padding, fields)
 
     def __setitem__(self, place: Any, part: Any) -> None:
         # torch's default_collate stacks several batches into a copy of the first: its ids are not theirs
@@ -154,13 +159,14 @@ class DecodedBatch:
     """What a backend hands over.
 
     Attributes:
-        images: uint8 [n, height, width, 3], RGB, on the CPU or the loader's device; of pictures that are
+        images: uint8 [n, height, width, channels], on the CPU or the loader's device; of pictures that are
             served whole, each of its own size, uint8 [bytes], one behind the other.
-        labels: int64 [n], on the CPU.
+        labels: on the CPU, as of `Batch`; int64 [n] of a backend.
         ids: int64 [n], on the CPU.
         refused: id -> why, of the pictures asked for that could not be decoded; the others are there,
             in the order asked.
         ready: recorded behind the work on `images`, where that was not queued on the current stream.
+        fields: as of `Batch`; none of a backend.
     """
 
     images: torch.Tensor
@@ -168,6 +174,7 @@ class DecodedBatch:
     ids: torch.Tensor
     refused: Mapping[int, ImageError] = field(default_factory=dict)
     ready: torch.cuda.Event | None = None
+    fields: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Reader(Protocol):
@@ -199,8 +206,8 @@ class Loader(Protocol):
     iteration begins with its first batch. Two may run in turns; a loader each is faster.
 
     Attributes:
-        classes: class names.
-        class_to_idx: class name -> label.
+        classes: class names; none where samples are labelled with numbers, or not at all.
+        class_to_idx: class name -> label, or column of the labels.
         samples: of the split.
         batch_size: of one rank.
         drop_last: whether samples that fill no batch are left out.

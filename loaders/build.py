@@ -14,17 +14,19 @@ from loaders.backends.cache import CachedReader
 from loaders.batch import Loader, Reader
 from loaders.dataset import RAW, SplitData, open_split
 from loaders.devices import Lane, find_device
+from loaders.fields import with_fields
 from loaders.loader import EpochLoader
 from loaders.refusals import refuse
 from loaders.settings import (
     DTYPES,
     READING_SETTINGS,
     LoaderSpec,
+    Normalize,
     Reading,
     Shuffle,
     with_old_keywords,
 )
-from loaders.transfer import Transfer
+from loaders.transfer import Transfer, find_scales
 from precache.errors import SettingError, check_choice
 from precache.sizes import Size
 
@@ -38,6 +40,7 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
     seed: int = 0,
     size: Size | None = None,
     dtype: str | torch.dtype = torch.uint8,
+    normalize: Normalize = "imagenet",
     device: str | torch.device = "cpu",
     augment: str | RandomAugmentation | BatchFunction | None = None,
     last: str = "partial",
@@ -61,6 +64,10 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
             that is stored where that is less or no square. A raw tree is resized to it as the converter does
             it; of a converted dataset the centre is cropped, with black around it where there is less.
         dtype: of the images: `"uint8"`, or `"float32"`, `"float16"` or `"bfloat16"`, normalised.
+        normalize: what floating point is normalised with; uint8 never is. `"imagenet"`, the mean and standard
+            deviation that torchvision's models expect; `"dataset"`, those of split `train` of the converted
+            folder, or of this split if there is none; (mean, std), a number each or one for each channel, of
+            pixels from 0 to 1; None serves pixels from 0 to 1.
         device: where `images` and `labels` are put: `"cpu"`, `"cuda"`, the GPU that is the current one when
             this is called, `"cuda:1"`; `"auto"`, a GPU where there is one.
         augment: `"train"`, random crops resized to `size` and mirrored every other time, of all that is
@@ -109,18 +116,21 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
         size=size,
         dtype=_dtype(dtype),
         last=last,
+        normalize=normalize,
         rank=rank,
         world_size=world_size,
         reading=with_old_keywords(reading, old, stacklevel=2),
     )
     data = open_split(spec.path, spec.split, skip_rejected=spec.reading.on_error == "skip")
     backend = choose_backend(backend, data.kind, path)
+    scales = find_scales(spec.normalize, data) if spec.dtype.is_floating_point else None
     crops, late = _augmentation(augment, spec, data)
     lane = Lane(spec.device)
     with lane.active():
         reader = _open_reader(backend, spec, data, crops, lane)
+        reader = with_fields(reader, data, spec, _served_crops(augment, spec, data))
     size = None if isinstance(late, CheckedFunction) else data.served_size(spec.size)
-    return EpochLoader(spec, data, reader, Transfer(lane, spec.dtype, late), size)
+    return EpochLoader(spec, data, reader, Transfer(lane, spec.dtype, late, scales), size)
 
 
 def _open_reader(backend: str, spec: LoaderSpec, data: SplitData, crops: Crops, lane: Lane) -> Reader:
@@ -150,10 +160,28 @@ def _augmentation(
                 f"use 'train' or a loaders.RandomAugmentation, or convert with fit crop or pad"
             )
         return Crops(stored, stored), CheckedFunction(augmentation, spec.size)
+    if augmentation.jitters and data.channels != 3:
+        raise SettingError(
+            f"augment: brightness, contrast, saturation and hue are for RGB, not for the {data.channels}-channel "
+            f"pictures of {data.path}; leave them at 0, or convert with channels rgb"
+        )
     if spec.device.type == "cuda" and stored is not None:
         return Crops(stored, stored), BatchAugmentation(augmentation, spec.seed, served)
     jitter = BatchAugmentation(augmentation, spec.seed, None) if augmentation.jitters else None
     return Crops(stored, served, augmentation, spec.seed), jitter
+
+
+def _served_crops(
+    augment: str | RandomAugmentation | BatchFunction | None, spec: LoaderSpec, data: SplitData
+) -> Crops:
+    """What becomes of a stored picture in all, but for what a function of the caller's does."""
+    stored = None if data.shapes is not None else data.size
+    augmentation = choose(augment)
+    if augmentation is None:
+        return Crops(stored, data.served_size(spec.size))
+    if isinstance(augmentation, RandomAugmentation):
+        return Crops(stored, data.served_size(spec.size), augmentation, spec.seed)
+    return Crops(stored, stored)
 
 
 def _ranks(rank: int | None, world_size: int | None) -> tuple[int, int]:

@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass, field
 from operator import le
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from loaders.batch import Positions
 from loaders.order import WINDOW_SHARDS
 from precache.converted import ConvertedDataset, is_converted, open_dataset
 from precache.errors import DatasetError, ImageError, SettingError, SourceError, printable, shell_command
+from precache.images import CHANNELS, Rendering
 from precache.index import SampleIndex, Sizes
 from precache.manifest import MANIFEST_NAME
 from precache.rejects import default_list, read_list, rejected_rows
@@ -34,7 +36,7 @@ class SplitData:
         path: the folder.
         kind: `raw`, or the format of a converted folder.
         ids: int64 [n], ranks in the sorted scan of the source tree.
-        labels: int64 [n].
+        labels: int64 [n]; -1 where a sample has not just one class.
         shard_samples: samples per shard, in stored order; a raw tree is one shard.
         files: paths of the shards; of the pictures themselves for a raw tree.
         shard_bytes: sizes of the shards' files; none for a raw tree.
@@ -43,6 +45,11 @@ class SplitData:
         classes: class names.
         size: of the stored pictures; the side that they were fitted to where each has a size of its own; the
             default to resize to for a raw tree.
+        channels: of the stored pictures; a raw tree's become RGB.
+        statistics: mean and standard deviation of each channel, of values in 0-1; None where the manifest
+            has none. Those of split `train` where there is one: what is trained with is what is served.
+        rendering: how pictures became what is stored; None for a raw tree.
+        boxes: the field of boxes; empty if there is none.
         digest: identity of the dataset, and of what is left out of it, hex.
         shapes: int32 [n, 2], height and width of each stored picture; None where all are of `size`.
         shard_starts: int64 [shards + 1], the position of each shard's first sample, and behind the last one.
@@ -60,7 +67,11 @@ class SplitData:
     classes: tuple[str, ...]
     size: Size
     digest: str
+    channels: int = 3
     shapes: Sizes | None = None
+    statistics: tuple[tuple[float, ...], tuple[float, ...]] | None = None
+    rendering: Rendering | None = None
+    boxes: str = ""
     shard_starts: Positions = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -105,6 +116,14 @@ class SplitData:
         if not len(rows):
             raise SettingError(f"sample {sample_id!r}: {self.path} has none of this id in this split")
         return self.path_at(int(rows[0]))
+
+    def targets(self) -> list[Any]:
+        """What each sample is labelled with: a class, a list of classes, a number, or a list of numbers."""
+        targets = None if self.index is None else self.index.targets
+        if targets is None:
+            labels: list[Any] = self.labels.tolist()
+            return labels
+        return [targets.value(row) for row in range(len(targets))]
 
     def shapes_at(self, positions: Positions | slice) -> Positions:
         """int64 [n, 2]: height and width of what is stored of the samples at `positions`."""
@@ -194,6 +213,8 @@ def open_split(path: str | os.PathLike[str], split: str, *, skip_rejected: bool 
 def _converted(dataset: ConvertedDataset, split: str) -> SplitData:
     shards = dataset.manifest.split_shards(split)
     index = dataset.read_index(split)
+    all_statistics = dataset.manifest.statistics
+    statistics = all_statistics.get("train", all_statistics.get(split))
     return SplitData(
         path=dataset.path,
         kind=dataset.manifest.recipe.format,
@@ -207,7 +228,11 @@ def _converted(dataset: ConvertedDataset, split: str) -> SplitData:
         classes=dataset.manifest.classes,
         size=dataset.manifest.recipe.size,
         digest=dataset.digest,
+        channels=CHANNELS[dataset.manifest.recipe.channels],
         shapes=index.shapes,
+        statistics=None if statistics is None else (statistics.mean, statistics.std),
+        rendering=dataset.manifest.recipe.rendering,
+        boxes=str(dataset.manifest.source_options.get("boxes", "")),
     )
 
 

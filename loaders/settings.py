@@ -1,8 +1,9 @@
 """The settings of a loader, each checked once."""
 
+import math
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeAlias
 
@@ -15,6 +16,8 @@ from precache.sizes import Size, check_size
 
 Shuffle: TypeAlias = bool | Literal["full", "window"]
 Count: TypeAlias = int | Literal["auto"]
+Normalize: TypeAlias = str | tuple[float | Sequence[float], float | Sequence[float]] | None
+NORMALIZE_NAMES = ("dataset", "imagenet")
 DTYPES = (torch.uint8, torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -108,6 +111,7 @@ class LoaderSpec:
     size: Size | None
     dtype: torch.dtype
     last: str
+    normalize: Normalize
     rank: int
     world_size: int
     reading: Reading
@@ -128,8 +132,31 @@ class LoaderSpec:
             raise SettingError(
                 f"unknown dtype {self.dtype}; choose from: {', '.join(str(dtype) for dtype in DTYPES)}"
             )
+        _check_normalize(self.normalize)
         for name, asked in (("workers", self.reading.workers), ("threads", self.reading.threads)):
             object.__setattr__(self, name, _own_cpus() if asked == "auto" else asked)
+
+
+def _check_normalize(asked: object) -> None:
+    """SettingError if this is nothing that images are normalised with."""
+    if isinstance(asked, str):
+        check_choice("normalize", asked, NORMALIZE_NAMES)
+    elif asked is not None:
+        try:
+            mean, std = (tuple(map(float, numbers_of(part))) for part in asked)  # type: ignore[attr-defined]
+        except (TypeError, ValueError):
+            mean, std = (), ()
+        finite = all(map(math.isfinite, (*mean, *std)))
+        if not (mean and len(mean) == len(std) and finite and min(std) > 0):
+            raise SettingError(
+                f"normalize must be 'imagenet', 'dataset', None or (mean, std), a number for each channel, "
+                f"of pixels from 0 to 1, std above 0; got {asked!r}"
+            )
+
+
+def numbers_of(part: float | Sequence[float]) -> Sequence[float]:
+    """`part`, a number alone as a sequence of one."""
+    return (part,) if isinstance(part, (int, float)) else part
 
 
 def _own_cpus() -> int:

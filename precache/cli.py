@@ -44,6 +44,10 @@ _SOURCE = {
     "class_depth": click.option(
         "--class-depth", type=int, help="Tree: how deep class folders lie; 0: no classes.  [default: 1]"
     ),
+    "mask": click.option("--mask", help="Folder of masks: MASKS/cat/1.png for the picture cat/1.jpg."),
+    "boxes": click.option(
+        "--boxes", help="Which of the fields are boxes: [[left, top, right, bottom], ...]."
+    ),
     "where": click.option("--where", help="Converted dataset: samples to take: 'label in (cat, dog)'."),
 }
 """Options that say what is what in a source."""
@@ -106,6 +110,7 @@ def fetch(name: str, dst: Path, url: str | None) -> None:
 @click.option("--quality", default=95, show_default=True, help="JPEG quality (webdataset, dali).")
 @click.option("--fit", default="crop", show_default=True, help=f"One of: {', '.join(FITS)}.")
 @click.option("--resample", default="bilinear", show_default=True, help=f"One of: {', '.join(RESAMPLING)}.")
+@click.option("--channels", default="rgb", show_default=True, help="One of: rgb, grey, rgba (shards).")
 @click.option("--background", default="white", show_default=True, help="Colour behind transparent pixels.")
 @click.option("--decode", default="full", show_default=True, help="full; or scaled: faster, less exact.")
 @click.option(

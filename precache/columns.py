@@ -190,8 +190,13 @@ def select(columns: Mapping[str, Column], rows: npt.NDArray[Any]) -> dict[str, C
 
 
 def values_of(columns: Mapping[str, Column], row: int) -> dict[str, Any]:
-    """The value of each column in one row, as `Column.value`."""
-    return {name: column.value(row) for name, column in columns.items()}
+    """The value of each column in one row, as `Column.value`, by name: what is written of them is sorted."""
+    return {name: columns[name].value(row) for name in sorted(columns)}
+
+
+def labelled(targets: Column | None, fields: Mapping[str, Column], row: int) -> tuple[Any, dict[str, Any]]:
+    """What one sample is labelled with beside its class, and its fields, as `Column.value`."""
+    return (None if targets is None else targets.value(row)), values_of(fields, row)
 
 
 def _numbers(value: Any) -> npt.NDArray[Any]:

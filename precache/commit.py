@@ -9,12 +9,13 @@ from precache import images
 from precache.codecs import made_by
 from precache.errors import DatasetError
 from precache.finished import FinishedShard
-from precache.index import SampleIndex, Sizes, SourceState, write_index, write_source_state
+from precache.index import Checksums, SampleIndex, Sizes, SourceState, write_index, write_source_state
 from precache.manifest import Manifest, write_manifest, write_rejected
 from precache.plan import ConvertPlan
 from precache.recipe import Recipe
 from precache.sources import SourceOptions
 from precache.sources.base import Samples, Scan
+from precache.statistics import statistics_by_split
 
 
 def commit(
@@ -62,6 +63,7 @@ def commit(
         targets=named.targets,
         fields=named.fields,
         shapes=_stored_shapes(sizes, plan.recipe),
+        mask_checksums=_joined([shard.mask_checksums for shard in done]),
     )
     state = SourceState(scan.samples.file_bytes, scan.samples.modified_ns, source_checksums)
     manifest = Manifest(
@@ -80,10 +82,17 @@ def commit(
         source_options=options.given(),
         target=scan.target,
         fields={name: column.kind for name, column in named.fields.items()},
+        statistics=statistics_by_split((s.entry.split, s.sums) for s in done if s.entry.samples),
     )
     write_rejected(destination, rejected)
     write_manifest(destination, manifest)
     return manifest
+
+
+def _joined(checksums: Sequence[Checksums]) -> Checksums | None:
+    """All of them; None where there are none."""
+    joined = np.concatenate(checksums)
+    return joined if len(joined) else None
 
 
 def _stored_shapes(source_sizes: Sizes, recipe: Recipe) -> Sizes | None:

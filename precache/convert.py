@@ -13,11 +13,10 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from precache import columns, executors
+from precache import boxes, columns, executors, masks
 from precache.codecs import made_by
 from precache.commit import commit
 from precache.converted import is_converted, open_dataset
@@ -42,7 +41,7 @@ from precache.recipe import Recipe
 from precache.shard_writer import ShardTask, finish_shard, write_shard
 from precache.source_state import changed_pictures
 from precache.sources import Source, SourceOptions, open_source
-from precache.sources.base import Samples, Scan, check_apart
+from precache.sources.base import Scan, check_apart
 from precache.splits import apply_list
 
 
@@ -108,6 +107,7 @@ def convert(
     options = options or SourceOptions()
     opened = open_source(source, options)
     scan = opened.scan()
+    boxes.check(options.boxes, scan.samples.fields, masks=masks.reader_of(scan.source) is not None)
     for warning in scan.warnings:
         warn(warning)
     if split_list is not None:
@@ -188,6 +188,11 @@ def _check_finished(job: _Job, destination: Path) -> Manifest:
     manifest = dataset.manifest
     found = {"recipe": manifest.recipe.to_json(), "source_digest": manifest.source_digest}
     job.target.check_same(destination, found)
+    if manifest.source_options.get("boxes") != job.options.boxes:
+        raise DatasetError(
+            f"{destination}: is finished, with boxes {manifest.source_options.get('boxes')!r}, and "
+            f"{job.options.boxes!r} are asked for; pass --overwrite to convert again"
+        )
     if len(manifest.rejected) > job.limit:
         raise DatasetError(
             f"{destination}: is finished, but {_are_rejected(len(manifest.rejected), job.limit)}; "
@@ -238,7 +243,7 @@ def _run(job: _Job, waiting: Sequence[ShardPlan], journal: Journal) -> int:
             shard.name,
             shard.split,
             tuple(samples[row] for row in shard.rows),
-            tuple(_labelled(samples, int(row)) for row in shard.rows),
+            tuple(columns.labelled(samples.targets, samples.fields, int(row)) for row in shard.rows),
             journal.folder,
             job.target.recipe,
         )
@@ -253,12 +258,6 @@ def _run(job: _Job, waiting: Sequence[ShardPlan], journal: Journal) -> int:
             rejected += shard.rejected
             _check_rejects(journal.folder, rejected, job.limit)
     return converted
-
-
-def _labelled(samples: Samples, row: int) -> tuple[Any, dict[str, Any]]:
-    """As of `ShardTask`."""
-    target = None if samples.targets is None else samples.targets.value(row)
-    return target, columns.values_of(samples.fields, row)
 
 
 def _check_rejects(folder: Path, rejected: Sequence[Rejected], limit: int) -> None:

@@ -34,6 +34,7 @@ def examine() -> list[Finding]:
         Finding("python", f"{platform.python_version()} on {platform.system()} {platform.machine()}"),
         Finding("cpus", str(executors.available_cpus())),
         _pillow(),
+        _packages("heic pictures", "pictures", "pillow-heif"),
         Finding("simplejpeg", f"{version_of('simplejpeg')} (libjpeg-turbo)"),
         _packages("backend pytorch", "loaders", "torch", "torchvision", "opencv-python-headless"),
         _packages("backend shards", "loaders", "torch", "safetensors"),

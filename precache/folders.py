@@ -91,9 +91,7 @@ def why_not_a_picture(entry: Entry) -> str | None:
         return "a hidden file"
     if kinds.extension(entry.name) in kinds.IMAGE_EXTENSIONS or _begins_as_picture(entry):
         return None
-    if kinds.looks_like_picture(entry.name):
-        return "a kind of picture that is not read here"
-    return "neither an image extension nor an image signature"
+    return kinds.why_not_read(entry.name)
 
 
 def looks_like_picture(entry: Entry) -> bool:

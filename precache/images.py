@@ -1,6 +1,6 @@
 """Decode and resize one picture: the hot path, and what every other path is measured against.
 
-The pixels are those of Pillow's decode, EXIF orientation applied, converted to RGB, then
+The pixels are those of Pillow's decode, EXIF orientation applied, converted to RGB, grey or RGBA, then
 torchvision's antialiased bilinear `Resize(size)` and `CenterCrop(size)`. Plain JPEGs are decoded by
 simplejpeg, which drives the same libjpeg-turbo with the same settings and gives the same pixels in
 less than half the time; everything else goes through Pillow.
@@ -20,7 +20,7 @@ from precache.headers import TooLargeError, check_pixels
 from precache.jpeg import Pixels
 from precache.reading import MAX_PIXELS, read_picture
 from precache.sizes import Size, sides
-from precache.turns import Turn
+from precache.turns import Turn, lacks_memory
 
 Color: TypeAlias = tuple[int, int, int]
 WHITE: Color = (255, 255, 255)
@@ -34,18 +34,22 @@ RESAMPLING = {
     "bilinear": Image.Resampling.BILINEAR,
     "lanczos": Image.Resampling.LANCZOS,
 }
+_KERNELS = {**RESAMPLING, "nearest": Image.Resampling.NEAREST}  # of masks, see `precache.masks`
 FITS = ("crop", "keep", "keep-longer", "pad", "stretch")
 KEPT = ("keep", "keep-longer")
 """Those of FITS that cut nothing away and add nothing: the result is as long as the picture is."""
 MAX_KEPT_SIDE = 65_500
 """The largest side in pixels of such a result: more a JPEG cannot have (libjpeg's JPEG_MAX_DIMENSION)."""
 
+MODES = {"grey": "L", "rgb": "RGB", "rgba": "RGBA"}
+CHANNELS = {"grey": 1, "rgb": 3, "rgba": 4}
+"""How many each setting of `Rendering.channels` stands for."""
+
 _SIDEWAYS = (5, 6, 7, 8)
 # Pillow-SIMD works on four bytes at a time; a wrapped RGBX saves it the copy into its own layout.
 _COLOUR_MODE = "RGBX" if pillow_is_simd() else "RGB"
 # A scaled decode must leave this many times the pixels needed, a side: see README, Pixels.
 SCALED_MARGIN = 2.5
-_DECODING_BYTES = 12  # per pixel: Pillow's own four, turned upright, and what the decoder keeps
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,7 +60,8 @@ class Rendering:
         size: of the result in pixels; with a `fit` of KEPT, of its shorter or longer side.
         fit: one of FITS.
         resample: one of RESAMPLING.
-        background: RGB that transparency is composited on.
+        background: RGB that transparency is composited on; not where it is kept.
+        channels: one of CHANNELS.
         allow_truncated: decode what there is of a damaged JPEG; the rest becomes grey.
         scaled_decode: let libjpeg decode large JPEGs at 1/2, 1/4 or 1/8 of their size.
         max_pixels: a picture of more is refused before it is decoded.
@@ -66,6 +71,7 @@ class Rendering:
     fit: str = "crop"
     resample: str = "bilinear"
     background: Color = WHITE
+    channels: str = "rgb"
     allow_truncated: bool = False
     scaled_decode: bool = False
     max_pixels: int = MAX_PIXELS
@@ -76,7 +82,8 @@ class Decoded:
     """An upright picture of `width` x `height` pixels, of which `content` has every `reduction`-th.
 
     Attributes:
-        content: a Pillow image of mode L, RGB or RGBX, or uint8 [height, width, 1, 3 or 4] as such.
+        content: a Pillow image of mode L, RGB, RGBX or RGBA, or uint8 [height, width, 1, 3 or 4] as one of
+            the first three.
     """
 
     content: Image.Image | Pixels
@@ -101,7 +108,7 @@ def load(path: str, size: Size) -> Pixels:
 
 
 def render(data: bytes | Image.Image, path: str, how: Rendering) -> tuple[Pixels, tuple[int, int]]:
-    """Decode and fit: (uint8 [height, width, 3], RGB; width and height of the upright picture).
+    """Decode and fit: (uint8 [height, width, channels]; width and height of the upright picture).
 
     Large pictures are rendered one at a time by all workers of a run: see `precache.turns`.
 
@@ -148,7 +155,7 @@ def decode_for(data: bytes | Image.Image, path: str, how: Rendering, turn: Turn 
     try:
         if isinstance(data, Image.Image):
             check_pixels(*data.size, how.max_pixels)
-            upright = pillow.upright(data, how.background, path)
+            upright = pillow.upright(data, _backdrop(how), path)
             return Decoded(upright, *upright.size)
         decoded = _decode_jpeg(data, how, turn) if data.startswith(jpeg.START) else None
         return decoded or _decode_any(data, path, how, turn)
@@ -156,7 +163,7 @@ def decode_for(data: bytes | Image.Image, path: str, how: Rendering, turn: Turn 
         raise ImageError(path, str(error)) from error
     except Exception as error:  # decoders raise nearly anything on damaged bytes
         reason = " ".join(str(error).split()) or type(error).__name__
-        if _lacks_memory(error, how.max_pixels):
+        if lacks_memory(error, how.max_pixels):
             raise SourceError(
                 f"{path}: not enough memory to decode it ({reason}); use fewer --workers, free some "
                 f"memory, or leave it out with a smaller --max-pixels"
@@ -164,26 +171,14 @@ def decode_for(data: bytes | Image.Image, path: str, how: Rendering, turn: Turn 
         raise ImageError(path, f"cannot be decoded ({reason})") from error
 
 
-def _lacks_memory(error: Exception, max_pixels: int) -> bool:
-    """Whether a decoder failed for want of memory, rather than over a header that asks for absurd amounts."""
-    words = str(error).lower()
-    if not (isinstance(error, MemoryError) or "out of memory" in words or "insufficient memory" in words):
-        return False
-    try:
-        bytearray(max_pixels * _DECODING_BYTES)  # as much as the largest picture takes; it is not touched
-    except MemoryError:
-        return True
-    return False
-
-
 def fit(decoded: Decoded, how: Rendering) -> Pixels:
-    """Make what is stored of a decoded picture: uint8 [height, width, 3], RGB, of `fitted_size`."""
+    """Make what is stored of a decoded picture: uint8 [height, width, channels], of `fitted_size`."""
     if how.fit == "pad":
         return _pad(decoded, how)
     box = (0.0, 0.0, float(decoded.width), float(decoded.height))
     if how.fit == "crop":
         box = crop_box(decoded.width, decoded.height, how.size)
-    return _resize(decoded, fitted_size(decoded.width, decoded.height, how), box, how.resample)
+    return _resize(decoded, fitted_size(decoded.width, decoded.height, how), box, how)
 
 
 def fitted_size(width: int, height: int, how: Rendering) -> tuple[int, int]:
@@ -191,7 +186,7 @@ def fitted_size(width: int, height: int, how: Rendering) -> tuple[int, int]:
     if how.fit == "keep":
         return resized_size(width, height, how.size)
     if how.fit == "keep-longer":
-        return _inner_size(width, height, how.size)
+        return inner_size(width, height, how.size)
     rows, columns = sides(how.size)
     return columns, rows
 
@@ -206,10 +201,10 @@ def reference(image: Image.Image, size: Size, fit: str = "crop") -> Pixels:
     width, height = resized_size(*image.size, size)
     resized = image.resize((width, height), Image.Resampling.BILINEAR)
     if fit == "keep":
-        return np.asarray(resized)
+        return _pixels(resized, image.mode)
     rows, columns = sides(size)
     left, top = centre_offset(width, columns), centre_offset(height, rows)
-    return np.asarray(resized.crop((left, top, left + columns, top + rows)))
+    return _pixels(resized.crop((left, top, left + columns, top + rows)), image.mode)
 
 
 def crop_box(width: int, height: int, size: Size) -> tuple[float, float, float, float]:
@@ -232,7 +227,7 @@ def resized_size(width: int, height: int, size: Size) -> tuple[int, int]:
     return int(rows * width / height), rows
 
 
-def _inner_size(width: int, height: int, size: Size) -> tuple[int, int]:
+def inner_size(width: int, height: int, size: Size) -> tuple[int, int]:
     """Width and height once the picture just fits into `size`: a square, once its longer side is as long."""
     rows, columns = sides(size)
     wanted, given = (rows, height) if columns * height >= rows * width else (columns, width)
@@ -245,27 +240,31 @@ def centre_offset(side: int, size: int) -> int:
 
 
 def _resize(
-    decoded: Decoded, size: tuple[int, int], box: tuple[float, float, float, float], resample: str
+    decoded: Decoded, size: tuple[int, int], box: tuple[float, float, float, float], how: Rendering
 ) -> Pixels:
     """The part `box` of the picture, resized to `size`.
 
     Only what is kept is resized: less work, and a 1 x 30,000 picture needs no more memory than any
-    other. Pillow rounds the box to float32, which moves a value by 1 at most.
+    other. Pillow rounds the box to float32, which moves a value by 1 at most; colours of RGBA it weighs with
+    their alpha.
     """
     image, (left, top, right, bottom) = decoded.image, (side / decoded.reduction for side in box)
+    mode = MODES[how.channels]
+    if mode not in ("RGB", image.mode):
+        image = image.convert(mode)
     if (right - left, bottom - top) == size:
-        return _pixels(image.crop((round(left), round(top), round(right), round(bottom))))
-    return _pixels(image.resize(size, RESAMPLING[resample], (left, top, right, bottom)))
+        return _pixels(image.crop((round(left), round(top), round(right), round(bottom))), mode)
+    return _pixels(image.resize(size, _KERNELS[how.resample], (left, top, right, bottom)), mode)
 
 
 def _pad(decoded: Decoded, how: Rendering) -> Pixels:
-    """The whole picture, as large as it fits, centred on black."""
+    """The whole picture, as large as it fits, centred on black, which is transparent in RGBA."""
     rows, columns = sides(how.size)
-    width, height = _inner_size(decoded.width, decoded.height, how.size)
-    padded = np.zeros((rows, columns, 3), np.uint8)
+    width, height = inner_size(decoded.width, decoded.height, how.size)
+    padded = np.zeros((rows, columns, CHANNELS[how.channels]), np.uint8)
     left, top = centre_offset(columns, width), centre_offset(rows, height)
     box = (0.0, 0.0, float(decoded.width), float(decoded.height))
-    padded[top : top + height, left : left + width] = _resize(decoded, (width, height), box, how.resample)
+    padded[top : top + height, left : left + width] = _resize(decoded, (width, height), box, how)
     return padded
 
 
@@ -276,11 +275,17 @@ def _too_long(decoded: Decoded, width: int, height: int) -> str:
     )
 
 
-def _pixels(image: Image.Image) -> Pixels:
+def _pixels(image: Image.Image, mode: str) -> Pixels:
+    """uint8 [height, width, channels] of an image that is to be of `mode`."""
     if image.mode == "RGBX":
         packed = np.frombuffer(image.tobytes("raw", "RGB"), np.uint8)
         return packed.reshape(image.height, image.width, 3)
-    return np.asarray(image.convert("RGB") if image.mode == "L" else image)
+    pixels = np.asarray(image if image.mode == mode else image.convert(mode))
+    return pixels[..., None] if pixels.ndim == 2 else pixels
+
+
+def _backdrop(how: Rendering) -> Color | None:
+    return None if how.channels == "rgba" else how.background
 
 
 def _decode_jpeg(data: bytes, how: Rendering, turn: Turn | None) -> Decoded | None:
@@ -337,5 +342,5 @@ def _wrap(pixels: Pixels) -> Image.Image:
 
 def _decode_any(data: bytes, path: str, how: Rendering, turn: Turn | None) -> Decoded:
     """Whatever Pillow opens."""
-    upright = pillow.decode(data, path, how.background, how.max_pixels, turn)
+    upright = pillow.decode(data, path, _backdrop(how), how.max_pixels, turn)
     return Decoded(upright, *upright.size)

@@ -12,6 +12,7 @@
     value:NAME        see `precache.columns`: the field of this name; ends:NAME where it has ends
     targets, target_ends             likewise, where the samples are not labelled with one class each
     shapes            int32  [n, 2]  height and width of what is stored, in pixels, where these vary
+    mask_checksums    uint64 [n]     XXH3-64 of the pixels of the masks, where there are any
 
 `source.safetensors`, of all pictures of the source, rejected ones too, in the order of the scan:
 
@@ -72,6 +73,7 @@ class SampleIndex:
     targets: Column | None = None
     fields: Mapping[str, Column] = field(default_factory=dict)
     shapes: Sizes | None = None
+    mask_checksums: Checksums | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -93,6 +95,7 @@ class SampleIndex:
             targets=None if self.targets is None else self.targets.select(rows),
             fields=columns.select(self.fields, rows),
             shapes=None if self.shapes is None else self.shapes[rows],
+            mask_checksums=None if self.mask_checksums is None else self.mask_checksums[rows],
         )
 
     def check(self, row: int, stored: bytes | npt.NDArray[np.uint8], file: str, damage: str = "") -> None:
@@ -106,6 +109,11 @@ class SampleIndex:
         """
         if damage or (self.checksums is not None and checksum_of(stored) != self.checksums[row]):
             raise self.error(row, file, damage)
+
+    def check_mask(self, row: int, mask: npt.NDArray[np.uint8], file: str) -> None:
+        """As `check`, of the pixels of its mask."""
+        if self.mask_checksums is not None and checksum_of(mask) != self.mask_checksums[row]:
+            raise self.error(row, file, f"its mask changed since it was written (checksum); {REMEDY}")
 
     def error(self, row: int, file: str, damage: str = "") -> SampleError:
         """What to raise of the damaged sample at `row`, see `check`."""
@@ -156,6 +164,8 @@ def write_index(folder: Path, index: SampleIndex) -> FileEntry:
             arrays["target_ends"] = index.targets.ends
     if index.shapes is not None:
         arrays["shapes"] = index.shapes
+    if index.mask_checksums is not None:
+        arrays["mask_checksums"] = index.mask_checksums
     return _write(folder / INDEX_NAME, arrays)
 
 
@@ -179,8 +189,8 @@ def read_index(folder: Path, entry: FileEntry, version: int) -> SampleIndex:
     required = {"ids": np.int64, "labels": np.int64, "source_sizes": np.int32}
     if version > 2:
         required |= {"checksums": np.uint64, "source_checksums": np.uint64, "path_ends": np.int64}
-    if "shapes" in arrays:
-        required["shapes"] = np.int32
+    optional = {"shapes": np.int32, "mask_checksums": np.uint64}
+    required |= {name: dtype for name, dtype in optional.items() if name in arrays}
     samples = len(arrays.get("ids", ()))
     wrong = [
         name
@@ -221,6 +231,7 @@ def read_index(folder: Path, entry: FileEntry, version: int) -> SampleIndex:
         targets=targets,
         fields=fields,
         shapes=arrays.get("shapes"),
+        mask_checksums=arrays.get("mask_checksums"),
     )
 
 

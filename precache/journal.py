@@ -37,7 +37,7 @@ from precache.storage import (
 
 JOURNAL_NAME = "journal.jsonl"
 _KEY = "journal"
-_VERSION = 1
+_VERSION = 2
 _MAX_SHARDS = 10**7
 
 

@@ -20,6 +20,7 @@ from precache.files import FileEntry
 from precache.index import INDEX_NAME, SOURCE_STATE_NAME
 from precache.recipe import Recipe
 from precache.sources.options import SourceOptions
+from precache.statistics import ChannelStatistics
 from precache.storage import atomic_write
 from precache.targets import TARGETS
 
@@ -93,6 +94,8 @@ class Manifest:
         scanned: what the source tree holds: samples, rejected and ignored.
         rejected: pictures that could not be decoded.
         ignored: (path, reason) of what the source tree holds beside pictures.
+        statistics: split -> mean and standard deviation of what is stored, of JPEGs before they became one;
+            none with passthrough, and none before version 4.
         source_state: the file with sizes, times and checksums of the source; None in version 2.
         source_options: what was said of the source, see `precache.SourceOptions`.
         target: what the samples are labelled with, one of `precache.targets.TARGETS`.
@@ -115,6 +118,7 @@ class Manifest:
     source_options: dict[str, Any] = field(default_factory=dict)
     target: str = "class"
     fields: dict[str, str] = field(default_factory=dict)
+    statistics: dict[str, ChannelStatistics] = field(default_factory=dict)
     version: int = VERSION
 
     @property
@@ -251,6 +255,8 @@ def _decode(content: dict[str, Any], path: Path) -> Manifest:
         fields["recipe"] = Recipe(**content["recipe"])
         fields["index"] = FileEntry(**content["index"])
         fields["source_state"] = None if version == 2 else FileEntry(**content["source_state"])
+        statistics = content.get("statistics", {})
+        fields["statistics"] = {s: ChannelStatistics.from_json(of) for s, of in statistics.items()}
         fields["classes"] = tuple(content["classes"])
         per_class = content["samples_per_class"]
         fields["samples_per_class"] = {split: tuple(counts) for split, counts in per_class.items()}
@@ -300,6 +306,7 @@ def _check_manifest(manifest: Manifest) -> None:
         right = right and (manifest.target != "class" or sum(counts) == inside)
         _require(right, f"samples per class of split {split!r}")
     _require({s.split for s in manifest.shards} == set(manifest.samples_per_class), "splits")
+    _require(set(manifest.statistics) <= set(manifest.samples_per_class), "splits of statistics")
     strings = [*(s.path for s in manifest.rejected), *(s.reason for s in manifest.rejected)]
     strings += [text for pair in manifest.ignored for text in pair]
     _require(all(isinstance(text, str) for text in strings), "a path or a reason that is no text")

@@ -8,7 +8,7 @@ from typing import Any
 from PIL import ImageColor
 
 from precache.errors import SettingError, check_choice, check_range
-from precache.images import FITS, KEPT, MAX_SIZE, RESAMPLING, Color, Rendering
+from precache.images import CHANNELS, FITS, KEPT, MAX_SIZE, RESAMPLING, Color, Rendering
 from precache.reading import MAX_PIXELS
 from precache.sizes import Size, check_size, sides, written
 
@@ -45,6 +45,8 @@ class Recipe:
         passthrough: `webdataset` and `dali` keep the bytes of upright baseline JPEGs that have already the
             size that they would be stored with. Their scan data is not decoded, so not checked either.
         max_pixels: a picture of more pixels is rejected, by its header, before it is decoded.
+        channels: `rgb`; `grey`, colour as Pillow converts it to L; or, of `shards`, `rgba`, which keeps
+            transparency instead of compositing it on `background`.
 
     Raises:
         SettingError: a value is out of range or unknown.
@@ -63,6 +65,7 @@ class Recipe:
     allow_truncated: bool = False
     passthrough: bool = False
     max_pixels: int = MAX_PIXELS
+    channels: str = "rgb"
 
     def __post_init__(self) -> None:
         check_choice("format", self.format, FORMAT_NAMES)
@@ -79,12 +82,15 @@ class Recipe:
             )
         check_choice("resample", self.resample, RESAMPLING)
         check_choice("decode", self.decode, DECODES)
+        check_choice("channels", self.channels, CHANNELS)
         parse_color(self.background)
         for name in ("allow_truncated", "passthrough"):
             if not isinstance(getattr(self, name), bool):
                 raise SettingError(f"{name} must be True or False, got {getattr(self, name)!r}")
         if self.passthrough and self.format == "shards":
             raise SettingError("passthrough keeps JPEG bytes, but shards hold pixels; choose another format")
+        if self.channels == "rgba" and self.format != "shards":
+            raise SettingError(f"channels rgba need format shards, got {self.format}: a JPEG has no alpha")
         if not self.listed:
             parse_splits(self.splits)
 
@@ -117,6 +123,7 @@ class Recipe:
             allow_truncated=self.allow_truncated,
             scaled_decode=self.decode == "scaled",
             max_pixels=self.max_pixels,
+            channels=self.channels,
         )
 
     @property
@@ -133,7 +140,8 @@ class Recipe:
     def picture_bytes(self) -> int:
         """Bytes of a picture's pixels; of one of 4:3 if `fit` is "keep", at most if it is "keep-longer"."""
         height, width = sides(self.size)
-        return height * width * (4 if self.fit == "keep" else 3)
+        pixels_bytes = height * width * CHANNELS[self.channels]
+        return pixels_bytes * 4 // 3 if self.fit == "keep" else pixels_bytes
 
     def to_json(self) -> dict[str, Any]:
         """The settings as plain JSON values; `Recipe(**recipe.to_json()) == recipe`."""

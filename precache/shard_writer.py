@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from precache import images, jpeg
+from precache import images, jpeg, masks
 from precache.errors import ImageError
 from precache.executors import KILLED, Ticks
 from precache.files import FileEntry
@@ -20,6 +20,7 @@ from precache.manifest import Rejected, ShardEntry
 from precache.output import OutputFile, publish
 from precache.recipe import Recipe
 from precache.sources.base import SampleRef, Source, picture_checksum
+from precache.statistics import NO_PIXELS, PixelSums
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,9 @@ class WrittenShard:
 
     Attributes:
         sizes, checksums: of the samples, in stored order.
+        mask_checksums: likewise; none where there are no masks.
         source_checksums: of the pictures of `task`, in its order.
+        sums: of the pixels of the samples; of none where JPEGs were kept as they are.
     """
 
     task: ShardTask
@@ -54,7 +57,9 @@ class WrittenShard:
     rejected: list[Rejected] = field(default_factory=list)
     sizes: list[tuple[int, int]] = field(default_factory=list)
     checksums: list[int] = field(default_factory=list)
+    mask_checksums: list[int] = field(default_factory=list)
     source_checksums: list[int] = field(default_factory=list)
+    sums: PixelSums = NO_PIXELS
 
 
 def write_shard(source: Source, task: ShardTask, tick: Ticks) -> WrittenShard:
@@ -83,11 +88,17 @@ def finish_shard(written: WrittenShard) -> FinishedShard:
         np.array(written.checksums, np.uint64),
         np.array([ref.modified_ns for ref in task.samples], np.int64),
         np.array(written.source_checksums, np.uint64),
+        np.array(written.mask_checksums, np.uint64),
+        written.sums,
     )
 
 
-def store(data: bytes | Image.Image, path: str, recipe: Recipe) -> tuple[bytes | Pixels, tuple[int, int]]:
-    """What `recipe` stores of a picture, pixels or a JPEG, and the picture's upright (width, height).
+def store(
+    data: bytes | Image.Image, path: str, recipe: Recipe
+) -> tuple[bytes | Pixels, tuple[int, int], Pixels | None]:
+    """What `recipe` stores of a picture, the picture's upright (width, height), and the pixels stored.
+
+    For a JPEG these are the pixels that it was made of; None for one that is kept as it is.
 
     `data` is what `Source.read` gives.
 
@@ -96,13 +107,14 @@ def store(data: bytes | Image.Image, path: str, recipe: Recipe) -> tuple[bytes |
     """
     how = recipe.rendering
     if recipe.passthrough and isinstance(data, bytes):
-        own = jpeg.plain_size(data)
+        own = jpeg.plain_size(data, grey=recipe.channels == "grey")
         if own is not None and images.fitted_size(*own, how) == own and not images.is_too_large(*own, how):
-            return data, own
+            return data, own, None
     pixels, size = images.render(data, path, how)
     if FORMATS[recipe.format].holds_pixels:
-        return np.ascontiguousarray(pixels), size
-    return jpeg.encode_jpeg(pixels, recipe.quality), size
+        pixels = np.ascontiguousarray(pixels)
+        return pixels, size, pixels
+    return jpeg.encode_jpeg(pixels, recipe.quality), size, pixels
 
 
 def _samples(source: Source, task: ShardTask, written: WrittenShard, tick: Ticks) -> Iterator[Sample]:
@@ -115,11 +127,16 @@ def _samples(source: Source, task: ShardTask, written: WrittenShard, tick: Ticks
             written.source_checksums[-1] = picture_checksum(data)
             if unit in tick.fatal:
                 raise ImageError(path, KILLED)
-            stored, size = store(data, path, task.recipe)
+            stored, size, pixels = store(data, path, task.recipe)
+            mask = masks.render(source, ref, size, task.recipe.rendering)
         except ImageError as error:
             written.rejected.append(Rejected(ref.path, error.reason, ref.id))
         else:
             written.sizes.append(size)
             written.checksums.append(checksum_of(stored))
-            yield Sample(ref.id, ref.label, stored, ref.path, size, target, fields)
+            if pixels is not None and not task.recipe.passthrough:  # else some are not known
+                written.sums += PixelSums.of(pixels)
+            if mask is not None:
+                written.mask_checksums.append(checksum_of(mask))
+            yield Sample(ref.id, ref.label, stored, ref.path, size, target, fields, mask)
         tick()

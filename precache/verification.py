@@ -2,14 +2,15 @@
 
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from precache import executors, images, jpeg
+from precache import columns, described, executors, images, jpeg
 from precache.converted import ConvertedDataset, open_dataset, open_unchecked
 from precache.errors import DatasetError, ImageError, SampleError
 from precache.files import check_file
@@ -24,9 +25,12 @@ from precache.recipe import Recipe
 from precache.sizes import written
 from precache.sources import Source, SourceOptions, open_source
 from precache.sources.base import SampleRef, Scan, picture_checksum
+from precache.statistics import NO_PIXELS, PixelSums, statistics_by_split
 
 # A stored JPEG may lie this much further from its picture than the same encoder puts it today.
 JPEG_TOLERANCE_DB = 1.0
+# Mean and standard deviation of what became JPEGs may differ by this much: so may decoders.
+_STATISTICS_TOLERANCE = 1 / 255
 
 
 def verify(path: str | os.PathLike[str]) -> list[str]:
@@ -46,7 +50,7 @@ def verify(path: str | os.PathLike[str]) -> list[str]:
 
 
 def verify_across(paths: Sequence[str | os.PathLike[str]]) -> list[str]:
-    """Compare ids, labels, splits and class names of several datasets with those of the first.
+    """Compare ids, labels, targets, fields, splits and class names of several datasets with the first's.
 
     Returns:
         One line per difference; empty if all hold the same samples in the same splits.
@@ -60,12 +64,16 @@ def verify_across(paths: Sequence[str | os.PathLike[str]]) -> list[str]:
         names = f"{other.path} and {first.path}"
         if other.manifest.classes != first.manifest.classes:
             problems.append(f"{names}: their classes differ")
+        kinds = [f"{known.manifest.target}: {_in_words(known.manifest.fields)}" for known in (other, first)]
+        if kinds[0] != kinds[1]:
+            problems.append(f"{names}: their targets and fields differ ({kinds[0]}; {kinds[1]})")
+            continue
         ours, theirs = _samples_by_split(first), _samples_by_split(other)
         if ours.keys() != theirs.keys():
             problems.append(f"{names}: their splits differ ({', '.join(theirs)}; {', '.join(ours)})")
         for split in ours.keys() & theirs.keys():
             if ours[split] != theirs[split]:
-                different = {sample for sample, _ in ours[split] ^ theirs[split]}
+                different = {sample for sample, _, _ in ours[split] ^ theirs[split]}
                 problems.append(f"{names}: split {split} differs in {counted(len(different), 'sample')}")
     return problems
 
@@ -76,7 +84,8 @@ class DeepReport:
 
     Attributes:
         samples: compared.
-        problems: one line per sample that is not what the converter makes of its source.
+        problems: one line per sample that is not what the converter makes of its source; if there are none,
+            one per split whose mean or standard deviation is not theirs.
         equal: samples that equal the reference: Pillow's decode, the whole picture resized, then
             cropped.
         mean_psnr, worst_psnr: in dB, of the others against the reference; infinite if there are none.
@@ -144,13 +153,14 @@ def verify_deep(
         )
     report = executors.counted(on_progress, manifest.samples)
     tasks = _deep_tasks(dataset, scan)
-    shards = executors.run(_compare_shard, tasks, min(workers, len(manifest.shards)), report)
-    compared = [compared for shard in shards for compared in shard]
+    shards = [*executors.run(_compare_shard, tasks, min(workers, len(manifest.shards)), report)]
+    compared = [compared for shard in shards for compared in shard.pictures]
+    problems = sorted(c.problem for c in compared if c.problem) or _wrong_statistics(dataset, shards)
     finite = [c.psnr for c in compared if math.isfinite(c.psnr)]
     worst = min(compared, key=lambda c: (c.psnr, c.path))
     return DeepReport(
         samples=len(compared),
-        problems=tuple(sorted(c.problem for c in compared if c.problem)),
+        problems=tuple(problems),
         equal=len(compared) - len(finite),
         mean_psnr=sum(finite) / len(finite) if finite else math.inf,
         worst_psnr=worst.psnr,
@@ -161,12 +171,15 @@ def verify_deep(
 
 @dataclass(frozen=True, slots=True)
 class _DeepTask:
+    """One shard; of its samples, by id, what the source says of each, see `columns.labelled`."""
+
     path: Path
     shard: ShardEntry
     index: SampleIndex
     recipe: Recipe
     source: Source
     refs: dict[int, SampleRef]
+    labelled: dict[int, tuple[Any, dict[str, Any]]]
 
     @property
     def name(self) -> str:
@@ -185,7 +198,11 @@ def _deep_tasks(dataset: ConvertedDataset, scan: Scan) -> Iterator[_DeepTask]:
             members = index.select(shard_of == number)
             rows = np.searchsorted(scan.samples.ids, members.ids).tolist()
             refs = {scan.samples[row].id: scan.samples[row] for row in rows}
-            yield _DeepTask(dataset.shard_path(shard), shard, members, recipe, scan.source, refs)
+            labelled = {
+                int(scan.samples.ids[row]): columns.labelled(scan.samples.targets, scan.samples.fields, row)
+                for row in rows
+            }
+            yield _DeepTask(dataset.shard_path(shard), shard, members, recipe, scan.source, refs, labelled)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,9 +210,16 @@ class _Compared:
     path: str
     psnr: float
     problem: str
+    sums: PixelSums = NO_PIXELS
 
 
-def _compare_shard(task: _DeepTask, tick: Callable[[], None]) -> list[_Compared]:
+@dataclass(frozen=True, slots=True)
+class _ComparedShard:
+    split: str
+    pictures: list[_Compared]
+
+
+def _compare_shard(task: _DeepTask, tick: Callable[[], None]) -> _ComparedShard:
     compared = []
     for row, sample in enumerate(FORMATS[task.recipe.format].read_shard(task.path)):
         if row >= len(task.index) or (not sample.damage and sample.id != task.index.ids[row]):
@@ -209,12 +233,12 @@ def _compare_shard(task: _DeepTask, tick: Callable[[], None]) -> list[_Compared]
         tick()
     if len(compared) != task.shard.samples:
         raise DatasetError(f"{task.path}: expected {task.shard.samples:,} samples, got {len(compared):,}")
-    return compared
+    return _ComparedShard(task.shard.split, compared)
 
 
 def _compare(task: _DeepTask, row: int, ref: SampleRef, sample: StoredSample) -> _Compared:
     recipe, where = task.recipe, f"{task.path}: sample {ref.id} ({ref.path})"
-    stored = sample.pixels(str(task.path))
+    stored = sample.pixels(str(task.path), images.CHANNELS[recipe.channels])
     path = task.source.where(ref)
     try:
         data = task.source.read(ref, recipe.max_pixels)
@@ -225,6 +249,8 @@ def _compare(task: _DeepTask, row: int, ref: SampleRef, sample: StoredSample) ->
     problem = ""
     if sample.label != ref.label:
         problem = f"{where} has label {sample.label}, its class is {ref.label}"
+    elif unlike := described.compare(_known(task, row, ref), sample, str(task.path)):
+        problem = f"{where} {unlike}"
     elif stored.shape != expected.shape:
         sizes = (written((picture.shape[0], picture.shape[1])) for picture in (stored, expected))
         return _Compared(ref.path, 0.0, f"{where} is {' pixels, expected '.join(sizes)}")
@@ -232,7 +258,7 @@ def _compare(task: _DeepTask, row: int, ref: SampleRef, sample: StoredSample) ->
         if not np.array_equal(stored, expected):
             problem = f"{where} is not what its source gives ({psnr(stored, expected):.1f} dB)"
     elif not (recipe.passthrough and sample.data == data):
-        again = jpeg.decode_jpeg(jpeg.encode_jpeg(expected, recipe.quality), path)
+        again = jpeg.decode_jpeg(jpeg.encode_jpeg(expected, recipe.quality), path, expected.shape[2])
         bound = psnr(again, expected) - JPEG_TOLERANCE_DB
         if psnr(stored, expected) < bound:
             far = f"{psnr(stored, expected):.1f} dB from its source, expected {bound:.1f} dB or more"
@@ -240,7 +266,11 @@ def _compare(task: _DeepTask, row: int, ref: SampleRef, sample: StoredSample) ->
     if problem and sample.label == ref.label and _changed(task.index, row, data):
         problem = f"{where} is not what its source gives: the source file changed since it was converted"
     reference = _reference(data, path, recipe, decoded) if recipe.fit in ("crop", "keep") else expected
-    return _Compared(ref.path, psnr(stored, reference), problem)
+    return _Compared(ref.path, psnr(stored, reference), problem, PixelSums.of(expected))
+
+
+def _known(task: _DeepTask, row: int, ref: SampleRef) -> described.Known:
+    return described.Known(task.source, ref, *task.labelled[ref.id], task.index, row, task.recipe)
 
 
 def _changed(index: SampleIndex, row: int, data: bytes | Image.Image) -> bool:
@@ -253,7 +283,19 @@ def _reference(data: bytes | Image.Image, path: str, recipe: Recipe, decoded: De
     """The reference's pixels: of the whole decode, whatever the recipe takes."""
     if decoded.reduction > 1:
         decoded = images.decode_for(data, path, replace(recipe.rendering, scaled_decode=False))
-    return images.reference(decoded.image.convert("RGB"), recipe.size, recipe.fit)
+    return images.reference(decoded.image.convert(images.MODES[recipe.channels]), recipe.size, recipe.fit)
+
+
+def _wrong_statistics(dataset: ConvertedDataset, shards: Iterable[_ComparedShard]) -> list[str]:
+    """One line for each split whose statistics are not those of the pictures compared."""
+    manifest = dataset.manifest
+    tolerance = 0 if FORMATS[manifest.recipe.format].holds_pixels else _STATISTICS_TOLERANCE
+    problems = []
+    found = statistics_by_split((shard.split, p.sums) for shard in shards for p in shard.pictures)
+    for split, said in manifest.statistics.items():
+        if not said.is_near(found[split], tolerance):
+            problems.append(f"{dataset.path}: split {split} has {found[split]}, its manifest says {said}")
+    return problems
 
 
 def psnr(one: Pixels, other: Pixels) -> float:
@@ -262,9 +304,14 @@ def psnr(one: Pixels, other: Pixels) -> float:
     return math.inf if error == 0 else 10 * math.log10(255**2 / error)
 
 
-def _samples_by_split(dataset: ConvertedDataset) -> dict[str, set[tuple[int, int]]]:
+def _in_words(fields: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {kind}" for name, kind in sorted(fields.items())) or "no fields"
+
+
+def _samples_by_split(dataset: ConvertedDataset) -> dict[str, set[tuple[int, int, str]]]:
+    """Split -> (id, label, target, fields and the mask's checksum in words) of its samples."""
     splits = {split: dataset.read_index(split) for split in dataset.manifest.samples_per_class}
     return {
-        split: set(zip(index.ids.tolist(), index.labels.tolist(), strict=True))
+        split: set(zip(index.ids.tolist(), index.labels.tolist(), described.in_words(index), strict=True))
         for split, index in splits.items()
     }

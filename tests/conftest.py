@@ -43,12 +43,21 @@ def converted(raw_tree: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
 
 @pytest.fixture(scope="session")
 def shaped(raw_tree: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The tree in each format, no squares: `keep-FORMAT`, shorter side 48 px, and `rectangle-FORMAT`."""
+    """The tree in each format, `keep-FORMAT`, shorter side 48 px, `rectangle-FORMAT` and `grey-FORMAT`."""
     root = tmp_path_factory.mktemp("shaped")
+    grey_bytes = ROWS_PER_SHARD * STORED_SIZE**2
     for name in FORMATS:
         convert(raw_tree, root / f"keep-{name}", small_recipe(name, fit="keep"), workers=0)
         convert(raw_tree, root / f"rectangle-{name}", small_recipe(name, size=RECTANGLE), workers=0)
+        grey = small_recipe(name, channels="grey", shard_bytes=grey_bytes)
+        convert(raw_tree, root / f"grey-{name}", grey, workers=0)
     return {path.name: path for path in root.iterdir() if path.is_dir()}
+
+
+@pytest.fixture(scope="session")
+def grey(shaped: dict[str, Path]) -> dict[str, Path]:
+    """As `converted`, in grey."""
+    return {name: shaped[f"grey-{name}"] for name in FORMATS}
 
 
 def small_recipe(format_name: str, **settings: object) -> Recipe:

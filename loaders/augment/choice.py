@@ -10,9 +10,9 @@ from precache.errors import SettingError, check_choice
 from precache.sizes import Size, as_size, sides
 
 BatchFunction: TypeAlias = Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]
-"""(images uint8 [n, height, width, 3], all that is stored, on the device, ids int64 [n] on the CPU, epoch) ->
-images uint8 [n, height, width, 3] on the same device: as many, of the `size` that `build` was given, or else
-all of one."""
+"""(images uint8 [n, height, width, channels], all that is stored, on the device, ids int64 [n] on the CPU,
+epoch) -> images uint8 [n, height, width, channels] on the same device: as many, of the `size` that `build`
+was given, or else all of one."""
 
 NAMES = ("crop", "eval", "train")
 _RATIO_TO_SERVED = 256 / 224
@@ -58,7 +58,7 @@ class CheckedFunction:
         """
         returned: object = self._function(images, ids, epoch)
         height, width = ("height", "width") if self._size is None else sides(self._size)
-        wanted = f"uint8 [{len(images)}, {height}, {width}, 3] on {images.device}"
+        wanted = f"uint8 [{len(images)}, {height}, {width}, {images.shape[3]}] on {images.device}"
         if not isinstance(returned, torch.Tensor):
             got, remedy = type(returned).__name__, "return a torch tensor"
         else:
@@ -74,9 +74,10 @@ class CheckedFunction:
 def _flaw(returned: torch.Tensor, images: torch.Tensor, size: Size | None) -> str:
     """What the caller's function has to change; nothing if it is right."""
     shape = [*returned.shape] if returned.ndim == 4 else [0] * 4
+    channels = images.shape[3]
     flaws = {
-        "this is NCHW: return images.permute(0, 2, 3, 1), NHWC": shape[1] == 3 != shape[3],
-        "return NHWC with three channels, RGB": shape[3] != 3,
+        "this is NCHW: return images.permute(0, 2, 3, 1), NHWC": shape[1] == channels != shape[3],
+        "return NHWC, with as many channels as it was given": shape[3] != channels,
         "return as many pictures as it was given, in their order": shape[0] != len(images),
         "return 0-255; the loader normalises for dtype='float32'": returned.dtype != torch.uint8,
         "leave them on the device that they came on": returned.device != images.device,

@@ -51,7 +51,7 @@ class Crops:
 
 
 def place(part: Pixels, mirrored: bool, out: Pixels) -> None:
-    """Put `part`, uint8 [height, width, 3], into `out`, resized if need be.
+    """Put `part`, uint8 [height, width, channels], into `out`, resized if need be.
 
     Resized bilinearly without antialiasing: crops are mostly enlarged, and 256 px shrink to 224 px by
     1.14 at most. OpenCV does it in a third of the time of torch's or Pillow's antialiased kernels.
@@ -76,5 +76,5 @@ def frame(part: Pixels, left: int, top: int, mirrored: bool, out: Pixels) -> Non
 
 
 def mirror(picture: Pixels) -> None:
-    """Swap left and right of uint8 [height, width, 3], in place."""
+    """Swap left and right of uint8 [height, width, channels], in place."""
     cv2.flip(picture, 1, dst=picture)

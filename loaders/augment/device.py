@@ -27,14 +27,15 @@ class BatchAugmentation:
         self._size = size
 
     def __call__(self, images: torch.Tensor, ids: torch.Tensor, epoch: int) -> torch.Tensor:
-        """uint8 [n, height, width, 3] to uint8 [n, height, width, 3] of `size`."""
+        """uint8 [n, height, width, channels] to uint8 [n, height, width, channels] of `size`."""
         stored = as_size(*images.shape[1:3])
         size = stored if self._size is None else self._size
         draws = draw(self._settings, stored, size, self._seed, epoch, ids.numpy())
         columns = np.concatenate((draws.boxes, draws.colors, draws.mirrored[:, None]), axis=1)
         drawn = upload(torch.from_numpy(columns.astype(np.float32)), images.device)  # in one copy
         boxes, colors, mirrored = drawn[:, :4], drawn[:, 4:8], drawn[:, 8] > 0
-        out = torch.empty((len(images), *sides(size), 3), dtype=torch.uint8, device=images.device)
+        shape = (len(images), *sides(size), images.shape[3])
+        out = torch.empty(shape, dtype=torch.uint8, device=images.device)
         for start in range(0, len(images), _CHUNK):
             part = slice(start, start + _CHUNK)
             floats = images[part].permute(0, 3, 1, 2).to(torch.float32)
@@ -49,7 +50,7 @@ class BatchAugmentation:
 def crop_and_resize(
     images: torch.Tensor, boxes: torch.Tensor, mirrored: torch.Tensor, size: Size
 ) -> torch.Tensor:
-    """float [n, 3, *size] of the boxes (left, top, width, height) of float [n, 3, height, width].
+    """float [n, channels, *size] of boxes (left, top, width, height) of float [n, channels, height, width].
 
     Bilinear without antialiasing, as `loaders.augment.cpu.place`; at a crop's edge its last pixel goes on.
     """

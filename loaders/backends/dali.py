@@ -146,7 +146,7 @@ class DaliReader:
         """`pictures`: what the pipeline made of those of `batch`; None if there are none."""
         positions = np.array([picture.position for picture in batch.pictures], np.int64)
         if pictures is None:
-            shape = (0,) if self._crops.size is None else (0, *sides(self._crops.size), 3)
+            shape = (0,) if self._crops.size is None else (0, *sides(self._crops.size), self._data.channels)
             pictures = torch.empty(shape, dtype=torch.uint8)
         elif self._fills:
             request = Request(batch.epoch, positions)
@@ -181,7 +181,7 @@ class DaliReader:
             decoded = fn.decoders.image(
                 encoded,
                 device="mixed" if on_gpu else "cpu",
-                output_type=types.RGB,
+                output_type=types.GRAY if self._data.channels == 1 else types.RGB,
                 jpeg_fancy_upsampling=True,  # as Pillow decodes
             )
             pipeline.set_outputs(self._part(decoded, box))

@@ -1,5 +1,6 @@
 """Filling batches on the CPU, by threads, out of whatever a backend's pictures lie in."""
 
+import math
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
@@ -20,11 +21,11 @@ from precache.jpeg import Pixels
 from precache.sizes import sides
 
 Rows = Callable[[int, int, Pixels], Pixels]
-"""(number in the batch, first row, space uint8 [count, width, 3]) -> so many rows of the stored picture, from
-one edge to the other, in `space` or elsewhere."""
+"""(number in the batch, first row, space uint8 [count, width, channels]) -> so many rows of the stored
+picture, from one edge to the other, in `space` or elsewhere."""
 
 Gather = Callable[[slice, npt.NDArray[np.int64], Pixels], bool]
-"""(which of the batch, left and top of their crops int64 [n, 2], space uint8 [n, height, width, 3]) ->
+"""(which of the batch, left and top of their crops int64 [n, 2], space uint8 [n, height, width, channels]) ->
 whether all of them are in `space` now."""
 
 _AT_A_TIME = 4  # pictures that a thread takes: few, so that none waits long for the others
@@ -57,7 +58,7 @@ class _Filling:
         gathers: whether none is resized.
         mirrored: which pictures are.
         images: as of `DecodedBatch`.
-        places: of each picture in `images`, uint8 [height, width, 3].
+        places: of each picture in `images`, uint8 [height, width, channels].
         parts: what is left to do; shared, each thread takes what is next.
         helpers: threads at work on it.
         errors: why pictures are left out, by their number in the batch.
@@ -86,9 +87,11 @@ class BatchFiller:
         self._crops = crops
         self._threads = max(1, threads)
         self._local = threading.local()
-        self._buffers = None if crops.size is None else BufferPool(batch_size, crops.size, device)
+        self._buffers = (
+            None if crops.size is None else BufferPool(batch_size, crops.size, device, data.channels)
+        )
         shapes = data.shapes_at(slice(None)) if crops.stored is None else np.array([sides(crops.stored)])
-        self._most_bytes = int(shapes.prod(axis=1).max()) * 3
+        self._most_bytes = int(shapes.prod(axis=1).max()) * data.channels
         # the caller's thread is one of them
         self._pool = Pool(max(1, self._threads - 1), "fill")
 
@@ -154,10 +157,13 @@ class BatchFiller:
         if self._buffers is not None:
             images = self._buffers.take(len(shapes))
             return images, images.numpy()
-        lengths = [height * width * 3 for height, width in shapes]
+        channels = self._data.channels
+        lengths = [height * width * channels for height, width in shapes]
         images = torch.empty(sum(lengths), dtype=torch.uint8)
         parts = torch.split(images, lengths)
-        return images, [part.numpy().reshape(*shape, 3) for part, shape in zip(parts, shapes, strict=True)]
+        return images, [
+            part.numpy().reshape(*shape, channels) for part, shape in zip(parts, shapes, strict=True)
+        ]
 
     def _finish(self, filling: _Filling) -> DecodedBatch:
         """Help with a batch until it is filled."""
@@ -201,17 +207,19 @@ class BatchFiller:
     def _fill_one(self, filling: _Filling, slot: int, out: Pixels, space: Pixels) -> None:
         left, top, width, height = filling.boxes[slot].tolist()
         rows, columns = filling.shapes[slot]
-        mirrored, rows_of = filling.mirrored[slot], filling.pictures.rows_of
+        mirrored, rows_of, channels = filling.mirrored[slot], filling.pictures.rows_of, out.shape[2]
         try:
-            if height == rows and width == columns and not mirrored and out.shape == (rows, columns, 3):
+            if height == rows and width == columns and not mirrored and out.shape[:2] == (rows, columns):
                 if (whole := rows_of(slot, 0, out)) is not out:
                     np.copyto(out, whole)
             elif left >= 0 and top >= 0 and left + width <= columns and top + height <= rows:
-                band = rows_of(slot, top, space[: height * columns * 3].reshape(height, columns, 3))
+                shape = (height, columns, channels)
+                band = rows_of(slot, top, space[: math.prod(shape)].reshape(shape))
                 place(band[:, left : left + width], mirrored, out)
             else:  # the box reaches out of a small picture
                 first, last = max(top, 0), min(top + height, rows)
-                band = rows_of(slot, first, space[: (last - first) * columns * 3].reshape(-1, columns, 3))
+                shape = (last - first, columns, channels)
+                band = rows_of(slot, first, space[: math.prod(shape)].reshape(shape))
                 frame(band[:, max(left, 0) : left + width], max(-left, 0), max(-top, 0), mirrored, out)
         except ImageError as error:
             # without what its traceback holds

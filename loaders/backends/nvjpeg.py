@@ -92,7 +92,7 @@ class NvjpegReader:
                 if self._crops.size is None:
                     batch = torch.cat([torch.empty(0, dtype=torch.uint8, device=self._device), *served])
                 else:
-                    shape = (0, *sides(self._crops.size), 3)
+                    shape = (0, *sides(self._crops.size), self._data.channels)
                     empty = torch.empty(shape, dtype=torch.uint8, device=self._device)
                     batch = torch.stack(served) if served else empty
                 ready = lane.mark()
@@ -172,7 +172,7 @@ class NvjpegReader:
     def _serve(
         self, request: Request, pictures: dict[int, torch.Tensor], refused: dict[int, ImageError]
     ) -> list[torch.Tensor]:
-        """uint8 [height, width, 3] of each of `pictures`, by number; or all of them as uint8 [bytes].
+        """uint8 [height, width, channels] of each of `pictures`, by number; or all of them as uint8 [bytes].
 
         One that has not the size that the dataset says goes to `refused`.
         """
@@ -189,7 +189,8 @@ class NvjpegReader:
         boxes, mirrored = self._crops.of(request.epoch, self._data.ids[positions], shapes)
         served = []
         for slot, picture in sorted(pictures.items()):
-            stored = self._fit(picture) if self.random_access else picture
+            # a grey JPEG is decoded to three channels that are the same
+            stored = self._fit(picture) if self.random_access else picture[: self._data.channels]
             part = _crop(stored, boxes[slot].tolist(), self._crops.size)
             part = (part.flip(-1) if mirrored[slot] else part).permute(1, 2, 0)
             served.append(part.flatten() if self._crops.size is None else part)

@@ -50,9 +50,11 @@ class ShardsReader:
         most_bytes = spec.reading.memory_bytes
         self._bounded = most_bytes is not None and sum(data.shard_bytes) > most_bytes
         self._check = SampleCheck(data, spec.reading.check)
-        self._scratch = _Scratch(int(data.shapes_at(slice(None)).prod(axis=1).max()) * 3)
+        self._scratch = _Scratch(int(data.shapes_at(slice(None)).prod(axis=1).max()), data.channels)
         shards = range(len(data.files))
-        starts = [picture_starts(data.shapes_at(data.shard_positions(number))) for number in shards]
+        starts = [
+            picture_starts(data.shapes_at(data.shard_positions(number)), data.channels) for number in shards
+        ]
         self._starts = np.concatenate(starts)
         self._unasked = np.full(len(data.ids), not self._sequential)
 
@@ -129,9 +131,10 @@ class ShardsReader:
         file = ShardFile(Path(path))
         try:
             check_index(self._data, index, file.ids, file.labels)
-            if not np.array_equal(file.shapes, self._data.shapes_at(self._data.shard_positions(index))):
+            shapes = self._data.shapes_at(self._data.shard_positions(index))
+            if file.channels != self._data.channels or not np.array_equal(file.shapes, shapes):
                 raise DatasetError(
-                    f"{path}: holds pictures of other sizes than manifest and index say; "
+                    f"{path}: holds pictures of other sizes or channels than manifest and index say; "
                     f"run: {shell_command('precache verify', self._data.path)}"
                 )
         except DatasetError:
@@ -151,12 +154,13 @@ def _can_gather(crops: Crops) -> Callable[[], bool]:
 class _Scratch(threading.local):
     """Room for any whole picture, of each thread its own: it stays in the CPU's cache."""
 
-    def __init__(self, most_bytes: int) -> None:
-        self._memory = np.empty(most_bytes, np.uint8)
+    def __init__(self, most_pixels: int, channels: int) -> None:
+        self._memory = np.empty(most_pixels * channels, np.uint8)
+        self.channels = channels
 
     def picture(self, height: int, width: int) -> Pixels:
-        """uint8 [height, width, 3]."""
-        return self._memory[: height * width * 3].reshape(height, width, 3)
+        """uint8 [height, width, channels]."""
+        return self._memory[: height * width * self.channels].reshape(height, width, self.channels)
 
 
 class _Lying:
@@ -199,10 +203,11 @@ class _Lying:
     def gather(self, part: slice, corners: Positions, space: Pixels) -> bool:
         """As `loaders.backends.filler.Gather`."""
         stored_height, stored_width = self._shapes[0].tolist()  # as those of all
-        row_bytes = stored_width * 3
+        channels = self._scratch.channels
+        row_bytes = stored_width * channels
         positions = self._positions[part]
         if not self._check.wants_any(positions):
-            first = self._starts[part] + corners[:, 1] * row_bytes + corners[:, 0] * 3
+            first = self._starts[part] + corners[:, 1] * row_bytes + corners[:, 0] * channels
             return gather(self._descriptors[part], first, row_bytes, space)
         height, width = space.shape[1:3]
         whole = (height, width) == (stored_height, stored_width)

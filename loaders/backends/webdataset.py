@@ -55,6 +55,6 @@ class WebdatasetReader:
     ) -> Pixels:
         sample, shard = samples[slot]
         self._check.compare(positions[slot], sample.data, sample.damage)
-        pixels = sample.pixels(shard)
+        pixels = sample.pixels(shard, self._data.channels)
         self._data.check_shape(positions[slot], *pixels.shape[:2])
         return pixels[first : first + len(space)]

@@ -2,7 +2,8 @@
 
     byte 0      uint64 little-endian: length of the header, always 4,088
     byte 8      the header: JSON, padded with spaces
-    byte 4096   images  uint8 [n, height, width, 3], RGB (NHWC: permuted, it is channels-last)
+    byte 4096   images  uint8 [n, height, width, channels] (NHWC: permuted, it is channels-last), where
+                        channels are 1, grey, 3, RGB, or 4, RGBA
     then        labels  int64 [n], little-endian
     then        ids     int64 [n], little-endian
 
@@ -12,8 +13,14 @@ Where each picture has a size of its own:
     then        labels  int64 [n]
     then        ids     int64 [n]
     then        offsets int64 [n], where in `images` each picture begins
-    then        shapes  int32 [n, 2], height and width of each: images[offset:][: height * width * 3]
+    then        shapes  int32 [n, 2], height and width of each: images[offset:][: height * width * 3];
+                        or int32 [n, 3] with the channels of each, where there are not three
 
+Where there are masks (see `precache.masks`), then, behind all these:
+
+    then        masks   uint8 [n, height, width], or [bytes] where each has a size of its own
+
+A label is -1 where a sample has not just one class; targets and fields are in the dataset's index alone.
 Pixels start on a page boundary, as direct reads and mappings want it.
 Any safetensors reader opens these files: https://github.com/huggingface/safetensors#format
 """
@@ -44,6 +51,7 @@ DATA_START = 4096
 _CHUNK_BYTES = 128 * 1024
 _PROBED_BYTES = 1024 * 1024  # in the cache or not as one: asking takes time, too
 _TENSORS = (("images", "U8", 1), ("labels", "I64", 8), ("ids", "I64", 8))
+_MASKS = ("masks", "U8", 1)
 _TENSORS_OF_VARYING = (*_TENSORS, ("offsets", "I64", 8), ("shapes", "I32", 4))
 
 
@@ -53,26 +61,34 @@ def write_shard(base: Path, samples: Iterable[Sample], count: int, size: Size | 
     labels: list[int] = []
     ids: list[int] = []
     shapes: list[tuple[int, ...]] = []
+    masks: list[Pixels] = []
     with write_beside(path) as file:
-        first_header = _header(_images_shape(count, size), count)
+        channels = 3
+        first_header = _header(_images_shape(count, size, channels), count, channels)
         file.write(first_header)
         for sample in samples:
             pixels = np.ascontiguousarray(sample.data)
             file.write(pixels.data)
             labels.append(sample.label)
             ids.append(sample.id)
-            shapes.append(pixels.shape[:2])
-        images_shape = _images_shape(len(ids), size)
+            shapes.append(pixels.shape)
+            channels = pixels.shape[2]
+            if sample.mask is not None:
+                masks.append(sample.mask)
+        images_shape = _images_shape(len(ids), size, channels)
         if size is None:
-            offsets, images_bytes = _offsets(np.array(shapes, np.int64).reshape(-1, 2))
+            offsets, images_bytes = _offsets(np.array(shapes, np.int64).reshape(-1, 3), channels)
             images_shape = [-(-images_bytes // 8) * 8]
             file.write(bytes(images_shape[0] - images_bytes))
         file.write(np.array(labels, "<i8").tobytes())
         file.write(np.array(ids, "<i8").tobytes())
         if size is None:
             file.write(offsets.astype("<i8").tobytes())
-            file.write(np.array(shapes, "<i4").tobytes())
-        if (header := _header(images_shape, len(ids))) != first_header:
+            file.write(np.array(shapes, "<i4").reshape(-1, 3)[:, : _columns(channels)].tobytes())
+        masks_bytes = sum(mask.nbytes for mask in masks)
+        for mask in masks:
+            file.write(mask.data)
+        if (header := _header(images_shape, len(ids), channels, masks_bytes)) != first_header:
             file.replace_start(header)
     return [file]
 
@@ -81,9 +97,10 @@ def read_shard(path: Path) -> Iterator[StoredSample]:
     """The samples of a shard in stored order."""
     with ShardFile(path) as shard:
         for row in range(len(shard.ids)):
-            pixels = np.empty((*shard.shapes[row], 3), np.uint8)
+            pixels = np.empty((*shard.shapes[row], shard.channels), np.uint8)
             shard.read_rows(row, 0, pixels)
-            yield StoredSample(int(shard.ids[row]), int(shard.labels[row]), pixels)
+            mask = shard.read_mask(row) if shard.has_masks else None
+            yield StoredSample(int(shard.ids[row]), int(shard.labels[row]), pixels, mask=mask)
 
 
 class ShardFile:
@@ -93,10 +110,12 @@ class ShardFile:
     a read raises.
 
     Attributes:
+        channels: of all pictures.
         shapes: int64 [n, 2], height and width of each picture in pixels.
         starts: int64 [n], the byte of the file where each picture begins.
         labels: int64 [n].
         ids: int64 [n].
+        has_masks: whether it holds some.
     """
 
     def __init__(self, path: Path) -> None:
@@ -114,29 +133,40 @@ class ShardFile:
             file_bytes = os.fstat(self._file.fileno()).st_size
             start = bytearray(min(DATA_START, file_bytes))
             self._read(memoryview(start), 0)
-            images_shape, count = _read_header(path, bytes(start), file_bytes)
-            tail = memoryview(bytearray(file_bytes - DATA_START - math.prod(images_shape)))
-            self._read(tail, file_bytes - len(tail))
+            images_shape, count, self.channels, masks_bytes = _read_header(path, bytes(start), file_bytes)
+            self.has_masks = masks_bytes > 0
+            images_end = DATA_START + math.prod(images_shape)
+            tail = memoryview(bytearray(file_bytes - masks_bytes - images_end))
+            self._read(tail, images_end)
             self.labels, self.ids = (
                 np.frombuffer(tail[: 16 * count], "<i8").reshape(2, count).astype(np.int64)
             )
             if len(images_shape) == 1:
-                self.shapes = _read_shapes(path, tail[16 * count :], images_shape[0])
+                self.shapes, self.channels = _read_shapes(path, tail[16 * count :], count, images_shape[0])
             else:
                 self.shapes = np.tile(np.array(images_shape[1:3], np.int64), (count, 1))
-            self.starts = picture_starts(self.shapes)
+            self.starts = picture_starts(self.shapes, self.channels)
+            self._mask_ends = file_bytes - masks_bytes + np.cumsum(self.shapes.prod(axis=1))
+            if self.has_masks and self._mask_ends[-1:].sum() != file_bytes:
+                raise DatasetError(f"{path}: its masks do not fit its pictures (damaged?); {remedy(path)}")
         except DatasetError:
             self._file.close()
             raise
 
     def read_rows(self, sample: int, first: int, out: Pixels) -> None:
-        """Read rows `first`, ... of picture `sample` into `out`: uint8 [rows, width, 3], contiguous.
+        """Read rows `first`, ... of picture `sample` into `out`: uint8 [rows, width, channels], contiguous.
 
         Raises:
             DatasetError: the file became shorter, or cannot be read.
         """
-        row_bytes = int(self.shapes[sample, 1]) * 3
+        row_bytes = int(self.shapes[sample, 1]) * self.channels
         self._read(out.data.cast("B"), int(self.starts[sample]) + first * row_bytes)
+
+    def read_mask(self, row: int) -> Pixels:
+        """The mask of picture `row`, where there are masks; DatasetError as of `read_rows`."""
+        mask = np.empty(self.shapes[row], np.uint8)
+        self._read(mask.data.cast("B"), int(self._mask_ends[row]) - mask.nbytes)
+        return mask
 
     @property
     def descriptor(self) -> int:
@@ -187,7 +217,7 @@ class ShardFile:
     def _place(self, sample: int) -> tuple[int, int]:
         """Where picture `sample` begins, and how many bytes it has."""
         height, width = self.shapes[sample].tolist()
-        return int(self.starts[sample]), height * width * 3
+        return int(self.starts[sample]), height * width * self.channels
 
     def _read(self, out: memoryview, start: int) -> None:
         """Fill `out` with the bytes from `start` on."""
@@ -219,27 +249,34 @@ def _is_cached(descriptor: int, start: int) -> bool:
         return False
 
 
-def picture_starts(shapes: Shapes) -> Shapes:
+def picture_starts(shapes: Shapes, channels: int) -> Shapes:
     """int64 [n], the byte of a shard where each of its pictures of these `shapes`, int64 [n, 2], begins."""
-    return DATA_START + _offsets(shapes)[0]
+    return DATA_START + _offsets(shapes, channels)[0]
 
 
-def _offsets(shapes: Shapes) -> tuple[Shapes, int]:
+def _offsets(shapes: Shapes, channels: int) -> tuple[Shapes, int]:
     """int64 [n], where in `images` each picture begins, and where the last one ends."""
-    ends = np.cumsum(shapes[:, 0] * shapes[:, 1] * 3)
+    ends = np.cumsum(shapes[:, 0] * shapes[:, 1] * channels)
     return np.concatenate(([0], ends[:-1]))[: len(ends)], int(ends[-1]) if len(ends) else 0
 
 
-def _images_shape(count: int, size: Size | None) -> list[int]:
+def _images_shape(count: int, size: Size | None, channels: int) -> list[int]:
     """Of the tensor `images`; of one whose bytes are not known yet if `size` is None."""
-    return [0] if size is None else [count, *sides(size), 3]
+    return [0] if size is None else [count, *sides(size), channels]
 
 
-def _header(images_shape: list[int], count: int) -> bytes:
-    shapes = {"images": images_shape, "shapes": [count, 2]}
+def _columns(channels: int) -> int:
+    """Of the tensor `shapes`."""
+    return 2 if channels == 3 else 3
+
+
+def _header(images_shape: list[int], count: int, channels: int, masks_bytes: int = 0) -> bytes:
+    masks_shape = [masks_bytes] if len(images_shape) == 1 else images_shape[:3]
+    shapes = {"images": images_shape, "shapes": [count, _columns(channels)], "masks": masks_shape}
     header: dict[str, Any] = {}
     start = 0
-    for name, dtype, width in _TENSORS_OF_VARYING if len(images_shape) == 1 else _TENSORS:
+    tensors = _TENSORS_OF_VARYING if len(images_shape) == 1 else _TENSORS
+    for name, dtype, width in (*tensors, _MASKS) if masks_bytes else tensors:
         shape = shapes.get(name, [count])
         stop = start + math.prod(shape) * width
         header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, stop]}
@@ -248,36 +285,44 @@ def _header(images_shape: list[int], count: int) -> bytes:
     return struct.pack("<Q", len(body)) + body
 
 
-def _read_header(path: Path, start: bytes, file_bytes: int) -> tuple[list[int], int]:
-    """Shape of `images` and number of pictures, from the first bytes of a file of `file_bytes`."""
+def _read_header(path: Path, start: bytes, file_bytes: int) -> tuple[list[int], int, int, int]:
+    """Shape of `images`, number and channels of pictures, bytes of masks, from a file's start and size."""
     try:
         header = json.loads(start[8:])
         shape, count = header["images"]["shape"], header["ids"]["shape"][0]
         whole = all(type(side) is int and side >= 0 for side in (*shape, count))
-        right = whole and (len(shape) == 1 or (shape[::3] == [count, 3] and min(shape[1:3]) > 0))
-        as_written = right and start == _header(shape, count)
+        if len(shape) == 1:  # then the first picture says how many channels, if there are not three
+            channels, right = (3 if header["shapes"]["shape"][1] == 2 else 0), whole
+        else:
+            channels = shape[3]
+            right = whole and shape[0] == count and min(shape[1:]) > 0 and len(shape) == 4
+        masks_shape = header.get("masks", {"shape": [0]})["shape"]
+        right = right and all(type(side) is int and side >= 0 for side in masks_shape)
+        masks_bytes = math.prod(masks_shape)
+        as_written = right and start == _header(shape, count, channels, masks_bytes)
     except (ValueError, LookupError, TypeError, RecursionError, struct.error):
         as_written = False
     if not as_written:
         raise DatasetError(f"{path}: not a shard of this format (its header is damaged); {remedy(path)}")
-    expected_bytes: int = DATA_START + math.prod(shape) + count * (32 if len(shape) == 1 else 16)
+    behind = 24 + 4 * _columns(channels) if len(shape) == 1 else 16  # bytes of a picture besides its pixels
+    expected_bytes: int = DATA_START + math.prod(shape) + count * behind + masks_bytes
     if file_bytes != expected_bytes:
         raise DatasetError(
             f"{path}: expected {expected_bytes:,} bytes, got {file_bytes:,} (truncated?); {remedy(path)}"
         )
-    return shape, count
+    return shape, count, channels, masks_bytes
 
 
-def _read_shapes(path: Path, tail: memoryview, images_bytes: int) -> Shapes:
-    """int64 [n, 2], from `offsets` and `shapes` of a shard; DatasetError unless both say the same."""
-    count = len(tail) // 16
+def _read_shapes(path: Path, tail: memoryview, count: int, images_bytes: int) -> tuple[Shapes, int]:
+    """int64 [n, 2], and the channels, from `offsets` and `shapes`; DatasetError unless both say the same."""
     offsets = np.frombuffer(tail[: 8 * count], "<i8")
-    shapes = np.frombuffer(tail[8 * count :], "<i4").reshape(count, 2).astype(np.int64)
-    expected, end = _offsets(shapes)
+    shapes = np.frombuffer(tail[8 * count :], "<i4").reshape(count, -1).astype(np.int64)
+    channels = 3 if shapes.shape[1] == 2 else int(shapes[:1, 2].sum())
+    expected, end = _offsets(shapes, channels)
     fits = 0 <= images_bytes - end < 8 and np.array_equal(offsets, expected)
-    if not fits or (shapes < 1).any() or (shapes > MAX_KEPT_SIDE).any():
+    if not fits or (shapes < 1).any() or (shapes > MAX_KEPT_SIDE).any() or (shapes[:, 2:] != channels).any():
         raise DatasetError(f"{path}: its offsets do not fit its pictures (damaged?); {remedy(path)}")
-    return shapes
+    return shapes[:, :2], channels
 
 
 FORMAT = Format(
@@ -285,6 +330,8 @@ FORMAT = Format(
     index_suffix=None,
     write_shard=write_shard,
     read_shard=read_shard,
+    open_masks=ShardFile,
+    describe=lambda sample: b"",
     holds_pixels=True,
     bytes_per_sample=16,  # label and id
     bytes_per_shard=DATA_START,

@@ -1,22 +1,27 @@
 """Format `webdataset`: JPEGs in tar files, with DALI's index beside each.
 
     00000042.jpg    the picture, a baseline JPEG of the recipe's size, fit and quality
-    00000042.cls    the label, an ASCII integer
-    00000042.json   {"height": ..., "path": ..., "width": ...}: the source picture
+    00000042.cls    the label, an ASCII integer; only where samples are labelled with one class each
+    00000042.json   {"height": ..., "path": ..., "width": ...}: the source picture; and, where there are any,
+                    "target": indices of classes, or numbers, and "fields": {NAME: number, text or lists}
+    00000042.mask.png   the mask, see `precache.masks`, where there is one
 
-The key is the sample's id in 8 digits. The tar is POSIX ustar with fixed owner, mode and time, so
-that its bytes depend on its content alone. The index `.idx` has one line `v1.2 <samples>`, then one
-line per sample with `<extension> <data offset> <bytes> <name>` for each of its three files; it is
-the format of DALI's own tool: https://github.com/NVIDIA/DALI/blob/main/tools/wds2idx.py
+Fields are an object of their own: one may be called `width`. The key is the sample's id in 8 digits. The
+tar is POSIX ustar with fixed owner, mode and time, so that its bytes depend on its content alone. The index
+`.idx` has one line `v1.2 <samples>`, then one line per sample with `<extension> <data offset> <bytes> <name>`
+for each of its files; it is the format of DALI's own tool:
+https://github.com/NVIDIA/DALI/blob/main/tools/wds2idx.py
 """
 
 import json
 import tarfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
+from precache import masks
 from precache.errors import DatasetError
-from precache.formats.base import Format, Sample, StoredSample, remedy
+from precache.formats.base import EncodedMasks, Format, Sample, StoredSample, index_lines, remedy
 from precache.output import OutputFile, write_beside
 from precache.sizes import Size
 from precache.storage import read_regular
@@ -47,14 +52,29 @@ def read_shard(path: Path) -> Iterator[StoredSample]:
     """
     try:
         content = read_regular(path)
-        jpeg = b""
+        parts: dict[bytes, bytes] = {}
         for name, data in _members(content):
-            if name.endswith(b".jpg"):
-                jpeg = data
-            elif name.endswith(b".cls"):
-                yield StoredSample(int(name[:-4]), int(data), jpeg)
+            key, _, extension = name.partition(b".")
+            parts[extension] = data
+            if extension == b"json":  # the last one of a sample
+                jpeg, label = parts.get(b"jpg", b""), int(parts.get(b"cls", b"-1"))
+                yield StoredSample(int(key), label, jpeg, described=data, mask=parts.get(b"mask.png"))
+                parts.clear()
     except (OSError, ValueError) as error:
         raise DatasetError(f"{path}: cannot be read as a tar of samples ({error}); {remedy(path)}") from error
+
+
+def open_masks(path: Path) -> EncodedMasks:
+    """The masks of a tar, by its index."""
+    index_path = path.with_suffix(INDEX_SUFFIX)
+    places = []
+    try:
+        for words in index_lines(index_path)[1:]:
+            first = words.index("mask.png")
+            places.append((int(words[first + 1]), int(words[first + 2])))
+    except (ValueError, LookupError) as error:
+        raise DatasetError(f"{index_path}: names no mask of each sample ({error}); {remedy(path)}") from error
+    return EncodedMasks(path, places)
 
 
 def _members(tar: bytes) -> Iterator[tuple[bytes, bytes]]:
@@ -75,18 +95,28 @@ def _members(tar: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _add_sample(file: OutputFile, sample: Sample) -> Iterator[str]:
-    """Append the three files of a sample; yields their entries of the index."""
-    width, height = sample.original_size
-    origin = {"height": height, "path": sample.path, "width": width}
-    contents = {
-        "jpg": bytes(sample.data),
-        "cls": str(sample.label).encode(),
-        "json": json.dumps(origin).encode(),
-    }
+    """Append the files of a sample; yields their entries of the index."""
+    contents = {"jpg": bytes(sample.data)}
+    if sample.label >= 0:
+        contents["cls"] = str(sample.label).encode()
+    if sample.mask is not None:
+        contents["mask.png"] = masks.encode(sample.mask)
+    contents["json"] = _describe(sample)
     for extension, content in contents.items():
         name = f"{sample.id:08d}.{extension}"
         yield f"{extension} {file.bytes + _BLOCK} {len(content)} {name}"
         file.write(_header(name, len(content)) + content + bytes(-len(content) % _BLOCK))
+
+
+def _describe(sample: Sample) -> bytes:
+    """The content of the `.json`."""
+    width, height = sample.original_size
+    known: dict[str, Any] = {"height": height, "path": sample.path, "width": width}
+    if sample.target is not None:
+        known["target"] = sample.target
+    if sample.fields:
+        known["fields"] = dict(sample.fields)
+    return json.dumps(known).encode()
 
 
 def _header(name: str, size: int) -> bytes:
@@ -112,6 +142,8 @@ FORMAT = Format(
     index_suffix=INDEX_SUFFIX,
     write_shard=write_shard,
     read_shard=read_shard,
+    open_masks=open_masks,
+    describe=_describe,
     holds_pixels=False,
     bytes_per_sample=5 * _BLOCK + _BLOCK // 2 + 90,  # three headers, two blocks of text, padding; index
     bytes_per_shard=2 * _BLOCK + tarfile.RECORDSIZE // 2,  # two empty blocks, and half a record

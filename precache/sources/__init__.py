@@ -1,12 +1,14 @@
 """Where samples come from: one file each, one protocol, see `precache.sources.base`."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 from precache.errors import SourceError
 from precache.sources import opened, rows, webdataset
 from precache.sources.archive import ArchiveSource
 from precache.sources.base import Source
+from precache.sources.masks import MaskTree
 from precache.sources.options import SourceOptions
 from precache.sources.table import TableSource
 from precache.sources.tree import TreeSource
@@ -23,6 +25,9 @@ def open_source(source: str | os.PathLike[str] | Source, options: SourceOptions 
         SourceError: it cannot be opened.
     """
     options = options or SourceOptions()
+    if options.mask is not None:
+        return MaskTree(open_source(source, replace(options, mask=None)), Path(options.mask))
+    options = replace(options, boxes=None)  # a field like others, for a source
     if not isinstance(source, str | os.PathLike):
         return source
     path = Path(source)

@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 
 from loaders.dataset import open_split
+from precache import open_dataset
 from precache.sizes import Size
 from precache.sources.tree import scan_tree
 from tests import loader_contract as contract
@@ -35,6 +36,11 @@ ARMS = [
     ("dali", "keep-dali", 34.0),
     ("nvjpeg", "keep-webdataset", 34.0),
     ("shards", "rectangle-shards", math.inf),
+    ("shards", "grey-shards", math.inf),
+    ("webdataset", "grey-webdataset", 34.0),
+    ("dali", "grey-dali", 34.0),
+    ("nvjpeg", "grey-webdataset", 34.0),
+    ("synthetic", "grey-shards", None),
 ]
 RECTANGLE_ARMS = [
     ("pytorch", "raw", 60.0),
@@ -58,6 +64,7 @@ class Arm:
     ) -> None:
         self.path = path
         self.worst_psnr = worst_psnr
+        self.channels = "grey" if path.name.startswith("grey") else "rgb"
         self.raw = not (path / "dataset.json").exists()
         self.size = size or (RAW_SIZE if self.raw else STORED_SIZE)
         self.build: contract.Build = partial(
@@ -99,13 +106,18 @@ def device(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+def grey_statistics(path: Path) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    found = open_dataset(path).manifest.statistics["train"]
+    return found.mean, found.std
+
+
 def test_every_sample_appears_once_per_epoch(arm: Arm, raw_tree: Path) -> None:
     expected = [(sample.id, sample.label) for sample in scan_tree(raw_tree).samples]
     contract.check_every_sample_once_per_epoch(arm.build, expected)
 
 
 def test_batches_have_the_promised_shape_dtype_and_layout(arm: Arm) -> None:
-    contract.check_batches(arm.build, arm.size, IMAGES)
+    contract.check_batches(arm.build, arm.size, IMAGES, 1 if arm.channels == "grey" else 3)
 
 
 def test_the_short_batch_is_dropped_only_when_asked(arm: Arm) -> None:
@@ -125,7 +137,7 @@ def test_without_shuffle_the_order_is_the_stored_one(arm: Arm) -> None:
 def test_pixels_are_the_converters(arm: Arm, raw_tree: Path) -> None:
     if arm.worst_psnr is None:
         pytest.skip("noise by design")
-    contract.check_pixels(arm.build, raw_tree, arm.size, arm.worst_psnr)
+    contract.check_pixels(arm.build, raw_tree, arm.size, arm.worst_psnr, arm.channels)
 
 
 def test_rectangles_are_served_by_every_backend(rectangle_arm: Arm, raw_tree: Path) -> None:
@@ -135,7 +147,10 @@ def test_rectangles_are_served_by_every_backend(rectangle_arm: Arm, raw_tree: Pa
 
 
 def test_floats_are_normalised(arm: Arm) -> None:
-    contract.check_floats_are_normalised(arm.build)
+    if arm.channels == "grey":
+        contract.check_floats_are_normalised(arm.build, "dataset", *grey_statistics(arm.path))
+    else:
+        contract.check_floats_are_normalised(arm.build)
 
 
 def test_a_state_gives_the_rest_of_the_epoch(arm: Arm) -> None:

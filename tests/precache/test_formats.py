@@ -27,7 +27,9 @@ FORMAT_NAMES = sorted(FORMATS)
 WORST_PSNR = {"shards": math.inf, "webdataset": 34.0, "dali": 34.0}
 
 
-@pytest.fixture(params=[*FORMAT_NAMES, *(f"keep-{name}" for name in FORMAT_NAMES)])
+@pytest.fixture(
+    params=[*FORMAT_NAMES, *(f"{kind}-{name}" for kind in ("keep", "grey") for name in FORMAT_NAMES)]
+)
 def dataset(
     request: pytest.FixtureRequest, converted: dict[str, Path], shaped: dict[str, Path]
 ) -> ConvertedDataset:

@@ -273,8 +273,8 @@ def test_an_unknown_augmentation_is_refused(converted: dict[str, Path]) -> None:
     [
         (lambda x, ids, e: x.permute(0, 3, 1, 2), "got uint8 .16, 3, 48, 48. on cpu; this is NCHW: return"),
         (lambda x, ids, e: x[:-1], "got uint8 .15, 48, 48, 3. on cpu; return as many pictures"),
-        (lambda x, ids, e: x[0], "got uint8 .48, 48, 3. on cpu; return NHWC with three channels"),
-        (lambda x, ids, e: x[..., :1], "; return NHWC with three channels, RGB"),
+        (lambda x, ids, e: x[0], "got uint8 .48, 48, 3. on cpu; return NHWC, with as many channels as it"),
+        (lambda x, ids, e: x[..., :1], "; return NHWC, with as many channels as it was given"),
         (
             lambda x, ids, e: x / 255,
             "got float32 .16, 48, 48, 3. on cpu; return 0-255; the loader normalises",

@@ -162,8 +162,8 @@ def _augmentation(
         return Crops(stored, stored), CheckedFunction(augmentation, spec.size)
     if augmentation.jitters and data.channels != 3:
         raise SettingError(
-            f"augment: brightness, contrast, saturation and hue are for RGB, not for the {data.channels}-channel "
-            f"pictures of {data.path}; leave them at 0, or convert with channels rgb"
+            f"augment: brightness, contrast, saturation and hue are for RGB, not for the "
+            f"{data.channels}-channel pictures of {data.path}; leave them at 0, or convert with channels rgb"
         )
     if spec.device.type == "cuda" and stored is not None:
         return Crops(stored, stored), BatchAugmentation(augmentation, spec.seed, served)

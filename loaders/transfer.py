@@ -100,8 +100,8 @@ def find_scales(asked: Normalize, data: SplitData) -> Scales:
     if asked == "imagenet":
         if data.channels != 3:
             raise SettingError(
-                f"normalize 'imagenet' is for RGB, not for the {data.channels}-channel pictures of {data.path}; "
-                f"give normalize='dataset', (mean, std) or None"
+                f"normalize 'imagenet' is for RGB, not for the {data.channels}-channel pictures of "
+                f"{data.path}; give normalize='dataset', (mean, std) or None"
             )
         return IMAGENET
     if asked == "dataset":

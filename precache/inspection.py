@@ -151,7 +151,7 @@ def _stored_as(recipe: Recipe) -> str:
         "passthrough": recipe.passthrough,
         "truncated pictures allowed": recipe.allow_truncated,
         "decoded at a reduced scale": recipe.decode == "scaled",
-        f"transparent on {recipe.background}": recipe.channels != "rgba",
+        f"transparent on {recipe.background}": recipe.channels in ("grey", "rgb"),
     }
     chosen = ", ".join(name for name, used in options.items() if used)
     height, width = sides(recipe.size)

@@ -3,10 +3,18 @@
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
-from precache.errors import ImageError, shell_command
+import numpy as np
+import numpy.typing as npt
+
+from precache.errors import DatasetError, ImageError, shell_command
 from precache.jpeg import Pixels, decode_jpeg
 from precache.output import OutputFile
+from precache.storage import read_regular
+
+Places: TypeAlias = npt.NDArray[np.int64]
+"""int64 [n, 2]: first byte and number of bytes of each of n samples in their shard."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +58,21 @@ class StoredSample:
         return self.data
 
 
+def read_index(path: Path, parse: Callable[[bytes], Iterable[tuple[int, int]]]) -> Places:
+    """The places that the index at `path` names; `parse` raises ValueError or KeyError for what is none.
+
+    Raises:
+        DatasetError: it cannot be read, or is damaged.
+    """
+    try:
+        places = np.array([*parse(read_regular(path))], np.int64).reshape(-1, 2)
+        if np.any(places < 0):
+            raise ValueError("a negative number")
+    except (OSError, ValueError, KeyError, OverflowError) as error:
+        raise DatasetError(f"{path}: cannot be read as an index ({error}); {remedy(path)}") from error
+    return places
+
+
 def remedy(shard: Path) -> str:
     """What to do about a shard that cannot be read: commands to paste into a shell."""
     command = shell_command("precache verify", shard.parent)
@@ -68,6 +91,9 @@ class Format:
             not at their paths before `output.publish` is called on them.
         read_shard: `path -> samples` in stored order. A damaged file raises DatasetError; where one sample
             alone is damaged, and the format tells, the sample says so.
+        find_samples: `path -> int64 [n, 2]`, where in the shard the samples lie, in stored order: first byte
+            and number of bytes, as the index beside it says where the format has one. DatasetError as above.
+        read_sample: what these bytes hold; of `shards` without id and label, as uint8 [bytes].
         holds_pixels: whether it stores decoded pixels; else JPEGs.
         bytes_per_sample: what a sample takes besides its pixels or its JPEG.
         bytes_per_shard: what a shard takes besides its samples, on average.
@@ -77,6 +103,8 @@ class Format:
     index_suffix: str | None
     write_shard: Callable[[Path, Iterable[Sample], int, int], list[OutputFile]]
     read_shard: Callable[[Path], Iterator[StoredSample]]
+    find_samples: Callable[[Path], Places]
+    read_sample: Callable[[bytes], StoredSample]
     holds_pixels: bool
     bytes_per_sample: int
     bytes_per_shard: int

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from precache.errors import DatasetError
-from precache.formats.base import Format, Sample, StoredSample, remedy
+from precache.formats.base import Format, Places, Sample, StoredSample, remedy
 from precache.jpeg import Pixels
 from precache.output import OutputFile, write_beside
 from precache.storage import open_regular
@@ -61,6 +61,18 @@ def read_shard(path: Path) -> Iterator[StoredSample]:
             pixels = np.empty((shard.size, shard.size, 3), np.uint8)
             shard.read_rows(row, 0, pixels)
             yield StoredSample(int(shard.ids[row]), int(shard.labels[row]), pixels)
+
+
+def find_samples(path: Path) -> Places:
+    """Where in the shard at `path` its pictures lie."""
+    with ShardFile(path) as shard:
+        starts = shard.start_of(np.arange(len(shard.ids)))
+        return np.stack((starts, np.full(len(starts), shard.size**2 * 3)), axis=1)
+
+
+def read_sample(stored: bytes) -> StoredSample:
+    """The pixels of one picture, uint8 [bytes]; the bytes do not say whose they are."""
+    return StoredSample(-1, -1, np.frombuffer(stored, np.uint8).copy())  # or nobody may write to it
 
 
 class ShardFile:
@@ -220,6 +232,8 @@ FORMAT = Format(
     index_suffix=None,
     write_shard=write_shard,
     read_shard=read_shard,
+    find_samples=find_samples,
+    read_sample=read_sample,
     holds_pixels=True,
     bytes_per_sample=16,  # label and id
     bytes_per_shard=DATA_START,

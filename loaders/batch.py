@@ -142,10 +142,12 @@ class Request:
     Attributes:
         epoch: that they are served in.
         positions: int64 [n].
+        padding: how many at the end of `positions` are repeats, which fill up.
     """
 
     epoch: int
     positions: Positions
+    padding: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +233,13 @@ class Loader(Protocol):
 
     def set_epoch(self, epoch: int) -> None:
         """Serve epoch `epoch` next, from its start, unless a loaded state stands in that epoch."""
+
+    def set_size(self, size: int) -> None:
+        """Serve pictures of `size` from the next iteration on (progressive resizing); between epochs.
+
+        The state carries it. What `Reading(cache=...)` holds is read anew, worker processes are started anew.
+        SettingError in the midst of an iteration, or where this size cannot be served.
+        """
 
     def path_of(self, sample_id: SupportsIndex) -> str:
         """Path of the picture of a sample, one of `batch.ids`, relative to the source tree."""

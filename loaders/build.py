@@ -15,7 +15,9 @@ from loaders.batch import Loader, Reader
 from loaders.dataset import RAW, SplitData, open_split
 from loaders.devices import Lane, find_device
 from loaders.loader import EpochLoader
+from loaders.pipeline import Pipeline
 from loaders.refusals import refuse
+from loaders.sampling import make_order
 from loaders.settings import (
     DTYPES,
     READING_SETTINGS,
@@ -113,12 +115,28 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
     )
     data = open_split(spec.path, spec.split, skip_rejected=spec.reading.on_error == "skip")
     backend = choose_backend(backend, data.kind, path)
-    crops, late = _augmentation(augment, spec, data)
     lane = Lane(spec.device)
+
+    def open_source(spec: LoaderSpec) -> Pipeline:
+        return _open_pipeline(backend, augment, spec, data, lane)
+
+    pipeline = open_source(spec)
+    order = make_order(spec, data, pipeline.random_access)
+    return EpochLoader(spec, data, order, pipeline, open_source)
+
+
+def _open_pipeline(
+    backend: str,
+    augment: str | RandomAugmentation | BatchFunction | None,
+    spec: LoaderSpec,
+    data: SplitData,
+    lane: Lane,
+) -> Pipeline:
+    crops, late = _augmentation(augment, spec, data)
     with lane.active():
         reader = _open_reader(backend, spec, data, crops, lane)
     size = None if isinstance(late, CheckedFunction) else data.served_size(spec.size)
-    return EpochLoader(spec, data, reader, Transfer(lane, spec.dtype, late), size)
+    return Pipeline(data, reader, Transfer(lane, spec.dtype, late), size)
 
 
 def _open_reader(backend: str, spec: LoaderSpec, data: SplitData, crops: Crops, lane: Lane) -> Reader:

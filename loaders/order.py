@@ -6,7 +6,7 @@ split. It depends on the seed, the epoch and what is stored, never on workers or
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -26,6 +26,40 @@ class Share(NamedTuple):
 
     positions: Positions
     padding: int = 0
+
+
+class Order(Protocol):
+    """What is served in any epoch.
+
+    Attributes:
+        kind: `none` for the stored order.
+        batch_size: samples per batch of one rank.
+        last: see `cut`.
+    """
+
+    @property
+    def kind(self) -> str:
+        """See the class."""
+
+    @property
+    def batch_size(self) -> int:
+        """See the class."""
+
+    @property
+    def last(self) -> str:
+        """See the class."""
+
+    def batches(self, epoch: int) -> list[Share]:
+        """Each batch of this rank in `epoch`, in the order they are served."""
+
+    def batch_count(self) -> int:
+        """Batches of an epoch, the same for every rank."""
+
+    def rank_samples(self) -> int:
+        """How many samples this rank serves in an epoch."""
+
+    def identity(self) -> dict[str, Any]:
+        """What tells this order from others of the same samples, seed and batches, as plain JSON values."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,6 +106,11 @@ class EpochOrder:
         stored = np.arange(len(self.ids))
         shares = cut(stored, self.batch_size, self.last, self.rank, self.world_size)
         return sum(len(share.positions) for share in shares)
+
+    def identity(self) -> dict[str, Any]:
+        """As of `Order`."""
+        windows = {"window_shards": self.window_shards} if self.kind == "window" else {}
+        return {"shuffle": self.kind, **windows}
 
 
 def full_order(ids: Positions, seed: int, epoch: int) -> Positions:

@@ -13,11 +13,13 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import psutil
+import pytest
 import torch
 
 from loaders import Loader
 from loaders.transfer import IMAGENET_MEAN, IMAGENET_STD
 from precache import images
+from precache.errors import SettingError
 from precache.source import scan_tree
 
 Build: TypeAlias = Callable[..., Loader]
@@ -205,6 +207,30 @@ def check_ranks_share_what_can_be_decoded(build: Build, expected: list[int]) -> 
         assert sorted(once) == expected
         for loader in built:
             loader.close()
+
+
+def check_set_size(build: Build, sizes: tuple[int, int]) -> None:
+    """From the next epoch on, with the pixels of a loader that was built so; a state has its size in it."""
+    large, small = sizes
+    with build(size=large) as loader, build(size=small) as other:
+        first = list(loader)
+        loader.set_size(small)
+        assert loader.size == small
+        next(batches := iter(loader))
+        with pytest.raises(SettingError, match=f"set_size\\({large}\\) in the midst of an epoch, after 1 of"):
+            loader.set_size(large)
+        state = json.loads(json.dumps(loader.state_dict()))
+        rest = list(batches)
+        list(other)
+        for ours, expected in zip(rest, list(other)[1:], strict=True):
+            assert torch.equal(ours.ids, expected.ids)
+            assert torch.equal(ours.images, expected.images)
+        loader.set_size(large)
+        assert {batch.images.shape[2:] for batch in (*first, *loader)} == {(large, large)}
+    with build(size=large) as resumed:
+        resumed.load_state_dict(state)
+        assert resumed.size == small
+        assert all(torch.equal(a.images, b.images) for a, b in zip(resumed, rest, strict=True))
 
 
 def check_a_cache_changes_nothing_but_the_reading(build: Build, cache: str) -> None:

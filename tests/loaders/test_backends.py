@@ -116,6 +116,12 @@ def test_two_iterations_take_turns(arm: Arm) -> None:
     contract.check_two_iterations_take_turns(arm.build)
 
 
+def test_set_size_serves_the_next_epoch_in_another_size(arm: Arm) -> None:
+    if arm.worst_psnr is None:
+        pytest.skip("noise by design, of each size another")
+    contract.check_set_size(arm.build, (arm.size, arm.size // 2))
+
+
 @pytest.mark.parametrize("cache", ["ram", "device"])
 def test_a_cache_changes_nothing_but_the_reading(arm: Arm, cache: str) -> None:
     if arm.worst_psnr is None:

@@ -1,0 +1,59 @@
+"""One split on its way: read by a backend, sent to the device."""
+
+from collections import deque
+from collections.abc import Generator, Iterator
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from loaders.batch import Batch, DecodedBatch, Reader, Request
+from loaders.dataset import SplitData
+from loaders.transfer import Sent, Transfer
+
+
+class Pipeline:
+    """A reader, and what becomes of its batches.
+
+    Attributes:
+        lane: that of the loader.
+        random_access: as of `Reader`.
+        size: side of what is served; None where only the first batch will tell.
+    """
+
+    def __init__(self, data: SplitData, reader: Reader, transfer: Transfer, size: int | None) -> None:
+        self.lane = transfer.lane
+        self.size = size
+        self.random_access = reader.random_access
+        self._data = data
+        self._reader = reader
+        self._transfer = transfer
+
+    def read(self, requests: Iterator[Request]) -> Generator[Sent, None, None]:
+        """Yield one batch per request, where the lane is active."""
+        asked: deque[Request] = deque()  # and not yet there
+
+        def ask() -> Iterator[Request]:
+            for request in requests:
+                asked.append(request)
+                yield request
+
+        for decoded in self._reader.read(ask()):
+            request = asked.popleft()
+            padding = None
+            if request.padding:
+                repeats = np.arange(len(request.positions)) >= len(request.positions) - request.padding
+                padding = torch.from_numpy(repeats[self._kept(request, decoded)])
+            yield self._transfer.send(decoded, request.epoch, padding)
+
+    def receive(self, sent: Sent) -> Batch:
+        """The batch, for use on the current stream."""
+        return self._transfer.receive(sent)
+
+    def close(self) -> None:
+        """Free threads, processes and files; idempotent."""
+        self._reader.close()
+
+    def _kept(self, request: Request, decoded: DecodedBatch) -> npt.NDArray[np.bool_]:
+        """Bool [n]: which of the samples asked for are there."""
+        return ~np.isin(self._data.ids[request.positions], list(decoded.refused))

@@ -1,6 +1,6 @@
 """The types that pass between a loader, its backend and the training loop."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Protocol, SupportsIndex, TypeAlias
@@ -32,9 +32,11 @@ class Batch(list[torch.Tensor]):
         padding: bool [n], on the CPU: which samples are repeats, so that every rank has as many batches;
             see `last` of `loaders.build`.
         fields: what else is known of the samples, by name.
+        views: tuple of as many batches of images as `views` of `loaders.build` says, each drawn anew of the
+            same pictures; the first is `images`.
     """
 
-    __slots__ = ("_ids", "_padding", "fields")
+    __slots__ = ("_ids", "_other_views", "_padding", "fields")
 
     def __init__(
         self,
@@ -43,6 +45,7 @@ class Batch(list[torch.Tensor]):
         ids: torch.Tensor | None = None,
         padding: torch.Tensor | None = None,
         fields: Mapping[str, Any] | None = None,
+        other_views: Iterable[torch.Tensor] = (),
     ) -> None:
         """Of images and labels, or, as frameworks make a list anew, of one iterable of both."""
         parts: list[Any] = list(images) if labels is None else [images, labels]
@@ -50,6 +53,7 @@ class Batch(list[torch.Tensor]):
             raise TypeError(f"a batch is images and labels, got {[type(part).__name__ for part in parts]}")
         super().__init__(parts)
         self._ids, self._padding, self.fields = ids, padding, dict(fields or {})
+        self._other_views = tuple(other_views)
 
     @property
     def images(self) -> torch.Tensor:
@@ -60,6 +64,11 @@ class Batch(list[torch.Tensor]):
     def labels(self) -> torch.Tensor:
         """See the class; it is `batch[1]`."""
         return self[1]
+
+    @property
+    def views(self) -> tuple[torch.Tensor, ...]:
+        """See the class."""
+        return (self[0], *self._other_views)
 
     @property
     def ids(self) -> torch.Tensor:
@@ -84,21 +93,21 @@ class Batch(list[torch.Tensor]):
 
     def to(self, device: torch.device | str | int, non_blocking: bool = False) -> "Batch":
         """The batch with images and labels on `device`; Lightning and Accelerate call this on each batch."""
-        return self._with(part.to(device, non_blocking=non_blocking) for part in self)
+        return self._with(lambda part: part.to(device, non_blocking=non_blocking))
 
     def pin_memory(self, device: torch.device | str | None = None) -> "Batch":
         """The batch with images and labels in pinned memory; torch's DataLoader calls this."""
-        return self._with(part.pin_memory() for part in self)
+        return self._with(torch.Tensor.pin_memory)
 
-    def _with(self, parts: Iterable[torch.Tensor]) -> "Batch":
-        images, labels = parts
-        return Batch(images, labels, self._ids, self._padding, self.fields)
+    def _with(self, move: Callable[[torch.Tensor], torch.Tensor]) -> "Batch":
+        images, labels = map(move, self)
+        return Batch(images, labels, self._ids, self._padding, self.fields, map(move, self._other_views))
 
     def __setitem__(self, place: Any, part: Any) -> None:
         # torch's default_collate stacks several batches into a copy of the first: its ids are not theirs
         if place == 0 and (part.shape[:1] != self[0].shape[:1] or part.ndim != self[0].ndim):
             self._ids = self._padding = None
-            self.fields = {}
+            self.fields, self._other_views = {}, ()
         super().__setitem__(place, part)
 
     def __contains__(self, part: object) -> bool:
@@ -114,7 +123,7 @@ class Batch(list[torch.Tensor]):
         return id(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Batch, (*self, self._ids, self._padding, self.fields)
+        return Batch, (*self, self._ids, self._padding, self.fields, self._other_views)
 
     def __repr__(self) -> str:
         images, labels = (f"{p.dtype} {[*p.shape]}" if isinstance(p, torch.Tensor) else p for p in self)
@@ -122,12 +131,12 @@ class Batch(list[torch.Tensor]):
 
 
 def _flatten(batch: Batch) -> tuple[list[torch.Tensor], tuple[Any, ...]]:
-    return list(batch), (batch._ids, batch._padding, batch.fields)
+    return list(batch), (batch._ids, batch._padding, batch.fields, batch._other_views)
 
 
 def _unflatten(parts: Iterable[Any], rest: tuple[Any, ...]) -> Batch:
     batch = Batch(parts)
-    batch._ids, batch._padding, batch.fields = rest
+    batch._ids, batch._padding, batch.fields, batch._other_views = rest
     return batch
 
 
@@ -143,11 +152,18 @@ class Request:
         epoch: that they are served in.
         positions: int64 [n].
         padding: how many at the end of `positions` are repeats, which fill up.
+        occurrences: int64 [n], how often each sample came before in its epoch, where one may come again.
     """
 
     epoch: int
     positions: Positions
     padding: int = 0
+    occurrences: Positions | None = None
+
+    def select(self, slots: list[int]) -> "Request":
+        """Of these samples alone, without what fills up."""
+        occurrences = None if self.occurrences is None else self.occurrences[slots]
+        return Request(self.epoch, self.positions[slots], 0, occurrences)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +171,8 @@ class DecodedBatch:
     """What a backend hands over.
 
     Attributes:
-        images: uint8 [n, size, size, 3], RGB, on the CPU or the loader's device.
+        images: uint8 [n, size, size, 3], RGB, on the CPU or the loader's device; of several views, if
+            the backend crops them, one behind the other: [views * n, size, size, 3].
         labels: int64 [n], on the CPU.
         ids: int64 [n], on the CPU.
         refused: id -> why, of the pictures asked for that could not be decoded; the others are there,

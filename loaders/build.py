@@ -41,6 +41,7 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
     dtype: str | torch.dtype = torch.uint8,
     device: str | torch.device = "cpu",
     augment: str | RandomAugmentation | BatchFunction | None = None,
+    views: int = 1,
     last: str = "partial",
     backend: str = "auto",
     rank: int | None = None,
@@ -69,6 +70,9 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
             colour jitter among them; `"eval"` or None, the centre; or a function of yours, see
             `loaders.augment.BatchFunction`, which is called in the thread that reads ahead with all that
             is stored; the default `size` is then what it returns.
+        views: how many times `augment` draws each picture, for self-supervised training: `batch.views` is a
+            tuple of so many batches of images, the first of which is `batch.images`, and what 1 gives. Each
+            picture is decoded once.
         last: of the samples that fill no batch at the end of an epoch: `"partial"` shares them and the
             last whole batch out over two, as evenly as can be, also over the ranks; `"pad"` fills a last
             batch up with samples served before, `"drop"` leaves them out. Every rank serves as many
@@ -109,6 +113,7 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
         size=size,
         dtype=_dtype(dtype),
         last=last,
+        views=views,
         rank=rank,
         world_size=world_size,
         reading=with_old_keywords(reading, old, stacklevel=2),
@@ -136,7 +141,7 @@ def _open_pipeline(
     with lane.active():
         reader = _open_reader(backend, spec, data, crops, lane)
     size = None if isinstance(late, CheckedFunction) else data.served_size(spec.size)
-    return Pipeline(data, reader, Transfer(lane, spec.dtype, late), size)
+    return Pipeline(data, reader, Transfer(lane, spec.dtype, late, spec.views), size)
 
 
 def _open_reader(backend: str, spec: LoaderSpec, data: SplitData, crops: Crops, lane: Lane) -> Reader:
@@ -152,19 +157,30 @@ def _open_reader(backend: str, spec: LoaderSpec, data: SplitData, crops: Crops, 
 
 def _augmentation(
     augment: str | RandomAugmentation | BatchFunction | None, spec: LoaderSpec, data: SplitData
-) -> tuple[Crops, BatchFunction | None]:
+) -> tuple[Crops, BatchAugmentation | CheckedFunction | None]:
     """What the backend serves of each picture, and what is left to do with the batch."""
     served = data.served_size(spec.size)
     stored = source_size(served) if data.kind == RAW else data.size
     augmentation = choose(augment, stored, served)
     if augmentation is None:
+        if spec.views > 1:
+            raise SettingError(
+                f"views {spec.views} of the centre would be the same picture {spec.views} times; give "
+                f"augment: 'train', 'crop', a loaders.RandomAugmentation or a function"
+            )
         return Crops(served if data.kind == RAW else data.size, served), None
     if not isinstance(augmentation, RandomAugmentation):
-        return Crops(stored, stored), CheckedFunction(augmentation, spec.size)
+        function = CheckedFunction(augmentation, spec.size)
+        if function.takes_labels and spec.views > 1:
+            raise SettingError(
+                f"views {spec.views}: an augment function that returns labels makes one view; "
+                f"give views 1, or mix the views in the training step"
+            )
+        return Crops(stored, stored), function
     if spec.device.type == "cuda":
         return Crops(stored, stored), BatchAugmentation(augmentation, spec.seed, served)
     jitter = BatchAugmentation(augmentation, spec.seed, None) if augmentation.jitters else None
-    return Crops(stored, served, augmentation, spec.seed), jitter
+    return Crops(stored, served, augmentation, spec.seed, spec.views), jitter
 
 
 def _ranks(rank: int | None, world_size: int | None) -> tuple[int, int]:

@@ -40,11 +40,13 @@ class Pipeline:
 
         for decoded in self._reader.read(ask()):
             request = asked.popleft()
-            padding = None
-            if request.padding:
-                repeats = np.arange(len(request.positions)) >= len(request.positions) - request.padding
-                padding = torch.from_numpy(repeats[self._kept(request, decoded)])
-            yield self._transfer.send(decoded, request.epoch, padding)
+            padding, occurrences = None, request.occurrences
+            if request.padding or occurrences is not None:
+                kept = self._kept(request, decoded)
+                occurrences = None if occurrences is None else occurrences[kept]
+                repeats = np.arange(len(kept)) >= len(kept) - request.padding
+                padding = torch.from_numpy(repeats[kept]) if request.padding else None
+            yield self._transfer.send(decoded, request.epoch, padding, occurrences)
 
     def receive(self, sent: Sent) -> Batch:
         """The batch, for use on the current stream."""

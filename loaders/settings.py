@@ -14,6 +14,7 @@ from precache.images import MAX_SIZE
 
 Shuffle: TypeAlias = bool | Literal["full", "window"]
 Count: TypeAlias = int | Literal["auto"]
+MAX_VIEWS = 64
 DTYPES = (torch.uint8, torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -107,6 +108,7 @@ class LoaderSpec:
     size: int | None
     dtype: torch.dtype
     last: str
+    views: int
     rank: int
     world_size: int
     reading: Reading
@@ -116,6 +118,7 @@ class LoaderSpec:
     def __post_init__(self) -> None:
         check_range("batch_size", self.batch_size, 1)
         check_range("seed", self.seed, 0, 2**63 - 1)
+        check_range("views", self.views, 1, MAX_VIEWS)
         check_range("world_size", self.world_size, 1)
         check_range("rank", self.rank, 0, self.world_size - 1)
         check_choice("last", self.last, ("drop", "pad", "partial"))

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 import torch
 
-from loaders.augment.choice import BatchFunction
-from loaders.batch import Batch, DecodedBatch
+from loaders.augment.choice import BatchFunction, CheckedFunction
+from loaders.augment.draw import draw_keys
+from loaders.batch import Batch, DecodedBatch, Positions
 from loaders.devices import Lane, upload
 from precache.errors import ImageError
 
@@ -37,17 +38,35 @@ class Sent:
 class Transfer:
     """Sends batches to a device, in the thread that reads ahead, and receives them in the caller's."""
 
-    def __init__(self, lane: Lane, dtype: torch.dtype, augmentation: BatchFunction | None) -> None:
+    def __init__(
+        self,
+        lane: Lane,
+        dtype: torch.dtype,
+        augmentation: BatchFunction | CheckedFunction | None,
+        views: int = 1,
+    ) -> None:
         self.lane = lane
         self._dtype = dtype
+        self._views = views
         self._augmentation = augmentation
 
-    def send(self, decoded: DecodedBatch, epoch: int, padding: torch.Tensor | None = None) -> Sent:
-        """Queue the work on `decoded`, where the lane is active; `padding` as of `Batch`, or None."""
+    def send(
+        self,
+        decoded: DecodedBatch,
+        epoch: int,
+        padding: torch.Tensor | None = None,
+        occurrences: Positions | None = None,
+    ) -> Sent:
+        """Queue the work on `decoded`, where the lane is active.
+
+        Args:
+            padding: as of `Batch`, or None.
+            occurrences: as of `loaders.batch.Request`, of what is in `decoded`.
+        """
         if not len(decoded.ids):  # nothing could be decoded: there is nothing to work on
             empty = Batch(decoded.images.permute(0, 3, 1, 2), decoded.labels, decoded.ids)
             return Sent(empty, None, decoded.refused)
-        batch = self._prepare(decoded, epoch, padding)
+        batch = self._prepare(decoded, epoch, padding, occurrences)
         return Sent(batch, self.lane.mark(), decoded.refused)
 
     def receive(self, sent: Sent) -> Batch:
@@ -55,20 +74,36 @@ class Transfer:
         if sent.ready is not None:
             current = torch.cuda.current_stream(self.lane.device)
             current.wait_event(sent.ready)
-            for tensor in sent.batch:
+            for tensor in (*sent.batch.views, sent.batch.labels):
                 tensor.record_stream(current)  # its memory is reused only after what this stream does
         return sent.batch
 
-    def _prepare(self, decoded: DecodedBatch, epoch: int, padding: torch.Tensor | None) -> Batch:
+    def _prepare(
+        self,
+        decoded: DecodedBatch,
+        epoch: int,
+        padding: torch.Tensor | None,
+        occurrences: Positions | None,
+    ) -> Batch:
         # uint8 crosses the bus: normalising on the device moves 4x fewer bytes than float32.
         images = upload(self.lane.take(decoded.images, decoded.ready), self.lane.device)
-        if self._augmentation is not None:
-            images = self._augmentation(images, decoded.ids, epoch)
-        images = images.permute(0, 3, 1, 2)  # NHWC seen as NCHW is channels-last
         labels = upload(decoded.labels, self.lane.device)
-        if self._dtype.is_floating_point:
-            images = normalise(images, self._dtype)
-        return Batch(images, labels, decoded.ids, padding)
+        # cropped already, a view each, or pictures of which all are to be cropped
+        cropped = len(images) == self._views * len(decoded.ids)
+        parts = list(images.chunk(self._views)) if cropped else [images] * self._views
+        views = []
+        for view, part in enumerate(parts):
+            pictures = part
+            if isinstance(self._augmentation, CheckedFunction):
+                # a function of the caller's may change what it is given
+                given = part.clone() if view < self._views - 1 else part
+                pictures, labels = self._augmentation.apply(given, decoded.ids, epoch, labels, view)
+            elif self._augmentation is not None:
+                keys = draw_keys(decoded.ids.numpy(), view, occurrences)
+                pictures = self._augmentation(part, torch.from_numpy(keys), epoch)
+            pictures = pictures.permute(0, 3, 1, 2)  # NHWC seen as NCHW is channels-last
+            views.append(normalise(pictures, self._dtype) if self._dtype.is_floating_point else pictures)
+        return Batch(views[0], labels, decoded.ids, padding, other_views=views[1:])
 
 
 def normalise(images: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

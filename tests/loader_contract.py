@@ -8,6 +8,7 @@ import json
 import threading
 import time
 from collections.abc import Callable
+from itertools import combinations
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -207,6 +208,35 @@ def check_ranks_share_what_can_be_decoded(build: Build, expected: list[int]) -> 
         assert sorted(once) == expected
         for loader in built:
             loader.close()
+
+
+def check_views(build: Build) -> None:
+    """Drawn independently, by seed, epoch, id and view alone; the first is what one view gives."""
+    settings = {"augment": "train", "batch_size": 16}
+    with build(**settings) as one, build(views=3, **settings) as several:
+        served = {}
+        for single, batch in zip(one, several, strict=True):
+            assert torch.equal(single.ids, batch.ids)
+            assert torch.equal(single.images, batch.images)
+            assert batch.views[0] is batch.images
+            assert len(batch.views) == 3
+            for view in batch.views:
+                assert (view.shape, view.dtype) == (batch.images.shape, batch.images.dtype)
+                assert view.is_contiguous(memory_format=torch.channels_last)
+            served.update({int(i): [v[n] for v in batch.views] for n, i in enumerate(batch.ids)})
+    alike = sum(torch.equal(a, b) for views in served.values() for a, b in combinations(views, 2))
+    assert alike <= len(served) // 4, "but for pictures of one colour"
+    with build(views=2, **{**settings, "batch_size": 8}, workers=1, shuffle=False) as other:
+        for batch in other:
+            for number, sample_id in enumerate(batch.ids.tolist()):
+                for view, expected in zip(batch.views, served[sample_id], strict=False):
+                    assert torch.equal(view[number], expected)
+        assert not all(
+            torch.equal(view[number], served[int(i)][1])
+            for batch in other
+            for number, i in enumerate(batch.ids)
+            for view in batch.views[1:]
+        ), "another epoch draws anew"
 
 
 def check_set_size(build: Build, sizes: tuple[int, int]) -> None:

@@ -1,16 +1,20 @@
 """What `augment` of `loaders.build` stands for: a name, random draws, or a function of the caller's."""
 
+import inspect
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
 from loaders.augment.draw import RandomAugmentation
 from precache.errors import SettingError, check_choice
 
-BatchFunction: TypeAlias = Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]
+BatchFunction: TypeAlias = Callable[..., Any]
 """(images uint8 [n, stored, stored, 3] on the device, ids int64 [n] on the CPU, epoch) -> images uint8
-[n, size, size, 3] on the same device: as many, of the `size` that `build` was given, or else all of one."""
+[n, size, size, 3] on the same device: as many, of the `size` that `build` was given, or else all of one.
+
+With a parameter called `labels` (int64 [n] on the device) it returns images and labels: [n], or soft ones,
+float [n, classes], as CutMix and MixUp make them. With one called `view` it is told which one it makes"""
 
 NAMES = ("crop", "eval", "train")
 _RATIO_TO_SERVED = 256 / 224
@@ -49,14 +53,41 @@ class CheckedFunction:
     def __init__(self, function: BatchFunction, size: int | None) -> None:
         self._function = function
         self._size = size
+        self._name = getattr(function, "__qualname__", type(function).__name__)
+        try:
+            parameters = set(inspect.signature(function).parameters)
+        except ValueError:  # of a function written in C
+            parameters = set()
+        self._takes_view = "view" in parameters
+        self.takes_labels = "labels" in parameters
 
-    def __call__(self, images: torch.Tensor, ids: torch.Tensor, epoch: int) -> torch.Tensor:
-        """What the function returns.
+    def apply(
+        self, images: torch.Tensor, ids: torch.Tensor, epoch: int, labels: torch.Tensor, view: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Images and labels that the function returns.
 
         Raises:
-            SettingError: it is not what `BatchFunction` says.
+            SettingError: they are not what `BatchFunction` says.
         """
-        returned: object = self._function(images, ids, epoch)
+        more: dict[str, Any] = {"view": view} if self._takes_view else {}
+        if not self.takes_labels:
+            return self._checked(self._function(images, ids, epoch, **more), images), labels
+        returned = self._function(images, ids, epoch, labels=labels, **more)
+        if not (isinstance(returned, (tuple, list)) and len(returned) == 2):
+            raise SettingError(
+                f"augment function {self._name} takes labels, so it must return images and labels, got "
+                f"{type(returned).__name__}"
+            )
+        mixed = returned[1]
+        if not isinstance(mixed, torch.Tensor) or mixed.shape[:1] != labels.shape or mixed.ndim > 2:
+            got = [*mixed.shape] if isinstance(mixed, torch.Tensor) else type(mixed).__name__
+            raise SettingError(
+                f"augment function {self._name} must return labels [{len(labels)}] or "
+                f"[{len(labels)}, classes], got {got}"
+            )
+        return self._checked(returned[0], images), mixed
+
+    def _checked(self, returned: object, images: torch.Tensor) -> torch.Tensor:
         side = "size" if self._size is None else self._size
         wanted = f"uint8 [{len(images)}, {side}, {side}, 3] on {images.device}"
         if not isinstance(returned, torch.Tensor):
@@ -67,8 +98,7 @@ class CheckedFunction:
                 self._size = returned.shape[1]
                 return returned
             got = f"{str(returned.dtype).removeprefix('torch.')} {list(returned.shape)} on {returned.device}"
-        name = getattr(self._function, "__qualname__", type(self._function).__name__)
-        raise SettingError(f"augment function {name} must return {wanted}, got {got}; {remedy}")
+        raise SettingError(f"augment function {self._name} must return {wanted}, got {got}; {remedy}")
 
 
 def _flaw(returned: torch.Tensor, images: torch.Tensor, size: int | None) -> str:

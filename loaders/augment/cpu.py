@@ -6,7 +6,7 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
-from loaders.augment.draw import RandomAugmentation, draw
+from loaders.augment.draw import RandomAugmentation, draw, draw_keys
 from precache.images import centre_offset
 from precache.jpeg import Pixels
 
@@ -20,19 +20,25 @@ class Crops:
         size: side of the served ones.
         random: draws crops and flips; None: the centre.
         seed: of the draws.
+        views: how many times each picture is drawn.
     """
 
     stored: int
     size: int
     random: RandomAugmentation | None = None
     seed: int = 0
+    views: int = 1
 
     def of(
-        self, epoch: int, ids: npt.NDArray[np.int64]
+        self, epoch: int, ids: npt.NDArray[np.int64], occurrences: npt.NDArray[np.int64] | None = None
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-        """Boxes int64 [n, 4] (left, top, width, height) and whether mirrored, bool [n]."""
+        """Boxes int64 [n, 4] (left, top, width, height) and whether mirrored, bool [n].
+
+        Of several views, one behind the other: [views * n]. `occurrences` as of `loaders.batch.Request`.
+        """
         if self.random is not None:
-            draws = draw(self.random, self.stored, self.seed, epoch, ids)
+            keys = np.concatenate([draw_keys(ids, view, occurrences) for view in range(self.views)])
+            draws = draw(self.random, self.stored, self.seed, epoch, keys)
             return draws.boxes, draws.mirrored
         offset = centre_offset(self.stored, self.size)
         return np.tile([offset, offset, self.size, self.size], (len(ids), 1)), np.zeros(len(ids), bool)

@@ -68,12 +68,13 @@ class _Picture:
     Attributes:
         content: as it is stored.
         file: its name for error messages.
+        slot: its number in what was asked for.
         inputs: what the pipeline takes for it.
     """
 
     content: bytes
     file: str
-    position: int
+    slot: int
     id: int
     inputs: tuple[npt.NDArray[Any], ...]
 
@@ -82,7 +83,7 @@ class _Picture:
 class _Encoded:
     """A batch on its way through the pipeline, and what was kept from it: id -> why."""
 
-    epoch: int
+    request: Request
     pictures: list[_Picture] = field(default_factory=list)
     refused: dict[int, ImageError] = field(default_factory=dict)
 
@@ -138,9 +139,9 @@ class DaliReader:
         self._filler.close()
 
     def _serve(self, squares: torch.Tensor, batch: _Encoded) -> DecodedBatch:
-        positions = np.array([picture.position for picture in batch.pictures], np.int64)
+        request = batch.request.select([picture.slot for picture in batch.pictures])
+        positions = request.positions
         if self._crops.random is not None:
-            request = Request(batch.epoch, positions)
             decoded = self._filler.fill(Pictures(request, partial(_rows, squares.numpy())))
             return replace(decoded, refused=batch.refused)
         labels, ids = self._data.labels[positions], self._data.ids[positions]
@@ -200,8 +201,8 @@ class DaliReader:
 
     def _read_raw(self, requests: Iterator[Request]) -> Generator[_Encoded, None, None]:
         for request in requests:
-            batch = _Encoded(request.epoch)
-            for position in request.positions.tolist():
+            batch = _Encoded(request)
+            for slot, position in enumerate(request.positions.tolist()):
                 file, sample_id = self._data.files[position], int(self._data.ids[position])
                 try:
                     content = images.read_bytes(file)
@@ -210,13 +211,14 @@ class DaliReader:
                 except ImageError as error:
                     batch.refused[sample_id] = error
                 else:
-                    batch.pictures.append(_Picture(content, file, position, sample_id, inputs))
+                    batch.pictures.append(_Picture(content, file, slot, sample_id, inputs))
             yield batch
 
     def _read_shards(self, requests: Iterator[Request]) -> Generator[_Encoded, None, None]:
         for request, samples in self._shards.read(requests):
-            batch = _Encoded(request.epoch)
-            for position, (sample, shard) in zip(request.positions.tolist(), samples, strict=True):
+            batch = _Encoded(request)
+            positions = request.positions.tolist()
+            for slot, (position, (sample, shard)) in enumerate(zip(positions, samples, strict=True)):
                 assert isinstance(sample.data, bytes)
                 file, inputs = f"{shard}: sample {sample.id}", (np.frombuffer(sample.data, np.uint8),)
                 try:
@@ -228,7 +230,7 @@ class DaliReader:
                 except ImageError as error:
                     batch.refused[sample.id] = error
                 else:
-                    batch.pictures.append(_Picture(sample.data, file, position, sample.id, inputs))
+                    batch.pictures.append(_Picture(sample.data, file, slot, sample.id, inputs))
             yield batch
 
     def _check(self, content: bytes, file: str) -> None:

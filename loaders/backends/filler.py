@@ -51,10 +51,11 @@ class _Filling:
     """A batch that is being filled.
 
     Attributes:
-        boxes: left, top, width, height of what is served of each picture.
+        boxes: left, top, width, height of what is served of each picture; of several views, one behind the
+            other: [views * n, 4].
         gathers: whether none is resized.
-        mirrored: which pictures are.
-        images: uint8 [n, size, size, 3].
+        mirrored: which of them are.
+        images: uint8 [views * n, size, size, 3].
         parts: what is left to do; shared, each thread takes what is next.
         helpers: threads at work on it.
         errors: why pictures are left out, by their number in the batch.
@@ -81,7 +82,7 @@ class BatchFiller:
         self._crops = crops
         self._threads = max(1, threads)
         self._local = threading.local()
-        self._buffers = BufferPool(batch_size, crops.size, device)
+        self._buffers = BufferPool(batch_size * crops.views, crops.size, device)
         # the caller's thread is one of them
         self._pool = Pool(max(1, self._threads - 1), "fill")
 
@@ -121,12 +122,14 @@ class BatchFiller:
 
     def _start(self, pictures: Pictures) -> _Filling:
         """Let the threads begin with a batch."""
-        ids = self._data.ids[pictures.request.positions]
-        boxes, mirrored = self._crops.of(pictures.request.epoch, ids)
+        request = pictures.request
+        ids = self._data.ids[request.positions]
+        boxes, mirrored = self._crops.of(request.epoch, ids, request.occurrences)
         gathers = pictures.gather is not None and bool((boxes[:, 2:] == self._crops.size).all())
+        gathers = gathers and self._crops.views == 1  # or each picture would be read once a view
         at_a_time = max(1, -(-len(ids) // self._threads)) if gathers else _AT_A_TIME
         parts = [slice(start, start + at_a_time) for start in range(0, len(ids), at_a_time)]
-        images = self._buffers.take(len(ids))
+        images = self._buffers.take(len(boxes))
         filling = _Filling(pictures, ids, boxes, gathers, mirrored.tolist(), images, iter(parts))
         for _ in range(min(self._threads, len(parts)) - 1):
             filling.helpers.append(self._pool.submit(self._fill_some, filling))
@@ -146,7 +149,8 @@ class BatchFiller:
         if errors := filling.errors:
             kept = np.array([slot not in errors for slot in range(len(ids))])
             refused = {int(ids[slot]): errors[slot] for slot in sorted(errors)}
-            images, labels, ids = images[torch.from_numpy(kept)], labels[kept], ids[kept]
+            images = images[torch.from_numpy(np.tile(kept, self._crops.views))]
+            labels, ids = labels[kept], ids[kept]
         return DecodedBatch(images, torch.from_numpy(labels), torch.from_numpy(ids), refused)
 
     def _fill_some(self, filling: _Filling) -> None:
@@ -156,7 +160,7 @@ class BatchFiller:
         out = filling.images.numpy()
         gather = filling.pictures.gather if filling.gathers else None
         for part in filling.parts:
-            slots = range(*part.indices(len(out)))
+            slots = range(*part.indices(len(filling.ids)))
             if gather is not None and gather(part, filling.boxes[part, :2], out[part]):
                 for slot in slots:
                     if filling.mirrored[slot]:
@@ -164,17 +168,24 @@ class BatchFiller:
                 continue
             for slot in slots:
                 check_exit()
-                self._fill_one(filling, slot, out[slot], space)
+                self._fill_one(filling, slot, out, space)
 
-    def _fill_one(self, filling: _Filling, slot: int, out: Pixels, space: Pixels) -> None:
-        left, top, width, height = filling.boxes[slot].tolist()
+    def _fill_one(self, filling: _Filling, slot: int, images: Pixels, space: Pixels) -> None:
+        views = range(slot, len(images), len(filling.ids))
+        boxes = filling.boxes[slot :: len(filling.ids)].tolist()
+        left, top, width, height = boxes[0]
         try:
-            if width == height == self._crops.stored == len(out) and not filling.mirrored[slot]:
-                if (rows := filling.pictures.rows_of(slot, 0, out)) is not out:
-                    np.copyto(out, rows)
+            if len(boxes) > 1:  # decoded once
+                top = min(box[1] for box in boxes)
+                height = max(box[1] + box[3] for box in boxes) - top
+            elif width == height == self._crops.stored == images.shape[1] and not filling.mirrored[slot]:
+                if (rows := filling.pictures.rows_of(slot, 0, images[slot])) is not images[slot]:
+                    np.copyto(images[slot], rows)
                 return
             rows = filling.pictures.rows_of(slot, top, space[:height])
-            place(rows[:, left : left + width], filling.mirrored[slot], out)
+            for view, (left, first, width, height) in zip(views, boxes, strict=True):
+                part = rows[first - top : first - top + height, left : left + width]
+                place(part, filling.mirrored[view], images[view])
         except ImageError as error:
             # without what its traceback holds
             filling.errors[slot] = type(error)(error.path, error.reason)

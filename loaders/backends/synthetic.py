@@ -16,7 +16,7 @@ from loaders.settings import LoaderSpec
 
 def open_reader(spec: LoaderSpec, data: SplitData, crops: Crops) -> "SyntheticReader":
     """A reader that makes one batch of noise on the loader's device and serves it again and again."""
-    return SyntheticReader(spec, data, crops.size)
+    return SyntheticReader(spec, data, crops)
 
 
 class SyntheticReader:
@@ -24,18 +24,19 @@ class SyntheticReader:
 
     random_access = True
 
-    def __init__(self, spec: LoaderSpec, data: SplitData, size: int) -> None:
+    def __init__(self, spec: LoaderSpec, data: SplitData, crops: Crops) -> None:
         generator = torch.Generator().manual_seed(spec.seed)
-        shape = (spec.batch_size, size, size, 3)
+        shape = (spec.batch_size * crops.views, crops.size, crops.size, 3)
         noise = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
         self._noise = noise.to(spec.device)
         self._data = data
+        self._views = crops.views
 
     def read(self, requests: Iterator[Request]) -> Iterator[DecodedBatch]:
         """Yield one batch of the same noise per request."""
         for request in requests:
             yield DecodedBatch(
-                self._noise[: len(request.positions)],
+                self._noise[: len(request.positions) * self._views],
                 torch.from_numpy(self._data.labels[request.positions]),
                 torch.from_numpy(self._data.ids[request.positions]),
             )

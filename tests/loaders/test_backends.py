@@ -116,6 +116,13 @@ def test_two_iterations_take_turns(arm: Arm) -> None:
     contract.check_two_iterations_take_turns(arm.build)
 
 
+@pytest.mark.parametrize("cache", ["none", "ram"])
+def test_views_are_drawn_independently(arm: Arm, cache: str) -> None:
+    if arm.worst_psnr is None:
+        pytest.skip("noise by design")
+    contract.check_views(partial(arm.build, cache=cache))
+
+
 def test_set_size_serves_the_next_epoch_in_another_size(arm: Arm) -> None:
     if arm.worst_psnr is None:
         pytest.skip("noise by design, of each size another")

@@ -1,8 +1,10 @@
 """`loaders.build`: from what the caller asks for to a loader."""
 
 import os
+from collections.abc import Iterable
 from typing import Any
 
+import numpy.typing as npt
 import torch
 
 from loaders.augment.choice import BatchFunction, CheckedFunction, choose, source_size
@@ -17,7 +19,7 @@ from loaders.devices import Lane, find_device
 from loaders.loader import EpochLoader
 from loaders.pipeline import Pipeline
 from loaders.refusals import refuse
-from loaders.sampling import make_order
+from loaders.sampling import Sampling, choose_samples, make_order
 from loaders.settings import (
     DTYPES,
     READING_SETTINGS,
@@ -42,6 +44,9 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
     device: str | torch.device = "cpu",
     augment: str | RandomAugmentation | BatchFunction | None = None,
     views: int = 1,
+    classes: Iterable[str] | None = None,
+    subset: npt.ArrayLike | None = None,
+    weights: str | npt.ArrayLike | None = None,
     last: str = "partial",
     backend: str = "auto",
     rank: int | None = None,
@@ -73,6 +78,12 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
         views: how many times `augment` draws each picture, for self-supervised training: `batch.views` is a
             tuple of so many batches of images, the first of which is `batch.images`, and what 1 gives. Each
             picture is decoded once.
+        classes: names of those whose samples are served; labels stay those of the whole dataset.
+        subset: ids of the samples to serve, of `batch.ids`.
+        weights: how likely each sample is drawn, one number for each in stored order, as
+            `loader.dataset.targets` are; or `"balanced"`, each class as likely as another. An epoch draws as
+            many samples as it would have, with replacement: a sample may come several times, also in one
+            batch, and is augmented anew each time.
         last: of the samples that fill no batch at the end of an epoch: `"partial"` shares them and the
             last whole batch out over two, as evenly as can be, also over the ranks; `"pad"` fills a last
             batch up with samples served before, `"drop"` leaves them out. Every rank serves as many
@@ -118,7 +129,9 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
         world_size=world_size,
         reading=with_old_keywords(reading, old, stacklevel=2),
     )
+    sampling = Sampling(classes, subset, weights)
     data = open_split(spec.path, spec.split, skip_rejected=spec.reading.on_error == "skip")
+    data = choose_samples(sampling, data)
     backend = choose_backend(backend, data.kind, path)
     lane = Lane(spec.device)
 
@@ -126,7 +139,11 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
         return _open_pipeline(backend, augment, spec, data, lane)
 
     pipeline = open_source(spec)
-    order = make_order(spec, data, pipeline.random_access)
+    try:
+        order = make_order(spec, sampling, data, pipeline.random_access)
+    except SettingError:
+        pipeline.close()
+        raise
     return EpochLoader(spec, data, order, pipeline, open_source)
 
 

@@ -3,7 +3,7 @@
 import hashlib
 import logging
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +40,8 @@ class SplitData:
         classes: class names.
         size: side of the stored squares in pixels; for a raw tree the default to resize to.
         digest: identity of the dataset, and of what is left out of it, hex.
+        part_of: the whole split and the positions int64 [n] in it, where this is a part; then `shard_samples`
+            counts what is served of each shard.
         shard_starts: int64 [shards + 1], the position of each shard's first sample, and behind the last one.
     """
 
@@ -55,6 +57,7 @@ class SplitData:
     classes: tuple[str, ...]
     size: int
     digest: str
+    part_of: "tuple[SplitData, Positions] | None" = field(default=None, repr=False, compare=False)
     shard_starts: Positions = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -63,12 +66,39 @@ class SplitData:
 
     def locate(self, positions: Positions) -> tuple[Positions, Positions]:
         """Of the samples at `positions`: int64 [n] numbers of their shards, int64 [n] their rows in these."""
+        if self.part_of is not None:
+            whole, rows = self.part_of
+            return whole.locate(rows[positions])
         shards = np.searchsorted(self.shard_starts, positions, side="right") - 1
         return shards, positions - self.shard_starts[shards]
 
-    def shard_positions(self, number: int) -> slice:
-        """Positions of the samples of shard `number`."""
-        return slice(int(self.shard_starts[number]), int(self.shard_starts[number + 1]))
+    def stored(self, number: int) -> tuple[Positions, Positions]:
+        """int64 [n] ids, int64 [n] labels of all samples of shard `number`, whatever is served of it."""
+        if self.part_of is not None:
+            return self.part_of[0].stored(number)
+        rows = slice(int(self.shard_starts[number]), int(self.shard_starts[number + 1]))
+        return self.ids[rows], self.labels[rows]
+
+    def select(self, positions: Positions) -> "SplitData":
+        """The samples at `positions`, ascending, alone."""
+        counts = np.bincount(self.locate(positions)[0], minlength=len(self.shard_samples))
+        chosen = np.zeros(len(self.ids), bool)
+        chosen[positions] = True
+        raw = self.kind == RAW
+        return replace(
+            self,
+            ids=self.ids[positions],
+            labels=self.labels[positions],
+            shard_samples=tuple(counts.tolist()),
+            files=tuple(self.files[position] for position in positions.tolist()) if raw else self.files,
+            index=None if self.index is None else self.index.select(chosen),
+            digest=hashlib.sha256(self.digest.encode() + self.ids[positions].tobytes()).hexdigest(),
+            part_of=(self, positions),
+        )
+
+    def relabel(self, classes: tuple[str, ...], labels: Positions) -> "SplitData":
+        """The same samples with other labels, int64 [n], of other classes."""
+        return replace(self, classes=classes, labels=labels, part_of=(self, np.arange(len(self.ids))))
 
     def file(self, position: int) -> str:
         """The file that holds the sample at `position`: its shard, or the picture itself."""

@@ -69,8 +69,8 @@ def _send(source: Source, order: Order, place: tuple[int, int]) -> Iterator[Sent
     def ask() -> Iterator[Request]:
         epoch, start = place
         while batches := order.batches(epoch):
-            for positions, padding in batches[start:]:
-                yield Request(epoch, positions, padding)
+            for positions, padding, occurrences in batches[start:]:
+                yield Request(epoch, positions, padding, occurrences)
             epoch, start = epoch + 1, 0
 
     with source.lane.active():

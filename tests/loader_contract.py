@@ -8,6 +8,7 @@ import json
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from itertools import combinations
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -194,6 +195,50 @@ def check_two_iterations_take_turns(build: Build) -> None:
         served[1] += [batch.ids.tolist() for batch in second]
         assert served == epochs[:2]
         assert [batch.ids.tolist() for batch in loader] == epochs[2]
+
+
+def check_a_part(build: Build, expected: list[tuple[int, int]], *, full: bool) -> None:
+    """Of `expected`, (id, label) of all samples: with its labels; `full`: in the order it has among all."""
+    chosen = expected[1::3]
+    subset = [sample_id for sample_id, _ in reversed(chosen)]
+    with build() as whole, build(subset=subset) as part:
+        for _ in range(2):
+            among_all = [i for i in ids_of(whole) if i in set(subset)]
+            served = [
+                (int(i), int(y)) for batch in part for i, y in zip(batch.ids, batch.labels, strict=True)
+            ]
+            assert sorted(served) == chosen
+            assert not full or [i for i, _ in served] == among_all
+        assert (part.samples, len(part.dataset)) == (len(chosen), len(chosen))  # type: ignore[arg-type]
+        assert part.classes == whole.classes
+        assert part.path_of(subset[0]) == whole.path_of(subset[0])
+        assert len(whole.dataset) == len(expected)  # type: ignore[arg-type]
+    of_class = [sample_id for sample_id, label in expected if label in (0, 2)]
+    with build(classes=[part.classes[2], part.classes[0]]) as loader:
+        assert sorted(ids_of(loader)) == of_class
+        assert {int(y) for batch in loader for y in batch.labels} == {0, 2}
+    check_ranks_share_each_epoch(partial(build, subset=subset), sorted(subset))
+
+
+def check_weights(build: Build, expected: list[tuple[int, int]]) -> None:
+    """Drawn with replacement, as many as before, the same for any number of workers and ranks."""
+    label_of = dict(expected)
+    with build(shuffle=False) as loader:
+        stored = ids_of(loader)
+    weights = [label_of[sample_id] for sample_id in stored]  # none of class 0
+    with build(weights=weights) as loader:
+        epochs = [ids_of(loader) for _ in range(4)]
+        assert all(len(ids) == len(expected) == loader.samples for ids in epochs)
+        assert all(label_of[i] > 0 for ids in epochs for i in ids)
+        assert all(len(set(ids)) < len(ids) for ids in epochs)
+        assert epochs[0] != epochs[1]
+    check_resume(partial(build, weights=weights))
+    ranks = [build(batch_size=8, weights=weights, rank=rank, world_size=2) for rank in range(2)]
+    served = [list(loader) for loader in ranks]
+    assert [len(batches) for batches in served] == [len(loader) for loader in ranks]
+    assert sorted(i for batches in served for i in ids_of(batches)) == sorted(epochs[0])
+    for loader in ranks:
+        loader.close()
 
 
 def check_ranks_share_what_can_be_decoded(build: Build, expected: list[int]) -> None:

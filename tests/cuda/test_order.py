@@ -84,7 +84,7 @@ def hardware(monkeypatch: pytest.MonkeyPatch) -> None:
 def serve(
     path: Path, epochs: int = 3, device: str = "cuda", **settings: Any
 ) -> list[tuple[torch.Tensor, ...]]:
-    """Images, those of other views, and labels of each batch, as a training reads them: later than it drops them."""
+    """Each view and the labels of each batch, as a training reads them: later than it drops them."""
     read = []
     with build_loader(path, **{"batch_size": 8, "workers": 1, "device": device, **settings}) as loader:
         for _ in range(epochs):

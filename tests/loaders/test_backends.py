@@ -116,6 +116,22 @@ def test_two_iterations_take_turns(arm: Arm) -> None:
     contract.check_two_iterations_take_turns(arm.build)
 
 
+def test_a_part_is_served_as_if_it_were_all(arm: Arm, raw_tree: Path) -> None:
+    expected = [(sample.id, sample.label) for sample in scan_tree(raw_tree).samples]
+    contract.check_a_part(arm.build, expected, full=arm.raw or arm.path.name == "shards")
+
+
+def test_weights_draw_with_replacement(arm: Arm, raw_tree: Path) -> None:
+    contract.check_weights(arm.build, [(sample.id, sample.label) for sample in scan_tree(raw_tree).samples])
+
+
+def test_a_cache_serves_what_is_drawn(arm: Arm) -> None:
+    if arm.worst_psnr is None:
+        pytest.skip("noise by design")
+    weights = np.arange(IMAGES) % 3  # a third never comes
+    contract.check_a_cache_changes_nothing_but_the_reading(partial(arm.build, weights=weights), "ram")
+
+
 @pytest.mark.parametrize("cache", ["none", "ram"])
 def test_views_are_drawn_independently(arm: Arm, cache: str) -> None:
     if arm.worst_psnr is None:

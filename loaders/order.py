@@ -128,8 +128,8 @@ class EpochOrder:
     def identity(self) -> dict[str, Any]:
         """As of `Order`."""
         windows = {"window_shards": self.window_shards} if self.kind == "window" else {}
-        weights = {} if self.weights is None else {"weights": sha256(self.weights.tobytes()).hexdigest()}
-        return {"shuffle": self.kind, **windows, **weights}
+        weights = None if self.weights is None else sha256(self.weights.tobytes()).hexdigest()
+        return {"shuffle": self.kind, **windows, "weights": weights}
 
 
 def full_order(ids: Positions, seed: int, epoch: int) -> Positions:

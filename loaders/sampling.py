@@ -111,8 +111,10 @@ def find_weights(sampling: Sampling, data: SplitData) -> Weights | None:
     wrong = np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))
     if len(wrong):
         raise SettingError(f"weights must be at least 0 and finite, got {weights[wrong[0]]} at {wrong[0]}")
-    if not 0 < weights.sum() < np.inf:
-        raise SettingError(f"weights: their sum is {weights.sum()}; give some sample more than 0")
+    with np.errstate(over="ignore"):
+        total = weights.sum()
+    if not 0 < total < np.inf:
+        raise SettingError(f"weights: their sum is {total}; give some sample more than 0")
     return weights
 
 

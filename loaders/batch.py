@@ -218,7 +218,7 @@ class Loader(Protocol):
     Attributes:
         classes: class names.
         class_to_idx: class name -> label.
-        samples: of the split.
+        samples: of an epoch.
         batch_size: of one rank.
         drop_last: whether samples that fill no batch are left out.
         num_workers: 0, for who makes a DataLoader of this loader's parts; `workers` of `Reading` is another.
@@ -258,8 +258,11 @@ class Loader(Protocol):
         SettingError in the midst of an iteration, or where this size cannot be served.
         """
 
-    def path_of(self, sample_id: SupportsIndex) -> str:
-        """Path of the picture of a sample, one of `batch.ids`, relative to the source tree."""
+    def path_of(self, sample_id: SupportsIndex, dataset: SupportsIndex | None = None) -> str:
+        """Path of the picture of a sample, one of `batch.ids`, relative to the source tree.
+
+        Of several datasets `dataset`, one of `batch.fields["dataset"]`, says which one's.
+        """
 
     def state_dict(self) -> dict[str, Any]:
         """Where the loader stands, as plain JSON values."""

@@ -1,8 +1,9 @@
 """`loaders.build`: from what the caller asks for to a loader."""
 
 import os
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
 
 import numpy.typing as npt
 import torch
@@ -17,6 +18,7 @@ from loaders.batch import Loader, Reader
 from loaders.dataset import RAW, SplitData, open_split
 from loaders.devices import Lane, find_device
 from loaders.loader import EpochLoader
+from loaders.mixture import MixedData, MixedOrder, Mixture, samples_of, unite_classes
 from loaders.pipeline import Pipeline
 from loaders.refusals import refuse
 from loaders.sampling import Sampling, choose_samples, make_order
@@ -31,9 +33,11 @@ from loaders.settings import (
 from loaders.transfer import Transfer
 from precache.errors import SettingError, check_choice
 
+Path: TypeAlias = str | os.PathLike[str]
+
 
 def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
-    path: str | os.PathLike[str],
+    path: Path | list[Path] | tuple[Path, ...],
     *,
     batch_size: int = 64,
     split: str = "train",
@@ -47,6 +51,7 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
     classes: Iterable[str] | None = None,
     subset: npt.ArrayLike | None = None,
     weights: str | npt.ArrayLike | None = None,
+    shares: Sequence[float] | None = None,
     last: str = "partial",
     backend: str = "auto",
     rank: int | None = None,
@@ -57,7 +62,10 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
     """Build the loader for the raw tree or the converted folder at `path`.
 
     Args:
-        path: a tree of class folders with pictures, or what `precache convert` made of one.
+        path: a tree of class folders with pictures, or what `precache convert` made of one. A list of such
+            paths is served as one dataset, see `shares`; `batch.fields["dataset"]`, int64 [n] on the CPU, is
+            then each sample's number in the list. Classes of the same name are one; the first path's keep
+            their labels.
         batch_size: samples per batch.
         split: of the dataset; a raw tree, and a dataset without splits, is one split, `train`.
         shuffle: `"full"`, a permutation of all samples, for backends with random access;
@@ -84,6 +92,9 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
             `loader.dataset.targets` are; or `"balanced"`, each class as likely as another. An epoch draws as
             many samples as it would have, with replacement: a sample may come several times, also in one
             batch, and is augmented anew each time.
+        shares: of the datasets in each batch, relative to their sum: (0.7, 0.3). An epoch serves each sample
+            of the first once, and of the others as many as that makes, each going through its own epochs one
+            after the other; a sample that comes again in one epoch is augmented anew. Default: all of all.
         last: of the samples that fill no batch at the end of an epoch: `"partial"` shares them and the
             last whole batch out over two, as evenly as can be, also over the ranks; `"pad"` fills a last
             batch up with samples served before, `"drop"` leaves them out. Every rank serves as many
@@ -114,7 +125,7 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
     check_name(backend)
     rank, world_size = _ranks(rank, world_size)
     spec = LoaderSpec(
-        path=path,
+        path=" + ".join(map(str, path)) if isinstance(path, (list, tuple)) else path,
         backend=backend,
         split=split,
         batch_size=batch_size,
@@ -130,14 +141,15 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
         reading=with_old_keywords(reading, old, stacklevel=2),
     )
     sampling = Sampling(classes, subset, weights)
-    data = open_split(spec.path, spec.split, skip_rejected=spec.reading.on_error == "skip")
-    data = choose_samples(sampling, data)
-    backend = choose_backend(backend, data.kind, path)
-    lane = Lane(spec.device)
-
-    def open_source(spec: LoaderSpec) -> Pipeline:
-        return _open_pipeline(backend, augment, spec, data, lane)
-
+    choice = _Choice(backend, augment, Lane(spec.device))
+    if isinstance(path, (list, tuple)):
+        return _build_mixture(path, shares, choice, sampling, spec)
+    if shares is not None:
+        raise SettingError(
+            f"shares {shares!r} of one dataset; give a list of paths: build([A, B], shares=...)"
+        )
+    data = choose_samples(sampling, _open_split(spec))
+    open_source = choice.opener(data)
     pipeline = open_source(spec)
     try:
         order = make_order(spec, sampling, data, pipeline.random_access)
@@ -145,6 +157,79 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
         pipeline.close()
         raise
     return EpochLoader(spec, data, order, pipeline, open_source)
+
+
+def _build_mixture(
+    paths: Sequence[Path],
+    shares: Sequence[float] | None,
+    choice: "_Choice",
+    sampling: Sampling,
+    spec: LoaderSpec,
+) -> Loader:
+    if sampling != Sampling():
+        raise SettingError("classes, subset and weights are of one dataset; give one path, or shares alone")
+    if not paths:
+        raise SettingError("path is an empty list; give the paths of datasets")
+    specs = [replace(spec, path=path) for path in paths]
+    parts = unite_classes([_open_split(part) for part in specs])
+    data = MixedData(parts)
+    counts = samples_of(shares, [len(part.ids) for part in parts])
+    openers = [choice.opener(part) for part in parts]
+
+    def open_source(spec: LoaderSpec) -> Mixture:
+        if not choice.is_function:  # which alone knows the size that it makes
+            spec = replace(spec, size=data.served_size(spec.size))
+        pipelines: list[Pipeline] = []
+        try:
+            for opener in openers:
+                pipelines.append(opener(spec))
+        except BaseException:
+            for pipeline in pipelines:
+                pipeline.close()
+            raise
+        return Mixture(pipelines, data)
+
+    mixture = open_source(spec)
+    try:
+        orders = [
+            make_order(of, sampling, part, random_access)
+            for of, part, random_access in zip(specs, parts, mixture.random_access, strict=True)
+        ]
+    except SettingError:
+        mixture.close()
+        raise
+    order = MixedOrder(
+        parts=tuple(orders),
+        counts=counts,
+        batch_size=spec.batch_size,
+        last=spec.last,
+        rank=spec.rank,
+        world_size=spec.world_size,
+    )
+    return EpochLoader(spec, data, order, mixture, open_source)
+
+
+def _open_split(spec: LoaderSpec) -> SplitData:
+    return open_split(spec.path, spec.split, skip_rejected=spec.reading.on_error == "skip")
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """What `build` was told of how any dataset is served."""
+
+    backend: str
+    augment: str | RandomAugmentation | BatchFunction | None
+    lane: Lane
+
+    @property
+    def is_function(self) -> bool:
+        """Whether a function of the caller's augments."""
+        return not (self.augment is None or isinstance(self.augment, (str, RandomAugmentation)))
+
+    def opener(self, data: SplitData) -> Callable[[LoaderSpec], Pipeline]:
+        """What opens `data` with settings."""
+        backend = choose_backend(self.backend, data.kind, data.path)
+        return lambda spec: _open_pipeline(backend, self.augment, spec, data, self.lane)
 
 
 def _open_pipeline(

@@ -79,6 +79,12 @@ class SplitData:
         rows = slice(int(self.shard_starts[number]), int(self.shard_starts[number + 1]))
         return self.ids[rows], self.labels[rows]
 
+    def part(self, number: int | None) -> "SplitData":
+        """Itself, which is the only one: see `loaders.mixture.MixedData`."""
+        if number not in (None, 0):
+            raise SettingError(f"dataset {number}: {self.path} is one dataset; leave dataset out")
+        return self
+
     def select(self, positions: Positions) -> "SplitData":
         """The samples at `positions`, ascending, alone."""
         counts = np.bincount(self.locate(positions)[0], minlength=len(self.shard_samples))

@@ -12,6 +12,7 @@ from torch.utils.data import Dataset, Sampler, SequentialSampler
 
 from loaders.batch import Batch
 from loaders.dataset import SplitData
+from loaders.mixture import MixedData
 from loaders.order import Order
 from precache.errors import SettingError
 
@@ -45,7 +46,7 @@ class SplitDataset(Dataset[Any]):
         class_to_idx: class name -> label.
     """
 
-    def __init__(self, loader: Served, data: SplitData) -> None:
+    def __init__(self, loader: Served, data: SplitData | MixedData) -> None:
         self.classes = data.classes
         self.class_to_idx = {name: label for label, name in enumerate(data.classes)}
         self._loader = loader

@@ -16,6 +16,7 @@ from loaders.batch import Batch
 from loaders.dataset import SplitData
 from loaders.frameworks import Place
 from loaders.iterations import Asked, Batches, Places
+from loaders.mixture import MixedData
 from loaders.order import Order
 from loaders.prefetch import of_dead_worker
 from loaders.settings import LoaderSpec
@@ -53,7 +54,7 @@ class EpochLoader(IterableDataset[Batch]):
     def __init__(
         self,
         spec: LoaderSpec,
-        data: SplitData,
+        data: SplitData | MixedData,
         order: Order,
         source: Source,
         open_source: OpenSource,
@@ -62,7 +63,7 @@ class EpochLoader(IterableDataset[Batch]):
         self.spec = spec
         self.classes = data.classes
         self.class_to_idx = {name: label for label, name in enumerate(data.classes)}
-        self.samples = len(data.ids)
+        self.samples = order.samples
         self.batch_size = spec.batch_size
         self.drop_last = spec.last == "drop"
         self.world_size = spec.world_size
@@ -149,14 +150,17 @@ class EpochLoader(IterableDataset[Batch]):
             self.spec, self._size = spec, self._source.size
         self._resized = True
 
-    def path_of(self, sample_id: SupportsIndex) -> str:
+    def path_of(self, sample_id: SupportsIndex, dataset: SupportsIndex | None = None) -> str:
         """Path of the picture of a sample, one of `batch.ids`, relative to the source tree.
+
+        Args:
+            dataset: of several, which: of `batch.fields["dataset"]`.
 
         Raises:
             SettingError: no such sample is in the split, or its dataset stores no paths (version 2).
         """
         try:
-            return self._data.path_of(index(sample_id))
+            return self._data.part(None if dataset is None else index(dataset)).path_of(index(sample_id))
         except TypeError:
             raise SettingError(f"sample {sample_id!r}: an id is an integer, one of batch.ids") from None
 

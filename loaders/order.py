@@ -54,6 +54,10 @@ class Order(Protocol):
     def last(self) -> str:
         """See the class."""
 
+    @property
+    def samples(self) -> int:
+        """Of an epoch, over all ranks, without what fills up."""
+
     def batches(self, epoch: int) -> list[Share]:
         """Each batch of this rank in `epoch`, in the order they are served."""
 
@@ -94,6 +98,11 @@ class EpochOrder:
     rank: int = 0
     world_size: int = 1
     weights: Weights | None = None
+
+    @property
+    def samples(self) -> int:
+        """As of `Order`."""
+        return len(self.ids)
 
     def batches(self, epoch: int) -> list[Share]:
         """Each batch of this rank in `epoch`, in the order they are served."""

@@ -1,15 +1,16 @@
 """One split on its way: read by a backend, sent to the device."""
 
 from collections import deque
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from loaders.batch import Batch, DecodedBatch, Reader, Request
+from loaders.batch import Batch, Reader, Request
 from loaders.dataset import SplitData
 from loaders.transfer import Sent, Transfer
+from precache.errors import ImageError
 
 
 class Pipeline:
@@ -42,7 +43,7 @@ class Pipeline:
             request = asked.popleft()
             padding, occurrences = None, request.occurrences
             if request.padding or occurrences is not None:
-                kept = self._kept(request, decoded)
+                kept = self.kept(request, decoded.refused)
                 occurrences = None if occurrences is None else occurrences[kept]
                 repeats = np.arange(len(kept)) >= len(kept) - request.padding
                 padding = torch.from_numpy(repeats[kept]) if request.padding else None
@@ -56,6 +57,6 @@ class Pipeline:
         """Free threads, processes and files; idempotent."""
         self._reader.close()
 
-    def _kept(self, request: Request, decoded: DecodedBatch) -> npt.NDArray[np.bool_]:
+    def kept(self, request: Request, refused: Mapping[int, ImageError]) -> npt.NDArray[np.bool_]:
         """Bool [n]: which of the samples asked for are there."""
-        return ~np.isin(self._data.ids[request.positions], list(decoded.refused))
+        return ~np.isin(self._data.ids[request.positions], list(refused))

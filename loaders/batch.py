@@ -12,9 +12,14 @@ from torch.utils._pytree import register_pytree_node
 from torch.utils.data import Dataset, Sampler
 
 from precache.errors import ImageError
+from precache.sizes import Size
 
 Positions: TypeAlias = npt.NDArray[np.int64]
 """int64 [n]: ranks of samples in the stored order of a split."""
+
+
+MASK = "mask"
+"""The field that is on the device of the images, and goes where they go."""
 
 
 class Batch(list[torch.Tensor]):
@@ -25,15 +30,15 @@ class Batch(list[torch.Tensor]):
     and hashed as the object that it is.
 
     Attributes:
-        images: [n, 3, size, size] in channels-last memory, RGB; uint8 0-255, or floating point,
-            normalised with ImageNet's mean and standard deviation.
-        labels: int64 [n].
+        images: [n, channels, height, width] in channels-last memory, RGB unless converted to other channels;
+            uint8 0-255, or floating point as `normalize` of `loaders.build` says.
+        labels: int64 [n] of samples of one class each; else float32 [n, ...], see `loaders.fields`.
         ids: int64 [n], on the CPU: each picture's rank in the sorted scan of the source tree.
         padding: bool [n], on the CPU: which samples are repeats, so that every rank has as many batches;
             see `last` of `loaders.build`.
-        fields: what else is known of the samples, by name.
+        fields: what else is known of the samples, by name, on the CPU; see `loaders.fields`.
         views: tuple of as many batches of images as `views` of `loaders.build` says, each drawn anew of the
-            same pictures; the first is `images`.
+            same pictures; the first is `images`. Masks and boxes follow the first.
     """
 
     __slots__ = ("_ids", "_other_views", "_padding", "fields")
@@ -92,16 +97,17 @@ class Batch(list[torch.Tensor]):
         return self._padding
 
     def to(self, device: torch.device | str | int, non_blocking: bool = False) -> "Batch":
-        """The batch with images and labels on `device`; Lightning and Accelerate call this on each batch."""
+        """The batch with images, labels and masks on `device`; Lightning and Accelerate call this on each."""
         return self._with(lambda part: part.to(device, non_blocking=non_blocking))
 
     def pin_memory(self, device: torch.device | str | None = None) -> "Batch":
-        """The batch with images and labels in pinned memory; torch's DataLoader calls this."""
+        """The batch with images, labels and masks in pinned memory; torch's DataLoader calls this."""
         return self._with(torch.Tensor.pin_memory)
 
-    def _with(self, move: Callable[[torch.Tensor], torch.Tensor]) -> "Batch":
-        images, labels = map(move, self)
-        return Batch(images, labels, self._ids, self._padding, self.fields, map(move, self._other_views))
+    def _with(self, moved: Callable[[torch.Tensor], torch.Tensor]) -> "Batch":
+        images, labels = map(moved, self)
+        fields = {**self.fields, MASK: moved(self.fields[MASK])} if MASK in self.fields else self.fields
+        return Batch(images, labels, self._ids, self._padding, fields, map(moved, self._other_views))
 
     def __setitem__(self, place: Any, part: Any) -> None:
         # torch's default_collate stacks several batches into a copy of the first: its ids are not theirs
@@ -171,13 +177,15 @@ class DecodedBatch:
     """What a backend hands over.
 
     Attributes:
-        images: uint8 [n, size, size, 3], RGB, on the CPU or the loader's device; of several views, if
-            the backend crops them, one behind the other: [views * n, size, size, 3].
-        labels: int64 [n], on the CPU.
+        images: uint8 [n, height, width, channels], on the CPU or the loader's device; of pictures that are
+            served whole, each of its own size, uint8 [bytes], one behind the other. Of several views, if the
+            backend crops them, one behind the other: [views * n, ...].
+        labels: on the CPU, as of `Batch`; int64 [n] of a backend.
         ids: int64 [n], on the CPU.
         refused: id -> why, of the pictures asked for that could not be decoded; the others are there,
             in the order asked.
         ready: recorded behind the work on `images`, where that was not queued on the current stream.
+        fields: as of `Batch`; none of a backend.
     """
 
     images: torch.Tensor
@@ -185,6 +193,7 @@ class DecodedBatch:
     ids: torch.Tensor
     refused: Mapping[int, ImageError] = field(default_factory=dict)
     ready: torch.cuda.Event | None = None
+    fields: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Reader(Protocol):
@@ -216,8 +225,8 @@ class Loader(Protocol):
     iteration begins with its first batch. Two may run in turns; a loader each is faster.
 
     Attributes:
-        classes: class names.
-        class_to_idx: class name -> label.
+        classes: class names; none where samples are labelled with numbers, or not at all.
+        class_to_idx: class name -> label, or column of the labels.
         samples: of an epoch.
         batch_size: of one rank.
         drop_last: whether samples that fill no batch are left out.
@@ -232,8 +241,8 @@ class Loader(Protocol):
     num_workers: int
 
     @property
-    def size(self) -> int:
-        """Side of the served squares in pixels."""
+    def size(self) -> Size:
+        """Side of the served squares in pixels, or (height, width)."""
 
     @property
     def dataset(self) -> Dataset[Any]:
@@ -251,7 +260,7 @@ class Loader(Protocol):
     def set_epoch(self, epoch: int) -> None:
         """Serve epoch `epoch` next, from its start, unless a loaded state stands in that epoch."""
 
-    def set_size(self, size: int) -> None:
+    def set_size(self, size: Size) -> None:
         """Serve pictures of `size` from the next iteration on (progressive resizing); between epochs.
 
         The state carries it. What `Reading(cache=...)` holds is read anew, worker processes are started anew.

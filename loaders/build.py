@@ -17,6 +17,7 @@ from loaders.backends.cache import CachedReader
 from loaders.batch import Loader, Reader
 from loaders.dataset import RAW, SplitData, open_split
 from loaders.devices import Lane, find_device
+from loaders.fields import with_fields
 from loaders.loader import EpochLoader
 from loaders.mixture import MixedData, MixedOrder, Mixture, samples_of, unite_classes
 from loaders.pipeline import Pipeline
@@ -26,12 +27,14 @@ from loaders.settings import (
     DTYPES,
     READING_SETTINGS,
     LoaderSpec,
+    Normalize,
     Reading,
     Shuffle,
     with_old_keywords,
 )
-from loaders.transfer import Transfer
+from loaders.transfer import Transfer, find_scales
 from precache.errors import SettingError, check_choice
+from precache.sizes import Size
 
 Path: TypeAlias = str | os.PathLike[str]
 
@@ -43,8 +46,9 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
     split: str = "train",
     shuffle: Shuffle = True,
     seed: int = 0,
-    size: int | None = None,
+    size: Size | None = None,
     dtype: str | torch.dtype = torch.uint8,
+    normalize: Normalize = "imagenet",
     device: str | torch.device = "cpu",
     augment: str | RandomAugmentation | BatchFunction | None = None,
     views: int = 1,
@@ -72,17 +76,22 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
             `"window"`, shards in random order and samples shuffled within a window of shards;
             True, the better of the two that the backend can do; False, the stored order.
         seed: with the epoch it gives the order.
-        size: side of the served square in pixels; by default 224, or all that is stored where that is
-            less. A raw tree is resized to it as the converter does it; of a converted dataset the centre
-            is cropped.
+        size: of what is served, in pixels: the side of a square, or (height, width); by default 224, or all
+            that is stored where that is less or no square. A raw tree is resized to it as the converter does
+            it; of a converted dataset the centre is cropped, with black around it where there is less.
         dtype: of the images: `"uint8"`, or `"float32"`, `"float16"` or `"bfloat16"`, normalised.
+        normalize: what floating point is normalised with; uint8 never is. `"imagenet"`, the mean and standard
+            deviation that torchvision's models expect; `"dataset"`, those of split `train` of the converted
+            folder, or of this split if there is none; (mean, std), a number each or one for each channel, of
+            pixels from 0 to 1; None serves pixels from 0 to 1.
         device: where `images` and `labels` are put: `"cpu"`, `"cuda"`, the GPU that is the current one when
             this is called, `"cuda:1"`; `"auto"`, a GPU where there is one.
         augment: `"train"`, random crops resized to `size` and mirrored every other time, of all that is
             stored; `"crop"`, the same without resizing; a `loaders.RandomAugmentation` with other settings,
             colour jitter among them; `"eval"` or None, the centre; or a function of yours, see
             `loaders.augment.BatchFunction`, which is called in the thread that reads ahead with all that
-            is stored; the default `size` is then what it returns.
+            is stored; the default `size` is then what it returns. Pictures that were converted with fit keep
+            have each a size of their own, and do not go through a function.
         views: how many times `augment` draws each picture, for self-supervised training: `batch.views` is a
             tuple of so many batches of images, the first of which is `batch.images`, and what 1 gives. Each
             picture is decoded once.
@@ -136,6 +145,7 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
         dtype=_dtype(dtype),
         last=last,
         views=views,
+        normalize=normalize,
         rank=rank,
         world_size=world_size,
         reading=with_old_keywords(reading, old, stacklevel=2),
@@ -239,11 +249,13 @@ def _open_pipeline(
     data: SplitData,
     lane: Lane,
 ) -> Pipeline:
+    scales = find_scales(spec.normalize, data) if spec.dtype.is_floating_point else None
     crops, late = _augmentation(augment, spec, data)
     with lane.active():
         reader = _open_reader(backend, spec, data, crops, lane)
+        reader = with_fields(reader, data, spec, _served_crops(augment, spec, data))
     size = None if isinstance(late, CheckedFunction) else data.served_size(spec.size)
-    return Pipeline(data, reader, Transfer(lane, spec.dtype, late, spec.views), size)
+    return Pipeline(data, reader, Transfer(lane, spec.dtype, late, scales, spec.views), size)
 
 
 def _open_reader(backend: str, spec: LoaderSpec, data: SplitData, crops: Crops, lane: Lane) -> Reader:
@@ -262,16 +274,21 @@ def _augmentation(
 ) -> tuple[Crops, BatchAugmentation | CheckedFunction | None]:
     """What the backend serves of each picture, and what is left to do with the batch."""
     served = data.served_size(spec.size)
-    stored = source_size(served) if data.kind == RAW else data.size
-    augmentation = choose(augment, stored, served)
+    stored = source_size(served) if data.kind == RAW else None if data.shapes is not None else data.size
+    augmentation = choose(augment)
     if augmentation is None:
         if spec.views > 1:
             raise SettingError(
                 f"views {spec.views} of the centre would be the same picture {spec.views} times; give "
                 f"augment: 'train', 'crop', a loaders.RandomAugmentation or a function"
             )
-        return Crops(served if data.kind == RAW else data.size, served), None
+        return Crops(served if data.kind == RAW else stored, served), None
     if not isinstance(augmentation, RandomAugmentation):
+        if stored is None:
+            raise SettingError(
+                f"augment: {data.path} holds pictures of varying size, and a function takes batches of one; "
+                f"use 'train' or a loaders.RandomAugmentation, or convert with fit crop or pad"
+            )
         function = CheckedFunction(augmentation, spec.size)
         if function.takes_labels and spec.views > 1:
             raise SettingError(
@@ -279,10 +296,28 @@ def _augmentation(
                 f"give views 1, or mix the views in the training step"
             )
         return Crops(stored, stored), function
-    if spec.device.type == "cuda":
+    if augmentation.jitters and data.channels != 3:
+        raise SettingError(
+            f"augment: brightness, contrast, saturation and hue are for RGB, not for the "
+            f"{data.channels}-channel pictures of {data.path}; leave them at 0, or convert with channels rgb"
+        )
+    if spec.device.type == "cuda" and stored is not None:
         return Crops(stored, stored), BatchAugmentation(augmentation, spec.seed, served)
     jitter = BatchAugmentation(augmentation, spec.seed, None) if augmentation.jitters else None
     return Crops(stored, served, augmentation, spec.seed, spec.views), jitter
+
+
+def _served_crops(
+    augment: str | RandomAugmentation | BatchFunction | None, spec: LoaderSpec, data: SplitData
+) -> Crops:
+    """What becomes of a stored picture in all, but for what a function of the caller's does."""
+    stored = None if data.shapes is not None else data.size
+    augmentation = choose(augment)
+    if augmentation is None:
+        return Crops(stored, data.served_size(spec.size))
+    if isinstance(augmentation, RandomAugmentation):
+        return Crops(stored, data.served_size(spec.size), augmentation, spec.seed)
+    return Crops(stored, stored)
 
 
 def _ranks(rank: int | None, world_size: int | None) -> tuple[int, int]:

@@ -4,18 +4,23 @@ import hashlib
 import logging
 import os
 from dataclasses import dataclass, field, replace
+from operator import le
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from loaders.batch import Positions
 from loaders.order import WINDOW_SHARDS
 from precache.converted import ConvertedDataset, is_converted, open_dataset
-from precache.errors import DatasetError, SettingError, SourceError, printable, shell_command
-from precache.index import SampleIndex
+from precache.errors import DatasetError, ImageError, SettingError, SourceError, printable, shell_command
+from precache.images import CHANNELS, Rendering
+from precache.index import SampleIndex, Sizes
 from precache.manifest import MANIFEST_NAME
 from precache.rejects import default_list, read_list, rejected_rows
-from precache.source import Scan, scan_tree
+from precache.sizes import Size, sides, written
+from precache.sources.base import Scan
+from precache.sources.tree import scan_tree
 
 RAW = "raw"
 DEFAULT_SIZE = 224
@@ -31,15 +36,22 @@ class SplitData:
         path: the folder.
         kind: `raw`, or the format of a converted folder.
         ids: int64 [n], ranks in the sorted scan of the source tree.
-        labels: int64 [n].
+        labels: int64 [n]; -1 where a sample has not just one class.
         shard_samples: samples per shard, in stored order; a raw tree is one shard.
         files: paths of the shards; of the pictures themselves for a raw tree.
         shard_bytes: sizes of the shards' files; none for a raw tree.
         file_checksums: CRC-32C of the shards, hex; none for a raw tree.
         index: of the samples of a converted folder, with their checksums and paths; None for a raw tree.
         classes: class names.
-        size: side of the stored squares in pixels; for a raw tree the default to resize to.
+        size: of the stored pictures; the side that they were fitted to where each has a size of its own; the
+            default to resize to for a raw tree.
+        channels: of the stored pictures; a raw tree's become RGB.
+        statistics: mean and standard deviation of each channel, of values in 0-1; None where the manifest
+            has none. Those of split `train` where there is one: what is trained with is what is served.
+        rendering: how pictures became what is stored; None for a raw tree.
+        boxes: the field of boxes; empty if there is none.
         digest: identity of the dataset, and of what is left out of it, hex.
+        shapes: int32 [n, 2], height and width of each stored picture; None where all are of `size`.
         part_of: the whole split and the positions int64 [n] in it, where this is a part; then `shard_samples`
             counts what is served of each shard.
         shard_starts: int64 [shards + 1], the position of each shard's first sample, and behind the last one.
@@ -55,8 +67,13 @@ class SplitData:
     file_checksums: tuple[str, ...]
     index: SampleIndex | None
     classes: tuple[str, ...]
-    size: int
+    size: Size
     digest: str
+    channels: int = 3
+    shapes: Sizes | None = None
+    statistics: tuple[tuple[float, ...], tuple[float, ...]] | None = None
+    rendering: Rendering | None = None
+    boxes: str = ""
     part_of: "tuple[SplitData, Positions] | None" = field(default=None, repr=False, compare=False)
     shard_starts: Positions = field(init=False, repr=False, compare=False)
 
@@ -67,17 +84,23 @@ class SplitData:
     def locate(self, positions: Positions) -> tuple[Positions, Positions]:
         """Of the samples at `positions`: int64 [n] numbers of their shards, int64 [n] their rows in these."""
         if self.part_of is not None:
-            whole, rows = self.part_of
-            return whole.locate(rows[positions])
+            return self.whole.locate(self.in_whole(positions))
         shards = np.searchsorted(self.shard_starts, positions, side="right") - 1
         return shards, positions - self.shard_starts[shards]
 
-    def stored(self, number: int) -> tuple[Positions, Positions]:
-        """int64 [n] ids, int64 [n] labels of all samples of shard `number`, whatever is served of it."""
-        if self.part_of is not None:
-            return self.part_of[0].stored(number)
-        rows = slice(int(self.shard_starts[number]), int(self.shard_starts[number + 1]))
-        return self.ids[rows], self.labels[rows]
+    def shard_positions(self, number: int) -> slice:
+        """Positions of the samples of shard `number`."""
+        return slice(int(self.shard_starts[number]), int(self.shard_starts[number + 1]))
+
+    @property
+    def whole(self) -> "SplitData":
+        """All samples that the shards hold."""
+        return self if self.part_of is None else self.part_of[0]
+
+    def in_whole(self, positions: Positions | slice) -> Positions:
+        """Positions in `whole` of the samples at `positions`."""
+        rows = np.arange(len(self.ids)) if self.part_of is None else self.part_of[1]
+        return rows[positions]
 
     def part(self, number: int | None) -> "SplitData":
         """Itself, which is the only one: see `loaders.mixture.MixedData`."""
@@ -98,13 +121,14 @@ class SplitData:
             shard_samples=tuple(counts.tolist()),
             files=tuple(self.files[position] for position in positions.tolist()) if raw else self.files,
             index=None if self.index is None else self.index.select(chosen),
+            shapes=None if self.shapes is None else self.shapes[positions],
             digest=hashlib.sha256(self.digest.encode() + self.ids[positions].tobytes()).hexdigest(),
-            part_of=(self, positions),
+            part_of=(self.whole, self.in_whole(positions)),
         )
 
     def relabel(self, classes: tuple[str, ...], labels: Positions) -> "SplitData":
         """The same samples with other labels, int64 [n], of other classes."""
-        return replace(self, classes=classes, labels=labels, part_of=(self, np.arange(len(self.ids))))
+        return replace(self, classes=classes, labels=labels, part_of=(self.whole, self.in_whole(slice(None))))
 
     def file(self, position: int) -> str:
         """The file that holds the sample at `position`: its shard, or the picture itself."""
@@ -136,14 +160,49 @@ class SplitData:
             raise SettingError(f"sample {sample_id!r}: {self.path} has none of this id in this split")
         return self.path_at(int(rows[0]))
 
-    def served_size(self, size: int | None) -> int:
-        """The side to serve if `size` was asked for; SettingError if more than is stored."""
-        if size is not None and self.kind != RAW and size > self.size:
-            raise SettingError(
-                f"size {size} is more than {self.path} stores ({self.size}); "
-                f"ask for at most {self.size}, or convert again with --size {size}"
+    def targets(self) -> list[Any]:
+        """What each sample is labelled with: a class, a list of classes, a number, or a list of numbers."""
+        targets = None if self.index is None else self.index.targets
+        if targets is None:
+            labels: list[Any] = self.labels.tolist()
+            return labels
+        return [targets.value(row) for row in range(len(targets))]
+
+    def shapes_at(self, positions: Positions | slice) -> Positions:
+        """int64 [n, 2]: height and width of what is stored of the samples at `positions`."""
+        if self.shapes is not None:
+            return self.shapes[positions].astype(np.int64)
+        return np.broadcast_to(np.array(sides(self.size), np.int64), (len(self.ids), 2))[positions]
+
+    def check_shape(self, position: int, height: int, width: int) -> None:
+        """Compare the size of what was decoded of the sample at `position` with what is known of it.
+
+        Raises:
+            ImageError: it is another.
+        """
+        expected = tuple(self.shapes_at(slice(position, position + 1))[0].tolist())
+        if expected != (height, width):
+            name = f"{self.file(position)}: sample {self.ids[position]}"
+            raise ImageError(
+                name,
+                f"is {width}x{height}, expected {expected[1]}x{expected[0]}; "
+                f"run 'precache verify' on its folder",
             )
-        return min(self.size, DEFAULT_SIZE) if size is None else size
+
+    def stores(self, size: Size) -> bool:
+        """Whether `size` can be served; a raw tree is resized to any."""
+        return self.kind == RAW or all(map(le, sides(size), sides(self.size)))
+
+    def served_size(self, size: Size | None) -> Size:
+        """What to serve if `size` was asked for; SettingError if more than is stored."""
+        if size is None:
+            return self.size if isinstance(self.size, tuple) else min(self.size, DEFAULT_SIZE)
+        if not self.stores(size):
+            raise SettingError(
+                f"size {written(size)} is more than {self.path} stores ({written(self.size)}); "
+                f"ask for at most {written(self.size)}, or convert again with --size {written(size)}"
+            )
+        return size
 
     def window_shards(self, memory_bytes: int | None) -> int:
         """How many shards a window holds so that two of them, read and next, fit into `memory_bytes`.
@@ -197,6 +256,8 @@ def open_split(path: str | os.PathLike[str], split: str, *, skip_rejected: bool 
 def _converted(dataset: ConvertedDataset, split: str) -> SplitData:
     shards = dataset.manifest.split_shards(split)
     index = dataset.read_index(split)
+    all_statistics = dataset.manifest.statistics
+    statistics = all_statistics.get("train", all_statistics.get(split))
     return SplitData(
         path=dataset.path,
         kind=dataset.manifest.recipe.format,
@@ -210,6 +271,11 @@ def _converted(dataset: ConvertedDataset, split: str) -> SplitData:
         classes=dataset.manifest.classes,
         size=dataset.manifest.recipe.size,
         digest=dataset.digest,
+        channels=CHANNELS[dataset.manifest.recipe.channels],
+        shapes=index.shapes,
+        statistics=None if statistics is None else (statistics.mean, statistics.std),
+        rendering=dataset.manifest.recipe.rendering,
+        boxes=str(dataset.manifest.source_options.get("boxes", "")),
     )
 
 

@@ -53,10 +53,9 @@ class SplitDataset(Dataset[Any]):
         self._data = data
 
     @property
-    def targets(self) -> list[int]:
-        """The label of each sample, in stored order."""
-        labels: list[int] = self._data.labels.tolist()
-        return labels
+    def targets(self) -> list[Any]:
+        """What each sample is labelled with, in stored order: an index, a number, or a list of them."""
+        return self._data.targets()
 
     @property
     def total_dataset_length(self) -> int:

@@ -14,6 +14,7 @@ from torch.utils.data import Dataset
 
 from loaders.backends.integrity import SampleCheck
 from loaders.dataset import RAW, open_split
+from loaders.fields import labels_of
 from precache import images
 from precache.errors import DatasetError, SampleError, SettingError, check_choice, shell_command
 from precache.formats import FORMATS
@@ -30,16 +31,16 @@ _WHOLE = Rendering(size=1)  # nothing is fitted, so no size matters
 class ImageDataset(Dataset[tuple[Any, Any]]):
     """A split of a raw tree or a converted folder, by index: a drop-in for torchvision's `ImageFolder`.
 
-    `dataset[i]` is (picture, label): a Pillow image of mode RGB or, with `decode="tensor"`, uint8
-    [3, height, width] in channels-last memory, after `transform`; the label after `target_transform`. A
-    picture of a raw tree has its full size, turned upright as EXIF says; one of a converted folder has the
-    size that is stored.
+    `dataset[i]` is (picture, label): a Pillow image (RGB, L or RGBA) or, with `decode="tensor"`, uint8
+    [channels, height, width] in channels-last memory, after `transform`; the label after `target_transform`.
+    A picture of a raw tree has its full size, turned upright as EXIF says; one of a converted folder has the
+    size that is stored. Samples of no one class each have the tensor that `loaders.fields` says.
 
     A sample of a converted folder is compared with its checksum when this process first reads it. No file
     stays open between two samples, so it may be pickled, forked and used by several threads.
 
     Args:
-        path: as of `loaders.build`.
+        path: as of `loaders.build`; one.
         split: as of `loaders.build`.
         transform: of the picture.
         target_transform: of the label.
@@ -72,6 +73,11 @@ class ImageDataset(Dataset[tuple[Any, Any]]):
             if function is not None and not callable(function):
                 raise SettingError(f"{name} must be a function or None, got {function!r}")
         self._data = open_split(path, split)
+        if decode == "pil" and self._data.channels not in (1, 3, 4):
+            raise SettingError(
+                f"decode 'pil': {path} holds pictures of {self._data.channels} channels, which Pillow has no "
+                f"mode for; use 'tensor'"
+            )
         self._split = split
         self._decode = decode
         self._check = SampleCheck(self._data, "first-read")
@@ -84,13 +90,12 @@ class ImageDataset(Dataset[tuple[Any, Any]]):
         self.target_transform = target_transform
 
     @cached_property
-    def targets(self) -> list[int]:
-        """The label of each sample."""
-        labels: list[int] = self._data.labels.tolist()
-        return labels
+    def targets(self) -> list[Any]:
+        """What each sample is labelled with: a class, a list of classes, a number, or a list of numbers."""
+        return self._data.targets()
 
     @cached_property
-    def samples(self) -> list[tuple[str, int]]:
+    def samples(self) -> list[tuple[str, Any]]:
         """(path, label) of each sample: of a raw tree's file; of a converted folder relative to its source.
 
         Raises:
@@ -101,7 +106,7 @@ class ImageDataset(Dataset[tuple[Any, Any]]):
         return [(self._data.path_at(place), label) for place, label in enumerate(self.targets)]
 
     @property
-    def imgs(self) -> list[tuple[str, int]]:
+    def imgs(self) -> list[tuple[str, Any]]:
         """As `samples`; ImageFolder has both names."""
         return self.samples
 
@@ -115,6 +120,9 @@ class ImageDataset(Dataset[tuple[Any, Any]]):
             raise IndexError(f"{self.root}: sample {index} of {len(self):,}") from None
         picture = self._raw(position) if self._data.kind == RAW else self._stored(position)
         label: Any = int(self._data.labels[position])
+        if self._data.index is not None and self._data.index.targets is not None:
+            row = np.array([position])
+            label = labels_of(self._data.index.targets, row, len(self._data.classes))[0]
         if self.transform is not None:
             picture = self.transform(picture)
         if self.target_transform is not None:
@@ -139,7 +147,9 @@ class ImageDataset(Dataset[tuple[Any, Any]]):
 
     def _stored(self, position: int) -> Image.Image | torch.Tensor:
         pixels = self._pixels(position)
-        return Image.fromarray(pixels) if self._decode == "pil" else torch.from_numpy(pixels).permute(2, 0, 1)
+        if self._decode == "tensor":
+            return torch.from_numpy(pixels).permute(2, 0, 1)
+        return Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
 
     def _pixels(self, position: int) -> Pixels:
         """Read and compare; uint8 [height, width, 3]."""
@@ -155,7 +165,8 @@ class ImageDataset(Dataset[tuple[Any, Any]]):
         self._check.compare(position, sample.data, sample.damage)
         if isinstance(sample.data, bytes):
             return decode_jpeg(sample.data, f"{file}: sample {self._data.ids[position]}")
-        return sample.data.reshape(self._data.size, self._data.size, 3)
+        shape = self._data.shapes_at(slice(position, position + 1))[0].tolist()
+        return sample.data.reshape(*shape, self._data.channels)
 
     def _find(self, shard: int) -> Places:
         """Where the samples of the shard lie; the first time its size, in version 2 its content, is compared.

@@ -23,6 +23,7 @@ from loaders.settings import LoaderSpec
 from loaders.skipping import ErrorPolicy
 from loaders.stream import Source, Stream
 from precache.errors import SettingError, check_range, printable
+from precache.sizes import Size, as_size
 
 _TURNS = 8  # of two iterations of one loader, before it says what they cost
 _LOGGER = logging.getLogger(__name__)
@@ -91,14 +92,14 @@ class EpochLoader(IterableDataset[Batch]):
         return Batches(self)
 
     @property
-    def size(self) -> int:
-        """Side of the served squares; where only a function of the caller's knows it, of the first batch."""
+    def size(self) -> Size:
+        """Of the served pictures; where only a function of the caller's knows it, of the first batch."""
         if self._size is None and len(self):
             self._check_usable()
             asked = self._asked
             place = (self._coming, 0) if asked is None else (asked.epoch, asked.served % len(self))
             try:
-                self._size = int(self._stream_at(place).peek().batch.images.shape[-1])
+                self._size = as_size(*self._stream_at(place).peek().batch.images.shape[-2:])
             except BaseException:
                 self._drop_stream()
                 raise
@@ -127,7 +128,7 @@ class EpochLoader(IterableDataset[Batch]):
         if asked is None or not asked.loaded or asked.epoch != epoch:
             self._asked = Asked(epoch, 0, loaded=False)
 
-    def set_size(self, size: int) -> None:
+    def set_size(self, size: Size) -> None:
         """Serve pictures of `size` from the next iteration on; as of `loaders.build`.
 
         Raises:
@@ -195,7 +196,8 @@ class EpochLoader(IterableDataset[Batch]):
             if not isinstance(value, int) or value < 0 or (most is not None and value > most):
                 raise SettingError(f"this state has {name} {value!r}; take one with state_dict()")
         if "size" in state:
-            self.set_size(state["size"])
+            size = state["size"]
+            self.set_size(as_size(*size) if isinstance(size, list) and len(size) == 2 else size)
         self._asked = Asked(int(epoch or 0), int(served or 0), loaded=True)
 
     def close(self) -> None:
@@ -265,7 +267,7 @@ class EpochLoader(IterableDataset[Batch]):
             raise
         batch = self._source.receive(sent)
         if self._size is None:
-            self._size = int(batch.images.shape[-1])
+            self._size = as_size(*batch.images.shape[-2:])
         # counted before it is handed out: a state taken in the loop body has it as served
         self._place = (place[0], place[1] + 1)
         return batch

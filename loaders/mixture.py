@@ -24,6 +24,10 @@ from loaders.order import EpochOrder, Share, batch_count, cut, cut_repeating
 from loaders.pipeline import Pipeline
 from loaders.transfer import Sent
 from precache.errors import SettingError
+from precache.sizes import Size, sides
+
+DATASET = "dataset"
+"""The field that says which dataset a sample is of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +66,13 @@ class MixedData:
         """As of `SplitData`."""
         return hashlib.sha256(" ".join(part.digest for part in self.parts).encode()).hexdigest()
 
-    def served_size(self, size: int | None) -> int:
+    def served_size(self, size: Size | None) -> Size:
         """As of `SplitData`; unless asked for the least of the parts'."""
-        return min(part.served_size(size) for part in self.parts)
+        return min((part.served_size(size) for part in self.parts), key=sides)
+
+    def targets(self) -> list[Any]:
+        """As of `SplitData`, one part behind the other."""
+        return [target for part in self.parts for target in part.targets()]
 
     def part(self, number: int | None) -> SplitData:
         """The part of that number, one of `batch.fields["dataset"]`; SettingError if there is none."""
@@ -77,7 +85,18 @@ class MixedData:
 
 
 def unite_classes(parts: Sequence[SplitData]) -> tuple[SplitData, ...]:
-    """The parts with the classes of all, by name: those of the first, then what the next ones add."""
+    """The parts with the classes of all, by name: those of the first, then what the next ones add.
+
+    Raises:
+        SettingError: they cannot be in one batch.
+    """
+    targets = [None if part.index is None else part.index.targets for part in parts]
+    kinds = {None if t is None else (t.kind, t.values.shape[1:]) for t in targets}
+    if len(kinds) > 1 or (targets[0] is not None and len({part.classes for part in parts}) > 1):
+        raise SettingError("datasets of a mixture are labelled alike: one class each, or the same targets")
+    if len({part.channels for part in parts}) > 1:
+        numbers = " and ".join(str(part.channels) for part in parts)
+        raise SettingError(f"datasets of a mixture have as many channels, these have {numbers}")
     classes = tuple(dict.fromkeys(name for part in parts for name in part.classes))
     labels = {name: label for label, name in enumerate(classes)}
     return tuple(
@@ -247,7 +266,7 @@ class Mixture:
             torch.cat([batch.labels for batch in batches])[on_device],
             torch.cat([batch.ids for batch in batches])[on_cpu],
             torch.cat([batch.padding for batch in batches])[on_cpu],
-            {"dataset": torch.from_numpy(numbers)[on_cpu]},
+            {**_merge_fields(batches, order), DATASET: torch.from_numpy(numbers)[on_cpu]},
             views[1:],
         )
         return Sent(batch, self.lane.mark(), refused)
@@ -264,6 +283,25 @@ def _split(request: Request, starts: Positions) -> list[tuple[int, Positions, Re
         positions = request.positions[slots] - starts[number]
         parts.append((number, slots, Request(request.epoch, positions, padding, before)))
     return parts
+
+
+def _merge_fields(batches: Sequence[Batch], order: Positions) -> dict[str, Any]:
+    """The fields that all of them have, of the samples in this order."""
+    merged: dict[str, Any] = {}
+    for name in set.intersection(*(set(batch.fields) for batch in batches)):
+        parts = [batch.fields[name] for batch in batches]
+        if not all(isinstance(part, torch.Tensor) for part in parts):
+            listed = list(chain.from_iterable(parts))
+            merged[name] = [listed[row] for row in order.tolist()]
+        elif len({(part.dtype, part.shape[1:]) for part in parts}) == 1:
+            values = torch.cat(parts)
+            merged[name] = values[upload(torch.from_numpy(order), values.device)]
+        else:
+            raise SettingError(
+                f"field {name} is of another kind in each dataset of the mixture: "
+                f"{' and '.join(f'{part.dtype} {[*part.shape[1:]]}' for part in parts)}"
+            )
+    return merged
 
 
 def _interleave(parts: Sequence[torch.Tensor], places: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -11,6 +11,7 @@ from loaders.batch import Batch, Reader, Request
 from loaders.dataset import SplitData
 from loaders.transfer import Sent, Transfer
 from precache.errors import ImageError
+from precache.sizes import Size
 
 
 class Pipeline:
@@ -19,10 +20,10 @@ class Pipeline:
     Attributes:
         lane: that of the loader.
         random_access: as of `Reader`.
-        size: side of what is served; None where only the first batch will tell.
+        size: of what is served; None where only the first batch will tell.
     """
 
-    def __init__(self, data: SplitData, reader: Reader, transfer: Transfer, size: int | None) -> None:
+    def __init__(self, data: SplitData, reader: Reader, transfer: Transfer, size: Size | None) -> None:
         self.lane = transfer.lane
         self.size = size
         self.random_access = reader.random_access

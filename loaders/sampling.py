@@ -50,6 +50,7 @@ def choose_samples(sampling: Sampling, data: SplitData) -> SplitData:
 def _labels(classes: Iterable[str], data: SplitData) -> list[int]:
     if isinstance(classes, str):
         raise SettingError(f"classes must be a list of names, got {classes!r}; write [{classes!r}]")
+    _check_classes("classes need", data)
     labels = {name: label for label, name in enumerate(data.classes)}
     names = list(classes)
     for name in names:
@@ -57,6 +58,14 @@ def _labels(classes: Iterable[str], data: SplitData) -> list[int]:
             shown = ", ".join(data.classes[:_NAMED]) + (", ..." if len(data.classes) > _NAMED else "")
             raise SettingError(f"classes: {data.path} has no class {name!r}; it has {len(labels):,}: {shown}")
     return [labels[name] for name in names]
+
+
+def _check_classes(what: str, data: SplitData) -> None:
+    if not data.classes or (data.index is not None and data.index.targets is not None):
+        raise SettingError(
+            f"{what} samples of one class each, which those of {data.path} are not; give subset, or "
+            f"weights of your own"
+        )
 
 
 def _ids(subset: npt.ArrayLike, data: SplitData) -> npt.NDArray[np.int64]:
@@ -95,18 +104,19 @@ def find_weights(sampling: Sampling, data: SplitData) -> Weights | None:
     if isinstance(asked, str):
         if asked != "balanced":
             raise SettingError(f"weights must be 'balanced' or a number for each sample, got {asked!r}")
+        _check_classes("weights 'balanced' need", data)
         shares: Weights = 1 / np.bincount(data.labels)[data.labels]
         return shares
     weights = _array("weights", asked, "'balanced' or a number for each sample")
-    whole = data if data.part_of is None else data.part_of[0]
+    whole = data.whole
     if weights.dtype.kind not in "iuf" or weights.shape not in ((len(whole.ids),), (len(data.ids),)):
         lengths = " or ".join(f"[{count}]" for count in dict.fromkeys((len(whole.ids), len(data.ids))))
         raise SettingError(
             f"weights must be 'balanced' or numbers {lengths}, one for each sample in stored order, as "
             f"loader.dataset.targets are; got {weights.dtype} {list(weights.shape)}"
         )
-    if data.part_of is not None and len(weights) == len(whole.ids):
-        weights = weights[data.part_of[1]]
+    if len(weights) == len(whole.ids):
+        weights = weights[data.in_whole(slice(None))]
     weights = weights.astype(np.float64)
     wrong = np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))
     if len(wrong):

@@ -1,8 +1,9 @@
 """The settings of a loader, each checked once."""
 
+import math
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeAlias
 
@@ -11,9 +12,12 @@ import torch
 from precache.errors import SettingError, check_choice, check_range
 from precache.executors import available_cpus
 from precache.images import MAX_SIZE
+from precache.sizes import Size, check_size
 
 Shuffle: TypeAlias = bool | Literal["full", "window"]
 Count: TypeAlias = int | Literal["auto"]
+Normalize: TypeAlias = str | tuple[float | Sequence[float], float | Sequence[float]] | None
+NORMALIZE_NAMES = ("dataset", "imagenet")
 MAX_VIEWS = 64
 DTYPES = (torch.uint8, torch.float32, torch.float16, torch.bfloat16)
 
@@ -105,10 +109,11 @@ class LoaderSpec:
     shuffle: Shuffle
     seed: int
     device: torch.device
-    size: int | None
+    size: Size | None
     dtype: torch.dtype
     last: str
     views: int
+    normalize: Normalize
     rank: int
     world_size: int
     reading: Reading
@@ -123,15 +128,38 @@ class LoaderSpec:
         check_range("rank", self.rank, 0, self.world_size - 1)
         check_choice("last", self.last, ("drop", "pad", "partial"))
         if self.size is not None:
-            check_range("size", self.size, 1, MAX_SIZE)
+            object.__setattr__(self, "size", check_size("size", self.size, MAX_SIZE))
         if not isinstance(self.shuffle, bool):
             check_choice("shuffle", self.shuffle, ("full", "window"))
         if self.dtype not in DTYPES:
             raise SettingError(
                 f"unknown dtype {self.dtype}; choose from: {', '.join(str(dtype) for dtype in DTYPES)}"
             )
+        _check_normalize(self.normalize)
         for name, asked in (("workers", self.reading.workers), ("threads", self.reading.threads)):
             object.__setattr__(self, name, _own_cpus() if asked == "auto" else asked)
+
+
+def _check_normalize(asked: object) -> None:
+    """SettingError if this is nothing that images are normalised with."""
+    if isinstance(asked, str):
+        check_choice("normalize", asked, NORMALIZE_NAMES)
+    elif asked is not None:
+        try:
+            mean, std = (tuple(map(float, numbers_of(part))) for part in asked)  # type: ignore[attr-defined]
+        except (TypeError, ValueError):
+            mean, std = (), ()
+        finite = all(map(math.isfinite, (*mean, *std)))
+        if not (mean and len(mean) == len(std) and finite and min(std) > 0):
+            raise SettingError(
+                f"normalize must be 'imagenet', 'dataset', None or (mean, std), a number for each channel, "
+                f"of pixels from 0 to 1, std above 0; got {asked!r}"
+            )
+
+
+def numbers_of(part: float | Sequence[float]) -> Sequence[float]:
+    """`part`, a number alone as a sequence of one."""
+    return (part,) if isinstance(part, (int, float)) else part
 
 
 def _own_cpus() -> int:

@@ -8,6 +8,7 @@ from loaders.devices import Lane
 from loaders.order import Order
 from loaders.prefetch import Prefetch
 from loaders.transfer import Sent
+from precache.sizes import Size
 
 _AHEAD_BATCHES = 2
 
@@ -17,11 +18,11 @@ class Source(Protocol):
 
     Attributes:
         lane: that of the loader.
-        size: side of what is served; None where only the first batch will tell.
+        size: of what is served; None where only the first batch will tell.
     """
 
     lane: Lane
-    size: int | None
+    size: Size | None
 
     def read(self, requests: Iterator[Request]) -> Generator[Sent, None, None]:
         """Yield one batch per request, where the lane is active; `requests` as of `Reader`."""

@@ -4,21 +4,27 @@ On CUDA all of it is queued on the loader's lane, ahead of the training: the cop
 augmentation, the normalising. The training's stream waits for an event, its thread for nothing.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 
 from loaders.augment.choice import BatchFunction, CheckedFunction
 from loaders.augment.draw import draw_keys
-from loaders.batch import Batch, DecodedBatch, Positions
+from loaders.batch import MASK, Batch, DecodedBatch, Positions
+from loaders.dataset import RAW, SplitData
 from loaders.devices import Lane, upload
-from precache.errors import ImageError
+from loaders.settings import Normalize, numbers_of
+from precache.errors import ImageError, SettingError
 
 # Mean and standard deviation of ImageNet's RGB values in 0-1, as torchvision's models expect them:
 # https://pytorch.org/vision/stable/models.html
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
+IMAGENET = IMAGENET_MEAN, IMAGENET_STD
+Scales: TypeAlias = tuple[Sequence[float], Sequence[float]]
+"""Mean and standard deviation of each channel, of values in 0-1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +49,12 @@ class Transfer:
         lane: Lane,
         dtype: torch.dtype,
         augmentation: BatchFunction | CheckedFunction | None,
+        scales: Scales | None = IMAGENET,
         views: int = 1,
     ) -> None:
         self.lane = lane
         self._dtype = dtype
+        self._scales = scales
         self._views = views
         self._augmentation = augmentation
 
@@ -64,7 +72,8 @@ class Transfer:
             occurrences: as of `loaders.batch.Request`, of what is in `decoded`.
         """
         if not len(decoded.ids):  # nothing could be decoded: there is nothing to work on
-            empty = Batch(decoded.images.permute(0, 3, 1, 2), decoded.labels, decoded.ids)
+            images = decoded.images.permute(0, 3, 1, 2)
+            empty = Batch(images, decoded.labels, decoded.ids, fields=decoded.fields)
             return Sent(empty, None, decoded.refused)
         batch = self._prepare(decoded, epoch, padding, occurrences)
         return Sent(batch, self.lane.mark(), decoded.refused)
@@ -74,7 +83,8 @@ class Transfer:
         if sent.ready is not None:
             current = torch.cuda.current_stream(self.lane.device)
             current.wait_event(sent.ready)
-            for tensor in (*sent.batch.views, sent.batch.labels):
+            masks = [sent.batch.fields[MASK]] if MASK in sent.batch.fields else []
+            for tensor in (*sent.batch.views, sent.batch.labels, *masks):
                 tensor.record_stream(current)  # its memory is reused only after what this stream does
         return sent.batch
 
@@ -102,12 +112,61 @@ class Transfer:
                 keys = draw_keys(decoded.ids.numpy(), view, occurrences)
                 pictures = self._augmentation(part, torch.from_numpy(keys), epoch)
             pictures = pictures.permute(0, 3, 1, 2)  # NHWC seen as NCHW is channels-last
-            views.append(normalise(pictures, self._dtype) if self._dtype.is_floating_point else pictures)
-        return Batch(views[0], labels, decoded.ids, padding, other_views=views[1:])
+            if self._scales is not None and self._dtype.is_floating_point:
+                pictures = normalise(pictures, self._dtype, self._scales)
+            views.append(pictures)
+        fields = decoded.fields
+        if MASK in fields:
+            fields = {**fields, MASK: upload(fields[MASK], self.lane.device)}
+        return Batch(views[0], labels, decoded.ids, padding, fields, views[1:])
 
 
-def normalise(images: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """uint8 [n, 3, height, width] to `dtype`: (value / 255 - mean) / std, computed in float32."""
-    scales = upload(255 * torch.tensor([IMAGENET_MEAN, IMAGENET_STD]), images.device)
-    mean, std = scales.view(2, 1, 3, 1, 1)
+def find_scales(asked: Normalize, data: SplitData) -> Scales:
+    """What `normalize` of `loaders.build` means for `data`.
+
+    Raises:
+        SettingError: the statistics of the dataset are asked for, and it has none.
+    """
+    if asked is None:
+        return (0.0,) * data.channels, (1.0,) * data.channels
+    if asked == "imagenet":
+        if data.channels != 3:
+            raise SettingError(
+                f"normalize 'imagenet' is for RGB, not for the {data.channels}-channel pictures of "
+                f"{data.path}; give normalize='dataset', (mean, std) or None"
+            )
+        return IMAGENET
+    if asked == "dataset":
+        return _of_dataset(data)
+    mean, std = (tuple(map(float, numbers_of(part))) for part in asked)  # type: ignore[arg-type]  # a pair
+    channels = data.channels
+    if len(mean) not in (1, channels):
+        raise SettingError(
+            f"normalize has {len(mean)} numbers each, the channels of {data.path} are {channels}; "
+            f"give as many"
+        )
+    return mean * (channels // len(mean)), std * (channels // len(std))
+
+
+def _of_dataset(data: SplitData) -> Scales:
+    if data.statistics is None:
+        why = "a raw tree, of which they are not known" if data.kind == RAW else "converted without them"
+        remedy = "convert it" if data.kind == RAW else "convert it again, without --passthrough"
+        raise SettingError(
+            f"normalize 'dataset' needs mean and standard deviation, and {data.path} is {why}; "
+            f"{remedy}, or give normalize=(mean, std)"
+        )
+    mean, std = data.statistics
+    if min(std) == 0:
+        raise SettingError(
+            f"normalize 'dataset': channel {std.index(0)} of {data.path} has the same value everywhere, so "
+            f"its standard deviation is 0; give normalize=(mean, std)"
+        )
+    return mean, std
+
+
+def normalise(images: torch.Tensor, dtype: torch.dtype, scales: Scales = IMAGENET) -> torch.Tensor:
+    """uint8 [n, channels, height, width] to `dtype`: (value / 255 - mean) / std, computed in float32."""
+    both = upload(255 * torch.tensor(scales), images.device)
+    mean, std = both.view(2, 1, -1, 1, 1)
     return images.to(torch.float32).sub_(mean).div_(std).to(dtype)

@@ -22,6 +22,7 @@ from precache.errors import (
 )
 from precache.manifest import Manifest
 from precache.recipe import Recipe
+from precache.sources import Source, SourceOptions, open_source
 from precache.verification import verify, verify_across, verify_deep
 
 __version__ = "0.2.0"
@@ -38,11 +39,14 @@ __all__ = [
     "PrecacheError",
     "Recipe",
     "SettingError",
+    "Source",
     "SourceError",
+    "SourceOptions",
     "WorkerError",
     "check",
     "convert",
     "open_dataset",
+    "open_source",
     "verify",
     "verify_across",
     "verify_deep",

@@ -12,9 +12,10 @@ from precache.errors import ImageError, SettingError, SourceError, check_range, 
 from precache.manifest import Rejected
 from precache.notices import warn
 from precache.progress import Progress, unseen
-from precache.reading import MAX_PIXELS, read_picture
+from precache.reading import MAX_PIXELS
 from precache.rejects import check_writable, default_list, write_list
-from precache.source import SampleRef, Scan, scan_tree
+from precache.sources.base import SampleRef, Scan, Source
+from precache.sources.tree import scan_tree
 from precache.turns import Turn
 
 _TASK_PICTURES = 64
@@ -87,21 +88,21 @@ def check(
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    root: str
+    source: Source
     samples: tuple[SampleRef, ...]
     max_pixels: int
 
     @property
     def name(self) -> str:
         """How errors call it: by its first picture."""
-        return f"{self.root}/{self.samples[0].path} and what follows it"
+        return f"{self.source.where(self.samples[0])} and what follows it"
 
 
 def _tasks(scan: Scan, max_pixels: int) -> Iterator[_Task]:
     """Made when a worker asks for one: they hold the paths of their pictures."""
     for start in range(0, len(scan.samples), _TASK_PICTURES):
         rows = range(start, min(start + _TASK_PICTURES, len(scan.samples)))
-        yield _Task(str(scan.root), tuple(scan.samples[row] for row in rows), max_pixels)
+        yield _Task(scan.source, tuple(scan.samples[row] for row in rows), max_pixels)
 
 
 def _decode_all(task: _Task, tick: executors.Ticks) -> list[tuple[SampleRef, str]]:
@@ -109,12 +110,12 @@ def _decode_all(task: _Task, tick: executors.Ticks) -> list[tuple[SampleRef, str
     whole = images.Rendering(size=1, max_pixels=task.max_pixels)  # decoded in full, and not resized
     refused = []
     for unit, ref in enumerate(task.samples):
-        path = os.path.join(task.root, ref.path)
+        path = task.source.where(ref)
         try:
             if unit in tick.fatal:
                 raise ImageError(path, executors.KILLED)
             tick.begin(unit)
-            data = read_picture(path, task.max_pixels, (ref.bytes, ref.modified_ns))
+            data = task.source.read(ref, task.max_pixels)
             with Turn() as turn:
                 images.decode_for(data, path, whole, turn)
         except ImageError as error:

@@ -6,6 +6,7 @@ What only one command needs is imported there: `convert` should not wait for an 
 import json
 import logging
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +14,48 @@ import click
 
 import precache
 from precache import commandline
-from precache.commandline import ProgressBar, human_bytes, note, parse_bytes, parse_share, printable
+from precache.commandline import ProgressBar, gathered, human_bytes, note, parse_bytes, parse_share, printable
 from precache.convert import Conversion
 from precache.converted import open_unchecked
 from precache.errors import SettingError, check_choice, shell_command
-from precache.images import RESAMPLING
+from precache.images import FITS, RESAMPLING
 from precache.manifest import MANIFEST_NAME, REJECTED_NAME
 from precache.notices import counted
+from precache.progress import Progress
 from precache.reading import MAX_PIXELS
 from precache.recipe import DEFAULT_SPLITS, FORMAT_NAMES, Recipe
+from precache.sizes import parse_size
+from precache.sources import SourceOptions
+from precache.targets import TARGETS
 
 DATA = Path("data")
 RAW = DATA / "raw"
 _PATH = click.Path(path_type=Path)
+_SOURCE = {
+    "root": click.option("--root", help="Table: folder of its pictures.  [default: that of the table]"),
+    "image": click.option("--image", help="Table, dataset: column of the pictures."),
+    "label": click.option("--label", help="Table, dataset: column of their labels."),
+    "target": click.option(
+        "--target", help=f"What a label is: {', '.join(TARGETS)}.  [default: as it looks]"
+    ),
+    "separator": click.option("--separator", help="Between several classes in one label, such as ';'."),
+    "split": click.option("--split", help="Table, dataset: column of the names of splits."),
+    "fields": click.option("--field", "fields", multiple=True, help="Columns to be kept: width,caption."),
+    "class_depth": click.option(
+        "--class-depth", type=int, help="Tree: how deep class folders lie; 0: no classes.  [default: 1]"
+    ),
+    "mask": click.option("--mask", help="Folder of masks: MASKS/cat/1.png for the picture cat/1.jpg."),
+    "boxes": click.option(
+        "--boxes", help="Which of the fields are boxes: [[left, top, right, bottom], ...]."
+    ),
+    "where": click.option("--where", help="Converted dataset: samples to take: 'label in (cat, dog)'."),
+}
+"""Options that say what is what in a source."""
+
+
+def _source_options(fields: tuple[str, ...], **options: Any) -> SourceOptions:
+    names = [name.strip() for listed in fields for name in listed.split(",")]
+    return SourceOptions(fields=tuple(name for name in names if name), **options)
 
 
 @click.group(cls=commandline.Group, name="precache")
@@ -74,10 +104,13 @@ def fetch(name: str, dst: Path, url: str | None) -> None:
 @click.argument("src", type=_PATH, default=RAW)
 @click.argument("dst", type=_PATH, required=False)
 @click.option("--format", "format_name", help=f"One of: {', '.join(FORMAT_NAMES)}.")
-@click.option("--size", default=256, show_default=True, help="Side of the stored square, pixels.")
+@click.option(
+    "--size", default="256", show_default=True, help="Side of the stored square, or WIDTHxHEIGHT; pixels."
+)
 @click.option("--quality", default=95, show_default=True, help="JPEG quality (webdataset, dali).")
-@click.option("--fit", default="crop", show_default=True, help="One of: crop, pad, stretch.")
+@click.option("--fit", default="crop", show_default=True, help=f"One of: {', '.join(FITS)}.")
 @click.option("--resample", default="bilinear", show_default=True, help=f"One of: {', '.join(RESAMPLING)}.")
+@click.option("--channels", default="rgb", show_default=True, help="One of: rgb, grey, rgba (shards).")
 @click.option("--background", default="white", show_default=True, help="Colour behind transparent pixels.")
 @click.option("--decode", default="full", show_default=True, help="full; or scaled: faster, less exact.")
 @click.option(
@@ -101,6 +134,7 @@ def fetch(name: str, dst: Path, url: str | None) -> None:
     "--max-rejects", default="1%", show_default=True, help="How many pictures may be damaged: 1% or 0.01."
 )
 @click.option("--strict", is_flag=True, help="Allow no damaged picture: --max-rejects 0.")
+@gathered("options", _source_options, _SOURCE)
 def convert(
     src: Path,
     dst: Path | None,
@@ -111,16 +145,22 @@ def convert(
     strict: bool,
     shard_bytes: str,
     splits: str,
+    size: str,
+    options: SourceOptions,
     **settings: Any,
 ) -> None:
-    """Convert the image tree SRC (default data/raw) into DST (default data/FORMAT)."""
+    """Convert the pictures of SRC (default data/raw) into DST (default data/FORMAT).
+
+    SRC is a tree of class folders, or a table of pictures and labels: .csv, .tsv, .jsonl or .parquet.
+    """
     if format_name is None:
         raise SettingError(f"choose a format: --format {', '.join(FORMAT_NAMES)}; 'bench recommend' advises")
     split_list = None if "=" in splits and not Path(splits).is_file() else Path(splits)
     if split_list is not None:
         splits = DEFAULT_SPLITS
     most_rejects = 0.0 if strict else parse_share("max_rejects", max_rejects)
-    recipe = Recipe(format=format_name, shard_bytes=parse_bytes(shard_bytes), splits=splits, **settings)
+    settings |= {"size": parse_size(size), "shard_bytes": parse_bytes(shard_bytes), "splits": splits}
+    recipe = Recipe(format=format_name, **settings)
     destination = DATA / format_name if dst is None else dst
 
     def show_size(predicted: int, free: int) -> None:
@@ -135,8 +175,9 @@ def convert(
             overwrite=overwrite,
             max_rejects=most_rejects,
             split_list=split_list,
+            options=options,
             on_start=show_size,
-            on_progress=bar,
+            on_progress=_telling_of_resume(destination, bar),
         )
     _print_conversion(result, destination)
 
@@ -163,10 +204,13 @@ def inspect(dst: Path, as_json: bool, html: Path | None, all_classes: bool) -> N
 @main.command()
 @click.argument("dst", type=_PATH)
 @click.argument("others", metavar="[SRC | DST ...]", type=_PATH, nargs=-1)
-@click.option("--deep", is_flag=True, help="Decode the tree SRC again and compare every picture.")
+@click.option("--deep", is_flag=True, help="Decode the pictures of SRC again and compare each.")
 @click.option("--across", is_flag=True, help="Compare ids, labels and splits of several folders DST.")
+@click.option("--root", help="Table SRC: where its pictures lie now.  [default: as when converted]")
 @click.option("--workers", type=int, help="Worker processes of --deep.  [default: one per CPU]")
-def verify(dst: Path, others: tuple[Path, ...], deep: bool, across: bool, workers: int | None) -> None:
+def verify(
+    dst: Path, others: tuple[Path, ...], deep: bool, across: bool, root: str | None, workers: int | None
+) -> None:
     """Compare every file of the dataset in DST with its manifest's checksums."""
     if deep and across:
         raise SettingError("--deep and --across cannot be combined; run verify once with each")
@@ -181,13 +225,12 @@ def verify(dst: Path, others: tuple[Path, ...], deep: bool, across: bool, worker
     manifest = open_unchecked(dst)[0].manifest  # if it was edited, `verify` says so
     size = human_bytes(manifest.stored_bytes)
     problems = precache.verify(dst)
+    command = shell_command("precache convert", others[0] if deep else "SRC", dst)
+    remedy = f"with: {command} {manifest.to_flags()} --overwrite"
     if problems:
-        command = shell_command("precache convert SRC", dst)
         if any(problem.startswith(f"{dst / MANIFEST_NAME}: ") for problem in problems):
             # its settings are not to be trusted
             remedy = f"with the options that it was made with: {command} --overwrite"
-        else:
-            remedy = f"with: {command} {manifest.recipe.to_flags()} --overwrite"
         are = "is" if len(problems) == 1 else "are"
         problems.append(f"{dst}: {counted(len(problems), 'file')} {are} damaged; rewrite it {remedy}")
     _finish_check(
@@ -195,8 +238,9 @@ def verify(dst: Path, others: tuple[Path, ...], deep: bool, across: bool, worker
     )
     if deep:
         with ProgressBar("verify", "image") as bar:
-            report = precache.verify_deep(dst, others[0], workers=workers, on_progress=bar)
-        _finish_check(list(report.problems), f"{dst}: {report.sentence(others[0])}")
+            report = precache.verify_deep(dst, others[0], root=root, workers=workers, on_progress=bar)
+        sentence = f"{dst}: {report.sentence(others[0])}"
+        _finish_check(report.problems and [*report.problems, f"{sentence}; rewrite it {remedy}"], sentence)
 
 
 @main.command()
@@ -236,13 +280,28 @@ def doctor_command() -> None:
             click.echo(f"{'':<{width}}  install: {finding.install}")
 
 
-def _finish_check(problems: list[str], all_well: str) -> None:
+def _finish_check(problems: Sequence[str], all_well: str) -> None:
     """Print `all_well`, or the problems and end with exit code 1."""
     for problem in problems:
         click.echo(printable(problem), err=True)
     if problems:
         raise click.exceptions.Exit(1)
     click.echo(printable(all_well))
+
+
+def _telling_of_resume(destination: Path, on_progress: Progress) -> Progress:
+    """`on_progress`, and first a line on what an earlier run has left."""
+    begun = False
+
+    def report(done: int, total: int) -> None:
+        nonlocal begun
+        if done and not begun:
+            there = f"{done:,} of {counted(total, 'picture')} {'is' if done == 1 else 'are'} there already"
+            note(f"{destination}: {there}; going on from there")
+        begun = True
+        on_progress(done, total)
+
+    return report
 
 
 def _print_conversion(result: Conversion, destination: Path) -> None:

@@ -4,6 +4,9 @@ import PIL
 import simplejpeg
 from PIL import features
 
+from precache import kinds
+from precache.packages import version_of
+
 
 def made_by() -> dict[str, str]:
     """Names and versions, as the manifest and the benchmarks record them."""
@@ -12,6 +15,7 @@ def made_by() -> dict[str, str]:
         "pillow": PIL.__version__,
         "pillow_jpeg": pillow_jpeg(),
         "simplejpeg": simplejpeg.__version__,
+        **{name: version_of(name) or "unknown" for name in kinds.loaded_packages},
     }
 
 
@@ -27,7 +31,8 @@ def pillow_jpeg() -> str:
 
 
 def kinds_without_decoder() -> list[str]:
-    """The kinds of pictures that Pillow was built without; plain TIFFs are read without libtiff, too."""
+    """What stock Pillow reads and this one does not; plain TIFFs are read without libtiff, too."""
     built_with = set(features.get_supported())
-    optional = {"avif": "AVIF", "jpg_2000": "JPEG2000", "libtiff": "compressed TIFF", "webp": "WEBP"}
-    return [kind for feature, kind in optional.items() if feature not in built_with]
+    optional = {"jpg_2000": "JPEG2000", "libtiff": "compressed TIFF", "webp": "WEBP"}
+    lacking = [kind for feature, kind in optional.items() if feature not in built_with]
+    return [*(["AVIF"] if kinds.missing_decoder(kinds.AVIF_START) else []), *lacking]

@@ -109,10 +109,9 @@ def run(group: click.Group, program: str, arguments: Sequence[str] | None = None
                 return _checked_output(program, code, stdout)
             except (KeyboardInterrupt, click.Abort, _Terminated) as stop:
                 word, code = ("terminated", 143) if isinstance(stop, _Terminated) else ("interrupted", 130)
-                lost = str(stop)  # whoever it passed may have said what is lost
-                _complain(
-                    program, f"{word}{lost or '; run the same command again to continue, or to start over'}"
-                )
+                said = str(stop).strip()  # whoever it passed may have said what is kept or lost
+                again = "; run the same command again to continue, or to start over"
+                _complain(program, f"{word} {said}" if said else f"{word}{again}")
                 return code
     finally:
         for number, handler in previous.items():

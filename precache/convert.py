@@ -1,4 +1,4 @@
-"""From a raw tree to a converted dataset: scan, plan, write shards, commit the manifest.
+"""From a source of pictures to a converted dataset: scan, plan, write shards, commit the manifest.
 
 Killed at any moment, a conversion loses the shards in work and nothing else: finished ones are in
 the journal, and the manifest is written last. The same command continues it.
@@ -11,12 +11,14 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from precache import executors
+from precache import boxes, columns, executors, masks
 from precache.codecs import made_by
+from precache.commit import commit
 from precache.converted import is_converted, open_dataset
 from precache.destination import (
     build_folder,
@@ -29,18 +31,17 @@ from precache.destination import (
 )
 from precache.errors import DatasetError, SettingError, check_share
 from precache.estimate import predict_bytes
-from precache.finished import FinishedShard
-from precache.index import SampleIndex, SourceState, write_index, write_source_state
 from precache.journal import Journal, Target, check_empty
 from precache.lock import Lock, hold_lock, lock_path
-from precache.manifest import Manifest, Rejected, write_manifest, write_rejected
+from precache.manifest import Manifest, Rejected
 from precache.notices import counted, warn
 from precache.plan import ConvertPlan, ShardPlan, plan_conversion
-from precache.progress import Progress, unseen
+from precache.progress import Progress, nothing_lost, tells, unseen
 from precache.recipe import Recipe
 from precache.shard_writer import ShardTask, finish_shard, write_shard
-from precache.source import Ints, Scan, check_apart, scan_tree
 from precache.source_state import changed_pictures
+from precache.sources import Source, SourceOptions, open_source
+from precache.sources.base import Scan, check_apart
 from precache.splits import apply_list
 
 
@@ -61,8 +62,9 @@ class Conversion:
     elapsed_s: float
 
 
+@tells(nothing_lost)
 def convert(
-    source: str | os.PathLike[str],
+    source: str | os.PathLike[str] | Source,
     destination: str | os.PathLike[str],
     recipe: Recipe,
     *,
@@ -70,15 +72,17 @@ def convert(
     overwrite: bool = False,
     max_rejects: float = 0.01,
     split_list: str | os.PathLike[str] | None = None,
+    options: SourceOptions | None = None,
     on_start: Callable[[int, int], None] = lambda predicted, free: None,
     on_progress: Progress = unseen,
 ) -> Conversion:
-    """Convert the raw tree `source` into the folder `destination` by `recipe`.
+    """Convert the pictures of `source`, such as a raw tree, into the folder `destination` by `recipe`.
 
     A finished destination of the same source and recipe is left as it is; an unfinished one is
     continued. The bytes written depend on the pictures and the recipe, not on `workers`.
 
     Args:
+        source: a path, see `precache.sources.open_source`, or a source.
         workers: processes; default one per CPU, 0 for the calling process.
         overwrite: convert although the destination is finished: the new dataset is built beside
             it and takes its place at the end. An unfinished one of other settings is discarded.
@@ -86,11 +90,12 @@ def convert(
             pictures; more, and nothing is published.
         split_list: a file of lines `path,split` that says what is converted, into which splits
             (see `precache.splits`).
+        options: what is which in `source`, see `precache.SourceOptions`.
         on_start: called with (bytes that the dataset will take, bytes free), before the work.
         on_progress: called with (pictures done, pictures in all), a few times a second.
 
     Raises:
-        SourceError: no such tree, none with class folders, or one that changes meanwhile.
+        SourceError: no such source, one without pictures, or one that changes meanwhile.
         DatasetError: the destination holds something else, is being written by another process,
             cannot be written or is too small; or too many pictures are rejected.
         SettingError: a value is out of range, or one folder lies inside the other.
@@ -99,8 +104,10 @@ def convert(
     start_s = time.perf_counter()
     workers = executors.worker_count(workers)
     check_share("max_rejects", max_rejects)
-    source = Path(source)
-    scan = scan_tree(source)
+    options = options or SourceOptions()
+    opened = open_source(source, options)
+    scan = opened.scan()
+    boxes.check(options.boxes, scan.samples.fields, masks=masks.reader_of(scan.source) is not None)
     for warning in scan.warnings:
         warn(warning)
     if split_list is not None:
@@ -116,10 +123,11 @@ def convert(
         math.ceil(max_rejects * len(scan.samples)),
         executors.of_caller(on_start),
         on_progress,
+        options,
     )
     try:
         destination = resolve(Path(destination))
-        check_apart(source, destination)
+        check_apart(opened, destination)
         if not lock_path(destination).exists():  # a folder of somebody else's gets no lock file beside it
             check_empty(destination)
         with hold_lock(destination) as lock:
@@ -146,6 +154,7 @@ class _Job:
     limit: int
     on_start: Callable[[int, int], None]
     on_progress: Progress
+    options: SourceOptions
 
 
 def _convert(job: _Job, lock: Lock, overwrite: bool) -> tuple[Manifest, int | None]:
@@ -162,11 +171,11 @@ def _convert(job: _Job, lock: Lock, overwrite: bool) -> tuple[Manifest, int | No
         warn_of_build(lock)
     if finished and not overwrite:
         return _check_finished(job, destination), None
-    with Journal(folder, job.target, job.plan, job.scan, overwrite=overwrite) as journal:
+    with Journal(folder, job.target, job.plan, job.scan, overwrite=overwrite) as journal, tells(journal.kept):
         waiting = [shard for shard in job.plan.shards if shard.name not in journal.finished]
         _check_room(job.scan, waiting, job.target.recipe, folder, job.on_start)
         converted = _run(job, waiting, journal)
-        manifest = _commit(job.scan, job.plan, journal.finished, folder)
+        manifest = commit(job.scan, job.plan, job.options, journal.finished, folder)
         journal.remove()
     if finished:
         swap_in(lock)
@@ -179,6 +188,11 @@ def _check_finished(job: _Job, destination: Path) -> Manifest:
     manifest = dataset.manifest
     found = {"recipe": manifest.recipe.to_json(), "source_digest": manifest.source_digest}
     job.target.check_same(destination, found)
+    if manifest.source_options.get("boxes") != job.options.boxes:
+        raise DatasetError(
+            f"{destination}: is finished, with boxes {manifest.source_options.get('boxes')!r}, and "
+            f"{job.options.boxes!r} are asked for; pass --overwrite to convert again"
+        )
     if len(manifest.rejected) > job.limit:
         raise DatasetError(
             f"{destination}: is finished, but {_are_rejected(len(manifest.rejected), job.limit)}; "
@@ -191,7 +205,7 @@ def _check_finished(job: _Job, destination: Path) -> Manifest:
         if changed:
             raise DatasetError(
                 f"{destination}: {counted(len(changed), 'source picture')} changed since the conversion, "
-                f"at the same size (first: {job.scan.root / changed[0]}); pass --overwrite to convert again"
+                f"at the same size (first: {changed[0]}); pass --overwrite to convert again"
             )
     return manifest
 
@@ -229,14 +243,15 @@ def _run(job: _Job, waiting: Sequence[ShardPlan], journal: Journal) -> int:
             shard.name,
             shard.split,
             tuple(samples[row] for row in shard.rows),
-            str(job.scan.root),
+            tuple(columns.labelled(samples.targets, samples.fields, int(row)) for row in shard.rows),
             journal.folder,
             job.target.recipe,
         )
         for shard in waiting
     )
     workers = min(job.workers, len(waiting))
-    with closing(executors.run(write_shard, tasks, workers, report, finish=finish_shard)) as finished:
+    write = partial(write_shard, job.scan.source)
+    with closing(executors.run(write, tasks, workers, report, finish=finish_shard)) as finished:
         for shard in finished:
             journal.record(shard)
             converted += shard.entry.samples
@@ -257,65 +272,3 @@ def _check_rejects(folder: Path, rejected: Sequence[Rejected], limit: int) -> No
 def _are_rejected(number: int, limit: int) -> str:
     are = "picture is" if number == 1 else "pictures are"
     return f"{number:,} {are} rejected and at most {limit:,} may be"
-
-
-def _commit(scan: Scan, plan: ConvertPlan, finished: dict[str, FinishedShard], destination: Path) -> Manifest:
-    """Check that the counts add up, then write the index and, last, the manifest."""
-    done = [finished[shard.name] for shard in plan.shards]
-    rejected = sorted((sample for shard in done for sample in shard.rejected), key=lambda r: r.id)
-    rows = np.concatenate([shard.rows for shard in plan.shards])
-    kept = rows[~np.isin(scan.samples.ids[rows], [sample.id for sample in rejected])]
-    sizes = np.concatenate([shard.source_sizes for shard in done])
-    written = sum(shard.entry.samples for shard in done)
-    if not (
-        written == len(kept) == len(sizes) and scan.scanned == written + len(rejected) + len(scan.ignored)
-    ):
-        raise DatasetError(
-            f"{scan.root}: {scan.scanned:,} files scanned, but {written:,} converted, {len(rejected):,} "
-            f"rejected and {len(scan.ignored):,} ignored; this is a bug; please report it"
-        )
-    if not written:
-        raise DatasetError(
-            f"{scan.root}: none of its {len(scan.samples):,} pictures can be converted; "
-            f"the first one, {rejected[0].path}, {rejected[0].reason}"
-        )
-    labels = scan.samples.labels[kept]
-    source_checksums = np.empty(len(scan.samples), np.uint64)
-    source_checksums[rows] = np.concatenate([shard.source_checksums for shard in done])
-    named = scan.samples.select(kept)
-    index = SampleIndex(
-        ids=named.ids,
-        labels=labels,
-        source_sizes=sizes,
-        checksums=np.concatenate([shard.checksums for shard in done]),
-        source_checksums=source_checksums[kept],
-        paths=named.paths,
-        path_ends=named.path_ends,
-    )
-    state = SourceState(scan.samples.file_bytes, scan.samples.modified_ns, source_checksums)
-    manifest = Manifest(
-        recipe=plan.recipe,
-        made_by=made_by(),
-        source_digest=scan.digest,
-        source_bytes=int(scan.samples.file_bytes.sum()),
-        classes=scan.classes,
-        samples_per_class=_count_classes(scan, done, labels),
-        shards=tuple(shard.entry for shard in done if shard.entry.samples),
-        index=write_index(destination, index),
-        scanned=scan.scanned,
-        rejected=tuple(rejected),
-        ignored=tuple((ignored.path, ignored.reason) for ignored in scan.ignored),
-        source_state=write_source_state(destination, state),
-    )
-    write_rejected(destination, rejected)
-    write_manifest(destination, manifest)
-    return manifest
-
-
-def _count_classes(scan: Scan, done: Sequence[FinishedShard], labels: Ints) -> dict[str, tuple[int, ...]]:
-    """Split -> number of samples of each class; `labels` of all samples in written order."""
-    split_of = np.repeat([shard.entry.split for shard in done], [shard.entry.samples for shard in done])
-    return {
-        split: tuple(np.bincount(labels[split_of == split], minlength=len(scan.classes)).tolist())
-        for split in dict.fromkeys(shard.entry.split for shard in done)
-    }

@@ -9,6 +9,7 @@ import numpy as np
 
 from precache import index
 from precache.errors import DatasetError, shell_command
+from precache.images import MAX_KEPT_SIDE
 from precache.index import SampleIndex, Sizes, SourceState
 from precache.manifest import MANIFEST_NAME, Manifest, ShardEntry, parse_manifest
 from precache.storage import read_regular
@@ -108,11 +109,29 @@ def _check_index(path: Path, whole: SampleIndex, manifest: Manifest) -> None:
         and whole.ids.min() >= 0
         and whole.ids.max() < manifest.scanned
         and len(np.unique(whole.ids)) == len(whole)
-        and whole.labels.min() >= 0
-        and whole.labels.max() < len(manifest.classes)
+        and _targets_fit(whole, manifest)
+        and {name: column.kind for name, column in whole.fields.items()} == manifest.fields
+        and (whole.shapes is None) == (manifest.recipe.stored_size is not None)
+        and (whole.shapes is None or (whole.shapes.min() > 0 and whole.shapes.max() <= MAX_KEPT_SIDE))
     )
     if not fits:
         raise DatasetError(
             f"{path}: does not fit the manifest, which has {manifest.samples:,} samples in "
             f"{len(manifest.classes):,} classes; convert the dataset again with --overwrite"
         )
+
+
+def _targets_fit(whole: SampleIndex, manifest: Manifest) -> bool:
+    """Whether labels and targets are of the manifest's kind, and name classes that there are."""
+    labels, targets = whole.labels, whole.targets
+    if manifest.target == "class":
+        return targets is None and labels.min() >= 0 and labels.max() < len(manifest.classes)
+    if (labels != -1).any() or (targets is None) != (manifest.target == "none"):
+        return False
+    if targets is None:
+        return True
+    if manifest.target == "number":
+        return targets.kind in ("int", "float", "vector")
+    named = targets.values
+    inside = not len(named) or (named.min() >= 0 and named.max() < len(manifest.classes))
+    return targets.kind == "ragged" and named.dtype == np.int64 and named.ndim == 1 and bool(inside)

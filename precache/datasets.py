@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from precache.download import download, full_disk
 from precache.errors import DownloadError, PrecacheError
 from precache.progress import Progress, unseen
-from precache.source import scan_tree
+from precache.sources.tree import scan_tree
 from precache.storage import atomic_folder, check_new_folder, open_regular
 
 _PART_BYTES = 1 << 20

@@ -34,6 +34,7 @@ def examine() -> list[Finding]:
         Finding("python", f"{platform.python_version()} on {platform.system()} {platform.machine()}"),
         Finding("cpus", str(executors.available_cpus())),
         _pillow(),
+        _packages("heic pictures", "pictures", "pillow-heif"),
         Finding("simplejpeg", f"{version_of('simplejpeg')} (libjpeg-turbo)"),
         _packages("backend pytorch", "loaders", "torch", "torchvision", "opencv-python-headless"),
         _packages("backend shards", "loaders", "torch", "safetensors"),
@@ -41,6 +42,7 @@ def examine() -> list[Finding]:
         _packages("backend dali", "dali-cuda13" if dali == DALI[1] else "dali", "torch", dali),
         _nvjpeg(),
         _packages("bench", "bench", "plotly", "webdataset"),
+        _packages("tables in Parquet", "table", "pyarrow"),
         _packages("tensorboard", "tensorboard", "tensorboard"),
         *gpus,
     ]

@@ -2,32 +2,38 @@
 
 import math
 
-from precache import images
+from precache import masks
 from precache.errors import ImageError
 from precache.formats import FORMATS
 from precache.recipe import Recipe
 from precache.shard_writer import store
-from precache.source import Scan
+from precache.sources.base import Scan
 
 _PICTURES = 24
 
 
 def predict_bytes(scan: Scan, recipe: Recipe) -> int:
-    """Bytes that `scan` will take in `recipe`'s format; JPEGs are sampled, evenly over the tree."""
+    """Bytes that `scan` will take in `recipe`'s format; what varies is sampled, evenly over the tree."""
     form = FORMATS[recipe.format]
-    picture = recipe.size * recipe.size * 3 if form.holds_pixels else _mean_jpeg_bytes(scan, recipe)
+    has_masks = masks.reader_of(scan.source) is not None
+    known = form.holds_pixels and recipe.stored_size is not None and not has_masks
+    picture = recipe.picture_bytes if known else _mean_bytes(scan, recipe)
     shards = math.ceil(len(scan.samples) / recipe.samples_per_shard)
     return round(len(scan.samples) * (picture + form.bytes_per_sample) + shards * form.bytes_per_shard)
 
 
-def _mean_jpeg_bytes(scan: Scan, recipe: Recipe) -> float:
+def _mean_bytes(scan: Scan, recipe: Recipe) -> float:
     """Of a few of its pictures, as they will be stored; 0 if none of these can be decoded."""
     sizes = []
     for row in range(0, len(scan.samples), max(1, len(scan.samples) // _PICTURES)):
-        path = f"{scan.root}/{scan.samples[row].path}"
+        ref = scan.samples[row]
         try:
-            stored, _ = store(images.read_bytes(path, recipe.max_pixels), path, recipe)
+            stored, size, *_ = store(scan.source.read(ref, recipe.max_pixels), scan.source.where(ref), recipe)
+            mask = masks.render(scan.source, ref, size, recipe.rendering)
         except ImageError:
             continue  # the conversion says what is wrong with it
-        sizes.append(len(stored))
+        if isinstance(stored, bytes):
+            sizes.append(len(stored) + (0 if mask is None else len(masks.encode(mask))))
+        else:
+            sizes.append(stored.nbytes + (0 if mask is None else mask.nbytes))
     return sum(sizes) / len(sizes) if sizes else 0

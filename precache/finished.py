@@ -13,13 +13,15 @@ from precache.formats import Format
 from precache.index import Checksums, Ints, Sizes
 from precache.manifest import Rejected, ShardEntry
 from precache.plan import ShardPlan
-from precache.source import Samples
+from precache.sources.base import Samples
+from precache.statistics import PixelSums
 
 _ARRAYS = {
     "source_sizes": "<i4",
     "checksums": "<u8",
     "source_modified_ns": "<i8",
     "source_checksums": "<u8",
+    "mask_checksums": "<u8",
 }
 
 
@@ -35,6 +37,8 @@ class FinishedShard:
         source_modified_ns: int64 [m], of all pictures that the plan has in the shard, in its order, rejected
             ones too: when they had last been written.
         source_checksums: uint64 [m], of the same: XXH3-64 of the files.
+        mask_checksums: uint64 [n], XXH3-64 of the pixels of the masks, in stored order; or [0].
+        sums: of the pixels of its samples; of none where they are not known.
     """
 
     entry: ShardEntry
@@ -43,6 +47,8 @@ class FinishedShard:
     checksums: Checksums
     source_modified_ns: Ints
     source_checksums: Checksums
+    mask_checksums: Checksums
+    sums: PixelSums
 
 
 def file_names(shard: str, form: Format) -> tuple[str, ...]:
@@ -56,6 +62,7 @@ def encode(shard: FinishedShard) -> dict[str, Any]:
         "entry": asdict(shard.entry),
         "rejected": [sample.to_json() for sample in shard.rejected],
         **{name: _text(getattr(shard, name), dtype) for name, dtype in _ARRAYS.items()},
+        "sums": asdict(shard.sums),
     }
 
 
@@ -70,7 +77,7 @@ def decode(
         rejected = tuple(Rejected.from_json(sample) for sample in content["rejected"])
         arrays = {name: _array(content[name], dtype) for name, dtype in _ARRAYS.items()}
         arrays["source_sizes"] = arrays["source_sizes"].reshape(-1, 2)
-        shard = FinishedShard(entry, rejected, **arrays)
+        shard = FinishedShard(entry, rejected, **arrays, sums=PixelSums.from_json(content["sums"]))
         return shard if _fits(shard, plans[entry.name], samples, form) else None
     except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError):
         return None
@@ -84,6 +91,7 @@ def _fits(shard: FinishedShard, plan: ShardPlan, samples: Samples, form: Format)
         entry.split == plan.split
         and type(entry.samples) is int
         and entry.samples == len(shard.source_sizes) == len(shard.checksums) == len(ids) - len(rejected)
+        and len(shard.mask_checksums) in (0, entry.samples)
         and len(shard.source_modified_ns) == len(shard.source_checksums) == len(ids)
         and names == (file_names(plan.name, form) if entry.samples else ())
         and len(set(rejected)) == len(rejected) == int(np.isin(ids, rejected).sum())

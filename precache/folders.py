@@ -1,32 +1,64 @@
-"""What lies in a folder of a source tree: pictures, folders, and what is neither, and why."""
+"""What lies in a folder, on disk or in an archive: pictures, folders, and what is neither, and why."""
 
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Protocol, TypeAlias
 
 from precache import kinds
 from precache.reading import steadily
 from precache.storage import open_regular
 
-Entry = os.DirEntry[str]
+
+class Inside(Protocol):
+    """What lies in an archive, asked as `os.DirEntry` is; nothing of this fails for a moment."""
+
+    @property
+    def name(self) -> str:
+        """Without those of its folders."""
+
+    @property
+    def path(self) -> str:
+        """What messages call it."""
+
+    def is_dir(self) -> bool:
+        """Whether it is a folder."""
+
+    def is_file(self) -> bool:
+        """Whether it is a file that can be read."""
+
+    def entries(self) -> Iterable["Inside"]:
+        """What it holds."""
+
+    def status(self) -> os.stat_result:
+        """Its size, and when it was last written."""
+
+    def start(self) -> bytes:
+        """As many of its first bytes as `kinds.PREFIX_BYTES`."""
+
+
+Entry: TypeAlias = os.DirEntry[str] | Inside
+Folder: TypeAlias = str | os.PathLike[str] | Inside
 
 LOOP = "a link to a folder that it lies in"
 HIDDEN_FOLDER = "a hidden folder"
 NO_PICTURES = "a folder without pictures"
 
 
-def sorted_entries(folder: str | os.PathLike[str]) -> list[Entry]:
+def sorted_entries(folder: Folder) -> list[Entry]:
     """What `folder` holds, by name.
 
     Raises:
         SourceError: it cannot be listed.
     """
+    if not isinstance(folder, str | os.PathLike):
+        return sorted(folder.entries(), key=lambda entry: entry.name)
 
     def entries() -> list[Entry]:
         with os.scandir(folder) as found:
             return sorted(found, key=lambda entry: entry.name)
 
-    return steadily(entries, folder)
+    return steadily(entries, os.fspath(folder))
 
 
 def is_folder(entry: Entry) -> bool:
@@ -36,7 +68,7 @@ def is_folder(entry: Entry) -> bool:
 
 def is_loop(entry: Entry) -> bool:
     """Whether it is a link to a folder that it lies in: following it leads here again."""
-    if not entry.is_symlink():
+    if not isinstance(entry, os.DirEntry) or not entry.is_symlink():
         return False
     target, here = os.path.realpath(entry.path), os.path.realpath(os.path.dirname(entry.path))
     return os.path.commonpath((target, here)) == target
@@ -44,6 +76,8 @@ def is_loop(entry: Entry) -> bool:
 
 def status(entry: Entry) -> os.stat_result:
     """Of what it leads to; SourceError if that cannot be found out."""
+    if not isinstance(entry, os.DirEntry):
+        return entry.status()
     return steadily(lambda: os.stat(entry.path), entry.path)
 
 
@@ -57,9 +91,7 @@ def why_not_a_picture(entry: Entry) -> str | None:
         return "a hidden file"
     if kinds.extension(entry.name) in kinds.IMAGE_EXTENSIONS or _begins_as_picture(entry):
         return None
-    if kinds.looks_like_picture(entry.name):
-        return "a kind of picture that is not read here"
-    return "neither an image extension nor an image signature"
+    return kinds.why_not_read(entry.name)
 
 
 def looks_like_picture(entry: Entry) -> bool:
@@ -84,4 +116,5 @@ def _begins_as_picture(entry: Entry) -> bool:
         finally:
             os.close(descriptor)
 
-    return kinds.is_picture(entry.name, steadily(start, entry.path))
+    first = steadily(start, entry.path) if isinstance(entry, os.DirEntry) else entry.start()
+    return kinds.is_picture(entry.name, first)

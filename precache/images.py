@@ -1,6 +1,6 @@
 """Decode and resize one picture: the hot path, and what every other path is measured against.
 
-The pixels are those of Pillow's decode, EXIF orientation applied, converted to RGB, then
+The pixels are those of Pillow's decode, EXIF orientation applied, converted to RGB, grey or RGBA, then
 torchvision's antialiased bilinear `Resize(size)` and `CenterCrop(size)`. Plain JPEGs are decoded by
 simplejpeg, which drives the same libjpeg-turbo with the same settings and gives the same pixels in
 less than half the time; everything else goes through Pillow.
@@ -19,7 +19,8 @@ from precache.errors import ImageError, SourceError
 from precache.headers import TooLargeError, check_pixels
 from precache.jpeg import Pixels
 from precache.reading import MAX_PIXELS, read_picture
-from precache.turns import Turn
+from precache.sizes import Size, sides
+from precache.turns import Turn, lacks_memory
 
 Color: TypeAlias = tuple[int, int, int]
 WHITE: Color = (255, 255, 255)
@@ -33,34 +34,44 @@ RESAMPLING = {
     "bilinear": Image.Resampling.BILINEAR,
     "lanczos": Image.Resampling.LANCZOS,
 }
-FITS = ("crop", "pad", "stretch")
+_KERNELS = {**RESAMPLING, "nearest": Image.Resampling.NEAREST}  # of masks, see `precache.masks`
+FITS = ("crop", "keep", "keep-longer", "pad", "stretch")
+KEPT = ("keep", "keep-longer")
+"""Those of FITS that cut nothing away and add nothing: the result is as long as the picture is."""
+MAX_KEPT_SIDE = 65_500
+"""The largest side in pixels of such a result: more a JPEG cannot have (libjpeg's JPEG_MAX_DIMENSION)."""
+
+MODES = {"grey": "L", "rgb": "RGB", "rgba": "RGBA"}
+CHANNELS = {"grey": 1, "rgb": 3, "rgba": 4}
+"""How many each setting of `Rendering.channels` stands for."""
 
 _SIDEWAYS = (5, 6, 7, 8)
 # Pillow-SIMD works on four bytes at a time; a wrapped RGBX saves it the copy into its own layout.
 _COLOUR_MODE = "RGBX" if pillow_is_simd() else "RGB"
 # A scaled decode must leave this many times the pixels needed, a side: see README, Pixels.
 SCALED_MARGIN = 2.5
-_DECODING_BYTES = 12  # per pixel: Pillow's own four, turned upright, and what the decoder keeps
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rendering:
-    """How a picture becomes a square of pixels; the settings are those of `precache.Recipe`.
+    """How a picture becomes what is stored of it; the settings are those of `precache.Recipe`.
 
     Attributes:
-        size: side of the square in pixels.
+        size: of the result in pixels; with a `fit` of KEPT, of its shorter or longer side.
         fit: one of FITS.
         resample: one of RESAMPLING.
-        background: RGB that transparency is composited on.
+        background: RGB that transparency is composited on; not where it is kept.
+        channels: one of CHANNELS.
         allow_truncated: decode what there is of a damaged JPEG; the rest becomes grey.
         scaled_decode: let libjpeg decode large JPEGs at 1/2, 1/4 or 1/8 of their size.
         max_pixels: a picture of more is refused before it is decoded.
     """
 
-    size: int
+    size: Size
     fit: str = "crop"
     resample: str = "bilinear"
     background: Color = WHITE
+    channels: str = "rgb"
     allow_truncated: bool = False
     scaled_decode: bool = False
     max_pixels: int = MAX_PIXELS
@@ -71,7 +82,8 @@ class Decoded:
     """An upright picture of `width` x `height` pixels, of which `content` has every `reduction`-th.
 
     Attributes:
-        content: a Pillow image of mode L, RGB or RGBX, or uint8 [height, width, 1, 3 or 4] as such.
+        content: a Pillow image of mode L, RGB, RGBX or RGBA, or uint8 [height, width, 1, 3 or 4] as one of
+            the first three.
     """
 
     content: Image.Image | Pixels
@@ -85,8 +97,8 @@ class Decoded:
         return _wrap(self.content) if isinstance(self.content, np.ndarray) else self.content
 
 
-def load(path: str, size: int) -> Pixels:
-    """Read, decode and fit the picture at `path`: uint8 [size, size, 3], RGB.
+def load(path: str, size: Size) -> Pixels:
+    """Read, decode and fit the picture at `path`: uint8 [height, width, 3], RGB.
 
     Raises:
         ImageError: the file cannot be decoded; names `path` and the reason.
@@ -95,8 +107,8 @@ def load(path: str, size: int) -> Pixels:
     return render(read_bytes(path), path, Rendering(size=size))[0]
 
 
-def render(data: bytes, path: str, how: Rendering) -> tuple[Pixels, tuple[int, int]]:
-    """Decode and fit: (uint8 [size, size, 3], RGB; width and height of the upright picture).
+def render(data: bytes | Image.Image, path: str, how: Rendering) -> tuple[Pixels, tuple[int, int]]:
+    """Decode and fit: (uint8 [height, width, channels]; width and height of the upright picture).
 
     Large pictures are rendered one at a time by all workers of a run: see `precache.turns`.
 
@@ -105,6 +117,10 @@ def render(data: bytes, path: str, how: Rendering) -> tuple[Pixels, tuple[int, i
     """
     with Turn() as turn:
         decoded = decode_for(data, path, how, turn)
+        width, height = fitted_size(decoded.width, decoded.height, how)
+        if is_too_large(width, height, how):
+            raise ImageError(path, _too_long(decoded, width, height))
+        turn.wait(width * height)
         return fit(decoded, how), (decoded.width, decoded.height)
 
 
@@ -123,26 +139,31 @@ def decode(data: bytes, path: str) -> Image.Image:
     return decode_for(data, path, Rendering(size=1)).image.convert("RGB")
 
 
-def decode_for(data: bytes, path: str, how: Rendering, turn: Turn | None = None) -> Decoded:
+def decode_for(data: bytes | Image.Image, path: str, how: Rendering, turn: Turn | None = None) -> Decoded:
     """Decode the bytes of a picture, as far as `how` needs it; `path` is for messages.
 
     The first frame of an animation; 16-bit greyscale keeps its upper 8 bits, unless it says that fewer
-    are used. `turn`, if given, is waited for before a large picture is decoded.
+    are used. `turn`, if given, is waited for before a large picture is decoded. One that is decoded already
+    is turned upright and converted.
 
     Raises:
         ImageError: not a picture, damaged, truncated, or of more than `how.max_pixels`.
         SourceError: there was not enough memory to decode it, which is no fault of the picture.
     """
-    if not data:
+    if isinstance(data, bytes) and not data:
         raise ImageError(path, "cannot be decoded (the file is empty)")
     try:
+        if isinstance(data, Image.Image):
+            check_pixels(*data.size, how.max_pixels)
+            upright = pillow.upright(data, _backdrop(how), path)
+            return Decoded(upright, *upright.size)
         decoded = _decode_jpeg(data, how, turn) if data.startswith(jpeg.START) else None
         return decoded or _decode_any(data, path, how, turn)
     except TooLargeError as error:
         raise ImageError(path, str(error)) from error
     except Exception as error:  # decoders raise nearly anything on damaged bytes
         reason = " ".join(str(error).split()) or type(error).__name__
-        if _lacks_memory(error, how.max_pixels):
+        if lacks_memory(error, how.max_pixels):
             raise SourceError(
                 f"{path}: not enough memory to decode it ({reason}); use fewer --workers, free some "
                 f"memory, or leave it out with a smaller --max-pixels"
@@ -150,52 +171,67 @@ def decode_for(data: bytes, path: str, how: Rendering, turn: Turn | None = None)
         raise ImageError(path, f"cannot be decoded ({reason})") from error
 
 
-def _lacks_memory(error: Exception, max_pixels: int) -> bool:
-    """Whether a decoder failed for want of memory, rather than over a header that asks for absurd amounts."""
-    words = str(error).lower()
-    if not (isinstance(error, MemoryError) or "out of memory" in words or "insufficient memory" in words):
-        return False
-    try:
-        bytearray(max_pixels * _DECODING_BYTES)  # as much as the largest picture takes; it is not touched
-    except MemoryError:
-        return True
-    return False
-
-
 def fit(decoded: Decoded, how: Rendering) -> Pixels:
-    """Make a square of a decoded picture: uint8 [size, size, 3], RGB."""
+    """Make what is stored of a decoded picture: uint8 [height, width, channels], of `fitted_size`."""
     if how.fit == "pad":
         return _pad(decoded, how)
     box = (0.0, 0.0, float(decoded.width), float(decoded.height))
     if how.fit == "crop":
         box = crop_box(decoded.width, decoded.height, how.size)
-    return _resize(decoded, (how.size, how.size), box, how.resample)
+    return _resize(decoded, fitted_size(decoded.width, decoded.height, how), box, how)
 
 
-def reference(image: Image.Image, size: int) -> Pixels:
-    """torchvision's `Resize(size)` and `CenterCrop(size)` of a Pillow image: resize all, then crop."""
+def fitted_size(width: int, height: int, how: Rendering) -> tuple[int, int]:
+    """Width and height of what `fit` makes of a picture of `width` x `height` pixels."""
+    if how.fit == "keep":
+        return resized_size(width, height, how.size)
+    if how.fit == "keep-longer":
+        return inner_size(width, height, how.size)
+    rows, columns = sides(how.size)
+    return columns, rows
+
+
+def is_too_large(width: int, height: int, how: Rendering) -> bool:
+    """Whether so large a result is refused: more than a JPEG can hold, or than is decoded."""
+    return max(width, height) > MAX_KEPT_SIDE or width * height > max(how.max_pixels, MAX_SIZE**2)
+
+
+def reference(image: Image.Image, size: Size, fit: str = "crop") -> Pixels:
+    """torchvision's `Resize(size)`, then `CenterCrop(size)` unless `fit` is "keep", of a Pillow image."""
     width, height = resized_size(*image.size, size)
-    left, top = centre_offset(width, size), centre_offset(height, size)
     resized = image.resize((width, height), Image.Resampling.BILINEAR)
-    return np.asarray(resized.crop((left, top, left + size, top + size)))
+    if fit == "keep":
+        return _pixels(resized, image.mode)
+    rows, columns = sides(size)
+    left, top = centre_offset(width, columns), centre_offset(height, rows)
+    return _pixels(resized.crop((left, top, left + columns, top + rows)), image.mode)
 
 
-def crop_box(width: int, height: int, size: int) -> tuple[float, float, float, float]:
+def crop_box(width: int, height: int, size: Size) -> tuple[float, float, float, float]:
     """The part of a picture that `fit="crop"` keeps: left, top, right, bottom in source pixels.
 
     Sizes and offsets round as in torchvision 0.29 (`_compute_resized_output_size`, `center_crop`).
     """
+    rows, columns = sides(size)
     resized_width, resized_height = resized_size(width, height, size)
-    left, top = centre_offset(resized_width, size), centre_offset(resized_height, size)
+    left, top = centre_offset(resized_width, columns), centre_offset(resized_height, rows)
     x_scale, y_scale = width / resized_width, height / resized_height
-    return left * x_scale, top * y_scale, (left + size) * x_scale, (top + size) * y_scale
+    return left * x_scale, top * y_scale, (left + columns) * x_scale, (top + rows) * y_scale
 
 
-def resized_size(width: int, height: int, size: int) -> tuple[int, int]:
-    """Width and height once the shorter side is `size`."""
-    if width <= height:
-        return size, int(size * height / width)
-    return int(size * width / height), size
+def resized_size(width: int, height: int, size: Size) -> tuple[int, int]:
+    """Width and height once the picture just covers `size`: a square, once its shorter side is as long."""
+    rows, columns = sides(size)
+    if columns * height >= rows * width:
+        return columns, int(columns * height / width)
+    return int(rows * width / height), rows
+
+
+def inner_size(width: int, height: int, size: Size) -> tuple[int, int]:
+    """Width and height once the picture just fits into `size`: a square, once its longer side is as long."""
+    rows, columns = sides(size)
+    wanted, given = (rows, height) if columns * height >= rows * width else (columns, width)
+    return max(1, round(width * wanted / given)), max(1, round(height * wanted / given))
 
 
 def centre_offset(side: int, size: int) -> int:
@@ -204,35 +240,52 @@ def centre_offset(side: int, size: int) -> int:
 
 
 def _resize(
-    decoded: Decoded, size: tuple[int, int], box: tuple[float, float, float, float], resample: str
+    decoded: Decoded, size: tuple[int, int], box: tuple[float, float, float, float], how: Rendering
 ) -> Pixels:
     """The part `box` of the picture, resized to `size`.
 
     Only what is kept is resized: less work, and a 1 x 30,000 picture needs no more memory than any
-    other. Pillow rounds the box to float32, which moves a value by 1 at most.
+    other. Pillow rounds the box to float32, which moves a value by 1 at most; colours of RGBA it weighs with
+    their alpha.
     """
     image, (left, top, right, bottom) = decoded.image, (side / decoded.reduction for side in box)
+    mode = MODES[how.channels]
+    if mode not in ("RGB", image.mode):
+        image = image.convert(mode)
     if (right - left, bottom - top) == size:
-        return _pixels(image.crop((round(left), round(top), round(right), round(bottom))))
-    return _pixels(image.resize(size, RESAMPLING[resample], (left, top, right, bottom)))
+        return _pixels(image.crop((round(left), round(top), round(right), round(bottom))), mode)
+    return _pixels(image.resize(size, _KERNELS[how.resample], (left, top, right, bottom)), mode)
 
 
 def _pad(decoded: Decoded, how: Rendering) -> Pixels:
-    """The whole picture, as large as it fits, centred on black."""
-    longer = max(decoded.width, decoded.height)
-    width, height = (max(1, round(side * how.size / longer)) for side in (decoded.width, decoded.height))
-    square = np.zeros((how.size, how.size, 3), np.uint8)
-    left, top = centre_offset(how.size, width), centre_offset(how.size, height)
+    """The whole picture, as large as it fits, centred on black, which is transparent in RGBA."""
+    rows, columns = sides(how.size)
+    width, height = inner_size(decoded.width, decoded.height, how.size)
+    padded = np.zeros((rows, columns, CHANNELS[how.channels]), np.uint8)
+    left, top = centre_offset(columns, width), centre_offset(rows, height)
     box = (0.0, 0.0, float(decoded.width), float(decoded.height))
-    square[top : top + height, left : left + width] = _resize(decoded, (width, height), box, how.resample)
-    return square
+    padded[top : top + height, left : left + width] = _resize(decoded, (width, height), box, how)
+    return padded
 
 
-def _pixels(image: Image.Image) -> Pixels:
+def _too_long(decoded: Decoded, width: int, height: int) -> str:
+    return (
+        f"of {decoded.width:,} x {decoded.height:,} pixels would be kept as {width:,} x {height:,}, which is "
+        f"too large; leave it out, or choose another --fit or a smaller --size"
+    )
+
+
+def _pixels(image: Image.Image, mode: str) -> Pixels:
+    """uint8 [height, width, channels] of an image that is to be of `mode`."""
     if image.mode == "RGBX":
         packed = np.frombuffer(image.tobytes("raw", "RGB"), np.uint8)
         return packed.reshape(image.height, image.width, 3)
-    return np.asarray(image.convert("RGB") if image.mode == "L" else image)
+    pixels = np.asarray(image if image.mode == mode else image.convert(mode))
+    return pixels[..., None] if pixels.ndim == 2 else pixels
+
+
+def _backdrop(how: Rendering) -> Color | None:
+    return None if how.channels == "rgba" else how.background
 
 
 def _decode_jpeg(data: bytes, how: Rendering, turn: Turn | None) -> Decoded | None:
@@ -265,13 +318,15 @@ def _reduction(width: int, height: int, orientation: int, how: Rendering) -> int
     """8, 4, 2 or 1: by how much libjpeg may reduce the picture while it decodes it."""
     if not how.scaled_decode:
         return 1
-    needed = SCALED_MARGIN * how.size
-    kept = max(width, height) if how.fit == "pad" else min(width, height)
+    rows, columns = (SCALED_MARGIN * side for side in sides(how.size))
+    if orientation in _SIDEWAYS:
+        rows, columns = columns, rows
+    enough = any if how.fit in ("pad", "keep-longer") else all
     for factor in (8, 4, 2):
         # The last row and column of a reduced picture may stand for less than the others; turned,
         # they would be the first ones.
         whole = orientation == 1 or (width % factor == 0 and height % factor == 0)
-        if whole and kept / factor >= needed:
+        if whole and enough((width / factor >= columns, height / factor >= rows)):
             return factor
     return 1
 
@@ -287,5 +342,5 @@ def _wrap(pixels: Pixels) -> Image.Image:
 
 def _decode_any(data: bytes, path: str, how: Rendering, turn: Turn | None) -> Decoded:
     """Whatever Pillow opens."""
-    upright = pillow.decode(data, path, how.background, how.max_pixels, turn)
+    upright = pillow.decode(data, path, _backdrop(how), how.max_pixels, turn)
     return Decoded(upright, *upright.size)

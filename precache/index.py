@@ -9,6 +9,10 @@
     source_checksums  uint64 [n]     XXH3-64 of the source file
     paths             uint8  [sum]   paths in the source, one behind the other
     path_ends         int64  [n]     where each of them ends
+    value:NAME        see `precache.columns`: the field of this name; ends:NAME where it has ends
+    targets, target_ends             likewise, where the samples are not labelled with one class each
+    shapes            int32  [n, 2]  height and width of what is stored, in pixels, where these vary
+    mask_checksums    uint64 [n]     XXH3-64 of the pixels of the masks, where there are any
 
 `source.safetensors`, of all pictures of the source, rejected ones too, in the order of the scan:
 
@@ -21,7 +25,8 @@ has other times. Datasets of version 2 have neither checksums nor paths, and no 
 """
 
 import os
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -31,6 +36,8 @@ import xxhash
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
+from precache import columns
+from precache.columns import Column
 from precache.errors import DatasetError, SampleError
 from precache.files import FileEntry
 from precache.storage import atomic_write, crc32c, read_regular
@@ -54,7 +61,7 @@ def checksum_of(stored: bytes | memoryview | npt.NDArray[np.uint8]) -> int:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SampleIndex:
-    """The columns of `index.safetensors`, see there; the last four are None in version 2."""
+    """The columns of `index.safetensors`, see there; from `checksums` to `path_ends` None in version 2."""
 
     ids: Ints
     labels: Ints
@@ -63,6 +70,10 @@ class SampleIndex:
     source_checksums: Checksums | None = None
     paths: bytes | None = None
     path_ends: Ints | None = None
+    targets: Column | None = None
+    fields: Mapping[str, Column] = field(default_factory=dict)
+    shapes: Sizes | None = None
+    mask_checksums: Checksums | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -81,6 +92,10 @@ class SampleIndex:
             source_checksums=self.source_checksums[rows],
             paths=np.frombuffer(self.paths, np.uint8)[np.repeat(rows, lengths)].tobytes(),
             path_ends=np.cumsum(lengths[rows]),
+            targets=None if self.targets is None else self.targets.select(rows),
+            fields=columns.select(self.fields, rows),
+            shapes=None if self.shapes is None else self.shapes[rows],
+            mask_checksums=None if self.mask_checksums is None else self.mask_checksums[rows],
         )
 
     def check(self, row: int, stored: bytes | npt.NDArray[np.uint8], file: str, damage: str = "") -> None:
@@ -94,6 +109,11 @@ class SampleIndex:
         """
         if damage or (self.checksums is not None and checksum_of(stored) != self.checksums[row]):
             raise self.error(row, file, damage)
+
+    def check_mask(self, row: int, mask: npt.NDArray[np.uint8], file: str) -> None:
+        """As `check`, of the pixels of its mask."""
+        if self.mask_checksums is not None and checksum_of(mask) != self.mask_checksums[row]:
+            raise self.error(row, file, f"its mask changed since it was written (checksum); {REMEDY}")
 
     def error(self, row: int, file: str, damage: str = "") -> SampleError:
         """What to raise of the damaged sample at `row`, see `check`."""
@@ -127,7 +147,7 @@ def write_index(folder: Path, index: SampleIndex) -> FileEntry:
     assert index.source_checksums is not None
     assert index.paths is not None
     assert index.path_ends is not None
-    columns: dict[str, npt.NDArray[Any]] = {
+    arrays: dict[str, npt.NDArray[Any]] = {
         "ids": index.ids,
         "labels": index.labels,
         "source_sizes": index.source_sizes,
@@ -136,17 +156,27 @@ def write_index(folder: Path, index: SampleIndex) -> FileEntry:
         "paths": np.frombuffer(index.paths, np.uint8),
         "path_ends": index.path_ends,
     }
-    return _write(folder / INDEX_NAME, columns)
+    for name, column in index.fields.items():
+        arrays |= columns.to_arrays(name, column)
+    if index.targets is not None:
+        arrays["targets"] = index.targets.values
+        if index.targets.ends is not None:
+            arrays["target_ends"] = index.targets.ends
+    if index.shapes is not None:
+        arrays["shapes"] = index.shapes
+    if index.mask_checksums is not None:
+        arrays["mask_checksums"] = index.mask_checksums
+    return _write(folder / INDEX_NAME, arrays)
 
 
 def write_source_state(folder: Path, state: SourceState) -> FileEntry:
     """Write `source.safetensors` into `folder`."""
-    columns: dict[str, npt.NDArray[Any]] = {
+    arrays: dict[str, npt.NDArray[Any]] = {
         "bytes": state.bytes,
         "modified_ns": state.modified_ns,
         "checksums": state.checksums,
     }
-    return _write(folder / SOURCE_STATE_NAME, columns)
+    return _write(folder / SOURCE_STATE_NAME, arrays)
 
 
 def read_index(folder: Path, entry: FileEntry, version: int) -> SampleIndex:
@@ -155,25 +185,27 @@ def read_index(folder: Path, entry: FileEntry, version: int) -> SampleIndex:
     Raises:
         DatasetError: it cannot be read, or is not as it was written.
     """
-    columns = _read(folder, entry)
+    arrays = _read(folder, entry)
     required = {"ids": np.int64, "labels": np.int64, "source_sizes": np.int32}
     if version > 2:
         required |= {"checksums": np.uint64, "source_checksums": np.uint64, "path_ends": np.int64}
-    samples = len(columns.get("ids", ()))
+    optional = {"shapes": np.int32, "mask_checksums": np.uint64}
+    required |= {name: dtype for name, dtype in optional.items() if name in arrays}
+    samples = len(arrays.get("ids", ()))
     wrong = [
         name
         for name, dtype in required.items()
-        if name not in columns
-        or columns[name].dtype != dtype
-        or columns[name].shape != ((samples, 2) if name == "source_sizes" else (samples,))
+        if name not in arrays
+        or arrays[name].dtype != dtype
+        or arrays[name].shape != ((samples, 2) if name in ("source_sizes", "shapes") else (samples,))
     ]
     if wrong:
         raise _damaged(folder / entry.name, f"column {wrong[0]} is missing or of another shape")
-    index = SampleIndex(columns["ids"], columns["labels"], columns["source_sizes"])
+    index = SampleIndex(arrays["ids"], arrays["labels"], arrays["source_sizes"])
     if version == 2:
         return index
-    paths = columns.get("paths")
-    ends = columns["path_ends"]
+    paths = arrays.get("paths")
+    ends = arrays["path_ends"]
     if (
         paths is None
         or paths.dtype != np.uint8
@@ -182,12 +214,24 @@ def read_index(folder: Path, entry: FileEntry, version: int) -> SampleIndex:
         or (ends[-1] if samples else 0) != len(paths)
     ):
         raise _damaged(folder / entry.name, "its paths do not add up")
+    try:
+        fields = columns.from_arrays(arrays)
+        targets = Column(arrays["targets"], arrays.get("target_ends")) if "targets" in arrays else None
+    except ValueError as error:
+        raise _damaged(folder / entry.name, f"a field has {error}") from error
+    known = (*fields.values(), *([] if targets is None else [targets]))
+    if any(len(column) != samples for column in known):
+        raise _damaged(folder / entry.name, "a field has another number of values")
     return replace(
         index,
-        checksums=columns["checksums"],
-        source_checksums=columns["source_checksums"],
+        checksums=arrays["checksums"],
+        source_checksums=arrays["source_checksums"],
         paths=paths.tobytes(),
         path_ends=ends,
+        targets=targets,
+        fields=fields,
+        shapes=arrays.get("shapes"),
+        mask_checksums=arrays.get("mask_checksums"),
     )
 
 
@@ -197,16 +241,16 @@ def read_source_state(folder: Path, entry: FileEntry) -> SourceState:
     Raises:
         DatasetError: it cannot be read, or is not as it was written.
     """
-    columns = _read(folder, entry)
+    arrays = _read(folder, entry)
     required = {"bytes": np.int64, "modified_ns": np.int64, "checksums": np.uint64}
-    shapes = {columns[name].shape if name in columns else None for name in required}
-    if len(shapes) != 1 or any(columns[name].dtype != dtype for name, dtype in required.items()):
+    shapes = {arrays[name].shape if name in arrays else None for name in required}
+    if len(shapes) != 1 or any(arrays[name].dtype != dtype for name, dtype in required.items()):
         raise _damaged(folder / entry.name, "its columns are not as this project writes them")
-    return SourceState(*(columns[name] for name in required))
+    return SourceState(*(arrays[name] for name in required))
 
 
-def _write(path: Path, columns: dict[str, npt.NDArray[Any]]) -> FileEntry:
-    content = save({name: np.ascontiguousarray(column) for name, column in columns.items()})
+def _write(path: Path, arrays: dict[str, npt.NDArray[Any]]) -> FileEntry:
+    content = save({name: np.ascontiguousarray(array) for name, array in arrays.items()})
     with atomic_write(path) as file:
         file.write(content)
     return FileEntry(path.name, len(content), crc32c(content))
@@ -224,10 +268,10 @@ def _read(folder: Path, entry: FileEntry) -> dict[str, npt.NDArray[Any]]:
     if crc32c(content) != entry.crc32c:
         raise _damaged(path, "its checksum is not the manifest's")
     try:
-        columns: dict[str, npt.NDArray[Any]] = load(content)
+        arrays: dict[str, npt.NDArray[Any]] = load(content)
     except (SafetensorError, ValueError, KeyError) as error:
         raise _damaged(path, str(error)) from error
-    return columns
+    return arrays
 
 
 def _damaged(path: Path, why: str) -> DatasetError:

@@ -3,7 +3,8 @@
 import base64
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from html import escape
 from typing import Any
 
@@ -16,14 +17,18 @@ from precache.commandline import human_bytes, printable
 from precache.converted import ConvertedDataset
 from precache.errors import shell_command
 from precache.formats import FORMATS, StoredSample
+from precache.images import CHANNELS
 from precache.jpeg import Pixels
 from precache.manifest import Manifest, count_reasons
 from precache.notices import counted
+from precache.recipe import Recipe
+from precache.sizes import sides
 from precache.tables import new_console
 
 _PICTURES_PER_CLASS = 5
 _FIRST_CLASSES = 10
 _THUMBNAIL = 112
+_PILLOW = ("pillow", "pillow_flavour", "pillow_jpeg")
 _THUMBNAIL_QUALITY = 85
 _ASPECTS = (0, 1 / 3, 1 / 2, 2 / 3, 3 / 4, 0.95, 1.05, 4 / 3, 3 / 2, 2, 3, np.inf)
 _SIDES = (0, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 4096, np.inf)
@@ -36,10 +41,16 @@ def summary(manifest: Manifest) -> dict[str, Any]:
         "recipe": manifest.recipe.to_json(),
         "made_by": manifest.made_by,
         "samples": manifest.samples,
+        "target": manifest.target,
+        "fields": manifest.fields,
         "splits": {
-            split: {"samples": sum(counts), "classes": dict(zip(manifest.classes, counts, strict=True))}
+            split: {
+                "samples": manifest.split_samples[split],
+                "classes": dict(zip(manifest.classes, counts, strict=True)),
+            }
             for split, counts in manifest.samples_per_class.items()
         },
+        "statistics": {split: asdict(found) for split, found in manifest.statistics.items()},
         "shards": len(manifest.shards),
         "source_bytes": manifest.source_bytes,
         "stored_bytes": manifest.stored_bytes,
@@ -60,7 +71,8 @@ def print_tables(dataset: ConvertedDataset, *, all_classes: bool = False) -> Non
     for label, name in enumerate(manifest.classes[:shown]):
         counts = (f"{per_class[label]:,}" for per_class in manifest.samples_per_class.values())
         classes.add_row(printable(name), *counts)
-    console.print(classes)
+    if manifest.classes:
+        console.print(classes)
     if (more := len(manifest.classes) - shown) > 0:
         console.print(f"and {more:,} more: --all-classes")
     for rejected in manifest.rejected:
@@ -97,27 +109,59 @@ def write_html(dataset: ConvertedDataset, path: str | os.PathLike[str]) -> None:
         f"{_histogram('width / height', sizes[:, 0] / sizes[:, 1], _ASPECTS)}</div>"
         f"<h2>Rejected</h2>{_path_table(rejected)}<h2>Ignored</h2>{_path_table(manifest.ignored)}"
         '<h2>Classes</h2><p class="note">With the first pictures in stored order, as stored, shown smaller.'
-        f"</p>{_class_table(dataset)}"
+        f"</p>{_class_table(dataset) if manifest.classes else _unlabelled_table(dataset)}"
     )
     page.write(path, page.document(title, content))
 
 
 def _facts(dataset: ConvertedDataset) -> dict[str, str]:
     manifest = dataset.manifest
-    splits = ", ".join(f"{split} {sum(counts):,}" for split, counts in manifest.samples_per_class.items())
+    splits = ", ".join(f"{split} {count:,}" for split, count in manifest.split_samples.items())
+    left_out = f"{len(manifest.rejected):,} rejected, {len(manifest.ignored):,} ignored"
+    labelled = {
+        "class": f" in {counted(len(manifest.classes), 'class', 'classes')}",
+        "classes": f", with any of {counted(len(manifest.classes), 'class', 'classes')}",
+        "number": ", labelled with numbers",
+        "none": ", without labels",
+    }[manifest.target]
+    fields = ", ".join(f"{name} ({kind})" for name, kind in manifest.fields.items())
     return {
         "dataset": str(dataset.path),
         "format": manifest.recipe.format,
-        "samples": f"{manifest.samples:,} in {counted(len(manifest.classes), 'class', 'classes')} ({splits})",
-        "shards": f"{len(manifest.shards):,}",
-        "on disk": f"{human_bytes(manifest.stored_bytes)} (source: {human_bytes(manifest.source_bytes)})",
-        "recipe": ", ".join(f"{name} {value}" for name, value in manifest.recipe.to_json().items()),
-        "made with": f"{shell_command('precache convert SRC', dataset.path)} {manifest.recipe.to_flags()}",
-        "made by": ", ".join(f"{name} {value}" for name, value in manifest.made_by.items()),
-        "scanned": f"{manifest.scanned:,}",
-        "rejected": f"{len(manifest.rejected):,}",
-        "ignored": f"{len(manifest.ignored):,}",
+        "pictures": f"{manifest.samples:,}{labelled} ({splits})",
+        **({"fields": printable(fields)} if fields else {}),
+        "on disk": f"{human_bytes(manifest.stored_bytes)} in {counted(len(manifest.shards), 'shard')}",
+        "source": f"{counted(manifest.scanned, 'file')}, {human_bytes(manifest.source_bytes)}: "
+        f"{manifest.samples:,} converted, {left_out}",
+        "stored as": _stored_as(manifest.recipe),
+        **{f"pixels of {split}": str(found) for split, found in manifest.statistics.items()},
+        "made with": f"{shell_command('precache convert SRC', dataset.path)} {manifest.to_flags()}",
+        "made by": _software(manifest.made_by),
     }
+
+
+def _stored_as(recipe: Recipe) -> str:
+    """What the pixels of a picture depend on, in the words of the options."""
+    kind = "pixels" if FORMATS[recipe.format].holds_pixels else f"JPEG of quality {recipe.quality}"
+    kind = kind if recipe.channels == "rgb" else f"{recipe.channels} {kind}"
+    options = {
+        "passthrough": recipe.passthrough,
+        "truncated pictures allowed": recipe.allow_truncated,
+        "decoded at a reduced scale": recipe.decode == "scaled",
+        f"transparent on {recipe.background}": recipe.channels != "rgba",
+    }
+    chosen = ", ".join(name for name, used in options.items() if used)
+    height, width = sides(recipe.size)
+    size = f"{width}x{height}" if recipe.stored_size is not None else f"{width}"
+    return f"{kind}, {size}, fit {recipe.fit}, resample {recipe.resample}, {chosen}"
+
+
+def _software(made_by: Mapping[str, str]) -> str:
+    """As `pillow 12.1 with libjpeg-turbo 2.1.5, simplejpeg 1.9.0`."""
+    named = {name: version for name, version in made_by.items() if name not in _PILLOW}
+    pillow = f"{made_by.get('pillow_flavour', 'pillow')} {made_by.get('pillow', '')}".rstrip()
+    jpeg_library = f" with {made_by['pillow_jpeg']}" if "pillow_jpeg" in made_by else ""
+    return ", ".join([pillow + jpeg_library, *(f"{name} {version}" for name, version in named.items())])
 
 
 def _histogram(title: str, values: np.ndarray[Any, Any], edges: Sequence[float]) -> str:
@@ -134,28 +178,41 @@ def _histogram(title: str, values: np.ndarray[Any, Any], edges: Sequence[float])
 
 
 def _class_table(dataset: ConvertedDataset) -> str:
-    """Each class: how many pictures, and the first ones."""
+    """Each class: how many pictures, and the first ones; of samples with several classes, only the former."""
     manifest = dataset.manifest
     counts = [sum(per_class) for per_class in zip(*manifest.samples_per_class.values(), strict=True)]
     shown = _first_pictures(dataset)
     rows = []
     for label, name in enumerate(manifest.classes):
-        images = "".join(
-            f'<img alt="sample {sample_id}" title="sample {sample_id}" src="{_data_uri(pixels)}">'
-            for sample_id, pixels in shown[label]
-        )
-        drawn = f'<div class="pictures">{images}</div>'
-        rows.append((escape(name), *_counted(counts[label], max(counts)), drawn))
-    return page.html_table(["class", "pictures", "", ""], rows, ["", "", "bar", "words"])
+        rows.append((escape(name), *_counted(counts[label], max(counts)), _drawn(shown[label])))
+    more = _unlabelled_table(dataset) if manifest.target == "classes" else ""
+    return page.html_table(["class", "pictures", "", ""], rows, ["", "", "bar", "words"]) + more
+
+
+def _unlabelled_table(dataset: ConvertedDataset) -> str:
+    """The first pictures of all, where they have not one class each."""
+    rows = [(f"{dataset.manifest.samples:,}", _drawn(_first_pictures(dataset)[-1]))]
+    return page.html_table(["pictures", ""], rows, ["", "words"])
+
+
+def _drawn(pictures: Iterable[tuple[int, Pixels]]) -> str:
+    images = "".join(
+        f'<img alt="sample {sample_id}" title="sample {sample_id}" src="{_data_uri(pixels)}">'
+        for sample_id, pixels in pictures
+    )
+    return f'<div class="pictures">{images}</div>'
 
 
 def _counted(count: int, most: int) -> tuple[str, str]:
     """A count and its bar."""
-    return f"{count:,}", page.bar(count / most)
+    return f"{count:,}", page.bar(count / max(1, most))
 
 
 def _first_pictures(dataset: ConvertedDataset) -> dict[int, list[tuple[int, Pixels]]]:
-    """Label -> (id, stored pixels) of its first samples in stored order; reads only their shards."""
+    """Label -> (id, stored pixels) of its first samples in stored order; reads only their shards.
+
+    Those that have not one class each are of label -1.
+    """
     shown: dict[int, list[tuple[int, Pixels]]] = defaultdict(list)
     taken: dict[int, int] = defaultdict(int)
     read_shard = FORMATS[dataset.manifest.recipe.format].read_shard
@@ -172,7 +229,9 @@ def _first_pictures(dataset: ConvertedDataset) -> dict[int, list[tuple[int, Pixe
             path = dataset.shard_path(shard)
             for row, sample in _rows(read_shard(path), wanted) if wanted else ():
                 index.check(start + row, sample.data, str(path), sample.damage)
-                shown[int(labels[start + row])].append((sample.id, sample.pixels(str(path))))
+                shown[int(labels[start + row])].append(
+                    (sample.id, sample.pixels(str(path), CHANNELS[dataset.manifest.recipe.channels]))
+                )
             start += shard.samples
     return shown
 
@@ -187,9 +246,11 @@ def _rows(samples: Iterable[StoredSample], wanted: set[int]) -> Iterable[tuple[i
 
 
 def _data_uri(pixels: Pixels) -> str:
-    side = min(_THUMBNAIL, len(pixels))
-    small = Image.fromarray(pixels).resize((side, side), Image.Resampling.BILINEAR)
-    content = jpeg.encode_jpeg(np.asarray(small), _THUMBNAIL_QUALITY)
+    small = Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels)
+    small.thumbnail((_THUMBNAIL, _THUMBNAIL), Image.Resampling.BILINEAR)
+    if small.mode == "RGBA":
+        small = Image.alpha_composite(Image.new("RGBA", small.size, "white"), small)
+    content = jpeg.encode_jpeg(np.asarray(small.convert("RGB")), _THUMBNAIL_QUALITY)
     return f"data:image/jpeg;base64,{base64.b64encode(content).decode()}"
 
 

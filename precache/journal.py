@@ -24,8 +24,8 @@ from precache.notices import counted, some, warn
 from precache.plan import ConvertPlan, shard_name
 from precache.recipe import Recipe
 from precache.records import PROBED_BYTES, RecordFile, may_be_records
-from precache.source import Scan
 from precache.source_state import changed_pictures
+from precache.sources.base import Scan
 from precache.storage import (
     atomic_write,
     fsync_folder,
@@ -37,7 +37,7 @@ from precache.storage import (
 
 JOURNAL_NAME = "journal.jsonl"
 _KEY = "journal"
-_VERSION = 1
+_VERSION = 2
 _MAX_SHARDS = 10**7
 
 
@@ -53,7 +53,7 @@ class Target:
         """How `found`, another target as JSON, differs from this one; one phrase each."""
         recipe = found.get("recipe", {})
         phrases = [
-            f"{name} {recipe.get(name)}, asked for {value}"
+            f"{name} {_in_words(recipe.get(name))}, asked for {_in_words(value)}"
             for name, value in self.recipe.to_json().items()
             if recipe.get(name) != value
         ]
@@ -74,6 +74,11 @@ class Target:
                 f"{folder}: holds another conversion ({'; '.join(differences)}); "
                 f"choose another DST, or pass --overwrite to replace it"
             )
+
+
+def _in_words(value: object) -> object:
+    """A setting as it is typed: the one that is a list is a size, height and width."""
+    return "x".join(map(str, reversed(value))) if isinstance(value, list) else value
 
 
 class Journal:
@@ -111,6 +116,16 @@ class Journal:
         """Note that `shard` is finished; durable when this returns."""
         self._records.append(encode(shard))
         self.finished[shard.entry.name] = shard
+
+    def kept(self) -> str:
+        """For `tells`: how much of the work is on record."""
+        done = sum(len(self._plans[name].rows) for name in self.finished)
+        if not done:
+            return "before the first shard was finished; nothing is kept, and the same command starts again"
+        of = counted(len(self._scan.samples), "picture")
+        return (
+            f"after {done:,} of {of} were finished; these are kept, and the same command goes on from there"
+        )
 
     def remove(self) -> None:
         """Delete the journal: the manifest is written."""
@@ -180,7 +195,7 @@ class Journal:
         """What is wrong with the shard's files, or which of its pictures is another now; one phrase."""
         rows = self._plans[shard.entry.name].rows
         for path in changed_pictures(self._scan, rows, shard.source_modified_ns, shard.source_checksums):
-            return f"{self._scan.root / path}: has changed since it was converted"
+            return f"{path}: has changed since it was converted"
         return next(filter(None, (check_file(self.folder, file) for file in shard.entry.files)), None)
 
     def _rewrite(self) -> RecordFile:

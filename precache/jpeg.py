@@ -13,7 +13,7 @@ from PIL import Image
 from precache.errors import ImageError
 
 Pixels: TypeAlias = npt.NDArray[np.uint8]
-"""uint8 [height, width, 3], RGB, 0-255."""
+"""uint8 [height, width, channels], 0-255: grey, RGB, or RGB and alpha."""
 
 START = b"\xff\xd8\xff"
 EXIF_ORIENTATION = 0x0112
@@ -28,18 +28,22 @@ _DAMAGE = ("premature end", "bad huffman code", "instead of rst")
 
 
 def encode_jpeg(pixels: Pixels, quality: int) -> bytes:
-    """JPEG bytes of `pixels`, colour in full resolution from quality 95 on, else 4:2:0."""
-    subsampling = "444" if quality >= 95 else "420"
+    """JPEG bytes of `pixels`, grey or RGB, colour in full resolution from quality 95 on, else 4:2:0."""
+    grey = pixels.shape[2] == 1
+    subsampling = "Gray" if grey else "444" if quality >= 95 else "420"
     encoded: bytes = simplejpeg.encode_jpeg(
-        np.ascontiguousarray(pixels), quality=quality, colorspace="RGB", colorsubsampling=subsampling
+        np.ascontiguousarray(pixels),
+        quality=quality,
+        colorspace="GRAY" if grey else "RGB",
+        colorsubsampling=subsampling,
     )
     return encoded
 
 
-def decode_jpeg(data: bytes, path: str) -> Pixels:
-    """Pixels of a JPEG that `encode_jpeg` wrote; ImageError names `path` if it is damaged."""
+def decode_jpeg(data: bytes, path: str, channels: int = 3) -> Pixels:
+    """Pixels, grey or RGB, of a JPEG that `encode_jpeg` wrote; ImageError names `path` if it is damaged."""
     try:
-        pixels: Pixels = simplejpeg.decode_jpeg(data, colorspace="RGB")
+        pixels: Pixels = simplejpeg.decode_jpeg(data, colorspace="GRAY" if channels == 1 else "RGB")
     except ValueError as error:
         raise ImageError(path, f"cannot be decoded ({error})") from error
     return pixels
@@ -76,19 +80,22 @@ def decode_strictly(
     return pixels
 
 
-def is_square_jpeg(data: bytes, size: int) -> bool:
-    """Whether `data` is a whole, upright, baseline JPEG of `size` x `size`, in YCbCr or grey.
+def plain_size(data: bytes, *, grey: bool = False) -> tuple[int, int] | None:
+    """Width and height of `data` if it is a whole, upright, baseline JPEG in YCbCr or grey, else None.
+
+    With `grey` in grey alone.
 
     Any JPEG decoder reads these, GPU ones too, and turns them into the same picture. The markers are
     looked at, the scan data is not.
     """
     if not (data.startswith(START) and data.endswith(_END) and _frame_marker(data) == _BASELINE):
-        return False
+        return None
     try:
         height, width, colorspace, _ = simplejpeg.decode_jpeg_header(data)
     except ValueError:
-        return False
-    return (width, height) == (size, size) and colorspace in ("YCbCr", "Gray") and orientation(data) == 1
+        return None
+    plain = colorspace == "Gray" or (colorspace == "YCbCr" and not grey)
+    return (width, height) if plain and orientation(data) == 1 else None
 
 
 def orientation(data: bytes) -> int:

@@ -7,7 +7,10 @@ what is source code (XBM, XPM), and what is rather a work file or a resource tha
 CUR, PCD, FLI, GBR, BLP, ...). A scan warns of them where there are many.
 
 What is a picture does not depend on what is installed: sample ids are ranks among pictures, and must be the
-same on every machine. Where a decoder is missing, a picture is rejected by name.
+same on every machine. Where a decoder is missing, a picture is rejected by name. HEIF, and AVIF where Pillow
+was built without it, is read by a plugin of Pillow's, if it is installed.
+
+SVG and PDF are drawings: how many pixels they have is for the user to say, so they are refused by name.
 """
 
 import importlib
@@ -36,7 +39,12 @@ _PLUGINS = {
     "DIB": "Bmp",
     "TGA": "Tga",
 }
-KINDS = tuple(_PLUGINS)
+DECODER_PACKAGES = {"AVIF": "pillow-avif-plugin", "HEIF": "pillow-heif"}
+"""Kinds that a package beside Pillow reads."""
+loaded_packages: list[str] = []
+"""Those of them that are in use."""
+AVIF_START = b"\0\0\0\x20ftypavif"
+KINDS = (*_PLUGINS, "HEIF")
 """Names of the kinds, as Pillow has them."""
 
 IMAGE_EXTENSIONS = frozenset(
@@ -55,7 +63,21 @@ IMAGE_EXTENSIONS = frozenset(
             ".tif",
             ".tiff",
         ),
-        *(".avif", ".avifs", ".jp2", ".j2k", ".jpc", ".jpf", ".jpx", ".j2c"),
+        *(
+            ".avif",
+            ".avifs",
+            ".heic",
+            ".heics",
+            ".heif",
+            ".heifs",
+            ".hif",
+            ".jp2",
+            ".j2k",
+            ".jpc",
+            ".jpf",
+            ".jpx",
+            ".j2c",
+        ),
         *(".ppm", ".pgm", ".pbm", ".pnm", ".tga", ".ico", ".dds", ".qoi"),
     )
 )
@@ -74,12 +96,15 @@ _SHARED_EXTENSIONS = {
 # A name that only pictures have, of kinds that are not read here. PFM holds floats without a range.
 _OTHER_EXTENSIONS = frozenset(
     (
-        *(".heic", ".heif", ".hif", ".jxl", ".jxr", ".wdp", ".hdp", ".bpg", ".svg", ".svgz", ".eps", ".psd"),
+        *(".jxl", ".jxr", ".wdp", ".hdp", ".bpg", ".svg", ".svgz", ".pdf", ".eps", ".psd"),
         *(".psb", ".xcf", ".exr", ".hdr", ".pfm", ".icns", ".cur", ".pcd", ".wmf", ".emf", ".xbm", ".xpm"),
         *(".dng", ".cr2", ".cr3", ".nef", ".arw", ".orf", ".rw2", ".raf", ".pef", ".sr2", ".fits", ".dcm"),
         *(".djvu", ".pict", ".iff", ".vda", ".vst", ".icb"),
     )
 )
+DRAWING = "a drawing, not a picture; render it first"
+_DRAWINGS = {".svg": "SVG", ".svgz": "SVG", ".pdf": "PDF"}
+_DRAWING_BYTES = 4096  # of a file's start: comments may stand before the first element
 
 PREFIX_BYTES = 16
 """How much of a file's start `content_kind` looks at."""
@@ -98,6 +123,7 @@ _SIGNATURES = (
     (b"\xff\x4f\xff\x51", "JPEG2000"),
     (b"\0\0\0\x0cjP  \r\n\x87\n", "JPEG2000"),
 )
+_HEIF_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs", b"mif1", b"msf1")
 _SHARED_SIGNATURES = {
     "SGI": re.compile(rb"\x01\xda[\x00\x01][\x01\x02]"),
     "SUN": re.compile(rb"\x59\xa6\x6a\x95"),
@@ -115,6 +141,8 @@ def content_kind(prefix: bytes) -> str | None:
         return "WEBP"
     if prefix[4:8] == b"ftyp" and prefix[8:12] in (b"avif", b"avis"):
         return "AVIF"
+    if prefix[4:8] == b"ftyp" and prefix[8:12] in _HEIF_BRANDS:
+        return "HEIF"
     return None
 
 
@@ -131,6 +159,23 @@ def looks_like_picture(name: str) -> bool:
     return extension(name) in _OTHER_EXTENSIONS | IMAGE_EXTENSIONS
 
 
+def why_not_read(name: str) -> str:
+    """Why a file of this name, that does not begin as a picture, is none."""
+    if drawn := _DRAWINGS.get(extension(name)):
+        return f"{drawn}: {DRAWING}"
+    if looks_like_picture(name):
+        return "a kind of picture that is not read here"
+    return "neither an image extension nor an image signature"
+
+
+def drawing(data: bytes) -> str | None:
+    """What kind of drawing `data` is, by its first bytes."""
+    if data.startswith(b"%PDF-"):
+        return "PDF"
+    start = data[:_DRAWING_BYTES].removeprefix(b"\xef\xbb\xbf").lstrip()
+    return "SVG" if start.startswith(b"<") and b"<svg" in start else None
+
+
 def extension(name: str) -> str:
     """The extension of a file's name, in lower case, with its dot."""
     return os.path.splitext(name)[1].lower()
@@ -143,6 +188,8 @@ def openers(data: bytes, name: str) -> list[str]:
     decoder is asked only where the name says so.
     """
     kind = content_kind(data[:PREFIX_BYTES])
+    if kind == "HEIF":  # by their brand some may be either
+        return [k for k in ("HEIF", "AVIF") if k in Image.OPEN]
     kinds = [kind] if kind else [k for k in KINDS if k != "TGA" or extension(name) == ".tga"]
     return [k for k in kinds if k in Image.OPEN]
 
@@ -161,3 +208,10 @@ def missing_decoder(data: bytes) -> str | None:
 for _plugin in dict.fromkeys(_PLUGINS.values()):
     with suppress(ImportError):  # AVIF, before Pillow 11.3
         importlib.import_module(f"PIL.{_plugin}ImagePlugin")
+if missing_decoder(AVIF_START) is not None:
+    with suppress(ImportError):
+        importlib.import_module("pillow_avif")
+        loaded_packages.append("pillow-avif-plugin")
+with suppress(ImportError):
+    importlib.import_module("pillow_heif").register_heif_opener()
+    loaded_packages.append("pillow-heif")

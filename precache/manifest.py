@@ -14,16 +14,20 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from precache.columns import KINDS
 from precache.errors import DatasetError, SettingError
 from precache.files import FileEntry
 from precache.index import INDEX_NAME, SOURCE_STATE_NAME
 from precache.recipe import Recipe
+from precache.sources.options import SourceOptions
+from precache.statistics import ChannelStatistics
 from precache.storage import atomic_write
+from precache.targets import TARGETS
 
 MANIFEST_NAME = "dataset.json"
 REJECTED_NAME = "rejected.csv"
-VERSION = 3
-READABLE = (2, 3)
+VERSION = 4
+READABLE = (2, 3, 4)
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _MOST_WORDS = 200  # characters of an error that quotes what the file says
 _HEX = re.compile(r"[0-9a-f]+")
@@ -90,8 +94,13 @@ class Manifest:
         scanned: what the source tree holds: samples, rejected and ignored.
         rejected: pictures that could not be decoded.
         ignored: (path, reason) of what the source tree holds beside pictures.
+        statistics: split -> mean and standard deviation of what is stored, of JPEGs before they became one;
+            none with passthrough, and none before version 4.
         source_state: the file with sizes, times and checksums of the source; None in version 2.
-        version: of the manifest's layout.
+        source_options: what was said of the source, see `precache.SourceOptions`.
+        target: what the samples are labelled with, one of `precache.targets.TARGETS`.
+        fields: what else the index knows of each sample: name -> kind, see `precache.columns`.
+        version: of the manifest's layout. Up to 3 there are no options and fields, and targets are classes.
     """
 
     recipe: Recipe
@@ -106,12 +115,24 @@ class Manifest:
     rejected: tuple[Rejected, ...]
     ignored: tuple[tuple[str, str], ...]
     source_state: FileEntry | None
+    source_options: dict[str, Any] = field(default_factory=dict)
+    target: str = "class"
+    fields: dict[str, str] = field(default_factory=dict)
+    statistics: dict[str, ChannelStatistics] = field(default_factory=dict)
     version: int = VERSION
 
     @property
     def samples(self) -> int:
         """Samples in all splits."""
         return sum(shard.samples for shard in self.shards)
+
+    @property
+    def split_samples(self) -> dict[str, int]:
+        """Split -> samples."""
+        return {
+            split: sum(shard.samples for shard in self.shards if shard.split == split)
+            for split in self.samples_per_class
+        }
 
     @property
     def stored_bytes(self) -> int:
@@ -123,6 +144,11 @@ class Manifest:
         """All files of the dataset beside the manifest."""
         others = (self.index,) if self.source_state is None else (self.index, self.source_state)
         return (*(file for shard in self.shards for file in shard.files), *others)
+
+    def to_flags(self) -> str:
+        """The flags of `precache convert` that made it, to paste into a shell."""
+        source = SourceOptions.from_json(self.source_options)
+        return " ".join(filter(None, (self.recipe.to_flags(), source.to_flags())))
 
     def split_shards(self, split: str) -> tuple[ShardEntry, ...]:
         """The shards of `split`; SettingError names the splits that there are."""
@@ -229,6 +255,8 @@ def _decode(content: dict[str, Any], path: Path) -> Manifest:
         fields["recipe"] = Recipe(**content["recipe"])
         fields["index"] = FileEntry(**content["index"])
         fields["source_state"] = None if version == 2 else FileEntry(**content["source_state"])
+        statistics = content.get("statistics", {})
+        fields["statistics"] = {s: ChannelStatistics.from_json(of) for s, of in statistics.items()}
         fields["classes"] = tuple(content["classes"])
         per_class = content["samples_per_class"]
         fields["samples_per_class"] = {split: tuple(counts) for split, counts in per_class.items()}
@@ -265,13 +293,20 @@ def _check_manifest(manifest: Manifest) -> None:
         _require(_is_count(shard.samples) and shard.samples > 0, f"{shard.samples!r} samples in {shard.name}")
         _require(isinstance(shard.split, str) and isinstance(shard.name, str), f"shard {shard.name!r}")
     classes = manifest.classes
-    _require(classes and all(isinstance(name, str) for name in classes), "class names")
+    _require(manifest.target in TARGETS, f"target {manifest.target!r}")
+    labelled = bool(classes) == (manifest.target in ("class", "classes"))
+    _require(labelled and all(isinstance(name, str) for name in classes), "class names")
+    described = manifest.fields.items()
+    _require(all(isinstance(name, str) and kind in KINDS for name, kind in described), "fields")
+    SourceOptions.from_json(manifest.source_options)  # raises, too
     _require(_is_count(manifest.scanned) and _is_count(manifest.source_bytes), "counts")
     for split, counts in manifest.samples_per_class.items():
         inside = sum(shard.samples for shard in manifest.shards if shard.split == split)
-        right = len(counts) == len(classes) and all(map(_is_count, counts)) and sum(counts) == inside
+        right = len(counts) == len(classes) and all(map(_is_count, counts))
+        right = right and (manifest.target != "class" or sum(counts) == inside)
         _require(right, f"samples per class of split {split!r}")
     _require({s.split for s in manifest.shards} == set(manifest.samples_per_class), "splits")
+    _require(set(manifest.statistics) <= set(manifest.samples_per_class), "splits of statistics")
     strings = [*(s.path for s in manifest.rejected), *(s.reason for s in manifest.rejected)]
     strings += [text for pair in manifest.ignored for text in pair]
     _require(all(isinstance(text, str) for text in strings), "a path or a reason that is no text")

@@ -41,9 +41,9 @@ table { border-collapse: collapse; font-variant-numeric: tabular-nums; overflow-
 th, td { text-align: right; vertical-align: top; padding: .3rem .6rem; border-bottom: 1px solid var(--line);
   white-space: nowrap; line-height: 1.3; }
 th { white-space: normal; vertical-align: bottom; font-weight: 600; }
-th.words, td.words { text-align: left; white-space: normal; min-width: 6rem; overflow-wrap: anywhere; }
+th.words, td.words { text-align: left; white-space: normal; min-width: 6rem; overflow-wrap: break-word; }
 th:first-child, td:first-child { text-align: left; padding-left: 0; white-space: normal; min-width: 8rem;
-  max-width: 14rem; overflow-wrap: anywhere; position: sticky; left: 0; background: var(--bg); }
+  max-width: 14rem; overflow-wrap: break-word; position: sticky; left: 0; background: var(--bg); }
 td.bar { min-width: 4rem; width: 12rem; vertical-align: middle; }
 td.bar div { background: var(--bar); height: .8rem; border-radius: 2px; }
 .pictures { display: flex; gap: 2px; flex-wrap: wrap; min-width: 12.5rem; }

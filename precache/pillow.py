@@ -1,4 +1,4 @@
-"""A picture of any kind but a plain JPEG, by Pillow: upright, 8 bits, grey or RGB.
+"""A picture of any kind but a plain JPEG, by Pillow: upright, 8 bits, grey, RGB or RGBA.
 
 Only the kinds of `precache.kinds` are opened, none that makes Pillow run another program, and only after
 the header has said that the picture is not too large.
@@ -24,11 +24,11 @@ _BAND_PIXELS = 1 << 22  # of what is blended at a time
 def decode(
     data: bytes,
     path: str,
-    background: tuple[int, int, int],
+    background: tuple[int, int, int] | None,
     max_pixels: int,
     turn: Turn | None,
 ) -> Image.Image:
-    """The picture that `data` holds, of mode L or RGB; transparency on `background`.
+    """The picture that `data` holds, of mode L or RGB; transparency on `background`, kept as RGBA if None.
 
     Args:
         path: its name helps where its bytes do not say what it is; and for a warning.
@@ -46,7 +46,7 @@ def decode(
             check_pixels(*size, max_pixels)
             if turn is not None:
                 turn.wait(size[0] * size[1])
-        return _upright(image, background, data, path)
+        return upright(image, background, path, data)
 
 
 def _open(data: bytes, path: str) -> Image.Image:
@@ -58,14 +58,21 @@ def _open(data: bytes, path: str) -> Image.Image:
             return Image.open(io.BytesIO(data), formats=formats)
     except UnidentifiedImageError:
         if kind := kinds.missing_decoder(data):
+            remedy = "stock Pillow: python -m pip uninstall -y pillow-simd && python -m pip install pillow"
+            if kind in kinds.DECODER_PACKAGES:
+                remedy = f"its plugin: python -m pip install --no-deps {kinds.DECODER_PACKAGES[kind]}"
             raise ValueError(
-                f"this Pillow has no decoder for {kind}, so the picture may be whole; install stock Pillow: "
-                f"python -m pip uninstall -y pillow-simd && python -m pip install pillow"
+                f"this Pillow has no decoder for {kind}, so the picture may be whole; install {remedy}"
             ) from None
+        if kind := kinds.drawing(data):
+            raise ValueError(f"{kind}: {kinds.DRAWING}") from None
         raise ValueError("not a known image format") from None
 
 
-def _upright(image: Image.Image, background: tuple[int, int, int], data: bytes, path: str) -> Image.Image:
+def upright(
+    image: Image.Image, background: tuple[int, int, int] | None, path: str, data: bytes = b""
+) -> Image.Image:
+    """Pillow's picture turned upright, as of `decode`; `data` is what it was decoded from, if known."""
     image.load()
     turned = image
     if image.getexif().get(_EXIF_ORIENTATION, 1) != 1:
@@ -77,11 +84,13 @@ def _upright(image: Image.Image, background: tuple[int, int, int], data: bytes, 
     return _without_transparency(turned, background)
 
 
-def _without_transparency(image: Image.Image, background: tuple[int, int, int]) -> Image.Image:
-    """The image in L or RGB; where it is transparent, in bands: a copy of the whole takes much memory."""
+def _without_transparency(image: Image.Image, background: tuple[int, int, int] | None) -> Image.Image:
+    """In L or RGB, blended in bands, for a copy of the whole takes much memory; RGBA where that stays."""
     if not ("A" in image.getbands() or "a" in image.getbands() or "transparency" in image.info):
         mode = "L" if image.mode in ("1", "L") else "RGB"
         return image if image.mode == mode else image.convert(mode)
+    if background is None:
+        return image.convert("RGBA")
     width, height = image.size
     rows = max(1, _BAND_PIXELS // width)
     result = Image.new("RGB", image.size)

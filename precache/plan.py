@@ -5,9 +5,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from precache.columns import Ints
 from precache.errors import SettingError
 from precache.recipe import DEFAULT_SPLITS, Recipe, parse_splits
-from precache.source import Ints, Samples
+from precache.sources.base import Samples
 
 _SHUFFLE_TAG, _SPLIT_TAG = 1, 5
 
@@ -99,7 +100,9 @@ def split_samples(labels: Ints, shares: list[float], seed: int) -> Ints:
         for index in np.argsort(-(remainder + carried), kind="stable")[: len(members) - counts.sum()]:
             counts[index] += 1
         carried += quota - counts
-        order = np.random.default_rng((seed, _SPLIT_TAG, labels[members[0]])).permutation(len(members))
+        order = np.random.default_rng((seed, _SPLIT_TAG, max(0, labels[members[0]]))).permutation(
+            len(members)
+        )
         for index, taken in enumerate(np.split(members[order], np.cumsum(counts)[:-1])):
             split_of[taken] = index
     return split_of

@@ -1,4 +1,4 @@
-"""Reading the files of a source tree: the one place that says what becomes of an error.
+"""Reading the files of a source: the one place that says what becomes of an error.
 
 A disk or a network that fails for a moment says nothing about a picture. So errors are tried again, then
 they end the run with a SourceError: what is finished is kept, and the same command goes on. Only what a
@@ -52,6 +52,15 @@ def read_picture(path: str, max_pixels: int = MAX_PIXELS, as_scanned: tuple[int,
     return steadily(lambda: _read(path, max_pixels, as_scanned), path)
 
 
+def read_part(path: str, as_scanned: tuple[int, int], start: int, count: int) -> bytes:
+    """`count` bytes of the file at `path` from `start` on; fewer where it ends before.
+
+    Raises:
+        SourceError: as `read_picture`.
+    """
+    return steadily(lambda: _read_part(path, as_scanned, start, count), path)
+
+
 def steadily(act: Callable[[], Answer], path: str | os.PathLike[str]) -> Answer:
     """`act()`; an OSError is tried again within a second, then it is a SourceError that names `path`."""
     for pause_s in (*_PAUSES_S, None):
@@ -80,6 +89,19 @@ def _read(path: str, max_pixels: int, as_scanned: tuple[int, int] | None) -> byt
     return data
 
 
+def _read_part(path: str, as_scanned: tuple[int, int], start: int, count: int) -> bytes:
+    descriptor = open_regular(path)
+    try:
+        _check_unchanged(path, os.fstat(descriptor), as_scanned)
+        parts = []
+        while count and (part := os.pread(descriptor, count, start)):
+            parts.append(part)
+            start, count = start + len(part), count - len(part)
+    finally:
+        os.close(descriptor)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
 def check_bytes(path: str, size: int, max_pixels: int) -> None:
     """Raise ImageError if no picture of `max_pixels` has a file of `size` bytes."""
     bound = max_pixels * _BYTES_PER_PIXEL + _SURROUNDINGS_BYTES
@@ -95,7 +117,7 @@ def _check_unchanged(path: str, status: os.stat_result, as_scanned: tuple[int, i
     if as_scanned is not None and as_scanned != (status.st_size, status.st_mtime_ns):
         raise SourceError(
             f"{path}: changed while it was converted (expected {as_scanned[0]:,} bytes, got "
-            f"{status.st_size:,}, or written since); leave the tree alone, and convert with --overwrite"
+            f"{status.st_size:,}, or written since); leave it alone, and convert with --overwrite"
         )
 
 

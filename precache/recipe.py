@@ -8,8 +8,9 @@ from typing import Any
 from PIL import ImageColor
 
 from precache.errors import SettingError, check_choice, check_range
-from precache.images import FITS, MAX_SIZE, RESAMPLING, Color, Rendering
+from precache.images import CHANNELS, FITS, KEPT, MAX_SIZE, RESAMPLING, Color, Rendering
 from precache.reading import MAX_PIXELS
+from precache.sizes import Size, check_size, sides, written
 
 FORMAT_NAMES = ("dali", "shards", "webdataset")
 DECODES = ("full", "scaled")
@@ -24,33 +25,35 @@ class Recipe:
 
     Attributes:
         format: `shards`, `webdataset` or `dali`.
-        size: side of the stored square in pixels, 1 to 8,192. The shorter side of a picture is
-            resized to it, then the centre is cropped.
+        size: of what is stored, in pixels: the side of a square, or (height, width); each 1 to 8,192.
         quality: JPEG quality of `webdataset` and `dali`, 1 to 100. From 95 on, colour is stored
             in full resolution (4:4:4), below that in a quarter of it (4:2:0).
-        shard_bytes: decoded pixels per shard in bytes, at most. The same for all formats, so that
-            shard k holds the same samples in each of them.
+        shard_bytes: decoded pixels per shard in bytes, at most; `keep` counts each picture as one of 4:3.
+            The same for all formats, so that shard k holds the same samples in each of them.
         seed: of the order in which samples are written, and of the splits.
         splits: names and shares, as `train=0.8,val=0.2`; the shares sum to 1. Each class is split
             by them. A source with `train` and `val` folders keeps its own; `list:` and a SHA-256
             stand for a list file (see `precache.splits`).
-        fit: `crop`, shorter side to `size` and centre crop; `pad`, longer side to `size` and black
-            bars; `stretch`, both sides to `size`.
+        fit: `crop`, resized until it covers `size`, then the centre; `pad`, until it fits into `size`,
+            between black bars; `stretch`, both sides to `size`; `keep`, shorter side to `size`, an integer,
+            and `keep-longer`, longer side to it: all of the picture and nothing else, of varying size.
         resample: `bilinear`, `bicubic`, `lanczos` or `area`, all antialiased.
         background: colour that transparency is composited on, a CSS name or `#rrggbb`.
         decode: `full`, or `scaled`: JPEGs of at least five times `size` are decoded at 1/2, 1/4 or
             1/8 of their sides, which is faster and a little less exact.
         allow_truncated: convert damaged JPEGs, with grey where data is missing.
-        passthrough: `webdataset` and `dali` keep the bytes of JPEGs that have `size` already: upright
-            baseline ones, `size` x `size`. Their scan data is not decoded, so not checked either.
+        passthrough: `webdataset` and `dali` keep the bytes of upright baseline JPEGs that have already the
+            size that they would be stored with. Their scan data is not decoded, so not checked either.
         max_pixels: a picture of more pixels is rejected, by its header, before it is decoded.
+        channels: `rgb`; `grey`, colour as Pillow converts it to L; or, of `shards`, `rgba`, which keeps
+            transparency instead of compositing it on `background`.
 
     Raises:
         SettingError: a value is out of range or unknown.
     """
 
     format: str
-    size: int = 256
+    size: Size = 256
     quality: int = 95
     shard_bytes: int = 64 * 2**20
     seed: int = 0
@@ -62,35 +65,45 @@ class Recipe:
     allow_truncated: bool = False
     passthrough: bool = False
     max_pixels: int = MAX_PIXELS
+    channels: str = "rgb"
 
     def __post_init__(self) -> None:
         check_choice("format", self.format, FORMAT_NAMES)
-        check_range("size", self.size, 1, MAX_SIZE)
+        object.__setattr__(self, "size", check_size("size", self.size, MAX_SIZE))
         check_range("quality", self.quality, 1, 100)
         check_range("shard_bytes", self.shard_bytes, 1)
         check_range("seed", self.seed, 0)
         check_range("max_pixels", self.max_pixels, 1)
         check_choice("fit", self.fit, FITS)
+        if self.fit in KEPT and isinstance(self.size, tuple):
+            raise SettingError(
+                f"fit {self.fit} takes one side, as size 256, got {written(self.size)}; give one number, or "
+                f"choose fit crop, pad or stretch"
+            )
         check_choice("resample", self.resample, RESAMPLING)
         check_choice("decode", self.decode, DECODES)
+        check_choice("channels", self.channels, CHANNELS)
         parse_color(self.background)
         for name in ("allow_truncated", "passthrough"):
             if not isinstance(getattr(self, name), bool):
                 raise SettingError(f"{name} must be True or False, got {getattr(self, name)!r}")
         if self.passthrough and self.format == "shards":
             raise SettingError("passthrough keeps JPEG bytes, but shards hold pixels; choose another format")
+        if self.channels == "rgba" and self.format != "shards":
+            raise SettingError(f"channels rgba need format shards, got {self.format}: a JPEG has no alpha")
         if not self.listed:
             parse_splits(self.splits)
 
     def to_flags(self) -> str:
         """The flags of `precache convert` that give this recipe, to paste into a shell."""
-        settings = {**self.to_json(), "format": self.format}
+        settings = asdict(self)
         defaults = {field.name: field.default for field in fields(self)}
         flags = []
         for name, value in settings.items():
             if value != defaults[name]:
                 flag = f"--{name.replace('_', '-')}"
                 shown = "LIST.csv" if name == "splits" and _LISTED.fullmatch(value) else value
+                shown = written(value) if name == "size" else shown
                 flags.append(flag if value is True else f"{flag} {shlex.quote(str(shown))}")
         return " ".join(flags)
 
@@ -110,16 +123,30 @@ class Recipe:
             allow_truncated=self.allow_truncated,
             scaled_decode=self.decode == "scaled",
             max_pixels=self.max_pixels,
+            channels=self.channels,
         )
 
     @property
     def samples_per_shard(self) -> int:
         """The most samples that one shard holds; at least one."""
-        return max(1, self.shard_bytes // (self.size * self.size * 3))
+        return max(1, self.shard_bytes // self.picture_bytes)
+
+    @property
+    def stored_size(self) -> Size | None:
+        """Size of every stored picture; None if each has its own."""
+        return None if self.fit in KEPT else self.size
+
+    @property
+    def picture_bytes(self) -> int:
+        """Bytes of a picture's pixels; of one of 4:3 if `fit` is "keep", at most if it is "keep-longer"."""
+        height, width = sides(self.size)
+        pixels_bytes = height * width * CHANNELS[self.channels]
+        return pixels_bytes * 4 // 3 if self.fit == "keep" else pixels_bytes
 
     def to_json(self) -> dict[str, Any]:
         """The settings as plain JSON values; `Recipe(**recipe.to_json()) == recipe`."""
-        return asdict(self)
+        size = list(self.size) if isinstance(self.size, tuple) else self.size
+        return {**asdict(self), "size": size}
 
 
 def parse_splits(text: str) -> dict[str, float]:

@@ -15,9 +15,10 @@ from pathlib import Path
 
 import numpy as np
 
+from precache.columns import Ints
 from precache.errors import SettingError, SourceError
 from precache.manifest import Rejected
-from precache.source import Ints, Samples
+from precache.sources.base import Samples
 from precache.storage import atomic_write, read_regular
 
 SUFFIX = ".rejected.csv"

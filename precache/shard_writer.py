@@ -1,13 +1,14 @@
 """What a worker does: read, decode and resize the pictures of one shard, and write it."""
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from PIL import Image
 
-from precache import images, jpeg
+from precache import images, jpeg, masks
 from precache.errors import ImageError
 from precache.executors import KILLED, Ticks
 from precache.files import FileEntry
@@ -17,19 +18,25 @@ from precache.index import checksum_of
 from precache.jpeg import Pixels
 from precache.manifest import Rejected, ShardEntry
 from precache.output import OutputFile, publish
-from precache.reading import read_picture
 from precache.recipe import Recipe
-from precache.source import SampleRef
+from precache.sources.base import SampleRef, Source, picture_checksum
+from precache.statistics import NO_PIXELS, PixelSums
 
 
 @dataclass(frozen=True, slots=True)
 class ShardTask:
-    """One shard to write: `name` has no suffix, `samples` are in the order of their rows."""
+    """One shard to write.
+
+    Attributes:
+        name: without suffix.
+        samples: in the order of their rows.
+        labelled: what each of them is labelled with and its fields, as JSON has them; see `Sample`.
+    """
 
     name: str
     split: str
     samples: tuple[SampleRef, ...]
-    source: str
+    labelled: tuple[tuple[Any, dict[str, Any]], ...]
     destination: Path
     recipe: Recipe
 
@@ -40,7 +47,9 @@ class WrittenShard:
 
     Attributes:
         sizes, checksums: of the samples, in stored order.
+        mask_checksums: likewise; none where there are no masks.
         source_checksums: of the pictures of `task`, in its order.
+        sums: of the pixels of the samples; of none where JPEGs were kept as they are.
     """
 
     task: ShardTask
@@ -48,16 +57,18 @@ class WrittenShard:
     rejected: list[Rejected] = field(default_factory=list)
     sizes: list[tuple[int, int]] = field(default_factory=list)
     checksums: list[int] = field(default_factory=list)
+    mask_checksums: list[int] = field(default_factory=list)
     source_checksums: list[int] = field(default_factory=list)
+    sums: PixelSums = NO_PIXELS
 
 
-def write_shard(task: ShardTask, tick: Ticks) -> WrittenShard:
-    """Decode, resize and write the pictures of `task`: the part that needs the CPU."""
+def write_shard(source: Source, task: ShardTask, tick: Ticks) -> WrittenShard:
+    """Decode, resize and write the pictures of `task`, of `source`: the part that needs the CPU."""
     written = WrittenShard(task)
     base = task.destination / task.name
-    samples = _samples(task, written, tick)
+    samples = _samples(source, task, written, tick)
     write = FORMATS[task.recipe.format].write_shard
-    written.files = write(base, samples, len(task.samples), task.recipe.size)
+    written.files = write(base, samples, len(task.samples), task.recipe.stored_size)
     return written
 
 
@@ -77,39 +88,55 @@ def finish_shard(written: WrittenShard) -> FinishedShard:
         np.array(written.checksums, np.uint64),
         np.array([ref.modified_ns for ref in task.samples], np.int64),
         np.array(written.source_checksums, np.uint64),
+        np.array(written.mask_checksums, np.uint64),
+        written.sums,
     )
 
 
-def store(data: bytes, path: str, recipe: Recipe) -> tuple[bytes | Pixels, tuple[int, int]]:
-    """What `recipe` stores of a picture, pixels or a JPEG, and the picture's upright (width, height).
+def store(
+    data: bytes | Image.Image, path: str, recipe: Recipe
+) -> tuple[bytes | Pixels, tuple[int, int], Pixels | None]:
+    """What `recipe` stores of a picture, the picture's upright (width, height), and the pixels stored.
+
+    For a JPEG these are the pixels that it was made of; None for one that is kept as it is.
+
+    `data` is what `Source.read` gives.
 
     Raises:
         ImageError: it cannot be decoded; names `path`.
     """
-    if recipe.passthrough and jpeg.is_square_jpeg(data, recipe.size):
-        return data, (recipe.size, recipe.size)
-    pixels, size = images.render(data, path, recipe.rendering)
+    how = recipe.rendering
+    if recipe.passthrough and isinstance(data, bytes):
+        own = jpeg.plain_size(data, grey=recipe.channels == "grey")
+        if own is not None and images.fitted_size(*own, how) == own and not images.is_too_large(*own, how):
+            return data, own, None
+    pixels, size = images.render(data, path, how)
     if FORMATS[recipe.format].holds_pixels:
-        return np.ascontiguousarray(pixels), size
-    return jpeg.encode_jpeg(pixels, recipe.quality), size
+        pixels = np.ascontiguousarray(pixels)
+        return pixels, size, pixels
+    return jpeg.encode_jpeg(pixels, recipe.quality), size, pixels
 
 
-def _samples(task: ShardTask, written: WrittenShard, tick: Ticks) -> Iterator[Sample]:
-    for unit, ref in enumerate(task.samples):
-        path = os.path.join(task.source, ref.path)
+def _samples(source: Source, task: ShardTask, written: WrittenShard, tick: Ticks) -> Iterator[Sample]:
+    for unit, (ref, (target, fields)) in enumerate(zip(task.samples, task.labelled, strict=True)):
+        path = source.where(ref)
         tick.begin(unit)
         written.source_checksums.append(0)  # of one that is too large to be read
         try:
-            # as the scan found it: what is rejected, or converted, must not depend on when
-            data = read_picture(path, task.recipe.max_pixels, (ref.bytes, ref.modified_ns))
-            written.source_checksums[-1] = checksum_of(data)
+            data = source.read(ref, task.recipe.max_pixels)
+            written.source_checksums[-1] = picture_checksum(data)
             if unit in tick.fatal:
                 raise ImageError(path, KILLED)
-            stored, size = store(data, path, task.recipe)
+            stored, size, pixels = store(data, path, task.recipe)
+            mask = masks.render(source, ref, size, task.recipe.rendering)
         except ImageError as error:
             written.rejected.append(Rejected(ref.path, error.reason, ref.id))
         else:
             written.sizes.append(size)
             written.checksums.append(checksum_of(stored))
-            yield Sample(ref.id, ref.label, stored, ref.path, size)
+            if pixels is not None and not task.recipe.passthrough:  # else some are not known
+                written.sums += PixelSums.of(pixels)
+            if mask is not None:
+                written.mask_checksums.append(checksum_of(mask))
+            yield Sample(ref.id, ref.label, stored, ref.path, size, target, fields, mask)
         tick()

@@ -4,20 +4,18 @@ A picture that was last written at the time on record is taken for the same. One
 copy of the tree, is read and its bytes are compared.
 """
 
-import os
 from collections.abc import Iterator
 
 import numpy as np
 
-from precache.index import Checksums, Ints, checksum_of
-from precache.reading import read_picture
-from precache.source import Scan
+from precache.index import Checksums, Ints
+from precache.sources.base import Scan, picture_checksum
 
 _ANY_SIZE = 1 << 60  # it is as large as it was when it was converted
 
 
 def changed_pictures(scan: Scan, rows: Ints, modified_ns: Ints, checksums: Checksums) -> Iterator[str]:
-    """Paths of the pictures at `rows` of the scan's samples that are not what they were.
+    """The pictures at `rows` of the scan's samples that are not what they were, as messages call them.
 
     Args:
         modified_ns: int64 [len(rows)], when they had last been written.
@@ -28,6 +26,6 @@ def changed_pictures(scan: Scan, rows: Ints, modified_ns: Ints, checksums: Check
     """
     for place in np.flatnonzero(scan.samples.modified_ns[rows] != modified_ns).tolist():
         ref = scan.samples[int(rows[place])]
-        path = os.path.join(scan.root, ref.path)
-        if checksums[place] and checksum_of(read_picture(path, _ANY_SIZE)) != checksums[place]:
-            yield ref.path
+        # whatever its time and size are now: they are what they were, or the bytes are compared
+        if checksums[place] and picture_checksum(scan.source.read(ref, _ANY_SIZE)) != checksums[place]:
+            yield scan.source.where(ref)

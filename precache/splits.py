@@ -23,7 +23,7 @@ import numpy as np
 from precache.errors import SettingError, SourceError
 from precache.notices import counted
 from precache.recipe import Recipe
-from precache.source import IgnoredPath, Scan
+from precache.sources.base import IgnoredPath, Scan
 from precache.storage import read_regular
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")

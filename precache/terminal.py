@@ -11,6 +11,7 @@ import os
 import select
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TextIO, cast
@@ -19,6 +20,8 @@ from tqdm import tqdm
 
 from precache.errors import printable
 from precache.workers import blocked
+
+_LINE_EVERY_S = 10.0
 
 
 class Guarded(io.TextIOBase):
@@ -167,12 +170,15 @@ def _fill_standard_descriptors() -> None:
 class ProgressBar:
     """A progress bar on stderr that appears with the first report of (done, total).
 
-    An error of its own, or of stderr, switches it off; what it shows the progress of goes on.
+    Where stderr is no terminal, but a log file or a pipe: a line every ten seconds. An error of
+    its own, or of stderr, switches it off; what it shows the progress of goes on.
     """
 
     def __init__(self, title: str, unit: str, **options: Any) -> None:
         self._options = {"desc": printable(title), "unit": unit, **options}
         self._bar: Any = None
+        self._begin: tuple[float, int] | None = None  # when the first report came, and what was done then
+        self._line_s = 0.0
         self._off = False
 
     def __enter__(self) -> "ProgressBar":
@@ -199,12 +205,29 @@ class ProgressBar:
             self._switch_off()
 
     def _show(self, done: int, total: int) -> None:
+        if sys.stderr.isatty():
+            self._draw(done, total)
+        else:
+            self._write_line(done, total)
+        self._off = isinstance(sys.stderr, Guarded) and sys.stderr.lost is not None
+
+    def _write_line(self, done: int, total: int) -> None:
+        now_s = time.monotonic()
+        if self._begin is None:
+            self._begin, self._line_s = (now_s, done), now_s
+        if now_s - self._line_s >= _LINE_EVERY_S:
+            self._line_s = now_s
+            begin_s, initial = self._begin
+            form = {"prefix" if name == "desc" else name: value for name, value in self._options.items()}
+            line = tqdm.format_meter(done, total, now_s - begin_s, ncols=0, initial=initial, **form)
+            print(line, file=sys.stderr, flush=True)
+
+    def _draw(self, done: int, total: int) -> None:
         if self._bar is None:
             tqdm.monitor_interval = 0  # its thread would only refresh the bar, and forbid forks
             # a resumed run starts where it stopped: its rate counts its own work only
             self._bar = tqdm(total=total, initial=done, file=styled(sys.stderr), **self._options)
         self._bar.update(done - self._bar.n)
-        self._off = isinstance(sys.stderr, Guarded) and sys.stderr.lost is not None
 
     def _switch_off(self) -> None:
         self._off = True

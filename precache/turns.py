@@ -14,6 +14,7 @@ from types import TracebackType
 
 LARGE_PIXELS = 25_000_000
 """A picture of more pixels than this waits for its turn."""
+_DECODING_BYTES = 12  # per pixel: Pillow's own four, turned upright, and what the decoder keeps
 
 
 class Turn:
@@ -65,3 +66,15 @@ def _locked() -> int | None:
         raise
     os.close(descriptor)
     return None
+
+
+def lacks_memory(error: Exception, max_pixels: int) -> bool:
+    """Whether a decoder failed for want of memory, rather than over a header that asks for absurd amounts."""
+    words = str(error).lower()
+    if not (isinstance(error, MemoryError) or "out of memory" in words or "insufficient memory" in words):
+        return False
+    try:
+        bytearray(max_pixels * _DECODING_BYTES)  # as much as the largest picture takes; it is not touched
+    except MemoryError:
+        return True
+    return False

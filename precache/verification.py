@@ -2,13 +2,15 @@
 
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from PIL import Image
 
-from precache import executors, images, jpeg
+from precache import columns, described, executors, images, jpeg
 from precache.converted import ConvertedDataset, open_dataset, open_unchecked
 from precache.errors import DatasetError, ImageError, SampleError
 from precache.files import check_file
@@ -20,10 +22,15 @@ from precache.manifest import ShardEntry
 from precache.notices import counted
 from precache.progress import Progress, unseen
 from precache.recipe import Recipe
-from precache.source import SampleRef, Scan, scan_tree
+from precache.sizes import written
+from precache.sources import Source, SourceOptions, open_source
+from precache.sources.base import SampleRef, Scan, picture_checksum
+from precache.statistics import NO_PIXELS, PixelSums, statistics_by_split
 
 # A stored JPEG may lie this much further from its picture than the same encoder puts it today.
 JPEG_TOLERANCE_DB = 1.0
+# Mean and standard deviation of what became JPEGs may differ by this much: so may decoders.
+_STATISTICS_TOLERANCE = 1 / 255
 
 
 def verify(path: str | os.PathLike[str]) -> list[str]:
@@ -43,7 +50,7 @@ def verify(path: str | os.PathLike[str]) -> list[str]:
 
 
 def verify_across(paths: Sequence[str | os.PathLike[str]]) -> list[str]:
-    """Compare ids, labels, splits and class names of several datasets with those of the first.
+    """Compare ids, labels, targets, fields, splits and class names of several datasets with the first's.
 
     Returns:
         One line per difference; empty if all hold the same samples in the same splits.
@@ -57,12 +64,16 @@ def verify_across(paths: Sequence[str | os.PathLike[str]]) -> list[str]:
         names = f"{other.path} and {first.path}"
         if other.manifest.classes != first.manifest.classes:
             problems.append(f"{names}: their classes differ")
+        kinds = [f"{known.manifest.target}: {_in_words(known.manifest.fields)}" for known in (other, first)]
+        if kinds[0] != kinds[1]:
+            problems.append(f"{names}: their targets and fields differ ({kinds[0]}; {kinds[1]})")
+            continue
         ours, theirs = _samples_by_split(first), _samples_by_split(other)
         if ours.keys() != theirs.keys():
             problems.append(f"{names}: their splits differ ({', '.join(theirs)}; {', '.join(ours)})")
         for split in ours.keys() & theirs.keys():
             if ours[split] != theirs[split]:
-                different = {sample for sample, _ in ours[split] ^ theirs[split]}
+                different = {sample for sample, _, _ in ours[split] ^ theirs[split]}
                 problems.append(f"{names}: split {split} differs in {counted(len(different), 'sample')}")
     return problems
 
@@ -73,7 +84,8 @@ class DeepReport:
 
     Attributes:
         samples: compared.
-        problems: one line per sample that is not what the converter makes of its source.
+        problems: one line per sample that is not what the converter makes of its source; if there are none,
+            one per split whose mean or standard deviation is not theirs.
         equal: samples that equal the reference: Pillow's decode, the whole picture resized, then
             cropped.
         mean_psnr, worst_psnr: in dB, of the others against the reference; infinite if there are none.
@@ -90,24 +102,30 @@ class DeepReport:
     holds_pixels: bool
 
     def sentence(self, source: str | os.PathLike[str]) -> str:
-        """What that means where there are no problems."""
+        """What that means, in one statement."""
+        if self.problems:
+            are = "is" if len(self.problems) == 1 else "are"
+            of = counted(self.samples, "picture")
+            return f"{len(self.problems):,} of {of} {are} not what converting {source} gives"
+        every = "its picture is" if self.samples == 1 else f"all {self.samples:,} pictures are"
+        others = self.samples - self.equal
         near = f"mean {self.mean_psnr:.1f} dB, worst {self.worst_psnr:.1f} dB ({self.worst})"
-        equal = f"{self.equal:,} are equal, the others near it: {near}" if self.equal else near
-        if not self.holds_pixels:
-            same = f"{self._all} to what {source} gives, within JPEG loss"
-            return f"{same}: {equal if self.equal < self.samples else 'none'}"
-        same = f"{self._all} to exactly what {source} gives"
-        return same if self.equal == self.samples else f"{same}; beside Pillow's own resize: {equal}"
-
-    @property
-    def _all(self) -> str:
-        return "its picture decodes" if self.samples == 1 else f"all {self.samples:,} pictures decode"
+        if self.holds_pixels:
+            same = f"{every} exactly what converting {source} gives"
+            of = f"{others:,} of them" if self.samples > 1 else "it"
+            return f"{same}. Pillow alone would resize {of} a little differently: {near}" if others else same
+        same = f"{every} what converting {source} gives"
+        if not others:
+            return f"{same}; JPEG lost nothing"
+        lossless = f"; {self.equal:,} without loss" if self.equal else ""
+        return f"{same}; JPEG loses as much as its quality says: {near}{lossless}"
 
 
 def verify_deep(
     path: str | os.PathLike[str],
     source: str | os.PathLike[str],
     *,
+    root: str | None = None,
     workers: int | None = None,
     on_progress: Progress = unseen,
 ) -> DeepReport:
@@ -116,6 +134,9 @@ def verify_deep(
     Pixels of `shards` must be equal; a JPEG must be as near as encoding the picture again gets,
     less `JPEG_TOLERANCE_DB`.
 
+    Args:
+        root: where the pictures of a table lie now; default where they were converted from.
+
     Raises:
         DatasetError: not a converted dataset, a damaged shard, or one of another source tree.
         SourceError: `source` is not an image tree.
@@ -123,18 +144,23 @@ def verify_deep(
     workers = executors.worker_count(workers)
     dataset = open_dataset(path)
     manifest = dataset.manifest
-    scan = scan_tree(source)
+    given = manifest.source_options if root is None else {**manifest.source_options, "root": root}
+    scan = open_source(source, SourceOptions.from_json(given)).scan()
     if scan.digest != manifest.source_digest:
-        raise DatasetError(f"{dataset.path}: was not made from {source}, or that tree changed since")
+        raise DatasetError(
+            f"{dataset.path}: was not made from {source}, or that tree changed since; "
+            f"name the tree that it was made from, or convert {source} again"
+        )
     report = executors.counted(on_progress, manifest.samples)
     tasks = _deep_tasks(dataset, scan)
-    shards = executors.run(_compare_shard, tasks, min(workers, len(manifest.shards)), report)
-    compared = [compared for shard in shards for compared in shard]
+    shards = [*executors.run(_compare_shard, tasks, min(workers, len(manifest.shards)), report)]
+    compared = [compared for shard in shards for compared in shard.pictures]
+    problems = sorted(c.problem for c in compared if c.problem) or _wrong_statistics(dataset, shards)
     finite = [c.psnr for c in compared if math.isfinite(c.psnr)]
     worst = min(compared, key=lambda c: (c.psnr, c.path))
     return DeepReport(
         samples=len(compared),
-        problems=tuple(sorted(c.problem for c in compared if c.problem)),
+        problems=tuple(problems),
         equal=len(compared) - len(finite),
         mean_psnr=sum(finite) / len(finite) if finite else math.inf,
         worst_psnr=worst.psnr,
@@ -145,12 +171,15 @@ def verify_deep(
 
 @dataclass(frozen=True, slots=True)
 class _DeepTask:
+    """One shard; of its samples, by id, what the source says of each, see `columns.labelled`."""
+
     path: Path
     shard: ShardEntry
     index: SampleIndex
     recipe: Recipe
-    source: str
+    source: Source
     refs: dict[int, SampleRef]
+    labelled: dict[int, tuple[Any, dict[str, Any]]]
 
     @property
     def name(self) -> str:
@@ -167,8 +196,13 @@ def _deep_tasks(dataset: ConvertedDataset, scan: Scan) -> Iterator[_DeepTask]:
         shard_of = np.repeat(np.arange(len(shards)), [shard.samples for shard in shards])
         for number, shard in enumerate(shards):
             members = index.select(shard_of == number)
-            refs = {sample_id: scan.samples[sample_id] for sample_id in members.ids.tolist()}
-            yield _DeepTask(dataset.shard_path(shard), shard, members, recipe, str(scan.root), refs)
+            rows = np.searchsorted(scan.samples.ids, members.ids).tolist()
+            refs = {scan.samples[row].id: scan.samples[row] for row in rows}
+            labelled = {
+                int(scan.samples.ids[row]): columns.labelled(scan.samples.targets, scan.samples.fields, row)
+                for row in rows
+            }
+            yield _DeepTask(dataset.shard_path(shard), shard, members, recipe, scan.source, refs, labelled)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,9 +210,16 @@ class _Compared:
     path: str
     psnr: float
     problem: str
+    sums: PixelSums = NO_PIXELS
 
 
-def _compare_shard(task: _DeepTask, tick: Callable[[], None]) -> list[_Compared]:
+@dataclass(frozen=True, slots=True)
+class _ComparedShard:
+    split: str
+    pictures: list[_Compared]
+
+
+def _compare_shard(task: _DeepTask, tick: Callable[[], None]) -> _ComparedShard:
     compared = []
     for row, sample in enumerate(FORMATS[task.recipe.format].read_shard(task.path)):
         if row >= len(task.index) or (not sample.damage and sample.id != task.index.ids[row]):
@@ -186,45 +227,75 @@ def _compare_shard(task: _DeepTask, tick: Callable[[], None]) -> list[_Compared]
         ref = task.refs[int(task.index.ids[row])]
         try:
             task.index.check(row, sample.data, str(task.path), sample.damage)
-            compared.append(_compare(task, ref, sample))
+            compared.append(_compare(task, row, ref, sample))
         except SampleError as error:
             compared.append(_Compared(ref.path, 0.0, str(error)))
         tick()
     if len(compared) != task.shard.samples:
         raise DatasetError(f"{task.path}: expected {task.shard.samples:,} samples, got {len(compared):,}")
-    return compared
+    return _ComparedShard(task.shard.split, compared)
 
 
-def _compare(task: _DeepTask, ref: SampleRef, sample: StoredSample) -> _Compared:
+def _compare(task: _DeepTask, row: int, ref: SampleRef, sample: StoredSample) -> _Compared:
     recipe, where = task.recipe, f"{task.path}: sample {ref.id} ({ref.path})"
-    stored = sample.pixels(str(task.path))
-    path = os.path.join(task.source, ref.path)
+    stored = sample.pixels(str(task.path), images.CHANNELS[recipe.channels])
+    path = task.source.where(ref)
     try:
-        data = images.read_bytes(path, recipe.max_pixels)
+        data = task.source.read(ref, recipe.max_pixels)
         decoded = images.decode_for(data, path, recipe.rendering)
     except ImageError as error:
-        return _Compared(ref.path, 0.0, f"{where} {error.reason}")
+        return _Compared(ref.path, 0.0, f"{where}: its source {error.reason}")
     expected = images.fit(decoded, recipe.rendering)
     problem = ""
     if sample.label != ref.label:
         problem = f"{where} has label {sample.label}, its class is {ref.label}"
+    elif unlike := described.compare(_known(task, row, ref), sample, str(task.path)):
+        problem = f"{where} {unlike}"
+    elif stored.shape != expected.shape:
+        sizes = (written((picture.shape[0], picture.shape[1])) for picture in (stored, expected))
+        return _Compared(ref.path, 0.0, f"{where} is {' pixels, expected '.join(sizes)}")
     elif FORMATS[recipe.format].holds_pixels:
         if not np.array_equal(stored, expected):
-            problem = f"{where} is not what the source gives ({psnr(stored, expected):.1f} dB)"
+            problem = f"{where} is not what its source gives ({psnr(stored, expected):.1f} dB)"
     elif not (recipe.passthrough and sample.data == data):
-        again = jpeg.decode_jpeg(jpeg.encode_jpeg(expected, recipe.quality), path)
+        again = jpeg.decode_jpeg(jpeg.encode_jpeg(expected, recipe.quality), path, expected.shape[2])
         bound = psnr(again, expected) - JPEG_TOLERANCE_DB
         if psnr(stored, expected) < bound:
-            problem = f"{where} is {psnr(stored, expected):.1f} dB from its source, expected {bound:.1f}"
-    reference = _reference(data, path, recipe, decoded) if recipe.fit == "crop" else expected
-    return _Compared(ref.path, psnr(stored, reference), problem)
+            far = f"{psnr(stored, expected):.1f} dB from its source, expected {bound:.1f} dB or more"
+            problem = f"{where} is {far}"
+    if problem and sample.label == ref.label and _changed(task.index, row, data):
+        problem = f"{where} is not what its source gives: the source file changed since it was converted"
+    reference = _reference(data, path, recipe, decoded) if recipe.fit in ("crop", "keep") else expected
+    return _Compared(ref.path, psnr(stored, reference), problem, PixelSums.of(expected))
 
 
-def _reference(data: bytes, path: str, recipe: Recipe, decoded: Decoded) -> Pixels:
+def _known(task: _DeepTask, row: int, ref: SampleRef) -> described.Known:
+    return described.Known(task.source, ref, *task.labelled[ref.id], task.index, row, task.recipe)
+
+
+def _changed(index: SampleIndex, row: int, data: bytes | Image.Image) -> bool:
+    """Whether the source file of the sample at `row` holds something else than when it was converted."""
+    recorded = 0 if index.source_checksums is None else int(index.source_checksums[row])
+    return recorded != 0 and recorded != picture_checksum(data)
+
+
+def _reference(data: bytes | Image.Image, path: str, recipe: Recipe, decoded: Decoded) -> Pixels:
     """The reference's pixels: of the whole decode, whatever the recipe takes."""
     if decoded.reduction > 1:
         decoded = images.decode_for(data, path, replace(recipe.rendering, scaled_decode=False))
-    return images.reference(decoded.image.convert("RGB"), recipe.size)
+    return images.reference(decoded.image.convert(images.MODES[recipe.channels]), recipe.size, recipe.fit)
+
+
+def _wrong_statistics(dataset: ConvertedDataset, shards: Iterable[_ComparedShard]) -> list[str]:
+    """One line for each split whose statistics are not those of the pictures compared."""
+    manifest = dataset.manifest
+    tolerance = 0 if FORMATS[manifest.recipe.format].holds_pixels else _STATISTICS_TOLERANCE
+    problems = []
+    found = statistics_by_split((shard.split, p.sums) for shard in shards for p in shard.pictures)
+    for split, said in manifest.statistics.items():
+        if not said.is_near(found[split], tolerance):
+            problems.append(f"{dataset.path}: split {split} has {found[split]}, its manifest says {said}")
+    return problems
 
 
 def psnr(one: Pixels, other: Pixels) -> float:
@@ -233,9 +304,14 @@ def psnr(one: Pixels, other: Pixels) -> float:
     return math.inf if error == 0 else 10 * math.log10(255**2 / error)
 
 
-def _samples_by_split(dataset: ConvertedDataset) -> dict[str, set[tuple[int, int]]]:
+def _in_words(fields: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {kind}" for name, kind in sorted(fields.items())) or "no fields"
+
+
+def _samples_by_split(dataset: ConvertedDataset) -> dict[str, set[tuple[int, int, str]]]:
+    """Split -> (id, label, target, fields and the mask's checksum in words) of its samples."""
     splits = {split: dataset.read_index(split) for split in dataset.manifest.samples_per_class}
     return {
-        split: set(zip(index.ids.tolist(), index.labels.tolist(), strict=True))
+        split: set(zip(index.ids.tolist(), index.labels.tolist(), described.in_words(index), strict=True))
         for split, index in splits.items()
     }

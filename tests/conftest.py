@@ -1,5 +1,6 @@
 """Trees and converted folders that the tests share. None of them is written to by a test."""
 
+import gc
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,18 @@ from precache.formats import FORMATS
 from precache.sample_tree import make_sample
 
 IMAGES, CLASSES, STORED_SIZE, ROWS_PER_SHARD = 70, 5, 48, 12
+RECTANGLE = (36, 60)
+"""Height and width."""
+
+
+def pytest_collection_finish() -> None:
+    """What was imported is no garbage: to look for some in it takes most of the time of a collection."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    gc.unfreeze()  # or what is written in C++ says at the exit that it was leaked
 
 
 @pytest.fixture(scope="session")
@@ -26,6 +39,25 @@ def converted(raw_tree: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
     for name in FORMATS:
         convert(raw_tree, root / name, small_recipe(name), workers=0)
     return {name: root / name for name in FORMATS}
+
+
+@pytest.fixture(scope="session")
+def shaped(raw_tree: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The tree in each format, `keep-FORMAT`, shorter side 48 px, `rectangle-FORMAT` and `grey-FORMAT`."""
+    root = tmp_path_factory.mktemp("shaped")
+    grey_bytes = ROWS_PER_SHARD * STORED_SIZE**2
+    for name in FORMATS:
+        convert(raw_tree, root / f"keep-{name}", small_recipe(name, fit="keep"), workers=0)
+        convert(raw_tree, root / f"rectangle-{name}", small_recipe(name, size=RECTANGLE), workers=0)
+        grey = small_recipe(name, channels="grey", shard_bytes=grey_bytes)
+        convert(raw_tree, root / f"grey-{name}", grey, workers=0)
+    return {path.name: path for path in root.iterdir() if path.is_dir()}
+
+
+@pytest.fixture(scope="session")
+def grey(shaped: dict[str, Path]) -> dict[str, Path]:
+    """As `converted`, in grey."""
+    return {name: shaped[f"grey-{name}"] for name in FORMATS}
 
 
 def small_recipe(format_name: str, **settings: object) -> Recipe:

@@ -11,7 +11,7 @@ from PIL import Image
 from precache import open_dataset
 from precache.formats import FORMATS, Sample
 from precache.output import publish
-from precache.source import scan_tree
+from precache.sources.tree import scan_tree
 
 
 def _begins_again() -> bytes:

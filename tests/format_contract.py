@@ -11,7 +11,7 @@ import numpy as np
 from precache import images
 from precache.converted import ConvertedDataset
 from precache.formats import FORMATS, StoredSample
-from precache.source import scan_tree
+from precache.sources.tree import scan_tree
 
 
 def stored(dataset: ConvertedDataset) -> Iterator[tuple[str, StoredSample]]:
@@ -42,9 +42,13 @@ def check_index_is_the_written_order(dataset: ConvertedDataset) -> None:
 def check_pixels_are_the_converters(dataset: ConvertedDataset, raw_tree: Path, worst_psnr: float) -> None:
     """Exact where `worst_psnr` is infinite."""
     scan = scan_tree(raw_tree)
+    how = dataset.manifest.recipe.rendering
     for path, sample in stored(dataset):
-        expected = images.load(f"{raw_tree}/{scan.samples[sample.id].path}", dataset.manifest.recipe.size)
-        error = np.square(sample.pixels(path).astype(float) - expected).mean()
+        file = f"{raw_tree}/{scan.samples[sample.id].path}"
+        expected, _ = images.render(images.read_bytes(file), file, how)
+        pixels = sample.pixels(path, images.CHANNELS[how.channels])
+        assert pixels.shape == expected.shape
+        error = np.square(pixels.astype(float) - expected).mean()
         assert error <= 255**2 / 10 ** (worst_psnr / 10), f"sample {sample.id}"
 
 

@@ -7,7 +7,7 @@ import gc
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import combinations
 from pathlib import Path
@@ -22,7 +22,8 @@ from loaders import Loader
 from loaders.transfer import IMAGENET_MEAN, IMAGENET_STD
 from precache import images
 from precache.errors import SettingError
-from precache.source import scan_tree
+from precache.sizes import Size, sides
+from precache.sources.tree import scan_tree
 
 Build: TypeAlias = Callable[..., Loader]
 
@@ -41,7 +42,7 @@ def check_every_sample_once_per_epoch(build: Build, expected: list[tuple[int, in
             assert sorted(served) == expected
 
 
-def check_batches(build: Build, size: int, samples: int) -> None:
+def check_batches(build: Build, size: Size, samples: int, channels: int = 3) -> None:
     with build(batch_size=16) as loader:
         batches = list(loader)
         assert len(loader) == len(batches) == -(-samples // 16)
@@ -57,7 +58,7 @@ def check_batches(build: Build, size: int, samples: int) -> None:
             images, labels = batch
             assert images is batch.images
             assert labels is batch.labels
-            assert images.shape == (n, 3, size, size)
+            assert images.shape == (n, channels, *sides(size))
             assert images.dtype == torch.uint8
             assert images.is_contiguous(memory_format=torch.channels_last)
             assert (labels.shape, labels.dtype) == ((n,), torch.int64)
@@ -89,25 +90,32 @@ def check_without_shuffle_the_order_is_the_stored_one(build: Build, stored_ids: 
         assert ids_of(loader) == stored_ids
 
 
-def check_pixels(build: Build, raw_tree: Path, size: int, worst_psnr: float) -> None:
+def check_pixels(build: Build, raw_tree: Path, size: Size, worst_psnr: float, channels: str = "rgb") -> None:
     """Each picture against the converter's, cropped to `size` as the loader serves it."""
     scan = scan_tree(raw_tree)
     with build() as loader:
         for batch in loader:
             for picture, sample_id in zip(batch.images, batch.ids, strict=True):
                 path = f"{raw_tree}/{scan.samples[int(sample_id)].path}"
-                expected = images.load(path, size).astype(float)
+                how = images.Rendering(size=size, channels=channels)
+                expected = images.render(images.read_bytes(path), path, how)[0].astype(float)
                 error = np.square(picture.permute(1, 2, 0).cpu().numpy() - expected).mean()
                 psnr = np.inf if error == 0 else 10 * np.log10(255**2 / error)
                 assert psnr >= worst_psnr, f"{path}: {psnr:.1f} dB"
 
 
-def check_floats_are_normalised(build: Build) -> None:
-    mean, std = (torch.tensor(v).view(3, 1, 1) for v in (IMAGENET_MEAN, IMAGENET_STD))
+def check_floats_are_normalised(
+    build: Build,
+    normalize: str = "imagenet",
+    mean: Sequence[float] = IMAGENET_MEAN,
+    std: Sequence[float] = IMAGENET_STD,
+) -> None:
+    means, stds = (torch.tensor(v).view(-1, 1, 1) for v in (mean, std))
     for dtype, tolerance in ((torch.float32, 1e-5), (torch.float16, 3e-3), (torch.bfloat16, 2e-2)):
-        with build(shuffle=False) as integers, build(shuffle=False, dtype=dtype) as floats:
+        settings = {"shuffle": False, "dtype": dtype, "normalize": normalize}
+        with build(shuffle=False) as integers, build(**settings) as floats:
             for ours, theirs in zip(integers, floats, strict=True):
-                expected = (ours.images.cpu().float() / 255 - mean) / std
+                expected = (ours.images.cpu().float() / 255 - means) / stds
                 assert theirs.images.dtype == dtype
                 assert theirs.images.is_contiguous(memory_format=torch.channels_last)
                 assert torch.allclose(theirs.images.cpu().float(), expected, atol=tolerance)
@@ -318,6 +326,36 @@ def check_a_cache_changes_nothing_but_the_reading(build: Build, cache: str) -> N
                 assert torch.equal(ours.images, theirs.images)
                 if epoch in (0, 2) and number == 1:
                     break
+
+
+def check_targets_and_fields(build: Build, classes: int, target: str, values: Any, fields: Any) -> None:
+    """Every sample has what the source says of it; `values`, of the target, and `fields` by id."""
+    with build() as loader:
+        for batch in (*loader, *loader):
+            ids = batch.ids.tolist()
+            labels = batch.labels.cpu()
+            chosen = [-1] * len(ids) if values is None else [values[i] for i in ids]
+            if target == "classes":
+                assert labels.shape == (len(ids), classes)
+                chosen = [[float(number in values[i]) for number in range(classes)] for i in ids]
+            dtype = torch.int64 if target in ("class", "none") else torch.float32
+            assert labels.dtype == dtype
+            assert torch.equal(labels, torch.tensor(chosen, dtype=dtype))
+            assert batch.fields.keys() == fields.keys()
+            for name, of_all in fields.items():
+                check_field(batch.fields[name], [of_all[i] for i in ids])
+
+
+def check_field(served: Any, expected: list[Any]) -> None:
+    """One field of a batch, whose values are these."""
+    if isinstance(expected[0], str):
+        assert served == expected
+    elif isinstance(served, torch.Tensor):
+        assert served.device.type == "cpu"
+        assert served.dtype in (torch.int64, torch.float64)
+        assert served.tolist() == expected
+    else:
+        assert [value.tolist() for value in served] == expected
 
 
 def check_abandoned_iterators_leave_nothing(build: Build) -> None:

@@ -1,5 +1,6 @@
 """What the documents tell people to type works as it stands there."""
 
+import csv
 import re
 import subprocess
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from bench.cli import main as bench
 from precache import commandline
 from precache.cli import main as precache
 from precache.sample_tree import make_sample
+from precache.sources.tree import scan_tree
 from tests.command import ROOT, run
 
 GUIDES = (
@@ -61,6 +63,17 @@ def command_of(program: str, name: str) -> click.Command:
 @pytest.fixture
 def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     make_sample(tmp_path / "photos", images=64, classes=4)
+    rows = [["image", "species", "fold", "width", "caption", "tags"]]
+    for number, sample in enumerate(scan_tree(tmp_path / "photos").samples):
+        fold = "valid" if number % 4 == 0 else "train"
+        rows.append(
+            [sample.path, "heron" if number % 2 else "owl", fold, str(number), "at noon", "bird;water"]
+        )
+    with open(tmp_path / "labels.csv", "w", newline="") as file:
+        csv.writer(file).writerows(rows)
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep/birds").symlink_to(tmp_path / "photos")
+    (tmp_path / "unlabelled").symlink_to(tmp_path / "photos" / Path(rows[1][0]).parent)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

@@ -12,7 +12,9 @@ from loaders import BACKENDS
 from tests.command import ROOT
 
 LOADERS_MAY_USE = {
+    "boxes",
     "codecs",
+    "columns",
     "converted",
     "errors",
     "executors",
@@ -22,10 +24,12 @@ LOADERS_MAY_USE = {
     "index",
     "jpeg",
     "manifest",
+    "masks",
     "packages",
     "reading",
     "rejects",
-    "source",
+    "sizes",
+    "sources",
     "storage",
 }
 

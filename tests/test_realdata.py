@@ -14,7 +14,7 @@ import torch
 from bench.trial.comparison import RunSettings, choose_arms, compare
 from loaders import BACKENDS
 from precache import convert, open_dataset, verify
-from precache.source import scan_tree
+from precache.sources.tree import scan_tree
 from tests.building import build_loader
 from tests.command import ROOT
 from tests.conftest import small_recipe

@@ -50,6 +50,11 @@ def command(
         raise SettingError(f"{before_path} and {after_path} have no row in common; measure the same backends")
     lost = [change for change in found if change.verdict == REGRESSION]
     if not quiet and json_path != STDOUT:
+        click.echo(f"{len(lost)} of {counted(len(found), 'rate')} fell by more than {tolerance:.0%}.")
+        if gone and not force:
+            click.echo(
+                f"{after_path} lacks {counted(len(gone), 'row')} of {before_path}; --force goes on without."
+            )
         _print_tables(found)
         for path, keys in ((before_path, gone), (after_path, new)):
             for key in keys:
@@ -60,11 +65,6 @@ def command(
         if differing:
             click.echo(f"Compared although they differ in {'; '.join(differing)}.")
         click.echo("A, B: median images/s. In brackets: the lowest and highest B/A over the repeats of both.")
-        click.echo(f"{len(lost)} of {counted(len(found), 'rate')} fell by more than {tolerance:.0%}.")
-        if gone and not force:
-            click.echo(
-                f"{after_path} lacks {counted(len(gone), 'row')} of {before_path}; --force goes on without."
-            )
     if json_path is not None:
         content = {
             "version": 1,

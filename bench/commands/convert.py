@@ -64,6 +64,6 @@ def command(
     with ProgressBar("bench", "run") as bar:
         result = conversion.measure(src, spec, bar)
     if json_path != STDOUT:
-        click.echo(pages.text(result))
+        pages.show(result)
     if json_path is not None:
         write_json(json_path, result.to_json())

@@ -247,13 +247,16 @@ def rank_table(summary: Summary) -> Table:
 
 
 def _print(summary: Summary, result: dict[str, Any]) -> None:
-    new_console(width=_WIDTH).print(rank_table(summary))
+    console = new_console(width=_WIDTH)
     for line in sentences(summary):
-        click.echo(line)
+        console.print(line)
+    console.print()
+    console.print(rank_table(summary))
+    console.print()
     machine, settings = result["machine"], result["settings"]
     workers = "CPUs shared out" if settings["workers"] is None else f"{settings['workers']} each"
     cache = "warm" if settings["page_cache_warm"] else "not warmed: larger than memory"
-    click.echo(
+    console.print(
         f"images/s; {machine['cpu']}, {machine['memory']}, accelerator: {accelerator_of(machine)}; trainer "
         f"{settings['trainer']}; batch {settings['batch_size']} of {settings['size']}x{settings['size']} "
         f"a rank, workers: {workers}, page cache {cache}; median of "

@@ -18,13 +18,19 @@ from bench.options import PATH, option
 from precache import commandline
 from precache.commandline import STDOUT, ProgressBar, check_output, human_bytes, write_json
 from precache.sample_tree import make_sample
-from precache.source import Scan, scan_tree
+from precache.sources.base import Scan
+from precache.sources.tree import scan_tree
 from precache.tables import new_console
 
 TABLE_WIDTH = 100
 _LONGEST_HOW = 20
 _GENERATED = 64  # pictures; making them takes longer than measuring
 _VERSIONS = ("python", "torch", "numpy", "simplejpeg")
+_FEEDING = {
+    "disk, sequential read": "reading them from the disk",
+    "JPEG decode, all cores": "decoding them on all cores",
+    "host to device, pinned": "copying them to the device",
+}
 
 
 @click.command(name="hardware", cls=commandline.Command)
@@ -58,6 +64,8 @@ def command(data: Path | None, scratch: Path, repeats: int, seconds: float, json
 def show(result: Hardware) -> None:
     """Print the table, what goes with it, and the warnings."""
     console = new_console(width=TABLE_WIDTH)
+    console.print(answer(result))
+    console.print()
     console.print(table(result))
     reasons = dict.fromkeys(m.how for m in result.measurements if m.value is None and _is_long(m.how))
     for reason in reasons:
@@ -67,6 +75,19 @@ def show(result: Hardware) -> None:
         console.print(f"WARNING: {warning}")
     if is_disturbed(result.other_cpu):
         console.print(f"WARNING: {disturbance(result.other_cpu, then='')}")
+
+
+def answer(result: Hardware) -> str:
+    """Which part of feeding an accelerator takes longest, first of all that is printed."""
+    data = result.data or {"pictures": 1_000, "file_bytes": int(1_000 * result.mean_file_bytes)}
+    found = {m.name: m.seconds_for(data["pictures"], data["file_bytes"]) for m in result.measurements}
+    seconds = {title: s for name, title in _FEEDING.items() if (s := found.get(name)) is not None}
+    parts = sorted(seconds, key=lambda part: -seconds[part])
+    if not parts:
+        return "No part that feeds an accelerator could be measured."
+    first, *others = (f"{part}, {duration(seconds[part])}" for part in parts)
+    rest = f" (the other{'s' * (len(others) > 1)}: {'; '.join(others)})" if others else ""
+    return f"Of feeding {counted(data['pictures'], 'picture')} this takes longest: {first}{rest}."
 
 
 def table(result: Hardware) -> Table:

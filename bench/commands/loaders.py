@@ -74,5 +74,5 @@ def command(
         result = compare(arms, settings, count, peers)
     silent = quiet or json_path == STDOUT
     if not silent:
-        show(result, showing, html_path)
+        show(result, showing, html_path, names_of(backend))
     write(result, json_path, html_path, quiet=silent, gpu_price=showing.gpu_price)

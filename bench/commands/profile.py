@@ -214,7 +214,17 @@ def _machine(device: torch.device) -> str:
     )
 
 
+def _answer(found: Profile) -> str:
+    """Whether training waits, first of all that is printed."""
+    wait_ms, step_ms = (found.stage_s[name] / found.steps * 1e3 for name in (WAIT, STEP))
+    return (
+        f"Training waits {found.shares[WAIT]:.0%} of the time for batches: {wait_ms:,.1f} ms per step, and "
+        f"computes {step_ms:,.1f} ms."
+    )
+
+
 def _print(found: Profile) -> None:
+    click.echo(f"{_answer(found)}\n")
     on_device = any(one.device_s for one in found.operators)
     table = Table(box=None, pad_edge=False)
     table.add_column("operator", no_wrap=True, max_width=_NAME_WIDTH)
@@ -227,6 +237,3 @@ def _print(found: Profile) -> None:
         new_console(width=_WIDTH).print(table)
     else:
         click.echo("No operators: this trainer computes nothing. --trainer resnet18 shows those of a step.")
-    for name, seconds in found.stage_s.items():
-        each_ms = seconds / found.steps * 1e3
-        click.echo(f"{name}: {found.shares[name]:.0%} of the time, {each_ms:,.1f} ms per step")

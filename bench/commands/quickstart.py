@@ -22,7 +22,7 @@ from precache.convert import convert
 from precache.errors import SettingError
 from precache.recipe import Recipe
 from precache.sample_tree import make_sample
-from precache.source import scan_tree
+from precache.sources.tree import scan_tree
 from precache.storage import atomic_write
 
 QUICKSTART = Path("data/quickstart")
@@ -96,5 +96,6 @@ def _convert(formats: list[str]) -> dict[str, dict[str, float | None]]:
 
 def _report(result: Result, gpu_price: float | None) -> None:
     page = QUICKSTART / "report.html"
-    write(result, QUICKSTART / "result.json", page, quiet=True, gpu_price=gpu_price)
+    write(result, QUICKSTART / "result.json", None, quiet=True)
     show(result, Showing(gpu_price=gpu_price), page)
+    write(result, None, page, gpu_price=gpu_price)

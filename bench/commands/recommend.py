@@ -11,7 +11,7 @@ from rich.table import Table
 
 from bench.commands.hardware import TABLE_WIDTH
 from bench.findings import forecast as model
-from bench.findings.advice import PLAIN_RULE, answer, busy_share, rule
+from bench.findings.advice import PLAIN_RULE, answer, as_it_is, busy_share, rule
 from bench.findings.forecast import RAW_NAME, Inputs, Prediction
 from bench.findings.trust import disturbance, is_disturbed, miss, other_cpu
 from bench.findings.words import counted, duration, epochs, number
@@ -26,7 +26,7 @@ from precache.errors import SettingError
 from precache.executors import available_cpus
 from precache.packages import DALI
 from precache.recipe import FORMAT_NAMES
-from precache.source import scan_tree
+from precache.sources.tree import scan_tree
 from precache.tables import new_console
 
 _VERSIONS = ("python", "torch", "pillow", "simplejpeg", "webdataset", *DALI)
@@ -144,6 +144,9 @@ def command(
             click.echo("A quick estimate: --thorough measures longer, --check measures the whole tree, too.")
 
 
+_NO_FORMAT = ", so no format is named"
+
+
 def _formats(asked: str | None, thorough: bool) -> tuple[str, ...]:
     if asked is None:
         return FORMAT_NAMES if thorough else QUICK_FORMATS
@@ -186,7 +189,7 @@ def _show_predictions(console: Console, found: Recommendation, share: float | No
         console.print(prediction_table(found.predictions, found.inputs, star=False))
         return
     if disturbed:
-        console.print(disturbance(share, ", so no format is named"))
+        console.print(f"{as_it_is(found.predictions, found.inputs)}{disturbance(share, _NO_FORMAT)}")
     else:
         console.print(answer(found.predictions, found.inputs, found.turns))
     console.print()

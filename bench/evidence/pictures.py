@@ -21,7 +21,7 @@ from precache.convert import convert
 from precache.errors import SettingError
 from precache.recipe import Recipe
 from precache.sample_tree import make_sample
-from precache.source import scan_tree
+from precache.sources.tree import scan_tree
 
 _CLASSES = 64
 _PATH = click.Path(path_type=Path)

@@ -49,6 +49,14 @@ def answer(predictions: list[Prediction], inputs: Inputs, turns: Sequence[list[P
     )
 
 
+def as_it_is(predictions: list[Prediction], inputs: Inputs) -> str:
+    """What the tree does, and a space, before a sentence on why no format is named; empty if not measured."""
+    raw = _named(predictions, RAW_NAME)
+    if raw is None:
+        return ""
+    return f"The tree as it is keeps the trainer busy {busy_share(raw, inputs):.0%} of the time. "
+
+
 def _leave(raw: Prediction, inputs: Inputs) -> str:
     busy = f"{busy_share(raw, inputs):.0%}"
     if keeps_up(raw, inputs):

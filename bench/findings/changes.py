@@ -62,10 +62,12 @@ def known(here: Pipeline, others: Sequence[Pipeline], means: Means) -> list[Chan
         there = other.measured
         rate = (there.supply if measured.reads_cold else there.together) or there.loader
         rate = _at_most(rate, there.trainer) if measured.reads_cold else rate
+        cold = measured.reads_cold and there.cold is not None
         if other.kind == _RAW or other.folder == here.folder:
-            found.append(Change(f"Backend {other.backend} on {other.folder}", rate, True))
+            found.append(Change(f"Backend {other.backend} on {other.folder}", rate, True, cold=cold))
         else:
-            found.append(Change(f"Converting to {other.kind}", rate, True, seconds, other.file_bytes))
+            size_bytes = other.file_bytes
+            found.append(Change(f"Converting to {other.kind}", rate, True, seconds, size_bytes, cold))
     if here.stages:
         has_shards = any(one.backend == "shards" for one in (here, *others))
         found += _without_decoding(here, seconds, means.free_bytes, has_shards=has_shards)
@@ -78,8 +80,7 @@ def _without_decoding(
 ) -> list[Change]:
     """Shards, where none were measured, and a cache: both only copy."""
     rate = _limited(median(repeat["copy"] for repeat in here.stages), here.measured)
-    side = Recipe(format="shards").size
-    stored = here.samples * side * side * 3
+    stored = here.samples * Recipe(format="shards").picture_bytes
     found = []
     if not has_shards:
         found.append(Change("Converting to shards", rate, False, seconds, stored))

@@ -191,12 +191,13 @@ def _say(result: Result, gain: Gain, gpu_price: float | None) -> list[str]:
 def _compare(result: Result, gain: Gain, today: Row, now: str, gpu_price: float | None) -> list[str]:
     """Whether the best is better than today's, and by how much; `now` says what today's does."""
     best = gain.best[0]
+    both = f"{now}. {_start(result, [best])}."
     disturbed = disturbance(other_cpu(result.settings))
     if disturbed:
-        return [f"{now}; {_does(result, [best])}.", disturbed]
+        return [both, disturbed]
     if result.settings["repeats"] < 2:
         return [
-            f"{now}; {_does(result, [best])}.",
+            both,
             "One run of each names no winner: use --repeats 2 or more.",
         ]
     if not gain.told_apart or rate(best).median < rate(today).median * (1 + NEGLIGIBLE_SHARE):
@@ -204,7 +205,7 @@ def _compare(result: Result, gain: Gain, today: Row, now: str, gpu_price: float 
             converted = any(row.data != RAW_TREE for row in result.rows if is_ours(row))
             return [f"{now}.", f"No other loader here is faster{': converting gains nothing' * converted}."]
         return [
-            f"{now}; {_does(result, [best])}.",
+            both,
             f"The ranges of {result.settings['repeats']} runs overlap, so no loader wins.",
         ]
     return [f"{now}.", *_gains(result, gain, today, gpu_price)]
@@ -214,14 +215,8 @@ def _gains(result: Result, gain: Gain, today: Row, gpu_price: float | None) -> l
     best = gain.best[0]
     speedup = rate(best).median / rate(today).median
     cost = cost_of(result, best)
-    if cost is None:
-        start, does = "With no conversion", _does(result, gain.best)
-    elif len(gain.best) == 1:
-        start, does = f"After converting once ({cost.words})", _does(result, gain.best)
-    else:
-        start, does = "After converting once", _does(result, gain.best, priced=True)
     ends = f": training ends {_sooner(speedup)}" if best.ratio is not None else f": {_times(speedup)} as many"
-    said = [f"{start} {does}{ends}."]
+    said = [f"{_start(result, gain.best)}{ends}."]
     epoch = pays_from_epoch(result, best, today)
     if epoch is not None and best.ratio is not None:
         earliest = " at the earliest" if cost is not None and cost.at_least else ""
@@ -232,6 +227,16 @@ def _gains(result: Result, gain: Gain, today: Row, gpu_price: float | None) -> l
             f"${gpu_price * (1 - 1 / speedup):,.2f} saved of every hour."
         )
     return said
+
+
+def _start(result: Result, rows: Sequence[Row]) -> str:
+    """What it takes to have `rows`, and what they do."""
+    cost = cost_of(result, rows[0])
+    if cost is None:
+        return f"With no conversion {_does(result, rows)}"
+    if len(rows) == 1:
+        return f"After converting once ({cost.words}) {_does(result, rows)}"
+    return f"After converting once {_does(result, rows, priced=True)}"
 
 
 def _today_does(result: Result, row: Row) -> str:

@@ -157,6 +157,19 @@ class Row:
         return self.rates.ratio
 
     @property
+    def reads_cold(self) -> bool:
+        """Whether a cold disk makes a difference that can be told."""
+        return self.cold is not None and self.cold.high < self.loader.low
+
+    @property
+    def now(self) -> Estimate:
+        """Images/s that a change must beat: fed or alone, from a cold disk where that is slower."""
+        rate = self.together or self.loader
+        if self.cold is not None and self.reads_cold:
+            return min(rate, self.cold, key=lambda one: one.median)
+        return rate
+
+    @property
     def busy(self) -> Estimate | None:
         """Share of the time, 0 to 1, that the accelerator computes, fed."""
         return self.batches.utilisation

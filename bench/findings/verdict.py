@@ -100,6 +100,7 @@ class Change:
         what: as the subject of a sentence.
         images_per_s: with it, fed.
         measured: in the same run; else it is predicted.
+        cold: whether `images_per_s` are from a cold disk; else with the files in memory.
         seconds: what it takes once, at least: converting also resizes and writes; 0 where nothing, None
             where that is not known.
         size_bytes: what it takes on disk.
@@ -110,6 +111,12 @@ class Change:
     measured: bool
     seconds: float | None = 0.0
     size_bytes: int = 0
+    cold: bool = False
+
+    def gains_over(self, now: Estimate) -> bool:
+        """Whether it gives more images/s than `now`, by more than is worth nothing and than noise."""
+        enough = self.images_per_s.median >= now.median * (1 + NEGLIGIBLE_SHARE)
+        return enough and self.images_per_s.low > now.high
 
 
 def judge(ratio: Estimate | None) -> str:
@@ -213,6 +220,11 @@ def advise(measured: Measured, changes: Sequence[Change], samples: int) -> str:
     return " ".join(sentences)
 
 
+def files_are(*, cold: bool) -> str:
+    """From where the files of a rate were read, in words."""
+    return "from a cold disk" if cold else "with the files in memory"
+
+
 def takes(seconds: float | None, size_bytes: int) -> str:
     """What a `Change` takes, in words; empty where nothing."""
     costs = ["an unknown time"] if seconds is None else [f"at least {_time(seconds)}"] if seconds else []
@@ -222,22 +234,24 @@ def takes(seconds: float | None, size_bytes: int) -> str:
 def _finding(measured: Measured, bound: str | None) -> str:
     trainer, supply = measured.trainer, measured.supply.median
     against = f" against {trainer.median:,.0f} of the trainer" if trainer else ""
+    files = "" if measured.cold is None else f" {files_are(cold=measured.supply is measured.cold)}"
     uneven = trainer is not None and measured.supply.low > trainer.high
     if bound is None and uneven and judge(measured.ratio) == LOADER_BINDS:
         return (
-            f"no single stage is the bottleneck: the loader alone reaches {supply:,.0f} images/s{against}, "
-            f"and yet the trainer waits, because batches come unevenly or both share the CPUs."
+            f"no single stage is the bottleneck{files}: the loader alone reaches {supply:,.0f} images/s"
+            f"{against}, and yet the trainer waits, because batches come unevenly or both share the CPUs."
         )
     if bound is None:
-        return f"no stage stands out as the bottleneck, {WITHIN_NOISE}: {supply:,.0f} images/s{against}."
+        return (
+            f"no stage stands out as the bottleneck{files}, {WITHIN_NOISE}: {supply:,.0f} images/s{against}."
+        )
     if bound == "compute" and trainer is not None:
         return (
             f"the trainer itself is the bottleneck: it takes {trainer.median:,.0f} images/s and the loader "
-            f"could give {supply:,.0f}. Only a faster step would help."
+            f"could give {supply:,.0f}{files}. Only a faster step would help."
         )
-    first = " from a cold cache" if bound == "storage" and measured.reads_cold else ""
     slow = "is the bottleneck" if trainer else "takes most of the loader's time"
-    found = f"{_WORDS[bound]} {slow}{first}: {supply:,.0f} images/s{against}"
+    found = f"{_WORDS[bound]} {slow}{files}: {supply:,.0f} images/s{against}"
     if bound.startswith("storage or "):
         without = " without --cold" if measured.cold is None else ""
         found += f"; the files were not in memory before, so the two cannot be told apart{without}"
@@ -255,10 +269,11 @@ def _gain(measured: Measured, changes: Sequence[Change], samples: int) -> str:
     change = _best(gaining)
     then = change.images_per_s
     said = "gave" if change.measured else "is predicted to give"
-    if then.low <= now.high:
-        return f"{change.what} {said} {then.median:,.0f}, no more than that {WITHIN_NOISE}."
+    files = f" {files_are(cold=change.cold)}" if measured.cold is not None else ""
+    text = f"{change.what} {said} {then.median:,.0f}{files}"
+    if not change.gains_over(now):
+        return f"{text}, no more than that {WITHIN_NOISE}."
     costs = takes(change.seconds, change.size_bytes)
-    text = f"{change.what} {said} {then.median:,.0f}"
     if not costs:
         return f"{text}."
     text += f"; it takes {costs}"

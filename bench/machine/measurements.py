@@ -21,7 +21,7 @@ from precache import images, jpeg
 from precache.errors import ImageError, SettingError, check_range
 from precache.executors import available_cpus
 from precache.progress import Progress, unseen
-from precache.source import Scan
+from precache.sources.base import Scan
 
 PICTURES = 200
 SERVED_BYTES = 224 * 224 * 3

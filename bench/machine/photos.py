@@ -16,7 +16,8 @@ from PIL import Image
 from precache import executors, images, jpeg
 from precache.errors import check_range
 from precache.progress import Progress, unseen
-from precache.source import check_apart, scan_tree
+from precache.sources.base import check_apart
+from precache.sources.tree import TreeSource, scan_tree
 from precache.storage import atomic_folder, check_new_folder
 
 _CELL = (300, 200)
@@ -50,7 +51,7 @@ def make_photos(
     scan = scan_tree(source)
     check_range("pictures", pictures, 1, len(scan.samples))
     destination = Path(destination)
-    check_apart(Path(source), destination)
+    check_apart(TreeSource(Path(source)), destination)
     check_new_folder(destination)
     columns = max(1, round(mean[0] / _CELL[0]))
     report = executors.counted(on_progress, pictures)

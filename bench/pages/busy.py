@@ -6,11 +6,11 @@ from html import escape
 from bench.findings.gain import busy, find_gain, percent, rate, saved_share
 from bench.findings.result import Result, Row
 from bench.findings.trust import is_disturbed, other_cpu
-from bench.pages import summary
+from bench.pages import summary, table
 
 STYLE = """
 .busy { max-width: none; margin: 1.8rem 0 1.2rem; } .busy figcaption { margin-bottom: .6rem; }
-.lane { display: grid; grid-template-columns: 12rem minmax(8rem, 1fr) 3.5rem 18.5rem; gap: 0 .9rem;
+.lane { display: grid; grid-template-columns: 14rem minmax(8rem, 1fr) 3.5rem 17rem; gap: 0 .9rem;
   align-items: center; padding: .3rem 0; }
 .lane .track { background: var(--tint); border-radius: 4px; height: 1.4rem; overflow: hidden; }
 .lane .track div { background: var(--bar); height: 100%; border-radius: 4px; min-width: 2px; }
@@ -66,7 +66,7 @@ def _lane(
     kind = " today" if row is today else " best" if gain and gain.told_apart and row in gain.best else ""
     saves = "" if today is None else _today(row) if row is today else _saves(row, today, gpu_price)
     return (
-        f'<div class="lane{kind}"><div class="name">{escape(summary.name(result, row))}</div>'
+        f'<div class="lane{kind}"><div class="name">{escape(table.title(result, row))}</div>'
         f'<div class="track"><div style="width:{100 * min(share, 1.0):.1f}%"></div></div>'
         f'<div class="share">{text}</div><div class="saves">{escape(saves)}</div></div>'
     )

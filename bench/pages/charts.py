@@ -12,6 +12,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
+from bench.findings.gain import busy, percent
 from bench.findings.result import Row
 from bench.findings.stats import Estimate
 from bench.findings.verdict import COLD_FETCH
@@ -38,7 +39,7 @@ _UNITS = {
 
 
 def fed(rows: Sequence[Row]) -> go.Figure:
-    """A bar per row, images/s with its trainer, and the trainer's own rate; rows of one trainer."""
+    """A bar per row, images/s with its trainer, how busy that keeps it, and its own rate; one trainer's."""
     shown = [(row, row.together, row.trainer) for row in rows if row.together and row.trainer]
     limit = shown[0][2].median
     rates = [rate for _, rate, _ in shown]
@@ -51,7 +52,11 @@ def fed(rows: Sequence[Row]) -> go.Figure:
         error_x=_spread(rates),
         name="fed by the loader, and its range",
     )
-    names = [f"{_name(row)}: {rate.median:,.0f} ({rate.median / limit:.0%})" for row, rate, _ in shown]
+    shares = [busy(row) for row, _, _ in shown]
+    names = [
+        f"{_name(row)}: {rate.median:,.0f}" + (f" ({percent(share.median)} busy)" if share else "")
+        for (row, rate, _), share in zip(shown, shares, strict=True)
+    ]
     figure = _lanes([bars], names, "images/s")
     _mark(figure, limit, "trainer alone", _RED)
     figure.update_xaxes(range=[0, 1.08 * max(limit, *(rate.high for rate in rates))])
@@ -310,5 +315,5 @@ def _spread(rates: Sequence[Estimate]) -> dict[str, Any]:
 
 
 def _name(row: Row) -> str:
-    name = report.label(row)
+    name = report.name(row)
     return escape(name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…")

@@ -1,38 +1,74 @@
-"""A result of `bench convert` as text, for a terminal and for Markdown."""
+"""A result of `bench convert` on the terminal."""
+
+from rich.table import Table
 
 from bench.findings import stats
 from bench.findings.words import counted
 from bench.machine.hardware import versions_of
-from bench.trial.conversion import OURS, ConversionResult, Whole
+from bench.trial.conversion import OURS, ConversionResult
 from precache.recipe import Recipe
+from precache.tables import new_console
+
+WIDTH = 100
 
 
-def text(result: ConversionResult) -> str:
-    """The result for a terminal, and for Markdown."""
-    settings, ours = result.settings, result.wholes[0]
-    workers = settings["workers"]
-    total_s = sum(1 / stage.median for stage in result.stages.values())
-    lines = ["| stage | images/s per CPU | share of the time |", "| --- | --- | --- |"]
-    lines += [
-        f"| {name} | {_spread(stage)} | {1 / stage.median / total_s:.0%} |"
-        for name, stage in result.stages.items()
-    ]
-    lines += ["", "| whole conversion | images/s | precache is |", "| --- | --- | --- |"]
-    lines += [_whole_line(whole) for whole in result.wholes]
+def show(result: ConversionResult) -> None:
+    """Print what takes the time, the tables, and under which conditions the figures hold."""
+    console = new_console(width=WIDTH)
+    console.print(answer(result))
+    for table in (_stages(result), _wholes(result)):
+        console.print()
+        console.print(table)
+    console.print()
+    console.print(_limits(result))
+    console.print(f"{_conditions(result)}.")
+
+
+def answer(result: ConversionResult) -> str:
+    """What takes the time, first of all that is printed."""
     stage, share = result.costliest
-    rate = ours.images_per_s.median
-    lines += [
-        "",
-        f"The conversion reaches {rate:,.0f} images/s, start-up included. That is "
-        f"{rate / result.decode_limit:.0%} of what {counted(workers, 'CPU')} that only decode would reach "
+    rate = result.wholes[0].images_per_s.median
+    return (
+        f"Converting reaches {rate:,.0f} images/s, start-up included. {stage.capitalize()} takes "
+        f"{share:.0%} of the stages' time{_advice(stage, result.machine)}."
+    )
+
+
+def _stages(result: ConversionResult) -> Table:
+    total_s = sum(1 / stage.median for stage in result.stages.values())
+    table = _table("stage", "images/s per CPU", "low-high", "share of the time")
+    for name, stage in result.stages.items():
+        table.add_row(name, *_spread(stage), f"{1 / stage.median / total_s:.0%}")
+    return table
+
+
+def _wholes(result: ConversionResult) -> Table:
+    """Ours, and how many times as many images/s that is as each other writer's, where there are any."""
+    compared = len(result.wholes) > 1
+    table = _table("whole conversion", "images/s", "low-high", *["precache is"] * compared)
+    for whole in result.wholes:
+        ratio = whole.ratio
+        times = f"{ratio.median:.2f}x ({ratio.low:.2f}-{ratio.high:.2f})" if whole.name != OURS else "-"
+        table.add_row(whole.name, *_spread(whole.images_per_s), *[times] * compared)
+    return table
+
+
+def _limits(result: ConversionResult) -> str:
+    rate = result.wholes[0].images_per_s.median
+    cpus = counted(result.settings["workers"], "CPU")
+    return (
+        f"That is {rate / result.decode_limit:.0%} of what {cpus} that only decode would reach "
         f"({result.decode_limit:,.0f}), and {rate / result.stages_limit:.0%} of what they would reach with "
-        f"all stages and nothing else ({result.stages_limit:,.0f}). "
-        f"{stage.capitalize()} takes {share:.0%} of the stages' time{_advice(stage, result.machine)}. "
-        f"All processes together used {result.peak_bytes / 2**20:,.0f} MiB of memory at most.",
-        "",
-        f"{_conditions(result)}.",
-    ]
-    return "\n".join(lines)
+        f"all stages and nothing else ({result.stages_limit:,.0f}). All processes together used "
+        f"{result.peak_bytes / 2**20:,.0f} MiB of memory at most."
+    )
+
+
+def _table(*titles: str) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for number, title in enumerate(titles):
+        table.add_column(title, justify="right" if number else "left", no_wrap=True)
+    return table
 
 
 def _conditions(result: ConversionResult) -> str:
@@ -55,11 +91,6 @@ def _conditions(result: ConversionResult) -> str:
     )
 
 
-def _whole_line(whole: Whole) -> str:
-    ratio = f"{whole.ratio.median:.2f}x ({whole.ratio.low:.2f} to {whole.ratio.high:.2f})"
-    return f"| {whole.name} | {_spread(whole.images_per_s)} | {'' if whole.name == OURS else ratio} |"
-
-
 def _advice(stage: str, machine: dict[str, str]) -> str:
     if stage == "resize" and machine["pillow_flavour"] == "pillow":
         return ": Pillow-SIMD resizes faster ('precache doctor' prints how to install it)"
@@ -70,5 +101,5 @@ def _advice(stage: str, machine: dict[str, str]) -> str:
     return ""
 
 
-def _spread(estimate: stats.Estimate) -> str:
-    return f"{estimate.median:,.0f} ({estimate.low:,.0f} to {estimate.high:,.0f})"
+def _spread(estimate: stats.Estimate) -> tuple[str, str]:
+    return f"{estimate.median:,.0f}", f"{estimate.low:,.0f}-{estimate.high:,.0f}"

@@ -34,7 +34,9 @@ def write_events(result: Result, folder: Path) -> list[str]:
         scalars = _batches(row, result.settings["batch_size"]) | _samples(row.monitor)
         if not scalars:
             continue
-        name = re.sub(r"[^\w.:-]+", "_", report.title(result, row))
+        several = report.several_trainers(result) and not row.peer
+        of = f"{report.label(row)}, fed to {row.trainer_name}" if several else report.label(row)
+        name = re.sub(r"[^\w.:-]+", "_", of)
         run = name if name not in runs else f"{name}_{len(runs)}"
         with writer_class()(str(folder / run), purge_step=0) as writer:
             for scalar, points in scalars.items():

@@ -8,11 +8,12 @@ from statistics import median
 
 import plotly.graph_objects as go
 
-from bench.findings.gain import sentences
+from bench.findings.gain import busy as busy_share
+from bench.findings.gain import percent, sentences
 from bench.findings.result import Result, Row
 from bench.findings.stats import Estimate
 from bench.findings.trust import miss, why_together
-from bench.findings.verdict import COLD_FETCH, takes
+from bench.findings.verdict import COLD_FETCH, files_are, takes
 from bench.findings.workers import without_former_advice
 from bench.pages import busy, charts, skeleton, summary
 from bench.pages import table as report
@@ -24,9 +25,8 @@ _NUMBERS: dict[str, Callable[[Row], Estimate | float | None]] = {
     "trainer alone": lambda row: row.trainer,
     "together": lambda row: row.together,
     "predicted": lambda row: row.stages.predicted,
-    "together / trainer": lambda row: row.ratio,
+    "accelerator busy, share": busy_share,
     "waits, share": lambda row: row.batches.data_wait,
-    "computes, share": lambda row: row.batches.utilisation,
     "of the gather limit": lambda row: row.rates.of_limit,
     "first batch, s": lambda row: row.batches.first_batch_s,
     "first step, s": lambda row: row.batches.first_step_s,
@@ -42,7 +42,7 @@ def html(result: Result, gpu_price: float | None = None) -> str:
     Args:
         gpu_price: dollars per hour of the accelerator; None leaves money out.
     """
-    skipped = page.paragraphs(f"Skipped {name}: {reason}" for name, reason in result.skipped.items())
+    skipped = page.paragraphs(f"Skipped {name}: {reason}" for name, reason in summary.skipped(result).items())
     said = "".join(f"<p>{page.with_code(line)}</p>" for line in _verdict(result, gpu_price))
     content = "".join(
         (
@@ -73,7 +73,8 @@ def _verdict(result: Result, gpu_price: float | None) -> Iterator[str]:
 
 def _table(result: Result) -> str:
     lines = ([escape(cell) for cell in line] for line in summary.cells(result))
-    return page.html_table(summary.TITLES, lines, [""] * len(summary.TITLES))
+    titles = summary.titles(result)
+    return page.html_table(titles, lines, [""] * len(titles))
 
 
 def _advice(result: Result) -> str:
@@ -87,7 +88,7 @@ def _overview(result: Result) -> str:
     for name in dict.fromkeys(row.trainer_name for row in result.rows):
         rows = [row for row in result.rows if row.trainer_name == name and row.trainer and row.together]
         if rows:
-            figures[f"Fed to {name}: images/s, and share of the trainer's own rate"] = charts.fed(rows)
+            figures[f"Fed to {name}: images/s, and how busy that keeps the accelerator"] = charts.fed(rows)
     figures["Loaders alone: images/s"] = charts.alone(result.rows)
     return skeleton.draw(figures, "overview")
 
@@ -105,9 +106,10 @@ def _details(result: Result) -> Iterator[str]:
 def _row_figures(row: Row, batch_size: int) -> dict[str, go.Figure]:
     figures = {}
     if row.stages.rates:
-        figures["What each stage can do alone"] = charts.stages(row)
+        cold = ", storage from a cold disk" if row.reads_cold else ""
+        figures[f"What each stage can do alone{cold}"] = charts.stages(row)
     if row.stages.stalls and row.trainer and row.together:
-        figures["Where a batch's time goes"] = charts.waterfall(row, batch_size)
+        figures[f"Where a batch's time goes{_in_memory(row)}"] = charts.waterfall(row, batch_size)
     if row.batches.step_s:
         figures["Throughput over time"] = charts.throughput(row, batch_size)
         figures["Time of each batch"] = charts.batch_strip(row)
@@ -116,23 +118,25 @@ def _row_figures(row: Row, batch_size: int) -> dict[str, go.Figure]:
 
 def _findings(row: Row) -> Iterator[str]:
     times, stages = row.batches, row.stages
+    where = "" if row.cold is None else f" {files_are(cold=row.reads_cold)}"
     if stages.binds:
-        yield f"The bottleneck: {stages.binds}."
+        yield f"The bottleneck{where}: {stages.binds}."
     elif stages.rates:
-        yield "No stage stands out as the bottleneck."
+        yield f"No stage stands out as the bottleneck{where}."
     if stages.predicted and row.together:
         measured = row.together.median
         off = measured / stages.predicted - 1
-        yield f"Predicted {stages.predicted:,.0f} images/s, measured {measured:,.0f} ({off:+.0%})."
+        rates = f"Predicted {stages.predicted:,.0f} images/s, measured {measured:,.0f} ({off:+.0%})"
+        yield f"{rates}{_in_memory(row)}."
         missed = miss(stages.predicted, measured, why_together(stages.predicted, measured))
         if missed:
             yield f"{missed[0].upper()}{missed[1:]}."
     if times.data_wait:
         yield f"The trainer waited {_percent(times.data_wait)} of the time."
     if times.utilisation:
-        yield f"It computed {_percent(times.utilisation)} of the time; MLPerf Storage asks for 90%."
+        yield f"The accelerator was busy {_percent(times.utilisation)}; MLPerf Storage asks for 90%."
     if COLD_FETCH in stages.stalls:
-        yield f"From a cold cache each batch would take {_number(stages.stalls[COLD_FETCH] * 1e3)} ms more."
+        yield f"From a cold disk each batch would take {_number(stages.stalls[COLD_FETCH] * 1e3)} ms more."
     yield f"The first batch came after {_number(times.first_batch_s.median * 1e3)} ms."
     if times.first_step_s and times.step_s:
         first_ms, usual_ms = times.first_step_s.median * 1e3, median(times.step_s) * 1e3
@@ -141,19 +145,26 @@ def _findings(row: Row) -> Iterator[str]:
     yield from row.flags
 
 
+def _in_memory(row: Row) -> str:
+    """What a warm figure says beside cold ones."""
+    return "" if row.cold is None else ", files in memory"
+
+
 def _changes(row: Row) -> str:
-    """A table of what was considered, the fastest first; empty where nothing was."""
-    if not row.advice.changes:
+    """A table of what would gain, the fastest first; empty where nothing would."""
+    gaining = [change for change in row.advice.changes if change.gains_over(row.now)]
+    if not gaining:
         return ""
-    titles = ("What one could do", "images/s", "measured or predicted", "takes")
+    titles = ("What would gain", "images/s", "measured or predicted", "takes")
     lines = []
-    for change in sorted(row.advice.changes, key=lambda change: -change.images_per_s.median):
+    for change in sorted(gaining, key=lambda change: -change.images_per_s.median):
         name = escape(change.what.rstrip(","))
         # the range of a prediction would be that of one of its parts
         rate = change.images_per_s
         shown, source = (rate, "measured") if change.measured else (rate.median, "predicted")
+        source += "" if row.cold is None else f" {files_are(cold=change.cold)}"
         lines.append((name, _cell(shown), source, takes(change.seconds, change.size_bytes)))
-    return page.html_table(titles, lines, ["", "", "", ""])
+    return page.html_table(titles, lines, ["", "", "words", "words"])
 
 
 def _numbers(result: Result) -> str:
@@ -183,7 +194,7 @@ def _conditions(result: Result) -> str:
 
 
 def _percent(share: Estimate) -> str:
-    return f"{share.median:.0%} ({share.low:.0%} to {share.high:.0%})"
+    return f"{percent(share.median)} ({percent(share.low)} to {percent(share.high)})"
 
 
 def _cell(value: Estimate | float | None) -> str:

@@ -5,7 +5,7 @@ from html import escape
 
 from bench.findings.gain import busy, percent
 from bench.findings.result import Result, Row
-from bench.pages import summary
+from bench.pages import summary, table
 
 _WIDTH, _NAME, _RIGHT = 760, 190, 90
 _LANE, _BAR, _COLD_LANE, _COLD_BAR = 34, 18, 52, 12
@@ -57,7 +57,7 @@ def _busy(result: Result, rows: list[Row]) -> tuple[str, list[_Bar]]:
     for row in rows:
         share = busy(row)
         assert share is not None
-        bars.append(_Bar(summary.name(result, row), _kind(row), share.median, percent(share.median)))
+        bars.append(_Bar(table.title(result, row), _kind(row), share.median, percent(share.median)))
     trainer = rows[0].trainer
     rate = (
         f" of {trainer.median:,.0f} images/s" if trainer and len({r.trainer_name for r in rows}) == 1 else ""
@@ -69,7 +69,7 @@ def _alone(result: Result, rows: list[Row]) -> tuple[str, list[_Bar]]:
     most = max(row.loader.median for row in rows)
     bars = [
         _Bar(
-            summary.name(result, row),
+            table.title(result, row),
             _kind(row),
             row.loader.median / most,
             f"{row.loader.median:,.0f}",

@@ -1,4 +1,6 @@
-"""What a newcomer reads of a result: a table of five columns, and three lines on when it holds."""
+"""What a newcomer reads of a result: a table of at most five columns, and four lines on when it holds."""
+
+from collections.abc import Collection
 
 from rich.table import Table
 
@@ -6,9 +8,10 @@ from bench.findings.gain import busy, is_limit, is_ours, percent, sentences
 from bench.findings.result import Result, Row
 from bench.findings.stats import Estimate
 from bench.machine.hardware import accelerator_of, versions_of
-from bench.pages.table import best_rows, label, markdown_table, several_trainers
+from bench.pages.table import best_rows, markdown_table, title
 
-TITLES = ("loader", "images/s", "accelerator busy", "from a cold disk", "first batch")
+_COLD = "from a cold disk"
+_TITLES = ("loader", "images/s", "accelerator busy", _COLD, "first batch")
 NOT_MEASURED = "not measured"
 _USUAL = {"shuffle": "auto", "cache": "none", "compiled": False, "amp": "off"}
 
@@ -19,32 +22,42 @@ def rows(result: Result) -> list[Row]:
     return sorted(loaders, key=lambda row: row.backend != "imagefolder") or list(result.rows)
 
 
-def name(result: Result, row: Row) -> str:
-    """The loader, what it reads where that is not clear, and its trainer where there are several."""
-    clear = row.backend in (row.data, "imagefolder")
-    said = row.backend if clear else label(row)
-    return f"{said}, fed to {row.trainer_name}" if several_trainers(result) and not row.peer else said
+def skipped(result: Result, asked: Collection[str] = ()) -> dict[str, str]:
+    """What could not run, and why; `nvjpeg`, which most machines lack the hardware for, only if `asked`."""
+    return {
+        name: reason
+        for name, reason in result.skipped.items()
+        if not name.startswith("nvjpeg ") or "nvjpeg" in asked
+    }
+
+
+def titles(result: Result) -> list[str]:
+    """Of the columns: that of a cold disk is there where it was asked for."""
+    has_cold = result.settings.get("cold", False) or any(row.cold is not None for row in result.rows)
+    return [each for each in _TITLES if each != _COLD or has_cold]
 
 
 def cells(result: Result) -> list[list[str]]:
-    """A line for each of `rows`, in the order of `TITLES`."""
-    return [
-        [
-            name(result, row),
+    """A line for each of `rows`, in the order of `titles`."""
+    shown = titles(result)
+    lines = []
+    for row in rows(result):
+        texts = (
+            title(result, row),
             f"{row.loader.median:,.0f}",
             _share(busy(row)),
             NOT_MEASURED if row.cold is None else f"{row.cold.median:,.0f}",
             f"{row.batches.first_batch_s.median:.2f} s",
-        ]
-        for row in rows(result)
-    ]
+        )
+        lines.append([text for each, text in zip(_TITLES, texts, strict=True) if each in shown])
+    return lines
 
 
 def terminal_table(result: Result) -> Table:
     """A rich table; the fastest in bold."""
     table = Table(box=None, pad_edge=False)
-    for number, title in enumerate(TITLES):
-        table.add_column(title, justify="right" if number else "left", no_wrap=True)
+    for number, each in enumerate(titles(result)):
+        table.add_column(each, justify="right" if number else "left", no_wrap=True)
     best = best_rows(result)
     for row, texts in zip(rows(result), cells(result), strict=True):
         table.add_row(*texts, style="bold" if row in best else "")
@@ -52,7 +65,7 @@ def terminal_table(result: Result) -> Table:
 
 
 def note(result: Result) -> list[str]:
-    """Three lines: the machine, the work, what the columns are."""
+    """Four lines: the machine, the work, what the columns are, whose the loaders are."""
     machine, settings = result.machine, result.settings
     gpu = accelerator_of(machine)
     versions = versions_of(machine, ("torch", "pillow"))
@@ -83,13 +96,14 @@ def note(result: Result) -> list[str]:
             ]
         ),
         ", ".join(work),
-        f"{runs}; images/s: of the loader alone, files in memory; busy: while it feeds the trainer",
+        f"{runs}, files in memory; images/s: of the loader alone; busy: while it feeds the trainer",
+        "ours: this project's loaders, by their --backend names",
     ]
 
 
 def markdown(result: Result, gpu_price: float | None = None) -> str:
     """The sentence, the table and the note."""
-    table = markdown_table(TITLES, cells(result))
+    table = markdown_table(titles(result), cells(result))
     return "\n\n".join([*sentences(result, gpu_price), table, *(f"{line}." for line in note(result))])
 
 

@@ -6,6 +6,7 @@ from statistics import median
 from rich.table import Table
 
 from bench.findings.batch_times import BatchTimes
+from bench.findings.gain import percent
 from bench.findings.result import Result, Row
 from bench.findings.stats import Estimate
 from bench.findings.trust import disturbance, is_disturbed, miss, other_cpu, why_together
@@ -19,6 +20,8 @@ WIDTH = 100
 _DISPENSABLE = ("p95 ms", "first s", "med ms", "trainer")  # dropped first to last where it would not fit
 _VERSIONS = ("python", "torch", "torchvision", "pillow", "simplejpeg", "webdataset", *DALI)
 _LEGEND = {
+    "backend": "backend: this project's loaders, by their --backend names; those of other libraries are "
+    "imagefolder (torchvision's) and what --against names",
     "loader": "loader: images per second of the loader alone",
     "cold": "cold: those with its files dropped from the page cache before",
     "trainer": "trainer: those of the trainer alone, on a batch that stays on the device",
@@ -39,6 +42,7 @@ def headline(result: Result) -> list[str]:
     if is_disturbed(other_cpu(result.settings)):
         return [disturbance(other_cpu(result.settings))]
     sentences = []
+    warm = " and the files in memory" if any(row.cold is not None for row in result.rows) else ""
     for name in dict.fromkeys(row.trainer_name for row in result.rows):
         rows = [row for row in result.rows if row.trainer_name == name and row.trainer is not None]
         keeping = [label(row) for row in rows if row.verdict == KEEPS_UP]
@@ -49,11 +53,11 @@ def headline(result: Result) -> list[str]:
         ]
         unclear = [label(row) for row in rows if row.verdict == NOT_DISTINGUISHABLE]
         if waiting:
-            sentences.append(f"With {name} the trainer waits for {', '.join(waiting)}.")
+            sentences.append(f"With {name}{warm} the trainer waits for {', '.join(waiting)}.")
         if unclear:
-            sentences.append(f"With {name} these keep up, within noise: {', '.join(unclear)}.")
+            sentences.append(f"With {name}{warm} these keep up, within noise: {', '.join(unclear)}.")
         if keeping:
-            sentences.append(f"With {name} these keep up: {', '.join(keeping)}.")
+            sentences.append(f"With {name}{warm} these keep up: {', '.join(keeping)}.")
     return sentences
 
 
@@ -184,7 +188,8 @@ def _spent(row: Row) -> str:
     times, stages = row.batches, row.stages
     if times.data_wait is not None and times.utilisation is not None:
         parts.append(
-            f"waited {times.data_wait.median:.0%} of the time, computed {times.utilisation.median:.0%} "
+            f"waited {percent(times.data_wait.median)} of the time, accelerator busy "
+            f"{percent(times.utilisation.median)} "
             f"(MLPerf Storage asks for 90%)"
         )
     if stages.predicted is not None and row.together is not None:
@@ -201,7 +206,7 @@ def _spent(row: Row) -> str:
     if stalls and row.verdict != KEEPS_UP:
         parts.append(f"waited per batch for {', '.join(stalls)}")
     if COLD_FETCH in stages.stalls:
-        parts.append(f"a cold cache adds {_ms(stages.stalls[COLD_FETCH])}")
+        parts.append(f"a cold disk adds {_ms(stages.stalls[COLD_FETCH])}")
     return "; ".join(parts)
 
 
@@ -283,10 +288,19 @@ def label(row: Row) -> str:
     return row.label
 
 
+def name(row: Row) -> str:
+    """The loader, whose it is, for `pytorch` and `webdataset` are libraries, too, and what it reads."""
+    if row.backend == "imagefolder":
+        return "imagefolder (torchvision)"
+    if row.peer or row.backend == "synthetic":
+        return label(row)
+    return f"{row.backend} (ours)" if row.data == row.backend else f"{row.backend} (ours, {row.data})"
+
+
 def title(result: Result, row: Row) -> str:
-    """What was measured on what, and where it needs saying, with which trainer."""
+    """The loader, and where it needs saying, with which trainer."""
     several = several_trainers(result) and not row.peer
-    return label(row) + (f", fed to {row.trainer_name}" if several else "")
+    return name(row) + (f", fed to {row.trainer_name}" if several else "")
 
 
 def _rate(rate: Estimate | None) -> str:

@@ -1,7 +1,7 @@
 """A result on the terminal and in the files that were asked for."""
 
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,8 +34,14 @@ class Showing:
     gpu_price: float | None = None
 
 
-def show(result: Result, showing: Showing, html_path: Path | None = None) -> None:
-    """Print the sentence, the table, when it holds, and where the page is."""
+def show(
+    result: Result, showing: Showing, html_path: Path | None = None, asked: Collection[str] = ()
+) -> None:
+    """Print the sentence, the table, when it holds, and how to get the rest; `write` says where the page is.
+
+    Args:
+        asked: backends that were asked for by name.
+    """
     if showing.markdown:
         click.echo(table.markdown(result) if showing.details else summary.markdown(result, showing.gpu_price))
         return
@@ -46,14 +52,13 @@ def show(result: Result, showing: Showing, html_path: Path | None = None) -> Non
         _show_details(result)
         return
     new_console(width=_TABLE_WIDTH).print(summary.terminal_table(result))
-    for name, reason in result.skipped.items():
+    for name, reason in summary.skipped(result, asked).items():
         click.echo(f"skipped {name}: {reason}")
     click.echo()
     for line in summary.note(result):
         _say(f"{line}.")
-    click.echo(
-        f"the page: {html_path}" if html_path else "everything else: --details, or a page with --html FILE"
-    )
+    if html_path is None:
+        click.echo("everything else: --details, or a page with --html FILE")
 
 
 @contextmanager
@@ -106,16 +111,16 @@ def write(
     """Write the files that were asked for; unless `quiet`, say so."""
     if json_path is not None:
         write_json(json_path, result.to_json(), quiet=quiet)
-    renders: dict[Path | None, Callable[[], str]] = {
-        html_path: lambda: loaders.html(result, gpu_price),
-        svg_path: lambda: picture.svg(result),
-    }
-    for path, render in renders.items():
+    renders: tuple[tuple[str, Path | None, Callable[[], str]], ...] = (
+        ("the page:", html_path, lambda: loaders.html(result, gpu_price)),
+        ("wrote", svg_path, lambda: picture.svg(result)),
+    )
+    for said, path, render in renders:
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(render(), encoding="utf-8")
             if not quiet:
-                click.echo(f"wrote {path}")
+                click.echo(f"{said} {path}")
     folder = click.get_current_context().meta.get(events.__name__)
     if folder is not None:
         runs = events.write_events(result, folder)

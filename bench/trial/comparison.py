@@ -31,7 +31,6 @@ from bench.trial.same_pictures import Served, same_pictures
 from bench.trial.spec import RunSettings, TrialSpec
 from bench.trial.stages import DECODING, probe_files, time_stages
 from bench.trial.trainers import MODELS, NullTrainer, resolve
-from loaders.dataset import RAW
 from precache.errors import (
     DatasetError,
     ImageError,
@@ -116,7 +115,7 @@ def _compare(
 
 def _check_pictures(arms: Collection[Arm], size: int) -> None:
     """DatasetError unless all have as many pictures, of those that each could serve at `size`."""
-    fitting = [arm for arm in arms if arm.data.kind == RAW or size <= arm.data.size]
+    fitting = [arm for arm in arms if arm.data.stores(size)]
     check_facts({arm.label: Facts(len(arm.data.ids), size, len(arm.data.classes)) for arm in fitting})
 
 

@@ -36,7 +36,8 @@ from precache.formats import FORMATS, Sample
 from precache.output import publish
 from precache.progress import Progress, unseen
 from precache.recipe import Recipe
-from precache.source import Scan, scan_tree
+from precache.sources.base import Scan
+from precache.sources.tree import scan_tree
 
 OURS = "precache"
 STAGES = ("read", "decode", "resize", "encode", "write")
@@ -239,7 +240,7 @@ def time_stages(scan: Scan, recipe: Recipe, pictures: int, scratch: Path) -> dic
         raise SettingError(f"{scan.root}: none of {len(paths):,} pictures taken from it can be decoded")
     seconds = dict(zip(STAGES, np.diff(moments).sum(axis=0).tolist(), strict=False))
     start_s = time.perf_counter()
-    files = FORMATS[recipe.format].write_shard(scratch / "stage", samples, len(samples), recipe.size)
+    files = FORMATS[recipe.format].write_shard(scratch / "stage", samples, len(samples), recipe.stored_size)
     publish(files)
     seconds["write"] = time.perf_counter() - start_s
     for file in files:

@@ -9,14 +9,15 @@ from dataclasses import dataclass
 from bench.trial.run import Served
 from bench.trial.spec import TrialSpec
 from precache.errors import DatasetError
+from precache.sizes import Size, sides
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a loader says before it serves anything: pictures of an epoch, their side, classes."""
+    """What a loader says before it serves anything: pictures of an epoch, their size, classes."""
 
     samples: int
-    size: int
+    size: Size
     classes: int
 
 
@@ -32,8 +33,12 @@ def check_facts(facts: Mapping[str, Facts]) -> None:
     Args:
         facts: by the arm's name.
     """
+    shapes = {arm: sides(found.size) for arm, found in facts.items()}
     _check_equal(
-        {arm: f"{found.samples:,} pictures of {found.size}x{found.size}" for arm, found in facts.items()}
+        {
+            arm: f"{facts[arm].samples:,} pictures of {width}x{height}"
+            for arm, (height, width) in shapes.items()
+        }
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from loaders.batch import Batch
 from precache.errors import SettingError
+from precache.sizes import Size
 
 LAST = "drop"
 """What the loader of a trial does with the samples that fill no batch, see `loaders.build`."""
@@ -23,8 +24,8 @@ class Feed(AbstractContextManager[Any], Protocol):
     classes: tuple[str, ...]
 
     @property
-    def size(self) -> int:
-        """Side of the served squares in pixels."""
+    def size(self) -> Size:
+        """Of the served pictures."""
 
     def __iter__(self) -> Iterator[Batch]: ...
 

@@ -71,11 +71,13 @@ class PeerArm:
 
 
 def work_of(arm: Arm, augment: str = "eval") -> Work | None:
-    """What serving costs a backend of ours; None for noise."""
+    """What serving costs a backend of ours; None for noise, and for what no peer reads: no squares."""
     if arm.backend == "synthetic":
         return None
     if arm.data.kind == RAW:
         return _KINDS[RAW], 0
+    if isinstance(arm.data.size, tuple) or arm.data.shapes is not None:
+        return None
     kind = _KINDS[arm.data.kind]
     return "crops" if kind == "pixels" and augment != "eval" else kind, arm.data.size
 
@@ -104,7 +106,12 @@ def choose_peers(
         given = [folders[kind] for kind in peer.reads if kind in folders]
         if given:
             path, recipe = given[0]
-            stored, quality = (recipe.size, recipe.quality) if recipe else (0, 0)
+            stored, quality = (_side(recipe), recipe.quality) if recipe else (0, 0)
+            if stored is None:
+                raise DatasetError(
+                    f"peer {name} serves squares, and {path} holds other pictures; leave it out, or name a "
+                    f"folder that was converted with one --size and without --fit keep"
+                )
             chosen.append(PeerArm(name, path, stored, quality, python, None))
         elif peer.reads[0] in _KINDS:
             raise DatasetError(
@@ -120,22 +127,30 @@ def _with_own_data(
 ) -> PeerArm:
     peer = PEERS[name]
     kind = "pixels" if peer.kind == "crops" else peer.kind
-    recipes = [recipe for form, (_, recipe) in folders.items() if recipe and _KINDS[form] == kind]
+    given = [recipe for form, (_, recipe) in folders.items() if recipe and _KINDS[form] == kind]
+    recipes = [recipe for recipe in given if _side(recipe)]
     like = recipes[0] if recipes else Recipe(format="shards", size=max(size, DEFAULT_STORED))
-    path = peer_data / f"{peer.reads[0]}-{like.size}{f'-q{like.quality}' if kind == 'jpeg' else ''}"
+    stored = _side(like)
+    assert stored is not None
+    path = peer_data / f"{peer.reads[0]}-{stored}{f'-q{like.quality}' if kind == 'jpeg' else ''}"
     source = folders[RAW][0].resolve() if RAW in folders else None
     if source is None and not path.exists():
         raise DatasetError(f"peer {name}: {path} does not exist; name the raw tree to write it from as DATA")
-    return PeerArm(name, path, like.size, like.quality, python, source)
+    return PeerArm(name, path, stored, like.quality, python, source)
+
+
+def _side(recipe: Recipe) -> int | None:
+    """Of the squares that it makes; None if it makes others."""
+    return recipe.stored_size if isinstance(recipe.stored_size, int) else None
 
 
 def limits(paths: Sequence[Path]) -> list[PeerArm]:
-    """The limit of each folder of shards among `paths`; needs NumPy only."""
+    """The limit of each folder of shards of squares among `paths`; needs NumPy only."""
     recipes = {path: open_dataset(path).manifest.recipe for path in paths if is_converted(path)}
     return [
-        PeerArm(LIMIT, path, recipe.size, recipe.quality, sys.executable, None)
+        PeerArm(LIMIT, path, side, recipe.quality, sys.executable, None)
         for path, recipe in recipes.items()
-        if recipe.format == "shards"
+        if recipe.format == "shards" and (side := _side(recipe))
     ]
 
 

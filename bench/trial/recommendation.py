@@ -27,7 +27,7 @@ from bench.trial.trainers import check_trainer, resolve
 from precache.errors import DatasetError, MissingDependencyError, WorkerError, check_choice
 from precache.progress import Progress, unseen
 from precache.recipe import FORMAT_NAMES
-from precache.source import Scan
+from precache.sources.base import Scan
 
 _RANDOM_READS = (RAW_NAME, "shards")
 _DISK_BLOCKS = {4 << 10: "disk, random 4 KiB", 128 << 10: "disk, random 128 KiB"}

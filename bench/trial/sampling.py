@@ -29,7 +29,7 @@ from precache import images
 from precache.converted import open_dataset
 from precache.errors import ImageError, SettingError, SourceError, check_range
 from precache.recipe import FORMAT_NAMES, Recipe
-from precache.source import Scan
+from precache.sources.base import Scan
 
 BACKENDS = {RAW_NAME: "pytorch", "shards": "shards", "webdataset": "webdataset", "dali": "dali"}
 CHECK = "never"

@@ -8,22 +8,24 @@ import torch
 
 from loaders.augment.draw import RandomAugmentation
 from precache.errors import SettingError, check_choice
+from precache.sizes import Size, as_size, sides
 
 BatchFunction: TypeAlias = Callable[..., Any]
-"""(images uint8 [n, stored, stored, 3] on the device, ids int64 [n] on the CPU, epoch) -> images uint8
-[n, size, size, 3] on the same device: as many, of the `size` that `build` was given, or else all of one.
+"""(images uint8 [n, height, width, channels], all that is stored, on the device, ids int64 [n] on the CPU,
+epoch) -> images uint8 [n, height, width, channels] on the same device: as many, of the `size` that `build`
+was given, or else all of one.
 
-With a parameter called `labels` (int64 [n] on the device) it returns images and labels: [n], or soft ones,
-float [n, classes], as CutMix and MixUp make them. With one called `view` it is told which one it makes"""
+With a parameter called `labels` (as of `Batch`, on the device) it returns images and labels: [n], or soft
+ones, float [n, classes], as CutMix and MixUp make them. With one called `view` it is told which it makes."""
 
 NAMES = ("crop", "eval", "train")
 _RATIO_TO_SERVED = 256 / 224
 
 
 def choose(
-    augment: str | RandomAugmentation | BatchFunction | None, stored: int, size: int
+    augment: str | RandomAugmentation | BatchFunction | None,
 ) -> RandomAugmentation | BatchFunction | None:
-    """What `loaders.build` was asked for, of squares of `stored` pixels; None: the centre, unchanged.
+    """What `loaders.build` was asked for; None: the centre, unchanged.
 
     Raises:
         SettingError: an unknown name.
@@ -32,9 +34,7 @@ def choose(
         return augment
     if isinstance(augment, str):
         check_choice("augment", augment, NAMES)
-        share = (size / stored) ** 2
-        as_it_is = RandomAugmentation(scale=(share, share), ratio=(1.0, 1.0))
-        return {"crop": as_it_is, "eval": None, "train": RandomAugmentation()}[augment]
+        return {"crop": RandomAugmentation(scale=None), "eval": None, "train": RandomAugmentation()}[augment]
     if callable(augment):
         return augment
     raise SettingError(
@@ -47,10 +47,10 @@ class CheckedFunction:
     """A function of the caller's, of which what it returns is looked at: not the pixels, nothing waits.
 
     Args:
-        size: side that it must return; None: that of the first batch.
+        size: that it must return; None: that of the first batch.
     """
 
-    def __init__(self, function: BatchFunction, size: int | None) -> None:
+    def __init__(self, function: BatchFunction, size: Size | None) -> None:
         self._function = function
         self._size = size
         self._name = getattr(function, "__qualname__", type(function).__name__)
@@ -79,7 +79,7 @@ class CheckedFunction:
                 f"{type(returned).__name__}"
             )
         mixed = returned[1]
-        if not isinstance(mixed, torch.Tensor) or mixed.shape[:1] != labels.shape or mixed.ndim > 2:
+        if not isinstance(mixed, torch.Tensor) or mixed.shape[:1] != labels.shape[:1] or mixed.ndim > 2:
             got = [*mixed.shape] if isinstance(mixed, torch.Tensor) else type(mixed).__name__
             raise SettingError(
                 f"augment function {self._name} must return labels [{len(labels)}] or "
@@ -88,36 +88,37 @@ class CheckedFunction:
         return self._checked(returned[0], images), mixed
 
     def _checked(self, returned: object, images: torch.Tensor) -> torch.Tensor:
-        side = "size" if self._size is None else self._size
-        wanted = f"uint8 [{len(images)}, {side}, {side}, 3] on {images.device}"
+        height, width = ("height", "width") if self._size is None else sides(self._size)
+        wanted = f"uint8 [{len(images)}, {height}, {width}, {images.shape[3]}] on {images.device}"
         if not isinstance(returned, torch.Tensor):
             got, remedy = type(returned).__name__, "return a torch tensor"
         else:
             remedy = _flaw(returned, images, self._size)
             if not remedy:
-                self._size = returned.shape[1]
+                self._size = as_size(*returned.shape[1:3])
                 return returned
             got = f"{str(returned.dtype).removeprefix('torch.')} {list(returned.shape)} on {returned.device}"
         raise SettingError(f"augment function {self._name} must return {wanted}, got {got}; {remedy}")
 
 
-def _flaw(returned: torch.Tensor, images: torch.Tensor, size: int | None) -> str:
+def _flaw(returned: torch.Tensor, images: torch.Tensor, size: Size | None) -> str:
     """What the caller's function has to change; nothing if it is right."""
     shape = [*returned.shape] if returned.ndim == 4 else [0] * 4
+    channels = images.shape[3]
     flaws = {
-        "this is NCHW: return images.permute(0, 2, 3, 1), NHWC": shape[1] == 3 != shape[3],
-        "return NHWC with three channels, RGB": shape[3] != 3,
+        "this is NCHW: return images.permute(0, 2, 3, 1), NHWC": shape[1] == channels != shape[3],
+        "return NHWC, with as many channels as it was given": shape[3] != channels,
         "return as many pictures as it was given, in their order": shape[0] != len(images),
         "return 0-255; the loader normalises for dtype='float32'": returned.dtype != torch.uint8,
         "leave them on the device that they came on": returned.device != images.device,
-        "return squares": shape[1] != shape[2],
-        "return the side that the loader was built with, or that of the first batch": (
-            shape[1] != (size or shape[1])
+        "return the size that the loader was built with, or that of the first batch": (
+            size is not None and sides(size) != (shape[1], shape[2])
         ),
     }
     return next((remedy for remedy, applies in flaws.items() if applies), "")
 
 
-def source_size(size: int) -> int:
-    """The side that a raw tree is resized to, so that crops of it are served as `size`."""
-    return round(size * _RATIO_TO_SERVED)
+def source_size(size: Size) -> Size:
+    """What a raw tree is resized to, so that crops of it are served as `size`."""
+    height, width = sides(size)
+    return as_size(round(height * _RATIO_TO_SERVED), round(width * _RATIO_TO_SERVED))

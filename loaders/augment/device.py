@@ -6,6 +6,7 @@ from torch.nn.functional import grid_sample
 
 from loaders.augment.draw import RandomAugmentation, draw
 from loaders.devices import upload
+from precache.sizes import Size, as_size, sides
 
 _CHUNK = 32  # pictures at a time: bounds the memory of their float copies
 # ITU-R BT.601, as torchvision's rgb_to_grayscale has it
@@ -16,23 +17,25 @@ class BatchAugmentation:
     """What `loaders.augment.draw.draw` draws, applied to a batch.
 
     Args:
-        size: side that crops are resized to; None where they are taken already, and only colours
+        size: that crops are resized to; None where they are taken already, and only colours
             are left to do.
     """
 
-    def __init__(self, settings: RandomAugmentation, seed: int, size: int | None) -> None:
+    def __init__(self, settings: RandomAugmentation, seed: int, size: Size | None) -> None:
         self._settings = settings
         self._seed = seed
         self._size = size
 
     def __call__(self, images: torch.Tensor, ids: torch.Tensor, epoch: int) -> torch.Tensor:
-        """uint8 [n, side, side, 3] to uint8 [n, size, size, 3]."""
-        draws = draw(self._settings, images.shape[1], self._seed, epoch, ids.numpy())
+        """uint8 [n, height, width, channels] to uint8 [n, height, width, channels] of `size`."""
+        stored = as_size(*images.shape[1:3])
+        size = stored if self._size is None else self._size
+        draws = draw(self._settings, stored, size, self._seed, epoch, ids.numpy())
         columns = np.concatenate((draws.boxes, draws.colors, draws.mirrored[:, None]), axis=1)
         drawn = upload(torch.from_numpy(columns.astype(np.float32)), images.device)  # in one copy
         boxes, colors, mirrored = drawn[:, :4], drawn[:, 4:8], drawn[:, 8] > 0
-        size = self._size or images.shape[1]
-        out = torch.empty((len(images), size, size, 3), dtype=torch.uint8, device=images.device)
+        shape = (len(images), *sides(size), images.shape[3])
+        out = torch.empty(shape, dtype=torch.uint8, device=images.device)
         for start in range(0, len(images), _CHUNK):
             part = slice(start, start + _CHUNK)
             floats = images[part].permute(0, 3, 1, 2).to(torch.float32)
@@ -45,21 +48,24 @@ class BatchAugmentation:
 
 
 def crop_and_resize(
-    images: torch.Tensor, boxes: torch.Tensor, mirrored: torch.Tensor, size: int
+    images: torch.Tensor, boxes: torch.Tensor, mirrored: torch.Tensor, size: Size
 ) -> torch.Tensor:
-    """float [n, 3, size, size] of the boxes (left, top, width, height) of float [n, 3, side, side].
+    """float [n, channels, *size] of boxes (left, top, width, height) of float [n, channels, height, width].
 
     Bilinear without antialiasing, as `loaders.augment.cpu.place`; at a crop's edge its last pixel goes on.
     """
-    side = images.shape[2]
-    centres = (torch.arange(size, device=images.device, dtype=torch.float32) + 0.5) / size
+    rows, columns = sides(size)
+    down, across = (
+        (torch.arange(side, device=images.device, dtype=torch.float32) + 0.5) / side
+        for side in (rows, columns)
+    )
     left, top, width, height = boxes.T[:, :, None]
-    across = torch.where(mirrored[:, None], 1 - centres, centres)
+    across = torch.where(mirrored[:, None], 1 - across, across)
     x = left + torch.minimum((across * width).clamp(min=0.5), width - 0.5)
-    y = top + torch.minimum((centres * height).clamp(min=0.5), height - 0.5)
+    y = top + torch.minimum((down * height).clamp(min=0.5), height - 0.5)
     # grid_sample counts from -1, the picture's left or top edge, to 1
-    x, y = x * (2 / side) - 1, y * (2 / side) - 1
-    grid = torch.stack((x[:, None, :].expand(-1, size, -1), y[:, :, None].expand(-1, -1, size)), dim=-1)
+    x, y = x * (2 / images.shape[3]) - 1, y * (2 / images.shape[2]) - 1
+    grid = torch.stack((x[:, None, :].expand(-1, rows, -1), y[:, :, None].expand(-1, -1, columns)), dim=-1)
     return grid_sample(images, grid, mode="bilinear", padding_mode="border", align_corners=False)
 
 

@@ -12,8 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from precache.errors import SettingError
+from precache.sizes import Size, sides
 
 Floats: TypeAlias = npt.NDArray[np.float64]
+Integers: TypeAlias = npt.NDArray[np.int64]
 _TRIES = 10  # of torchvision
 _BOX_DRAWS = 4 * _TRIES
 _DRAWS = _BOX_DRAWS + 1 + 4
@@ -29,15 +31,16 @@ class RandomAugmentation:
     hue, which torchvision draws.
 
     Attributes:
-        scale: least and largest share of the stored square's area that a crop has.
-        ratio: least and largest width over height of a crop.
+        scale: least and largest share of the stored picture's area that a crop has; None: a crop has the
+            size that is served, and is not resized.
+        ratio: least and largest width over height of a crop, where there is a scale.
         flip: how likely a picture is mirrored.
         brightness, contrast, saturation: factors are drawn from 1 - value to 1 + value, at least 0.
         hue: shifts are drawn from -hue to hue, as a share of the circle; at most 0.5.
     """
 
     # with these ImageNet is trained: https://arxiv.org/abs/1409.4842, section 6
-    scale: tuple[float, float] = (0.08, 1.0)
+    scale: tuple[float, float] | None = (0.08, 1.0)
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
     flip: float = 0.5
     brightness: float = 0.0
@@ -46,7 +49,7 @@ class RandomAugmentation:
     hue: float = 0.0
 
     def __post_init__(self) -> None:
-        for name, (low, high) in (("scale", self.scale), ("ratio", self.ratio)):
+        for name, (low, high) in (("scale", self.scale or (1.0, 1.0)), ("ratio", self.ratio)):
             most = 1.0 if name == "scale" else float("inf")
             if not 0 < low <= high <= most:
                 raise SettingError(f"{name} must be two numbers, 0 < low <= high <= {most}, got {low, high}")
@@ -71,7 +74,7 @@ class Draws:
     """What each of n samples gets.
 
     Attributes:
-        boxes: int64 [n, 4]: left, top, width, height of the crop, in pixels of the stored square.
+        boxes: int64 [n, 4]: left, top, width, height of the crop, in pixels of the stored picture.
         mirrored: bool [n].
         colors: float64 [n, 4]: factors of brightness, contrast and saturation, and the shift of hue.
     """
@@ -81,27 +84,38 @@ class Draws:
     colors: Floats
 
 
-def draw(settings: RandomAugmentation, side: int, seed: int, epoch: int, ids: npt.NDArray[np.int64]) -> Draws:
-    """What the samples `ids`, squares of `side` pixels, get in `epoch`."""
+def draw(
+    settings: RandomAugmentation,
+    stored: Size | Integers,
+    size: Size,
+    seed: int,
+    epoch: int,
+    ids: npt.NDArray[np.int64],
+) -> Draws:
+    """What the samples `ids` get in `epoch`, served as `size`; `stored` as of `crop_boxes`."""
     uniform = uniforms(seed, epoch, ids, _DRAWS)
     ranges = np.array([settings.brightness, settings.contrast, settings.saturation, settings.hue])
     low = np.maximum(0, 1 - ranges)
     low[3], high = -settings.hue, 1 + ranges
     high[3] = settings.hue
+    if settings.scale is None:
+        boxes = window_boxes(stored, uniform[:, 2 * _TRIES : _BOX_DRAWS : _TRIES], size)
+    else:
+        boxes = crop_boxes(stored, uniform[:, :_BOX_DRAWS], settings.scale, settings.ratio)
     return Draws(
-        crop_boxes(side, uniform[:, :_BOX_DRAWS], settings.scale, settings.ratio),
+        boxes,
         uniform[:, _BOX_DRAWS] < settings.flip,
         low + (high - low) * uniform[:, _BOX_DRAWS + 1 :],
     )
 
 
 def crop_boxes(
-    side: int, draws: Floats, scale: tuple[float, float], ratio: tuple[float, float]
-) -> npt.NDArray[np.int64]:
-    """Boxes of random crops of a square, as `torchvision.transforms.RandomResizedCrop.get_params`.
+    stored: Size | Integers, draws: Floats, scale: tuple[float, float], ratio: tuple[float, float]
+) -> Integers:
+    """Boxes of random crops, as `torchvision.transforms.RandomResizedCrop.get_params`.
 
     Args:
-        side: of the square in pixels.
+        stored: size of all pictures, or int64 [n, 2], height and width of each.
         draws: [n, 4 * tries], uniform in [0, 1).
         scale, ratio: as of `RandomAugmentation`.
 
@@ -109,20 +123,24 @@ def crop_boxes(
         [n, 4]: left, top, width, height in pixels.
     """
     area_draw, ratio_draw, left_draw, top_draw = np.split(draws, 4, axis=1)
-    area = side * side * (scale[0] + (scale[1] - scale[0]) * area_draw)
+    high_side, wide_side = _columns(stored)
+    area = high_side * wide_side * (scale[0] + (scale[1] - scale[0]) * area_draw)
     low, high = np.log(ratio)
     aspect = np.exp(low + (high - low) * ratio_draw)
     width, height = np.round(np.sqrt(area * aspect)), np.round(np.sqrt(area / aspect))
-    fits = (width > 0) & (width <= side) & (height > 0) & (height <= side)
+    fits = (width > 0) & (width <= wide_side) & (height > 0) & (height <= high_side)
     first = fits.argmax(axis=1)  # the first try that fits
     rows = np.arange(len(draws))
     found = fits[rows, first]
-    # none fits: the largest centred box of the nearest ratio; a square's own is 1
-    fallback = min(max(1.0, ratio[0]), ratio[1])
-    width = np.where(found, width[rows, first], round(side * min(1.0, fallback)))
-    height = np.where(found, height[rows, first], round(side / max(1.0, fallback)))
-    left = np.where(found, np.floor(left_draw[rows, first] * (side - width + 1)), (side - width) // 2)
-    top = np.where(found, np.floor(top_draw[rows, first] * (side - height + 1)), (side - height) // 2)
+    high_side, wide_side = high_side[:, 0], wide_side[:, 0]
+    # none fits: the largest centred box of the nearest ratio
+    widest = np.clip(np.round(high_side * ratio[1]), 1, wide_side)
+    highest = np.clip(np.round(wide_side / ratio[0]), 1, high_side)
+    width = np.where(found, width[rows, first], widest)
+    height = np.where(found, height[rows, first], highest)
+    left_room, top_room = wide_side - width, high_side - height
+    left = np.where(found, np.floor(left_draw[rows, first] * (left_room + 1)), left_room // 2)
+    top = np.where(found, np.floor(top_draw[rows, first] * (top_room + 1)), top_room // 2)
     return np.stack((left, top, width, height), axis=1).astype(np.int64)
 
 
@@ -139,6 +157,30 @@ def draw_keys(
     with np.errstate(over="ignore"):
         hashed = _mix(_mix(ids.astype(np.uint64)) ^ numbers.astype(np.uint64))
     return np.where(numbers == 0, ids, hashed.view(np.int64))
+
+
+def window_boxes(stored: Size | Integers, draws: Floats | None, size: Size) -> Integers:
+    """Boxes of `size`, as torchvision's `CenterCrop` or, if there are draws, its `RandomCrop` takes them.
+
+    Args:
+        stored: as of `crop_boxes`.
+        draws: [n, 2], uniform in [0, 1), of left and top; None: the centre.
+
+    Returns:
+        [n, 4], or [1, 4] of one size and its centre: left, top, width, height in pixels. Where a picture is
+        smaller it lies in the midst, and the box reaches out of it.
+    """
+    height, width = sides(size)
+    room = np.concatenate(_columns(stored)[::-1], axis=1) - (width, height)
+    corners = np.round(room / 2) if draws is None else np.floor(draws * (room + 1))
+    corners = np.where(room < 0, -(-room // 2), corners).astype(np.int64)
+    return np.concatenate((corners, np.broadcast_to((width, height), corners.shape)), axis=1)
+
+
+def _columns(stored: Size | Integers) -> tuple[Integers, Integers]:
+    """Height and width, each [n, 1], or [1, 1] of one size."""
+    shapes = stored if isinstance(stored, np.ndarray) else np.array([sides(stored)], np.int64)
+    return shapes[:, :1], shapes[:, 1:]
 
 
 def uniforms(seed: int, epoch: int, ids: npt.NDArray[np.int64], count: int) -> Floats:

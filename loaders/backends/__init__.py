@@ -4,7 +4,7 @@
     sequential  shards read whole, ahead of their first use
     integrity   what was read is compared with its checksum
     cache       a reader that keeps what another one decoded
-    decoding    pictures of a raw tree (`pytorch`); gpu_jpeg: JPEGs on a GPU (`nvjpeg`)
+    decoding    pictures of a raw tree (`pytorch`); dali_input: for `dali`; gpu_jpeg: for `nvjpeg`
     gather      many pieces of files in one system call (`shards`)
 
 A backend is a function that opens a `Reader` over a split. Where it needs a package that may not be

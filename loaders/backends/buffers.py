@@ -11,6 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from precache.sizes import Size, sides
+
 _KEPT = 8  # free buffers: more than are ever on their way at a time
 
 
@@ -48,22 +50,22 @@ class _Borrower:
 
 
 class BufferPool:
-    """Batch buffers, uint8 [samples, size, size, 3].
+    """Batch buffers, uint8 [samples, height, width, channels].
 
     Fresh memory costs as much as filling it: the system clears each page first. A buffer comes back by
     itself when the last tensor or array that shows a part of it is gone, so that what is served stays
     the caller's as long as he keeps it.
     """
 
-    def __init__(self, samples: int, size: int, device: torch.device) -> None:
-        self._shape = (samples, size, size, 3)
+    def __init__(self, samples: int, size: Size, device: torch.device, channels: int = 3) -> None:
+        self._shape = (samples, *sides(size), channels)
         # torch's own allocator of pinned memory keeps a buffer until the copies out of it are done:
         # https://pytorch.org/docs/stable/notes/cuda.html#use-pinned-memory-buffers
         self._pinned = device.type == "cuda"
         self._free: deque[_Loan] = deque(maxlen=_KEPT)
 
     def take(self, samples: int) -> torch.Tensor:
-        """uint8 [samples, size, size, 3] of any content; at most as many as the pool is made for."""
+        """uint8 [samples, height, width, channels] of any content; at most as many as the pool has."""
         if self._pinned:
             return torch.empty((samples, *self._shape[1:]), dtype=torch.uint8, pin_memory=True)
         try:
@@ -81,13 +83,13 @@ class SharedBuffers:
     would not have it.
     """
 
-    def __init__(self, buffers: int, samples: int, size: int) -> None:
+    def __init__(self, buffers: int, samples: int, size: Size) -> None:
         try:
-            memory = mmap.mmap(-1, buffers * samples * size * size * 3)
+            memory = mmap.mmap(-1, buffers * samples * math.prod(sides(size)) * 3)
         except (OSError, OverflowError):  # batches that this machine cannot hold: perhaps none is full
             buffers = samples = 0
             memory = mmap.mmap(-1, 1)
-        shape = (buffers, samples, size, size, 3)
+        shape = (buffers, samples, *sides(size), 3)
         self.memory = np.frombuffer(memory, np.uint8, math.prod(shape)).reshape(shape)
         self._free = deque(range(buffers))
         self._returned: deque[_Loan] = deque()

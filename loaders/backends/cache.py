@@ -5,6 +5,7 @@ first epoch goes at the reader's pace and fills it; once every sample has passed
 Random crops are taken of what is kept, so that they differ from epoch to epoch.
 """
 
+import math
 from collections import deque
 from collections.abc import Iterator
 from contextlib import closing
@@ -23,13 +24,14 @@ from loaders.devices import Lane, upload
 from loaders.settings import LoaderSpec
 from precache.errors import ImageError, SettingError
 from precache.jpeg import Pixels
+from precache.sizes import sides
 
 _MOST_CACHED = 8  # batches in a row that a reader which has something left to read is not asked for
 _RESERVED_SHARE = 0.1  # of the free memory is left to others
 
 
 class CachedReader:
-    """What `reader` decodes, squares of `crops.stored` pixels, kept on `device` and served as `crops` say.
+    """What `reader` decodes, pictures of `crops.stored`, kept on `device` and served as `crops` say.
 
     To be made where `lane`, that of the loader, is active.
     """
@@ -48,8 +50,18 @@ class CachedReader:
         self._data = data
         self._device = device
         self._lane = lane
-        shape = (len(data.ids), crops.stored, crops.stored, 3)
-        needed, free = int(np.prod(shape)), _free_bytes(device)
+        if crops.stored is None and device.type == "cuda":
+            reader.close()
+            raise SettingError(
+                f"cache 'device' keeps pictures of one size, and those of {data.path} vary; use cache 'ram'"
+            )
+        shape: tuple[int, ...]
+        if crops.stored is None:
+            self._ends = np.cumsum(data.shapes_at(slice(None)).prod(axis=1) * data.channels)
+            shape = (int(self._ends[-1]),)
+        else:
+            shape = (len(data.ids), *sides(crops.stored), data.channels)
+        needed, free = math.prod(shape), _free_bytes(device)
         if needed > free * (1 - _RESERVED_SHARE):
             reader.close()
             raise SettingError(
@@ -106,7 +118,12 @@ class CachedReader:
         self._missing[request.positions] = refused
         kept = request.positions[~refused]
         images = self._lane.take(batch.images, batch.ready)
-        if self._device.type == "cuda":
+        if images.ndim == 1:  # one picture behind the other, as they are kept
+            lengths = self._data.shapes_at(kept).prod(axis=1) * self._data.channels
+            parts = torch.split(images.to(self._device), lengths.tolist())
+            for end, part in zip(self._ends[kept].tolist(), parts, strict=True):
+                self._images[end - len(part) : end] = part
+        elif self._device.type == "cuda":
             self._images[upload(torch.from_numpy(kept), self._device)] = upload(images, self._device)
         else:  # of a backend that decodes on a GPU: waited for
             self._images[torch.from_numpy(kept)] = images.to(self._device)
@@ -138,8 +155,13 @@ class CachedReader:
         position = positions[slot]
         if self._refused and (sample_id := int(self._data.ids[position])) in self._refused:
             raise self._refused[sample_id]
-        rows: Pixels = self._images.numpy()[position, first : first + len(space)]
-        return rows
+        images: Pixels = self._images.numpy()
+        if images.ndim == 1:
+            height, width = self._data.shapes_at(slice(position, position + 1))[0].tolist()
+            stop, channels = int(self._ends[position]), self._data.channels
+            images = images[stop - height * width * channels : stop].reshape(1, height, width, channels)
+            position = 0
+        return images[position, first : first + len(space)]
 
 
 def _free_bytes(device: torch.device) -> int:

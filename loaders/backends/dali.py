@@ -16,20 +16,19 @@ import ctypes
 import os
 import weakref
 from collections import deque
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
-from io import BytesIO
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import simplejpeg
 import torch
-from PIL import Image
 
 from loaders.augment.cpu import Crops
+from loaders.backends.dali_input import prepare
 from loaders.backends.filler import BatchFiller, Pictures
 from loaders.backends.integrity import SampleCheck
 from loaders.backends.sequential import EncodedShards
@@ -39,14 +38,14 @@ from loaders.devices import Borrowed
 from loaders.settings import LoaderSpec
 from loaders.threads import Pool
 from precache import images, jpeg
-from precache.errors import DatasetError, ImageError, MissingDependencyError
+from precache.errors import DatasetError, ImageError, MissingDependencyError, SettingError
 from precache.jpeg import Pixels
 from precache.packages import dali_package
-from precache.reading import MAX_PIXELS
+from precache.sizes import sides
 
 _QUEUE_BATCHES = 2
-_EXIF_ORIENTATION = 0x0112
-_SIDEWAYS = (5, 6, 7, 8)
+# What a pipeline takes for each picture: its bytes alone, the box that is resized, the box that is cut out.
+_ENCODED, _RESIZED, _BOXED = "encoded", "resized", "boxed"
 
 
 def open_reader(spec: LoaderSpec, data: SplitData, crops: Crops) -> "DaliReader":
@@ -58,6 +57,11 @@ def open_reader(spec: LoaderSpec, data: SplitData, crops: Crops) -> "DaliReader"
             f"backend 'dali' needs NVIDIA DALI; install it with 'pip install {dali_package()}', or the build "
             f"that 'precache doctor' names"
         ) from error
+    if crops.stored is None and crops.views > 1:
+        raise SettingError(
+            f"backend 'dali' draws one view of pictures of varying size, as {data.path} holds, not "
+            f"{crops.views}; convert to tars and use backend 'webdataset'"
+        )
     return DaliReader(spec, data, crops)
 
 
@@ -96,8 +100,13 @@ class DaliReader:
         self._spec = spec
         self._data = data
         self._crops = crops
-        # Random crops on the CPU are taken of DALI's squares; the centre is DALI's own work.
-        self._size = crops.size if crops.random is None else crops.stored
+        # Random crops are taken here on the CPU, as those of a cache are; all else is DALI's work.
+        self._fills = crops.random is not None and spec.device.type == "cpu"
+        self._size = crops.stored if self._fills else crops.size
+        if self.random_access:
+            self._inputs = _RESIZED
+        else:
+            self._inputs = _BOXED if crops.stored is None and self._size is not None else _ENCODED
         self._filler = BatchFiller(data, crops, spec.batch_size, spec.workers, spec.device)
         if not self.random_access:
             window_shards = data.window_shards(spec.reading.memory_bytes)
@@ -122,14 +131,15 @@ class DaliReader:
                 except StopIteration:
                     if not self._in_pipeline:
                         return
-                    nothing = torch.empty((0, self._size, self._size, 3), dtype=torch.uint8)
-                    yield self._serve(nothing, self._in_pipeline.popleft())
+                    yield self._serve(None, self._in_pipeline.popleft())
                     pipeline = self._build()
                 except RuntimeError as error:
                     self._drop_refused(error)
                     pipeline = self._build()
                 else:
-                    yield self._serve(outputs.take(output.as_tensor()), self._in_pipeline.popleft())
+                    whole = self._size is None
+                    pictures = map(outputs.take, output) if whole else outputs.take(output.as_tensor())
+                    yield self._serve(pictures, self._in_pipeline.popleft())
         finally:
             self._feed.close()
             outputs.give_back()
@@ -138,14 +148,21 @@ class DaliReader:
         """End the threads; the pipeline goes with the `read` that built it."""
         self._filler.close()
 
-    def _serve(self, squares: torch.Tensor, batch: _Encoded) -> DecodedBatch:
+    def _serve(self, pictures: torch.Tensor | Iterable[torch.Tensor] | None, batch: _Encoded) -> DecodedBatch:
+        """`pictures`: what the pipeline made of those of `batch`; None if there are none."""
         request = batch.request.select([picture.slot for picture in batch.pictures])
         positions = request.positions
-        if self._crops.random is not None:
-            decoded = self._filler.fill(Pictures(request, partial(_rows, squares.numpy())))
+        if pictures is None:
+            shape = (0,) if self._crops.size is None else (0, *sides(self._crops.size), self._data.channels)
+            pictures = torch.empty(shape, dtype=torch.uint8)
+        elif self._fills:
+            arrays = [picture.numpy() for picture in pictures]
+            decoded = self._filler.fill(Pictures(request, partial(_rows, arrays)))
             return replace(decoded, refused=batch.refused)
+        elif not isinstance(pictures, torch.Tensor):
+            pictures = torch.cat([picture.flatten() for picture in pictures])
         labels, ids = self._data.labels[positions], self._data.ids[positions]
-        return DecodedBatch(squares, torch.from_numpy(labels), torch.from_numpy(ids), batch.refused)
+        return DecodedBatch(pictures, torch.from_numpy(labels), torch.from_numpy(ids), batch.refused)
 
     def _build(self) -> Any:
         from nvidia.dali import Pipeline, fn, types
@@ -160,35 +177,44 @@ class DaliReader:
             exec_dynamic=True,
         )
         with pipeline:
-            dtypes = [types.UINT8, types.FLOAT, types.FLOAT] if self.random_access else [types.UINT8]
+            dtypes = {
+                _RESIZED: [types.UINT8, types.FLOAT, types.FLOAT],
+                _BOXED: [types.UINT8, types.INT32, types.INT32, types.INT32],
+            }.get(self._inputs, [types.UINT8])
             encoded, *box = fn.external_source(
                 source=self._next_input, num_outputs=len(dtypes), dtype=dtypes, batch=True
             )
             decoded = fn.decoders.image(
                 encoded,
                 device="mixed" if on_gpu else "cpu",
-                output_type=types.RGB,
+                output_type=types.GRAY if self._data.channels == 1 else types.RGB,
                 jpeg_fancy_upsampling=True,  # as Pillow decodes
             )
-            if box:
-                served = fn.resize(
-                    decoded,
-                    size=(self._size, self._size),
-                    roi_start=box[0],
-                    roi_end=box[1],
-                    interp_type=types.INTERP_LINEAR,
-                    antialias=True,
-                )
-            else:
-                margin = self._data.size - self._size
-                position = images.centre_offset(self._data.size, self._size) / max(1, margin)
-                served = fn.crop(
-                    decoded, crop=(self._size, self._size), crop_pos_x=position, crop_pos_y=position
-                )
-            pipeline.set_outputs(served)
+            pipeline.set_outputs(self._part(decoded, box))
         pipeline.build()
         _pipelines.add(pipeline)
         return pipeline
+
+    def _part(self, decoded: Any, box: list[Any]) -> Any:
+        """What is served of the `decoded` pictures of a pipeline that is being made."""
+        from nvidia.dali import fn, types
+
+        if self._size is None:
+            return decoded
+        linear = {"size": sides(self._size), "interp_type": types.INTERP_LINEAR}
+        if self._inputs == _RESIZED:
+            return fn.resize(decoded, roi_start=box[0], roi_end=box[1], antialias=True, **linear)
+        if self._inputs == _BOXED:
+            part = fn.slice(decoded, *box[:2], axes=(0, 1), out_of_bounds_policy="pad", fill_values=0)
+            if self._crops.random is not None:
+                part = fn.resize(part, antialias=False, **linear)  # as `loaders.augment.cpu.place`
+            return fn.flip(part, horizontal=box[2])
+        height, width = sides(self._size)
+        y, x = (
+            images.centre_offset(stored, side) / max(1, stored - side)
+            for stored, side in zip(sides(self._data.size), (height, width), strict=True)
+        )
+        return fn.crop(decoded, crop=(height, width), crop_pos_x=x, crop_pos_y=y)
 
     def _next_input(self) -> tuple[list[npt.NDArray[Any]], ...]:
         """What `external_source` takes for one batch; StopIteration ends the run."""
@@ -207,7 +233,8 @@ class DaliReader:
                 try:
                     content = images.read_bytes(file)
                     self._check(content, file)
-                    inputs = _prepare(content, file, self._size)
+                    assert self._size is not None  # of a raw tree
+                    inputs = prepare(content, file, self._size)
                 except ImageError as error:
                     batch.refused[sample_id] = error
                 else:
@@ -217,21 +244,40 @@ class DaliReader:
     def _read_shards(self, requests: Iterator[Request]) -> Generator[_Encoded, None, None]:
         for request, samples in self._shards.read(requests):
             batch = _Encoded(request)
-            positions = request.positions.tolist()
-            for slot, (position, (sample, shard)) in enumerate(zip(positions, samples, strict=True)):
+            asked = zip(request.positions.tolist(), samples, self._boxes(request), strict=True)
+            for slot, (position, (sample, shard), box) in enumerate(asked):
                 assert isinstance(sample.data, bytes)
-                file, inputs = f"{shard}: sample {sample.id}", (np.frombuffer(sample.data, np.uint8),)
+                file, inputs = f"{shard}: sample {sample.id}", (np.frombuffer(sample.data, np.uint8), *box)
                 try:
                     self._sample_check.compare(position, sample.data, sample.damage)
                     # what has its checksum is what the converter wrote
                     if self._spec.reading.check == "never" or file in self._refused_files:
-                        _check_header(sample.data, file, self._data.size)
+                        self._check_header(position, sample.data, file)
                         self._check(sample.data, file)
                 except ImageError as error:
                     batch.refused[sample.id] = error
                 else:
                     batch.pictures.append(_Picture(sample.data, file, slot, sample.id, inputs))
             yield batch
+
+    def _boxes(self, request: Request) -> list[tuple[npt.NDArray[Any], ...]]:
+        """What the pipeline takes besides each picture: corner and shape of its box, and mirrored or not."""
+        if self._inputs != _BOXED:
+            return [()] * len(request.positions)
+        shapes = self._data.shapes_at(request.positions)
+        ids = self._data.ids[request.positions]
+        boxes, mirrored = self._crops.of(request.epoch, ids, shapes, request.occurrences)
+        rows = np.ascontiguousarray(boxes[:, [1, 0, 3, 2]], np.int32)  # DALI takes no strides
+        return [(row[:2], row[2:], flip) for row, flip in zip(rows, mirrored.astype(np.int32), strict=True)]
+
+    def _check_header(self, position: int, content: bytes, file: str) -> None:
+        """Raise ImageError for what is no JPEG of its size: DALI 2.4 crashes on some damaged headers."""
+        try:
+            height, width, *_ = simplejpeg.decode_jpeg_header(content)
+        except ValueError as error:
+            reason = f"cannot be decoded ({error}); run 'precache verify' on its folder"
+            raise ImageError(file, reason) from error
+        self._data.check_shape(position, height, width)
 
     def _check(self, content: bytes, file: str) -> None:
         """Raise ImageError for a JPEG that breaks off, and for what DALI refused before."""
@@ -271,8 +317,8 @@ def _disown() -> None:
 os.register_at_fork(after_in_child=_disown)
 
 
-def _rows(squares: Pixels, slot: int, first: int, space: Pixels) -> Pixels:
-    return squares[slot, first : first + len(space)]
+def _rows(pictures: list[Pixels], slot: int, first: int, space: Pixels) -> Pixels:
+    return pictures[slot][first : first + len(space)]
 
 
 def _refusal(picture: _Picture) -> ImageError | None:
@@ -282,47 +328,3 @@ def _refusal(picture: _Picture) -> ImageError | None:
     except ImageError as error:
         return error
     return None
-
-
-def _check_header(content: bytes, file: str, size: int) -> None:
-    """Raise ImageError for what is no JPEG of `size`: DALI 2.4 crashes on some damaged headers."""
-    try:
-        height, width, *_ = simplejpeg.decode_jpeg_header(content)
-    except ValueError as error:
-        raise ImageError(file, f"cannot be decoded ({error}); run 'precache verify' on its folder") from error
-    if (height, width) != (size, size):
-        raise ImageError(
-            file, f"is {width}x{height}, expected {size}x{size}; run 'precache verify' on its folder"
-        )
-
-
-def _prepare(content: bytes, file: str, size: int) -> tuple[npt.NDArray[Any], ...]:
-    """(encoded picture, start, end): what DALI decodes, and the (y, x) box that it resizes."""
-    width, height, plain = _upright_size(content)
-    if not plain:
-        pixels = images.decode(content, file)
-        width, height = pixels.size
-        content = b"P6 %d %d 255\n" % pixels.size + pixels.tobytes()  # PPM: DALI reads it as it is
-    left, top, right, bottom = images.crop_box(width, height, size)
-    return (
-        np.frombuffer(content, np.uint8),
-        np.array([top, left], np.float32),
-        np.array([bottom, right], np.float32),
-    )
-
-
-def _upright_size(content: bytes) -> tuple[int, int, bool]:
-    """Width, height, and whether DALI decodes this to the reference's RGB: grey or YCbCr JPEG."""
-    try:
-        with Image.open(BytesIO(content), formats=("JPEG",)) as picture:  # MPO is a JPEG, too
-            width, height = picture.size
-            # what is larger is refused by `images.decode`, by name
-            plain = picture.mode in ("RGB", "L") and width * height <= MAX_PIXELS
-            orientation = picture.getexif().get(_EXIF_ORIENTATION, 1)
-            if orientation in _SIDEWAYS:
-                width, height = height, width
-            if orientation != 1 and "exif" not in picture.info:
-                plain = False  # it stands in XMP, which Pillow reads and DALI does not
-            return width, height, plain
-    except Exception:  # images.decode says what is wrong with it
-        return 0, 0, False

@@ -5,6 +5,8 @@ torch's kernel, whose pixels are those of `precache.images.reference` give or ta
 https://pytorch.org/vision/stable/transforms.html#performance-considerations
 """
 
+import math
+
 import numpy as np
 import torch
 
@@ -12,12 +14,13 @@ from precache import images
 from precache.codecs import pillow_is_simd
 from precache.images import Rendering
 from precache.jpeg import Pixels
+from precache.sizes import Size, sides
 
 _MOST_SURPLUS = 4  # how many times what is kept may be resized; longer pictures are left to Pillow
 
 
-def load(path: str, size: int) -> Pixels:
-    """Read, decode and fit the picture at `path`: uint8 [size, size, 3], RGB.
+def load(path: str, size: Size) -> Pixels:
+    """Read, decode and fit the picture at `path`: uint8 [height, width, 3], RGB.
 
     Raises:
         ImageError: the file cannot be decoded; names `path` and the reason.
@@ -26,7 +29,7 @@ def load(path: str, size: int) -> Pixels:
     return render(images.read_bytes(path), path, size)
 
 
-def render(data: bytes, path: str, size: int) -> Pixels:
+def render(data: bytes, path: str, size: Size) -> Pixels:
     """Decode and fit the bytes of a picture, as `load`; `path` is for messages."""
     how = Rendering(size=size)
     decoded = images.decode_for(data, path, how)
@@ -36,7 +39,7 @@ def render(data: bytes, path: str, size: int) -> Pixels:
         if (
             isinstance(content, np.ndarray)
             and content.shape[2] == 3
-            and width * height <= _MOST_SURPLUS * size**2
+            and width * height <= _MOST_SURPLUS * math.prod(sides(size))
         ):
             return _resize(content, width, height, size)
     return images.fit(decoded, how)
@@ -47,12 +50,13 @@ def torch_is_faster() -> bool:
     return not pillow_is_simd() and torch.backends.cpu.get_cpu_capability().startswith("AVX")
 
 
-def _resize(pixels: Pixels, width: int, height: int, size: int) -> Pixels:
+def _resize(pixels: Pixels, width: int, height: int, size: Size) -> Pixels:
     """The centre of `pixels` resized to `width` x `height`."""
     # with this stride of a batch of one torch takes it for channels-last, in which it is twice as fast
     batch = torch.from_numpy(pixels)[None].permute(0, 3, 1, 2)
     resized = torch.nn.functional.interpolate(
         batch, (height, width), mode="bilinear", align_corners=False, antialias=True
     )
-    left, top = images.centre_offset(width, size), images.centre_offset(height, size)
-    return resized[0, :, top : top + size, left : left + size].permute(1, 2, 0).numpy()
+    rows, columns = sides(size)
+    left, top = images.centre_offset(width, columns), images.centre_offset(height, rows)
+    return resized[0, :, top : top + rows, left : left + columns].permute(1, 2, 0).numpy()

@@ -1,5 +1,6 @@
 """Filling batches on the CPU, by threads, out of whatever a backend's pictures lie in."""
 
+import math
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
@@ -10,21 +11,22 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from loaders.augment.cpu import Crops, mirror, place
+from loaders.augment.cpu import Crops, frame, mirror, place
 from loaders.backends.buffers import BufferPool
 from loaders.batch import DecodedBatch, Request
 from loaders.dataset import SplitData
 from loaders.threads import Pool, check_exit
 from precache.errors import ImageError
 from precache.jpeg import Pixels
+from precache.sizes import sides
 
 Rows = Callable[[int, int, Pixels], Pixels]
-"""(number in the batch, first row, space uint8 [count, stored, 3]) -> so many rows of the stored square, in
-`space` or elsewhere."""
+"""(number in the batch, first row, space uint8 [count, width, channels]) -> so many rows of the stored
+picture, from one edge to the other, in `space` or elsewhere."""
 
 Gather = Callable[[slice, npt.NDArray[np.int64], Pixels], bool]
-"""(which of the batch, left and top of their crops int64 [n, 2], space uint8 [n, size, size, 3]) -> whether
-all of them are in `space` now."""
+"""(which of the batch, left and top of their crops int64 [n, 2], space uint8 [n, height, width, channels]) ->
+whether all of them are in `space` now."""
 
 _AT_A_TIME = 4  # pictures that a thread takes: few, so that none waits long for the others
 
@@ -37,8 +39,8 @@ class Pictures:
         request: at most as many samples as a batch has.
         rows_of: called by several threads at a time; a picture for which it raises ImageError is left out,
             and named in `refused`.
-        gather: called by several threads at a time, for crops that are not resized; `rows_of` is asked for
-            what is not all there.
+        gather: called by several threads at a time, for crops that are not resized, of pictures of one size;
+            `rows_of` is asked for what is not all there.
     """
 
     request: Request
@@ -51,11 +53,13 @@ class _Filling:
     """A batch that is being filled.
 
     Attributes:
-        boxes: left, top, width, height of what is served of each picture; of several views, one behind the
-            other: [views * n, 4].
+        shapes: height and width of each picture.
+        boxes: left, top, width, height of what is served of each; of several views, one behind the other:
+            [views * n, 4].
         gathers: whether none is resized.
         mirrored: which of them are.
-        images: uint8 [views * n, size, size, 3].
+        images: as of `DecodedBatch`.
+        places: of each picture in `images`, uint8 [height, width, channels], in the order of `boxes`.
         parts: what is left to do; shared, each thread takes what is next.
         helpers: threads at work on it.
         errors: why pictures are left out, by their number in the batch.
@@ -63,10 +67,12 @@ class _Filling:
 
     pictures: Pictures
     ids: npt.NDArray[np.int64]
+    shapes: list[tuple[int, int]]
     boxes: npt.NDArray[np.int64]
     gathers: bool
     mirrored: list[bool]
     images: torch.Tensor
+    places: Pixels | list[Pixels]
     parts: Iterator[slice]
     helpers: list[Future[None]] = field(default_factory=list)
     errors: dict[int, ImageError] = field(default_factory=dict)
@@ -82,7 +88,13 @@ class BatchFiller:
         self._crops = crops
         self._threads = max(1, threads)
         self._local = threading.local()
-        self._buffers = BufferPool(batch_size * crops.views, crops.size, device)
+        self._buffers = (
+            None
+            if crops.size is None
+            else BufferPool(batch_size * crops.views, crops.size, device, data.channels)
+        )
+        shapes = data.shapes_at(slice(None)) if crops.stored is None else np.array([sides(crops.stored)])
+        self._most_bytes = int(shapes.prod(axis=1).max()) * data.channels
         # the caller's thread is one of them
         self._pool = Pool(max(1, self._threads - 1), "fill")
 
@@ -122,18 +134,40 @@ class BatchFiller:
 
     def _start(self, pictures: Pictures) -> _Filling:
         """Let the threads begin with a batch."""
-        request = pictures.request
+        request, stored, size = pictures.request, self._crops.stored, self._crops.size
         ids = self._data.ids[request.positions]
-        boxes, mirrored = self._crops.of(request.epoch, ids, request.occurrences)
-        gathers = pictures.gather is not None and bool((boxes[:, 2:] == self._crops.size).all())
-        gathers = gathers and self._crops.views == 1  # or each picture would be read once a view
+        if stored is None:
+            varying = self._data.shapes_at(request.positions)
+            shapes = [(height, width) for height, width in varying.tolist()]
+        else:
+            varying, shapes = None, [sides(stored)] * len(ids)
+        boxes, mirrored = self._crops.of(request.epoch, ids, varying, request.occurrences)
+        images, places = self._space(shapes * self._crops.views)
+        gathers = False
+        # of several views each picture would be read as many times
+        if pictures.gather is not None and size is not None and self._crops.views == 1:
+            gathers = bool((boxes[:, :1:-1] == sides(size)).all())
         at_a_time = max(1, -(-len(ids) // self._threads)) if gathers else _AT_A_TIME
         parts = [slice(start, start + at_a_time) for start in range(0, len(ids), at_a_time)]
-        images = self._buffers.take(len(boxes))
-        filling = _Filling(pictures, ids, boxes, gathers, mirrored.tolist(), images, iter(parts))
+        filling = _Filling(
+            pictures, ids, shapes, boxes, gathers, mirrored.tolist(), images, places, iter(parts)
+        )
         for _ in range(min(self._threads, len(parts)) - 1):
             filling.helpers.append(self._pool.submit(self._fill_some, filling))
         return filling
+
+    def _space(self, shapes: list[tuple[int, int]]) -> tuple[torch.Tensor, Pixels | list[Pixels]]:
+        """Memory for a batch of pictures of these `shapes`: `images` and `places` of `_Filling`."""
+        if self._buffers is not None:
+            images = self._buffers.take(len(shapes))
+            return images, images.numpy()
+        channels = self._data.channels
+        lengths = [height * width * channels for height, width in shapes]
+        images = torch.empty(sum(lengths), dtype=torch.uint8)
+        parts = torch.split(images, lengths)
+        return images, [
+            part.numpy().reshape(*shape, channels) for part, shape in zip(parts, shapes, strict=True)
+        ]
 
     def _finish(self, filling: _Filling) -> DecodedBatch:
         """Help with a batch until it is filled."""
@@ -149,46 +183,65 @@ class BatchFiller:
         if errors := filling.errors:
             kept = np.array([slot not in errors for slot in range(len(ids))])
             refused = {int(ids[slot]): errors[slot] for slot in sorted(errors)}
-            images = images[torch.from_numpy(np.tile(kept, self._crops.views))]
             labels, ids = labels[kept], ids[kept]
+            if isinstance(filling.places, np.ndarray):
+                images = images[torch.from_numpy(np.tile(kept, self._crops.views))]
+            else:
+                left = [place.ravel() for place, whole in zip(filling.places, kept, strict=True) if whole]
+                images = torch.from_numpy(np.concatenate([images.numpy()[:0], *left]))
         return DecodedBatch(images, torch.from_numpy(labels), torch.from_numpy(ids), refused)
 
     def _fill_some(self, filling: _Filling) -> None:
         space = getattr(self._local, "space", None)  # of this thread; it stays in the CPU's cache
         if space is None:
-            space = self._local.space = np.empty((self._crops.stored, self._crops.stored, 3), np.uint8)
-        out = filling.images.numpy()
+            space = self._local.space = np.empty(self._most_bytes, np.uint8)
+        out = filling.places
         gather = filling.pictures.gather if filling.gathers else None
         for part in filling.parts:
             slots = range(*part.indices(len(filling.ids)))
-            if gather is not None and gather(part, filling.boxes[part, :2], out[part]):
+            if gather is not None and gather(part, filling.boxes[part, :2], np.asarray(out[part])):
                 for slot in slots:
                     if filling.mirrored[slot]:
                         mirror(out[slot])
                 continue
             for slot in slots:
                 check_exit()
-                self._fill_one(filling, slot, out, space)
+                self._fill_one(filling, slot, space)
 
-    def _fill_one(self, filling: _Filling, slot: int, images: Pixels, space: Pixels) -> None:
-        views = range(slot, len(images), len(filling.ids))
+    def _fill_one(self, filling: _Filling, slot: int, space: Pixels) -> None:
+        """All views of a picture, which is decoded once."""
+        views = range(slot, len(filling.boxes), len(filling.ids))
         boxes = filling.boxes[slot :: len(filling.ids)].tolist()
-        left, top, width, height = boxes[0]
+        rows, columns = filling.shapes[slot]
+        out, rows_of = filling.places[slot], filling.pictures.rows_of
         try:
-            if len(boxes) > 1:  # decoded once
-                top = min(box[1] for box in boxes)
-                height = max(box[1] + box[3] for box in boxes) - top
-            elif width == height == self._crops.stored == images.shape[1] and not filling.mirrored[slot]:
-                if (rows := filling.pictures.rows_of(slot, 0, images[slot])) is not images[slot]:
-                    np.copyto(images[slot], rows)
+            if (
+                boxes == [[0, 0, columns, rows]]
+                and not filling.mirrored[slot]
+                and out.shape[:2] == (rows, columns)
+            ):
+                if (whole := rows_of(slot, 0, out)) is not out:
+                    np.copyto(out, whole)
                 return
-            rows = filling.pictures.rows_of(slot, top, space[:height])
-            for view, (left, first, width, height) in zip(views, boxes, strict=True):
-                part = rows[first - top : first - top + height, left : left + width]
-                place(part, filling.mirrored[view], images[view])
+            first = max(min(top for _, top, _, _ in boxes), 0)
+            last = min(max(top + height for _, top, _, height in boxes), rows)
+            shape = (last - first, columns, out.shape[2])
+            band = rows_of(slot, first, space[: math.prod(shape)].reshape(shape))
+            for view, box in zip(views, boxes, strict=True):
+                _place_box(band, first, rows, box, filling.mirrored[view], filling.places[view])
         except ImageError as error:
             # without what its traceback holds
             filling.errors[slot] = type(error)(error.path, error.reason)
+
+
+def _place_box(band: Pixels, first: int, rows: int, box: list[int], mirrored: bool, out: Pixels) -> None:
+    """Put `box` of a picture of so many `rows` into `out`; `band` is the picture from row `first` on."""
+    left, top, width, height = box
+    part = band[max(top, 0) - first : min(top + height, rows) - first, max(left, 0) : left + width]
+    if left >= 0 and top >= 0 and left + width <= band.shape[1] and top + height <= rows:
+        place(part, mirrored, out)
+    else:  # the box reaches out of a small picture
+        frame(part, max(-left, 0), max(-top, 0), mirrored, out)
 
 
 def _stop_filling(filling: _Filling) -> None:

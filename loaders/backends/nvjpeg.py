@@ -12,7 +12,7 @@ from queue import SimpleQueue
 import numpy as np
 import simplejpeg
 import torch
-from torch.nn.functional import interpolate
+from torch.nn.functional import interpolate, pad
 
 from loaders.augment.cpu import Crops
 from loaders.backends.gpu_jpeg import find_decoder
@@ -27,6 +27,7 @@ from precache import images, jpeg
 from precache.errors import ImageError, SampleError, SettingError
 from precache.formats import StoredSample
 from precache.reading import MAX_PIXELS
+from precache.sizes import Size, sides
 
 
 def open_reader(spec: LoaderSpec, data: SplitData, crops: Crops) -> "NvjpegReader":
@@ -86,11 +87,14 @@ class NvjpegReader:
         lane = self._lanes.get_nowait()
         try:
             with lane.active():
-                squares, refused = self._decode(lane, names, contents)
+                served, refused = self._decode(lane, request, names, contents)
                 kept = [slot for slot in range(len(names)) if slot not in refused]
-                shape = (0, self._crops.size, self._crops.size, 3)
-                empty = torch.empty(shape, dtype=torch.uint8, device=self._device)
-                batch = torch.stack(squares) if squares else empty
+                if self._crops.size is None:
+                    batch = torch.cat([torch.empty(0, dtype=torch.uint8, device=self._device), *served])
+                else:
+                    shape = (0, *sides(self._crops.size), self._data.channels)
+                    empty = torch.empty(shape, dtype=torch.uint8, device=self._device)
+                    batch = torch.stack(served) if served else empty
                 ready = lane.mark()
         finally:
             self._lanes.put(lane)
@@ -127,9 +131,9 @@ class NvjpegReader:
         return sample.data
 
     def _decode(
-        self, lane: Lane, names: list[str], contents: list[bytes | ImageError]
+        self, lane: Lane, request: Request, names: list[str], contents: list[bytes | ImageError]
     ) -> tuple[list[torch.Tensor], dict[int, ImageError]]:
-        """Squares uint8 [size, size, 3] of what can be decoded, and why the others cannot, by number."""
+        """What is served of the pictures that can be decoded, and why the others cannot, by number."""
         jpegs = {
             slot: torch.from_numpy(np.frombuffer(content, np.uint8).copy())
             for slot, content in enumerate(contents)
@@ -144,7 +148,7 @@ class NvjpegReader:
                 refused[slot] = pixels
             else:
                 pictures[slot] = upload(pixels, self._device).permute(2, 0, 1)
-        return [self._square(pictures[slot]) for slot in sorted(pictures)], refused
+        return self._serve(request, pictures, refused), refused
 
     def _decode_plain(self, lane: Lane, jpegs: dict[int, torch.Tensor]) -> dict[int, torch.Tensor]:
         """uint8 [3, height, width] of `jpegs`, by number; those are left out that the decoder refuses."""
@@ -165,17 +169,62 @@ class NvjpegReader:
         first = self._decode_plain(lane, {slot: jpegs.pop(slot) for slot in half})
         return first | self._decode_plain(lane, jpegs)
 
-    def _square(self, picture: torch.Tensor) -> torch.Tensor:
-        """uint8 [size, size, 3]: torchvision's `Resize(stored)` of a raw tree's picture, then the centre."""
-        stored, size = self._crops.stored, self._crops.size
+    def _serve(
+        self, request: Request, pictures: dict[int, torch.Tensor], refused: dict[int, ImageError]
+    ) -> list[torch.Tensor]:
+        """uint8 [height, width, channels] of each of `pictures`, by number; or all of them as uint8 [bytes].
+
+        One that has not the size that the dataset says goes to `refused`.
+        """
+        positions = request.positions
+        if not self.random_access:
+            for slot in sorted(pictures):
+                try:
+                    self._data.check_shape(int(positions[slot]), *pictures[slot].shape[1:])
+                except ImageError as error:
+                    refused[slot] = error
+                    del pictures[slot]
+        varying = self._crops.stored is None
+        shapes = self._data.shapes_at(positions) if varying else None
+        boxes, mirrored = self._crops.of(request.epoch, self._data.ids[positions], shapes)
+        served = []
+        for slot, picture in sorted(pictures.items()):
+            # a grey JPEG is decoded to three channels that are the same
+            stored = self._fit(picture) if self.random_access else picture[: self._data.channels]
+            part = _crop(stored, boxes[slot].tolist(), self._crops.size)
+            part = (part.flip(-1) if mirrored[slot] else part).permute(1, 2, 0)
+            served.append(part.flatten() if self._crops.size is None else part)
+        return served
+
+    def _fit(self, picture: torch.Tensor) -> torch.Tensor:
+        """uint8 [3, height, width]: a raw tree's picture resized and cropped as `precache.images` does it."""
+        stored = self._crops.stored
+        assert stored is not None
+        rows, columns = sides(stored)
         height, width = picture.shape[1:]
-        if self.random_access and min(height, width) != stored:
+        if images.resized_size(width, height, stored) != (width, height):
             width, height = images.resized_size(width, height, stored)
-            floats = picture[None].to(torch.float32)
-            resized = interpolate(floats, (height, width), mode="bilinear", antialias=True)[0]
-            picture = resized.round_().clamp_(0, 255).to(torch.uint8)
-        left, top = images.centre_offset(width, size), images.centre_offset(height, size)
-        return picture[:, top : top + size, left : left + size].permute(1, 2, 0)
+            picture = _resize(picture, height, width, antialias=True)
+        left, top = images.centre_offset(width, columns), images.centre_offset(height, rows)
+        return picture[:, top : top + rows, left : left + columns]
+
+
+def _crop(picture: torch.Tensor, box: list[int], size: Size | None) -> torch.Tensor:
+    """uint8 [3, height, width]: what is in `box`, black where it reaches out of the picture, made `size`."""
+    left, top, width, height = box
+    part = picture[:, max(top, 0) : top + height, max(left, 0) : left + width]
+    if part.shape[1:] != (height, width):
+        right, below = left + width - picture.shape[2], top + height - picture.shape[1]
+        part = pad(part, [max(0, side) for side in (-left, right, -top, below)])
+    if size is None or sides(size) == (height, width):
+        return part
+    return _resize(part, *sides(size), antialias=False)  # as `loaders.augment.cpu.place` does it
+
+
+def _resize(picture: torch.Tensor, height: int, width: int, *, antialias: bool) -> torch.Tensor:
+    floats = picture[None].to(torch.float32)
+    resized = interpolate(floats, (height, width), mode="bilinear", antialias=antialias)[0]
+    return resized.round_().clamp_(0, 255).to(torch.uint8)
 
 
 def _read(file: str) -> bytes | ImageError:

@@ -28,6 +28,7 @@ from loaders.settings import LoaderSpec
 from loaders.threads import begin_exit_with
 from precache.errors import ImageError, SourceError
 from precache.jpeg import Pixels
+from precache.sizes import sides
 
 _AHEAD_PER_WORKER = 2
 _END_S = 2.0  # for what ends at once, or never
@@ -47,8 +48,9 @@ class ThreadsReader:
     random_access = True
 
     def __init__(self, spec: LoaderSpec, data: SplitData, crops: Crops) -> None:
+        assert crops.stored is not None
         self._data = data
-        self._crops = crops
+        self._stored = crops.stored
         self._filler = BatchFiller(data, crops, spec.batch_size, spec.threads, spec.device)
 
     def read(self, requests: Iterator[Request]) -> Iterator[DecodedBatch]:
@@ -60,7 +62,7 @@ class ThreadsReader:
         return Pictures(request, partial(self._decode, files))
 
     def _decode(self, files: list[str], slot: int, first: int, space: Pixels) -> Pixels:
-        return decoding.load(files[slot], self._crops.stored)[first : first + len(space)]
+        return decoding.load(files[slot], self._stored)[first : first + len(space)]
 
     def close(self) -> None:
         """End the threads."""
@@ -76,6 +78,7 @@ class ProcessesReader:
         self._views = crops.views
         self._buffers: SharedBuffers | None = None
         if multiprocessing.get_start_method() == "fork":
+            assert crops.size is not None  # a raw tree has one
             buffers = spec.workers * _AHEAD_PER_WORKER + _KEPT_BUFFERS
             self._buffers = SharedBuffers(buffers, spec.batch_size * crops.views, crops.size)
         self._sampler = _Sampler(self._buffers)
@@ -201,8 +204,10 @@ class _RawTree(Dataset[Any]):
     """Batches of a raw tree, decoded where this is called: in a worker."""
 
     def __init__(self, data: SplitData, crops: Crops, buffers: npt.NDArray[np.uint8] | None) -> None:
+        assert crops.stored is not None
+        assert crops.size is not None
         self._data = data
-        self._crops = crops
+        self._crops, self._stored, self._size = crops, crops.stored, crops.size
         self._buffers = buffers
 
     def __len__(self) -> int:
@@ -218,13 +223,13 @@ class _RawTree(Dataset[Any]):
         if buffer is not None and self._buffers is not None:
             rows = self._buffers[buffer]
         else:
-            rows = np.empty((len(ids) * self._crops.views, self._crops.size, self._crops.size, 3), np.uint8)
-        boxes, mirrored = self._crops.of(request.epoch, ids, request.occurrences)
+            rows = np.empty((len(ids) * self._crops.views, *sides(self._size), 3), np.uint8)
+        boxes, mirrored = self._crops.of(request.epoch, ids, occurrences=request.occurrences)
         kept: list[int] = []
         refused: dict[int, ImageError] = {}
         for slot, position in enumerate(request.positions.tolist()):
             try:
-                square = decoding.load(self._data.files[position], self._crops.stored)
+                square = decoding.load(self._data.files[position], self._stored)
             except SourceError as error:  # it says nothing about the picture: not left out
                 return buffer, None, ids, error
             except ImageError as error:

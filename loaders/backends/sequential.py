@@ -102,7 +102,9 @@ class EncodedShards:
     def _open(self, index: int) -> list[StoredSample]:
         self._check.open_file(index)
         samples = list(FORMATS[self._data.kind].read_shard(Path(self._data.files[index])))
-        ids, labels = self._data.stored(index)
+        whole = self._data.whole
+        stored = whole.shard_positions(index)
+        ids, labels = whole.ids[stored], whole.labels[stored]
         for row, sample in enumerate(samples[: len(ids)]):
             if sample.damage:  # then the index alone knows which one it is
                 samples[row] = replace(sample, id=int(ids[row]), label=int(labels[row]))

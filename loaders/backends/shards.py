@@ -7,7 +7,7 @@ picture that is to be compared with its checksum is read whole, whatever is serv
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -22,9 +22,10 @@ from loaders.batch import DecodedBatch, Positions, Request
 from loaders.dataset import SplitData
 from loaders.settings import LoaderSpec
 from precache.errors import DatasetError, shell_command
-from precache.formats.shards import ShardFile
+from precache.formats.shards import ShardFile, picture_starts
 from precache.index import checksum_of
 from precache.jpeg import Pixels
+from precache.sizes import sides
 
 _PROBES = 4  # pictures of a batch that tell whether the disk is to be asked for any: a call each
 _OPEN_FILES = 256  # a process may have 1,024 by default, and others want some
@@ -42,14 +43,20 @@ class ShardsReader:
 
     def __init__(self, spec: LoaderSpec, data: SplitData, crops: Crops) -> None:
         self._data = data
-        self._size = crops.size
+        self._gathers = _can_gather(crops)
         self._filler = BatchFiller(data, crops, spec.batch_size, spec.workers, spec.device)
         self._sequential = spec.shuffle is False or spec.shuffle == "window"
         self._window_shards = data.window_shards(spec.reading.memory_bytes)
         most_bytes = spec.reading.memory_bytes
         self._bounded = most_bytes is not None and sum(data.shard_bytes) > most_bytes
         self._check = SampleCheck(data, spec.reading.check)
-        self._scratch = _Scratch(data.size)
+        self._scratch = _Scratch(int(data.shapes_at(slice(None)).prod(axis=1).max()), data.channels)
+        shards = range(len(data.files))
+        whole = data.whole
+        starts = [
+            picture_starts(whole.shapes_at(whole.shard_positions(number)), data.channels) for number in shards
+        ]
+        self._starts = np.concatenate(starts)[data.in_whole(slice(None))]
         self._unasked = np.full(len(data.ids), not self._sequential)
 
     def read(self, requests: Iterator[Request]) -> Iterator[DecodedBatch]:
@@ -67,10 +74,9 @@ class ShardsReader:
         indexes, samples = self._data.locate(request.positions)
         files = [opened[index] for index in indexes.tolist()]
         self._ask_for(files, samples, request.positions)
-        squares = _Squares(files, samples, request.positions, self._data.size, self._check, self._scratch)
-        if can_gather(self._size, gaps=self._size != self._data.size):
-            return Pictures(request, squares.rows, squares.gather)
-        return Pictures(request, squares.rows)
+        shapes, starts = self._data.shapes_at(request.positions), self._starts[request.positions]
+        lying = _Lying(files, samples, request.positions, shapes, starts, self._check, self._scratch)
+        return Pictures(request, lying.rows, lying.gather if self._gathers() else None)
 
     def close(self) -> None:
         """End the threads."""
@@ -124,34 +130,49 @@ class ShardsReader:
         path = self._data.files[index]
         self._check.open_file(index)
         file = ShardFile(Path(path))
-        if file.size != self._data.size:
-            file.close()
-            raise DatasetError(
-                f"{path}: holds pictures of {file.size} px, the manifest says {self._data.size}; "
-                f"run: {shell_command('precache verify', self._data.path)}"
-            )
         try:
             check_index(self._data, index, file.ids, file.labels)
+            whole = self._data.whole
+            shapes = whole.shapes_at(whole.shard_positions(index))
+            if file.channels != self._data.channels or not np.array_equal(file.shapes, shapes):
+                raise DatasetError(
+                    f"{path}: holds pictures of other sizes or channels than manifest and index say; "
+                    f"run: {shell_command('precache verify', self._data.path)}"
+                )
         except DatasetError:
             file.close()
             raise
         return file
 
 
+def _can_gather(crops: Crops) -> Callable[[], bool]:
+    """To be asked in the thread that gathers; pictures of varying size are read one after the other."""
+    if crops.stored is None or crops.size is None:
+        return lambda: False
+    (_, stored_width), (height, width) = sides(crops.stored), sides(crops.size)
+    return lambda: can_gather(height, gaps=width != stored_width)
+
+
 class _Scratch(threading.local):
-    """A whole square, uint8 [side, side, 3], of each thread its own: it stays in the CPU's cache."""
+    """Room for any whole picture, of each thread its own: it stays in the CPU's cache."""
 
-    def __init__(self, side: int) -> None:
-        self.square = np.empty((side, side, 3), np.uint8)
+    def __init__(self, most_pixels: int, channels: int) -> None:
+        self._memory = np.empty(most_pixels * channels, np.uint8)
+        self.channels = channels
+
+    def picture(self, height: int, width: int) -> Pixels:
+        """uint8 [height, width, channels]."""
+        return self._memory[: height * width * self.channels].reshape(height, width, self.channels)
 
 
-class _Squares:
+class _Lying:
     """The pictures of one batch: where they lie, and what is to be compared of them.
 
     Args:
         samples: int64 [n], their numbers in `files`.
         positions: int64 [n], in the split.
-        side: of the stored squares.
+        shapes: int64 [n, 2], height and width of each.
+        starts: int64 [n], the byte of its file where each begins.
     """
 
     def __init__(
@@ -159,14 +180,14 @@ class _Squares:
         files: list[ShardFile],
         samples: Positions,
         positions: Positions,
-        side: int,
+        shapes: Positions,
+        starts: Positions,
         check: SampleCheck,
         scratch: _Scratch,
     ) -> None:
         self._files, self._samples, self._positions = files, samples, positions
-        self._side, self._check, self._scratch = side, check, scratch
+        self._shapes, self._starts, self._check, self._scratch = shapes, starts, check, scratch
         self._descriptors = np.array([file.descriptor for file in files])
-        self._starts = files[0].start_of(samples) if files else samples
 
     def rows(self, slot: int, first: int, space: Pixels) -> Pixels:
         """As `loaders.backends.filler.Rows`."""
@@ -175,36 +196,39 @@ class _Squares:
         if not self._check.wants(position):
             file.read_rows(sample, first, space)
             return space
-        square = space if len(space) == self._side else self._scratch.square
-        file.read_rows(sample, 0, square)
-        self._check.compare(position, square)
-        return square[first : first + len(space)]
+        height, width = self._shapes[slot].tolist()
+        picture = space if len(space) == height else self._scratch.picture(height, width)
+        file.read_rows(sample, 0, picture)
+        self._check.compare(position, picture)
+        return picture[first : first + len(space)]
 
     def gather(self, part: slice, corners: Positions, space: Pixels) -> bool:
         """As `loaders.backends.filler.Gather`."""
-        row_bytes = self._side * 3
+        stored_height, stored_width = self._shapes[0].tolist()  # as those of all
+        channels = self._scratch.channels
+        row_bytes = stored_width * channels
         positions = self._positions[part]
         if not self._check.wants_any(positions):
-            first = self._starts[part] + corners[:, 1] * row_bytes + corners[:, 0] * 3
+            first = self._starts[part] + corners[:, 1] * row_bytes + corners[:, 0] * channels
             return gather(self._descriptors[part], first, row_bytes, space)
-        size = space.shape[1]
-        whole = size == self._side
-        square_bytes = self._side * self._side * 3
+        height, width = space.shape[1:3]
+        whole = (height, width) == (stored_height, stored_width)
+        picture_bytes = stored_height * row_bytes
         out = space.data.cast("B")
-        square = self._scratch.square
+        picture = self._scratch.picture(stored_height, stored_width)
         columns = (self._descriptors[part].tolist(), self._starts[part].tolist())
         parts = zip(*columns, self._check.written(positions), strict=True)
         # one after the other, or what was read would have left the CPU's cache before it is compared
         for number, (descriptor, start, checksum) in enumerate(parts):
-            target = out[number * square_bytes :][:square_bytes] if whole else square.data
+            target = out[number * picture_bytes :][:picture_bytes] if whole else picture.data
             try:
                 read_bytes = os.preadv(descriptor, (target,), start)
             except OSError:
                 return False  # `rows` reads it again, and says what is wrong
-            if read_bytes != square_bytes or checksum_of(target) != checksum:
+            if read_bytes != picture_bytes or checksum_of(target) != checksum:
                 return False
             if not whole:
                 left, top = corners[number].tolist()
-                np.copyto(space[number], square[top : top + size, left : left + size])
+                np.copyto(space[number], picture[top : top + height, left : left + width])
         self._check.passed(positions)
         return True

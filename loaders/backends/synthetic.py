@@ -12,6 +12,7 @@ from loaders.augment.cpu import Crops
 from loaders.batch import DecodedBatch, Request
 from loaders.dataset import SplitData
 from loaders.settings import LoaderSpec
+from precache.sizes import sides
 
 
 def open_reader(spec: LoaderSpec, data: SplitData, crops: Crops) -> "SyntheticReader":
@@ -26,7 +27,9 @@ class SyntheticReader:
 
     def __init__(self, spec: LoaderSpec, data: SplitData, crops: Crops) -> None:
         generator = torch.Generator().manual_seed(spec.seed)
-        shape = (spec.batch_size * crops.views, crops.size, crops.size, 3)
+        self._whole = crops.size is None
+        size = data.shapes_at(slice(None)).max(axis=0) if crops.size is None else sides(crops.size)
+        shape = (spec.batch_size * crops.views, *map(int, size), data.channels)
         noise = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
         self._noise = noise.to(spec.device)
         self._data = data
@@ -35,8 +38,13 @@ class SyntheticReader:
     def read(self, requests: Iterator[Request]) -> Iterator[DecodedBatch]:
         """Yield one batch of the same noise per request."""
         for request in requests:
+            noise = self._noise[: len(request.positions) * self._views]
+            if self._whole:
+                noise = noise.flatten()[
+                    : int(self._data.shapes_at(request.positions).prod(axis=1).sum()) * self._data.channels
+                ]
             yield DecodedBatch(
-                self._noise[: len(request.positions) * self._views],
+                noise,
                 torch.from_numpy(self._data.labels[request.positions]),
                 torch.from_numpy(self._data.ids[request.positions]),
             )

@@ -26,6 +26,7 @@ class WebdatasetReader:
     random_access = False
 
     def __init__(self, spec: LoaderSpec, data: SplitData, crops: Crops) -> None:
+        self._data = data
         window_shards = data.window_shards(spec.reading.memory_bytes)
         self._check = SampleCheck(data, spec.reading.check)
         self._shards = EncodedShards(data, window_shards, self._check)
@@ -54,4 +55,6 @@ class WebdatasetReader:
     ) -> Pixels:
         sample, shard = samples[slot]
         self._check.compare(positions[slot], sample.data, sample.damage)
-        return sample.pixels(shard)[first : first + len(space)]
+        pixels = sample.pixels(shard, self._data.channels)
+        self._data.check_shape(positions[slot], *pixels.shape[:2])
+        return pixels[first : first + len(space)]

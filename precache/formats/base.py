@@ -1,9 +1,11 @@
 """What goes into a format, what comes out of it, and what a format is."""
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+import os
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +13,8 @@ import numpy.typing as npt
 from precache.errors import DatasetError, ImageError, shell_command
 from precache.jpeg import Pixels, decode_jpeg
 from precache.output import OutputFile
-from precache.storage import read_regular
+from precache.sizes import Size
+from precache.storage import open_regular, read_regular
 
 Places: TypeAlias = npt.NDArray[np.int64]
 """int64 [n, 2]: first byte and number of bytes of each of n samples in their shard."""
@@ -23,10 +26,14 @@ class Sample:
 
     Attributes:
         id: rank in the sorted scan of the source tree.
-        label: index of its class.
-        data: what is stored: uint8 [size, size, 3], RGB, contiguous, or the bytes of a JPEG.
+        label: index of its class; -1 where it has not just one.
+        data: what is stored: uint8 [height, width, channels], contiguous, or the bytes of a JPEG.
         path: in the source tree, relative to its root.
         original_size: (width, height) of the upright source picture, in pixels.
+        target: what it is labelled with where that is not one class: a list of class indices, or numbers,
+            as JSON has them; else None.
+        fields: what else is known of it, as JSON has it.
+        mask: uint8 [height, width] of `data`, see `precache.masks`; of all samples or of none.
     """
 
     id: int
@@ -34,6 +41,9 @@ class Sample:
     data: bytes | Pixels
     path: str
     original_size: tuple[int, int]
+    target: Any = None
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    mask: Pixels | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,36 +51,100 @@ class StoredSample:
     """One picture as a shard stores it: JPEG bytes, or the pixels themselves.
 
     Attributes:
+        label: index of its class; -1 where it has not just one.
         damage: why nothing else here is to be trusted, where the format's own checksum says so; else empty.
+        described: what the shard says of it besides, as `Format.describe` makes it.
+        mask: a PNG, or uint8 [height, width]; None if it has none.
     """
 
     id: int
     label: int
     data: bytes | Pixels
     damage: str = ""
+    described: bytes = b""
+    mask: bytes | Pixels | None = None
 
-    def pixels(self, path: str) -> Pixels:
-        """uint8 [height, width, 3], RGB; ImageError names the shard, `path`, if the sample is damaged."""
+    def pixels(self, path: str, channels: int = 3) -> Pixels:
+        """uint8 [height, width, channels]; ImageError names the shard, `path`, if the sample is damaged.
+
+        `channels` are those of its dataset: a grey JPEG may have been kept in one of RGB.
+        """
         if self.damage:
             raise ImageError(f"{path}: sample {self.id}", self.damage)
         if isinstance(self.data, bytes):
-            return decode_jpeg(self.data, f"{path}: sample {self.id}")
+            return decode_jpeg(self.data, f"{path}: sample {self.id}", channels)
         return self.data
 
 
-def read_index(path: Path, parse: Callable[[bytes], Iterable[tuple[int, int]]]) -> Places:
+def read_index(path: Path, parse: Callable[[list[list[str]]], Iterable[tuple[int, int]]]) -> Places:
     """The places that the index at `path` names; `parse` raises ValueError or KeyError for what is none.
 
     Raises:
         DatasetError: it cannot be read, or is damaged.
     """
     try:
-        places = np.array([*parse(read_regular(path))], np.int64).reshape(-1, 2)
+        places = np.array([*parse(index_lines(path))], np.int64).reshape(-1, 2)
         if np.any(places < 0):
             raise ValueError("a negative number")
-    except (OSError, ValueError, KeyError, OverflowError) as error:
+    except (ValueError, KeyError, OverflowError) as error:
         raise DatasetError(f"{path}: cannot be read as an index ({error}); {remedy(path)}") from error
     return places
+
+
+class MaskFile(Protocol):
+    """The masks of an open shard; several threads may read at a time."""
+
+    def read_mask(self, row: int) -> bytes | Pixels:
+        """The mask of the sample at `row`: as of `StoredSample`.
+
+        Raises:
+            DatasetError: it cannot be read.
+        """
+
+    def close(self) -> None:
+        """Close the file; idempotent."""
+
+
+class EncodedMasks:
+    """Masks that lie in a file as PNGs, or in records with other things.
+
+    Args:
+        places: (first byte, bytes) of each of them, or of its record.
+        extract: the PNG out of what lies there; ValueError if it is none.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        places: Sequence[tuple[int, int]],
+        extract: Callable[[bytes], bytes] = lambda stored: stored,
+    ) -> None:
+        self._path, self._places, self._extract = path, places, extract
+        try:
+            self._file = open(open_regular(path), "rb", buffering=0)  # noqa: SIM115 (closed by `close`)
+        except OSError as error:
+            raise DatasetError(f"{path}: cannot be opened ({error.strerror}); {remedy(path)}") from error
+
+    def read_mask(self, row: int) -> bytes:
+        """As of `MaskFile`."""
+        try:
+            first, length = self._places[row]
+            return self._extract(os.pread(self._file.fileno(), length, first))
+        except (OSError, LookupError, ValueError, struct.error) as error:
+            reason = f"cannot be read ({error}); {remedy(self._path)}"
+            raise DatasetError(f"{self._path}: the mask in row {row:,} {reason}") from error
+
+    def close(self) -> None:
+        """As of `MaskFile`."""
+        self._file.close()
+
+
+def index_lines(path: Path) -> list[list[str]]:
+    """The words of each line of the index at `path`; DatasetError if it cannot be read."""
+    try:
+        return [line.split() for line in read_regular(path).decode("ascii").splitlines()]
+    except (OSError, ValueError) as error:
+        raise DatasetError(f"{path}: cannot be read ({error}); {remedy(path)}") from error
 
 
 def remedy(shard: Path) -> str:
@@ -87,13 +161,16 @@ class Format:
         suffix: of the shard files, with its dot.
         index_suffix: of the index file beside each shard, or None.
         write_shard: `(path without suffix, samples, count, size) -> files`, shard first. At most
-            `count` samples come, squares of `size` pixels, and are consumed one at a time. The files are
-            not at their paths before `output.publish` is called on them.
+            `count` samples come, pictures of `size`, or each of its own if that is None, and are consumed one
+            at a time. The files are not at their paths before `output.publish` is called on them.
         read_shard: `path -> samples` in stored order. A damaged file raises DatasetError; where one sample
             alone is damaged, and the format tells, the sample says so.
         find_samples: `path -> int64 [n, 2]`, where in the shard the samples lie, in stored order: first byte
             and number of bytes, as the index beside it says where the format has one. DatasetError as above.
         read_sample: what these bytes hold; of `shards` without id and label, as uint8 [bytes].
+        open_masks: of a shard that has some; raises DatasetError if its file, or its index, is damaged.
+        describe: the bytes that a shard has of a sample beside its picture, id and label: where it comes
+            from, its target and its fields.
         holds_pixels: whether it stores decoded pixels; else JPEGs.
         bytes_per_sample: what a sample takes besides its pixels or its JPEG.
         bytes_per_shard: what a shard takes besides its samples, on average.
@@ -101,10 +178,12 @@ class Format:
 
     suffix: str
     index_suffix: str | None
-    write_shard: Callable[[Path, Iterable[Sample], int, int], list[OutputFile]]
+    write_shard: Callable[[Path, Iterable[Sample], int, Size | None], list[OutputFile]]
     read_shard: Callable[[Path], Iterator[StoredSample]]
     find_samples: Callable[[Path], Places]
     read_sample: Callable[[bytes], StoredSample]
+    open_masks: Callable[[Path], MaskFile]
+    describe: Callable[[Sample], bytes]
     holds_pixels: bool
     bytes_per_sample: int
     bytes_per_shard: int

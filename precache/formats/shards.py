@@ -2,10 +2,25 @@
 
     byte 0      uint64 little-endian: length of the header, always 4,088
     byte 8      the header: JSON, padded with spaces
-    byte 4096   images  uint8 [n, size, size, 3], RGB (NHWC: permuted, it is channels-last)
+    byte 4096   images  uint8 [n, height, width, channels] (NHWC: permuted, it is channels-last), where
+                        channels are 1, grey, 3, RGB, or 4, RGBA
     then        labels  int64 [n], little-endian
     then        ids     int64 [n], little-endian
 
+Where each picture has a size of its own:
+
+    byte 4096   images  uint8 [bytes], one picture behind the other, then zeros up to a multiple of 8 bytes
+    then        labels  int64 [n]
+    then        ids     int64 [n]
+    then        offsets int64 [n], where in `images` each picture begins
+    then        shapes  int32 [n, 2], height and width of each: images[offset:][: height * width * 3];
+                        or int32 [n, 3] with the channels of each, where there are not three
+
+Where there are masks (see `precache.masks`), then, behind all these:
+
+    then        masks   uint8 [n, height, width], or [bytes] where each has a size of its own
+
+A label is -1 where a sample has not just one class; targets and fields are in the dataset's index alone.
 Pixels start on a page boundary, as direct reads and mappings want it.
 Any safetensors reader opens these files: https://github.com/huggingface/safetensors#format
 """
@@ -17,40 +32,64 @@ import struct
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from precache.errors import DatasetError
 from precache.formats.base import Format, Places, Sample, StoredSample, remedy
+from precache.images import MAX_KEPT_SIDE
 from precache.jpeg import Pixels
 from precache.output import OutputFile, write_beside
+from precache.sizes import Size, sides
 from precache.storage import open_regular
 
+Shapes: TypeAlias = npt.NDArray[np.int64]
 SUFFIX = ".safetensors"
 DATA_START = 4096
 _CHUNK_BYTES = 128 * 1024
 _PROBED_BYTES = 1024 * 1024  # in the cache or not as one: asking takes time, too
-_Integer = TypeVar("_Integer", int, npt.NDArray[np.int64])
 _TENSORS = (("images", "U8", 1), ("labels", "I64", 8), ("ids", "I64", 8))
+_MASKS = ("masks", "U8", 1)
+_TENSORS_OF_VARYING = (*_TENSORS, ("offsets", "I64", 8), ("shapes", "I32", 4))
 
 
-def write_shard(base: Path, samples: Iterable[Sample], count: int, size: int) -> list[OutputFile]:
-    """Write `base` + '.safetensors' beside; pixels stream through, only labels and ids are held."""
+def write_shard(base: Path, samples: Iterable[Sample], count: int, size: Size | None) -> list[OutputFile]:
+    """Write `base` + '.safetensors' beside; pixels stream through, only what stands behind them is held."""
     path = base.with_name(base.name + SUFFIX)
     labels: list[int] = []
     ids: list[int] = []
+    shapes: list[tuple[int, ...]] = []
+    masks: list[Pixels] = []
     with write_beside(path) as file:
-        file.write(_header(count, size))
+        channels = 3
+        first_header = _header(_images_shape(count, size, channels), count, channels)
+        file.write(first_header)
         for sample in samples:
-            file.write(np.ascontiguousarray(sample.data).data)
+            pixels = np.ascontiguousarray(sample.data)
+            file.write(pixels.data)
             labels.append(sample.label)
             ids.append(sample.id)
+            shapes.append(pixels.shape)
+            channels = pixels.shape[2]
+            if sample.mask is not None:
+                masks.append(sample.mask)
+        images_shape = _images_shape(len(ids), size, channels)
+        if size is None:
+            offsets, images_bytes = _offsets(np.array(shapes, np.int64).reshape(-1, 3), channels)
+            images_shape = [-(-images_bytes // 8) * 8]
+            file.write(bytes(images_shape[0] - images_bytes))
         file.write(np.array(labels, "<i8").tobytes())
         file.write(np.array(ids, "<i8").tobytes())
-        if len(ids) < count:
-            file.replace_start(_header(len(ids), size))
+        if size is None:
+            file.write(offsets.astype("<i8").tobytes())
+            file.write(np.array(shapes, "<i4").reshape(-1, 3)[:, : _columns(channels)].tobytes())
+        masks_bytes = sum(mask.nbytes for mask in masks)
+        for mask in masks:
+            file.write(mask.data)
+        if (header := _header(images_shape, len(ids), channels, masks_bytes)) != first_header:
+            file.replace_start(header)
     return [file]
 
 
@@ -58,21 +97,16 @@ def read_shard(path: Path) -> Iterator[StoredSample]:
     """The samples of a shard in stored order."""
     with ShardFile(path) as shard:
         for row in range(len(shard.ids)):
-            pixels = np.empty((shard.size, shard.size, 3), np.uint8)
+            pixels = np.empty((*shard.shapes[row], shard.channels), np.uint8)
             shard.read_rows(row, 0, pixels)
-            yield StoredSample(int(shard.ids[row]), int(shard.labels[row]), pixels)
+            mask = shard.read_mask(row) if shard.has_masks else None
+            yield StoredSample(int(shard.ids[row]), int(shard.labels[row]), pixels, mask=mask)
 
 
 def find_samples(path: Path) -> Places:
     """Where in the shard at `path` its pictures lie."""
     with ShardFile(path) as shard:
-        starts = shard.start_of(np.arange(len(shard.ids)))
-        return np.stack((starts, np.full(len(starts), shard.size**2 * 3)), axis=1)
-
-
-def read_sample(stored: bytes) -> StoredSample:
-    """The pixels of one picture, uint8 [bytes]; the bytes do not say whose they are."""
-    return StoredSample(-1, -1, np.frombuffer(stored, np.uint8).copy())  # or nobody may write to it
+        return np.stack((shard.starts, shard.shapes.prod(axis=1) * shard.channels), axis=1)
 
 
 class ShardFile:
@@ -82,9 +116,12 @@ class ShardFile:
     a read raises.
 
     Attributes:
-        size: side of the stored squares in pixels.
+        channels: of all pictures.
+        shapes: int64 [n, 2], height and width of each picture in pixels.
+        starts: int64 [n], the byte of the file where each picture begins.
         labels: int64 [n].
         ids: int64 [n].
+        has_masks: whether it holds some.
     """
 
     def __init__(self, path: Path) -> None:
@@ -102,30 +139,45 @@ class ShardFile:
             file_bytes = os.fstat(self._file.fileno()).st_size
             start = bytearray(min(DATA_START, file_bytes))
             self._read(memoryview(start), 0)
-            count, self.size = _read_header(path, bytes(start), file_bytes)
-            tail = bytearray(16 * count)
-            self._read(memoryview(tail), file_bytes - len(tail))
+            images_shape, count, self.channels, masks_bytes = _read_header(path, bytes(start), file_bytes)
+            self.has_masks = masks_bytes > 0
+            images_end = DATA_START + math.prod(images_shape)
+            tail = memoryview(bytearray(file_bytes - masks_bytes - images_end))
+            self._read(tail, images_end)
+            self.labels, self.ids = (
+                np.frombuffer(tail[: 16 * count], "<i8").reshape(2, count).astype(np.int64)
+            )
+            if len(images_shape) == 1:
+                self.shapes, self.channels = _read_shapes(path, tail[16 * count :], count, images_shape[0])
+            else:
+                self.shapes = np.tile(np.array(images_shape[1:3], np.int64), (count, 1))
+            self.starts = picture_starts(self.shapes, self.channels)
+            self._mask_ends = file_bytes - masks_bytes + np.cumsum(self.shapes.prod(axis=1))
+            if self.has_masks and self._mask_ends[-1:].sum() != file_bytes:
+                raise DatasetError(f"{path}: its masks do not fit its pictures (damaged?); {remedy(path)}")
         except DatasetError:
             self._file.close()
             raise
-        self.labels, self.ids = np.frombuffer(tail, "<i8").reshape(2, count).astype(np.int64)
 
     def read_rows(self, sample: int, first: int, out: Pixels) -> None:
-        """Read rows `first`, ... of picture `sample` into `out`: uint8 [rows, size, 3], contiguous.
+        """Read rows `first`, ... of picture `sample` into `out`: uint8 [rows, width, channels], contiguous.
 
         Raises:
             DatasetError: the file became shorter, or cannot be read.
         """
-        self._read(out.data.cast("B"), self.start_of(sample) + first * self.size * 3)
+        row_bytes = int(self.shapes[sample, 1]) * self.channels
+        self._read(out.data.cast("B"), int(self.starts[sample]) + first * row_bytes)
+
+    def read_mask(self, row: int) -> Pixels:
+        """The mask of picture `row`, where there are masks; DatasetError as of `read_rows`."""
+        mask = np.empty(self.shapes[row], np.uint8)
+        self._read(mask.data.cast("B"), int(self._mask_ends[row]) - mask.nbytes)
+        return mask
 
     @property
     def descriptor(self) -> int:
         """Of the open file."""
         return self._file.fileno()
-
-    def start_of(self, sample: _Integer) -> _Integer:
-        """The byte of the file where picture `sample`, or each of an array of them, begins."""
-        return sample * (self.size**2 * 3) + DATA_START
 
     def read_ahead(self) -> None:
         """Read what of the file is not in the system's cache, sequentially.
@@ -144,14 +196,14 @@ class ShardFile:
 
     def is_cached(self, sample: int) -> bool:
         """Whether the midst of picture `sample` is in the system's cache."""
-        return _is_cached(self.descriptor, self.start_of(sample) + self.size**2 * 3 // 2)
+        start, picture_bytes = self._place(sample)
+        return _is_cached(self.descriptor, start + picture_bytes // 2)
 
     def will_need(self, sample: int) -> None:
         """Ask the system to fetch picture `sample` from the disk, without waiting for it."""
         if hasattr(os, "posix_fadvise"):
-            square_bytes = self.size**2 * 3
             with suppress(OSError):  # whoever reads it says what is wrong
-                os.posix_fadvise(self.descriptor, self.start_of(sample), square_bytes, os.POSIX_FADV_WILLNEED)
+                os.posix_fadvise(self.descriptor, *self._place(sample), os.POSIX_FADV_WILLNEED)
 
     def drop_cached(self) -> None:
         """Ask the system to forget what it has cached of the file."""
@@ -167,6 +219,11 @@ class ShardFile:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+    def _place(self, sample: int) -> tuple[int, int]:
+        """Where picture `sample` begins, and how many bytes it has."""
+        height, width = self.shapes[sample].tolist()
+        return int(self.starts[sample]), height * width * self.channels
 
     def _read(self, out: memoryview, start: int) -> None:
         """Fill `out` with the bytes from `start` on."""
@@ -198,33 +255,80 @@ def _is_cached(descriptor: int, start: int) -> bool:
         return False
 
 
-def _header(count: int, size: int) -> bytes:
-    shapes = {"images": [count, size, size, 3], "labels": [count], "ids": [count]}
+def picture_starts(shapes: Shapes, channels: int) -> Shapes:
+    """int64 [n], the byte of a shard where each of its pictures of these `shapes`, int64 [n, 2], begins."""
+    return DATA_START + _offsets(shapes, channels)[0]
+
+
+def _offsets(shapes: Shapes, channels: int) -> tuple[Shapes, int]:
+    """int64 [n], where in `images` each picture begins, and where the last one ends."""
+    ends = np.cumsum(shapes[:, 0] * shapes[:, 1] * channels)
+    return np.concatenate(([0], ends[:-1]))[: len(ends)], int(ends[-1]) if len(ends) else 0
+
+
+def _images_shape(count: int, size: Size | None, channels: int) -> list[int]:
+    """Of the tensor `images`; of one whose bytes are not known yet if `size` is None."""
+    return [0] if size is None else [count, *sides(size), channels]
+
+
+def _columns(channels: int) -> int:
+    """Of the tensor `shapes`."""
+    return 2 if channels == 3 else 3
+
+
+def _header(images_shape: list[int], count: int, channels: int, masks_bytes: int = 0) -> bytes:
+    masks_shape = [masks_bytes] if len(images_shape) == 1 else images_shape[:3]
+    shapes = {"images": images_shape, "shapes": [count, _columns(channels)], "masks": masks_shape}
     header: dict[str, Any] = {}
     start = 0
-    for name, dtype, width in _TENSORS:
-        stop = start + math.prod(shapes[name]) * width
-        header[name] = {"dtype": dtype, "shape": shapes[name], "data_offsets": [start, stop]}
+    tensors = _TENSORS_OF_VARYING if len(images_shape) == 1 else _TENSORS
+    for name, dtype, width in (*tensors, _MASKS) if masks_bytes else tensors:
+        shape = shapes.get(name, [count])
+        stop = start + math.prod(shape) * width
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, stop]}
         start = stop
     body = json.dumps(header, separators=(",", ":")).encode().ljust(DATA_START - 8)
     return struct.pack("<Q", len(body)) + body
 
 
-def _read_header(path: Path, start: bytes, file_bytes: int) -> tuple[int, int]:
-    """Number and size of the pictures, from the first bytes of a file of `file_bytes`."""
+def _read_header(path: Path, start: bytes, file_bytes: int) -> tuple[list[int], int, int, int]:
+    """Shape of `images`, number and channels of pictures, bytes of masks, from a file's start and size."""
     try:
-        count, size = json.loads(start[8:])["images"]["shape"][:2]
-        as_written = isinstance(count, int) and isinstance(size, int) and start == _header(count, size)
-    except (ValueError, KeyError, TypeError, RecursionError, struct.error):
+        header = json.loads(start[8:])
+        shape, count = header["images"]["shape"], header["ids"]["shape"][0]
+        whole = all(type(side) is int and side >= 0 for side in (*shape, count))
+        if len(shape) == 1:  # then the first picture says how many channels, if there are not three
+            channels, right = (3 if header["shapes"]["shape"][1] == 2 else 0), whole
+        else:
+            channels = shape[3]
+            right = whole and shape[0] == count and min(shape[1:]) > 0 and len(shape) == 4
+        masks_shape = header.get("masks", {"shape": [0]})["shape"]
+        right = right and all(type(side) is int and side >= 0 for side in masks_shape)
+        masks_bytes = math.prod(masks_shape)
+        as_written = right and start == _header(shape, count, channels, masks_bytes)
+    except (ValueError, LookupError, TypeError, RecursionError, struct.error):
         as_written = False
-    if not as_written or count < 0 or size < 1:
+    if not as_written:
         raise DatasetError(f"{path}: not a shard of this format (its header is damaged); {remedy(path)}")
-    expected_bytes: int = DATA_START + count * (size * size * 3 + 16)
+    behind = 24 + 4 * _columns(channels) if len(shape) == 1 else 16  # bytes of a picture besides its pixels
+    expected_bytes: int = DATA_START + math.prod(shape) + count * behind + masks_bytes
     if file_bytes != expected_bytes:
         raise DatasetError(
             f"{path}: expected {expected_bytes:,} bytes, got {file_bytes:,} (truncated?); {remedy(path)}"
         )
-    return count, size
+    return shape, count, channels, masks_bytes
+
+
+def _read_shapes(path: Path, tail: memoryview, count: int, images_bytes: int) -> tuple[Shapes, int]:
+    """int64 [n, 2], and the channels, from `offsets` and `shapes`; DatasetError unless both say the same."""
+    offsets = np.frombuffer(tail[: 8 * count], "<i8")
+    shapes = np.frombuffer(tail[8 * count :], "<i4").reshape(count, -1).astype(np.int64)
+    channels = 3 if shapes.shape[1] == 2 else int(shapes[:1, 2].sum())
+    expected, end = _offsets(shapes, channels)
+    fits = 0 <= images_bytes - end < 8 and np.array_equal(offsets, expected)
+    if not fits or (shapes < 1).any() or (shapes > MAX_KEPT_SIDE).any() or (shapes[:, 2:] != channels).any():
+        raise DatasetError(f"{path}: its offsets do not fit its pictures (damaged?); {remedy(path)}")
+    return shapes[:, :2], channels
 
 
 FORMAT = Format(
@@ -233,7 +337,10 @@ FORMAT = Format(
     write_shard=write_shard,
     read_shard=read_shard,
     find_samples=find_samples,
-    read_sample=read_sample,
+    # a copy, or nobody may write to it
+    read_sample=lambda stored: StoredSample(-1, -1, np.frombuffer(stored, np.uint8).copy()),
+    open_masks=ShardFile,
+    describe=lambda sample: b"",
     holds_pixels=True,
     bytes_per_sample=16,  # label and id
     bytes_per_shard=DATA_START,

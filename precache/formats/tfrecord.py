@@ -2,10 +2,16 @@
 
     record      uint64 length | uint32 crc(length) | data | uint32 crc(data)   (little-endian)
     data        a tf.train.Example:
-                    image/encoded      bytes   a baseline JPEG of the recipe's size and quality
-                    image/class/label  int64   the label
+                    image/encoded      bytes   a baseline JPEG of the recipe's size, fit and quality
+                    image/class/label  int64   the label; only where samples have one class each
                     sample/id          int64   the sample's id
+                    mask/encoded       bytes   the mask, a PNG, see `precache.masks`, where there is one
+                    target             int64   indices of classes; or float: numbers to be predicted
+                    field/NAME         int64, float or bytes (UTF-8), one value or a flat list of them
+                    shape/NAME         int64   the shape of field/NAME, where that is a list
     crc         CRC-32C, masked: rotated right by 15 bits, plus 0xA282EAD8
+
+Floats are of 32 bits here; the dataset's index has them in 64. A list without values has no type.
 
 The index `.idx` has one line per record, `<offset> <bytes>`, headers counted in, as DALI's
 tfrecord2idx writes it. Sources: https://www.tensorflow.org/tutorials/load_data/tfrecord and
@@ -15,22 +21,34 @@ https://github.com/tensorflow/tensorflow/blob/master/tensorflow/core/example/exa
 import struct
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import google_crc32c
 import numpy as np
 
+from precache import masks
 from precache.errors import DatasetError
-from precache.formats.base import Format, Places, Sample, StoredSample, read_index, remedy
+from precache.formats.base import (
+    EncodedMasks,
+    Format,
+    Places,
+    Sample,
+    StoredSample,
+    read_index,
+    remedy,
+)
 from precache.output import OutputFile, write_beside
+from precache.sizes import Size
 from precache.storage import read_regular
 
 SUFFIX = ".tfrecord"
 INDEX_SUFFIX = ".idx"
 _DAMAGE = "its record does not match its checksum; run 'precache verify' on its folder"
 IMAGE_KEY, LABEL_KEY, ID_KEY = "image/encoded", "image/class/label", "sample/id"
+TARGET_KEY, FIELD_KEY, SHAPE_KEY, MASK_KEY = "target", "field/", "shape/", "mask/encoded"
 
 
-def write_shard(base: Path, samples: Iterable[Sample], count: int, size: int) -> list[OutputFile]:
+def write_shard(base: Path, samples: Iterable[Sample], count: int, size: Size | None) -> list[OutputFile]:
     """Write `base` + '.tfrecord' and `base` + '.idx' beside."""
     path, index_path = base.with_name(base.name + SUFFIX), base.with_name(base.name + INDEX_SUFFIX)
     index: list[str] = []
@@ -58,9 +76,8 @@ def find_samples(path: Path) -> Places:
     return read_index(path.with_suffix(INDEX_SUFFIX), _parse_index)
 
 
-def _parse_index(index: bytes) -> Iterator[tuple[int, int]]:
-    for line in index.splitlines():
-        start, size = line.split()
+def _parse_index(lines: list[list[str]]) -> Iterator[tuple[int, int]]:
+    for start, size in lines:
         yield int(start), int(size)
 
 
@@ -68,9 +85,21 @@ def read_sample(stored: bytes) -> StoredSample:
     """The sample of one record."""
     try:
         ((data, intact),) = _records(memoryview(stored))
-        return _decode_example(data) if intact else StoredSample(-1, -1, b"", _DAMAGE)
+        return _decode_example(data) if intact else StoredSample(-1, -1, b"", damage=_DAMAGE)
     except (struct.error, KeyError, IndexError) as error:
         raise ValueError(f"no record ({error})") from error
+
+
+def open_masks(path: Path) -> EncodedMasks:
+    """The masks of a TFRecord file, by its index."""
+    return EncodedMasks(path, find_samples(path).tolist(), _mask_of)
+
+
+def _mask_of(record: bytes) -> bytes:
+    mask = _decode_example(memoryview(record)[12:-4]).mask
+    if not isinstance(mask, bytes):
+        raise ValueError("there is none")
+    return mask
 
 
 def _records(content: memoryview) -> Iterator[tuple[memoryview, bool]]:
@@ -101,54 +130,119 @@ def _record(data: bytes) -> bytes:
 
 
 # Protocol buffers, as far as tf.train.Example needs them. A message is a run of fields, each
-# `varint(number << 3 | wire type)` and a value; wire type 0 is a varint, 2 is length and bytes.
+# `varint(number << 3 | wire type)` and a value; wire type 0 is a varint, 2 is length and bytes, 1 and 5 are
+# 8 and 4 bytes: https://protobuf.dev/programming-guides/encoding/
 #   Example   { Features features = 1; }
 #   Features  { map<string, Feature> feature = 1; }      a map entry is { key = 1; value = 2; }
 #   Feature   { BytesList bytes_list = 1; FloatList float_list = 2; Int64List int64_list = 3; }
-#   BytesList { repeated bytes value = 1; }    Int64List { repeated int64 value = 1 [packed]; }
+#   BytesList { repeated bytes value = 1; }    FloatList { repeated float value = 1 [packed]; }
+#   Int64List { repeated int64 value = 1 [packed]; }
+_BYTES_LIST, _FLOAT_LIST, _INT64_LIST = 1, 2, 3
+_FIXED_BYTES = {1: 8, 5: 4}
 
 
 def _encode_example(sample: Sample) -> bytes:
-    features = {
-        IMAGE_KEY: _field(1, _field(1, bytes(sample.data))),
-        LABEL_KEY: _field(3, _field(1, _varint(sample.label))),
-        ID_KEY: _field(3, _field(1, _varint(sample.id))),
-    }
-    entries = (_field(1, _field(1, key.encode()) + _field(2, value)) for key, value in features.items())
-    return _field(1, b"".join(entries))
+    features = {IMAGE_KEY: _feature(bytes(sample.data)), **_described(sample)}
+    if sample.mask is not None:
+        features[MASK_KEY] = _feature(masks.encode(sample.mask))
+    return _field(1, b"".join(_field(1, _entry(key, value)) for key, value in features.items()))
+
+
+def _describe(sample: Sample) -> bytes:
+    """All features but picture and mask, as `_decode_example` puts them together."""
+    return b"".join(_entry(key, value) for key, value in _described(sample).items())
+
+
+def _described(sample: Sample) -> dict[str, bytes]:
+    features = {} if sample.label < 0 else {LABEL_KEY: _feature(sample.label)}
+    features[ID_KEY] = _feature(sample.id)
+    if sample.target is not None:
+        features[TARGET_KEY] = _feature(sample.target)
+    for name, value in sample.fields.items():
+        features[FIELD_KEY + name] = _feature(value)
+        if isinstance(value, list):
+            features[SHAPE_KEY + name] = _feature(list(np.shape(value)))
+    return features
+
+
+def _entry(key: str, value: bytes) -> bytes:
+    return _field(1, key.encode()) + _field(2, value)
+
+
+def _feature(value: Any) -> bytes:
+    """A Feature of bytes, text, a number, or numbers in lists; an empty one of an empty list."""
+    if isinstance(value, str | bytes):
+        content = value if isinstance(value, bytes) else value.encode()
+        return _field(_BYTES_LIST, _field(1, content))
+    numbers = np.ravel(value)
+    if not len(numbers):
+        return b""
+    if numbers.dtype.kind == "f":
+        with np.errstate(over="ignore"):  # beyond 32 bits it is infinite
+            return _field(_FLOAT_LIST, _field(1, numbers.astype("<f4").tobytes()))
+    return _field(_INT64_LIST, _field(1, b"".join(map(_varint, numbers.tolist()))))
 
 
 def _decode_example(data: memoryview) -> StoredSample:  # a view: each slice of bytes would copy the JPEG
     features: dict[str, memoryview] = {}
-    for entry in _fields(_only_field(data)):
-        key, value = _fields(entry)
-        features[str(key, "utf-8")] = _only_field(_only_field(value))
-    label, _ = _read_varint(features[LABEL_KEY], 0)
-    sample_id, _ = _read_varint(features[ID_KEY], 0)
-    return StoredSample(sample_id, label, bytes(features[IMAGE_KEY]))
+    described: list[memoryview] = []
+    for message in _numbered(data, 1):
+        for entry in _numbered(message, 1):
+            parts = dict(_fields(entry))
+            features[key := str(parts[1], "utf-8")] = parts.get(2, data[:0])
+            if key not in (IMAGE_KEY, MASK_KEY):
+                described.append(entry)
+    label = _int(features[LABEL_KEY]) if LABEL_KEY in features else -1
+    image = _of_list(features[IMAGE_KEY], _BYTES_LIST)
+    mask = bytes(_of_list(features[MASK_KEY], _BYTES_LIST)) if MASK_KEY in features else None
+    return StoredSample(_int(features[ID_KEY]), label, bytes(image), "", b"".join(described), mask)
+
+
+def _of_list(feature: memoryview, kind: int) -> memoryview:
+    """What the list of this kind in a Feature holds: its one value, or all where they are packed."""
+    values = dict(_fields(feature)).get(kind)
+    value = None if values is None else dict(_fields(values)).get(1)
+    if value is None:
+        raise ValueError(f"a feature without a list of kind {kind}")
+    return value
+
+
+def _int(feature: memoryview) -> int:
+    value, _ = _read_varint(_of_list(feature, _INT64_LIST), 0)
+    return value - 2**64 if value >= 2**63 else value
 
 
 def _field(number: int, content: bytes) -> bytes:
     return _varint(number << 3 | 2) + _varint(len(content)) + content
 
 
-def _fields(message: memoryview) -> Iterator[memoryview]:
+def _numbered(message: memoryview, number: int) -> Iterator[memoryview]:
+    """The fields of this number."""
+    return (content for found, content in _fields(message) if found == number)
+
+
+def _fields(message: memoryview) -> Iterator[tuple[int, memoryview]]:
+    """Number and content of each field of a message; of a varint, its bytes."""
     position = 0
     while position < len(message):
-        tag = message[position]  # one byte: no number is above 15
-        if tag & 7 != 2:
-            raise ValueError(f"unexpected wire type {tag & 7}")
-        length, position = _read_varint(message, position + 1)
-        yield message[position : position + length]
-        position += length
-
-
-def _only_field(message: memoryview) -> memoryview:
-    (content,) = _fields(message)
-    return content
+        tag, start = _read_varint(message, position)
+        wire = tag & 7
+        if wire == 2:
+            length, start = _read_varint(message, start)
+            position = start + length
+        elif wire == 0:
+            _, position = _read_varint(message, start)
+        elif wire in _FIXED_BYTES:
+            position = start + _FIXED_BYTES[wire]
+        else:
+            raise ValueError(f"unexpected wire type {wire}")
+        if position > len(message):
+            raise ValueError("a field is longer than what it lies in")
+        yield tag >> 3, message[start:position]
 
 
 def _varint(value: int) -> bytes:
+    value &= 2**64 - 1  # negative ones as two's complement
     encoded = bytearray()
     while value > 0x7F:
         encoded.append(value & 0x7F | 0x80)
@@ -158,6 +252,8 @@ def _varint(value: int) -> bytes:
 
 
 def _read_varint(message: memoryview, position: int) -> tuple[int, int]:
+    if (byte := message[position]) < 0x80:  # most of them
+        return byte, position + 1
     value = shift = 0
     while True:
         byte = message[position]
@@ -175,6 +271,8 @@ FORMAT = Format(
     read_shard=read_shard,
     find_samples=find_samples,
     read_sample=read_sample,
+    open_masks=open_masks,
+    describe=_describe,
     holds_pixels=False,
     bytes_per_sample=120,  # keys, lengths and checksums
     bytes_per_shard=0,

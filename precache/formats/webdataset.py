@@ -1,23 +1,38 @@
 """Format `webdataset`: JPEGs in tar files, with DALI's index beside each.
 
-    00000042.jpg    the picture, a baseline JPEG of the recipe's size and quality
-    00000042.cls    the label, an ASCII integer
-    00000042.json   {"height": ..., "path": ..., "width": ...}: the source picture
+    00000042.jpg    the picture, a baseline JPEG of the recipe's size, fit and quality
+    00000042.cls    the label, an ASCII integer; only where samples are labelled with one class each
+    00000042.json   {"height": ..., "path": ..., "width": ...}: the source picture; and, where there are any,
+                    "target": indices of classes, or numbers, and "fields": {NAME: number, text or lists}
+    00000042.mask.png   the mask, see `precache.masks`, where there is one
 
-The key is the sample's id in 8 digits. The tar is POSIX ustar with fixed owner, mode and time, so
-that its bytes depend on its content alone. The index `.idx` has one line `v1.2 <samples>`, then one
-line per sample with `<extension> <data offset> <bytes> <name>` for each of its three files; it is
-the format of DALI's own tool: https://github.com/NVIDIA/DALI/blob/main/tools/wds2idx.py
+Fields are an object of their own: one may be called `width`. The key is the sample's id in 8 digits. The
+tar is POSIX ustar with fixed owner, mode and time, so that its bytes depend on its content alone. The index
+`.idx` has one line `v1.2 <samples>`, then one line per sample with `<extension> <data offset> <bytes> <name>`
+for each of its files; it is the format of DALI's own tool:
+https://github.com/NVIDIA/DALI/blob/main/tools/wds2idx.py
 """
 
 import json
 import tarfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
+from precache import masks
 from precache.errors import DatasetError
-from precache.formats.base import Format, Places, Sample, StoredSample, read_index, remedy
+from precache.formats.base import (
+    EncodedMasks,
+    Format,
+    Places,
+    Sample,
+    StoredSample,
+    index_lines,
+    read_index,
+    remedy,
+)
 from precache.output import OutputFile, write_beside
+from precache.sizes import Size
 from precache.storage import read_regular
 
 SUFFIX = ".tar"
@@ -25,7 +40,7 @@ INDEX_SUFFIX = ".idx"
 _BLOCK = tarfile.BLOCKSIZE
 
 
-def write_shard(base: Path, samples: Iterable[Sample], count: int, size: int) -> list[OutputFile]:
+def write_shard(base: Path, samples: Iterable[Sample], count: int, size: Size | None) -> list[OutputFile]:
     """Write `base` + '.tar' and `base` + '.idx' beside."""
     path, index_path = base.with_name(base.name + SUFFIX), base.with_name(base.name + INDEX_SUFFIX)
     index: list[str] = []
@@ -46,12 +61,14 @@ def read_shard(path: Path) -> Iterator[StoredSample]:
     """
     try:
         content = read_regular(path)
-        jpeg = b""
+        parts: dict[bytes, bytes] = {}
         for name, data in _members(content):
-            if name.endswith(b".jpg"):
-                jpeg = data
-            elif name.endswith(b".cls"):
-                yield StoredSample(int(name[:-4]), int(data), jpeg)
+            key, _, extension = name.partition(b".")
+            parts[extension] = data
+            if extension == b"json":  # the last one of a sample
+                jpeg, label = parts.get(b"jpg", b""), int(parts.get(b"cls", b"-1"))
+                yield StoredSample(int(key), label, jpeg, described=data, mask=parts.get(b"mask.png"))
+                parts.clear()
     except (OSError, ValueError) as error:
         raise DatasetError(f"{path}: cannot be read as a tar of samples ({error}); {remedy(path)}") from error
 
@@ -61,14 +78,13 @@ def find_samples(path: Path) -> Places:
     return read_index(path.with_suffix(INDEX_SUFFIX), _parse_index)
 
 
-def _parse_index(index: bytes) -> Iterator[tuple[int, int]]:
-    first, *lines = index.splitlines()
-    if first.split() != [b"v1.2", b"%d" % len(lines)]:
+def _parse_index(lines: list[list[str]]) -> Iterator[tuple[int, int]]:
+    first, *others = lines
+    if first != ["v1.2", str(len(others))]:
         raise ValueError("its first line")
-    for line in lines:
-        words = line.split()
+    for words in others:
         places = dict(zip(words[::4], zip(words[1::4], words[2::4], strict=True), strict=True))
-        start, size = places[b"jpg"]
+        start, size = places["jpg"]
         yield int(start) - _BLOCK, int(size) + _BLOCK
 
 
@@ -78,6 +94,19 @@ def read_sample(stored: bytes) -> StoredSample:
     if stored[_MAGIC] != b"ustar" or int(stored[_SIZE], 8) != len(stored) - _BLOCK:
         raise ValueError("no tar header of this size")
     return StoredSample(int(name.removesuffix(b".jpg")), -1, stored[_BLOCK:])
+
+
+def open_masks(path: Path) -> EncodedMasks:
+    """The masks of a tar, by its index."""
+    index_path = path.with_suffix(INDEX_SUFFIX)
+    places = []
+    try:
+        for words in index_lines(index_path)[1:]:
+            first = words.index("mask.png")
+            places.append((int(words[first + 1]), int(words[first + 2])))
+    except (ValueError, LookupError) as error:
+        raise DatasetError(f"{index_path}: names no mask of each sample ({error}); {remedy(path)}") from error
+    return EncodedMasks(path, places)
 
 
 def _members(tar: bytes) -> Iterator[tuple[bytes, bytes]]:
@@ -98,18 +127,28 @@ def _members(tar: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _add_sample(file: OutputFile, sample: Sample) -> Iterator[str]:
-    """Append the three files of a sample; yields their entries of the index."""
-    width, height = sample.original_size
-    origin = {"height": height, "path": sample.path, "width": width}
-    contents = {
-        "jpg": bytes(sample.data),
-        "cls": str(sample.label).encode(),
-        "json": json.dumps(origin).encode(),
-    }
+    """Append the files of a sample; yields their entries of the index."""
+    contents = {"jpg": bytes(sample.data)}
+    if sample.label >= 0:
+        contents["cls"] = str(sample.label).encode()
+    if sample.mask is not None:
+        contents["mask.png"] = masks.encode(sample.mask)
+    contents["json"] = _describe(sample)
     for extension, content in contents.items():
         name = f"{sample.id:08d}.{extension}"
         yield f"{extension} {file.bytes + _BLOCK} {len(content)} {name}"
         file.write(_header(name, len(content)) + content + bytes(-len(content) % _BLOCK))
+
+
+def _describe(sample: Sample) -> bytes:
+    """The content of the `.json`."""
+    width, height = sample.original_size
+    known: dict[str, Any] = {"height": height, "path": sample.path, "width": width}
+    if sample.target is not None:
+        known["target"] = sample.target
+    if sample.fields:
+        known["fields"] = dict(sample.fields)
+    return json.dumps(known).encode()
 
 
 def _header(name: str, size: int) -> bytes:
@@ -137,7 +176,9 @@ FORMAT = Format(
     read_shard=read_shard,
     find_samples=find_samples,
     read_sample=read_sample,
+    open_masks=open_masks,
+    describe=_describe,
     holds_pixels=False,
-    bytes_per_sample=3 * _BLOCK + 3 * _BLOCK // 2,  # three headers, and padding to whole blocks
+    bytes_per_sample=5 * _BLOCK + _BLOCK // 2 + 90,  # three headers, two blocks of text, padding; index
     bytes_per_shard=2 * _BLOCK + tarfile.RECORDSIZE // 2,  # two empty blocks, and half a record
 )

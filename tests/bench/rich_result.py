@@ -86,7 +86,7 @@ def waiting_row() -> Row:
         changes=[
             change("Four workers,", 1900, measured=False),
             change("Converting to shards", 2470, measured=False, seconds=51.0, size_bytes=6_000_000_000),
-            change(f"Backend dali on {HOSTILE}", 2300, measured=True),
+            change(f"Backend dali on {HOSTILE}", 2300, measured=True, cold=True),
         ],
         wait_s=wait_s.tolist(),
         step_s=step_s.tolist(),

@@ -168,7 +168,7 @@ def test_the_sentence_comes_first_then_five_columns_and_where_the_rest_is(
     assert lines[0].startswith("`pytorch` on the raw tree keeps an accelerator of 2,480 images/s busy")
     assert all(len(line.rstrip()) <= 130 for line in lines)
     assert table_of("\n".join(lines))[0].split("  ")[0] == "loader"
-    assert "the page: r.html" in lines
+    assert [line for line in lines if "r.html" in line] == ["the page: r.html"], "one file, one line"
     assert not any("ratio" in line or "MLPerf" in line for line in lines)
     assert "--details" in bench(*MEASURED).stdout.splitlines()[-1]
 
@@ -181,7 +181,8 @@ def test_details_are_every_column_and_finding(data: Path, bench: Bench, measured
 
 
 def test_markdown_is_five_columns_and_with_details_all(data: Path, bench: Bench, measured: Result) -> None:
-    short = bench(*MEASURED, "--markdown").stdout
+    short = bench(*MEASURED, "--markdown", "--html", "r.html").stdout
+    assert "the page: r.html" in short
     assert "| loader | images/s | accelerator busy | from a cold disk | first batch |" in short
     assert bench(*MEASURED, "--markdown", "--details").stdout.startswith("| backend | data | loader |")
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_flatten, tree_map_only
 
 from tests.cuda.memory import Block, shaped, uses_of
 from tests.cuda.streams import current_stream, world
@@ -13,6 +13,7 @@ _ANSWERS = {
     "aten::_local_scalar_dense", "aten::equal", "aten::is_nonzero", "aten::nonzero", "aten::masked_select",
 }  # fmt: skip
 _real_to = torch.Tensor.to
+_found: dict[Any, Any] = {}
 
 
 class DeviceTensor(torch.Tensor):
@@ -139,9 +140,7 @@ def _launch(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 def _compute(func: Any, plain: Any, device: int) -> Any:
     """New tensors, of which only the shapes are known before the work is done."""
-    shapes = func(
-        *tree_map_only(torch.Tensor, _shape_of, plain[0]), **tree_map_only(torch.Tensor, _shape_of, plain[1])
-    )
+    shapes = _shapes(func, plain)
     made = tree_map_only(torch.Tensor, lambda t: allocate(t.size(), t.stride(), t.dtype, device), shapes)
     targets: list[torch.Tensor] = []
     tree_map_only(DeviceTensor, lambda tensor: targets.append(tensor.shown), made)
@@ -154,6 +153,22 @@ def _compute(func: Any, plain: Any, device: int) -> Any:
 
     current_stream(device).put(work)
     return made
+
+
+def _shapes(func: Any, plain: Any) -> Any:
+    """What comes of it, on the device `meta`: found once for all tensors of the same form."""
+    leaves, structure = tree_flatten(plain)
+    key = (func, structure, tuple(map(_form, leaves)))
+    if key not in _found:
+        args, kwargs = tree_map_only(torch.Tensor, _shape_of, plain)
+        _found[key] = func(*args, **kwargs)
+    return _found[key]
+
+
+def _form(leaf: Any) -> Any:
+    if isinstance(leaf, torch.Tensor):
+        return leaf.size(), leaf.stride(), leaf.dtype
+    return type(leaf), leaf  # 1, 1.0 and True are equal
 
 
 def _copy(target: Any, source: Any, non_blocking: bool = False) -> Any:

@@ -10,10 +10,12 @@ import torch
 from PIL import Image
 
 from loaders.dataset import open_split
-from precache.source import scan_tree
+from precache import open_dataset
+from precache.sizes import Size
+from precache.sources.tree import scan_tree
 from tests import loader_contract as contract
 from tests.building import build_loader
-from tests.conftest import IMAGES, STORED_SIZE
+from tests.conftest import IMAGES, RECTANGLE, STORED_SIZE
 
 RAW_SIZE = 40
 # (backend, what it reads, distance in dB from the converter's pixels; JPEG costs what it costs)
@@ -28,6 +30,28 @@ ARMS = [
     ("nvjpeg", "webdataset", 34.0),
     ("synthetic", "raw", None),
     ("synthetic", "webdataset", None),
+    # the centre of all that is kept is what a crop has kept, within 1 in 255
+    ("shards", "keep-shards", 50.0),
+    ("webdataset", "keep-webdataset", 34.0),
+    ("dali", "keep-dali", 34.0),
+    ("nvjpeg", "keep-webdataset", 34.0),
+    ("shards", "rectangle-shards", math.inf),
+    ("shards", "grey-shards", math.inf),
+    ("webdataset", "grey-webdataset", 34.0),
+    ("dali", "grey-dali", 34.0),
+    ("nvjpeg", "grey-webdataset", 34.0),
+    ("synthetic", "grey-shards", None),
+]
+RECTANGLE_ARMS = [
+    ("pytorch", "raw", 60.0),
+    ("shards", "rectangle-shards", math.inf),
+    ("webdataset", "rectangle-webdataset", 34.0),
+    ("dali", "raw", 42.0),
+    ("dali", "rectangle-webdataset", 34.0),
+    ("dali", "rectangle-dali", 34.0),
+    ("nvjpeg", "raw", 40.0),
+    ("nvjpeg", "rectangle-dali", 34.0),
+    ("synthetic", "rectangle-shards", None),
 ]
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
@@ -35,24 +59,44 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 class Arm:
     """One backend over one folder."""
 
-    def __init__(self, backend: str, path: Path, worst_psnr: float | None, device: str) -> None:
+    def __init__(
+        self, backend: str, path: Path, worst_psnr: float | None, device: str, size: Size | None = None
+    ) -> None:
         self.path = path
         self.worst_psnr = worst_psnr
+        self.channels = "grey" if path.name.startswith("grey") else "rgb"
         self.raw = not (path / "dataset.json").exists()
-        self.size = RAW_SIZE if self.raw else STORED_SIZE
+        self.size = size or (RAW_SIZE if self.raw else STORED_SIZE)
         self.build: contract.Build = partial(
             build_loader, path, backend=backend, device=device, size=self.size, workers=2, batch_size=16
         )
 
 
+@pytest.fixture
+def folders(raw_tree: Path, converted: dict[str, Path], shaped: dict[str, Path]) -> dict[str, Path]:
+    """What the arms read, by name."""
+    return {"raw": raw_tree, **converted, **shaped}
+
+
 @pytest.fixture(params=ARMS, ids=lambda arm: f"{arm[0]}-{arm[1]}")
-def arm(request: pytest.FixtureRequest, raw_tree: Path, converted: dict[str, Path], device: str) -> Arm:
+def arm(request: pytest.FixtureRequest, folders: dict[str, Path], device: str) -> Arm:
     backend, kind, worst_psnr = request.param
+    size = RECTANGLE if kind.startswith("rectangle") else None
+    return make_arm(backend, folders[kind], worst_psnr, device, size)
+
+
+@pytest.fixture(params=RECTANGLE_ARMS, ids=lambda arm: f"{arm[0]}-{arm[1]}")
+def rectangle_arm(request: pytest.FixtureRequest, folders: dict[str, Path], device: str) -> Arm:
+    backend, kind, worst_psnr = request.param
+    return make_arm(backend, folders[kind], worst_psnr, device, RECTANGLE)
+
+
+def make_arm(backend: str, path: Path, worst_psnr: float | None, device: str, size: Size | None) -> Arm:
     if backend == "dali":
         pytest.importorskip("nvidia.dali", reason="DALI is not installed: pip install nvidia-dali-cuda120")
     if backend == "nvjpeg" and device == "cpu":
         pytest.skip("decodes on a GPU")
-    return Arm(backend, raw_tree if kind == "raw" else converted[kind], worst_psnr, device)
+    return Arm(backend, path, worst_psnr, device, size)
 
 
 @pytest.fixture(params=DEVICES)
@@ -62,13 +106,18 @@ def device(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+def grey_statistics(path: Path) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    found = open_dataset(path).manifest.statistics["train"]
+    return found.mean, found.std
+
+
 def test_every_sample_appears_once_per_epoch(arm: Arm, raw_tree: Path) -> None:
     expected = [(sample.id, sample.label) for sample in scan_tree(raw_tree).samples]
     contract.check_every_sample_once_per_epoch(arm.build, expected)
 
 
 def test_batches_have_the_promised_shape_dtype_and_layout(arm: Arm) -> None:
-    contract.check_batches(arm.build, arm.size, IMAGES)
+    contract.check_batches(arm.build, arm.size, IMAGES, 1 if arm.channels == "grey" else 3)
 
 
 def test_the_short_batch_is_dropped_only_when_asked(arm: Arm) -> None:
@@ -88,11 +137,20 @@ def test_without_shuffle_the_order_is_the_stored_one(arm: Arm) -> None:
 def test_pixels_are_the_converters(arm: Arm, raw_tree: Path) -> None:
     if arm.worst_psnr is None:
         pytest.skip("noise by design")
-    contract.check_pixels(arm.build, raw_tree, arm.size, arm.worst_psnr)
+    contract.check_pixels(arm.build, raw_tree, arm.size, arm.worst_psnr, arm.channels)
+
+
+def test_rectangles_are_served_by_every_backend(rectangle_arm: Arm, raw_tree: Path) -> None:
+    contract.check_batches(rectangle_arm.build, RECTANGLE, IMAGES)
+    if rectangle_arm.worst_psnr is not None:
+        contract.check_pixels(rectangle_arm.build, raw_tree, RECTANGLE, rectangle_arm.worst_psnr)
 
 
 def test_floats_are_normalised(arm: Arm) -> None:
-    contract.check_floats_are_normalised(arm.build)
+    if arm.channels == "grey":
+        contract.check_floats_are_normalised(arm.build, "dataset", *grey_statistics(arm.path))
+    else:
+        contract.check_floats_are_normalised(arm.build)
 
 
 def test_a_state_gives_the_rest_of_the_epoch(arm: Arm) -> None:

@@ -18,8 +18,8 @@ def test_each_sample_is_located_where_its_shard_holds_it(converted: dict[str, Pa
     assert [stored[shard][row] for shard, row in zip(shards, rows, strict=True)] == data.ids.tolist()
     assert len(data.shard_starts) == len(data.files) + 1 > 2
     for number, ids in enumerate(stored):
-        positions = slice(data.shard_starts[number], data.shard_starts[number + 1])
-        assert data.ids[positions].tolist() == data.stored(number)[0].tolist() == ids
+        positions = data.shard_positions(number)
+        assert data.ids[positions].tolist() == ids
         assert {data.file(position) for position in range(IMAGES)[positions]} == {data.files[number]}
 
 

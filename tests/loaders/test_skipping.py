@@ -15,7 +15,7 @@ import torch
 import precache
 from precache.errors import DatasetError, ImageError, SettingError, SourceError
 from precache.rejects import default_list
-from precache.source import scan_tree
+from precache.sources.tree import scan_tree
 from tests import loader_contract as contract
 from tests.building import build_loader
 from tests.conftest import IMAGES

@@ -1,11 +1,10 @@
+"""What a conversion makes of its source: what is kept, left out, counted and predicted."""
+
 import csv
 import json
 import os
 import shutil
-import signal
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -13,25 +12,15 @@ import pytest
 from PIL import Image
 
 from bench.trial.processes import run_watched
-from precache import convert, executors, open_dataset, verify, verify_deep
-from precache.errors import DatasetError, SettingError, WorkerError
+from precache import convert, open_dataset, verify, verify_deep
+from precache.errors import DatasetError, SettingError
 from precache.formats import FORMATS
-from precache.journal import JOURNAL_NAME
-from precache.manifest import INDEX_NAME, MANIFEST_NAME
-from precache.source import scan_tree
+from precache.manifest import MANIFEST_NAME
+from precache.sources.tree import scan_tree
 from tests.building import build_loader
-from tests.command import ROOT, check_bad_input, run
+from tests.command import ROOT, check_bad_input, run, run_here
 from tests.conftest import IMAGES, small_recipe
-
-
-def contents(path: Path) -> dict[str, bytes]:
-    return {file.name: file.read_bytes() for file in path.iterdir()}
-
-
-@pytest.fixture
-def tree(raw_tree: Path, tmp_path: Path) -> Path:
-    """A copy that the test may damage."""
-    return Path(shutil.copytree(raw_tree, tmp_path / "tree"))
+from tests.precache.destinations import contents
 
 
 def test_the_manifest_describes_the_dataset(converted: dict[str, Path]) -> None:
@@ -42,72 +31,6 @@ def test_the_manifest_describes_the_dataset(converted: dict[str, Path]) -> None:
     assert {file.name for file in manifest.files} | {MANIFEST_NAME} == set(contents(converted["webdataset"]))
     assert all((converted["webdataset"] / file.name).stat().st_size == file.bytes for file in manifest.files)
     assert set(manifest.made_by) >= {"pillow", "pillow_flavour", "simplejpeg"}
-
-
-def test_a_finished_destination_is_left_as_it_is(tree: Path, tmp_path: Path) -> None:
-    first = convert(tree, tmp_path / "out", small_recipe("shards"), workers=0)
-    before = {file.name: file.stat().st_mtime_ns for file in (tmp_path / "out").iterdir()}
-    again = convert(tree, tmp_path / "out", small_recipe("shards"), workers=0)
-    assert (first.converted, again.converted) == (IMAGES, 0)
-    assert again.manifest == first.manifest
-    assert {file.name: file.stat().st_mtime_ns for file in (tmp_path / "out").iterdir()} == before
-
-
-def test_another_recipe_or_source_is_refused_with_the_difference(tree: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    convert(tree, out, small_recipe("shards"), workers=0)
-    before = contents(out)
-    with pytest.raises(DatasetError, match=r"size 48, asked for 32.*--overwrite"):
-        convert(tree, out, small_recipe("shards", size=32), workers=0)
-    next(tree.glob("*/*.jpg")).unlink()
-    with pytest.raises(DatasetError, match="another source tree"):
-        convert(tree, out, small_recipe("shards"), workers=0)
-    assert contents(out) == before
-
-
-def test_overwrite_replaces_another_conversion(tree: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    convert(tree, out, small_recipe("dali"), workers=0)
-    convert(tree, out, small_recipe("shards", size=32), workers=0, overwrite=True)
-    convert(tree, tmp_path / "fresh", small_recipe("shards", size=32), workers=0)
-    assert contents(out) == contents(tmp_path / "fresh")
-
-
-@pytest.mark.parametrize("overwrite", [False, True])
-def test_a_folder_that_is_not_ours_is_not_touched(tree: Path, tmp_path: Path, overwrite: bool) -> None:
-    out = tmp_path / "home"
-    out.mkdir()
-    (out / "thesis.safetensors").write_text("years of work")
-    with pytest.raises(DatasetError, match="not a folder that precache made"):
-        convert(tree, out, small_recipe("shards"), workers=0, overwrite=overwrite)
-    assert contents(out) == {"thesis.safetensors": b"years of work"}
-
-
-@pytest.mark.parametrize("overwrite", [False, True])
-@pytest.mark.parametrize("name", [JOURNAL_NAME, MANIFEST_NAME])
-def test_a_file_of_our_name_makes_no_folder_ours(
-    tree: Path, tmp_path: Path, name: str, overwrite: bool
-) -> None:
-    out = tmp_path / "home"
-    out.mkdir()
-    for file in (name, "photos.tar", "download.partial"):
-        (out / file).write_text('{"a": 1}\n')
-    before = contents(out)
-    with pytest.raises(DatasetError):
-        convert(tree, out, small_recipe("dali"), workers=0, overwrite=overwrite)
-    assert contents(out) == before
-
-
-def test_a_file_as_destination_is_refused(tree: Path, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("mine")
-    with pytest.raises(DatasetError, match="file: is a file; choose a folder"):
-        convert(tree, tmp_path / "file", small_recipe("dali"), workers=0)
-
-
-def test_folders_inside_one_another_are_refused(tree: Path) -> None:
-    for destination in (tree, tree / "001.anchor" / "out", tree.parent):
-        with pytest.raises(SettingError, match=r"and the source tree .* lie one inside the other"):
-            convert(tree, destination, small_recipe("shards"), workers=0)
 
 
 def test_corrupt_pictures_are_named_counted_and_left_out(tree: Path, tmp_path: Path) -> None:
@@ -169,11 +92,11 @@ def test_a_refused_conversion_that_is_allowed_afterwards_says_what_it_leaves_out
     refused = run("precache", *arguments, "--strict", cwd=tmp_path)
     assert refused.returncode == 2
     assert "stopped, 1 picture is rejected and at most 0 may be" in refused.stderr.splitlines()[-1]
-    allowed = run("precache", *arguments, cwd=tmp_path)
+    allowed = run_here("precache", *arguments, cwd=tmp_path)
     assert "69 images, 1 rejected" in allowed.stdout
     assert "WARNING: 1 picture is left out; " in allowed.stderr
-    assert "nothing to do" in run("precache", *arguments, cwd=tmp_path).stdout
-    again = run("precache", *arguments, "--strict", cwd=tmp_path)
+    assert "nothing to do" in run_here("precache", *arguments, cwd=tmp_path).stdout
+    again = run_here("precache", *arguments, "--strict", cwd=tmp_path)
     check_bad_input(again, "out: is finished, but 1 picture is rejected and at most 0 may be")
 
 
@@ -200,70 +123,6 @@ def test_a_tree_of_corrupt_pictures_only_is_an_error(tmp_path: Path) -> None:
     assert not (tmp_path / "out" / MANIFEST_NAME).exists()
 
 
-def test_an_interrupted_run_is_continued_to_the_same_bytes(
-    raw_tree: Path, tmp_path: Path, converted: dict[str, Path]
-) -> None:
-    out = tmp_path / "out"
-
-    def stop(done: int, total: int) -> None:
-        if done == 30:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        convert(raw_tree, out, small_recipe("webdataset"), workers=0, on_progress=stop)
-    assert not (out / MANIFEST_NAME).exists()
-    finished = len((out / JOURNAL_NAME).read_text().splitlines()) - 1
-    assert finished == 2
-    first_shard = next(out.glob("*00000.tar"))
-    untouched = first_shard.stat().st_mtime_ns
-    next(out.glob("*00001.tar")).write_bytes(b"damaged since")
-    with open(out / JOURNAL_NAME, "a") as journal:
-        journal.write('{"entry": {"na')  # killed while it wrote a line
-    resumed = convert(raw_tree, out, small_recipe("webdataset"), workers=0)
-    assert 0 < resumed.converted < IMAGES
-    assert first_shard.stat().st_mtime_ns == untouched
-    assert contents(out) == contents(converted["webdataset"])
-
-
-def test_a_killed_parent_leaves_a_resumable_folder(
-    raw_tree: Path, tmp_path: Path, converted: dict[str, Path]
-) -> None:
-    out = tmp_path / "out"
-    script = (
-        "from tests.conftest import small_recipe; from precache import convert; import sys\n"
-        "if __name__ == '__main__':\n"
-        "    convert(sys.argv[1], sys.argv[2], small_recipe('shards'), workers=0)\n"
-    )
-    process = subprocess.Popen([sys.executable, "-c", script, raw_tree, out])
-    deadline = time.monotonic() + 60
-    while not list(out.glob("*.safetensors")) and time.monotonic() < deadline:
-        time.sleep(0.001)
-    process.kill()
-    process.wait()
-    convert(raw_tree, out, small_recipe("shards"), workers=0)
-    assert contents(out) == contents(converted["shards"])
-
-
-def test_an_unfinished_conversion_of_another_recipe_is_refused(raw_tree: Path, tmp_path: Path) -> None:
-    def stop(done: int, total: int) -> None:
-        if done:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        convert(raw_tree, tmp_path / "out", small_recipe("dali"), workers=0, on_progress=stop)
-    with pytest.raises(DatasetError, match="seed 0, asked for 7"):
-        convert(raw_tree, tmp_path / "out", small_recipe("dali", seed=7), workers=0)
-
-
-def die(task: int, tick: object) -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def test_a_worker_that_dies_is_an_error_not_a_hang() -> None:
-    with pytest.raises(WorkerError, match=r"^[12]: its worker died 2 times"):
-        list(executors.run(die, [1, 2], 2, lambda count: None))
-
-
 def test_progress_reaches_the_total(raw_tree: Path, tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
     convert(
@@ -272,56 +131,6 @@ def test_progress_reaches_the_total(raw_tree: Path, tmp_path: Path) -> None:
     assert seen[0] == (0, IMAGES)
     assert seen[-1] == (IMAGES, IMAGES)
     assert seen == sorted(seen)
-
-
-@pytest.mark.parametrize("damage", ["flip", "truncate", "remove", "index"])
-def test_verify_names_the_damaged_file(converted: dict[str, Path], tmp_path: Path, damage: str) -> None:
-    path = Path(shutil.copytree(converted["dali"], tmp_path / "copy"))
-    assert verify(path) == []
-    shard = path / (INDEX_NAME if damage == "index" else "train-00002.tfrecord")
-    content = bytearray(shard.read_bytes())
-    if damage == "remove":
-        shard.unlink()
-    elif damage == "truncate":
-        shard.write_bytes(content[:-1])
-    else:
-        content[len(content) // 2] ^= 1
-        shard.write_bytes(content)
-    (problem,) = verify(path)
-    assert problem.startswith(f"{shard}: ")
-
-
-@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a folder that not even root can write to")
-def test_a_destination_that_cannot_be_written_is_a_clear_error(raw_tree: Path) -> None:
-    with pytest.raises(DatasetError, match=r"/proc/.*: cannot be written \(.*same command again"):
-        convert(raw_tree, "/proc/self/out", small_recipe("shards"), workers=0)
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"{", "not valid JSON"),
-        (b'{"version": 99}', "manifest version 99, expected 2 or 3"),
-        (b'{"version": 2}', "not a manifest of this project"),
-        (b"[]", "not a manifest of this project"),
-        ("samples", "not a manifest of this project"),
-        ("shards", "not a manifest of this project"),
-    ],
-)
-def test_a_damaged_manifest_names_its_file(
-    tmp_path: Path, content: bytes | str, message: str, converted: dict[str, Path]
-) -> None:
-    if isinstance(content, str):  # an edited one
-        edited = json.loads((converted["dali"] / MANIFEST_NAME).read_text())
-        if content == "shards":
-            edited["shards"] = []
-        else:
-            edited["shards"][0]["samples"] = "many"
-        content = json.dumps(edited).encode()
-    (tmp_path / MANIFEST_NAME).write_bytes(content)
-    with pytest.raises(DatasetError, match=message) as caught:
-        open_dataset(tmp_path)
-    assert str(tmp_path / MANIFEST_NAME) in str(caught.value)
 
 
 def test_a_tree_with_splits_keeps_them(raw_tree: Path, tmp_path: Path) -> None:

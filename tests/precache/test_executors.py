@@ -1,8 +1,6 @@
 """Workers that die, and functions of the caller that raise."""
 
-import os
 import shutil
-import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -14,30 +12,12 @@ from PIL import Image
 
 from precache import check, convert, executors
 from precache.errors import DatasetError, SettingError, WorkerError
-from precache.executors import KILLED, Ticks
+from precache.executors import KILLED
 from precache.lock import hold_lock
+from precache.sample_tree import make_sample
 from tests.conftest import small_recipe
-
-UNITS = 6
-
-
-class Deadly:
-    """A task of 6 units, of which `deadly` kill the process that does them."""
-
-    def __init__(self, name: str, *deadly: int) -> None:
-        self.name, self.deadly = name, deadly
-
-
-def do(task: Deadly, tick: Ticks) -> tuple[str, list[int]]:
-    done = []
-    for unit in range(UNITS):
-        if unit not in tick.fatal:
-            tick.begin(unit)
-            if unit in task.deadly:
-                os.kill(os.getpid(), signal.SIGKILL)
-            done.append(unit)
-        tick()
-    return task.name, done
+from tests.precache import tasks
+from tests.precache.tasks import UNITS, Deadly
 
 
 @pytest.fixture(params=["fork", "spawn"])
@@ -48,77 +28,41 @@ def start_method(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.usefixtures("start_method")
 def test_a_unit_that_kills_two_workers_is_left_out_and_the_rest_is_done() -> None:
-    tasks = [Deadly("a"), Deadly("b", 0, 4), Deadly("c"), Deadly("d", 5)]
+    given = [Deadly("a"), Deadly("b", 0, 4), Deadly("c"), Deadly("d", 5)]
     counts: list[int] = []
-    done = dict(executors.run(do, tasks, 2, counts.append))
+    done = dict(executors.run(tasks.do, given, 2, counts.append))
     assert done == {"a": [0, 1, 2, 3, 4, 5], "b": [1, 2, 3, 5], "c": [0, 1, 2, 3, 4, 5], "d": [0, 1, 2, 3, 4]}
-    assert sum(counts) == UNITS * len(tasks)
-
-
-def die_at_the_end(task: Deadly, tick: Ticks) -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
+    assert sum(counts) == UNITS * len(given)
 
 
 def test_a_worker_that_dies_elsewhere_is_an_error_that_names_the_task() -> None:
     with pytest.raises(WorkerError, match=r"^train-00007: its worker died 2 times \(exit code -9"):
-        list(executors.run(die_at_the_end, [Deadly("train-00007")], 1, lambda count: None))
-
-
-def die_anywhere(task: str, tick: Ticks) -> None:
-    """Never twice over the same unit: the number of tries is kept in a file."""
-    with open(task, "ab") as tries:
-        tries.write(b".")
-    tick.begin(os.stat(task).st_size)
-    os.kill(os.getpid(), signal.SIGKILL)
+        list(executors.run(tasks.die_at_the_end, [Deadly("train-00007")], 1, lambda count: None))
 
 
 def test_workers_that_die_over_one_unit_after_another_are_given_up(tmp_path: Path) -> None:
     task = tmp_path / "tries"
     with pytest.raises(WorkerError, match="tries: its worker died 3 times"):
-        list(executors.run(die_anywhere, [str(task)], 1, lambda count: None))
+        list(executors.run(tasks.die_anywhere, [str(task)], 1, lambda count: None))
     assert task.stat().st_size == 3
-
-
-def die_over_all(task: str, tick: Ticks) -> None:
-    for unit in range(1000):
-        if unit not in tick.fatal:
-            tick.begin(unit)
-            os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.mark.slow
 def test_a_machine_on_which_every_unit_kills_is_given_up_soon() -> None:
     with pytest.raises(WorkerError, match="train-00000: its worker died"):
-        list(executors.run(die_over_all, [Deadly("train-00000")], 1, lambda count: None))
-
-
-def die_stubbornly(task: Deadly, tick: Ticks) -> None:
-    """Over a unit that is left out."""
-    tick.begin(0)
-    os.kill(os.getpid(), signal.SIGKILL)
+        list(executors.run(tasks.die_over_all, [Deadly("train-00000")], 1, lambda count: None))
 
 
 def test_a_unit_that_kills_although_it_is_left_out_is_an_error() -> None:
     with pytest.raises(WorkerError, match="train-00000: its worker died 3 times"):
-        list(executors.run(die_stubbornly, [Deadly("train-00000")], 1, lambda count: None))
-
-
-class Odd(Exception):
-    """Does not survive pickling, as many exceptions of libraries."""
-
-    def __init__(self, one: str, other: str) -> None:
-        super().__init__(f"{one} {other}")
-
-
-def raise_odd(task: int, tick: Ticks) -> None:
-    raise Odd("one", "other") if task else ConnectionResetError("the disk's, not the worker's")
+        list(executors.run(tasks.die_stubbornly, [Deadly("train-00000")], 1, lambda count: None))
 
 
 def test_errors_of_the_function_arrive_whatever_they_are() -> None:
     with pytest.raises(WorkerError, match="Odd in a worker: one other"):
-        list(executors.run(raise_odd, [1], 1, lambda count: None))
+        list(executors.run(tasks.raise_odd, [1], 1, lambda count: None))
     with pytest.raises(ConnectionResetError, match="the disk's"):
-        list(executors.run(raise_odd, [0], 1, lambda count: None))
+        list(executors.run(tasks.raise_odd, [0], 1, lambda count: None))
 
 
 def test_workers_that_cannot_be_started_are_an_error_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +74,7 @@ def test_workers_that_cannot_be_started_are_an_error_with_a_remedy(monkeypatch: 
     monkeypatch.setattr("multiprocessing.popen_fork.os.fork", refuse)
     monkeypatch.setattr("precache.workers._may_fork", lambda: True)
     with pytest.raises(WorkerError, match=r"no worker process can be started \(Resource.*fewer --workers"):
-        list(executors.run(do, [Deadly("a")], 2, lambda count: None))
+        list(executors.run(tasks.do, [Deadly("a")], 2, lambda count: None))
 
 
 # Pictures.
@@ -203,11 +147,19 @@ def test_a_picture_that_kills_counts_as_rejected(
 # Functions of the caller.
 
 
+@pytest.fixture(scope="module")
+def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four pictures: a callback fails at the first of them."""
+    path = tmp_path_factory.mktemp("few") / "tree"
+    make_sample(path, images=4, classes=2, seed=1, like="caltech", workers=0)
+    return path
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("where", ["on_start", "on_progress", "on_progress later"])
 @pytest.mark.parametrize("kind", [BrokenPipeError, ConnectionResetError, EOFError, OSError, SettingError])
 def test_an_error_of_a_callback_reaches_the_caller_unchanged(
-    kind: type[Exception], where: str, workers: int, raw_tree: Path, tmp_path: Path
+    kind: type[Exception], where: str, workers: int, few: Path, tmp_path: Path
 ) -> None:
     mine = kind("mine")
 
@@ -218,12 +170,12 @@ def test_an_error_of_a_callback_reaches_the_caller_unchanged(
     out, before = tmp_path / "out", psutil.Process().children()
     callback = {where.split(maxsplit=1)[0]: fail}
     with pytest.raises(kind) as caught:
-        convert(raw_tree, out, small_recipe("shards"), workers=workers, **callback)
+        convert(few, out, small_recipe("shards", shard_bytes=1), workers=workers, **callback)
     assert caught.value is mine
     assert [child for child in psutil.Process().children() if child not in before and is_worker(child)] == []
     with hold_lock(out):
         pass  # it was released
-    convert(raw_tree, out, small_recipe("shards"), workers=0)
+    convert(few, out, small_recipe("shards", shard_bytes=1), workers=0)
 
 
 def is_worker(process: psutil.Process) -> bool:
@@ -231,3 +183,8 @@ def is_worker(process: psutil.Process) -> bool:
         return "tracker" not in " ".join(process.cmdline())
     except psutil.NoSuchProcess:
         return False
+
+
+def test_a_worker_that_dies_is_an_error_not_a_hang() -> None:
+    with pytest.raises(WorkerError, match=r"^[12]: its worker died 2 times"):
+        list(executors.run(tasks.die, [1, 2], 2, lambda count: None))

@@ -18,18 +18,22 @@ from precache.errors import DatasetError
 from precache.formats import FORMATS
 from precache.formats.shards import DATA_START, ShardFile
 from precache.images import Pixels
-from precache.source import scan_tree
+from precache.sources.tree import scan_tree
 from tests import format_contract as contract
-from tests.conftest import STORED_SIZE, small_recipe
+from tests.conftest import RECTANGLE, STORED_SIZE, small_recipe
 
 FORMAT_NAMES = sorted(FORMATS)
 # Of JPEG at quality 95, 4:4:4, on the sample tree's noise. Pixels are exact.
 WORST_PSNR = {"shards": math.inf, "webdataset": 34.0, "dali": 34.0}
 
 
-@pytest.fixture(params=FORMAT_NAMES)
-def dataset(request: pytest.FixtureRequest, converted: dict[str, Path]) -> ConvertedDataset:
-    return open_dataset(converted[request.param])
+@pytest.fixture(
+    params=[*FORMAT_NAMES, *(f"{kind}-{name}" for kind in ("keep", "grey") for name in FORMAT_NAMES)]
+)
+def dataset(
+    request: pytest.FixtureRequest, converted: dict[str, Path], shaped: dict[str, Path]
+) -> ConvertedDataset:
+    return open_dataset({**converted, **shaped}[request.param])
 
 
 def test_holds_every_sample_once(dataset: ConvertedDataset, raw_tree: Path) -> None:
@@ -44,20 +48,28 @@ def test_pixels_are_the_converters(dataset: ConvertedDataset, raw_tree: Path) ->
     contract.check_pixels_are_the_converters(dataset, raw_tree, WORST_PSNR[dataset.manifest.recipe.format])
 
 
-@pytest.mark.parametrize("name", FORMAT_NAMES)
-def test_bytes_do_not_depend_on_workers(name: str, raw_tree: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [*((name, {}) for name in FORMAT_NAMES), ("shards", {"fit": "keep"}), ("shards", {"size": RECTANGLE})],
+)
+def test_bytes_do_not_depend_on_workers(
+    name: str, settings: dict[str, object], raw_tree: Path, tmp_path: Path
+) -> None:
     def make(workers: int) -> Path:
         path = tmp_path / str(workers)
-        convert(raw_tree, path, small_recipe(name), workers=workers)
+        convert(raw_tree, path, small_recipe(name, **settings), workers=workers)
         return path
 
     contract.check_bytes_do_not_depend_on_workers(make)
 
 
-def test_all_formats_hold_the_same_samples_in_the_same_shards(converted: dict[str, Path]) -> None:
+@pytest.mark.parametrize("fit", ["crop", "keep"])
+def test_all_formats_hold_the_same_samples_in_the_same_shards(
+    fit: str, converted: dict[str, Path], shaped: dict[str, Path]
+) -> None:
     held = []
     for name in FORMAT_NAMES:
-        dataset = open_dataset(converted[name])
+        dataset = open_dataset(converted[name] if fit == "crop" else shaped[f"keep-{name}"])
         held.append(
             [
                 (shard.name, shard.split, [s.id for s in FORMATS[name].read_shard(dataset.shard_path(shard))])
@@ -65,7 +77,7 @@ def test_all_formats_hold_the_same_samples_in_the_same_shards(converted: dict[st
             ]
         )
     assert held[0] == held[1] == held[2]
-    assert len(held[0]) == 6
+    assert len(held[0]) == (6 if fit == "crop" else 8)  # where it is counted as of 4:3
 
 
 # Somebody else's readers.
@@ -77,6 +89,18 @@ def read_with_safetensors(dataset: ConvertedDataset) -> Iterator[tuple[int, int,
             tensors = [file.get_tensor(name) for name in ("ids", "labels", "images")]
             assert set(file.keys()) == {"ids", "labels", "images"}
         yield from zip(*tensors, strict=True)
+
+
+def read_varying_with_safetensors(dataset: ConvertedDataset) -> Iterator[tuple[int, int, Pixels]]:
+    """As the docstring of `precache.formats.shards` says."""
+    for shard in dataset.manifest.shards:
+        with safetensors.safe_open(dataset.shard_path(shard), framework="np") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not iterable)
+        assert tensors.keys() == {"images", "labels", "ids", "offsets", "shapes"}
+        named = zip(*(tensors[name].tolist() for name in ("ids", "labels", "offsets", "shapes")), strict=True)
+        for sample_id, label, offset, (height, width) in named:
+            pixels = tensors["images"][offset:][: height * width * 3]
+            yield sample_id, label, pixels.reshape(height, width, 3)
 
 
 def read_with_safetensors_torch(dataset: ConvertedDataset) -> Iterator[tuple[int, int, Pixels]]:
@@ -151,15 +175,20 @@ def read_tfrecords_with_dali(dataset: ConvertedDataset) -> Iterator[tuple[int, i
     [
         ("shards", read_with_safetensors),
         ("shards", read_with_safetensors_torch),
+        ("keep-shards", read_varying_with_safetensors),
+        ("keep-webdataset", read_with_webdataset),
+        ("keep-dali", read_tfrecords_with_dali),
         ("webdataset", read_with_webdataset),
         ("webdataset", read_tars_with_dali),
         ("dali", read_tfrecords_with_dali),
     ],
 )
-def test_another_reader_sees_the_same(name: str, read: Any, converted: dict[str, Path]) -> None:
+def test_another_reader_sees_the_same(
+    name: str, read: Any, converted: dict[str, Path], shaped: dict[str, Path]
+) -> None:
     if "dali" in read.__name__:
         pytest.importorskip("nvidia.dali", reason="DALI is not installed: pip install nvidia-dali-cuda120")
-    contract.check_another_reader_sees_the_same(open_dataset(converted[name]), read)
+    contract.check_another_reader_sees_the_same(open_dataset({**converted, **shaped}[name]), read)
 
 
 # What is particular to one format.

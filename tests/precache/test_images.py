@@ -12,7 +12,7 @@ from torchvision.transforms import CenterCrop, InterpolationMode, Resize
 
 from precache import images, jpeg
 from precache.errors import ImageError, SourceError
-from precache.source import scan_tree
+from precache.sources.tree import scan_tree
 
 
 def reference(path: str, size: int) -> np.ndarray:
@@ -221,8 +221,8 @@ def test_only_whole_upright_baseline_jpegs_of_the_size_are_passed_through() -> N
     picture = Image.fromarray(noise(64, 64))
     turned = Image.Exif()
     turned[0x0112] = 6
-    assert jpeg.is_square_jpeg(JPEG, 64)
-    assert jpeg.is_square_jpeg(encoded(picture.convert("L"), "JPEG"), 64)
+    assert jpeg.plain_size(JPEG) == (64, 64)
+    assert jpeg.plain_size(encoded(picture.convert("L"), "JPEG")) == (64, 64)
     for data in (
         b"",
         JPEG[:-2],
@@ -231,9 +231,9 @@ def test_only_whole_upright_baseline_jpegs_of_the_size_are_passed_through() -> N
         encoded(picture, "JPEG", progressive=True),
         encoded(picture.convert("CMYK"), "JPEG"),
         encoded(picture, "JPEG", exif=turned),
-        encoded(picture.resize((64, 65)), "JPEG"),
     ):
-        assert not jpeg.is_square_jpeg(data, 64)
+        assert jpeg.plain_size(data) is None
+    assert jpeg.plain_size(encoded(picture.resize((64, 65)), "JPEG")) == (64, 65)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 
 from precache import convert, jpeg, open_dataset
 from precache.formats import FORMATS
-from tests.command import check_bad_input, run
+from tests.command import check_bad_input, run_here
 from tests.conftest import CLASSES, small_recipe
 
 
@@ -40,13 +40,16 @@ class Page(HTMLParser):
             self.texts.append(data)
 
 
-@pytest.mark.parametrize("name", sorted(FORMATS))
-def test_the_page_shows_each_class_as_stored(name: str, converted: dict[str, Path], tmp_path: Path) -> None:
-    result = run("precache", "inspect", converted[name], "--html", "page.html", cwd=tmp_path)
+@pytest.mark.parametrize("folder", [*sorted(FORMATS), "keep-shards"])
+def test_the_page_shows_each_class_as_stored(
+    folder: str, converted: dict[str, Path], shaped: dict[str, Path], tmp_path: Path
+) -> None:
+    path, name = {**converted, **shaped}[folder], folder.removeprefix("keep-")
+    result = run_here("precache", "inspect", path, "--html", "page.html", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     text = (tmp_path / "page.html").read_text()
     page = Page(text)
-    dataset = open_dataset(converted[name])
+    dataset = open_dataset(path)
     assert all(class_name in page.texts for class_name in dataset.manifest.classes)
     assert len(page.pictures) == 5 * CLASSES
     stored = {
@@ -70,7 +73,7 @@ def test_the_source_and_what_was_left_out_are_shown(raw_tree: Path, tmp_path: Pa
     recipe = small_recipe("webdataset", size=16)
     convert(tree, tmp_path / "out", recipe, workers=0, max_rejects=0.02)
     sizes = open_dataset(tmp_path / "out").read_source_sizes()
-    run("precache", "inspect", tmp_path / "out", "--html", "page.html", cwd=tmp_path)
+    run_here("precache", "inspect", tmp_path / "out", "--html", "page.html", cwd=tmp_path)
     text = (tmp_path / "page.html").read_text()
     shown = Page(text).texts
     assert "cannot be decoded (not a known image format)" in shown
@@ -83,7 +86,7 @@ def test_the_source_and_what_was_left_out_are_shown(raw_tree: Path, tmp_path: Pa
 def test_source_sizes_are_those_of_the_upright_pictures(raw_tree: Path, converted: dict[str, Path]) -> None:
     from PIL import Image, ImageOps
 
-    from precache.source import scan_tree
+    from precache.sources.tree import scan_tree
 
     samples = scan_tree(raw_tree).samples
     for path in converted.values():
@@ -95,5 +98,5 @@ def test_source_sizes_are_those_of_the_upright_pictures(raw_tree: Path, converte
 
 
 def test_a_page_that_cannot_be_written_is_one_line(converted: dict[str, Path], tmp_path: Path) -> None:
-    result = run("precache", "inspect", converted["dali"], "--html", "no/such/page.html", cwd=tmp_path)
+    result = run_here("precache", "inspect", converted["dali"], "--html", "no/such/page.html", cwd=tmp_path)
     check_bad_input(result, "no/such/page.html")

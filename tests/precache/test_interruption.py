@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 import resource
 import shutil
 import signal
@@ -162,6 +163,45 @@ def test_signals_end_with_one_line_and_their_code(
     assert not (tmp_path / "out" / MANIFEST_NAME).exists()
     assert beside(tmp_path / "out") == ["slowly.py"]
     assert run("precache", *arguments, cwd=tmp_path).returncode == 0
+
+
+def test_an_interrupted_conversion_says_what_is_kept_and_the_same_command_says_where_it_goes_on(
+    raw_tree: Path, tmp_path: Path
+) -> None:
+    """Also with --overwrite, which writes beside the folder."""
+    script = tmp_path / "slowly.py"
+    script.write_text(
+        SLOWLY.split("if __name__", maxsplit=1)[0].replace("0.004", "0.02")
+        + "from precache.cli import entry_point\nentry_point()\n"
+    )
+    shards = ["--size", "48", "--shard-bytes", str(12 * 48 * 48 * 3)]
+    first = ["convert", raw_tree, "out", "--format", "shards", *shards, "--workers", "0"]
+    again = ["convert", raw_tree, "out", "--format", "dali", *shards, "--workers", "0", "--overwrite"]
+    for arguments in (first, again):
+        process = subprocess.Popen(
+            [sys.executable, script, *arguments], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        deadline = time.monotonic() + 60
+        while shards_written(tmp_path) < 2 and time.monotonic() < deadline:
+            time.sleep(0.005)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+        told = re.fullmatch(
+            r"precache: error: interrupted after (\d+) of 70 pictures were finished; these are kept, and the "
+            r"same command goes on from there\n",
+            errors,
+        )
+        assert told, errors
+        resumed = run("precache", *arguments, cwd=tmp_path)
+        assert resumed.returncode == 0, resumed.stderr
+        assert f"out: {told[1]} of 70 pictures are there already; going on from there\n" in resumed.stdout
+
+
+def shards_written(folder: Path) -> int:
+    """How many finished shards the journals in `folder` and below it hold."""
+    journals = (path for path in folder.glob("**/" + JOURNAL_NAME))
+    return sum(len(path.read_bytes().splitlines()) - 1 for path in journals)
 
 
 def fail_once(task: str, tick: object) -> str:

@@ -19,7 +19,7 @@ import precache
 from precache import images, pillow
 from precache.errors import ImageError
 from precache.turns import LARGE_PIXELS, Turn
-from tests.command import ROOT, check_bad_input, run
+from tests.command import ROOT, check_bad_input, run, run_here
 from tests.conftest import small_recipe
 
 
@@ -162,7 +162,9 @@ def test_the_limit_is_a_setting_of_conversion_and_check(tmp_path: Path) -> None:
     assert "rejected a/3.png: is too large (13x10 is 130 pixels, --max-pixels allows 120)" in result.stderr
     assert run("precache", "check", "tree", "--max-pixels", 130, cwd=tmp_path).returncode == 0
     for command in (("convert", "tree", "c", "--format", "shards"), ("check", "tree")):
-        check_bad_input(run("precache", *command, "--max-pixels", 0, cwd=tmp_path), "max_pixels", "got 0")
+        check_bad_input(
+            run_here("precache", *command, "--max-pixels", 0, cwd=tmp_path), "max_pixels", "got 0"
+        )
 
 
 def _in_turn(log: Path, hold_s: float) -> None:

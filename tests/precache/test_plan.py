@@ -4,7 +4,7 @@ import pytest
 from precache.errors import SettingError
 from precache.plan import plan_conversion, split_samples
 from precache.recipe import FORMAT_NAMES, Recipe
-from precache.source import SampleRef, Samples
+from precache.sources.base import SampleRef, Samples
 
 SAMPLES = Samples.of([SampleRef(i, f"c/{i}.jpg", i % 3, 1) for i in range(100)])
 

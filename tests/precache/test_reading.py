@@ -15,9 +15,9 @@ import precache
 from precache import reading
 from precache.errors import ImageError, SettingError, SourceError
 from precache.rejects import default_list, read_list
-from precache.source import scan_tree
+from precache.sources.tree import scan_tree
 from tests.building import build_loader
-from tests.command import ROOT, check_bad_input, run
+from tests.command import ROOT, check_bad_input, run_here
 from tests.conftest import small_recipe
 
 TRANSIENT = [
@@ -174,7 +174,7 @@ def test_loaders_skip_no_picture_that_cannot_be_read(
 def test_pipes_in_place_of_lists_are_refused(raw_tree: Path, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "list.csv")
     arguments = ("convert", raw_tree, "out", "--format", "shards", "--splits", "list.csv")
-    check_bad_input(run("precache", *arguments, cwd=tmp_path), "list.csv", "is not a regular file")
+    check_bad_input(run_here("precache", *arguments, cwd=tmp_path), "list.csv", "is not a regular file")
     with pytest.raises(SourceError, match="is not a regular file"):
         read_list(tmp_path / "list.csv")
 

@@ -11,7 +11,7 @@ from precache import images
 from precache.errors import SettingError
 from precache.sample_pictures import LIKE
 from precache.sample_tree import make_sample
-from precache.source import scan_tree
+from precache.sources.tree import scan_tree
 
 
 def test_same_seed_same_bytes_whatever_the_workers(raw_tree: Path, tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ from PIL import Image, features
 
 from precache import folders, reading
 from precache.errors import SourceError
-from precache.source import SampleRef, Samples, scan_tree
+from precache.sources.base import SampleRef, Samples
+from precache.sources.tree import scan_tree
 from tests.command import ROOT, run
 
 
@@ -283,7 +284,7 @@ def test_a_million_names_fit_into_memory(tmp_path: Path) -> None:
                 source = tmp_path / f"{folder}-{number}.jpg"
             os.link(source, tmp_path / f"tree/{folder:03d}/{folder:03d}_{number:06d}.jpg")
     code = (
-        "import resource, sys; from precache.source import scan_tree\n"
+        "import resource, sys; from precache.sources.tree import scan_tree\n"
         "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "before = peak()\n"
         "print(len(scan_tree(sys.argv[1]).samples), before, peak())"

@@ -8,8 +8,8 @@ import pytest
 
 from precache import Recipe, convert, open_dataset, verify_deep
 from precache.errors import PrecacheError
-from precache.source import scan_tree
-from tests.command import check_bad_input, run
+from precache.sources.tree import scan_tree
+from tests.command import check_bad_input, run_here
 from tests.conftest import IMAGES, small_recipe
 
 
@@ -90,13 +90,13 @@ def test_a_bad_list_names_file_and_line(
 ) -> None:
     write_list(tmp_path / "list.csv", lines)
     arguments = ("convert", raw_tree, "out", "--format", "shards", "--splits", "list.csv")
-    check_bad_input(run("precache", *arguments, cwd=tmp_path), *mentions)
+    check_bad_input(run_here("precache", *arguments, cwd=tmp_path), *mentions)
 
 
 def test_a_list_that_is_missing_or_beside_shares_is_refused(raw_tree: Path, tmp_path: Path) -> None:
     arguments = ("convert", raw_tree, "out", "--format", "shards", "--splits", "gone.csv")
     check_bad_input(
-        run("precache", *arguments, cwd=tmp_path), "gone.csv", "No such file", "train=0.8,val=0.2"
+        run_here("precache", *arguments, cwd=tmp_path), "gone.csv", "No such file", "train=0.8,val=0.2"
     )
     listed = write_list(tmp_path / "list.csv", ["x.jpg,train"])
     with pytest.raises(PrecacheError, match="cannot be combined"):

@@ -1,6 +1,7 @@
 """Who listens does not matter: a conversion goes on, and its exit code is that of the dataset."""
 
 import fcntl
+import io
 import os
 import shutil
 import signal
@@ -90,11 +91,11 @@ def shell(script: str, *arguments: object, folder: Path) -> "subprocess.Complete
 
 
 @WORKERS
-@pytest.mark.parametrize("read_bytes", [0, 200])
+@pytest.mark.parametrize("read_bytes", [0, 20])
 def test_a_reader_that_ends_does_not_end_a_conversion(
     read_bytes: int, workers: int, raw_tree: Path, converted: dict[str, Path], tmp_path: Path
 ) -> None:
-    """As `2>&1 | head -c 200`."""
+    """As `2>&1 | head -c 20`."""
     pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     started = Started(raw_tree, tmp_path, workers, **pipe)
     assert started.process.stdout is not None
@@ -212,11 +213,35 @@ def test_problems_that_nobody_reads_are_in_the_exit_code(converted: dict[str, Pa
     assert shell("precache verify copy 2>&-", folder=tmp_path).returncode == 1
 
 
-def test_an_error_of_the_bar_itself_switches_it_off(capfd: pytest.CaptureFixture[str]) -> None:
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_an_error_of_the_bar_itself_switches_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", Terminal())
     with ProgressBar("title", "image", bar_format="{nonsense}") as bar:
         for done in range(3):
             bar(done, 2)
-    assert "nonsense" not in capfd.readouterr().err
+    assert "nonsense" not in sys.stderr.getvalue()
+
+
+def test_a_terminal_gets_a_bar_and_a_log_a_line_every_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = iter(range(100))
+    monkeypatch.setattr(terminal.time, "monotonic", lambda: float(next(now_s)))
+    for stream in (Terminal(), io.StringIO()):
+        monkeypatch.setattr(sys, "stderr", stream)
+        with ProgressBar("title", "image") as bar:
+            for done in range(25):
+                bar(done, 24)
+        if stream.isatty():
+            assert "\rtitle: 100%|" in stream.getvalue()
+        else:
+            assert "\r" not in stream.getvalue()
+            assert [line.split(" [")[0] for line in stream.getvalue().splitlines()] == [
+                "title:  42% 10/24",
+                "title:  83% 20/24",
+            ]
 
 
 def test_a_signal_is_not_lost_with_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:

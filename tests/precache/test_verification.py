@@ -1,3 +1,6 @@
+"""A converted dataset is held against its source, its manifest and another conversion."""
+
+import json
 import math
 import re
 import shutil
@@ -8,23 +11,70 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from precache import convert, open_dataset, verify_across, verify_deep
+from precache import convert, open_dataset, verify, verify_across, verify_deep
 from precache.errors import DatasetError
 from precache.formats import FORMATS, Sample
 from precache.formats.shards import DATA_START
-from precache.manifest import write_manifest
+from precache.manifest import INDEX_NAME, MANIFEST_NAME, write_manifest
 from precache.output import publish
-from tests.command import check_bad_input, run
+from tests.command import check_bad_input, run, run_here
 from tests.conftest import IMAGES, STORED_SIZE, small_recipe
 
 
-@pytest.mark.parametrize("name", sorted(FORMATS))
-def test_deep_finds_every_picture_as_its_source_gives_it(
-    name: str, raw_tree: Path, converted: dict[str, Path]
+@pytest.mark.parametrize("damage", ["flip", "truncate", "remove", "index"])
+def test_verify_names_the_damaged_file(converted: dict[str, Path], tmp_path: Path, damage: str) -> None:
+    path = Path(shutil.copytree(converted["dali"], tmp_path / "copy"))
+    assert verify(path) == []
+    shard = path / (INDEX_NAME if damage == "index" else "train-00002.tfrecord")
+    content = bytearray(shard.read_bytes())
+    if damage == "remove":
+        shard.unlink()
+    elif damage == "truncate":
+        shard.write_bytes(content[:-1])
+    else:
+        content[len(content) // 2] ^= 1
+        shard.write_bytes(content)
+    (problem,) = verify(path)
+    assert problem.startswith(f"{shard}: ")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"{", "not valid JSON"),
+        (b'{"version": 99}', "manifest version 99, expected 2 or 3"),
+        (b'{"version": 2}', "not a manifest of this project"),
+        (b"[]", "not a manifest of this project"),
+        ("samples", "not a manifest of this project"),
+        ("shards", "not a manifest of this project"),
+    ],
+)
+def test_a_damaged_manifest_names_its_file(
+    tmp_path: Path, content: bytes | str, message: str, converted: dict[str, Path]
 ) -> None:
-    report = verify_deep(converted[name], raw_tree, workers=2)
+    if isinstance(content, str):  # an edited one
+        edited = json.loads((converted["dali"] / MANIFEST_NAME).read_text())
+        if content == "shards":
+            edited["shards"] = []
+        else:
+            edited["shards"][0]["samples"] = "many"
+        content = json.dumps(edited).encode()
+    (tmp_path / MANIFEST_NAME).write_bytes(content)
+    with pytest.raises(DatasetError, match=message) as caught:
+        open_dataset(tmp_path)
+    assert str(tmp_path / MANIFEST_NAME) in str(caught.value)
+
+
+@pytest.mark.parametrize("name", [*sorted(FORMATS), "keep-shards", "keep-dali", "rectangle-shards"])
+def test_deep_finds_every_picture_as_its_source_gives_it(
+    name: str, raw_tree: Path, converted: dict[str, Path], shaped: dict[str, Path]
+) -> None:
+    report = verify_deep({**converted, **shaped}[name], raw_tree, workers=2)
     assert (report.samples, report.problems) == (IMAGES, ())
-    assert report.worst_psnr >= (50 if name == "shards" else 33)
+    if name == "keep-shards":
+        assert report.equal == IMAGES, "torchvision's Resize, nothing cropped"
+        return
+    assert report.worst_psnr >= (50 if name.endswith("shards") else 33)
     assert report.mean_psnr > report.worst_psnr
     assert (raw_tree / report.worst).is_file()
 
@@ -73,7 +123,7 @@ def test_verify_names_the_damaged_file_and_what_to_run(
     else:
         file = path / "dataset.json"
         file.write_text(file.read_text().replace('"001.anchor"', '"001.ancher"'))
-    result = run("precache", "verify", "copy", cwd=tmp_path)
+    result = run_here("precache", "verify", "copy", cwd=tmp_path)
     assert result.returncode == 1
     problem, remedy = result.stderr.splitlines()
     assert problem.startswith(f"copy/{file.name}: ")
@@ -111,18 +161,41 @@ def test_the_commands_say_what_they_compared(
     deep = run("precache", "verify", "--deep", converted["shards"], raw_tree, cwd=tmp_path)
     assert deep.returncode == 0, deep.stderr
     assert re.search(
-        r"all 70 pictures decode to exactly what \S+ gives; beside Pillow's own resize: "
-        r"[0-9 a-z,:]*mean \d\d\.\d dB, worst \d\d\.\d dB \(\S+\)$",
+        r"all 70 pictures are exactly what converting \S+ gives. Pillow alone would resize \d+ of them "
+        r"a little differently: mean \d\d\.\d dB, worst \d\d\.\d dB \(\S+\)$",
         deep.stdout,
         re.MULTILINE,
     )
     deep = run("precache", "verify", "--deep", converted["dali"], raw_tree, cwd=tmp_path)
-    assert f"all 70 pictures decode to what {raw_tree} gives, within JPEG loss: mean " in deep.stdout
-    assert "equal" not in deep.stdout
-    across = run("precache", "verify", "--across", *converted.values(), cwd=tmp_path)
+    assert f"all 70 pictures are what converting {raw_tree} gives; JPEG loses as much as" in deep.stdout
+    across = run_here("precache", "verify", "--across", *converted.values(), cwd=tmp_path)
     assert "2 other datasets hold the same samples" in across.stdout
-    check_bad_input(run("precache", "verify", "--deep", converted["shards"], cwd=tmp_path), "DST and SRC")
-    check_bad_input(run("precache", "verify", raw_tree, converted["dali"], cwd=tmp_path), "verify takes DST")
+    check_bad_input(
+        run_here("precache", "verify", "--deep", converted["shards"], cwd=tmp_path), "DST and SRC"
+    )
+    check_bad_input(
+        run_here("precache", "verify", raw_tree, converted["dali"], cwd=tmp_path), "verify takes DST"
+    )
+
+
+@pytest.mark.parametrize("name", sorted(FORMATS))
+def test_deep_ends_with_how_many_differ_and_says_that_the_source_changed(
+    name: str, raw_tree: Path, tmp_path: Path
+) -> None:
+    """Of the same size, so that the tree looks the same."""
+    tree = Path(shutil.copytree(raw_tree, tmp_path / "tree"))
+    convert(tree, tmp_path / "out", small_recipe(name), workers=0)
+    other, *_, changed = sorted(tree.glob("*/*.jpg"), key=lambda path: path.stat().st_size)
+    changed.write_bytes(other.read_bytes().ljust(changed.stat().st_size, b"\0"))
+    result = run("precache", "verify", "--deep", "out", "tree", cwd=tmp_path)
+    assert result.returncode == 1
+    problem, summary = result.stderr.splitlines()
+    assert f"({changed.relative_to(tree)}) is not what its source gives: the source file changed" in problem
+    told = (
+        "out: 1 of 70 pictures is not what converting tree gives; rewrite it with: precache convert tree out "
+    )
+    assert summary.startswith(f"{told}--format {name}")
+    assert "all 70" not in result.stdout
 
 
 def test_a_sample_of_the_wrong_class_is_named(

@@ -222,7 +222,8 @@ def test_the_json_has_each_ratio_with_its_interval_and_verdict(
     assert compare(before, after, "--json", "-", "--quiet") == compare(before, after) == 1
     printed = capsys.readouterr().out
     content, end = json.JSONDecoder().raw_decode(printed)
-    assert printed[end:].startswith("\nTrainer emulated:4000:"), "what the other run printed"
+    assert printed[end:].startswith("\n1 of 2 rates fell by more than 5%.\n"), "the answer comes first"
+    assert "\nTrainer emulated:4000:" in printed[end:]
     of_shards = {"backend": "shards", "data": "shards", "trainer": "emulated:4000", "rank": 1}
     loader, together = content["changes"]
     assert (loader["row"], loader["rate"], loader["verdict"]) == (of_shards, "loader", "not distinguishable")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bench.evidence.steps import STEPS
-from tests.command import ROOT, check_bad_input, run
+from tests.command import ROOT, check_bad_input, run, run_here
 
 
 def test_without_a_gpu_the_command_is_one_line_that_names_the_smoke_run(
@@ -33,7 +33,7 @@ def test_without_a_gpu_the_command_is_one_line_that_names_the_smoke_run(
 )
 def test_bad_input_is_one_line(tmp_path: Path, arguments: tuple[str, ...], mentions: tuple[str, ...]) -> None:
     (tmp_path / "file").touch()
-    check_bad_input(run("bench", "evidence", "--smoke", *arguments, cwd=tmp_path), *mentions)
+    check_bad_input(run_here("bench", "evidence", "--smoke", *arguments, cwd=tmp_path), *mentions)
 
 
 @pytest.mark.slow

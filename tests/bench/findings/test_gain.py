@@ -86,6 +86,8 @@ def test_beside_other_busy_processes_no_winner_is_named() -> None:
     text = said(TODAY, SHARDS, other_cpu=0.4)
     assert "Other processes took 40% of the CPUs" in text
     assert "sooner" not in text
+    priced = said(TODAY, SHARDS, other_cpu=0.4, conversions=QUICK)
+    assert "After converting once (24 s, 0.3 GB) `shards` keep it busy 99%. Other processes took" in priced
     assert "sooner" in said(TODAY, SHARDS, other_cpu=0.02)
 
 

@@ -94,7 +94,7 @@ def test_a_loader_whose_stages_cannot_be_run_apart_is_one_stage() -> None:
     [
         (None, "storage or decode", "the two cannot be told apart without --cold."),
         (990, "storage or decode", "the two cannot be told apart."),  # the loader itself read cold files
-        (300, "storage", "storage is the bottleneck from a cold cache"),
+        (300, "storage", "storage is the bottleneck from a cold disk: 300"),
     ],
 )
 def test_storage_cannot_be_told_from_a_loader_of_one_stage_whose_files_were_not_warmed(

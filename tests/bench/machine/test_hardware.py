@@ -22,7 +22,7 @@ from bench.machine.disk import Disk
 from bench.machine.measurements import Hardware, HardwareSpec, Measurement
 from precache import commandline
 from precache.errors import SettingError
-from precache.source import scan_tree
+from precache.sources.tree import scan_tree
 from tests.command import check_bad_input, run
 from tests.conftest import IMAGES
 
@@ -201,6 +201,20 @@ def test_a_slow_disk_is_warned_of(device: str, rate: float | None, warned: bool)
     warnings = of_disk(device, rate).warnings
     assert len(warnings) == warned
     assert all(f"{rate:,} MB/s" in warning and device in warning for warning in warnings)
+
+
+def test_what_takes_longest_is_the_answer() -> None:
+    slow = of_disk("sda", 100)
+    decode = Measurement("JPEG decode, all cores", "simplejpeg", "images/s", 1, Estimate(500, 500, 500))
+    assert command.answer(slow) == (
+        "Of feeding 1,000 pictures this takes longest: reading them from the disk, 1,000 ms."
+    )
+    both = dataclasses.replace(slow, measurements=(*slow.measurements, decode))
+    assert command.answer(both) == (
+        "Of feeding 1,000 pictures this takes longest: decoding them on all cores, 2.00 s (the other: "
+        "reading them from the disk, 1,000 ms)."
+    )
+    assert "could be measured" in command.answer(of_disk("sda", None))
 
 
 @pytest.mark.parametrize(("share", "said"), [(None, False), (0.1, False), (0.31, True)])

@@ -9,7 +9,7 @@ import pytest
 from bench.pages import events
 from precache.errors import MissingDependencyError
 from tests.bench.rich_result import BATCH_SIZE, rich_result
-from tests.command import run
+from tests.command import run_here
 
 
 def read(folder: Path) -> dict[str, list[tuple[int, float]]]:
@@ -44,7 +44,7 @@ def test_every_batch_and_sample_is_an_event(tmp_path: Path) -> None:
 def test_report_writes_events(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="run: pip install tensorboard")
     (tmp_path / "r.json").write_text(json.dumps(rich_result().to_json()))
-    result = run("bench", "report", "r.json", "--tensorboard", "events", cwd=tmp_path)
+    result = run_here("bench", "report", "r.json", "--tensorboard", "events", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert "wrote events: pytorch_on_raw_tree" in result.stdout
     assert "batch/wait_s" in read(tmp_path / "events/pytorch_on_raw_tree")

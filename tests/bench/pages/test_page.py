@@ -18,7 +18,17 @@ from bench.pages import table as report
 from precache.errors import SettingError
 from tests.bench.findings.test_gain import fed
 from tests.bench.findings.test_gain import result as gain_result
-from tests.bench.rich_result import BATCH_SIZE, EXPLANATION, HOSTILE, altered, peer, rich_result, row
+from tests.bench.rich_result import (
+    BATCH_SIZE,
+    EXPLANATION,
+    HOSTILE,
+    altered,
+    around,
+    change,
+    peer,
+    rich_result,
+    row,
+)
 
 
 class Content(HTMLParser):
@@ -79,17 +89,17 @@ def test_the_verdict_comes_first_and_in_words(result: Result, content: Content) 
     assert place < shown.index("Accelerator busy: share of the time") < shown.index("The table")
     advice = result.rows[0].advice.text
     assert advice.startswith("decoding is the bottleneck")
-    assert f"pytorch on raw tree: {advice}" in said
+    assert f"pytorch (ours, raw tree): {advice}" in said
     assert set(report.headline(result)) <= set(said)
 
 
 def test_every_field_has_its_chart_or_sentence(content: Content) -> None:
     assert content.captions == [
         "Accelerator busy: share of the time that it has work (emulated:2480, which takes 2,480 images/s)",
-        "Fed to emulated:2480: images/s, and share of the trainer's own rate",
+        "Fed to emulated:2480: images/s, and how busy that keeps the accelerator",
         "Loaders alone: images/s",
-        "What each stage can do alone",
-        "Where a batch's time goes",
+        "What each stage can do alone, storage from a cold disk",
+        "Where a batch's time goes, files in memory",
         "Throughput over time",
         "Time of each batch",
         "Busy or filled, share",
@@ -98,8 +108,8 @@ def test_every_field_has_its_chart_or_sentence(content: Content) -> None:
         "Power, W",
         "Clocks, MHz",
     ]
-    (findings,) = (line for line in content.texts if line.startswith("The bottleneck:"))
-    assert findings.startswith("The bottleneck: decode. Predicted 1,160 images/s, measured ")
+    (findings,) = (line for line in content.texts if line.startswith("The bottleneck from a cold disk:"))
+    assert findings.startswith("The bottleneck from a cold disk: decode. Predicted 1,160 images/s, measured ")
     assert "MLPerf Storage asks for 90%" in findings
     assert "The first batch came after 400 ms." in findings
     assert "The first step took 3,210 ms, the others 25.7 ms (median)." in findings
@@ -137,7 +147,7 @@ def test_what_a_cold_cache_adds_is_said_and_not_in_the_warm_waterfall() -> None:
     waiting = rich.rows[0]
     cold = altered(waiting, stalls={**waiting.stages.stalls, COLD_FETCH: 0.159})
     assert charts.waterfall(cold, BATCH_SIZE) == charts.waterfall(waiting, BATCH_SIZE)
-    said = "From a cold cache each batch would take 159 ms more."
+    said = "From a cold disk each batch would take 159 ms more."
     assert said in page.html(replace(rich, rows=(cold,)))
     assert said not in page.html(replace(rich, rows=(waiting,)))
 
@@ -196,18 +206,44 @@ def test_the_table_has_a_row_per_row(result: Result, text: str, content: Content
     assert result.machine["cpu"] in content.texts
 
 
-def test_what_one_could_do_is_a_table_the_fastest_first() -> None:
+def test_what_would_gain_is_a_table_the_fastest_first_and_says_cold_or_warm() -> None:
     rich = rich_result()
     waiting = rich.rows[0]
     content = Content(page.html(replace(rich, rows=(waiting,))))
-    start = content.texts.index("What one could do")
+    start = content.texts.index("What would gain")
     assert content.texts[start : start + 15] == [
-        *("What one could do", "images/s", "measured or predicted", "takes"),
-        *("Converting to shards", "2,470", "predicted", "at least 51 s and 6.0 GB"),
-        *(f"Backend dali on {HOSTILE}", "2,300", "2,208 to 2,392", "measured"),
-        *("Four workers", "1,900", "predicted"),
+        *("What would gain", "images/s", "measured or predicted", "takes"),
+        *("Converting to shards", "2,470", "predicted with the files in memory", "at least 51 s and 6.0 GB"),
+        *(f"Backend dali on {HOSTILE}", "2,300", "2,208 to 2,392", "measured from a cold disk"),
+        *("Four workers", "1,900", "predicted with the files in memory"),
     ]
-    assert "What one could do" not in page.html(replace(rich, rows=(altered(waiting, changes=[]),)))
+
+
+def test_a_change_that_gains_nothing_is_not_listed() -> None:
+    waiting = rich_result().rows[0]
+    assert waiting.together is not None
+    fed = altered(waiting, cold=None)
+    now = fed.now.median
+    assert (now, altered(waiting, cold=around(640)).now.median) == (waiting.together.median, 640)
+    for rate, listed in ((now * 0.9, False), (now * 1.01, False), (now * 1.5, True)):
+        row = altered(fed, changes=[change("Converting to webdataset", rate, measured=True)])
+        drawn = page.html(replace(rich_result(), rows=(row,))).partition("In detail")[2]
+        assert ("Converting to webdataset</td>" in drawn) == listed, rate
+
+
+def test_one_share_is_one_number_on_the_whole_page() -> None:
+    row = altered(fed("shards", "shards", 1.0), together=around(2_554), ratio=around(1.03))
+    drawn = page.html(gain_result(fed("imagefolder", "raw tree", 0.31), row))
+    assert "100%" in drawn
+    assert "103%" not in drawn
+    assert "1.03<" not in drawn
+
+
+def test_the_loader_is_told_from_the_library_of_its_name() -> None:
+    drawn = page.html(gain_result(fed("webdataset", "webdataset", 0.5), fed("pytorch", "raw tree", 0.5)))
+    assert '<div class="name">webdataset (ours)</div>' in drawn
+    assert '<div class="name">pytorch (ours, raw tree)</div>' in drawn
+    assert "ours: this project" in drawn
 
 
 def test_all_but_the_sentence_and_the_first_chart_is_folded(text: str) -> None:
@@ -219,8 +255,8 @@ def test_all_but_the_sentence_and_the_first_chart_is_folded(text: str) -> None:
         "The table",
         "The bottleneck of each loader, and what would fix it",
         "Images/s: fed to the trainer, and alone",
-        "In detail: pytorch on raw tree",
-        "In detail: pytorch on second",
+        "In detail: pytorch (ours, raw tree)",
+        "In detail: pytorch (ours, second)",
         "All numbers",
         "Machine, versions and settings",
     ]

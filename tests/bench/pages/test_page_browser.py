@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from bench.findings import gain
 from bench.pages import loaders as page
+from tests.bench.findings.test_gain import fed
 from tests.bench.rich_result import HOSTILE, rich_result
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="run: pip install selenium")
@@ -25,6 +27,18 @@ SIZES = "return [...document.querySelectorAll('figure')].map(figure => {\
 DRAWN = "return document.querySelectorAll('.barlayer .point, .scatterlayer .trace').length"
 TEXT_COLOURS = "return [...new Set([...document.querySelectorAll('.main-svg text')].map(\
     text => getComputedStyle(text).fill))]"
+BROKEN = r"""
+const broken = [];
+for (const cell of document.querySelectorAll('th, td')) {
+  const texts = document.createTreeWalker(cell, NodeFilter.SHOW_TEXT);
+  for (let node = texts.nextNode(); node; node = texts.nextNode())
+    for (const word of node.data.matchAll(/[\w().]+/g)) {
+      const range = document.createRange();
+      range.setStart(node, word.index);
+      range.setEnd(node, word.index + word[0].length);
+      if (word[0].length <= 14 && range.getClientRects().length > 1) broken.push(word[0]); } }
+return broken
+"""
 CHARTS = 12
 UNFOLD = "document.querySelectorAll('details').forEach(each => { each.open = true; })"
 
@@ -73,6 +87,15 @@ def test_charts_have_size_and_nothing_sticks_out(browser: Any, address: str, wid
     assert [entry for entry in browser.get_log("browser") if entry["level"] != "DEBUG"] == []
 
 
+def test_on_a_phone_no_table_breaks_a_word_in_its_middle(browser: Any, tmp_path: Path) -> None:
+    path = tmp_path / "page.html"
+    today, first, *others = (fed("imagefolder", "raw tree", 0.3), *rich_result().rows)
+    converted = [fed(name, name, 0.9) for name in ("shards", "webdataset", "dali")]
+    path.write_text(page.html(replace(rich_result(), rows=(today, first, *converted, *others))))
+    show(browser, path.as_uri(), 390)
+    assert browser.execute_script(BROKEN) == []
+
+
 def test_nothing_is_fetched(browser: Any, address: str) -> None:
     show(browser, address, 1200)
     assert browser.execute_script("return performance.getEntriesByType('resource').map(e => e.name)") == []
@@ -91,7 +114,7 @@ def test_names_are_text_in_charts_too(browser: Any, address: str) -> None:
     labels = browser.execute_script(
         "return [...document.querySelectorAll('.annotation-text')].map(text => text.textContent)"
     )
-    assert f"dali on dali{HOSTILE}"[:29] + "…: 2,300 (93%)" in labels
+    assert f"dali (ours, dali{HOSTILE}"[:29] + "…: 2,300 (93% busy)" in labels
     browser.switch_to.default_content()  # raises if the name's alert() were open
 
 

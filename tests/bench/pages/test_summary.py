@@ -26,13 +26,29 @@ def quick_result() -> Result:
 
 
 def test_a_loader_has_five_cells() -> None:
-    assert summary.TITLES == ("loader", "images/s", "accelerator busy", "from a cold disk", "first batch")
+    titles = ["loader", "images/s", "accelerator busy", "from a cold disk", "first batch"]
+    assert summary.titles(quick_result()) == titles
     assert summary.cells(quick_result()) == [
-        ["imagefolder", "20,000", "31%", "780", "0.40 s"],
-        ["pytorch on raw tree", "20,000", "50%", "not measured", "0.40 s"],
-        ["shards", "20,000", "99%", "10,500", "0.40 s"],
+        ["imagefolder (torchvision)", "20,000", "31%", "780", "0.40 s"],
+        ["pytorch (ours, raw tree)", "20,000", "50%", "not measured", "0.40 s"],
+        ["shards (ours)", "20,000", "99%", "10,500", "0.40 s"],
         ["ffcv-raw on raw pixels", "20,000", "-", "not measured", "0.40 s"],
     ]
+
+
+def test_a_cold_disk_has_a_column_only_where_it_was_asked_for() -> None:
+    rows = (fed("imagefolder", "raw tree", 0.31), fed("shards", "shards", 0.99))
+    warm = gain_result(*rows)
+    assert summary.titles(warm) == ["loader", "images/s", "accelerator busy", "first batch"]
+    assert summary.cells(warm)[1] == ["shards (ours)", "20,000", "99%", "0.40 s"]
+    failed = replace(warm, settings={**warm.settings, "cold": True})
+    assert summary.cells(failed)[1][3] == "not measured"
+
+
+def test_nvjpeg_is_named_as_skipped_only_if_it_was_asked_for() -> None:
+    result = replace(quick_result(), skipped={"nvjpeg on photos": "no GPU", "dali on photos": "missing"})
+    assert list(summary.skipped(result)) == ["dali on photos"]
+    assert list(summary.skipped(result, ["nvjpeg"])) == ["nvjpeg on photos", "dali on photos"]
 
 
 def test_noise_and_the_limit_are_no_loaders_unless_they_are_all_there_is() -> None:
@@ -43,8 +59,8 @@ def test_noise_and_the_limit_are_no_loaders_unless_they_are_all_there_is() -> No
 def test_what_people_have_today_comes_first() -> None:
     rows = (ROWS[2], peer("ffcv-raw", "raw pixels", 20_000), peer("imagefolder", "raw tree", 1_000))
     assert [line[0] for line in summary.cells(gain_result(*rows))] == [
-        "imagefolder",
-        "shards",
+        "imagefolder (torchvision)",
+        "shards (ours)",
         "ffcv-raw on raw pixels",
     ]
 
@@ -52,8 +68,8 @@ def test_what_people_have_today_comes_first() -> None:
 def test_several_trainers_are_told_apart() -> None:
     both = gain_result(ROWS[0], altered(ROWS[0], trainer_name="resnet50"))
     assert [line[0] for line in summary.cells(both)] == [
-        "imagefolder, fed to emulated:2480",
-        "imagefolder, fed to resnet50",
+        "imagefolder (torchvision), fed to emulated:2480",
+        "imagefolder (torchvision), fed to resnet50",
     ]
 
 
@@ -64,7 +80,7 @@ def test_the_table_and_its_note_fit_into_100_columns() -> None:
     lines = [line.rstrip() for line in capture.get().splitlines()]
     assert len(lines) == 1 + 4
     assert max(map(len, [*lines, *summary.note(quick_result())])) <= 100
-    assert len(summary.note(quick_result())) == 3
+    assert len(summary.note(quick_result())) == 4
 
 
 def test_the_note_says_what_is_not_usual() -> None:
@@ -79,7 +95,7 @@ def test_markdown_has_the_sentence_and_the_same_columns() -> None:
     assert text.startswith("ImageFolder and DataLoader keep")
     assert "$2.50 an hour" in text
     assert "| loader | images/s | accelerator busy | from a cold disk | first batch |" in text
-    assert "| shards | 20,000 | 99% | 10,500 | 0.40 s |" in text
+    assert "| shards (ours) | 20,000 | 99% | 10,500 | 0.40 s |" in text
 
 
 def test_the_picture_is_svg_with_a_bar_for_each_loader() -> None:

@@ -114,19 +114,19 @@ def test_the_legend_explains_an_unclear_verdict() -> None:
 def test_where_a_waiting_trainers_time_goes_is_one_line() -> None:
     waiting = altered(waiting_row(), data_wait=around(0.45), utilisation=around(0.52), together=around(1_130))
     assert (
-        "pytorch on raw tree: waited 45% of the time, computed 52% (MLPerf Storage asks for 90%); "
+        "pytorch on raw tree: waited 45% of the time, accelerator busy 52% (MLPerf Storage asks for 90%); "
         "predicted 1,160 images/s, measured 1,130 (-3%); first step 3,210 ms, then 25.7 ms; "
         "waited per batch for fetch 4.0 ms, prep 19.0 ms, transfer 0.6 ms."
     ) in findings(waiting)
     cold = altered(waiting, stalls={**waiting.stages.stalls, COLD_FETCH: 0.159})
-    assert any(line.endswith("transfer 0.6 ms; a cold cache adds 159 ms.") for line in findings(cold))
+    assert any(line.endswith("transfer 0.6 ms; a cold disk adds 159 ms.") for line in findings(cold))
 
 
 def test_a_row_that_keeps_up_has_a_shorter_line() -> None:
     keeping = keeping_row()
     assert keeping.verdict == KEEPS_UP
     assert findings(keeping) == [
-        "shards on shards: waited 1% of the time, computed 98% (MLPerf Storage asks for 90%); "
+        "shards on shards: waited 1% of the time, accelerator busy 98% (MLPerf Storage asks for 90%); "
         "predicted 2,480 images/s, measured 2,430 (-2%); first step 310 ms, then 25.7 ms."
     ]
 

@@ -20,7 +20,7 @@ from bench.trial.comparison import Arm, RunSettings, compare
 from bench.trial.peer_arm import DEFAULT_STORED, PeerArm, choose_peers, limits, run_peer, write_data
 from precache.errors import DatasetError, SettingError, WorkerError
 from precache.formats import FORMATS
-from precache.source import scan_tree
+from precache.sources.tree import scan_tree
 from tests.command import ROOT
 from tests.conftest import IMAGES, STORED_SIZE
 from tests.test_layers import imports

@@ -19,7 +19,7 @@ from loaders import dataset
 from loaders.dataset import open_split
 from precache.errors import DatasetError, SettingError, WorkerError
 from precache.sample_tree import make_sample
-from precache.source import scan_tree
+from precache.sources.tree import scan_tree
 from tests.conftest import IMAGES, STORED_SIZE
 
 DEVICES = [

@@ -1,5 +1,6 @@
 """`bench convert` on a small tree, and the photographs that it can be measured on."""
 
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -18,7 +19,7 @@ from bench.trial.conversion import OURS, ConversionSpec, measure
 from bench.trial.processes import run_watched
 from precache import commandline
 from precache.errors import MissingDependencyError, SettingError, WorkerError
-from precache.source import scan_tree
+from precache.sources.tree import scan_tree
 from tests.command import check_bad_input, run
 from tests.conftest import IMAGES, small_recipe
 
@@ -32,7 +33,9 @@ def spec(scratch: Path, name: str, **settings: object) -> ConversionSpec:
 
 
 @pytest.mark.parametrize("name", ["shards", "webdataset"])
-def test_stages_and_whole_conversions_are_measured(name: str, raw_tree: Path, tmp_path: Path) -> None:
+def test_stages_and_whole_conversions_are_measured(
+    name: str, raw_tree: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     steps: list[tuple[int, int]] = []
     result = measure(raw_tree, spec(tmp_path, name, against=("copy",)), lambda *step: steps.append(step))
     stages = {"read", "decode", "resize", "write"} | ({"encode"} if name != "shards" else set())
@@ -46,9 +49,23 @@ def test_stages_and_whole_conversions_are_measured(name: str, raw_tree: Path, tm
     assert 20 * 2**20 < result.peak_bytes < 2**30
     assert steps[-1] == (7, 7)
     assert list(tmp_path.iterdir()) == []
-    text = report.text(result)
+    report.show(result)
+    text = " ".join(capsys.readouterr().out.split())
+    assert re.match(r"Converting reaches [\d,]+ images/s, start-up included. \w+ takes \d+% of", text)
     for mention in (f"{IMAGES} pictures", "median of 2", "simplejpeg", "MiB of memory", f"--format {name}"):
         assert mention in text
+
+
+def test_without_another_writer_there_is_no_column_for_one(capsys: pytest.CaptureFixture[str]) -> None:
+    machine = {"cpu": "EPYC", "memory": "1 GiB", "pillow_flavour": "pillow", "python": "3", "date": "today"}
+    settings = {
+        "source": "photos", "images": 3, "source_bytes": 1, "recipe": {"format": "shards"}, "workers": 2,
+        "peers": {}, "page_cache": "warm", "repeats": 1,
+    }  # fmt: skip
+    ours, other = (conversion.Whole(n, Estimate(9, 9, 9), Estimate(1, 1, 1)) for n in (OURS, "copy"))
+    for wholes, there in (((ours,), False), ((ours, other), True)):
+        report.show(conversion.ConversionResult(machine, settings, {"decode": Estimate(9, 9, 9)}, wholes, 0))
+        assert ("precache is" in capsys.readouterr().out) == there
 
 
 def test_limits_follow_from_the_stages() -> None:
@@ -88,7 +105,9 @@ def test_the_command_works_as_typed(
     quick = ("--repeats", 1, "--pictures", 10, "--size", 32, "--json", "r.json", "--scratch", ".")
     result = run("bench", "convert", "--against", "webdataset", *quick, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
-    assert "| webdataset | " in result.stdout
+    assert "|" not in result.stdout, "no Markdown on a terminal"
+    assert re.search(r"^webdataset +\d+ +\d+-\d+ +[\d.]+x \(", result.stdout, re.MULTILINE)
+    assert all(len(line) <= 100 for line in result.stdout.splitlines())
     assert (tmp_path / "r.json").stat().st_size > 500
     code = commandline.run(main, "bench", ["convert", str(raw_tree), "--workers", "0"])
     check_bad_input(subprocess.CompletedProcess([], code, *capfd.readouterr()), "workers must be", "got 0")

@@ -26,7 +26,7 @@ from bench.trial.sampling import RecommendSpec, Trees
 from precache import commandline
 from precache.converted import open_dataset
 from precache.errors import SettingError, SourceError
-from precache.source import scan_tree
+from precache.sources.tree import scan_tree
 from tests.bench.findings.test_forecast import INPUTS, RAW, SHARDS, TARS
 from tests.command import check_bad_input
 from tests.conftest import IMAGES
@@ -203,7 +203,8 @@ def test_beside_other_busy_processes_no_format_is_named(
     result: Recommendation, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = shown(replace(result, settings={**result.settings, "other_cpu": 0.31}), capsys)
-    assert text.startswith("Other processes took 31% of the CPUs")
+    assert text.startswith("The tree as it is keeps the trainer busy ")
+    assert "of the time. Other processes took 31% of the CPUs" in " ".join(text.split())
     assert "Convert to" not in text
     assert "*" not in text
     busy = replace(result, settings={**result.settings, "other_cpu": 0.31})

@@ -13,7 +13,7 @@ from precache.convert import convert
 from precache.errors import DatasetError
 from precache.recipe import Recipe
 from precache.sample_tree import make_sample
-from precache.source import scan_tree
+from precache.sources.tree import scan_tree
 from tests.bench.trial.test_comparison import spec
 from tests.conftest import IMAGES
 

@@ -102,7 +102,7 @@ def smooth() -> torch.Tensor:
 def test_crops_are_torchvisions_crops_resized_on_every_path(smooth: torch.Tensor) -> None:
     """One picture at a time by OpenCV, and batched by torch."""
     ids = torch.arange(8)
-    draws = draw(DEFAULTS, 64, 5, 2, ids.numpy())
+    draws = draw(DEFAULTS, 64, 56, 5, 2, ids.numpy())
     squares = smooth.permute(0, 2, 3, 1).contiguous()
     batched = BatchAugmentation(DEFAULTS, 5, 56)(squares, ids, 2).permute(0, 3, 1, 2)
     for number, (left, top, width, height) in enumerate(draws.boxes.tolist()):
@@ -134,7 +134,7 @@ def test_color_jitter_is_torchvisions(smooth: torch.Tensor) -> None:
 
 def test_jitter_is_drawn_uniformly_within_its_ranges() -> None:
     settings = RandomAugmentation(brightness=0.4, contrast=0.2, saturation=1.5, hue=0.1)
-    colors = draw(settings, 64, 0, 0, np.arange(COUNT)).colors
+    colors = draw(settings, 64, 64, 0, 0, np.arange(COUNT)).colors
     for column, (low, high) in enumerate([(0.6, 1.4), (0.8, 1.2), (0, 2.5), (-0.1, 0.1)]):
         assert largest_gap((colors[:, column] - low) / (high - low), np.linspace(0, 1, COUNT)) < 0.0138
 
@@ -202,7 +202,7 @@ def test_other_settings_than_the_defaults_are_applied(converted: dict[str, Path]
     assert all(torch.equal(mirrored[i], centre[i].flip(-1)) for i in centre)
     dark = RandomAugmentation(scale=(1.0, 1.0), ratio=(1.0, 1.0), flip=0.0, brightness=0.9)
     jittered = by_id(batches(converted["shards"], augment=dark, size=STORED_SIZE))
-    factors = draw(dark, STORED_SIZE, 0, 0, np.array(list(centre))).colors[:, 0]
+    factors = draw(dark, STORED_SIZE, STORED_SIZE, 0, 0, np.array(list(centre))).colors[:, 0]
     for i, factor in zip(centre, factors, strict=True):
         expected = (centre[i].float() * factor).clamp(0, 255).round()
         assert (jittered[i].float() - expected).abs().max() <= 1
@@ -273,17 +273,17 @@ def test_an_unknown_augmentation_is_refused(converted: dict[str, Path]) -> None:
     [
         (lambda x, ids, e: x.permute(0, 3, 1, 2), "got uint8 .16, 3, 48, 48. on cpu; this is NCHW: return"),
         (lambda x, ids, e: x[:-1], "got uint8 .15, 48, 48, 3. on cpu; return as many pictures"),
-        (lambda x, ids, e: x[0], "got uint8 .48, 48, 3. on cpu; return NHWC with three channels"),
-        (lambda x, ids, e: x[..., :1], "; return NHWC with three channels, RGB"),
+        (lambda x, ids, e: x[0], "got uint8 .48, 48, 3. on cpu; return NHWC, with as many channels as it"),
+        (lambda x, ids, e: x[..., :1], "; return NHWC, with as many channels as it was given"),
         (
             lambda x, ids, e: x / 255,
             "got float32 .16, 48, 48, 3. on cpu; return 0-255; the loader normalises",
         ),
-        (lambda x, ids, e: x[:, :40], "; return squares"),
+        (lambda x, ids, e: x[:, :40], "uint8 .16, 40, 48, 3. on cpu; return the size that the loader"),
         (lambda x, ids, e: x.to("meta"), "on cpu, got .* on meta; leave them on the device"),
         (
             lambda x, ids, e: x[:, :40, :40],
-            "uint8 .16, 40, 40, 3. on cpu; return the side that the loader",
+            "uint8 .16, 40, 40, 3. on cpu; return the size that the loader",
         ),
         (lambda x, ids, e: x.numpy(), "got ndarray; return a torch tensor"),
         (lambda x, ids, e: None, "got NoneType; return a torch tensor"),

@@ -23,7 +23,14 @@ from tests.conftest import IMAGES
 from tests.damage import flip_a_bit
 from tests.loader_contract import ids_of
 
-ARMS = [("shards", "shards"), ("webdataset", "webdataset"), ("dali", "webdataset"), ("dali", "dali")]
+ARMS = [
+    ("shards", "shards"),
+    ("webdataset", "webdataset"),
+    ("dali", "webdataset"),
+    ("dali", "dali"),
+    ("shards", "keep-shards"),
+    ("dali", "keep-dali"),
+]
 HOW: list[dict[str, Any]] = [
     {},
     {"shuffle": "window"},
@@ -31,6 +38,7 @@ HOW: list[dict[str, Any]] = [
     {"size": 40, "augment": "crop"},
     {"size": 40, "augment": "train"},
     {"cache": "ram"},
+    {"cache": "ram", "size": 40, "augment": "train"},
 ]
 
 
@@ -50,11 +58,13 @@ def serve_into(served: list[int], loader: Loader) -> None:
 
 
 @pytest.fixture(params=ARMS, ids="-".join)
-def build(request: pytest.FixtureRequest, converted: dict[str, Path], tmp_path: Path) -> Arm:
+def build(
+    request: pytest.FixtureRequest, converted: dict[str, Path], shaped: dict[str, Path], tmp_path: Path
+) -> Arm:
     backend, kind = request.param
     if backend == "dali":
         pytest.importorskip("nvidia.dali", reason="DALI is not installed: pip install nvidia-dali-cuda120")
-    path = Path(shutil.copytree(converted[kind], tmp_path / "copy"))
+    path = Path(shutil.copytree({**converted, **shaped}[kind], tmp_path / "copy"))
 
     return Arm(backend, path)
 

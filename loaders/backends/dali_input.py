@@ -1,0 +1,47 @@
+"""What DALI is given of a raw tree's picture, so that it decodes and resizes it as `precache.images` does."""
+
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from precache import images
+from precache.reading import MAX_PIXELS
+from precache.sizes import Size
+
+_EXIF_ORIENTATION = 0x0112
+_SIDEWAYS = (5, 6, 7, 8)
+
+
+def prepare(content: bytes, file: str, size: Size) -> tuple[npt.NDArray[Any], ...]:
+    """(encoded picture, start, end): what DALI decodes, and the (y, x) box that it resizes."""
+    width, height, plain = _upright_size(content)
+    if not plain:
+        pixels = images.decode(content, file)
+        width, height = pixels.size
+        content = b"P6 %d %d 255\n" % pixels.size + pixels.tobytes()  # PPM: DALI reads it as it is
+    left, top, right, bottom = images.crop_box(width, height, size)
+    return (
+        np.frombuffer(content, np.uint8),
+        np.array([top, left], np.float32),
+        np.array([bottom, right], np.float32),
+    )
+
+
+def _upright_size(content: bytes) -> tuple[int, int, bool]:
+    """Width, height, and whether DALI decodes this to the reference's RGB: grey or YCbCr JPEG."""
+    try:
+        with Image.open(BytesIO(content), formats=("JPEG",)) as picture:  # MPO is a JPEG, too
+            width, height = picture.size
+            # what is larger is refused by `images.decode`, by name
+            plain = picture.mode in ("RGB", "L") and width * height <= MAX_PIXELS
+            orientation = picture.getexif().get(_EXIF_ORIENTATION, 1)
+            if orientation in _SIDEWAYS:
+                width, height = height, width
+            if orientation != 1 and "exif" not in picture.info:
+                plain = False  # it stands in XMP, which Pillow reads and DALI does not
+            return width, height, plain
+    except Exception:  # images.decode says what is wrong with it
+        return 0, 0, False

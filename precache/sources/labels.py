@@ -1,0 +1,302 @@
+"""What the rows of a table, or the samples of a dataset, are labelled with: from values to a target.
+
+    text, whole numbers                  class: the names are sorted, whole numbers by their size
+    lists of them, text with separators  classes
+    other numbers, lists of these        number
+
+That is what the values say; a `target` that is asked for goes before. The cells of a CSV are text at first,
+and `typed` says what they hold.
+"""
+
+import json
+import math
+import re
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from precache.columns import Column, Ints, ValueOfRowError
+from precache.errors import SettingError
+
+# As a program writes numbers: 007, +49 and numbers of 19 digits are names. 18 digits fit into 64 bits.
+_WHOLE = re.compile(r"0|-?[1-9][0-9]{0,17}")
+_NUMBER = re.compile(r"-?((0|[1-9][0-9]{0,17})(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]{1,3})?|nan|NaN|-?inf")
+_SHOWN = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Labelled:
+    """What rows are labelled with.
+
+    Attributes:
+        target: one of `precache.targets.TARGETS`.
+        classes: names; `labels` and `targets` index them.
+        labels: int64 [n]; -1 where the target is not one class.
+        targets: as of `precache.sources.base.Samples`.
+        notes: what was chosen where the values leave a choice, and what looks wrong; phrases.
+    """
+
+    target: str
+    classes: tuple[str, ...]
+    labels: Ints
+    targets: Column | None = None
+    notes: tuple[str, ...] = ()
+
+
+def typed(cells: Sequence[str]) -> Sequence[Any]:
+    """What the cells of a CSV column hold: integers, numbers or JSON lists, all of them; else text as it is.
+
+    Raises:
+        ValueOfRowError: one is empty where the others are numbers, or no list where the others are.
+    """
+    filled = [cell for cell in cells if cell]
+    parse: Any = None
+    if filled and all(map(_WHOLE.fullmatch, filled)):
+        parse = int
+    elif filled and all(map(_NUMBER.fullmatch, filled)):
+        parse = float
+    elif filled and all(cell.startswith("[") for cell in filled) and _is_list(filled[0]):
+        parse = _list
+    if parse is None:
+        return cells
+    values = []
+    for row, cell in enumerate(cells):
+        try:
+            values.append(parse(cell))
+        except ValueError:
+            what = "is empty" if not cell else f"{_shown(cell)} is no JSON list"
+            raise ValueOfRowError(row, f"{what}, and others are like {_shown(filled[0])}") from None
+    return values
+
+
+def _list(cell: str) -> list[Any]:
+    try:
+        value = json.loads(cell)
+    except RecursionError:
+        raise ValueError from None
+    if not isinstance(value, list):
+        raise ValueError
+    return value
+
+
+def _is_list(cell: str) -> bool:
+    try:
+        _list(cell)
+    except ValueError:
+        return False
+    return True
+
+
+class Labels:
+    """Labels as they are read, row by row; each text and each integer is kept once."""
+
+    def __init__(self) -> None:
+        self._codes = array("q")  # of each row, an index of `_values`
+        self._values: list[Any] = []
+        self._rows = array("q")  # where each value was first met
+        self._code_of: dict[str | int, int] = {}
+
+    def add(self, value: Any) -> None:
+        """Note the label of the next row; bool, None and NaN stand for the texts 'true', 'false' and ''."""
+        if not isinstance(value, str):
+            value = _plain(value)
+        code = len(self._values)
+        if isinstance(value, str | int):
+            code = self._code_of.setdefault(value, code)
+        if code == len(self._values):
+            self._values.append(value)
+            self._rows.append(len(self._codes))
+        self._codes.append(code)
+
+    def labelled(self, target: str | None, separator: str | None, *, cells: bool) -> Labelled:
+        """What they are.
+
+        Args:
+            target: that is asked for; None: what the values say.
+            separator: between the classes of a text.
+            cells: whether they are cells of a CSV.
+
+        Raises:
+            ValueOfRowError: one is empty, or unlike the others, or not what the target takes.
+            SettingError: the target takes no separator.
+        """
+        try:
+            values = self._typed(target) if cells and separator is None else self._values
+            if separator is not None:
+                values = _separated(values, separator, target)
+                target = "classes"
+            chosen = self._chosen(values, target)
+            classes, labels, targets = _MAKERS[chosen](values)
+        except ValueOfRowError as error:
+            raise ValueOfRowError(self._rows[error.row], error.reason) from None
+        codes = np.frombuffer(self._codes, np.int64)
+        every = np.full(len(codes), -1) if labels is None else labels[codes]
+        notes = (*self._choice(values, target, chosen, classes), *_alike(classes))
+        return Labelled(chosen, classes, every, None if targets is None else targets.select(codes), notes)
+
+    def _typed(self, target: str | None) -> Sequence[Any]:
+        values = typed(self._values)
+        if target is None and values is self._values:
+            broken = [value for value in values if _NUMBER.fullmatch(value) and "." in value]
+            row = next((r for r, value in enumerate(values) if not _NUMBER.fullmatch(value)), None)
+            if broken and row is not None and values[row]:
+                raise ValueOfRowError(
+                    row,
+                    f"{_shown(values[row])} is no number, and others are like {broken[0]}; correct it, "
+                    f"or say that they are classes with --target class",
+                )
+        return values
+
+    def _chosen(self, values: Sequence[Any], target: str | None) -> str:
+        """The target; every value is of a kind that fits the others."""
+        kinds = [_kind(row, value) for row, value in enumerate(values)]
+        if target != "classes":
+            _check_filled(values)
+        filled = [kind for kind, value in zip(kinds, values, strict=True) if value != ""]
+        first = filled[0] if filled else "text"
+        for row, kind in enumerate(kinds):
+            if kind != first and values[row] != "":
+                raise ValueOfRowError(
+                    row, f"{_shown(values[row])} is {kind}, and others are {first}; write all in one way"
+                )
+        if target is not None:
+            return target
+        parts = [part for value in values for part in value] if first == "a list" else values
+        if any(isinstance(part, float) and not part.is_integer() for part in parts):
+            return "number"
+        return "classes" if first == "a list" else "class"
+
+    def _choice(
+        self, values: Sequence[Any], asked: str | None, chosen: str, classes: Sequence[str]
+    ) -> Iterable[str]:
+        if asked is None and chosen == "number":
+            yield "are taken as numbers to be predicted; --target class makes each a class"
+        elif asked is None and chosen == "class" and not isinstance(values[0], str):
+            yield f"are taken as {len(classes):,} classes; --target number makes them numbers to be predicted"
+        if chosen == "class" and len(classes) == len(self._codes) > 2:
+            yield "are another class for each row; is this the right column?"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.generic | np.ndarray):
+        value = value.tolist()
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return "" if value is None or (isinstance(value, float) and math.isnan(value)) else value
+
+
+def _kind(row: int, value: Any) -> str:
+    if isinstance(value, str):
+        return "text"
+    if isinstance(value, int | float):
+        return "a number"
+    if isinstance(value, list | tuple):
+        return "a list"
+    raise ValueOfRowError(
+        row, f"{_shown(value)} is {type(value).__name__}; expected text, numbers or lists of them"
+    )
+
+
+def _check_filled(values: Sequence[Any]) -> None:
+    for row, value in enumerate(values):
+        if (isinstance(value, str) and not value.strip()) or (isinstance(value, float) and math.isnan(value)):
+            raise ValueOfRowError(row, "is empty; fill it in or remove the row")
+
+
+def _separated(values: Sequence[Any], separator: str, target: str | None) -> list[Any]:
+    """The lists that texts stand for."""
+    if target not in (None, "classes"):
+        raise SettingError(f"--separator is for --target classes, not {target}; leave one of them out")
+    parted: list[Any] = []
+    for row, value in enumerate(values):
+        if not isinstance(value, str):
+            raise ValueOfRowError(row, f"{_shown(value)} is no text to be cut at {separator!r}")
+        parted.append([part.strip() for part in value.split(separator) if part.strip()])
+    return parted
+
+
+def _one_class(values: Sequence[Any]) -> tuple[tuple[str, ...], Ints, None]:
+    for row, value in enumerate(values):
+        if isinstance(value, list | tuple):
+            raise ValueOfRowError(row, f"{_shown(value)} is a list; --target classes takes several classes")
+    names, index_of = _class_names(values)
+    return names, np.array([index_of[value] for value in values], np.int64), None
+
+
+def _many_classes(values: Sequence[Any]) -> tuple[tuple[str, ...], None, Column]:
+    lists = [list(value) if isinstance(value, list | tuple) else [value][: value != ""] for value in values]
+    for row, parts in enumerate(lists):
+        mixed = {isinstance(part, str) for part in parts}
+        if len(mixed) > 1 or not all(_is_name(part) for part in parts):
+            raise ValueOfRowError(row, f"{_shown(parts)} is no list of classes: text alone, or numbers")
+    every = [part for parts in lists for part in parts]
+    if not every:
+        raise ValueOfRowError(0, "is empty, and so are all others; expected classes")
+    for row, parts in enumerate(lists):
+        if parts and isinstance(parts[0], str) != isinstance(every[0], str):
+            raise ValueOfRowError(row, f"{_shown(parts)} is unlike others, with {_shown(every[0])} in them")
+    names, index_of = _class_names(every)
+    indices = [sorted({index_of[part] for part in parts}) for parts in lists]
+    ends = np.cumsum([len(found) for found in indices], dtype=np.int64)
+    return names, None, Column(np.array([i for found in indices for i in found], np.int64), ends)
+
+
+def _is_name(part: Any) -> bool:
+    if isinstance(part, str):
+        return bool(part.strip())
+    return isinstance(part, int | float) and math.isfinite(part)
+
+
+def _class_names(values: Iterable[Any]) -> tuple[tuple[str, ...], dict[Any, int]]:
+    """Sorted, text as text and numbers as numbers; 1.0 and 1 are one class."""
+    distinct = sorted(set(values))
+    whole = (int(v) if isinstance(v, float) and v.is_integer() else v for v in distinct)
+    return tuple(map(str, whole)), {value: index for index, value in enumerate(distinct)}
+
+
+def _numbers(values: Sequence[Any]) -> tuple[tuple[str, ...], None, Column]:
+    for row, value in enumerate(values):
+        if isinstance(value, str):
+            raise ValueOfRowError(row, f"{_shown(value)} is no number")
+    column = Column.of(values)
+    if column.kind == "ragged":
+        row = next((r for r, value in enumerate(values) if len(value) != len(values[0])), 0)
+        raise ValueOfRowError(
+            row, f"{_shown(values[row])} is not like {_shown(values[0])}; expected flat lists of one length"
+        )
+    numbers = column.values.astype(np.float64)
+    infinite = np.flatnonzero(~np.isfinite(numbers.reshape(len(numbers), -1)).all(1))
+    if len(infinite):
+        row = int(infinite[0])
+        raise ValueOfRowError(row, f"{_shown(values[row])} is not finite; correct it or remove the row")
+    return (), None, Column(numbers)
+
+
+def _nothing(values: Sequence[Any]) -> tuple[tuple[str, ...], None, None]:
+    return (), None, None
+
+
+def _alike(classes: Sequence[str]) -> Iterable[str]:
+    """A note of names that differ in spaces or in case alone."""
+    first_of: dict[str, str] = {}
+    for name in classes:
+        other = first_of.setdefault(" ".join(name.split()).casefold(), name)
+        if other != name:
+            yield f"have classes {other!r} and {name!r}, which differ in spaces or case alone"
+            return
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
+
+
+_MAKERS: dict[str, Any] = {
+    "class": _one_class,
+    "classes": _many_classes,
+    "number": _numbers,
+    "none": _nothing,
+}

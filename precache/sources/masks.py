@@ -1,0 +1,88 @@
+"""A source whose pictures have masks in a tree beside: PHOTOS/cat/1.jpg and MASKS/cat/1.png."""
+
+import hashlib
+import os
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from PIL import Image
+
+from precache.errors import ImageError, SourceError
+from precache.reading import read_picture, steadily
+from precache.sources.base import SampleRef, Scan, Source
+
+EXTENSIONS = (".png", ".tif", ".tiff", ".bmp", ".gif")
+
+
+@dataclass(frozen=True, slots=True)
+class MaskTree:
+    """`source`, and the masks of its pictures in `folder`, under the same paths but for the extension."""
+
+    source: Source
+    folder: Path
+
+    @property
+    def root(self) -> Path:
+        """That of the pictures."""
+        return self.source.root
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """Those of the pictures, and the folder."""
+        return (*self.source.paths, self.folder)
+
+    def scan(self) -> Scan:
+        """Of the pictures; its digest is that of paths and sizes of the masks, too."""
+        if not self.folder.is_dir():
+            raise SourceError(
+                f"{self.folder}: no folder of masks; expected one with a picture for each picture"
+            )
+        scan = self.source.scan()
+        digest = hashlib.sha256(scan.digest.encode())
+        found = 0
+        for ref in scan.samples:
+            path, status = self._find(ref)
+            found += status is not None
+            digest.update(os.fsencode(path) + b"\0%d\0" % (-1 if status is None else status.st_size))
+        if not found:
+            first = self._find(scan.samples[0])[0]
+            raise SourceError(f"{self.folder}: has no mask of any picture; the first would be {first}")
+        return replace(scan, source=replace(self, source=scan.source), digest=digest.hexdigest())
+
+    def read(self, ref: SampleRef, max_pixels: int) -> bytes | Image.Image:
+        """The picture."""
+        return self.source.read(ref, max_pixels)
+
+    def where(self, ref: SampleRef) -> str:
+        """Of the picture."""
+        return self.source.where(ref)
+
+    def read_mask(self, ref: SampleRef, max_pixels: int) -> tuple[bytes, str]:
+        """The file of the mask, and its name in the folder.
+
+        Raises:
+            ImageError: there is none.
+            SourceError: it cannot be read.
+        """
+        name, status = self._find(ref)
+        if status is None:
+            raise ImageError(self.where(ref), f"has no mask {os.path.join(self.folder, name)}")
+        return read_picture(os.path.join(self.folder, name), max_pixels), name
+
+    def _find(self, ref: SampleRef) -> tuple[str, os.stat_result | None]:
+        """Name of the mask in the folder, and its status; the name that is tried first, if there is none."""
+        stem = os.path.splitext(ref.path)[0]
+        for extension in EXTENSIONS:
+            path = os.path.join(self.folder, stem + extension)
+            if (status := steadily(partial(_status, path), path)) is not None:
+                return stem + extension, status
+        return stem + EXTENSIONS[0], None
+
+
+def _status(path: str) -> os.stat_result | None:
+    """Of the file; None where there is none."""
+    try:
+        return os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None

@@ -1,0 +1,81 @@
+"""What a user says about a source: which column is what, how deep classes lie, and the like."""
+
+import shlex
+from dataclasses import dataclass, fields
+from typing import Any
+
+from precache.errors import SettingError, check_choice, check_range
+from precache.targets import TARGETS
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SourceOptions:
+    """Options of a source; each kind of source takes some of them, and refuses the others.
+
+    Attributes:
+        root: folder that the paths in a table are relative to; default that of the table.
+        image: column of the pictures' paths, or key of the pictures of a dataset.
+        label: column or key of what they are labelled with.
+        target: one of TARGETS: what the label is. Default: what its values say.
+        separator: between the classes of one text, where `target` is `classes`.
+        split: column or key of their split.
+        fields: columns or keys of what else is to be kept.
+        class_depth: how many folders deep the classes of a tree lie; 0: a flat folder without classes.
+        mask: folder of the pictures' masks, under the same paths but for the extension.
+        boxes: which of the fields are boxes, `[k, 4]`: left, top, right and bottom in pixels of the picture.
+        where: what of a converted dataset is taken: `label in (cat, dog)`, or `id in FILE`.
+
+    Raises:
+        SettingError: a value is out of range or unknown.
+    """
+
+    root: str | None = None
+    image: str | None = None
+    label: str | None = None
+    target: str | None = None
+    separator: str | None = None
+    split: str | None = None
+    fields: tuple[str, ...] = ()
+    class_depth: int | None = None
+    where: str | None = None
+    mask: str | None = None
+    boxes: str | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in self.given().items():
+            texts = value if name == "fields" else [value]
+            if name != "class_depth" and not all(isinstance(text, str) for text in texts):
+                raise SettingError(f"{name} must be text, got {value!r}")
+        if self.target is not None:
+            check_choice("target", self.target, TARGETS)
+        if self.class_depth is not None:
+            check_range("class_depth", self.class_depth, 0)
+        if self.separator == "":
+            raise SettingError("separator must be one character or more, got ''")
+
+    def given(self) -> dict[str, Any]:
+        """Those that are not the default, as plain JSON values; `SourceOptions.from_json` takes them."""
+        values = {setting.name: getattr(self, setting.name) for setting in fields(self)}
+        values["fields"] = list(self.fields)
+        return {name: value for name, value in values.items() if value not in (None, [])}
+
+    @classmethod
+    def from_json(cls, given: dict[str, Any]) -> "SourceOptions":
+        """What `given` gave; TypeError for anything else."""
+        return cls(**{**given, "fields": tuple(given.get("fields", ()))})
+
+    def to_flags(self) -> str:
+        """The flags of `precache convert` that give these, to paste into a shell."""
+        given = {_flag(name): value for name, value in self.given().items()}
+        given["--field"] = ",".join(self.fields)
+        return " ".join(f"{flag} {shlex.quote(str(value))}" for flag, value in given.items() if value != "")
+
+    def only(self, kind: str, *names: str) -> None:
+        """Raise SettingError where one is given that a source of this kind, a phrase, does not take."""
+        for name in self.given():
+            if name not in names:
+                raise SettingError(f"{_flag(name)} is not for {kind}; leave it out")
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-").replace("fields", "field")

@@ -1,0 +1,286 @@
+"""Tars of WebDataset: a sample is what has one key, the part of a name before its first dot.
+
+    00042.jpg    the picture
+    00042.cls    its class: a whole number is the index of it, text its name
+    00042.json   fields; the keys that all samples have, with values of one kind
+    00042.txt    text, the field 'txt'
+
+A source is one tar, or all of a folder, by name. Ids are ranks of the keys as they are stored; a sample
+without a picture is rejected when it is converted. Tars named train-00000.tar and val-00000.tar are splits.
+https://github.com/webdataset/webdataset
+"""
+
+import os
+import re
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from precache import kinds
+from precache.columns import Column, ValueOfRowError
+from precache.errors import ImageError, SourceError
+from precache.sources.base import IgnoredPath, SampleRef, Samples, Scan, digest_of
+from precache.sources.json_fields import FIELDS, TEXT, JsonFields, named, text_of, values_of
+from precache.sources.labels import Labelled, Labels
+from precache.sources.members import FILE, FOLDER, NO_NAME, Member, Node, parts_of
+from precache.sources.opened import Opened, open_archive
+from precache.sources.options import SourceOptions
+from precache.sources.tree import SPLIT_FOLDERS
+
+LABEL = "cls"
+_READ = (LABEL, FIELDS, TEXT)
+_MOST_TEXT_BYTES = 1 << 20  # of one of these
+_MOST_CLASSES = 100_000
+_INDEX = re.compile(r"[0-9]{1,9}")
+_NUMBERED = re.compile(r"(.+?)[-_.]?[0-9]+\.tar", re.IGNORECASE | re.DOTALL)
+
+
+def holds_tars(folder: Path) -> bool:
+    """Whether `folder` has tars in it, and no folders."""
+    try:
+        with os.scandir(folder) as found:
+            shown = [entry for entry in found if not entry.name.startswith(".")]
+            return any(map(_is_tar, shown)) and not any(entry.is_dir() for entry in shown)
+    except OSError:  # who lists it as a tree says so
+        return False
+
+
+def _is_tar(entry: "os.DirEntry[str]") -> bool:
+    return entry.name.lower().endswith(".tar") and not entry.name.startswith(".") and entry.is_file()
+
+
+def holds_samples(top: Node) -> bool:
+    """Whether an archive's top folder has pictures with parts beside them, or any folder one with a class."""
+    waiting = [top]
+    while waiting:
+        folder = waiting.pop()
+        waiting += (node for node in folder.entries() if node.is_dir())
+        parts = _READ if folder is top else (LABEL,)
+        keys = {key for key, extension in map(_key, folder.entries()) if extension in parts}
+        if keys and any(
+            key in keys and _is_picture(extension) for key, extension in map(_key, folder.entries())
+        ):
+            return True
+    return False
+
+
+def _key(node: Node) -> tuple[str, str]:
+    key, _, extension = node.name.partition(".")
+    return key, extension.lower()
+
+
+def _is_picture(extension: str) -> bool:
+    return kinds.extension(f"x.{extension}") in kinds.IMAGE_EXTENSIONS
+
+
+@dataclass(frozen=True, slots=True)
+class WebDatasetSource:
+    """Tars as a `Source`; `root` is the folder that they are in, or the only one.
+
+    Attributes:
+        archives: once they are scanned.
+        starts: of each, where it would begin if they lay one behind the other: places count from there.
+        named: whether paths of samples begin with the tar's name, for keys that are in several.
+    """
+
+    root: Path
+    options: SourceOptions
+    archives: tuple[Opened, ...] = ()
+    starts: tuple[int, ...] = ()
+    named: bool = False
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """The folder, or the tar."""
+        return (self.root,)
+
+    def scan(self) -> Scan:
+        """See `precache.sources.base.Source`."""
+        with os.scandir(self.root) as found:
+            tars = sorted(entry.name for entry in found if _is_tar(entry))
+        return scan_archives(self.root, tuple(open_archive(self.root / name) for name in tars), self.options)
+
+    def read(self, ref: SampleRef, max_pixels: int) -> bytes:
+        """The content of the member."""
+        where = self.where(ref)
+        if ref.bytes < 0:
+            raise ImageError(where, "has no picture, only other parts")
+        tar = self._tar(ref)
+        return self.archives[tar].picture(where, ref.place - self.starts[tar], ref.bytes, max_pixels)
+
+    def where(self, ref: SampleRef) -> str:
+        """The tar's path, and the member's name."""
+        return os.path.join(self.root if self.named else self.archives[self._tar(ref)].shown, ref.path)
+
+    def _tar(self, ref: SampleRef) -> int:
+        return bisect_right(self.starts, ref.place) - 1
+
+
+@dataclass(slots=True)
+class _Sample:
+    """What has one key; `picture` is extension, path, place and size, `parts` the content of the others."""
+
+    picture: tuple[str, str, int, int] | None = None
+    parts: dict[str, bytes] = field(default_factory=dict)
+
+
+def scan_archives(root: Path, archives: Sequence[Opened], options: SourceOptions) -> Scan:
+    """List the samples of tars.
+
+    Raises:
+        SourceError: one is damaged or cannot be read, there are no pictures, or a part of a sample is not
+            what it should be.
+        SettingError: an option is not for them.
+    """
+    options.only("WebDataset tars", "image", "label", "target", "separator", "fields")
+    starts = tuple(accumulate((archive.size for archive in archives[:-1]), initial=0))
+    splits, found = _splits(archives), _Found(options)
+    for archive, start, split in zip(archives, starts, splits, strict=True):
+        found.read(archive, start, split)
+    if not any(ref.bytes >= 0 for ref in found.refs):
+        raise SourceError(f"{root}: has no pictures; expected samples as 0001.jpg and 0001.cls in its tars")
+    named = len({ref.path for ref in found.refs}) < len(found.refs)
+    if named:
+        found.name_archives(archives, starts)
+    labelled = found.labelled()
+    fields, warnings = found.fields()
+    samples = Samples.of(found.refs, labelled.targets, fields)
+    samples.labels = labelled.labels
+    notes = (f"{root}: the labels {note}" for note in labelled.notes)
+    return Scan(
+        WebDatasetSource(root, options, tuple(archives), starts, named),
+        labelled.classes,
+        samples,
+        tuple(found.ignored),
+        len(samples) + len(found.ignored),
+        digest_of(samples, labelled.classes),
+        (*notes, *(f"{root}: {warning}" for warning in warnings)),
+        labelled.target,
+    )
+
+
+def _splits(archives: Sequence[Opened]) -> list[str]:
+    """Of each tar; as in trees, there are some where one is called train, and all as splits are."""
+    matches = [_NUMBERED.fullmatch(os.path.basename(archive.shown)) for archive in archives]
+    names = [match[1].lower() if match else "" for match in matches]
+    return names if "train" in names and set(names) <= set(SPLIT_FOLDERS) else [""] * len(names)
+
+
+class _Found:
+    """The samples so far, a row each; what is wrong is named by `members`."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self.refs: list[SampleRef] = []
+        self.ignored: list[IgnoredPath] = []
+        self._options = options
+        self._members: list[str] = []  # of each row, tar and key
+        self._labels: list[Any] = []
+        self._fields = JsonFields(options.fields)
+
+    def read(self, archive: Opened, start: int, split: str) -> None:
+        """Add the samples of a tar, whose places count from `start`."""
+        for key, sample in self._samples(archive).items():
+            where = f"{archive.shown}: sample {key!r}"
+            row = len(self.refs)
+            if sample.picture is None:
+                self.refs.append(SampleRef(row, key, -1, -1, split, archive.modified_ns, start))
+            else:
+                _, path, place, size = sample.picture
+                self.refs.append(SampleRef(row, path, -1, size, split, archive.modified_ns, start + place))
+            self._members.append(where)
+            values = values_of(sample.parts, where)
+            self._labels.append(self._label(sample.parts, values, where))
+            self._fields.add(values, where)
+
+    def _samples(self, archive: Opened) -> dict[str, _Sample]:
+        samples: dict[str, _Sample] = {}
+        for member in archive.members():
+            name = os.fsdecode(member.name)
+            parts = parts_of(name)
+            reason = NO_NAME if parts is None else None
+            base, _, extension = parts[-1].partition(".") if parts else ("", "", "")
+            if reason is None and (member.kind != FILE or not base or not extension):
+                reason = "is no file with a key and an extension"
+            if parts is None or reason is not None:
+                if member.kind != FOLDER:
+                    self.ignored.append(IgnoredPath(name, reason or ""))
+                continue
+            key = "/".join((*parts[:-1], base))
+            sample = samples.setdefault(key, _Sample())
+            self._take(archive, member, sample, extension.lower(), "/".join(parts))
+        return {key: sample for key, sample in samples.items() if sample.picture or sample.parts}
+
+    def _take(self, archive: Opened, member: Member, sample: _Sample, extension: str, path: str) -> None:
+        wanted = self._options.image
+        if extension == wanted if wanted is not None else _is_picture(extension):
+            if sample.picture is not None and sample.picture[0] != extension:
+                others = f"{sample.picture[0]} and {extension}"
+                raise SourceError(
+                    f"{archive.shown}: {path!r} is the second picture of its sample ({others}); say which "
+                    f"one is meant, as --image {extension}"
+                )
+            if sample.picture is not None:
+                self.ignored.append(IgnoredPath(path, "is in the tar again, further on; the last one counts"))
+            sample.picture = (extension, path, member.place, member.size)
+        elif extension in _READ:
+            if member.size > _MOST_TEXT_BYTES:
+                raise SourceError(
+                    f"{archive.shown}: {path!r} has {member.size:,} bytes, expected a text of at most "
+                    f"{_MOST_TEXT_BYTES:,}; leave it out of the tar"
+                )
+            sample.parts[extension] = archive.read(member.place, member.size)
+        else:
+            self.ignored.append(IgnoredPath(path, "is a part of a sample that is not read"))
+
+    def _label(self, parts: dict[str, bytes], values: dict[str, Any], where: str) -> Any:
+        key = self._options.label
+        if key is None:
+            return text_of(parts[LABEL], f"{where}.{LABEL}").strip() if LABEL in parts else None
+        if key not in values:
+            raise SourceError(f"{where} has no {key!r} in its .json for --label; it has {named(values)}")
+        return values[key] if key in self._options.fields else values.pop(key)
+
+    def labelled(self) -> Labelled:
+        """What they are labelled with."""
+        options, rows = self._options, len(self.refs)
+        missing = next((row for row, label in enumerate(self._labels) if label is None), None)
+        if missing is not None and options.label is None:
+            if any(label is not None for label in self._labels):
+                raise SourceError(f"{self._members[missing]} has no .{LABEL}, and others have; add it")
+            notes = (f"are missing, no sample has a .{LABEL}; name a key of .json with --label",)
+            return Labelled("none", (), np.full(rows, -1), None, notes if options.target != "none" else ())
+        labels, asked = Labels(), (options.label, options.target, options.separator)
+        try:
+            if asked == (None, None, None) and any(map(_INDEX.fullmatch, self._labels)):
+                return _indices(self._labels)
+            for label in self._labels:
+                labels.add(label)
+            return labels.labelled(options.target, options.separator, cells=options.label is None)
+        except ValueOfRowError as error:
+            raise SourceError(f"{self._members[error.row]}: its label {error.reason}") from None
+
+    def fields(self) -> tuple[dict[str, Column], list[str]]:
+        """The columns, and warnings of those that are left out."""
+        return self._fields.columns(self._members)
+
+    def name_archives(self, archives: Sequence[Opened], starts: Sequence[int]) -> None:
+        """Begin paths with the tar's name."""
+        for row, ref in enumerate(self.refs):
+            tar = archives[bisect_right(starts, ref.place) - 1]
+            self.refs[row] = replace(ref, path=f"{os.path.basename(tar.shown)}/{ref.path}")
+
+
+def _indices(labels: Sequence[str]) -> Labelled:
+    """Whole numbers are what training with WebDataset takes them for: indices of classes."""
+    for row, label in enumerate(labels):
+        if not _INDEX.fullmatch(label) or int(label) >= _MOST_CLASSES:
+            expected = f"expected the index of a class, 0 to {_MOST_CLASSES - 1:,}, as others have"
+            remedy = "for names of classes pass --target class"
+            raise ValueOfRowError(row, f"is {label[:60]!r}; {expected}; {remedy}")
+    indices = np.array(labels, np.int64)
+    return Labelled("class", tuple(map(str, range(indices.max() + 1))), indices)

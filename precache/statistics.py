@@ -1,0 +1,134 @@
+"""Mean and standard deviation of each channel of what is stored: exact, from integer sums.
+
+Each shard's writer adds up its pictures, the journal keeps the sums of finished shards, so what a resumed
+conversion says is what one run says.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from precache.jpeg import Pixels
+
+_BLOCK_ROWS = 64  # at a time: their squares stay in the CPU's cache
+BRIGHTEST = 255
+
+
+@dataclass(frozen=True, slots=True)
+class PixelSums:
+    """Sums over pixels, one for each channel; of no pixels, there are no channels either.
+
+    Attributes:
+        pixels: how many.
+        sums: of their values, 0-255.
+        squares: of the squares of these.
+    """
+
+    pixels: int = 0
+    sums: tuple[int, ...] = ()
+    squares: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, picture: Pixels) -> "PixelSums":
+        """Those of uint8 [height, width, channels]."""
+        height, width, channels = picture.shape
+        rows = picture.reshape(height, width * channels)
+        sums, squares = np.zeros((2, width * channels), np.uint64)
+        for start in range(0, height, _BLOCK_ROWS):  # of so few the sums fit into 32 bits
+            block = rows[start : start + _BLOCK_ROWS]
+            sums += np.add.reduce(block, axis=0, dtype=np.uint32)
+            squares += np.add.reduce(np.square(block, dtype=np.uint16), axis=0, dtype=np.uint32)
+        by_channel = (column.reshape(width, channels).sum(axis=0).tolist() for column in (sums, squares))
+        return cls(height * width, *map(tuple, by_channel))
+
+    @classmethod
+    def from_json(cls, content: dict[str, Any]) -> "PixelSums":
+        """What `dataclasses.asdict` made of one; TypeError or ValueError for what is none."""
+        found = cls(content["pixels"], tuple(content["sums"]), tuple(content["squares"]))
+        numbers = (found.pixels, *found.sums, *found.squares)
+        if not all(type(number) is int and number >= 0 for number in numbers):
+            raise ValueError("sums of pixels are integers")
+        for total, square in zip(found.sums, found.squares, strict=True):
+            if not total**2 / max(1, found.pixels) <= square <= total * BRIGHTEST:
+                raise ValueError("no pixels have these sums")
+        if bool(found.pixels) != bool(found.sums):
+            raise ValueError("there are pixels without channels, or channels without pixels")
+        return found
+
+    def __add__(self, other: "PixelSums") -> "PixelSums":
+        if not (self.pixels and other.pixels):
+            return self if self.pixels else other
+        sums, squares = (
+            tuple(map(sum, zip(*pair, strict=True)))
+            for pair in ((self.sums, other.sums), (self.squares, other.squares))
+        )
+        return PixelSums(self.pixels + other.pixels, sums, squares)
+
+
+NO_PIXELS = PixelSums()
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelStatistics:
+    """Of all pixels of a split.
+
+    Attributes:
+        mean, std: of each channel, as shares of the brightest value, 0-1; std is of the pixels themselves,
+            not an estimate from a sample of them.
+        pixels: how many.
+    """
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    pixels: int
+
+    @classmethod
+    def of(cls, shards: Iterable[PixelSums]) -> "ChannelStatistics | None":
+        """Of the shards of a split; None if pixels of one are not known."""
+        total = NO_PIXELS
+        for sums in shards:
+            if not sums.pixels:
+                return None
+            total += sums
+        if not total.pixels:
+            return None
+        count, scale = total.pixels, total.pixels * BRIGHTEST
+        mean = tuple(value / scale for value in total.sums)
+        std = tuple(
+            math.sqrt(count * square - value**2) / scale
+            for value, square in zip(total.sums, total.squares, strict=True)
+        )
+        return cls(mean, std, count)
+
+    @classmethod
+    def from_json(cls, content: dict[str, Any]) -> "ChannelStatistics":
+        """What the manifest holds; TypeError or ValueError for what is none."""
+        found = cls(tuple(content["mean"]), tuple(content["std"]), content["pixels"])
+        shares = all(isinstance(v, float) and 0 <= v <= 1 for v in (*found.mean, *found.std))
+        alike = len(found.mean) == len(found.std) > 0
+        if not (shares and alike and type(found.pixels) is int and found.pixels > 0):
+            raise ValueError("statistics: not as this project writes it")
+        return found
+
+    def is_near(self, other: "ChannelStatistics", tolerance: float) -> bool:
+        """Whether each figure is within `tolerance` of the other's."""
+        if (self.pixels, len(self.mean)) != (other.pixels, len(other.mean)):
+            return False
+        pairs = zip((*self.mean, *self.std), (*other.mean, *other.std), strict=True)
+        return all(abs(one - another) <= tolerance for one, another in pairs)
+
+    def __str__(self) -> str:
+        mean, std = (" ".join(f"{value:.4f}" for value in part) for part in (self.mean, self.std))
+        return f"mean {mean}, std {std}"
+
+
+def statistics_by_split(parts: Iterable[tuple[str, PixelSums]]) -> dict[str, ChannelStatistics]:
+    """Of each split all of whose parts, pairs of its name and sums, are known."""
+    by_split: dict[str, list[PixelSums]] = {}
+    for split, sums in parts:
+        by_split.setdefault(split, []).append(sums)
+    found = {split: ChannelStatistics.of(sums) for split, sums in by_split.items()}
+    return {split: statistics for split, statistics in found.items() if statistics is not None}

@@ -1,0 +1,83 @@
+"""Pictures whose pixels say what their masks and boxes must be, wherever crops and flips put them."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from precache.jpeg import Pixels
+
+SIZES = ((60, 44), (44, 60), (50, 50), (97, 33), (40, 40), (33, 64))
+"""(width, height) of the pictures, in turns."""
+PICTURES = 12
+BLOCK, STEP = 11, 80
+BOX = (10, 8, 26, 24)
+"""A bright square in each picture that is drawn for its box."""
+
+
+@dataclass(frozen=True)
+class Trees:
+    """Two trees: photos/a/00.png and masks/a/00.png, of labels in blocks."""
+
+    photos: Path
+    masks: Path
+
+
+def labels_of(number: int) -> Pixels:
+    """uint8 [height, width], 0 to 3 in blocks."""
+    width, height = SIZES[number % len(SIZES)]
+    blocks = np.random.default_rng(number).integers(0, 4, (height // BLOCK + 1, width // BLOCK + 1))
+    return np.kron(blocks, np.ones((BLOCK, BLOCK), int))[:height, :width].astype(np.uint8)
+
+
+def draw_trees(root: Path) -> Trees:
+    """Pictures of grey STEP * label; masks of every kind that is taken; one picture lies on its side."""
+    trees = Trees(root / "photos", root / "masks")
+    for number in range(PICTURES):
+        folder = "ab"[number % 2]
+        for tree in (trees.photos, trees.masks):
+            (tree / folder).mkdir(parents=True, exist_ok=True)
+        labels = labels_of(number)
+        picture = Image.fromarray(labels * STEP).convert("RGB")
+        exif = Image.Exif()
+        if number == 5:  # stored turned to the left: upright again when it is turned to the right
+            picture = picture.transpose(Image.Transpose.ROTATE_90)
+            exif[0x0112] = 6
+        picture.save(trees.photos / folder / f"{number:02}.png", exif=exif)
+        save_mask(labels, number, trees.masks / folder / f"{number:02}")
+    return trees
+
+
+def save_mask(labels: Pixels, number: int, stem: Path) -> None:
+    """As 8-bit grey, with a palette, with 16 bits, or as a TIFF, in turns."""
+    mask = Image.fromarray(labels)
+    if number % 4 == 1:
+        mask = Image.frombytes("P", mask.size, mask.tobytes())
+        mask.putpalette([255, 0, 0, 0, 255, 0, 0, 0, 255, 9, 9, 9])
+    elif number % 4 == 2:
+        mask = Image.fromarray(labels.astype(np.uint16))
+    mask.save(stem.with_suffix(".tif" if number % 4 == 3 else ".png"))
+
+
+def draw_boxed(number: int) -> Image.Image:
+    """Black with a white square where BOX is."""
+    width, height = SIZES[number % len(SIZES)]
+    pixels = np.zeros((height, width, 3), np.uint8)
+    left, top, right, bottom = BOX
+    pixels[top:bottom, left:right] = 255
+    return Image.fromarray(pixels)
+
+
+def check_labels(picture: Any, mask: Any, tolerance: float = 4) -> None:
+    """Wherever a label has its like all around, the picture is of its grey: not one pixel aside."""
+    grey, labels = np.asarray(picture, float), np.asarray(mask).astype(int)
+    assert grey.shape == labels.shape
+    around = np.lib.stride_tricks.sliding_window_view(labels, (3, 3)).reshape(
+        *(np.array(labels.shape) - 2), 9
+    )
+    inside = around.min(axis=2) == around.max(axis=2)
+    assert inside.mean() > 0.1
+    error = np.abs(grey - labels * STEP)[1:-1, 1:-1][inside]
+    assert error.max() <= tolerance

@@ -1,0 +1,34 @@
+"""A tree that a test may damage, and a server that publishes it as a data set."""
+
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from precache import download
+from precache.datasets import PublicDataset
+from tests.precache.publishing import Server, published, tar_of
+
+
+@pytest.fixture
+def tree(raw_tree: Path, tmp_path: Path) -> Path:
+    """A copy that the test may damage."""
+    return Path(shutil.copytree(raw_tree, tmp_path / "tree"))
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    monkeypatch.setattr(download, "_FIRST_WAIT_S", 0.01)
+    with Server() as running:
+        thread = threading.Thread(target=running.serve_forever, args=(0.01,))
+        thread.start()
+        yield running
+        running.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def dataset(server: Server, raw_tree: Path) -> PublicDataset:
+    return published(server, tar_of(raw_tree, "256_Objects"))

@@ -1,0 +1,71 @@
+"""Archives of a tree, as common programs make them."""
+
+import io
+import json
+import tarfile
+import zipfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from precache import SourceOptions, open_source
+from precache.sources.base import Scan
+from precache.sources.tree import scan_tree
+
+Parts = dict[str, bytes]
+JPEG = b"\xff\xd8\xff"
+
+
+def scan_of(path: Path, **options: Any) -> Scan:
+    return open_source(path, SourceOptions(**options)).scan()
+
+
+def files_of(tree: Path, prefix: str = "") -> Parts:
+    """Name -> content of what lies in `tree`, as a file system lists it: in no order."""
+    paths = sorted((path for path in tree.rglob("*") if path.is_file()), reverse=True)
+    return {f"{prefix}{path.relative_to(tree)}": path.read_bytes() for path in paths}
+
+
+def make_tar(path: Path, files: Parts, more: Iterable[tarfile.TarInfo] = (), mode: str = "w") -> Path:
+    with tarfile.open(path, mode) as tar:
+        for name, content in files.items():
+            add(tar, name, content)
+        for member in more:
+            tar.addfile(member)
+    return path
+
+
+def add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
+    member = tarfile.TarInfo(name)
+    member.size = len(content)
+    tar.addfile(member, io.BytesIO(content))
+
+
+def link(name: str, target: str, kind: bytes = tarfile.SYMTYPE) -> tarfile.TarInfo:
+    member = tarfile.TarInfo(name)
+    member.type, member.linkname = kind, target
+    return member
+
+
+def make_zip(path: Path, files: Parts, method: int = zipfile.ZIP_DEFLATED) -> Path:
+    with zipfile.ZipFile(path, "w", method) as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    return path
+
+
+def make_webdataset(folder: Path, tree: Path, per_tar: int = 20, prefix: str = "photos") -> Path:
+    """The tree's samples in its order, with the class as `.cls` and its name in `.json`."""
+    folder.mkdir()
+    scan = scan_tree(tree)
+    for start in range(0, len(scan.samples), per_tar):
+        files: Parts = {}
+        for row in range(start, min(start + per_tar, len(scan.samples))):
+            ref = scan.samples[row]
+            key, _, extension = ref.path.rpartition(".")
+            key = key.replace(".", "_")
+            files[f"{key}.{extension}"] = (tree / ref.path).read_bytes()
+            files[f"{key}.cls"] = b"%d\n" % ref.label
+            files[f"{key}.json"] = json.dumps({"name": scan.classes[ref.label], "rank": row}).encode()
+        make_tar(folder / f"{prefix}-{start:05d}.tar", files)
+    return folder

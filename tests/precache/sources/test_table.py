@@ -1,0 +1,177 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from precache.sources.base import Scan
+from tests.command import ROOT
+from tests.precache.sources.tables import WRITERS, scan_table, scan_text
+
+KINDS = list(WRITERS)
+
+
+def names_of(scan: Scan) -> list[str]:
+    return [scan.classes[sample.label] for sample in scan.samples]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind_of_table_says_the_same(kind: str, photos: Path) -> None:
+    columns = {
+        "path": ["0.jpg", "1.jpg", "2.jpg", "3.jpg"],
+        "unused": ["", "", "", "x"],
+        "species": ["heron", 'a "quoted", one', "two\nlines", "heron"],
+        "fold": ["train", "valid", "train", "test"],
+        "width": [640, -1, 0, 3],
+        "score": [0.5, 1, 2e-3, -4],
+        "caption": ["\u00fc \U0001f426", "b", "c, d", ""],
+        "box": [[[1, 2, 3, 4], [5, 6, 7, 8]], [], [[0, 0, 1, 1]], []],
+        "vector": [[0.5, 1.0], [1.0, 1.0], [2.0, 2.0], [3.0, 4.0]],
+    }
+    WRITERS[kind](photos / f"t.{kind}", columns)
+    fields = ("width", "score", "caption", "box", "vector")
+    scan = scan_table(photos / f"t.{kind}", label="species", split="fold", fields=fields)
+    assert names_of(scan) == columns["species"]
+    assert list(scan.classes) == sorted(set(columns["species"]))
+    assert [sample.split for sample in scan.samples] == columns["fold"]
+    assert scan.samples.split_names == ("test", "train", "valid")
+    assert [sample.id for sample in scan.samples] == [0, 1, 2, 3]
+    assert [sample.bytes for sample in scan.samples] == [3, 4, 5, 6]
+    found = {name: [column.value(row) for row in range(4)] for name, column in scan.samples.fields.items()}
+    assert found == {name: columns[name] for name in fields}
+    kinds = {name: column.kind for name, column in scan.samples.fields.items()}
+    assert kinds == {"width": "int", "score": "float", "caption": "text", "box": "ragged", "vector": "vector"}
+
+
+@pytest.mark.parametrize("name", ["image", "path", "file", "filename", "file_name"])
+def test_the_usual_names_of_a_column_of_pictures_are_known(name: str, photos: Path) -> None:
+    scan = scan_text(photos, f"id,{name}\n7,3.jpg\n8,./1.jpg\n")
+    assert [(sample.id, sample.path) for sample in scan.samples] == [(0, "3.jpg"), (1, "1.jpg")]
+    assert (scan.target, scan.classes) == ("none", ())
+    assert scan.samples.labels.tolist() == [-1, -1]
+
+
+@pytest.mark.parametrize(
+    ("cells", "classes", "labels"),
+    [
+        (["b", "a", "b", "c"], ("a", "b", "c"), [1, 0, 1, 2]),
+        (["10", "9", "9", "-1"], ("-1", "9", "10"), [2, 1, 1, 0]),
+        (["010", "9", "9", "1"], ("010", "1", "9"), [0, 2, 2, 1]),  # 010 is a name
+        (["1.0", "2.0", "10.0", "1.0"], ("1", "2", "10"), [0, 1, 2, 0]),  # as pandas writes integers
+    ],
+)
+def test_classes_are_sorted_as_text_and_whole_numbers_by_their_size(
+    cells: list[str], classes: tuple[str, ...], labels: list[int], photos: Path
+) -> None:
+    rows = "".join(f"{row}.jpg,{cell}\n" for row, cell in enumerate(cells))
+    scan = scan_text(photos, f"path,label\n{rows}", label="label")
+    assert (scan.target, scan.classes, scan.samples.labels.tolist()) == ("class", classes, labels)
+
+
+@pytest.mark.parametrize(
+    ("text", "options"),
+    [
+        ("0.jpg,a|b\n1.jpg,\n2.jpg,b | a|b\n", {"separator": "|"}),
+        ('0.jpg,"[""a"", ""b""]"\n1.jpg,[]\n2.jpg,"[""b"", ""a""]"\n', {}),
+    ],
+)
+def test_several_classes_come_from_a_list_or_a_separator(
+    text: str, options: dict[str, Any], photos: Path
+) -> None:
+    scan = scan_text(photos, f"path,label\n{text}", label="label", **options)
+    assert (scan.target, scan.classes) == ("classes", ("a", "b"))
+    targets = scan.samples.targets
+    assert targets is not None
+    assert [targets.value(row) for row in range(3)] == [[0, 1], [], [0, 1]]
+    assert scan.samples.labels.tolist() == [-1, -1, -1]
+
+
+@pytest.mark.parametrize(
+    ("cells", "target", "expected"),
+    [
+        (["0.5", "1", "-2e-3"], None, [0.5, 1, -0.002]),
+        (["3", "1", "2"], "number", [3, 1, 2]),
+        (['"[0.5, 1]"', '"[1, 2]"', '"[3, 4]"'], None, [[0.5, 1], [1, 2], [3, 4]]),
+    ],
+)
+def test_numbers_are_targets_where_they_are_fractions_or_asked_for(
+    cells: list[str], target: str | None, expected: list[Any], photos: Path
+) -> None:
+    rows = "".join(f"{row}.jpg,{cell}\n" for row, cell in enumerate(cells))
+    scan = scan_text(photos, f"path,label\n{rows}", label="label", target=target)
+    targets = scan.samples.targets
+    assert targets is not None
+    assert targets.values.dtype == np.float64
+    assert (scan.target, scan.classes, targets.values.tolist()) == ("number", (), expected)
+
+
+def test_what_was_chosen_for_the_labels_is_said_where_there_is_a_choice(photos: Path) -> None:
+    def said(cells: str, **options: Any) -> str:
+        rows = "".join(f"{row}.jpg,{cell}\n" for row, cell in enumerate(cells.split()))
+        return " ".join(scan_text(photos, f"path,y\n{rows}", label="y", **options).warnings)
+
+    assert "the labels in 'y' are taken as 2 classes; --target number" in said("1 2 1")
+    assert "taken as numbers to be predicted; --target class" in said("1 2.5 1")
+    assert "differ in spaces or case alone" in said("cat Cat cat")
+    assert "another class for each row" in said("a b c")
+    assert said("1 2 1", target="class") == said("1 2 1", target="number") == said("a b a") == ""
+
+
+def test_a_byte_order_mark_and_windows_line_ends_change_nothing(photos: Path) -> None:
+    plain = scan_text(photos, "path,a\n0.jpg,x\n1.jpg,y\n", label="a")
+    excel = scan_text(photos, b"\xef\xbb\xbfpath,a\r\n0.jpg,x\r\n1.jpg,y\r\n\r\n", label="a")
+    assert excel.digest == plain.digest
+
+
+def test_the_digest_covers_what_is_used_of_the_table(photos: Path) -> None:
+    options = {"label": "a", "split": "s", "fields": ("f",)}
+    text = "path,a,s,f,unused\n0.jpg,x,train,1,1\n1.jpg,y,val,2,2\n"
+    first = scan_text(photos, text, **options).digest
+    assert scan_text(photos, text.replace(",2,2", ",2,3"), **options).digest == first
+    for old, new in (("1.jpg", "2.jpg"), (",y,", ",z,"), ("val", "train"), (",2,2", ",3,2")):
+        assert scan_text(photos, text.replace(old, new), **options).digest != first, new
+
+
+def test_paths_may_be_absolute_and_leave_the_folder(photos: Path) -> None:
+    (photos / "tables").mkdir()
+    (photos / "tables/labels.csv").write_text(f"path\n{photos}/0.jpg\n../1.jpg\n")
+    scan = scan_table(photos / "tables/labels.csv")
+    assert [scan.source.read(ref, 100) for ref in scan.samples] == [b"\xff\xd8\xff", b"\xff\xd8\xffx"]
+
+
+def test_numbers_of_folds_become_names_of_splits(photos: Path) -> None:
+    scan = scan_text(photos, "path,fold\n0.jpg,1\n1.jpg,0\n2.jpg,1\n", split="fold")
+    assert [sample.split for sample in scan.samples] == ["fold1", "fold0", "fold1"]
+
+
+def test_a_long_table_takes_columns_not_objects(tmp_path: Path) -> None:
+    """100,000 rows, of which a picture that is there many times over under other names is the first."""
+    rows = 100_000
+    (tmp_path / "a.jpg").write_bytes(b"\xff\xd8\xff")
+    with open(tmp_path / "t.csv", "w") as file:
+        file.write("path,label\n")
+        file.writelines(f"d{row}/../a.jpg,{row % 1000}\n" for row in range(rows - 1))
+        file.write("a.jpg,1\n")
+    script = (
+        "import resource, sys\n"
+        "from precache.sources import SourceOptions, open_source\n"
+        "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "before = peak()\n"
+        "scan = open_source(sys.argv[1], SourceOptions(label='label')).scan()\n"
+        "print(len(scan.samples), len(scan.classes), peak() - before)"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path / "t.csv")]
+    ended = subprocess.run(
+        command,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=True,
+    )
+    samples, classes, grown_kib = map(int, ended.stdout.split())
+    assert (samples, classes) == (rows, 1000)
+    assert grown_kib * 1024 / rows < 400

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
+import numpy as np
 import numpy.typing as npt
 import torch
 
@@ -24,16 +25,17 @@ from loaders.pipeline import Pipeline
 from loaders.refusals import refuse
 from loaders.sampling import Sampling, choose_samples, make_order
 from loaders.settings import (
-    DTYPES,
     READING_SETTINGS,
     LoaderSpec,
     Normalize,
     Reading,
     Shuffle,
+    find_dtype,
+    find_ranks,
     with_old_keywords,
 )
 from loaders.transfer import Transfer, find_scales
-from precache.errors import SettingError, check_choice
+from precache.errors import SettingError
 from precache.sizes import Size
 
 Path: TypeAlias = str | os.PathLike[str]
@@ -79,11 +81,12 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
         size: of what is served, in pixels: the side of a square, or (height, width); by default 224, or all
             that is stored where that is less or no square. A raw tree is resized to it as the converter does
             it; of a converted dataset the centre is cropped, with black around it where there is less.
-        dtype: of the images: `"uint8"`, or `"float32"`, `"float16"` or `"bfloat16"`, normalised.
-        normalize: what floating point is normalised with; uint8 never is. `"imagenet"`, the mean and standard
-            deviation that torchvision's models expect; `"dataset"`, those of split `train` of the converted
-            folder, or of this split if there is none; (mean, std), a number each or one for each channel, of
-            pixels from 0 to 1; None serves pixels from 0 to 1.
+        dtype: of the images: `"uint8"`, or `"uint16"` where that is stored; or `"float32"`, `"float16"` or
+            `"bfloat16"`, normalised.
+        normalize: what floating point is normalised with; integers never are. `"imagenet"`, the mean and
+            standard deviation that torchvision's models expect; `"dataset"`, those of split `train` of the
+            converted folder, or of this split if there is none; (mean, std), a number each or one for each
+            channel, of pixels from 0 to 1; None serves pixels from 0 to 1.
         device: where `images` and `labels` are put: `"cpu"`, `"cuda"`, the GPU that is the current one when
             this is called, `"cuda:1"`; `"auto"`, a GPU where there is one.
         augment: `"train"`, random crops resized to `size` and mirrored every other time, of all that is
@@ -132,7 +135,7 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
     old = {name: other.pop(name) for name in READING_SETTINGS if name in other}
     refuse(other, build)
     check_name(backend)
-    rank, world_size = _ranks(rank, world_size)
+    rank, world_size = find_ranks(rank, world_size)
     spec = LoaderSpec(
         path=" + ".join(map(str, path)) if isinstance(path, (list, tuple)) else path,
         backend=backend,
@@ -142,7 +145,7 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
         seed=seed,
         device=find_device(device),
         size=size,
-        dtype=_dtype(dtype),
+        dtype=find_dtype(dtype),
         last=last,
         views=views,
         normalize=normalize,
@@ -249,13 +252,14 @@ def _open_pipeline(
     data: SplitData,
     lane: Lane,
 ) -> Pipeline:
+    stored = _check_dtype(spec, data)
     scales = find_scales(spec.normalize, data) if spec.dtype.is_floating_point else None
     crops, late = _augmentation(augment, spec, data)
     with lane.active():
         reader = _open_reader(backend, spec, data, crops, lane)
         reader = with_fields(reader, data, spec, _served_crops(augment, spec, data))
     size = None if isinstance(late, CheckedFunction) else data.served_size(spec.size)
-    return Pipeline(data, reader, Transfer(lane, spec.dtype, late, scales, spec.views), size)
+    return Pipeline(data, reader, Transfer(lane, spec.dtype, late, scales, stored, spec.views), size)
 
 
 def _open_reader(backend: str, spec: LoaderSpec, data: SplitData, crops: Crops, lane: Lane) -> Reader:
@@ -296,10 +300,10 @@ def _augmentation(
                 f"give views 1, or mix the views in the training step"
             )
         return Crops(stored, stored), function
-    if augmentation.jitters and data.channels != 3:
+    if augmentation.jitters and (data.channels != 3 or data.dtype != np.uint8):
         raise SettingError(
-            f"augment: brightness, contrast, saturation and hue are for RGB, not for the "
-            f"{data.channels}-channel pictures of {data.path}; leave them at 0, or convert with channels rgb"
+            f"augment: brightness, contrast, saturation and hue are for RGB, not for {data.channels}-channel "
+            f"pictures as of {data.path}; leave them at 0, or convert with channels rgb"
         )
     if spec.device.type == "cuda" and stored is not None:
         return Crops(stored, stored), BatchAugmentation(augmentation, spec.seed, served)
@@ -320,20 +324,12 @@ def _served_crops(
     return Crops(stored, stored)
 
 
-def _ranks(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    if (rank is None) != (world_size is None):
-        raise SettingError("rank and world_size belong together; give both or neither")
-    if rank is not None and world_size is not None:
-        return rank, world_size
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return torch.distributed.get_rank(), torch.distributed.get_world_size()
-    return 0, 1
-
-
-def _dtype(dtype: str | torch.dtype) -> torch.dtype:
-    if isinstance(dtype, torch.dtype):
-        return dtype
-    names = {str(known).removeprefix("torch."): known for known in DTYPES}
-    name = str(dtype).removeprefix("torch.")
-    check_choice("dtype", name, names)
-    return names[name]
+def _check_dtype(spec: LoaderSpec, data: SplitData) -> torch.dtype:
+    """The dtype that is stored; SettingError if integers of another are asked for."""
+    stored = {1: torch.uint8, 2: torch.uint16}[data.dtype.itemsize]
+    if not spec.dtype.is_floating_point and spec.dtype != stored:
+        raise SettingError(
+            f"dtype {str(spec.dtype).removeprefix('torch.')}: {data.path} holds pictures of {data.dtype}; "
+            f"ask for dtype='{data.dtype}', or for a float as 'float32'"
+        )
+    return stored

@@ -73,10 +73,11 @@ class ImageDataset(Dataset[tuple[Any, Any]]):
             if function is not None and not callable(function):
                 raise SettingError(f"{name} must be a function or None, got {function!r}")
         self._data = open_split(path, split)
-        if decode == "pil" and self._data.channels not in (1, 3, 4):
+        modes = (1, 3, 4) if self._data.dtype == np.uint8 else (1,)
+        if decode == "pil" and self._data.channels not in modes:
             raise SettingError(
-                f"decode 'pil': {path} holds pictures of {self._data.channels} channels, which Pillow has no "
-                f"mode for; use 'tensor'"
+                f"decode 'pil': {path} holds {self._data.dtype} pictures of {self._data.channels} channels, "
+                f"which Pillow has no mode for; use 'tensor'"
             )
         self._split = split
         self._decode = decode
@@ -166,7 +167,8 @@ class ImageDataset(Dataset[tuple[Any, Any]]):
         if isinstance(sample.data, bytes):
             return decode_jpeg(sample.data, f"{file}: sample {self._data.ids[position]}")
         shape = self._data.shapes_at(slice(position, position + 1))[0].tolist()
-        return sample.data.reshape(*shape, self._data.channels)
+        values: Pixels = sample.data.view(self._data.dtype).reshape(*shape, self._data.channels)
+        return values
 
     def _find(self, shard: int) -> Places:
         """Where the samples of the shard lie; the first time its size, in version 2 its content, is compared.

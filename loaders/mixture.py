@@ -94,9 +94,9 @@ def unite_classes(parts: Sequence[SplitData]) -> tuple[SplitData, ...]:
     kinds = {None if t is None else (t.kind, t.values.shape[1:]) for t in targets}
     if len(kinds) > 1 or (targets[0] is not None and len({part.classes for part in parts}) > 1):
         raise SettingError("datasets of a mixture are labelled alike: one class each, or the same targets")
-    if len({part.channels for part in parts}) > 1:
-        numbers = " and ".join(str(part.channels) for part in parts)
-        raise SettingError(f"datasets of a mixture have as many channels, these have {numbers}")
+    if len({(part.channels, part.dtype) for part in parts}) > 1:
+        kinds_of = " and ".join(f"{part.dtype} of {part.channels}" for part in parts)
+        raise SettingError(f"datasets of a mixture have the same channels, these have {kinds_of}")
     classes = tuple(dict.fromkeys(name for part in parts for name in part.classes))
     labels = {name: label for label, name in enumerate(classes)}
     return tuple(
@@ -315,6 +315,8 @@ def _interleave(parts: Sequence[torch.Tensor], places: Sequence[torch.Tensor]) -
         dtype=parts[0].dtype,
         device=parts[0].device,
     )
+    # of uint16 torch writes no rows: the same bytes as int16
+    dtype = torch.int16 if out.dtype == torch.uint16 else out.dtype
     for part, place in zip(parts, places, strict=True):
-        out[place] = part.permute(0, 2, 3, 1)
+        out.view(dtype)[place] = part.permute(0, 2, 3, 1).view(dtype)
     return out.permute(0, 3, 1, 2)

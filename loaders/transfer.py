@@ -50,11 +50,13 @@ class Transfer:
         dtype: torch.dtype,
         augmentation: BatchFunction | CheckedFunction | None,
         scales: Scales | None = IMAGENET,
+        stored: torch.dtype = torch.uint8,
         views: int = 1,
     ) -> None:
         self.lane = lane
         self._dtype = dtype
         self._scales = scales
+        self._stored = stored
         self._views = views
         self._augmentation = augmentation
 
@@ -72,7 +74,7 @@ class Transfer:
             occurrences: as of `loaders.batch.Request`, of what is in `decoded`.
         """
         if not len(decoded.ids):  # nothing could be decoded: there is nothing to work on
-            images = decoded.images.permute(0, 3, 1, 2)
+            images = self._values(decoded.images).permute(0, 3, 1, 2)
             empty = Batch(images, decoded.labels, decoded.ids, fields=decoded.fields)
             return Sent(empty, None, decoded.refused)
         batch = self._prepare(decoded, epoch, padding, occurrences)
@@ -88,6 +90,10 @@ class Transfer:
                 tensor.record_stream(current)  # its memory is reused only after what this stream does
         return sent.batch
 
+    def _values(self, images: torch.Tensor) -> torch.Tensor:
+        """Of the bytes that a backend has read."""
+        return images if self._stored == images.dtype else images.view(self._stored)
+
     def _prepare(
         self,
         decoded: DecodedBatch,
@@ -97,6 +103,7 @@ class Transfer:
     ) -> Batch:
         # uint8 crosses the bus: normalising on the device moves 4x fewer bytes than float32.
         images = upload(self.lane.take(decoded.images, decoded.ready), self.lane.device)
+        images = self._values(images)
         labels = upload(decoded.labels, self.lane.device)
         # cropped already, a view each, or pictures of which all are to be cropped
         cropped = len(images) == self._views * len(decoded.ids)
@@ -132,7 +139,7 @@ def find_scales(asked: Normalize, data: SplitData) -> Scales:
     if asked == "imagenet":
         if data.channels != 3:
             raise SettingError(
-                f"normalize 'imagenet' is for RGB, not for the {data.channels}-channel pictures of "
+                f"normalize 'imagenet' is for RGB, not for {data.channels}-channel pictures as of "
                 f"{data.path}; give normalize='dataset', (mean, std) or None"
             )
         return IMAGENET
@@ -166,7 +173,10 @@ def _of_dataset(data: SplitData) -> Scales:
 
 
 def normalise(images: torch.Tensor, dtype: torch.dtype, scales: Scales = IMAGENET) -> torch.Tensor:
-    """uint8 [n, channels, height, width] to `dtype`: (value / 255 - mean) / std, computed in float32."""
-    both = upload(255 * torch.tensor(scales), images.device)
+    """[n, channels, height, width] to `dtype`: (value / most - mean) / std, computed in float32.
+
+    The most that a value can be is 255, or 65,535 of uint16.
+    """
+    both = upload(torch.iinfo(images.dtype).max * torch.tensor(scales), images.device)
     mean, std = both.view(2, 1, -1, 1, 1)
     return images.to(torch.float32).sub_(mean).div_(std).to(dtype)

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,11 +22,11 @@ from precache.jpeg import Pixels
 from precache.sizes import sides
 
 Rows = Callable[[int, int, Pixels], Pixels]
-"""(number in the batch, first row, space uint8 [count, width, channels]) -> so many rows of the stored
+"""(number in the batch, first row, space uint8 [count, width, bytes]) -> so many rows of the stored
 picture, from one edge to the other, in `space` or elsewhere."""
 
 Gather = Callable[[slice, npt.NDArray[np.int64], Pixels], bool]
-"""(which of the batch, left and top of their crops int64 [n, 2], space uint8 [n, height, width, channels]) ->
+"""(which of the batch, left and top of their crops int64 [n, 2], space uint8 [n, height, width, bytes]) ->
 whether all of them are in `space` now."""
 
 _AT_A_TIME = 4  # pictures that a thread takes: few, so that none waits long for the others
@@ -59,7 +60,7 @@ class _Filling:
         gathers: whether none is resized.
         mirrored: which of them are.
         images: as of `DecodedBatch`.
-        places: of each picture in `images`, uint8 [height, width, channels], in the order of `boxes`.
+        places: of each picture in `images`, uint8 [height, width, bytes], in the order of `boxes`.
         parts: what is left to do; shared, each thread takes what is next.
         helpers: threads at work on it.
         errors: why pictures are left out, by their number in the batch.
@@ -91,10 +92,10 @@ class BatchFiller:
         self._buffers = (
             None
             if crops.size is None
-            else BufferPool(batch_size * crops.views, crops.size, device, data.channels)
+            else BufferPool(batch_size * crops.views, crops.size, device, data.pixel_bytes)
         )
         shapes = data.shapes_at(slice(None)) if crops.stored is None else np.array([sides(crops.stored)])
-        self._most_bytes = int(shapes.prod(axis=1).max()) * data.channels
+        self._most_bytes = int(shapes.prod(axis=1).max()) * data.pixel_bytes
         # the caller's thread is one of them
         self._pool = Pool(max(1, self._threads - 1), "fill")
 
@@ -161,7 +162,7 @@ class BatchFiller:
         if self._buffers is not None:
             images = self._buffers.take(len(shapes))
             return images, images.numpy()
-        channels = self._data.channels
+        channels = self._data.pixel_bytes
         lengths = [height * width * channels for height, width in shapes]
         images = torch.empty(sum(lengths), dtype=torch.uint8)
         parts = torch.split(images, lengths)
@@ -213,7 +214,7 @@ class BatchFiller:
         views = range(slot, len(filling.boxes), len(filling.ids))
         boxes = filling.boxes[slot :: len(filling.ids)].tolist()
         rows, columns = filling.shapes[slot]
-        out, rows_of = filling.places[slot], filling.pictures.rows_of
+        out, rows_of, dtype = filling.places[slot], filling.pictures.rows_of, self._data.dtype
         try:
             if (
                 boxes == [[0, 0, columns, rows]]
@@ -228,18 +229,20 @@ class BatchFiller:
             shape = (last - first, columns, out.shape[2])
             band = rows_of(slot, first, space[: math.prod(shape)].reshape(shape))
             for view, box in zip(views, boxes, strict=True):
-                _place_box(band, first, rows, box, filling.mirrored[view], filling.places[view])
+                _place_box(band, first, rows, box, filling.mirrored[view], filling.places[view], dtype)
         except ImageError as error:
             # without what its traceback holds
             filling.errors[slot] = type(error)(error.path, error.reason)
 
 
-def _place_box(band: Pixels, first: int, rows: int, box: list[int], mirrored: bool, out: Pixels) -> None:
+def _place_box(
+    band: Pixels, first: int, rows: int, box: list[int], mirrored: bool, out: Pixels, dtype: np.dtype[Any]
+) -> None:
     """Put `box` of a picture of so many `rows` into `out`; `band` is the picture from row `first` on."""
     left, top, width, height = box
     part = band[max(top, 0) - first : min(top + height, rows) - first, max(left, 0) : left + width]
     if left >= 0 and top >= 0 and left + width <= band.shape[1] and top + height <= rows:
-        place(part, mirrored, out)
+        place(part, mirrored, out, dtype)
     else:  # the box reaches out of a small picture
         frame(part, max(-left, 0), max(-top, 0), mirrored, out)
 

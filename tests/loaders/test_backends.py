@@ -11,8 +11,8 @@ from PIL import Image
 
 from loaders.dataset import open_split
 from precache import open_dataset
-from precache.sizes import Size
 from precache.errors import SettingError
+from precache.sizes import Size
 from precache.sources.tree import scan_tree
 from tests import loader_contract as contract
 from tests.building import build_loader

@@ -70,7 +70,7 @@ class FieldsReader:
         assert data.index is not None
         assert crops.size is not None
         self.random_access = reader.random_access
-        self._reader, self._data, self._crops = reader, data, crops
+        self._reader, self._data, self._crops = reader, data, replace(crops, views=1)
         self._targets, self._fields = data.index.targets, data.index.fields
         self._size = crops.size
         has_masks = data.index.mask_checksums is not None
@@ -97,9 +97,12 @@ class FieldsReader:
 
     def _describe(self, batch: DecodedBatch, request: Request) -> DecodedBatch:
         ids = self._data.ids[request.positions]
-        rows = request.positions[~np.isin(ids, list(batch.refused))]
+        request = request.select(np.flatnonzero(~np.isin(ids, list(batch.refused))).tolist())
+        rows = request.positions
         assert np.array_equal(self._data.ids[rows], batch.ids.numpy())
-        served = self._crops.of(request.epoch, self._data.ids[rows], self._data.shapes_at(rows))
+        served = self._crops.of(
+            request.epoch, self._data.ids[rows], self._data.shapes_at(rows), request.occurrences
+        )
         fields: dict[str, Any] = {}
         if self._masks is not None:
             fields[MASK], damaged = self._masks.read(rows, served)

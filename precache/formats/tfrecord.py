@@ -28,7 +28,15 @@ import numpy as np
 
 from precache import masks
 from precache.errors import DatasetError
-from precache.formats.base import EncodedMasks, Format, Sample, StoredSample, index_lines, remedy
+from precache.formats.base import (
+    EncodedMasks,
+    Format,
+    Places,
+    Sample,
+    StoredSample,
+    read_index,
+    remedy,
+)
 from precache.output import OutputFile, write_beside
 from precache.sizes import Size
 from precache.storage import read_regular
@@ -63,14 +71,28 @@ def read_shard(path: Path) -> Iterator[StoredSample]:
         raise DatasetError(f"{path}: cannot be read as TFRecords ({error}); {remedy(path)}") from error
 
 
+def find_samples(path: Path) -> Places:
+    """Where in the file at `path` its records lie, by the index beside it."""
+    return read_index(path.with_suffix(INDEX_SUFFIX), _parse_index)
+
+
+def _parse_index(lines: list[list[str]]) -> Iterator[tuple[int, int]]:
+    for start, size in lines:
+        yield int(start), int(size)
+
+
+def read_sample(stored: bytes) -> StoredSample:
+    """The sample of one record."""
+    try:
+        ((data, intact),) = _records(memoryview(stored))
+        return _decode_example(data) if intact else StoredSample(-1, -1, b"", damage=_DAMAGE)
+    except (struct.error, KeyError, IndexError) as error:
+        raise ValueError(f"no record ({error})") from error
+
+
 def open_masks(path: Path) -> EncodedMasks:
     """The masks of a TFRecord file, by its index."""
-    index_path = path.with_suffix(INDEX_SUFFIX)
-    try:
-        places = [(int(first), int(length)) for first, length in index_lines(index_path)]
-    except ValueError as error:
-        raise DatasetError(f"{index_path}: is no index of records ({error}); {remedy(path)}") from error
-    return EncodedMasks(path, places, _mask_of)
+    return EncodedMasks(path, find_samples(path).tolist(), _mask_of)
 
 
 def _mask_of(record: bytes) -> bytes:
@@ -247,6 +269,8 @@ FORMAT = Format(
     index_suffix=INDEX_SUFFIX,
     write_shard=write_shard,
     read_shard=read_shard,
+    find_samples=find_samples,
+    read_sample=read_sample,
     open_masks=open_masks,
     describe=_describe,
     holds_pixels=False,

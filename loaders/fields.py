@@ -107,7 +107,7 @@ class FieldsReader:
                 batch, kept = _without(batch, damaged)
                 rows, served = rows[kept], (served[0][kept], served[1][kept])
                 fields[MASK] = fields[MASK][torch.from_numpy(kept)]
-        for name, column in self._fields.items():
+        for name, column in sorted(self._fields.items()):
             if name == self._data.boxes:
                 fields |= self._follow(name, column, rows, served)
             else:

@@ -223,6 +223,8 @@ def test_a_folder_without_masks_is_refused(trees: Trees, tmp_path: Path) -> None
     (tmp_path / "empty").mkdir()
     with pytest.raises(SourceError, match=r"has no mask of any picture; the first would be a/00.png"):
         make(Trees(trees.photos, tmp_path / "empty"), tmp_path / "out", "shards")
+    with pytest.raises(SourceError, match="is the folder of the pictures"):
+        make(Trees(trees.photos, trees.photos), tmp_path / "out", "shards")
     assert not (tmp_path / "out").exists()
     with pytest.raises(SettingError, match="lie one inside the other"):
         make(trees, trees.masks / "out", "shards")

@@ -3,6 +3,7 @@
 import os
 from typing import Any
 
+import numpy as np
 import torch
 
 from loaders.augment.choice import BatchFunction, CheckedFunction, choose, source_size
@@ -63,11 +64,12 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
         size: of what is served, in pixels: the side of a square, or (height, width); by default 224, or all
             that is stored where that is less or no square. A raw tree is resized to it as the converter does
             it; of a converted dataset the centre is cropped, with black around it where there is less.
-        dtype: of the images: `"uint8"`, or `"float32"`, `"float16"` or `"bfloat16"`, normalised.
-        normalize: what floating point is normalised with; uint8 never is. `"imagenet"`, the mean and standard
-            deviation that torchvision's models expect; `"dataset"`, those of split `train` of the converted
-            folder, or of this split if there is none; (mean, std), a number each or one for each channel, of
-            pixels from 0 to 1; None serves pixels from 0 to 1.
+        dtype: of the images: `"uint8"`, or `"uint16"` where that is stored; or `"float32"`, `"float16"` or
+            `"bfloat16"`, normalised.
+        normalize: what floating point is normalised with; integers never are. `"imagenet"`, the mean and
+            standard deviation that torchvision's models expect; `"dataset"`, those of split `train` of the
+            converted folder, or of this split if there is none; (mean, std), a number each or one for each
+            channel, of pixels from 0 to 1; None serves pixels from 0 to 1.
         device: where `images` and `labels` are put: `"cpu"`, `"cuda"`, the GPU that is the current one when
             this is called, `"cuda:1"`; `"auto"`, a GPU where there is one.
         augment: `"train"`, random crops resized to `size` and mirrored every other time, of all that is
@@ -123,6 +125,7 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
     )
     data = open_split(spec.path, spec.split, skip_rejected=spec.reading.on_error == "skip")
     backend = choose_backend(backend, data.kind, path)
+    stored = _check_dtype(spec, data)
     scales = find_scales(spec.normalize, data) if spec.dtype.is_floating_point else None
     crops, late = _augmentation(augment, spec, data)
     lane = Lane(spec.device)
@@ -130,7 +133,7 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
         reader = _open_reader(backend, spec, data, crops, lane)
         reader = with_fields(reader, data, spec, _served_crops(augment, spec, data))
     size = None if isinstance(late, CheckedFunction) else data.served_size(spec.size)
-    return EpochLoader(spec, data, reader, Transfer(lane, spec.dtype, late, scales), size)
+    return EpochLoader(spec, data, reader, Transfer(lane, spec.dtype, late, scales, stored), size)
 
 
 def _open_reader(backend: str, spec: LoaderSpec, data: SplitData, crops: Crops, lane: Lane) -> Reader:
@@ -160,10 +163,10 @@ def _augmentation(
                 f"use 'train' or a loaders.RandomAugmentation, or convert with fit crop or pad"
             )
         return Crops(stored, stored), CheckedFunction(augmentation, spec.size)
-    if augmentation.jitters and data.channels != 3:
+    if augmentation.jitters and (data.channels != 3 or data.dtype != np.uint8):
         raise SettingError(
-            f"augment: brightness, contrast, saturation and hue are for RGB, not for the {data.channels}-channel "
-            f"pictures of {data.path}; leave them at 0, or convert with channels rgb"
+            f"augment: brightness, contrast, saturation and hue are for RGB, not for {data.channels}-channel "
+            f"pictures as of {data.path}; leave them at 0, or convert with channels rgb"
         )
     if spec.device.type == "cuda" and stored is not None:
         return Crops(stored, stored), BatchAugmentation(augmentation, spec.seed, served)
@@ -182,6 +185,17 @@ def _served_crops(
     if isinstance(augmentation, RandomAugmentation):
         return Crops(stored, data.served_size(spec.size), augmentation, spec.seed)
     return Crops(stored, stored)
+
+
+def _check_dtype(spec: LoaderSpec, data: SplitData) -> torch.dtype:
+    """The dtype that is stored; SettingError if integers of another are asked for."""
+    stored = {1: torch.uint8, 2: torch.uint16}[data.dtype.itemsize]
+    if not spec.dtype.is_floating_point and spec.dtype != stored:
+        raise SettingError(
+            f"dtype {str(spec.dtype).removeprefix('torch.')}: {data.path} holds pictures of {data.dtype}; "
+            f"ask for dtype='{data.dtype}', or for a float as 'float32'"
+        )
+    return stored
 
 
 def _ranks(rank: int | None, world_size: int | None) -> tuple[int, int]:

@@ -14,7 +14,7 @@ from loaders.batch import Positions
 from loaders.order import WINDOW_SHARDS
 from precache.converted import ConvertedDataset, is_converted, open_dataset
 from precache.errors import DatasetError, ImageError, SettingError, SourceError, printable, shell_command
-from precache.images import CHANNELS, Rendering
+from precache.images import Rendering, channel_count
 from precache.index import SampleIndex, Sizes
 from precache.manifest import MANIFEST_NAME
 from precache.rejects import default_list, read_list, rejected_rows
@@ -46,6 +46,8 @@ class SplitData:
         size: of the stored pictures; the side that they were fitted to where each has a size of its own; the
             default to resize to for a raw tree.
         channels: of the stored pictures; a raw tree's become RGB.
+        dtype: of their values, uint8 or uint16. Backends carry bytes, uint8 [..., pixel_bytes], which are
+            values again where they are resized, and where a batch is sent.
         statistics: mean and standard deviation of each channel, of values in 0-1; None where the manifest
             has none. Those of split `train` where there is one: what is trained with is what is served.
         rendering: how pictures became what is stored; None for a raw tree.
@@ -68,6 +70,7 @@ class SplitData:
     size: Size
     digest: str
     channels: int = 3
+    dtype: np.dtype[Any] = np.dtype(np.uint8)  # noqa: RUF009 (a constant)
     shapes: Sizes | None = None
     statistics: tuple[tuple[float, ...], tuple[float, ...]] | None = None
     rendering: Rendering | None = None
@@ -77,6 +80,11 @@ class SplitData:
     def __post_init__(self) -> None:
         starts = np.concatenate(([0], np.cumsum(self.shard_samples, dtype=np.int64)))
         object.__setattr__(self, "shard_starts", starts)
+
+    @property
+    def pixel_bytes(self) -> int:
+        """Of all channels of a pixel."""
+        return self.channels * self.dtype.itemsize
 
     def locate(self, positions: Positions) -> tuple[Positions, Positions]:
         """Of the samples at `positions`: int64 [n] numbers of their shards, int64 [n] their rows in these."""
@@ -228,7 +236,8 @@ def _converted(dataset: ConvertedDataset, split: str) -> SplitData:
         classes=dataset.manifest.classes,
         size=dataset.manifest.recipe.size,
         digest=dataset.digest,
-        channels=CHANNELS[dataset.manifest.recipe.channels],
+        channels=channel_count(dataset.manifest.recipe.channels),
+        dtype=np.dtype(dataset.manifest.recipe.dtype),
         shapes=index.shapes,
         statistics=None if statistics is None else (statistics.mean, statistics.std),
         rendering=dataset.manifest.recipe.rendering,

@@ -18,7 +18,7 @@ Shuffle: TypeAlias = bool | Literal["full", "window"]
 Count: TypeAlias = int | Literal["auto"]
 Normalize: TypeAlias = str | tuple[float | Sequence[float], float | Sequence[float]] | None
 NORMALIZE_NAMES = ("dataset", "imagenet")
-DTYPES = (torch.uint8, torch.float32, torch.float16, torch.bfloat16)
+DTYPES = (torch.uint8, torch.uint16, torch.float32, torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -49,16 +49,18 @@ class Transfer:
         dtype: torch.dtype,
         augmentation: BatchFunction | None,
         scales: Scales | None = IMAGENET,
+        stored: torch.dtype = torch.uint8,
     ) -> None:
         self.lane = lane
         self._dtype = dtype
         self._scales = scales
+        self._stored = stored
         self._augmentation = augmentation
 
     def send(self, decoded: DecodedBatch, epoch: int, padding: torch.Tensor | None = None) -> Sent:
         """Queue the work on `decoded`, where the lane is active; `padding` as of `Batch`, or None."""
         if not len(decoded.ids):  # nothing could be decoded: there is nothing to work on
-            images = decoded.images.permute(0, 3, 1, 2)
+            images = self._values(decoded.images).permute(0, 3, 1, 2)
             empty = Batch(images, decoded.labels, decoded.ids, fields=decoded.fields)
             return Sent(empty, None, decoded.refused)
         batch = self._prepare(decoded, epoch, padding)
@@ -74,9 +76,14 @@ class Transfer:
                 tensor.record_stream(current)  # its memory is reused only after what this stream does
         return sent.batch
 
+    def _values(self, images: torch.Tensor) -> torch.Tensor:
+        """Of the bytes that a backend has read."""
+        return images if self._stored == images.dtype else images.view(self._stored)
+
     def _prepare(self, decoded: DecodedBatch, epoch: int, padding: torch.Tensor | None) -> Batch:
         # uint8 crosses the bus: normalising on the device moves 4x fewer bytes than float32.
         images = upload(self.lane.take(decoded.images, decoded.ready), self.lane.device)
+        images = self._values(images)
         if self._augmentation is not None:
             images = self._augmentation(images, decoded.ids, epoch)
         images = images.permute(0, 3, 1, 2)  # NHWC seen as NCHW is channels-last
@@ -100,8 +107,8 @@ def find_scales(asked: Normalize, data: SplitData) -> Scales:
     if asked == "imagenet":
         if data.channels != 3:
             raise SettingError(
-                f"normalize 'imagenet' is for RGB, not for the {data.channels}-channel pictures of {data.path}; "
-                f"give normalize='dataset', (mean, std) or None"
+                f"normalize 'imagenet' is for RGB, not for {data.channels}-channel pictures as of "
+                f"{data.path}; give normalize='dataset', (mean, std) or None"
             )
         return IMAGENET
     if asked == "dataset":
@@ -134,7 +141,10 @@ def _of_dataset(data: SplitData) -> Scales:
 
 
 def normalise(images: torch.Tensor, dtype: torch.dtype, scales: Scales = IMAGENET) -> torch.Tensor:
-    """uint8 [n, channels, height, width] to `dtype`: (value / 255 - mean) / std, computed in float32."""
-    both = upload(255 * torch.tensor(scales), images.device)
+    """[n, channels, height, width] to `dtype`: (value / most - mean) / std, computed in float32.
+
+    The most that a value can be is 255, or 65,535 of uint16.
+    """
+    both = upload(torch.iinfo(images.dtype).max * torch.tensor(scales), images.device)
     mean, std = both.view(2, 1, -1, 1, 1)
     return images.to(torch.float32).sub_(mean).div_(std).to(dtype)

@@ -110,7 +110,10 @@ def fetch(name: str, dst: Path, url: str | None) -> None:
 @click.option("--quality", default=95, show_default=True, help="JPEG quality (webdataset, dali).")
 @click.option("--fit", default="crop", show_default=True, help=f"One of: {', '.join(FITS)}.")
 @click.option("--resample", default="bilinear", show_default=True, help=f"One of: {', '.join(RESAMPLING)}.")
-@click.option("--channels", default="rgb", show_default=True, help="One of: rgb, grey, rgba (shards).")
+@click.option(
+    "--channels", default="rgb", show_default=True, help="rgb, grey, or (shards) rgba, a number of bands."
+)
+@click.option("--dtype", default="uint8", show_default=True, help="uint8; or uint16: grey, bands (shards).")
 @click.option("--background", default="white", show_default=True, help="Colour behind transparent pixels.")
 @click.option("--decode", default="full", show_default=True, help="full; or scaled: faster, less exact.")
 @click.option(

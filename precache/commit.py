@@ -82,7 +82,9 @@ def commit(
         source_options=options.given(),
         target=scan.target,
         fields={name: column.kind for name, column in named.fields.items()},
-        statistics=statistics_by_split((s.entry.split, s.sums) for s in done if s.entry.samples),
+        statistics=statistics_by_split(
+            ((s.entry.split, s.sums) for s in done if s.entry.samples), plan.recipe.dtype
+        ),
     )
     write_rejected(destination, rejected)
     write_manifest(destination, manifest)

@@ -7,43 +7,41 @@ less than half the time; everything else goes through Pillow.
 """
 
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
 import simplejpeg
 from PIL import Image, ImageOps
 
-from precache import jpeg, pillow
+from precache import bands, jpeg, pillow
 from precache.codecs import pillow_is_simd
-from precache.errors import ImageError, SourceError
+from precache.errors import ImageError, MissingDependencyError, SourceError
 from precache.headers import TooLargeError, check_pixels
 from precache.jpeg import Pixels
 from precache.reading import MAX_PIXELS, read_picture
+from precache.rendering import (
+    CHANNELS,
+    FITS,
+    KEPT,
+    MAX_KEPT_SIDE,
+    MAX_SIZE,
+    MODES,
+    RESAMPLING,
+    WHITE,
+    Color,
+    Rendering,
+    channel_count,
+)
 from precache.sizes import Size, sides
 from precache.turns import Turn, lacks_memory
 
-Color: TypeAlias = tuple[int, int, int]
-WHITE: Color = (255, 255, 255)
+__all__ = [
+    "CHANNELS", "FITS", "KEPT", "MAX_KEPT_SIDE", "MAX_SIZE", "MODES", "RESAMPLING", "SCALED_MARGIN", "WHITE",
+    "Color", "Decoded", "Pixels", "Rendering", "centre_offset", "channel_count", "crop_box", "decode",
+    "decode_for", "fit", "fitted_size", "is_too_large", "load", "read_bytes", "reference", "render",
+    "resized_size",
+]  # fmt: skip
 
-MAX_SIZE = 8192
-"""The largest side in pixels that pictures are resized to."""
-
-RESAMPLING = {
-    "area": Image.Resampling.BOX,
-    "bicubic": Image.Resampling.BICUBIC,
-    "bilinear": Image.Resampling.BILINEAR,
-    "lanczos": Image.Resampling.LANCZOS,
-}
 _KERNELS = {**RESAMPLING, "nearest": Image.Resampling.NEAREST}  # of masks, see `precache.masks`
-FITS = ("crop", "keep", "keep-longer", "pad", "stretch")
-KEPT = ("keep", "keep-longer")
-"""Those of FITS that cut nothing away and add nothing: the result is as long as the picture is."""
-MAX_KEPT_SIDE = 65_500
-"""The largest side in pixels of such a result: more a JPEG cannot have (libjpeg's JPEG_MAX_DIMENSION)."""
-
-MODES = {"grey": "L", "rgb": "RGB", "rgba": "RGBA"}
-CHANNELS = {"grey": 1, "rgb": 3, "rgba": 4}
-"""How many each setting of `Rendering.channels` stands for."""
 
 _SIDEWAYS = (5, 6, 7, 8)
 # Pillow-SIMD works on four bytes at a time; a wrapped RGBX saves it the copy into its own layout.
@@ -52,38 +50,13 @@ _COLOUR_MODE = "RGBX" if pillow_is_simd() else "RGB"
 SCALED_MARGIN = 2.5
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Rendering:
-    """How a picture becomes what is stored of it; the settings are those of `precache.Recipe`.
-
-    Attributes:
-        size: of the result in pixels; with a `fit` of KEPT, of its shorter or longer side.
-        fit: one of FITS.
-        resample: one of RESAMPLING.
-        background: RGB that transparency is composited on; not where it is kept.
-        channels: one of CHANNELS.
-        allow_truncated: decode what there is of a damaged JPEG; the rest becomes grey.
-        scaled_decode: let libjpeg decode large JPEGs at 1/2, 1/4 or 1/8 of their size.
-        max_pixels: a picture of more is refused before it is decoded.
-    """
-
-    size: Size
-    fit: str = "crop"
-    resample: str = "bilinear"
-    background: Color = WHITE
-    channels: str = "rgb"
-    allow_truncated: bool = False
-    scaled_decode: bool = False
-    max_pixels: int = MAX_PIXELS
-
-
 @dataclass(frozen=True, slots=True)
 class Decoded:
     """An upright picture of `width` x `height` pixels, of which `content` has every `reduction`-th.
 
     Attributes:
         content: a Pillow image of mode L, RGB, RGBX or RGBA, or uint8 [height, width, 1, 3 or 4] as one of
-            the first three.
+            the first three; or what `precache.bands` gives.
     """
 
     content: Image.Image | Pixels
@@ -153,12 +126,18 @@ def decode_for(data: bytes | Image.Image, path: str, how: Rendering, turn: Turn 
     if isinstance(data, bytes) and not data:
         raise ImageError(path, "cannot be decoded (the file is empty)")
     try:
+        if how.keeps_bands:
+            count = channel_count(how.channels)
+            found = bands.decode(data, path, count, how.dtype, how.max_pixels, turn)
+            return Decoded(found, found.shape[1], found.shape[0])
         if isinstance(data, Image.Image):
             check_pixels(*data.size, how.max_pixels)
             upright = pillow.upright(data, _backdrop(how), path)
             return Decoded(upright, *upright.size)
         decoded = _decode_jpeg(data, how, turn) if data.startswith(jpeg.START) else None
         return decoded or _decode_any(data, path, how, turn)
+    except MissingDependencyError:
+        raise
     except TooLargeError as error:
         raise ImageError(path, str(error)) from error
     except Exception as error:  # decoders raise nearly anything on damaged bytes
@@ -248,6 +227,8 @@ def _resize(
     other. Pillow rounds the box to float32, which moves a value by 1 at most; colours of RGBA it weighs with
     their alpha.
     """
+    if how.keeps_bands:
+        return bands.resize(np.asarray(decoded.content), size, box, RESAMPLING[how.resample])
     image, (left, top, right, bottom) = decoded.image, (side / decoded.reduction for side in box)
     mode = MODES[how.channels]
     if mode not in ("RGB", image.mode):
@@ -261,7 +242,7 @@ def _pad(decoded: Decoded, how: Rendering) -> Pixels:
     """The whole picture, as large as it fits, centred on black, which is transparent in RGBA."""
     rows, columns = sides(how.size)
     width, height = inner_size(decoded.width, decoded.height, how.size)
-    padded = np.zeros((rows, columns, CHANNELS[how.channels]), np.uint8)
+    padded = np.zeros((rows, columns, channel_count(how.channels)), how.dtype)
     left, top = centre_offset(columns, width), centre_offset(rows, height)
     box = (0.0, 0.0, float(decoded.width), float(decoded.height))
     padded[top : top + height, left : left + width] = _resize(decoded, (width, height), box, how)

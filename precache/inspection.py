@@ -17,7 +17,7 @@ from precache.commandline import human_bytes, printable
 from precache.converted import ConvertedDataset
 from precache.errors import shell_command
 from precache.formats import FORMATS, StoredSample
-from precache.images import CHANNELS
+from precache.images import channel_count
 from precache.jpeg import Pixels
 from precache.manifest import Manifest, count_reasons
 from precache.notices import counted
@@ -145,7 +145,10 @@ def _facts(dataset: ConvertedDataset) -> dict[str, str]:
 def _stored_as(recipe: Recipe) -> str:
     """What the pixels of a picture depend on, in the words of the options."""
     kind = "pixels" if FORMATS[recipe.format].holds_pixels else f"JPEG of quality {recipe.quality}"
-    kind = kind if recipe.channels == "rgb" else f"{recipe.channels} {kind}"
+    if recipe.channels != "rgb":
+        kind = f"{recipe.channels}{'-band' * recipe.channels.isdigit()} {kind}"
+    if recipe.dtype != "uint8":
+        kind = f"{recipe.dtype} {kind}"
     options = {
         "passthrough": recipe.passthrough,
         "truncated pictures allowed": recipe.allow_truncated,
@@ -232,7 +235,7 @@ def _first_pictures(dataset: ConvertedDataset) -> dict[int, list[tuple[int, Pixe
             for row, sample in _rows(read_shard(path), wanted) if wanted else ():
                 index.check(start + row, sample.data, str(path), sample.damage)
                 shown[int(labels[start + row])].append(
-                    (sample.id, sample.pixels(str(path), CHANNELS[dataset.manifest.recipe.channels]))
+                    (sample.id, sample.pixels(str(path), channel_count(dataset.manifest.recipe.channels)))
                 )
             start += shard.samples
     return shown
@@ -248,6 +251,10 @@ def _rows(samples: Iterable[StoredSample], wanted: set[int]) -> Iterable[tuple[i
 
 
 def _data_uri(pixels: Pixels) -> str:
+    if pixels.dtype != np.uint8:
+        pixels = (pixels >> 8).astype(np.uint8)
+    if pixels.shape[2] not in (1, 3, 4):
+        pixels = np.ascontiguousarray(pixels[..., : 3 if pixels.shape[2] > 3 else 1])
     small = Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels)
     small.thumbnail((_THUMBNAIL, _THUMBNAIL), Image.Resampling.BILINEAR)
     if small.mode == "RGBA":

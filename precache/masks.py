@@ -52,7 +52,9 @@ def render(source: Source, ref: SampleRef, size: tuple[int, int], how: Rendering
     if mask.size != size:
         written = " pixels, its picture ".join(f"{width}x{height}" for width, height in (mask.size, size))
         raise ImageError(source.where(ref), f"its mask {name} has {written}; both must be of one size")
-    fitted = images.fit(Decoded(mask, *size), replace(how, resample="nearest", channels="grey"))
+    fitted = images.fit(
+        Decoded(mask, *size), replace(how, resample="nearest", channels="grey", dtype="uint8")
+    )
     return np.ascontiguousarray(fitted[..., 0])
 
 

@@ -37,6 +37,13 @@ def decode(
     Raises:
         Exception: whatever a decoder raises on damaged bytes.
     """
+    with opened(data, path, max_pixels, turn) as image:
+        return upright(image, background, path, data)
+
+
+@contextmanager
+def opened(data: bytes, path: str, max_pixels: int, turn: Turn | None) -> Iterator[Image.Image]:
+    """The picture that `data` holds, not decoded yet, if it is not too large; arguments as of `decode`."""
     for size in sizes_before_opening(data):
         check_pixels(*size, max_pixels)
         if turn is not None:
@@ -46,7 +53,7 @@ def decode(
             check_pixels(*size, max_pixels)
             if turn is not None:
                 turn.wait(size[0] * size[1])
-        return upright(image, background, path, data)
+        yield image
 
 
 def _open(data: bytes, path: str) -> Image.Image:

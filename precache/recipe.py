@@ -5,16 +5,19 @@ import shlex
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+import numpy as np
 from PIL import ImageColor
 
 from precache.errors import SettingError, check_choice, check_range
-from precache.images import CHANNELS, FITS, KEPT, MAX_SIZE, RESAMPLING, Color, Rendering
+from precache.images import CHANNELS, FITS, KEPT, MAX_SIZE, RESAMPLING, Color, Rendering, channel_count
 from precache.reading import MAX_PIXELS
 from precache.sizes import Size, check_size, sides, written
 
 FORMAT_NAMES = ("dali", "shards", "webdataset")
 DECODES = ("full", "scaled")
 DEFAULT_SPLITS = "train=1"
+DTYPES = ("uint8", "uint16")
+_BANDS = re.compile(r"[1-9]|[1-5][0-9]|6[0-4]", re.ASCII)
 _LISTED = re.compile(r"list:[0-9a-f]{64}")
 _SPLIT = re.compile(r"([A-Za-z][A-Za-z0-9_]*)=([0-9.]+)")
 
@@ -46,7 +49,9 @@ class Recipe:
             size that they would be stored with. Their scan data is not decoded, so not checked either.
         max_pixels: a picture of more pixels is rejected, by its header, before it is decoded.
         channels: `rgb`; `grey`, colour as Pillow converts it to L; or, of `shards`, `rgba`, which keeps
-            transparency instead of compositing it on `background`.
+            transparency instead of compositing it on `background`, or a number of bands, as "5", which are
+            kept as they are (TIFF; needs tifffile).
+        dtype: `uint8`, or, of `shards`, `uint16`: of grey or bands, 16 bits as the file has them.
 
     Raises:
         SettingError: a value is out of range or unknown.
@@ -66,6 +71,7 @@ class Recipe:
     passthrough: bool = False
     max_pixels: int = MAX_PIXELS
     channels: str = "rgb"
+    dtype: str = "uint8"
 
     def __post_init__(self) -> None:
         check_choice("format", self.format, FORMAT_NAMES)
@@ -82,15 +88,13 @@ class Recipe:
             )
         check_choice("resample", self.resample, RESAMPLING)
         check_choice("decode", self.decode, DECODES)
-        check_choice("channels", self.channels, CHANNELS)
+        _check_channels(self.channels, self.dtype, self.format)
         parse_color(self.background)
         for name in ("allow_truncated", "passthrough"):
             if not isinstance(getattr(self, name), bool):
                 raise SettingError(f"{name} must be True or False, got {getattr(self, name)!r}")
         if self.passthrough and self.format == "shards":
             raise SettingError("passthrough keeps JPEG bytes, but shards hold pixels; choose another format")
-        if self.channels == "rgba" and self.format != "shards":
-            raise SettingError(f"channels rgba need format shards, got {self.format}: a JPEG has no alpha")
         if not self.listed:
             parse_splits(self.splits)
 
@@ -124,6 +128,7 @@ class Recipe:
             scaled_decode=self.decode == "scaled",
             max_pixels=self.max_pixels,
             channels=self.channels,
+            dtype=self.dtype,
         )
 
     @property
@@ -140,13 +145,34 @@ class Recipe:
     def picture_bytes(self) -> int:
         """Bytes of a picture's pixels; of one of 4:3 if `fit` is "keep", at most if it is "keep-longer"."""
         height, width = sides(self.size)
-        pixels_bytes = height * width * CHANNELS[self.channels]
+        pixels_bytes = height * width * self.pixel_bytes
         return pixels_bytes * 4 // 3 if self.fit == "keep" else pixels_bytes
+
+    @property
+    def pixel_bytes(self) -> int:
+        """Of all channels of a pixel."""
+        return channel_count(self.channels) * np.dtype(self.dtype).itemsize
 
     def to_json(self) -> dict[str, Any]:
         """The settings as plain JSON values; `Recipe(**recipe.to_json()) == recipe`."""
         size = list(self.size) if isinstance(self.size, tuple) else self.size
         return {**asdict(self), "size": size}
+
+
+def _check_channels(channels: str, dtype: str, format_name: str) -> None:
+    check_choice("dtype", dtype, DTYPES)
+    if not isinstance(channels, str) or not (channels in CHANNELS or _BANDS.fullmatch(channels)):
+        choices = ", ".join(CHANNELS)
+        raise SettingError(
+            f"unknown channels {channels!r}; choose from: {choices}, or a number of bands to 64"
+        )
+    if channels == "rgba" and format_name != "shards":
+        raise SettingError(f"channels rgba need format shards, got {format_name}: a JPEG has no alpha")
+    if dtype == "uint16" and channels in ("rgb", "rgba"):
+        raise SettingError(f"dtype uint16 goes with channels grey or a number of bands, got {channels}")
+    if (dtype == "uint16" or channels not in CHANNELS) and format_name != "shards":
+        kept = f"channels {channels}" if dtype == "uint8" else "dtype uint16"
+        raise SettingError(f"{kept} need format shards, got {format_name}: a JPEG has 8 bits of grey or RGB")
 
 
 def parse_splits(text: str) -> dict[str, float]:

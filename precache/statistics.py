@@ -13,8 +13,8 @@ import numpy as np
 
 from precache.jpeg import Pixels
 
+_MOST = np.iinfo(np.uint16).max
 _BLOCK_ROWS = 64  # at a time: their squares stay in the CPU's cache
-BRIGHTEST = 255
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class PixelSums:
 
     Attributes:
         pixels: how many.
-        sums: of their values, 0-255.
+        sums: of their values.
         squares: of the squares of these.
     """
 
@@ -33,14 +33,16 @@ class PixelSums:
 
     @classmethod
     def of(cls, picture: Pixels) -> "PixelSums":
-        """Those of uint8 [height, width, channels]."""
+        """Those of uint8 or uint16 [height, width, channels]."""
         height, width, channels = picture.shape
         rows = picture.reshape(height, width * channels)
         sums, squares = np.zeros((2, width * channels), np.uint64)
-        for start in range(0, height, _BLOCK_ROWS):  # of so few the sums fit into 32 bits
+        # the square of a value fits into twice its bits, and of uint8 so does the sum of a block into 32
+        square, total = (np.uint16, np.uint32) if picture.dtype == np.uint8 else (np.uint32, np.uint64)
+        for start in range(0, height, _BLOCK_ROWS):
             block = rows[start : start + _BLOCK_ROWS]
             sums += np.add.reduce(block, axis=0, dtype=np.uint32)
-            squares += np.add.reduce(np.square(block, dtype=np.uint16), axis=0, dtype=np.uint32)
+            squares += np.add.reduce(np.square(block, dtype=square), axis=0, dtype=total)
         by_channel = (column.reshape(width, channels).sum(axis=0).tolist() for column in (sums, squares))
         return cls(height * width, *map(tuple, by_channel))
 
@@ -52,7 +54,7 @@ class PixelSums:
         if not all(type(number) is int and number >= 0 for number in numbers):
             raise ValueError("sums of pixels are integers")
         for total, square in zip(found.sums, found.squares, strict=True):
-            if not total**2 / max(1, found.pixels) <= square <= total * BRIGHTEST:
+            if not total**2 / max(1, found.pixels) <= square <= total * _MOST:
                 raise ValueError("no pixels have these sums")
         if bool(found.pixels) != bool(found.sums):
             raise ValueError("there are pixels without channels, or channels without pixels")
@@ -86,8 +88,8 @@ class ChannelStatistics:
     pixels: int
 
     @classmethod
-    def of(cls, shards: Iterable[PixelSums]) -> "ChannelStatistics | None":
-        """Of the shards of a split; None if pixels of one are not known."""
+    def of(cls, shards: Iterable[PixelSums], brightest: int = 255) -> "ChannelStatistics | None":
+        """Of the shards of a split, of values up to `brightest`; None if pixels of one are not known."""
         total = NO_PIXELS
         for sums in shards:
             if not sums.pixels:
@@ -95,7 +97,7 @@ class ChannelStatistics:
             total += sums
         if not total.pixels:
             return None
-        count, scale = total.pixels, total.pixels * BRIGHTEST
+        count, scale = total.pixels, total.pixels * brightest
         mean = tuple(value / scale for value in total.sums)
         std = tuple(
             math.sqrt(count * square - value**2) / scale
@@ -125,10 +127,13 @@ class ChannelStatistics:
         return f"mean {mean}, std {std}"
 
 
-def statistics_by_split(parts: Iterable[tuple[str, PixelSums]]) -> dict[str, ChannelStatistics]:
-    """Of each split all of whose parts, pairs of its name and sums, are known."""
+def statistics_by_split(
+    parts: Iterable[tuple[str, PixelSums]], dtype: str = "uint8"
+) -> dict[str, ChannelStatistics]:
+    """Of each split all of whose parts, pairs of its name and the sums of pixels of `dtype`, are known."""
     by_split: dict[str, list[PixelSums]] = {}
     for split, sums in parts:
         by_split.setdefault(split, []).append(sums)
-    found = {split: ChannelStatistics.of(sums) for split, sums in by_split.items()}
+    brightest = np.iinfo(dtype).max
+    found = {split: ChannelStatistics.of(sums, brightest) for split, sums in by_split.items()}
     return {split: statistics for split, statistics in found.items() if statistics is not None}

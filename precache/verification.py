@@ -238,7 +238,7 @@ def _compare_shard(task: _DeepTask, tick: Callable[[], None]) -> _ComparedShard:
 
 def _compare(task: _DeepTask, row: int, ref: SampleRef, sample: StoredSample) -> _Compared:
     recipe, where = task.recipe, f"{task.path}: sample {ref.id} ({ref.path})"
-    stored = sample.pixels(str(task.path), images.CHANNELS[recipe.channels])
+    stored = sample.pixels(str(task.path), images.channel_count(recipe.channels))
     path = task.source.where(ref)
     try:
         data = task.source.read(ref, recipe.max_pixels)
@@ -265,7 +265,8 @@ def _compare(task: _DeepTask, row: int, ref: SampleRef, sample: StoredSample) ->
             problem = f"{where} is {far}"
     if problem and sample.label == ref.label and _changed(task.index, row, data):
         problem = f"{where} is not what its source gives: the source file changed since it was converted"
-    reference = _reference(data, path, recipe, decoded) if recipe.fit in ("crop", "keep") else expected
+    has_reference = recipe.fit in ("crop", "keep") and not recipe.rendering.keeps_bands
+    reference = _reference(data, path, recipe, decoded) if has_reference else expected
     return _Compared(ref.path, psnr(stored, reference), problem, PixelSums.of(expected))
 
 
@@ -291,7 +292,8 @@ def _wrong_statistics(dataset: ConvertedDataset, shards: Iterable[_ComparedShard
     manifest = dataset.manifest
     tolerance = 0 if FORMATS[manifest.recipe.format].holds_pixels else _STATISTICS_TOLERANCE
     problems = []
-    found = statistics_by_split((shard.split, p.sums) for shard in shards for p in shard.pictures)
+    sums = ((shard.split, picture.sums) for shard in shards for picture in shard.pictures)
+    found = statistics_by_split(sums, manifest.recipe.dtype)
     for split, said in manifest.statistics.items():
         if not said.is_near(found[split], tolerance):
             problems.append(f"{dataset.path}: split {split} has {found[split]}, its manifest says {said}")
@@ -299,9 +301,9 @@ def _wrong_statistics(dataset: ConvertedDataset, shards: Iterable[_ComparedShard
 
 
 def psnr(one: Pixels, other: Pixels) -> float:
-    """Peak signal-to-noise ratio in dB of two pictures of 0-255; infinite if they are equal."""
+    """Peak signal-to-noise ratio in dB of two pictures of one dtype; infinite if they are equal."""
     error = float(np.square(one.astype(np.float32) - other).mean())
-    return math.inf if error == 0 else 10 * math.log10(255**2 / error)
+    return math.inf if error == 0 else 10 * math.log10(np.iinfo(one.dtype).max ** 2 / error)
 
 
 def _in_words(fields: Mapping[str, str]) -> str:

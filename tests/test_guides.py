@@ -19,6 +19,7 @@ from precache.cli import main as precache
 from precache.sample_tree import make_sample
 from precache.sources.tree import scan_tree
 from tests.command import ROOT, run
+from tests.precache.sources.archives import files_of, make_tar, make_webdataset, make_zip
 
 GUIDES = (
     "README.md",
@@ -77,6 +78,9 @@ def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "deep/birds").symlink_to(tmp_path / "photos")
     (tmp_path / "unlabelled").symlink_to(tmp_path / "photos" / Path(rows[1][0]).parent)
     draw_masks(tmp_path, [row[0] for row in rows[1:]])
+    make_tar(tmp_path / "photos.tar", files_of(tmp_path / "photos", "photos/"))
+    make_zip(tmp_path / "photos.zip", files_of(tmp_path / "photos", "photos/"))
+    make_webdataset(tmp_path / "tars", tmp_path / "photos")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

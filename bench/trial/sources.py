@@ -6,10 +6,13 @@ Sources are made of the tree first, unmeasured; then they take turns. The pictur
 """
 
 import csv
+import io
 import json
 import os
 import shutil
+import tarfile
 import tempfile
+import zipfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,6 +35,7 @@ from precache.sources.tree import scan_tree
 from precache.tables import new_console
 
 TREE = "tree"
+_TAR_SAMPLES = 2000
 Made: TypeAlias = tuple[Path | Source, SourceOptions]
 """What `precache.convert` takes."""
 
@@ -94,6 +98,44 @@ def from_parquet(scan: Scan, folder: Path) -> Made:
     return folder / "labels.parquet", _of_table(scan)
 
 
+def from_tar(scan: Scan, folder: Path) -> Made:
+    """All of it in one folder of a tar."""
+    with tarfile.open(folder / "photos.tar", "w") as tar:
+        tar.add(scan.root, "photos")
+    return folder / "photos.tar", SourceOptions()
+
+
+def from_tar_gz(scan: Scan, folder: Path) -> Made:
+    """The same, compressed: it is unpacked once a conversion."""
+    with tarfile.open(folder / "photos.tar.gz", "w:gz", compresslevel=1) as tar:
+        tar.add(scan.root, "photos")
+    return folder / "photos.tar.gz", SourceOptions()
+
+
+def from_zip(scan: Scan, folder: Path) -> Made:
+    """The same as a zip, each picture compressed."""
+    with zipfile.ZipFile(folder / "photos.zip", "w", zipfile.ZIP_DEFLATED) as packed:
+        for sample in scan.samples:
+            packed.write(scan.root / sample.path, f"photos/{sample.path}")
+    return folder / "photos.zip", SourceOptions()
+
+
+def from_webdataset(scan: Scan, folder: Path) -> Made:
+    """Tars of samples, each a picture and its label."""
+    for start in range(0, len(scan.samples), _TAR_SAMPLES):
+        with tarfile.open(folder / f"photos-{start // _TAR_SAMPLES:06d}.tar", "w") as tar:
+            for row in range(start, min(start + _TAR_SAMPLES, len(scan.samples))):
+                sample = scan.samples[row]
+                path = Path(sample.path)
+                key = str(path.with_name(path.stem.replace(".", "_")))
+                tar.add(scan.root / path, f"{key}{path.suffix or '.jpg'}")
+                member = tarfile.TarInfo(f"{key}.cls")
+                label = str(sample.label).encode()
+                member.size = len(label)
+                tar.addfile(member, io.BytesIO(label))
+    return folder, SourceOptions()
+
+
 def _rows(scan: Scan) -> Iterator[tuple[str, str]]:
     return ((sample.path, scan.classes[sample.label]) for sample in scan.samples)
 
@@ -107,6 +149,10 @@ SOURCES: dict[str, Callable[[Scan, Path], Made]] = {
     "csv": from_csv,
     "jsonl": from_jsonl,
     "parquet": from_parquet,
+    "tar": from_tar,
+    "tar.gz": from_tar_gz,
+    "zip": from_zip,
+    "webdataset": from_webdataset,
 }
 """Name -> function that makes the source of a tree's scan, in a folder of its own. ImportError: not here."""
 

@@ -58,7 +58,9 @@ class CheckedFunction:
         """
         returned: object = self._function(images, ids, epoch)
         height, width = ("height", "width") if self._size is None else sides(self._size)
-        wanted = f"uint8 [{len(images)}, {height}, {width}, {images.shape[3]}] on {images.device}"
+        wanted = (
+            f"{_name(images.dtype)} [{len(images)}, {height}, {width}, {images.shape[3]}] on {images.device}"
+        )
         if not isinstance(returned, torch.Tensor):
             got, remedy = type(returned).__name__, "return a torch tensor"
         else:
@@ -66,9 +68,13 @@ class CheckedFunction:
             if not remedy:
                 self._size = as_size(*returned.shape[1:3])
                 return returned
-            got = f"{str(returned.dtype).removeprefix('torch.')} {list(returned.shape)} on {returned.device}"
+            got = f"{_name(returned.dtype)} {list(returned.shape)} on {returned.device}"
         name = getattr(self._function, "__qualname__", type(self._function).__name__)
         raise SettingError(f"augment function {name} must return {wanted}, got {got}; {remedy}")
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _flaw(returned: torch.Tensor, images: torch.Tensor, size: Size | None) -> str:
@@ -79,7 +85,9 @@ def _flaw(returned: torch.Tensor, images: torch.Tensor, size: Size | None) -> st
         "this is NCHW: return images.permute(0, 2, 3, 1), NHWC": shape[1] == channels != shape[3],
         "return NHWC, with as many channels as it was given": shape[3] != channels,
         "return as many pictures as it was given, in their order": shape[0] != len(images),
-        "return 0-255; the loader normalises for dtype='float32'": returned.dtype != torch.uint8,
+        f"return {_name(images.dtype)}; the loader normalises for dtype='float32'": (
+            returned.dtype != images.dtype
+        ),
         "leave them on the device that they came on": returned.device != images.device,
         "return the size that the loader was built with, or that of the first batch": (
             size is not None and sides(size) != (shape[1], shape[2])

@@ -27,7 +27,7 @@ class BatchAugmentation:
         self._size = size
 
     def __call__(self, images: torch.Tensor, ids: torch.Tensor, epoch: int) -> torch.Tensor:
-        """uint8 [n, height, width, channels] to uint8 [n, height, width, channels] of `size`."""
+        """[n, height, width, channels] to [n, height, width, channels] of `size`, of the same dtype."""
         stored = as_size(*images.shape[1:3])
         size = stored if self._size is None else self._size
         draws = draw(self._settings, stored, size, self._seed, epoch, ids.numpy())
@@ -35,7 +35,7 @@ class BatchAugmentation:
         drawn = upload(torch.from_numpy(columns.astype(np.float32)), images.device)  # in one copy
         boxes, colors, mirrored = drawn[:, :4], drawn[:, 4:8], drawn[:, 8] > 0
         shape = (len(images), *sides(size), images.shape[3])
-        out = torch.empty(shape, dtype=torch.uint8, device=images.device)
+        out = torch.empty(shape, dtype=images.dtype, device=images.device)
         for start in range(0, len(images), _CHUNK):
             part = slice(start, start + _CHUNK)
             floats = images[part].permute(0, 3, 1, 2).to(torch.float32)
@@ -43,7 +43,7 @@ class BatchAugmentation:
                 floats = crop_and_resize(floats, boxes[part], mirrored[part], size)
             if self._settings.jitters:
                 floats = color_jitter(floats, colors[part], shifts_hue=self._settings.hue > 0)
-            out[part] = floats.round_().to(torch.uint8).permute(0, 2, 3, 1)
+            out[part] = floats.round_().to(images.dtype).permute(0, 2, 3, 1)
         return out
 
 

@@ -50,22 +50,22 @@ class _Borrower:
 
 
 class BufferPool:
-    """Batch buffers, uint8 [samples, height, width, channels].
+    """Batch buffers, uint8 [samples, height, width, bytes].
 
     Fresh memory costs as much as filling it: the system clears each page first. A buffer comes back by
     itself when the last tensor or array that shows a part of it is gone, so that what is served stays
     the caller's as long as he keeps it.
     """
 
-    def __init__(self, samples: int, size: Size, device: torch.device, channels: int = 3) -> None:
-        self._shape = (samples, *sides(size), channels)
+    def __init__(self, samples: int, size: Size, device: torch.device, pixel_bytes: int = 3) -> None:
+        self._shape = (samples, *sides(size), pixel_bytes)
         # torch's own allocator of pinned memory keeps a buffer until the copies out of it are done:
         # https://pytorch.org/docs/stable/notes/cuda.html#use-pinned-memory-buffers
         self._pinned = device.type == "cuda"
         self._free: deque[_Loan] = deque(maxlen=_KEPT)
 
     def take(self, samples: int) -> torch.Tensor:
-        """uint8 [samples, height, width, channels] of any content; at most as many as the pool has."""
+        """uint8 [samples, height, width, bytes] of any content; at most as many as the pool has."""
         if self._pinned:
             return torch.empty((samples, *self._shape[1:]), dtype=torch.uint8, pin_memory=True)
         try:

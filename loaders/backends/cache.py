@@ -56,10 +56,10 @@ class CachedReader:
             )
         shape: tuple[int, ...]
         if crops.stored is None:
-            self._ends = np.cumsum(data.shapes_at(slice(None)).prod(axis=1) * data.channels)
+            self._ends = np.cumsum(data.shapes_at(slice(None)).prod(axis=1) * data.pixel_bytes)
             shape = (int(self._ends[-1]),)
         else:
-            shape = (len(data.ids), *sides(crops.stored), data.channels)
+            shape = (len(data.ids), *sides(crops.stored), data.pixel_bytes)
         needed, free = math.prod(shape), _free_bytes(device)
         if needed > free * (1 - _RESERVED_SHARE):
             reader.close()
@@ -109,7 +109,7 @@ class CachedReader:
         kept = request.positions[~refused]
         images = self._lane.take(batch.images, batch.ready)
         if images.ndim == 1:  # one picture behind the other, as they are kept
-            lengths = self._data.shapes_at(kept).prod(axis=1) * self._data.channels
+            lengths = self._data.shapes_at(kept).prod(axis=1) * self._data.pixel_bytes
             parts = torch.split(images.to(self._device), lengths.tolist())
             for end, part in zip(self._ends[kept].tolist(), parts, strict=True):
                 self._images[end - len(part) : end] = part
@@ -148,7 +148,7 @@ class CachedReader:
         images: Pixels = self._images.numpy()
         if images.ndim == 1:
             height, width = self._data.shapes_at(slice(position, position + 1))[0].tolist()
-            stop, channels = int(self._ends[position]), self._data.channels
+            stop, channels = int(self._ends[position]), self._data.pixel_bytes
             images = images[stop - height * width * channels : stop].reshape(1, height, width, channels)
             position = 0
         return images[position, first : first + len(space)]

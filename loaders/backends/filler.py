@@ -21,11 +21,11 @@ from precache.jpeg import Pixels
 from precache.sizes import sides
 
 Rows = Callable[[int, int, Pixels], Pixels]
-"""(number in the batch, first row, space uint8 [count, width, channels]) -> so many rows of the stored
+"""(number in the batch, first row, space uint8 [count, width, bytes]) -> so many rows of the stored
 picture, from one edge to the other, in `space` or elsewhere."""
 
 Gather = Callable[[slice, npt.NDArray[np.int64], Pixels], bool]
-"""(which of the batch, left and top of their crops int64 [n, 2], space uint8 [n, height, width, channels]) ->
+"""(which of the batch, left and top of their crops int64 [n, 2], space uint8 [n, height, width, bytes]) ->
 whether all of them are in `space` now."""
 
 _AT_A_TIME = 4  # pictures that a thread takes: few, so that none waits long for the others
@@ -58,7 +58,7 @@ class _Filling:
         gathers: whether none is resized.
         mirrored: which pictures are.
         images: as of `DecodedBatch`.
-        places: of each picture in `images`, uint8 [height, width, channels].
+        places: of each picture in `images`, uint8 [height, width, bytes].
         parts: what is left to do; shared, each thread takes what is next.
         helpers: threads at work on it.
         errors: why pictures are left out, by their number in the batch.
@@ -88,10 +88,10 @@ class BatchFiller:
         self._threads = max(1, threads)
         self._local = threading.local()
         self._buffers = (
-            None if crops.size is None else BufferPool(batch_size, crops.size, device, data.channels)
+            None if crops.size is None else BufferPool(batch_size, crops.size, device, data.pixel_bytes)
         )
         shapes = data.shapes_at(slice(None)) if crops.stored is None else np.array([sides(crops.stored)])
-        self._most_bytes = int(shapes.prod(axis=1).max()) * data.channels
+        self._most_bytes = int(shapes.prod(axis=1).max()) * data.pixel_bytes
         # the caller's thread is one of them
         self._pool = Pool(max(1, self._threads - 1), "fill")
 
@@ -157,7 +157,7 @@ class BatchFiller:
         if self._buffers is not None:
             images = self._buffers.take(len(shapes))
             return images, images.numpy()
-        channels = self._data.channels
+        channels = self._data.pixel_bytes
         lengths = [height * width * channels for height, width in shapes]
         images = torch.empty(sum(lengths), dtype=torch.uint8)
         parts = torch.split(images, lengths)
@@ -215,7 +215,7 @@ class BatchFiller:
             elif left >= 0 and top >= 0 and left + width <= columns and top + height <= rows:
                 shape = (height, columns, channels)
                 band = rows_of(slot, top, space[: math.prod(shape)].reshape(shape))
-                place(band[:, left : left + width], mirrored, out)
+                place(band[:, left : left + width], mirrored, out, self._data.dtype)
             else:  # the box reaches out of a small picture
                 first, last = max(top, 0), min(top + height, rows)
                 shape = (last - first, columns, channels)

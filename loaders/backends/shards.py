@@ -50,10 +50,11 @@ class ShardsReader:
         most_bytes = spec.reading.memory_bytes
         self._bounded = most_bytes is not None and sum(data.shard_bytes) > most_bytes
         self._check = SampleCheck(data, spec.reading.check)
-        self._scratch = _Scratch(int(data.shapes_at(slice(None)).prod(axis=1).max()), data.channels)
+        self._scratch = _Scratch(int(data.shapes_at(slice(None)).prod(axis=1).max()), data.pixel_bytes)
         shards = range(len(data.files))
         starts = [
-            picture_starts(data.shapes_at(data.shard_positions(number)), data.channels) for number in shards
+            picture_starts(data.shapes_at(data.shard_positions(number)), data.pixel_bytes)
+            for number in shards
         ]
         self._starts = np.concatenate(starts)
         self._unasked = np.full(len(data.ids), not self._sequential)
@@ -132,7 +133,9 @@ class ShardsReader:
         try:
             check_index(self._data, index, file.ids, file.labels)
             shapes = self._data.shapes_at(self._data.shard_positions(index))
-            if file.channels != self._data.channels or not np.array_equal(file.shapes, shapes):
+            if (file.channels, file.dtype) != (self._data.channels, self._data.dtype) or not np.array_equal(
+                file.shapes, shapes
+            ):
                 raise DatasetError(
                     f"{path}: holds pictures of other sizes or channels than manifest and index say; "
                     f"run: {shell_command('precache verify', self._data.path)}"
@@ -154,13 +157,13 @@ def _can_gather(crops: Crops) -> Callable[[], bool]:
 class _Scratch(threading.local):
     """Room for any whole picture, of each thread its own: it stays in the CPU's cache."""
 
-    def __init__(self, most_pixels: int, channels: int) -> None:
-        self._memory = np.empty(most_pixels * channels, np.uint8)
-        self.channels = channels
+    def __init__(self, most_pixels: int, pixel_bytes: int) -> None:
+        self._memory = np.empty(most_pixels * pixel_bytes, np.uint8)
+        self.pixel_bytes = pixel_bytes
 
     def picture(self, height: int, width: int) -> Pixels:
-        """uint8 [height, width, channels]."""
-        return self._memory[: height * width * self.channels].reshape(height, width, self.channels)
+        """uint8 [height, width, pixel_bytes]."""
+        return self._memory[: height * width * self.pixel_bytes].reshape(height, width, self.pixel_bytes)
 
 
 class _Lying:
@@ -203,11 +206,11 @@ class _Lying:
     def gather(self, part: slice, corners: Positions, space: Pixels) -> bool:
         """As `loaders.backends.filler.Gather`."""
         stored_height, stored_width = self._shapes[0].tolist()  # as those of all
-        channels = self._scratch.channels
-        row_bytes = stored_width * channels
+        pixel_bytes = self._scratch.pixel_bytes
+        row_bytes = stored_width * pixel_bytes
         positions = self._positions[part]
         if not self._check.wants_any(positions):
-            first = self._starts[part] + corners[:, 1] * row_bytes + corners[:, 0] * channels
+            first = self._starts[part] + corners[:, 1] * row_bytes + corners[:, 0] * pixel_bytes
             return gather(self._descriptors[part], first, row_bytes, space)
         height, width = space.shape[1:3]
         whole = (height, width) == (stored_height, stored_width)

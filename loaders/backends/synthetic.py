@@ -29,7 +29,7 @@ class SyntheticReader:
         generator = torch.Generator().manual_seed(spec.seed)
         self._whole = crops.size is None
         size = data.shapes_at(slice(None)).max(axis=0) if crops.size is None else sides(crops.size)
-        shape = (spec.batch_size, *map(int, size), data.channels)
+        shape = (spec.batch_size, *map(int, size), data.pixel_bytes)
         noise = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
         self._noise = noise.to(spec.device)
         self._data = data
@@ -40,7 +40,7 @@ class SyntheticReader:
             noise = self._noise[: len(request.positions)]
             if self._whole:
                 noise = noise.flatten()[
-                    : int(self._data.shapes_at(request.positions).prod(axis=1).sum()) * self._data.channels
+                    : int(self._data.shapes_at(request.positions).prod(axis=1).sum()) * self._data.pixel_bytes
                 ]
             yield DecodedBatch(
                 noise,

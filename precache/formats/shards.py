@@ -3,13 +3,14 @@
     byte 0      uint64 little-endian: length of the header, always 4,088
     byte 8      the header: JSON, padded with spaces
     byte 4096   images  uint8 [n, height, width, channels] (NHWC: permuted, it is channels-last), where
-                        channels are 1, grey, 3, RGB, or 4, RGBA
+                        channels are 1, grey, 3, RGB, 4, RGBA, or bands; or uint16, little-endian
     then        labels  int64 [n], little-endian
     then        ids     int64 [n], little-endian
 
 Where each picture has a size of its own:
 
-    byte 4096   images  uint8 [bytes], one picture behind the other, then zeros up to a multiple of 8 bytes
+    byte 4096   images  uint8 or uint16 [values], one picture behind the other, then zeros up to a multiple of
+                        8 values
     then        labels  int64 [n]
     then        ids     int64 [n]
     then        offsets int64 [n], where in `images` each picture begins
@@ -50,7 +51,8 @@ SUFFIX = ".safetensors"
 DATA_START = 4096
 _CHUNK_BYTES = 128 * 1024
 _PROBED_BYTES = 1024 * 1024  # in the cache or not as one: asking takes time, too
-_TENSORS = (("images", "U8", 1), ("labels", "I64", 8), ("ids", "I64", 8))
+_DTYPES = {1: "U8", 2: "U16"}
+_TENSORS = (("labels", "I64", 8), ("ids", "I64", 8))
 _MASKS = ("masks", "U8", 1)
 _TENSORS_OF_VARYING = (*_TENSORS, ("offsets", "I64", 8), ("shapes", "I32", 4))
 
@@ -63,8 +65,8 @@ def write_shard(base: Path, samples: Iterable[Sample], count: int, size: Size | 
     shapes: list[tuple[int, ...]] = []
     masks: list[Pixels] = []
     with write_beside(path) as file:
-        channels = 3
-        first_header = _header(_images_shape(count, size, channels), count, channels)
+        channels, dtype = 3, np.dtype(np.uint8)
+        first_header = _header(_images_shape(count, size, channels), count, channels, dtype)
         file.write(first_header)
         for sample in samples:
             pixels = np.ascontiguousarray(sample.data)
@@ -72,14 +74,14 @@ def write_shard(base: Path, samples: Iterable[Sample], count: int, size: Size | 
             labels.append(sample.label)
             ids.append(sample.id)
             shapes.append(pixels.shape)
-            channels = pixels.shape[2]
+            channels, dtype = pixels.shape[2], pixels.dtype
             if sample.mask is not None:
                 masks.append(sample.mask)
         images_shape = _images_shape(len(ids), size, channels)
         if size is None:
-            offsets, images_bytes = _offsets(np.array(shapes, np.int64).reshape(-1, 3), channels)
-            images_shape = [-(-images_bytes // 8) * 8]
-            file.write(bytes(images_shape[0] - images_bytes))
+            offsets, values = _offsets(np.array(shapes, np.int64).reshape(-1, 3), channels)
+            images_shape = [-(-values // 8) * 8]
+            file.write(bytes((images_shape[0] - values) * dtype.itemsize))
         file.write(np.array(labels, "<i8").tobytes())
         file.write(np.array(ids, "<i8").tobytes())
         if size is None:
@@ -88,7 +90,7 @@ def write_shard(base: Path, samples: Iterable[Sample], count: int, size: Size | 
         masks_bytes = sum(mask.nbytes for mask in masks)
         for mask in masks:
             file.write(mask.data)
-        if (header := _header(images_shape, len(ids), channels, masks_bytes)) != first_header:
+        if (header := _header(images_shape, len(ids), channels, dtype, masks_bytes)) != first_header:
             file.replace_start(header)
     return [file]
 
@@ -97,7 +99,7 @@ def read_shard(path: Path) -> Iterator[StoredSample]:
     """The samples of a shard in stored order."""
     with ShardFile(path) as shard:
         for row in range(len(shard.ids)):
-            pixels = np.empty((*shard.shapes[row], shard.channels), np.uint8)
+            pixels = np.empty((*shard.shapes[row], shard.channels), shard.dtype)
             shard.read_rows(row, 0, pixels)
             mask = shard.read_mask(row) if shard.has_masks else None
             yield StoredSample(int(shard.ids[row]), int(shard.labels[row]), pixels, mask=mask)
@@ -111,6 +113,7 @@ class ShardFile:
 
     Attributes:
         channels: of all pictures.
+        dtype: of their values.
         shapes: int64 [n, 2], height and width of each picture in pixels.
         starts: int64 [n], the byte of the file where each picture begins.
         labels: int64 [n].
@@ -133,9 +136,11 @@ class ShardFile:
             file_bytes = os.fstat(self._file.fileno()).st_size
             start = bytearray(min(DATA_START, file_bytes))
             self._read(memoryview(start), 0)
-            images_shape, count, self.channels, masks_bytes = _read_header(path, bytes(start), file_bytes)
+            images_shape, count, self.channels, self.dtype, masks_bytes = _read_header(
+                path, bytes(start), file_bytes
+            )
             self.has_masks = masks_bytes > 0
-            images_end = DATA_START + math.prod(images_shape)
+            images_end = DATA_START + math.prod(images_shape) * self.dtype.itemsize
             tail = memoryview(bytearray(file_bytes - masks_bytes - images_end))
             self._read(tail, images_end)
             self.labels, self.ids = (
@@ -145,7 +150,8 @@ class ShardFile:
                 self.shapes, self.channels = _read_shapes(path, tail[16 * count :], count, images_shape[0])
             else:
                 self.shapes = np.tile(np.array(images_shape[1:3], np.int64), (count, 1))
-            self.starts = picture_starts(self.shapes, self.channels)
+            self._pixel_bytes = self.channels * self.dtype.itemsize
+            self.starts = picture_starts(self.shapes, self._pixel_bytes)
             self._mask_ends = file_bytes - masks_bytes + np.cumsum(self.shapes.prod(axis=1))
             if self.has_masks and self._mask_ends[-1:].sum() != file_bytes:
                 raise DatasetError(f"{path}: its masks do not fit its pictures (damaged?); {remedy(path)}")
@@ -154,12 +160,12 @@ class ShardFile:
             raise
 
     def read_rows(self, sample: int, first: int, out: Pixels) -> None:
-        """Read rows `first`, ... of picture `sample` into `out`: uint8 [rows, width, channels], contiguous.
+        """Read rows `first`, ... of picture `sample` into `out`, [rows, width, channels] or their bytes.
 
         Raises:
             DatasetError: the file became shorter, or cannot be read.
         """
-        row_bytes = int(self.shapes[sample, 1]) * self.channels
+        row_bytes = int(self.shapes[sample, 1]) * self._pixel_bytes
         self._read(out.data.cast("B"), int(self.starts[sample]) + first * row_bytes)
 
     def read_mask(self, row: int) -> Pixels:
@@ -217,7 +223,7 @@ class ShardFile:
     def _place(self, sample: int) -> tuple[int, int]:
         """Where picture `sample` begins, and how many bytes it has."""
         height, width = self.shapes[sample].tolist()
-        return int(self.starts[sample]), height * width * self.channels
+        return int(self.starts[sample]), height * width * self._pixel_bytes
 
     def _read(self, out: memoryview, start: int) -> None:
         """Fill `out` with the bytes from `start` on."""
@@ -249,9 +255,9 @@ def _is_cached(descriptor: int, start: int) -> bool:
         return False
 
 
-def picture_starts(shapes: Shapes, channels: int) -> Shapes:
+def picture_starts(shapes: Shapes, pixel_bytes: int) -> Shapes:
     """int64 [n], the byte of a shard where each of its pictures of these `shapes`, int64 [n, 2], begins."""
-    return DATA_START + _offsets(shapes, channels)[0]
+    return DATA_START + _offsets(shapes, pixel_bytes)[0]
 
 
 def _offsets(shapes: Shapes, channels: int) -> tuple[Shapes, int]:
@@ -270,26 +276,30 @@ def _columns(channels: int) -> int:
     return 2 if channels == 3 else 3
 
 
-def _header(images_shape: list[int], count: int, channels: int, masks_bytes: int = 0) -> bytes:
+def _header(
+    images_shape: list[int], count: int, channels: int, dtype: np.dtype[Any], masks_bytes: int = 0
+) -> bytes:
     masks_shape = [masks_bytes] if len(images_shape) == 1 else images_shape[:3]
     shapes = {"images": images_shape, "shapes": [count, _columns(channels)], "masks": masks_shape}
     header: dict[str, Any] = {}
     start = 0
-    tensors = _TENSORS_OF_VARYING if len(images_shape) == 1 else _TENSORS
-    for name, dtype, width in (*tensors, _MASKS) if masks_bytes else tensors:
+    others = _TENSORS_OF_VARYING if len(images_shape) == 1 else _TENSORS
+    images = ("images", _DTYPES[dtype.itemsize], dtype.itemsize)
+    for name, kind, width in (images, *others, *([_MASKS] if masks_bytes else [])):
         shape = shapes.get(name, [count])
         stop = start + math.prod(shape) * width
-        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, stop]}
+        header[name] = {"dtype": kind, "shape": shape, "data_offsets": [start, stop]}
         start = stop
     body = json.dumps(header, separators=(",", ":")).encode().ljust(DATA_START - 8)
     return struct.pack("<Q", len(body)) + body
 
 
-def _read_header(path: Path, start: bytes, file_bytes: int) -> tuple[list[int], int, int, int]:
-    """Shape of `images`, number and channels of pictures, bytes of masks, from a file's start and size."""
+def _read_header(path: Path, start: bytes, file_bytes: int) -> tuple[list[int], int, int, np.dtype[Any], int]:
+    """Shape of `images`, number, channels and dtype of pictures, bytes of masks; from a file's start."""
     try:
         header = json.loads(start[8:])
         shape, count = header["images"]["shape"], header["ids"]["shape"][0]
+        dtype = np.dtype({"U8": "u1", "U16": "<u2"}[header["images"]["dtype"]])
         whole = all(type(side) is int and side >= 0 for side in (*shape, count))
         if len(shape) == 1:  # then the first picture says how many channels, if there are not three
             channels, right = (3 if header["shapes"]["shape"][1] == 2 else 0), whole
@@ -299,27 +309,27 @@ def _read_header(path: Path, start: bytes, file_bytes: int) -> tuple[list[int], 
         masks_shape = header.get("masks", {"shape": [0]})["shape"]
         right = right and all(type(side) is int and side >= 0 for side in masks_shape)
         masks_bytes = math.prod(masks_shape)
-        as_written = right and start == _header(shape, count, channels, masks_bytes)
+        as_written = right and start == _header(shape, count, channels, dtype, masks_bytes)
     except (ValueError, LookupError, TypeError, RecursionError, struct.error):
         as_written = False
     if not as_written:
         raise DatasetError(f"{path}: not a shard of this format (its header is damaged); {remedy(path)}")
     behind = 24 + 4 * _columns(channels) if len(shape) == 1 else 16  # bytes of a picture besides its pixels
-    expected_bytes: int = DATA_START + math.prod(shape) + count * behind + masks_bytes
+    expected_bytes: int = DATA_START + math.prod(shape) * dtype.itemsize + count * behind + masks_bytes
     if file_bytes != expected_bytes:
         raise DatasetError(
             f"{path}: expected {expected_bytes:,} bytes, got {file_bytes:,} (truncated?); {remedy(path)}"
         )
-    return shape, count, channels, masks_bytes
+    return shape, count, channels, dtype, masks_bytes
 
 
-def _read_shapes(path: Path, tail: memoryview, count: int, images_bytes: int) -> tuple[Shapes, int]:
+def _read_shapes(path: Path, tail: memoryview, count: int, values: int) -> tuple[Shapes, int]:
     """int64 [n, 2], and the channels, from `offsets` and `shapes`; DatasetError unless both say the same."""
     offsets = np.frombuffer(tail[: 8 * count], "<i8")
     shapes = np.frombuffer(tail[8 * count :], "<i4").reshape(count, -1).astype(np.int64)
     channels = 3 if shapes.shape[1] == 2 else int(shapes[:1, 2].sum())
     expected, end = _offsets(shapes, channels)
-    fits = 0 <= images_bytes - end < 8 and np.array_equal(offsets, expected)
+    fits = 0 <= values - end < 8 and np.array_equal(offsets, expected)
     if not fits or (shapes < 1).any() or (shapes > MAX_KEPT_SIDE).any() or (shapes[:, 2:] != channels).any():
         raise DatasetError(f"{path}: its offsets do not fit its pictures (damaged?); {remedy(path)}")
     return shapes[:, :2], channels

@@ -83,9 +83,9 @@ def _check_header(window: Window, header: bytes, position: int) -> None:
         raise window.damaged(f"breaks off at byte {window.size:,}, before the two empty blocks of its end")
     stored = header[_SUM].strip(b" \0")
     wanted = int(stored, 8) if stored and _OCTAL.fullmatch(stored) else -1
-    unsigned = sum(header[:148]) + 8 * ord(" ") + sum(header[156:])
-    signed = unsigned - 256 * sum(byte > 127 for byte in header[:148] + header[156:])  # by some old programs
-    if wanted not in (unsigned, signed):
+    summed = header[: _SUM.start] + b" " * 8 + header[_SUM.stop :]
+    # some old programs took bytes for signed numbers
+    if wanted != sum(summed) and wanted != sum(byte - (byte & 128) * 2 for byte in summed):
         what = "is no tar" if position == 0 else "is damaged"
         raise window.damaged(f"{what}: expected the header of a member at byte {position:,}, got other bytes")
 

@@ -70,7 +70,7 @@ def test_classes_are_the_folders(raw_tree: Path, converted: dict[str, Path]) -> 
         ({"device": "mps"}, "unknown device 'mps'; choose from: auto, cpu, cuda"),
         ({"split": "validation"}, "unknown split 'validation'; choose from: train"),
         ({"dtype": torch.int32}, "unknown dtype torch.int32; choose from: torch.uint8"),
-        ({"dtype": "int32"}, "unknown dtype 'int32'; choose from: bfloat16, float16, float32, uint8"),
+        ({"dtype": "int32"}, "unknown dtype 'int32'; choose from: bfloat16, float16, float32, uint16, uint8"),
         (
             {"num_workers": 4},
             r"num_workers is no setting .*; give reading=loaders.Reading\(workers=\.\.\.\)",

@@ -14,28 +14,32 @@ from loaders.augment.device import BatchAugmentation
 from precache import Recipe, convert, open_dataset
 from precache.errors import SettingError
 from precache.formats import FORMATS
-from precache.images import CHANNELS
 from tests.building import build_loader
 from tests.damage import flip_a_bit
 
 SIZE, STORED = 24, 32
+COUNTS = {"grey": 1, "rgba": 4, "deep": 1}
 
 
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Path]:
-    """(channels, fit) -> shards of 20 pictures with transparency."""
+    """(channels, fit) -> shards of 20 pictures with transparency, or `deep`: grey of 16 bits."""
     root = tmp_path_factory.mktemp("channels")
     for number in range(20):
         folder = root / "tree" / "ab"[number % 2]
         folder.mkdir(parents=True, exist_ok=True)
         pixels = np.random.default_rng(number).integers(0, 256, (36 + number, 40, 4), dtype=np.uint8)
         Image.fromarray(pixels).resize((STORED + number, 40)).save(folder / f"{number}.png")
+        deep = root / "deep" / "ab"[number % 2]
+        deep.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels.view(np.uint16)[..., 0]).save(deep / f"{number}.png")
     made = {}
-    for channels in ("grey", "rgba"):
+    for channels in ("grey", "rgba", "deep"):
         for fit in ("crop", "keep"):
             path = made[channels, fit] = root / f"{channels}-{fit}"
-            recipe = Recipe(format="shards", size=STORED, channels=channels, fit=fit, shard_bytes=9000)
-            convert(root / "tree", path, recipe, workers=0)
+            kind = {"channels": "grey", "dtype": "uint16"} if channels == "deep" else {"channels": channels}
+            recipe = Recipe(format="shards", size=STORED, fit=fit, shard_bytes=9000, **kind)
+            convert(root / ("deep" if channels == "deep" else "tree"), path, recipe, workers=0)
     return made
 
 
@@ -46,12 +50,13 @@ def pictures(path: Path) -> dict[int, np.ndarray]:
 
 
 def served(path: Path, **settings: Any) -> dict[int, torch.Tensor]:
-    settings = {"size": SIZE, "batch_size": 6, "workers": 2, **settings}
+    deep = {"dtype": "uint16"} if path.name.startswith("deep") else {}
+    settings = {"size": SIZE, "batch_size": 6, "workers": 2, **deep, **settings}
     with build_loader(path, **settings) as loader:
         return {int(i): image for batch in loader for i, image in zip(batch.ids, batch.images, strict=True)}
 
 
-BOTH = [(channels, fit) for channels in ("grey", "rgba") for fit in ("crop", "keep")]
+BOTH = [(channels, fit) for channels in COUNTS for fit in ("crop", "keep")]
 
 
 @pytest.mark.parametrize("kind", BOTH)
@@ -67,7 +72,7 @@ def test_the_centre_is_served_as_it_is_stored(
         top, left = round((height - SIZE) / 2), round((width - SIZE) / 2)
         part = expected[sample_id][top : top + SIZE, left : left + SIZE]
         assert np.array_equal(picture.permute(1, 2, 0).numpy(), part)
-        assert channels == CHANNELS[kind[0]]
+        assert channels == COUNTS[kind[0]]
 
 
 @pytest.mark.parametrize("kind", BOTH)
@@ -84,7 +89,7 @@ def test_a_cache_serves_what_the_files_do(
     assert any(not torch.equal(plain[i], other[i]) for i in plain)
 
 
-@pytest.mark.parametrize("channels", ["grey", "rgba"])
+@pytest.mark.parametrize("channels", COUNTS)
 def test_a_device_augments_as_the_cpu_does(stored: dict[tuple[str, str], Path], channels: str) -> None:
     """To within what rounding of positions costs."""
     path = stored[channels, "crop"]
@@ -92,30 +97,31 @@ def test_a_device_augments_as_the_cpu_does(stored: dict[tuple[str, str], Path], 
     ids = sorted(expected)
     batch = torch.from_numpy(np.stack([expected[i] for i in ids]))
     on_device = BatchAugmentation(RandomAugmentation(), 5, SIZE)(batch, torch.tensor(ids), 0)
-    assert on_device.shape == (len(ids), SIZE, SIZE, CHANNELS[channels])
+    assert on_device.shape == (len(ids), SIZE, SIZE, COUNTS[channels])
     for picture, sample_id in zip(on_device, ids, strict=True):
         difference = (picture.permute(2, 0, 1).int() - found[sample_id].int()).abs()
-        assert difference.float().mean() < 1
+        assert difference.float().mean() < (256 if channels == "deep" else 1)
 
 
 @pytest.mark.parametrize("kind", BOTH)
 def test_floats_are_normalised_by_channel(stored: dict[tuple[str, str], Path], kind: tuple[str, str]) -> None:
     statistics = open_dataset(stored[kind]).manifest.statistics["train"]
-    plain = served(stored[kind])
+    plain = {i: picture.to(torch.int32) for i, picture in served(stored[kind]).items()}
+    most = 65535 if kind[0] == "deep" else 255
     for normalize, mean, std in (
         ("dataset", statistics.mean, statistics.std),
-        ((0.5, 0.25), (0.5,) * CHANNELS[kind[0]], (0.25,) * CHANNELS[kind[0]]),
+        ((0.5, 0.25), (0.5,) * COUNTS[kind[0]], (0.25,) * COUNTS[kind[0]]),
         (None, (0.0,), (1.0,)),
     ):
         floats = served(stored[kind], dtype="float32", normalize=normalize)
         shift, scale = (torch.tensor(part).view(-1, 1, 1) for part in (mean, std))
-        assert all(torch.allclose(floats[i], (plain[i] / 255 - shift) / scale, atol=1e-4) for i in plain)
+        assert all(torch.allclose(floats[i], (plain[i] / most - shift) / scale, atol=1e-4) for i in plain)
 
 
 @pytest.mark.parametrize("channels", ["grey", "rgba"])
 def test_what_is_for_rgb_alone_is_refused(stored: dict[tuple[str, str], Path], channels: str) -> None:
     path = stored[channels, "crop"]
-    count = CHANNELS[channels]
+    count = COUNTS[channels]
     with pytest.raises(
         SettingError, match=f"'imagenet' is for RGB.* {count}-channel .*; give normalize='dataset'"
     ):
@@ -127,14 +133,15 @@ def test_what_is_for_rgb_alone_is_refused(stored: dict[tuple[str, str], Path], c
         build_loader(path, dtype="float32", normalize=([0.5] * 3, [0.5] * 3))
 
 
-@pytest.mark.parametrize("channels", ["grey", "rgba"])
+@pytest.mark.parametrize("channels", COUNTS)
 def test_a_function_gets_and_gives_all_channels(stored: dict[tuple[str, str], Path], channels: str) -> None:
-    path, count = stored[channels, "crop"], CHANNELS[channels]
-    inverted = served(path, augment=lambda images, ids, epoch: 255 - images, size=None)
+    path, count = stored[channels, "crop"], COUNTS[channels]
+    dtype = "uint16" if channels == "deep" else "uint8"
+    mirrored = served(path, augment=lambda images, ids, epoch: images.flip(2), size=None)
     expected = pictures(path)
-    assert all(np.array_equal(255 - inverted[i].permute(1, 2, 0).numpy(), expected[i]) for i in expected)
+    assert all(np.array_equal(mirrored[i].permute(1, 2, 0).numpy()[:, ::-1], expected[i]) for i in expected)
     for function in (lambda x, i, e: x.permute(0, 3, 1, 2), lambda x, i, e: x[..., :1].expand(-1, -1, -1, 3)):
-        with pytest.raises(SettingError, match=rf"must return uint8 \[6, 24, 24, {count}\]"):
+        with pytest.raises(SettingError, match=rf"must return {dtype} \[6, 24, 24, {count}\]"):
             served(path, augment=function)
 
 
@@ -143,3 +150,17 @@ def test_a_damaged_picture_is_left_out(stored: dict[tuple[str, str], Path], tmp_
         path = Path(shutil.copytree(stored[kind], tmp_path / "-".join(kind)))
         _, bad = flip_a_bit(path, shard_number=0, row=0)
         assert sorted([*served(path, on_error="skip"), bad]) == list(range(20))
+
+
+def test_integers_of_another_dtype_are_refused(stored: dict[tuple[str, str], Path]) -> None:
+    deep, grey = stored["deep", "crop"], stored["grey", "crop"]
+    with pytest.raises(
+        SettingError, match=r"dtype uint8: .* holds pictures of uint16; ask for dtype='uint16'"
+    ):
+        build_loader(deep)
+    with pytest.raises(
+        SettingError, match=r"dtype uint16: .* holds pictures of uint8; ask for dtype='uint8'"
+    ):
+        build_loader(grey, dtype="uint16")
+    (picture, *_) = served(deep).values()
+    assert picture.dtype == torch.uint16

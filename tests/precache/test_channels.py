@@ -190,7 +190,10 @@ def test_a_wrong_setting_says_what_would_do(raw_tree: Path, tmp_path: Path) -> N
             SettingError, match=r"channels rgba need format shards, got .*: a JPEG has no alpha"
         ):
             Recipe(format=name, channels="rgba")
-    with pytest.raises(SettingError, match="unknown channels 'gray'; choose from: grey, rgb, rgba"):
+    with pytest.raises(
+        SettingError,
+        match="unknown channels 'gray'; choose from: grey, rgb, rgba, or a number of bands to 64",
+    ):
         Recipe(format="shards", channels="gray")
     options = ("--format", "dali", "--channels", "rgba")
     check_bad_input(run("precache", "convert", raw_tree, "out", *options, cwd=tmp_path), "has no alpha")

@@ -228,3 +228,19 @@ def test_a_folder_without_masks_is_refused(trees: Trees, tmp_path: Path) -> None
     assert not (tmp_path / "out").exists()
     with pytest.raises(SettingError, match="lie one inside the other"):
         make(trees, trees.masks / "out", "shards")
+
+
+@pytest.mark.parametrize("settings", [{"channels": "grey"}, {"channels": "grey", "dtype": "uint16"}])
+def test_masks_are_the_same_whatever_is_stored_of_the_pictures(
+    settings: dict[str, Any], trees: Trees, tmp_path: Path
+) -> None:
+    for fit in ("crop", "keep"):
+        masks = []
+        for number, channels in enumerate(({}, settings)):
+            dataset = make(
+                trees, tmp_path / f"{fit}-{number}", "shards", fit=fit, shard_bytes=10**6, **channels
+            )
+            held = format_contract.stored(dataset)
+            masks.append({sample.id: mask_of(sample, path) for path, sample in held})
+        assert masks[0].keys() == masks[1].keys()
+        assert all(np.array_equal(mask, masks[1][i]) for i, mask in masks[0].items())

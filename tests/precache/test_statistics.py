@@ -35,10 +35,12 @@ def edit_manifest(path: Path, split: str, name: str, value: object) -> None:
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 3), (64, 48, 1), (65, 48, 3), (200, 7, 4)])
-def test_sums_are_exact(shape: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
+def test_sums_are_exact(shape: tuple[int, ...], dtype: type[np.integer]) -> None:
+    most = np.iinfo(dtype).max
     for picture in (
-        np.full(shape, 255, np.uint8),
-        np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8),
+        np.full(shape, most, dtype),
+        np.random.default_rng(0).integers(0, most + 1, shape, dtype=dtype),
     ):
         sums = PixelSums.of(picture)
         wide = picture.astype(object).reshape(-1, shape[2])
@@ -125,7 +127,7 @@ def test_statistics_that_cannot_be_are_refused(
     "content",
     [
         {"pixels": 1, "sums": [255], "squares": [255]},
-        {"pixels": 2, "sums": [5], "squares": [2000]},
+        {"pixels": 2, "sums": [5], "squares": [400_000]},
         {"pixels": 2, "sums": [], "squares": []},
         {"pixels": 2, "sums": [1.5], "squares": [2]},
         {"pixels": 2, "sums": [1, 1], "squares": [1]},

@@ -66,6 +66,6 @@ def make_webdataset(folder: Path, tree: Path, per_tar: int = 20, prefix: str = "
             key = key.replace(".", "_")
             files[f"{key}.{extension}"] = (tree / ref.path).read_bytes()
             files[f"{key}.cls"] = b"%d\n" % ref.label
-            files[f"{key}.json"] = json.dumps({"name": scan.classes[ref.label], "rank": row}).encode()
+            files[f"{key}.json"] = json.dumps({"caption": scan.classes[ref.label], "rank": row}).encode()
         make_tar(folder / f"{prefix}-{start:05d}.tar", files)
     return folder

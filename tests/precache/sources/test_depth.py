@@ -57,12 +57,14 @@ def test_a_link_into_a_circle_ends(tmp_path: Path) -> None:
     assert [s.path for s in scan_tree(tmp_path, 2).samples] == ["a/b/1.jpg"]
 
 
-def test_the_digest_tells_depths_apart(tmp_path: Path) -> None:
-    put(tmp_path, "train/a/b/1.jpg", "train/a/2.jpg", "val/a/2.jpg")
-    assert scan_tree(tmp_path).digest != scan_tree(tmp_path, 2).digest
-    (tmp_path / "flat").mkdir()
-    put(tmp_path / "flat", "a/1.jpg")
-    assert scan_tree(tmp_path / "flat", 1).digest == scan_tree(tmp_path / "flat").digest
+def test_the_digest_tells_apart_what_the_same_files_are_at_another_depth(tmp_path: Path) -> None:
+    put(tmp_path, "train/1.jpg", "test/2.jpg")
+    classes, splits = scan_tree(tmp_path), scan_tree(tmp_path, 0)
+    assert [s.path for s in classes.samples] == [s.path for s in splits.samples]
+    assert (classes.classes, splits.classes) == (("test", "train"), ())
+    assert splits.samples.split_names == ("test", "train")
+    assert classes.digest != splits.digest
+    assert scan_tree(tmp_path, 1).digest == classes.digest
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ def test_tars_of_samples_give_the_shards_of_their_tree(
     assert len(shards) > 1
     for shard in shards:
         assert (tmp_path / "out" / shard).read_bytes() == (converted["shards"] / shard).read_bytes(), shard
-    assert open_dataset(tmp_path / "out").manifest.fields == {"name": "text", "rank": "int"}
+    assert open_dataset(tmp_path / "out").manifest.fields == {"caption": "text", "rank": "int"}
     assert not verify_deep(tmp_path / "out", folder, workers=workers).problems
 
 
@@ -164,7 +164,7 @@ def test_keys_that_are_in_several_tars_are_several_samples(tmp_path: Path) -> No
 
 def test_a_sample_without_a_picture_is_rejected_by_name(raw_tree: Path, tmp_path: Path) -> None:
     folder = make_webdataset(tmp_path / "tars", raw_tree)
-    make_tar(folder / "zz.tar", {"lone.cls": b"0", "lone.json": b'{"name": "", "rank": 0}'})
+    make_tar(folder / "zz.tar", {"lone.cls": b"0", "lone.json": b'{"caption": "", "rank": 0}'})
     scan = scan_of(folder)
     with pytest.raises(ImageError, match=r"zz\.tar/lone: has no picture"):
         scan.source.read(scan.samples[70], 100)
@@ -202,7 +202,7 @@ def test_tars_beside_class_folders_are_a_tree(raw_tree: Path, tmp_path: Path) ->
 
 def test_options_are_those_of_the_manifest_when_it_is_verified(raw_tree: Path, tmp_path: Path) -> None:
     folder = make_webdataset(tmp_path / "tars", raw_tree)
-    options = SourceOptions(label="name", fields=("rank",))
+    options = SourceOptions(label="caption", fields=("rank",))
     convert(folder, tmp_path / "out", small_recipe("shards"), workers=0, options=options)
     manifest = open_dataset(tmp_path / "out").manifest
     assert manifest.classes == tuple(sorted(path.name for path in raw_tree.iterdir()))

@@ -11,7 +11,7 @@ from typing import TypeAlias
 import torch
 
 from loaders.augment.choice import BatchFunction
-from loaders.batch import MASK, Batch, DecodedBatch
+from loaders.batch import MASK, Batch, DecodedBatch, masks_in
 from loaders.dataset import RAW, SplitData
 from loaders.devices import Lane, upload
 from loaders.settings import Normalize, numbers_of
@@ -71,8 +71,8 @@ class Transfer:
         if sent.ready is not None:
             current = torch.cuda.current_stream(self.lane.device)
             current.wait_event(sent.ready)
-            masks = [sent.batch.fields[MASK]] if MASK in sent.batch.fields else []
-            for tensor in (*sent.batch, *masks):
+            masks = masks_in(sent.batch.fields)
+            for tensor in (*sent.batch, *([] if masks is None else [masks])):
                 tensor.record_stream(current)  # its memory is reused only after what this stream does
         return sent.batch
 
@@ -91,8 +91,8 @@ class Transfer:
         if self._scales is not None and self._dtype.is_floating_point:
             images = normalise(images, self._dtype, self._scales)
         fields = decoded.fields
-        if MASK in fields:
-            fields = {**fields, MASK: upload(fields[MASK], self.lane.device)}
+        if (masks := masks_in(fields)) is not None:
+            fields = {**fields, MASK: upload(masks, self.lane.device)}
         return Batch(images, labels, decoded.ids, padding, fields)
 
 

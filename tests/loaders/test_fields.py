@@ -139,3 +139,13 @@ def test_a_number_keeps_its_64_bits_as_a_field_and_has_32_as_a_target(tmp_path: 
         assert batch.fields["large"].tolist() == [values[i] for i in ids]
         assert batch.fields["exact"].tolist() == [i + 1e-12 for i in ids]
         assert np.allclose(batch.labels, [i / 3 for i in ids])
+
+
+@pytest.mark.parametrize("values", [["a.png"] * SAMPLES, [[[1, 2]]] * SAMPLES, list(range(SAMPLES))], ids=str)
+def test_a_field_called_mask_is_a_field_like_others(values: list[Any], tmp_path: Path) -> None:
+    convert(listed("none", {"mask": values}), tmp_path / "out", Recipe(format="shards", size=4), workers=0)
+    with loaders.build(tmp_path / "out", batch_size=SAMPLES) as loader:
+        batch = next(iter(loader))
+    moved = batch.to("meta")
+    assert moved.images.device.type == "meta"
+    contract.check_field(moved.fields["mask"], [values[i] for i in batch.ids.tolist()])

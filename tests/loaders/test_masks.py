@@ -172,7 +172,7 @@ def test_a_damaged_index_serves_no_other_mask(
     INDEX_DAMAGE[damage](path / "train-00001.idx")
     with (
         build(arm, path) as loader,
-        pytest.raises(DatasetError, match="train-00001.*precache verify") as caught,
+        pytest.raises(DatasetError, match=r"train-00001.*precache verify") as caught,
     ):
         list(loader)
     assert "\n" not in str(caught.value)
@@ -312,6 +312,20 @@ def test_a_mask_is_taken_from_the_pixels_below_the_centres() -> None:
     assert out.tolist() == [[7, 5], [15, 13]]
     follow_mask(mask, np.array([-1, 3, 2, 2]), mirrored=False, out=out)
     assert out.tolist() == [[0, 12], [0, 0]]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_any_crop_of_a_mask_is_sampled_at_the_centres(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    height, width, rows, columns = random.integers(1, 60, 4).tolist()
+    mask = random.integers(0, 256, (height + 5, width + 7)).astype(np.uint8)
+    out = np.empty((rows, columns), np.uint8)
+    follow_mask(mask, np.array([4, 3, width, height]), mirrored=bool(seed % 2), out=out)
+    down, across = (2 * np.arange(rows) + 1) * height, (2 * np.arange(columns) + 1) * width
+    expected = mask[np.ix_(3 + down // (2 * rows), 4 + across // (2 * columns))]
+    # on the border of two pixels either is as near
+    clear = np.ix_(down % (2 * rows) > 0, across % (2 * columns) > 0)
+    assert np.array_equal((out[:, ::-1] if seed % 2 else out)[clear], expected[clear])
 
 
 def test_boxes_are_cut_off_and_dropped() -> None:

@@ -31,6 +31,7 @@ from precache.sources.members import FILE, FOLDER, NO_NAME, Member, Node, parts_
 from precache.sources.opened import Opened, open_archive
 from precache.sources.options import SourceOptions
 from precache.sources.tree import SPLIT_FOLDERS
+from precache.sources.window import Window
 
 LABEL = "cls"
 _READ = (LABEL, FIELDS, TEXT)
@@ -199,7 +200,8 @@ class _Found:
 
     def _samples(self, archive: Opened) -> dict[str, _Sample]:
         samples: dict[str, _Sample] = {}
-        for member in archive.members():
+        window = archive.window()
+        for member in archive.members(window):
             name = os.fsdecode(member.name)
             parts = parts_of(name)
             reason = NO_NAME if parts is None else None
@@ -212,16 +214,16 @@ class _Found:
                 continue
             key = "/".join((*parts[:-1], base))
             sample = samples.setdefault(key, _Sample())
-            self._take(archive, member, sample, extension.lower(), "/".join(parts))
+            self._take(window, member, sample, extension.lower(), "/".join(parts))
         return {key: sample for key, sample in samples.items() if sample.picture or sample.parts}
 
-    def _take(self, archive: Opened, member: Member, sample: _Sample, extension: str, path: str) -> None:
+    def _take(self, tar: Window, member: Member, sample: _Sample, extension: str, path: str) -> None:
         wanted = self._options.image
         if extension == wanted if wanted is not None else _is_picture(extension):
             if sample.picture is not None and sample.picture[0] != extension:
                 others = f"{sample.picture[0]} and {extension}"
                 raise SourceError(
-                    f"{archive.shown}: {path!r} is the second picture of its sample ({others}); say which "
+                    f"{tar.shown}: {path!r} is the second picture of its sample ({others}); say which "
                     f"one is meant, as --image {extension}"
                 )
             if sample.picture is not None:
@@ -230,10 +232,10 @@ class _Found:
         elif extension in _READ:
             if member.size > _MOST_TEXT_BYTES:
                 raise SourceError(
-                    f"{archive.shown}: {path!r} has {member.size:,} bytes, expected a text of at most "
+                    f"{tar.shown}: {path!r} has {member.size:,} bytes, expected a text of at most "
                     f"{_MOST_TEXT_BYTES:,}; leave it out of the tar"
                 )
-            sample.parts[extension] = archive.read(member.place, member.size)
+            sample.parts[extension] = tar.read(member.place, member.size)
         else:
             self.ignored.append(IgnoredPath(path, "is a part of a sample that is not read"))
 

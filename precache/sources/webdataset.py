@@ -6,7 +6,8 @@
     00042.txt    text, the field 'txt'
 
 A source is one tar, or all of a folder, by name. Ids are ranks of the keys as they are stored; what has a
-label and no picture is rejected when it is converted. Tars named train-00000.tar and val-00000.tar are splits.
+label and no picture is rejected when it is converted. Tars named train-00000.tar and val-00000.tar are
+splits.
 https://github.com/webdataset/webdataset
 """
 

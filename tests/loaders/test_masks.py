@@ -347,3 +347,4 @@ def test_masks_go_with_the_first_view_of_whatever_is_chosen(
         for batch in (*loader, *loader):
             assert damaged not in check_whole(batch)
             assert {len(view) for view in batch.views} == {len(batch.ids)}
+            assert not any(torch.equal(batch.images, view) for view in batch.views[1:])

@@ -123,7 +123,7 @@ class DeepReport:
 
 def verify_deep(
     path: str | os.PathLike[str],
-    source: str | os.PathLike[str],
+    source: Any,
     *,
     root: str | None = None,
     workers: int | None = None,

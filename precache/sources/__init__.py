@@ -3,11 +3,14 @@
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from precache.errors import SourceError
 from precache.sources import opened, rows, webdataset
 from precache.sources.archive import ArchiveSource
 from precache.sources.base import Source
+from precache.sources.dataset import open_object, open_saved
+from precache.sources.hf import PREFIX
 from precache.sources.masks import MaskTree
 from precache.sources.options import SourceOptions
 from precache.sources.table import TableSource
@@ -17,20 +20,28 @@ from precache.sources.webdataset import WebDatasetSource
 __all__ = ["Source", "SourceOptions", "open_source"]
 
 
-def open_source(source: str | os.PathLike[str] | Source, options: SourceOptions | None = None) -> Source:
-    """The source at a path, of the kind that the path says; or `source` itself where it is one.
+def open_source(source: Any, options: SourceOptions | None = None) -> Source:
+    """The source at a path, of the kind that the path says; that of a dataset; or `source` where it is one.
+
+    Args:
+        source: a path, `hf:FOLDER` for a dataset of Hugging Face on disk, anything with `__len__` and
+            `__getitem__`, a mapping of splits to such datasets, or a `Source`.
 
     Raises:
-        SettingError: an option is not for such a source.
+        SettingError: an option is not for such a source, or it is none.
         SourceError: it cannot be opened.
+        MissingDependencyError: it needs an extra.
     """
     options = options or SourceOptions()
     if options.mask is not None:
         return MaskTree(open_source(source, replace(options, mask=None)), Path(options.mask))
     options = replace(options, boxes=None)  # a field like others, for a source
     if not isinstance(source, str | os.PathLike):
-        return source
+        is_source = all(hasattr(source, name) for name in ("scan", "read", "where"))
+        return source if is_source else open_object(source, options)
     path = Path(source)
+    if str(path).startswith(PREFIX):
+        return open_saved(str(path).removeprefix(PREFIX), options)
     if rows.is_table(path) and not path.is_dir():
         options.only("a table", "root", "image", "label", "target", "separator", "split", "fields")
         return TableSource(path, options)

@@ -42,6 +42,7 @@ from precache.shard_writer import ShardTask, finish_shard, write_shard
 from precache.source_state import changed_pictures
 from precache.sources import SourceOptions, open_source
 from precache.sources.base import Scan, check_apart
+from precache.sources.converted import prepared
 from precache.splits import apply_list
 
 
@@ -108,7 +109,7 @@ def convert(
     check_share("max_rejects", max_rejects)
     options = replace(options or SourceOptions(), **named)
     opened = open_source(source, options)
-    scan = opened.scan()
+    scan = prepared(opened.scan(), recipe)
     boxes.check(options.boxes, scan.samples.fields, masks=masks.reader_of(scan.source) is not None)
     for warning in scan.warnings:
         warn(warning)

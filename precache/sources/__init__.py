@@ -48,6 +48,11 @@ def open_source(source: Any, options: SourceOptions | None = None) -> Source:
     remedy = rows.why_no_table(path)
     if remedy is not None and path.is_file():
         raise SourceError(f"{path}: expected a table as CSV, TSV, JSON lines or Parquet; {remedy}")
+    from precache.sources import converted  # which reads manifests, and these hold options of sources
+
+    if converted.is_converted(path):
+        options.only("a converted dataset", "where")
+        return converted.ConvertedSource.open(path, options.where)
     if opened.has_suffix(path, opened.SUFFIXES) and not path.is_dir():
         options.only("an archive", "image", "label", "target", "separator", "fields", "class_depth")
         return ArchiveSource(path, options)

@@ -128,9 +128,7 @@ class _Keys:
         try:
             return sample[key]
         except (KeyError, IndexError, TypeError) as error:
-            raise ValueError(
-                f"has no {key!r}" if isinstance(key, str) else f"is no tuple with a {key}"
-            ) from error
+            raise ValueError(f"has no {key!r}" if isinstance(key, str) else "is no tuple of two") from error
 
 
 def _plain(sample: Any) -> Any:

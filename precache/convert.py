@@ -13,6 +13,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -109,7 +110,7 @@ def convert(
     check_share("max_rejects", max_rejects)
     options = replace(options or SourceOptions(), **named)
     opened = open_source(source, options)
-    scan = prepared(opened.scan(), recipe)
+    scan, options = prepared(opened.scan(), recipe, options)
     boxes.check(options.boxes, scan.samples.fields, masks=masks.reader_of(scan.source) is not None)
     for warning in scan.warnings:
         warn(warning)

@@ -5,13 +5,19 @@ import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
 
 from precache.errors import DatasetError, ImageError, shell_command
 from precache.jpeg import Pixels, decode_jpeg
 from precache.output import OutputFile
 from precache.sizes import Size
 from precache.storage import open_regular, read_regular
+
+Places: TypeAlias = npt.NDArray[np.int64]
+"""int64 [n, 2]: first byte and number of bytes of each of n samples in their shard."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +124,21 @@ class EncodedMasks:
         self._file.close()
 
 
+def read_index(path: Path, parse: Callable[[bytes], Iterable[tuple[int, int]]]) -> Places:
+    """The places that the index at `path` names; `parse` raises ValueError or KeyError for what is none.
+
+    Raises:
+        DatasetError: it cannot be read, or is damaged.
+    """
+    try:
+        places = np.array([*parse(read_regular(path))], np.int64).reshape(-1, 2)
+        if np.any(places < 0):
+            raise ValueError("a negative number")
+    except (OSError, ValueError, KeyError, OverflowError) as error:
+        raise DatasetError(f"{path}: cannot be read as an index ({error}); {remedy(path)}") from error
+    return places
+
+
 def index_lines(path: Path) -> list[list[str]]:
     """The words of each line of the index at `path`; DatasetError if it cannot be read."""
     try:
@@ -144,6 +165,9 @@ class Format:
             at a time. The files are not at their paths before `output.publish` is called on them.
         read_shard: `path -> samples` in stored order. A damaged file raises DatasetError; where one sample
             alone is damaged, and the format tells, the sample says so.
+        find_samples: `path -> int64 [n, 2]`, where in the shard the samples lie, in stored order: first byte
+            and number of bytes, as the index beside it says where the format has one. DatasetError as above.
+        read_sample: what these bytes hold; of `shards` without id and label, as uint8 [bytes].
         open_masks: of a shard that has some; raises DatasetError if its file, or its index, is damaged.
         describe: the bytes that a shard has of a sample beside its picture, id and label: where it comes
             from, its target and its fields.
@@ -156,6 +180,8 @@ class Format:
     index_suffix: str | None
     write_shard: Callable[[Path, Iterable[Sample], int, Size | None], list[OutputFile]]
     read_shard: Callable[[Path], Iterator[StoredSample]]
+    find_samples: Callable[[Path], Places]
+    read_sample: Callable[[bytes], StoredSample]
     open_masks: Callable[[Path], MaskFile]
     describe: Callable[[Sample], bytes]
     holds_pixels: bool

@@ -39,7 +39,7 @@ import numpy as np
 import numpy.typing as npt
 
 from precache.errors import DatasetError
-from precache.formats.base import Format, Sample, StoredSample, remedy
+from precache.formats.base import Format, Places, Sample, StoredSample, remedy
 from precache.images import MAX_KEPT_SIDE
 from precache.jpeg import Pixels
 from precache.output import OutputFile, write_beside
@@ -103,6 +103,17 @@ def read_shard(path: Path) -> Iterator[StoredSample]:
             shard.read_rows(row, 0, pixels)
             mask = shard.read_mask(row) if shard.has_masks else None
             yield StoredSample(int(shard.ids[row]), int(shard.labels[row]), pixels, mask=mask)
+
+
+def find_samples(path: Path) -> Places:
+    """Where in the shard at `path` its pictures lie."""
+    with ShardFile(path) as shard:
+        return np.stack((shard.starts, shard.shapes.prod(axis=1) * shard.channels), axis=1)
+
+
+def read_sample(stored: bytes) -> StoredSample:
+    """The pixels of one picture, uint8 [bytes]; the bytes do not say whose they are."""
+    return StoredSample(-1, -1, np.frombuffer(stored, np.uint8).copy())  # or nobody may write to it
 
 
 class ShardFile:
@@ -340,6 +351,8 @@ FORMAT = Format(
     index_suffix=None,
     write_shard=write_shard,
     read_shard=read_shard,
+    find_samples=find_samples,
+    read_sample=read_sample,
     open_masks=ShardFile,
     describe=lambda sample: b"",
     holds_pixels=True,

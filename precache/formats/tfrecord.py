@@ -28,7 +28,16 @@ import numpy as np
 
 from precache import masks
 from precache.errors import DatasetError
-from precache.formats.base import EncodedMasks, Format, Sample, StoredSample, index_lines, remedy
+from precache.formats.base import (
+    EncodedMasks,
+    Format,
+    Places,
+    Sample,
+    StoredSample,
+    index_lines,
+    read_index,
+    remedy,
+)
 from precache.output import OutputFile, write_beside
 from precache.sizes import Size
 from precache.storage import read_regular
@@ -61,6 +70,26 @@ def read_shard(path: Path) -> Iterator[StoredSample]:
             yield _decode_example(data) if intact else StoredSample(-1, -1, b"", _DAMAGE)
     except (OSError, struct.error, ValueError, KeyError, IndexError) as error:
         raise DatasetError(f"{path}: cannot be read as TFRecords ({error}); {remedy(path)}") from error
+
+
+def find_samples(path: Path) -> Places:
+    """Where in the file at `path` its records lie, by the index beside it."""
+    return read_index(path.with_suffix(INDEX_SUFFIX), _parse_index)
+
+
+def _parse_index(index: bytes) -> Iterator[tuple[int, int]]:
+    for line in index.splitlines():
+        start, size = line.split()
+        yield int(start), int(size)
+
+
+def read_sample(stored: bytes) -> StoredSample:
+    """The sample of one record."""
+    try:
+        ((data, intact),) = _records(memoryview(stored))
+        return _decode_example(data) if intact else StoredSample(-1, -1, b"", _DAMAGE)
+    except (struct.error, KeyError, IndexError) as error:
+        raise ValueError(f"no record ({error})") from error
 
 
 def open_masks(path: Path) -> EncodedMasks:
@@ -247,6 +276,8 @@ FORMAT = Format(
     index_suffix=INDEX_SUFFIX,
     write_shard=write_shard,
     read_shard=read_shard,
+    find_samples=find_samples,
+    read_sample=read_sample,
     open_masks=open_masks,
     describe=_describe,
     holds_pixels=False,

@@ -21,7 +21,16 @@ from typing import Any
 
 from precache import masks
 from precache.errors import DatasetError
-from precache.formats.base import EncodedMasks, Format, Sample, StoredSample, index_lines, remedy
+from precache.formats.base import (
+    EncodedMasks,
+    Format,
+    Places,
+    Sample,
+    StoredSample,
+    index_lines,
+    read_index,
+    remedy,
+)
 from precache.output import OutputFile, write_beside
 from precache.sizes import Size
 from precache.storage import read_regular
@@ -62,6 +71,30 @@ def read_shard(path: Path) -> Iterator[StoredSample]:
                 parts.clear()
     except (OSError, ValueError) as error:
         raise DatasetError(f"{path}: cannot be read as a tar of samples ({error}); {remedy(path)}") from error
+
+
+def find_samples(path: Path) -> Places:
+    """Where in the tar at `path` its pictures lie, each with the header before it, by the index beside it."""
+    return read_index(path.with_suffix(INDEX_SUFFIX), _parse_index)
+
+
+def _parse_index(index: bytes) -> Iterator[tuple[int, int]]:
+    first, *lines = index.splitlines()
+    if first.split() != [b"v1.2", b"%d" % len(lines)]:
+        raise ValueError("its first line")
+    for line in lines:
+        words = line.split()
+        places = dict(zip(words[::4], zip(words[1::4], words[2::4], strict=True), strict=True))
+        start, size = places[b"jpg"]
+        yield int(start) - _BLOCK, int(size) + _BLOCK
+
+
+def read_sample(stored: bytes) -> StoredSample:
+    """The picture of a sample, of the header in front of it and its content; its label lies elsewhere."""
+    name = stored[:100].rstrip(b"\0")
+    if stored[_MAGIC] != b"ustar" or int(stored[_SIZE], 8) != len(stored) - _BLOCK:
+        raise ValueError("no tar header of this size")
+    return StoredSample(int(name.removesuffix(b".jpg")), -1, stored[_BLOCK:])
 
 
 def open_masks(path: Path) -> EncodedMasks:
@@ -142,6 +175,8 @@ FORMAT = Format(
     index_suffix=INDEX_SUFFIX,
     write_shard=write_shard,
     read_shard=read_shard,
+    find_samples=find_samples,
+    read_sample=read_sample,
     open_masks=open_masks,
     describe=_describe,
     holds_pixels=False,

@@ -42,24 +42,36 @@ def open_source(source: Any, options: SourceOptions | None = None) -> Source:
     path = Path(source)
     if str(path).startswith(PREFIX):
         return open_saved(str(path).removeprefix(PREFIX), options)
-    if rows.is_table(path) and not path.is_dir():
+    return _open_folder(path, options) if path.is_dir() else _open_file(path, options)
+
+
+def _open_file(path: Path, options: SourceOptions) -> Source:
+    if rows.is_table(path):
         options.only("a table", "root", "image", "label", "target", "separator", "split", "fields")
         return TableSource(path, options)
+    if opened.has_suffix(path, opened.SUFFIXES):
+        options.only("an archive", "image", "label", "target", "separator", "fields", "class_depth")
+        return ArchiveSource(path, options)
     remedy = rows.why_no_table(path)
     if remedy is not None and path.is_file():
         raise SourceError(f"{path}: expected a table as CSV, TSV, JSON lines or Parquet; {remedy}")
+    if opened.has_suffix(path, opened.OTHER_SUFFIXES) and path.is_file():
+        raise SourceError(f"{path}: expected a tar or a zip; unpack it, and convert the folder")
+    return _open_tree(path, options)
+
+
+def _open_folder(path: Path, options: SourceOptions) -> Source:
     from precache.sources import converted  # which reads manifests, and these hold options of sources
 
     if converted.is_converted(path):
         options.only("a converted dataset", "where")
-        return converted.ConvertedSource.open(path, options.where)
-    if opened.has_suffix(path, opened.SUFFIXES) and not path.is_dir():
-        options.only("an archive", "image", "label", "target", "separator", "fields", "class_depth")
-        return ArchiveSource(path, options)
-    if opened.has_suffix(path, opened.OTHER_SUFFIXES) and path.is_file():
-        raise SourceError(f"{path}: expected a tar or a zip; unpack it, and convert the folder")
+        return converted.open_converted(path, options.where)
     if webdataset.holds_tars(path):
         options.only("WebDataset tars", "image", "label", "target", "separator", "fields")
         return WebDatasetSource(path, options)
+    return _open_tree(path, options)
+
+
+def _open_tree(path: Path, options: SourceOptions) -> Source:
     options.only("a tree of class folders", "class_depth")
     return TreeSource(path, 1 if options.class_depth is None else options.class_depth)

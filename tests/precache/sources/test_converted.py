@@ -135,7 +135,7 @@ def test_a_bad_condition_says_what_would_do(converted: dict[str, Path], text: st
 
 
 def test_enlarging_is_refused(converted: dict[str, Path], tmp_path: Path) -> None:
-    with pytest.raises(SettingError, match=r"size 49 is more than the 48 that .* stores"):
+    with pytest.raises(SettingError, match=r"size 49 is more than the 48x48 that .* stores"):
         convert(converted["shards"], tmp_path / "out", small_recipe("dali", size=49), workers=0)
     assert not (tmp_path / "out").exists()
 

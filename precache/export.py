@@ -4,6 +4,7 @@
     TREE/train/CLASS/NAME.jpg    with splits that a tree may have, as `precache.sources.tree` reads them
     TREE/NAME.jpg                samples without a class of their own
     TREE/labels.jsonl            where a tree cannot hold it: what else is known of each, as a table
+    TREE/.masks/CLASS/NAME.png   masks, where there are some
 
 Classes and names are those of the original files, as far as they are safe to write and no two are alike; else
 the sample's id makes the difference.
@@ -17,7 +18,7 @@ import shlex
 import unicodedata
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -25,10 +26,12 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from precache import columns, executors
+from precache import columns, executors, masks
+from precache.boxes import moved
 from precache.converted import ConvertedDataset, open_dataset
-from precache.errors import DatasetError, SettingError, check_choice, check_range
+from precache.errors import DatasetError, SettingError, check_choice, check_range, shell_command
 from precache.formats import FORMATS, StoredSample
+from precache.images import CHANNELS
 from precache.index import SampleIndex
 from precache.jpeg import encode_jpeg
 from precache.manifest import Manifest
@@ -36,7 +39,7 @@ from precache.progress import Progress, unseen
 from precache.sources.tree import SPLIT_FOLDERS
 from precache.storage import atomic_folder, check_new_folder, fsync_folder
 
-TABLE_NAME = "labels.jsonl"
+TABLE_NAME, MASKS_NAME = "labels.jsonl", ".masks"
 FORMATS_OF_FILES = ("jpeg", "png")
 _SUFFIXES = {"jpeg": ".jpg", "png": ".png"}
 _LOSSLESS_LEVEL = 1  # of zlib: three times as fast as the default, a tenth more bytes
@@ -87,18 +90,19 @@ def export(
     if file_format is None:
         file_format = "png" if FORMATS[manifest.recipe.format].holds_pixels else "jpeg"
     check_choice("format", file_format, FORMATS_OF_FILES)
+    if manifest.recipe.channels == "rgba" and file_format == "jpeg":
+        raise SettingError(f"{path}: has transparency, which a JPEG cannot hold; export it as png")
     tree = Path(os.path.realpath(tree))
     _check_place(dataset.path, tree)
-    index = dataset.read_index()
+    index = _on_stored_pictures(manifest, dataset.read_index())
     names, depth = _names(manifest, index, _SUFFIXES[file_format])
     report = executors.counted(on_progress, manifest.samples)
+    write = partial(_write_shard, file_format, quality)
     try:
         if tree.exists():
             tree.rmdir()  # so that the new one takes its place in one step
         with atomic_folder(tree) as folder:
-            for parent in {os.path.dirname(name) for name in names}:
-                (folder / parent).mkdir(parents=True, exist_ok=True)
-            write = partial(_write_shard, file_format, quality)
+            _make_folders(folder, names, masked=index.mask_checksums is not None)
             tasks = _tasks(dataset, index, names, folder)
             with closing(executors.run(write, tasks, min(workers, len(manifest.shards)), report)) as done:
                 for _ in done:
@@ -106,15 +110,39 @@ def export(
             keys = _write_table(manifest, index, names, folder)
             if hasattr(os, "sync"):
                 os.sync()  # one call, where a sync for each file would take minutes
+        fsync_folder(tree.parent)
     except OSError as error:
         raise DatasetError(
             f"{error.filename or tree}: cannot be written ({error.strerror or error}); nothing is kept: make "
             f"room or fix permissions, then export again"
         ) from error
-    fsync_folder(tree.parent)
+    return _exported(manifest, index, tree, keys, depth)
+
+
+def _make_folders(folder: Path, names: Sequence[str], *, masked: bool) -> None:
+    for parent in {os.path.dirname(name) for name in names}:
+        for above in (folder, folder / MASKS_NAME) if masked else (folder,):
+            (above / parent).mkdir(parents=True, exist_ok=True)
+
+
+def _exported(
+    manifest: Manifest, index: SampleIndex, tree: Path, keys: Sequence[str] | None, depth: int
+) -> Exported:
+    flags = [] if depth == 1 else [f"--class-depth {depth}"]
     if keys is not None:
-        return Exported(len(names), tree / TABLE_NAME, _table_flags(manifest, keys))
-    return Exported(len(names), tree, "" if depth == 1 else f"--class-depth {depth}")
+        flags = _table_flags(manifest, keys)
+    if index.mask_checksums is not None:
+        flags.append(shell_command("--mask", tree / MASKS_NAME))
+    return Exported(manifest.samples, tree if keys is None else tree / TABLE_NAME, " ".join(flags))
+
+
+def _on_stored_pictures(manifest: Manifest, index: SampleIndex) -> SampleIndex:
+    """`index` with boxes where things are on the pictures that are written."""
+    name = manifest.source_options.get("boxes")
+    if name is None:
+        return index
+    boxes = moved(index.fields[name], index.source_sizes, manifest.recipe.rendering)
+    return replace(index, fields={**index.fields, name: boxes})
 
 
 def _check_place(source: Path, tree: Path) -> None:
@@ -132,6 +160,7 @@ class _Task:
     dataset: ConvertedDataset
     number: int
     index: SampleIndex
+    folder: Path
     files: tuple[str, ...]
 
     @property
@@ -147,30 +176,38 @@ def _tasks(
     shard_of = np.repeat(np.arange(len(shards)), [shard.samples for shard in shards])
     for number in range(len(shards)):
         rows = shard_of == number
-        files = tuple(str(folder / names[row]) for row in np.flatnonzero(rows).tolist())
-        yield _Task(dataset, number, index.select(rows), files)
+        files = tuple(names[row] for row in np.flatnonzero(rows).tolist())
+        yield _Task(dataset, number, index.select(rows), folder, files)
 
 
 def _write_shard(file_format: str, quality: int, task: _Task, tick: executors.Ticks) -> None:
     path = task.dataset.shard_path(task.dataset.manifest.shards[task.number])
+    channels = CHANNELS[task.dataset.manifest.recipe.channels]
     samples = 0
     for row, sample in enumerate(FORMATS[task.dataset.manifest.recipe.format].read_shard(path)):
         if row >= len(task.files) or (not sample.damage and sample.id != task.index.ids[row]):
             raise DatasetError(f"{path}: holds sample {sample.id}, which the dataset's index does not")
         task.index.check(row, sample.data, str(path), sample.damage)
-        with open(task.files[row], "wb") as file:  # perhaps again: a worker that died may have written it
-            file.write(_encoded(sample, file_format, quality, str(path)))
+        with open(task.folder / task.files[row], "wb") as file:  # again, where a worker died over it
+            file.write(_encoded(sample, file_format, quality, str(path), channels))
+        if sample.mask is not None:
+            stored = sample.mask if isinstance(sample.mask, bytes) else masks.encode(sample.mask)
+            name = PurePosixPath(MASKS_NAME, task.files[row]).with_suffix(".png")
+            (task.folder / name).write_bytes(stored)
         samples += 1
         tick()
     if samples != len(task.files):
         raise DatasetError(f"{path}: expected {len(task.files):,} samples, got {samples:,}")
 
 
-def _encoded(sample: StoredSample, file_format: str, quality: int, path: str) -> bytes:
+def _encoded(sample: StoredSample, file_format: str, quality: int, path: str, channels: int) -> bytes:
     if file_format == "jpeg":
         return sample.data if isinstance(sample.data, bytes) else encode_jpeg(sample.data, quality)
     encoded = io.BytesIO()
-    Image.fromarray(sample.pixels(path)).save(encoded, "PNG", compress_level=_LOSSLESS_LEVEL)
+    pixels = sample.pixels(path, channels)
+    Image.fromarray(pixels[..., 0] if channels == 1 else pixels).save(
+        encoded, "PNG", compress_level=_LOSSLESS_LEVEL
+    )
     return encoded.getvalue()
 
 
@@ -258,13 +295,15 @@ def _write_table(
     return list(line)
 
 
-def _table_flags(manifest: Manifest, keys: Sequence[str]) -> str:
+def _table_flags(manifest: Manifest, keys: Sequence[str]) -> list[str]:
     flags = [f"--{name} {name}" for name in ("label", "split") if name in keys]
     if manifest.target in ("classes", "number"):
         flags.append(f"--target {manifest.target}")
     if manifest.fields:
         flags.append(f"--field {shlex.quote(','.join(map(_free, manifest.fields)))}")
-    return " ".join(flags)
+    if boxes := manifest.source_options.get("boxes"):
+        flags.append(f"--boxes {shlex.quote(_free(boxes))}")
+    return flags
 
 
 def _label(manifest: Manifest, index: SampleIndex, row: int) -> Any:

@@ -156,6 +156,14 @@ def atomic_folder(path: Path) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
+def is_cached(descriptor: int, start: int) -> bool:
+    """Whether the byte at `start` can be read without waiting for the disk; False behind the end."""
+    try:
+        return os.preadv(descriptor, [bytearray(1)], start, os.RWF_NOWAIT) > 0
+    except (AttributeError, OSError):  # no such call, or it would wait
+        return False
+
+
 def fsync_folder(folder: Path) -> None:
     """Make the names in `folder` durable; a no-op where folders cannot be opened or synced.
 

@@ -44,7 +44,7 @@ from precache.images import MAX_KEPT_SIDE
 from precache.jpeg import Pixels
 from precache.output import OutputFile, write_beside
 from precache.sizes import Size, sides
-from precache.storage import open_regular
+from precache.storage import is_cached, open_regular
 
 Shapes: TypeAlias = npt.NDArray[np.int64]
 SUFFIX = ".safetensors"
@@ -108,7 +108,7 @@ def read_shard(path: Path) -> Iterator[StoredSample]:
 def find_samples(path: Path) -> Places:
     """Where in the shard at `path` its pictures lie."""
     with ShardFile(path) as shard:
-        return np.stack((shard.starts, shard.shapes.prod(axis=1) * shard.channels), axis=1)
+        return np.stack((shard.starts, shard.shapes.prod(axis=1) * shard.channels * shard.dtype.itemsize), axis=1)
 
 
 def read_sample(stored: bytes) -> StoredSample:
@@ -201,14 +201,14 @@ class ShardFile:
         for start in range(0, file_bytes, _PROBED_BYTES):
             stop = min(start + _PROBED_BYTES, file_bytes)
             # not its ends: opening the file brought in those of the file
-            if not _is_cached(self.descriptor, (start + stop) // 2):
+            if not is_cached(self.descriptor, (start + stop) // 2):
                 for place in range(start, stop, _CHUNK_BYTES):
                     self._read_some(chunk, place)
 
     def is_cached(self, sample: int) -> bool:
         """Whether the midst of picture `sample` is in the system's cache."""
         start, picture_bytes = self._place(sample)
-        return _is_cached(self.descriptor, start + picture_bytes // 2)
+        return is_cached(self.descriptor, start + picture_bytes // 2)
 
     def will_need(self, sample: int) -> None:
         """Ask the system to fetch picture `sample` from the disk, without waiting for it."""
@@ -256,14 +256,6 @@ class ShardFile:
             raise DatasetError(
                 f"{self.path}: cannot be read ({error.strerror}); {remedy(self.path)}"
             ) from error
-
-
-def _is_cached(descriptor: int, start: int) -> bool:
-    """Whether the byte at `start` can be read without waiting for the disk; False behind the end."""
-    try:
-        return os.preadv(descriptor, [bytearray(1)], start, os.RWF_NOWAIT) > 0
-    except (AttributeError, OSError):  # no such call, or it would wait
-        return False
 
 
 def picture_starts(shapes: Shapes, pixel_bytes: int) -> Shapes:

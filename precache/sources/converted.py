@@ -17,8 +17,8 @@ import numpy as np
 from PIL import Image
 
 from precache import images, jpeg
-from precache.boxes import placement
-from precache.columns import Column, Ints
+from precache.boxes import moved
+from precache.columns import Ints
 from precache.converted import ConvertedDataset, is_converted, open_dataset
 from precache.errors import DatasetError, ImageError, SampleError, SettingError
 from precache.formats import FORMATS
@@ -190,7 +190,7 @@ def prepared(scan: Scan, recipe: Recipe, options: SourceOptions) -> tuple[Scan, 
     if (recipe.size, recipe.fit) == (stored.size, stored.fit) and not isinstance(source, _MaskedSource):
         samples.original_sizes = sizes
     elif boxes is not None:
-        samples.fields[boxes] = _moved(samples.fields[boxes], sizes, stored)
+        samples.fields[boxes] = moved(samples.fields[boxes], sizes, stored.rendering)
     warnings = (*scan.warnings, *_second_loss(scan, stored, recipe))
     return replace(scan, samples=samples, warnings=warnings), replace(options, boxes=boxes or options.boxes)
 
@@ -205,15 +205,6 @@ def _check_not_enlarged(source: ConvertedSource, stored: Recipe, recipe: Recipe)
             f"size {written(recipe.size)} is more than the {shown} that {source.root} stores, and enlarging "
             f"adds nothing; choose that or less, or convert the original pictures"
         )
-
-
-def _moved(boxes: Column, sizes: Sizes, stored: Recipe) -> Column:
-    """Boxes on the original pictures, of these `sizes`, as they lie on what is stored of them."""
-    if boxes.ends is None or not len(boxes.values):
-        return boxes
-    of_each = np.array([placement(width, height, stored.rendering) for width, height in sizes.tolist()])
-    of_box = np.repeat(of_each, np.diff(boxes.ends, prepend=0), axis=0)
-    return Column(boxes.values * of_box[:, [0, 1, 0, 1]] + of_box[:, [2, 3, 2, 3]], boxes.ends)
 
 
 def _second_loss(scan: Scan, stored: Recipe, recipe: Recipe) -> Iterator[str]:

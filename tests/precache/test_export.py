@@ -23,6 +23,7 @@ from tests.command import ROOT, check_bad_input, run
 from tests.conftest import IMAGES, small_recipe
 from tests.format_contract import stored
 from tests.precache.sources.objects import Items
+from tests.precache.sources.test_converted import spotted
 from tests.precache.sources.test_dataset import picture, shards
 
 
@@ -113,6 +114,39 @@ def test_what_a_tree_cannot_hold_comes_back_by_its_table(name: str, tmp_path: Pa
 
 def _by_name(fields: Mapping[str, Column]) -> list[Column]:
     return [fields[name] for name in sorted(fields)]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_boxes_and_masks_come_back_on_what_they_mark(tmp_path: Path, name: str) -> None:
+    """The boxes are those of the pictures that are written, not of the originals."""
+    named = {"root": str(tmp_path / "pictures"), "fields": ("box",), "boxes": "box"}
+    table, mask = spotted(tmp_path), str(tmp_path / "masks")
+    convert(table, tmp_path / "one", Recipe(format=name, size=40), workers=0, mask=mask, **named)
+    done = export(tmp_path / "one", tmp_path / "tree", workers=0)
+    command = ["convert", done.source, "two", "--format", "shards", "--size", 40, "--workers", 0]
+    answer = run("precache", *command, *shlex.split(done.flags), cwd=tmp_path)
+    assert answer.returncode == 0, answer.stderr
+    one, two = (open_dataset(tmp_path / folder) for folder in ("one", "two"))
+    assert one.read_index().mask_checksums is not None
+    assert np.array_equal(one.read_index().mask_checksums, two.read_index().mask_checksums)
+    assert two.manifest.source_options["boxes"] == "box"
+    (left, top, right, bottom), *_ = two.read_index().fields["box"].array(0).tolist()
+    (_, sample), *_ = stored(two)
+    bright = sample.pixels("")[..., 0] > 127
+    assert bright[round(top) : round(bottom), round(left) : round(right)].all()
+    assert bright.sum() == round((right - left) * (bottom - top))
+
+
+@pytest.mark.parametrize("channels", ["grey", "rgba"])
+def test_channels_come_back(raw_tree: Path, tmp_path: Path, channels: str) -> None:
+    recipe = small_recipe("shards", channels=channels)
+    convert(raw_tree, tmp_path / "one", recipe, workers=0)
+    export(tmp_path / "one", tmp_path / "tree", workers=0)
+    convert(tmp_path / "tree", tmp_path / "two", recipe, workers=0)
+    assert shards(tmp_path / "two") == shards(tmp_path / "one")
+    if channels == "rgba":
+        with pytest.raises(SettingError, match="transparency, which a JPEG cannot hold"):
+            export(tmp_path / "one", tmp_path / "jpegs", file_format="jpeg", workers=0)
 
 
 def hostile(tmp_path: Path) -> Path:

@@ -90,6 +90,11 @@ def export(
     if file_format is None:
         file_format = "png" if FORMATS[manifest.recipe.format].holds_pixels else "jpeg"
     check_choice("format", file_format, FORMATS_OF_FILES)
+    if manifest.recipe.rendering.keeps_bands:
+        raise SettingError(
+            f"{path}: holds {manifest.recipe.dtype} of channels {manifest.recipe.channels}; only uint8 in "
+            f"grey, rgb or rgba is written to files"
+        )
     if manifest.recipe.channels == "rgba" and file_format == "jpeg":
         raise SettingError(f"{path}: has transparency, which a JPEG cannot hold; export it as png")
     tree = Path(os.path.realpath(tree))

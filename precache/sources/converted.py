@@ -181,6 +181,11 @@ def prepared(scan: Scan, recipe: Recipe, options: SourceOptions) -> tuple[Scan, 
         return scan, options
     manifest = source.dataset.manifest
     stored = manifest.recipe
+    if stored.rendering.keeps_bands:
+        raise SettingError(
+            f"{source.root}: holds {stored.dtype} of channels {stored.channels}, which is converted from the "
+            f"original pictures alone; expected uint8 in grey, rgb or rgba"
+        )
     _check_not_enlarged(source, stored, recipe)
     samples, boxes = scan.samples, manifest.source_options.get("boxes")
     if recipe.splits != DEFAULT_SPLITS and not recipe.listed:

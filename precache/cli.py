@@ -154,7 +154,8 @@ def convert(
 ) -> None:
     """Convert the pictures of SRC (default data/raw) into DST (default data/FORMAT).
 
-    SRC is a tree of class folders, or a table of pictures and labels: .csv, .tsv, .jsonl or .parquet.
+    SRC is a tree of class folders, a table of pictures and labels (.csv, .tsv, .jsonl or .parquet), an archive,
+    a converted dataset, or hf:FOLDER, which Hugging Face's save_to_disk wrote.
     """
     if format_name is None:
         raise SettingError(f"choose a format: --format {', '.join(FORMAT_NAMES)}; 'bench recommend' advises")

@@ -154,7 +154,7 @@ def convert(
 ) -> None:
     """Convert the pictures of SRC (default data/raw) into DST (default data/FORMAT).
 
-    SRC is a tree of class folders, a table of pictures and labels (.csv, .tsv, .jsonl or .parquet), an archive,
+    SRC is a tree of class folders, a table of pictures and labels (.csv, .tsv, .jsonl, .parquet), an archive,
     a converted dataset, or hf:FOLDER, which Hugging Face's save_to_disk wrote.
     """
     if format_name is None:

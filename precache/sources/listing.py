@@ -275,9 +275,7 @@ def _class_names(dataset: Any) -> tuple[str, ...] | None:
     found = _attribute(dataset, "classes")
     if not isinstance(found, list | tuple) or not found:
         return None
-    names = [
-        name if isinstance(name, str) else ", ".join(map(str, name)) for name in found if name is not None
-    ]
+    names = [", ".join(map(str, name)) if isinstance(name, tuple | list) else str(name) for name in found]
     return unique_names(names)
 
 

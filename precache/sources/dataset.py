@@ -272,8 +272,8 @@ def _labelled(
     by_name |= {str(index): index for index in range(len(classes))} if numbers else {}
     index_of = np.array([by_name.get(name, -1) for name in labelled.classes], np.int64)
     if (index_of < 0).any():
-        strange = labelled.classes[int(np.argmin(index_of))]
-        row = next(row for row, label in enumerate(labels) if strange in map(str, _parts_of(label)))
+        number = int(np.argmin(index_of))
+        strange, row = labelled.classes[number], _first_row(labelled, number)
         raise ValueOfRowError(
             row,
             f"{strange} is no class; expected 0 to {len(classes) - 1}, or one of {', '.join(classes)[:80]} "
@@ -284,6 +284,14 @@ def _labelled(
         targets = Column(index_of[targets.values], targets.ends)
         return replace(labelled, classes=classes, targets=targets, notes=())
     return replace(labelled, classes=classes, labels=index_of[labelled.labels], notes=())
+
+
+def _first_row(labelled: Labelled, number: int) -> int:
+    """Of a sample of this class."""
+    if labelled.targets is None or labelled.targets.ends is None:
+        return int(np.argmax(labelled.labels == number))
+    place = np.argmax(labelled.targets.values == number)
+    return int(np.searchsorted(labelled.targets.ends, place, side="right"))
 
 
 def _parts_of(label: Any) -> Sequence[Any]:

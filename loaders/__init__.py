@@ -15,6 +15,7 @@ try:
     from loaders.backends import BACKENDS, READS
     from loaders.batch import Batch, Loader
     from loaders.build import build
+    from loaders.image_dataset import ImageDataset
     from loaders.settings import LoaderSpec, Reading
 except ModuleNotFoundError as error:
     if error.name not in ("cv2", "torch"):  # of the extra; anything else is a fault of ours
@@ -23,4 +24,14 @@ except ModuleNotFoundError as error:
         f"loaders need {error.name}, which is not installed; run: pip install 'precache[loaders]'"
     ) from None
 
-__all__ = ["BACKENDS", "READS", "Batch", "Loader", "LoaderSpec", "RandomAugmentation", "Reading", "build"]
+__all__ = [
+    "BACKENDS",
+    "READS",
+    "Batch",
+    "ImageDataset",
+    "Loader",
+    "LoaderSpec",
+    "RandomAugmentation",
+    "Reading",
+    "build",
+]

@@ -22,6 +22,12 @@ MASK = "mask"
 """The field that is on the device of the images, and goes where they go."""
 
 
+def masks_in(fields: Mapping[str, Any]) -> torch.Tensor | None:
+    """The masks among the fields of a batch, uint8; a field of the user's may have their name."""
+    masks = fields.get(MASK)
+    return masks if isinstance(masks, torch.Tensor) and masks.dtype == torch.uint8 else None
+
+
 class Batch(list[torch.Tensor]):
     """What a training step takes: `images, labels = batch`.
 
@@ -37,9 +43,11 @@ class Batch(list[torch.Tensor]):
         padding: bool [n], on the CPU: which samples are repeats, so that every rank has as many batches;
             see `last` of `loaders.build`.
         fields: what else is known of the samples, by name, on the CPU; see `loaders.fields`.
+        views: tuple of as many batches of images as `views` of `loaders.build` says, each drawn anew of the
+            same pictures; the first is `images`. Masks and boxes follow the first.
     """
 
-    __slots__ = ("_ids", "_padding", "fields")
+    __slots__ = ("_ids", "_other_views", "_padding", "fields")
 
     def __init__(
         self,
@@ -48,6 +56,7 @@ class Batch(list[torch.Tensor]):
         ids: torch.Tensor | None = None,
         padding: torch.Tensor | None = None,
         fields: Mapping[str, Any] | None = None,
+        other_views: Iterable[torch.Tensor] = (),
     ) -> None:
         """Of images and labels, or, as frameworks make a list anew, of one iterable of both."""
         parts: list[Any] = list(images) if labels is None else [images, labels]
@@ -55,6 +64,7 @@ class Batch(list[torch.Tensor]):
             raise TypeError(f"a batch is images and labels, got {[type(part).__name__ for part in parts]}")
         super().__init__(parts)
         self._ids, self._padding, self.fields = ids, padding, dict(fields or {})
+        self._other_views = tuple(other_views)
 
     @property
     def images(self) -> torch.Tensor:
@@ -65,6 +75,11 @@ class Batch(list[torch.Tensor]):
     def labels(self) -> torch.Tensor:
         """See the class; it is `batch[1]`."""
         return self[1]
+
+    @property
+    def views(self) -> tuple[torch.Tensor, ...]:
+        """See the class."""
+        return (self[0], *self._other_views)
 
     @property
     def ids(self) -> torch.Tensor:
@@ -93,18 +108,19 @@ class Batch(list[torch.Tensor]):
 
     def pin_memory(self, device: torch.device | str | None = None) -> "Batch":
         """The batch with images, labels and masks in pinned memory; torch's DataLoader calls this."""
-        return self._with(lambda part: part.pin_memory())
+        return self._with(torch.Tensor.pin_memory)
 
     def _with(self, moved: Callable[[torch.Tensor], torch.Tensor]) -> "Batch":
         images, labels = map(moved, self)
-        fields = {**self.fields, MASK: moved(self.fields[MASK])} if MASK in self.fields else self.fields
-        return Batch(images, labels, self._ids, self._padding, fields)
+        masks = masks_in(self.fields)
+        fields = self.fields if masks is None else {**self.fields, MASK: moved(masks)}
+        return Batch(images, labels, self._ids, self._padding, fields, map(moved, self._other_views))
 
     def __setitem__(self, place: Any, part: Any) -> None:
         # torch's default_collate stacks several batches into a copy of the first: its ids are not theirs
         if place == 0 and (part.shape[:1] != self[0].shape[:1] or part.ndim != self[0].ndim):
             self._ids = self._padding = None
-            self.fields = {}
+            self.fields, self._other_views = {}, ()
         super().__setitem__(place, part)
 
     def __contains__(self, part: object) -> bool:
@@ -120,7 +136,7 @@ class Batch(list[torch.Tensor]):
         return id(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Batch, (*self, self._ids, self._padding, self.fields)
+        return Batch, (*self, self._ids, self._padding, self.fields, self._other_views)
 
     def __repr__(self) -> str:
         images, labels = (f"{p.dtype} {[*p.shape]}" if isinstance(p, torch.Tensor) else p for p in self)
@@ -128,12 +144,12 @@ class Batch(list[torch.Tensor]):
 
 
 def _flatten(batch: Batch) -> tuple[list[torch.Tensor], tuple[Any, ...]]:
-    return list(batch), (batch._ids, batch._padding, batch.fields)
+    return list(batch), (batch._ids, batch._padding, batch.fields, batch._other_views)
 
 
 def _unflatten(parts: Iterable[Any], rest: tuple[Any, ...]) -> Batch:
     batch = Batch(parts)
-    batch._ids, batch._padding, batch.fields = rest
+    batch._ids, batch._padding, batch.fields, batch._other_views = rest
     return batch
 
 
@@ -148,10 +164,19 @@ class Request:
     Attributes:
         epoch: that they are served in.
         positions: int64 [n].
+        padding: how many at the end of `positions` are repeats, which fill up.
+        occurrences: int64 [n], how often each sample came before in its epoch, where one may come again.
     """
 
     epoch: int
     positions: Positions
+    padding: int = 0
+    occurrences: Positions | None = None
+
+    def select(self, slots: list[int]) -> "Request":
+        """Of these samples alone, without what fills up."""
+        occurrences = None if self.occurrences is None else self.occurrences[slots]
+        return Request(self.epoch, self.positions[slots], 0, occurrences)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +185,8 @@ class DecodedBatch:
 
     Attributes:
         images: uint8 [n, height, width, channels], on the CPU or the loader's device; of pictures that are
-            served whole, each of its own size, uint8 [bytes], one behind the other.
+            served whole, each of its own size, uint8 [bytes], one behind the other. Of several views, if the
+            backend crops them, one behind the other: [views * n, ...].
         labels: on the CPU, as of `Batch`; int64 [n] of a backend.
         ids: int64 [n], on the CPU.
         refused: id -> why, of the pictures asked for that could not be decoded; the others are there,
@@ -208,7 +234,7 @@ class Loader(Protocol):
     Attributes:
         classes: class names; none where samples are labelled with numbers, or not at all.
         class_to_idx: class name -> label, or column of the labels.
-        samples: of the split.
+        samples: of an epoch.
         batch_size: of one rank.
         drop_last: whether samples that fill no batch are left out.
         num_workers: 0, for who makes a DataLoader of this loader's parts; `workers` of `Reading` is another.
@@ -241,8 +267,18 @@ class Loader(Protocol):
     def set_epoch(self, epoch: int) -> None:
         """Serve epoch `epoch` next, from its start, unless a loaded state stands in that epoch."""
 
-    def path_of(self, sample_id: SupportsIndex) -> str:
-        """Path of the picture of a sample, one of `batch.ids`, relative to the source tree."""
+    def set_size(self, size: Size) -> None:
+        """Serve pictures of `size` from the next iteration on (progressive resizing); between epochs.
+
+        The state carries it. What `Reading(cache=...)` holds is read anew, worker processes are started anew.
+        SettingError in the midst of an iteration, or where this size cannot be served.
+        """
+
+    def path_of(self, sample_id: SupportsIndex, dataset: SupportsIndex | None = None) -> str:
+        """Path of the picture of a sample, one of `batch.ids`, relative to the source tree.
+
+        Of several datasets `dataset`, one of `batch.fields["dataset"]`, says which one's.
+        """
 
     def state_dict(self) -> dict[str, Any]:
         """Where the loader stands, as plain JSON values."""

@@ -1,9 +1,12 @@
 """`loaders.build`: from what the caller asks for to a loader."""
 
 import os
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from loaders.augment.choice import BatchFunction, CheckedFunction, choose, source_size
@@ -17,23 +20,29 @@ from loaders.dataset import RAW, SplitData, open_split
 from loaders.devices import Lane, find_device
 from loaders.fields import with_fields
 from loaders.loader import EpochLoader
+from loaders.mixture import MixedData, MixedOrder, Mixture, samples_of, unite_classes
+from loaders.pipeline import Pipeline
 from loaders.refusals import refuse
+from loaders.sampling import Sampling, choose_samples, make_order
 from loaders.settings import (
-    DTYPES,
     READING_SETTINGS,
     LoaderSpec,
     Normalize,
     Reading,
     Shuffle,
+    find_dtype,
+    find_ranks,
     with_old_keywords,
 )
 from loaders.transfer import Transfer, find_scales
-from precache.errors import SettingError, check_choice
+from precache.errors import SettingError
 from precache.sizes import Size
+
+Path: TypeAlias = str | os.PathLike[str]
 
 
 def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
-    path: str | os.PathLike[str],
+    path: Path | list[Path] | tuple[Path, ...],
     *,
     batch_size: int = 64,
     split: str = "train",
@@ -44,6 +53,11 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
     normalize: Normalize = "imagenet",
     device: str | torch.device = "cpu",
     augment: str | RandomAugmentation | BatchFunction | None = None,
+    views: int = 1,
+    classes: Iterable[str] | None = None,
+    subset: npt.ArrayLike | None = None,
+    weights: str | npt.ArrayLike | None = None,
+    shares: Sequence[float] | None = None,
     last: str = "partial",
     backend: str = "auto",
     rank: int | None = None,
@@ -54,7 +68,10 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
     """Build the loader for the raw tree or the converted folder at `path`.
 
     Args:
-        path: a tree of class folders with pictures, or what `precache convert` made of one.
+        path: a tree of class folders with pictures, or what `precache convert` made of one. A list of such
+            paths is served as one dataset, see `shares`; `batch.fields["dataset"]`, int64 [n] on the CPU, is
+            then each sample's number in the list. Classes of the same name are one; the first path's keep
+            their labels.
         batch_size: samples per batch.
         split: of the dataset; a raw tree, and a dataset without splits, is one split, `train`.
         shuffle: `"full"`, a permutation of all samples, for backends with random access;
@@ -78,6 +95,18 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
             `loaders.augment.BatchFunction`, which is called in the thread that reads ahead with all that
             is stored; the default `size` is then what it returns. Pictures that were converted with fit keep
             have each a size of their own, and do not go through a function.
+        views: how many times `augment` draws each picture, for self-supervised training: `batch.views` is a
+            tuple of so many batches of images, the first of which is `batch.images`, and what 1 gives. Each
+            picture is decoded once.
+        classes: names of those whose samples are served; labels stay those of the whole dataset.
+        subset: ids of the samples to serve, of `batch.ids`.
+        weights: how likely each sample is drawn, one number for each in stored order, as
+            `loader.dataset.targets` are; or `"balanced"`, each class as likely as another. An epoch draws as
+            many samples as it would have, with replacement: a sample may come several times, also in one
+            batch, and is augmented anew each time.
+        shares: of the datasets in each batch, relative to their sum: (0.7, 0.3). An epoch serves each sample
+            of the first once, and of the others as many as that makes, each going through its own epochs one
+            after the other; a sample that comes again in one epoch is augmented anew. Default: all of all.
         last: of the samples that fill no batch at the end of an epoch: `"partial"` shares them and the
             last whole batch out over two, as evenly as can be, also over the ranks; `"pad"` fills a last
             batch up with samples served before, `"drop"` leaves them out. Every rank serves as many
@@ -106,9 +135,9 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
     old = {name: other.pop(name) for name in READING_SETTINGS if name in other}
     refuse(other, build)
     check_name(backend)
-    rank, world_size = _ranks(rank, world_size)
+    rank, world_size = find_ranks(rank, world_size)
     spec = LoaderSpec(
-        path=path,
+        path=" + ".join(map(str, path)) if isinstance(path, (list, tuple)) else path,
         backend=backend,
         split=split,
         batch_size=batch_size,
@@ -116,24 +145,121 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
         seed=seed,
         device=find_device(device),
         size=size,
-        dtype=_dtype(dtype),
+        dtype=find_dtype(dtype),
         last=last,
+        views=views,
         normalize=normalize,
         rank=rank,
         world_size=world_size,
         reading=with_old_keywords(reading, old, stacklevel=2),
     )
-    data = open_split(spec.path, spec.split, skip_rejected=spec.reading.on_error == "skip")
-    backend = choose_backend(backend, data.kind, path)
+    sampling = Sampling(classes, subset, weights)
+    choice = _Choice(backend, augment, Lane(spec.device))
+    if isinstance(path, (list, tuple)):
+        return _build_mixture(path, shares, choice, sampling, spec)
+    if shares is not None:
+        raise SettingError(
+            f"shares {shares!r} of one dataset; give a list of paths: build([A, B], shares=...)"
+        )
+    data = choose_samples(sampling, _open_split(spec))
+    open_source = choice.opener(data)
+    pipeline = open_source(spec)
+    try:
+        order = make_order(spec, sampling, data, pipeline.random_access)
+    except SettingError:
+        pipeline.close()
+        raise
+    return EpochLoader(spec, data, order, pipeline, open_source)
+
+
+def _build_mixture(
+    paths: Sequence[Path],
+    shares: Sequence[float] | None,
+    choice: "_Choice",
+    sampling: Sampling,
+    spec: LoaderSpec,
+) -> Loader:
+    if sampling != Sampling():
+        raise SettingError("classes, subset and weights are of one dataset; give one path, or shares alone")
+    if not paths:
+        raise SettingError("path is an empty list; give the paths of datasets")
+    specs = [replace(spec, path=path) for path in paths]
+    parts = unite_classes([_open_split(part) for part in specs])
+    data = MixedData(parts)
+    counts = samples_of(shares, [len(part.ids) for part in parts])
+    openers = [choice.opener(part) for part in parts]
+
+    def open_source(spec: LoaderSpec) -> Mixture:
+        if not choice.is_function:  # which alone knows the size that it makes
+            spec = replace(spec, size=data.served_size(spec.size))
+        pipelines: list[Pipeline] = []
+        try:
+            for opener in openers:
+                pipelines.append(opener(spec))
+        except BaseException:
+            for pipeline in pipelines:
+                pipeline.close()
+            raise
+        return Mixture(pipelines, data)
+
+    mixture = open_source(spec)
+    try:
+        orders = [
+            make_order(of, sampling, part, random_access)
+            for of, part, random_access in zip(specs, parts, mixture.random_access, strict=True)
+        ]
+    except SettingError:
+        mixture.close()
+        raise
+    order = MixedOrder(
+        parts=tuple(orders),
+        counts=counts,
+        batch_size=spec.batch_size,
+        last=spec.last,
+        rank=spec.rank,
+        world_size=spec.world_size,
+    )
+    return EpochLoader(spec, data, order, mixture, open_source)
+
+
+def _open_split(spec: LoaderSpec) -> SplitData:
+    return open_split(spec.path, spec.split, skip_rejected=spec.reading.on_error == "skip")
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """What `build` was told of how any dataset is served."""
+
+    backend: str
+    augment: str | RandomAugmentation | BatchFunction | None
+    lane: Lane
+
+    @property
+    def is_function(self) -> bool:
+        """Whether a function of the caller's augments."""
+        return not (self.augment is None or isinstance(self.augment, (str, RandomAugmentation)))
+
+    def opener(self, data: SplitData) -> Callable[[LoaderSpec], Pipeline]:
+        """What opens `data` with settings."""
+        backend = choose_backend(self.backend, data.kind, data.path)
+        return lambda spec: _open_pipeline(backend, self.augment, spec, data, self.lane)
+
+
+def _open_pipeline(
+    backend: str,
+    augment: str | RandomAugmentation | BatchFunction | None,
+    spec: LoaderSpec,
+    data: SplitData,
+    lane: Lane,
+) -> Pipeline:
     stored = _check_dtype(spec, data)
     scales = find_scales(spec.normalize, data) if spec.dtype.is_floating_point else None
     crops, late = _augmentation(augment, spec, data)
-    lane = Lane(spec.device)
     with lane.active():
         reader = _open_reader(backend, spec, data, crops, lane)
         reader = with_fields(reader, data, spec, _served_crops(augment, spec, data))
     size = None if isinstance(late, CheckedFunction) else data.served_size(spec.size)
-    return EpochLoader(spec, data, reader, Transfer(lane, spec.dtype, late, scales, stored), size)
+    return Pipeline(data, reader, Transfer(lane, spec.dtype, late, scales, stored, spec.views), size)
 
 
 def _open_reader(backend: str, spec: LoaderSpec, data: SplitData, crops: Crops, lane: Lane) -> Reader:
@@ -149,12 +275,17 @@ def _open_reader(backend: str, spec: LoaderSpec, data: SplitData, crops: Crops, 
 
 def _augmentation(
     augment: str | RandomAugmentation | BatchFunction | None, spec: LoaderSpec, data: SplitData
-) -> tuple[Crops, BatchFunction | None]:
+) -> tuple[Crops, BatchAugmentation | CheckedFunction | None]:
     """What the backend serves of each picture, and what is left to do with the batch."""
     served = data.served_size(spec.size)
     stored = source_size(served) if data.kind == RAW else None if data.shapes is not None else data.size
     augmentation = choose(augment)
     if augmentation is None:
+        if spec.views > 1:
+            raise SettingError(
+                f"views {spec.views} of the centre would be the same picture {spec.views} times; give "
+                f"augment: 'train', 'crop', a loaders.RandomAugmentation or a function"
+            )
         return Crops(served if data.kind == RAW else stored, served), None
     if not isinstance(augmentation, RandomAugmentation):
         if stored is None:
@@ -162,7 +293,13 @@ def _augmentation(
                 f"augment: {data.path} holds pictures of varying size, and a function takes batches of one; "
                 f"use 'train' or a loaders.RandomAugmentation, or convert with fit crop or pad"
             )
-        return Crops(stored, stored), CheckedFunction(augmentation, spec.size)
+        function = CheckedFunction(augmentation, spec.size)
+        if function.takes_labels and spec.views > 1:
+            raise SettingError(
+                f"views {spec.views}: an augment function that returns labels makes one view; "
+                f"give views 1, or mix the views in the training step"
+            )
+        return Crops(stored, stored), function
     if augmentation.jitters and (data.channels != 3 or data.dtype != np.uint8):
         raise SettingError(
             f"augment: brightness, contrast, saturation and hue are for RGB, not for {data.channels}-channel "
@@ -171,7 +308,7 @@ def _augmentation(
     if spec.device.type == "cuda" and stored is not None:
         return Crops(stored, stored), BatchAugmentation(augmentation, spec.seed, served)
     jitter = BatchAugmentation(augmentation, spec.seed, None) if augmentation.jitters else None
-    return Crops(stored, served, augmentation, spec.seed), jitter
+    return Crops(stored, served, augmentation, spec.seed, spec.views), jitter
 
 
 def _served_crops(
@@ -196,22 +333,3 @@ def _check_dtype(spec: LoaderSpec, data: SplitData) -> torch.dtype:
             f"ask for dtype='{data.dtype}', or for a float as 'float32'"
         )
     return stored
-
-
-def _ranks(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    if (rank is None) != (world_size is None):
-        raise SettingError("rank and world_size belong together; give both or neither")
-    if rank is not None and world_size is not None:
-        return rank, world_size
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return torch.distributed.get_rank(), torch.distributed.get_world_size()
-    return 0, 1
-
-
-def _dtype(dtype: str | torch.dtype) -> torch.dtype:
-    if isinstance(dtype, torch.dtype):
-        return dtype
-    names = {str(known).removeprefix("torch."): known for known in DTYPES}
-    name = str(dtype).removeprefix("torch.")
-    check_choice("dtype", name, names)
-    return names[name]

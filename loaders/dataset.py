@@ -3,7 +3,7 @@
 import hashlib
 import logging
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import le
 from pathlib import Path
 from typing import Any
@@ -54,6 +54,8 @@ class SplitData:
         boxes: the field of boxes; empty if there is none.
         digest: identity of the dataset, and of what is left out of it, hex.
         shapes: int32 [n, 2], height and width of each stored picture; None where all are of `size`.
+        part_of: the whole split and the positions int64 [n] in it, where this is a part; then `shard_samples`
+            counts what is served of each shard.
         shard_starts: int64 [shards + 1], the position of each shard's first sample, and behind the last one.
     """
 
@@ -75,6 +77,7 @@ class SplitData:
     statistics: tuple[tuple[float, ...], tuple[float, ...]] | None = None
     rendering: Rendering | None = None
     boxes: str = ""
+    part_of: "tuple[SplitData, Positions] | None" = field(default=None, repr=False, compare=False)
     shard_starts: Positions = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -88,12 +91,52 @@ class SplitData:
 
     def locate(self, positions: Positions) -> tuple[Positions, Positions]:
         """Of the samples at `positions`: int64 [n] numbers of their shards, int64 [n] their rows in these."""
+        if self.part_of is not None:
+            return self.whole.locate(self.in_whole(positions))
         shards = np.searchsorted(self.shard_starts, positions, side="right") - 1
         return shards, positions - self.shard_starts[shards]
 
     def shard_positions(self, number: int) -> slice:
         """Positions of the samples of shard `number`."""
         return slice(int(self.shard_starts[number]), int(self.shard_starts[number + 1]))
+
+    @property
+    def whole(self) -> "SplitData":
+        """All samples that the shards hold."""
+        return self if self.part_of is None else self.part_of[0]
+
+    def in_whole(self, positions: Positions | slice) -> Positions:
+        """Positions in `whole` of the samples at `positions`."""
+        rows = np.arange(len(self.ids)) if self.part_of is None else self.part_of[1]
+        return rows[positions]
+
+    def part(self, number: int | None) -> "SplitData":
+        """Itself, which is the only one: see `loaders.mixture.MixedData`."""
+        if number not in (None, 0):
+            raise SettingError(f"dataset {number}: {self.path} is one dataset; leave dataset out")
+        return self
+
+    def select(self, positions: Positions) -> "SplitData":
+        """The samples at `positions`, ascending, alone."""
+        counts = np.bincount(self.locate(positions)[0], minlength=len(self.shard_samples))
+        chosen = np.zeros(len(self.ids), bool)
+        chosen[positions] = True
+        raw = self.kind == RAW
+        return replace(
+            self,
+            ids=self.ids[positions],
+            labels=self.labels[positions],
+            shard_samples=tuple(counts.tolist()),
+            files=tuple(self.files[position] for position in positions.tolist()) if raw else self.files,
+            index=None if self.index is None else self.index.select(chosen),
+            shapes=None if self.shapes is None else self.shapes[positions],
+            digest=hashlib.sha256(self.digest.encode() + self.ids[positions].tobytes()).hexdigest(),
+            part_of=(self.whole, self.in_whole(positions)),
+        )
+
+    def relabel(self, classes: tuple[str, ...], labels: Positions) -> "SplitData":
+        """The same samples with other labels, int64 [n], of other classes."""
+        return replace(self, classes=classes, labels=labels, part_of=(self.whole, self.in_whole(slice(None))))
 
     def file(self, position: int) -> str:
         """The file that holds the sample at `position`: its shard, or the picture itself."""

@@ -70,7 +70,7 @@ class FieldsReader:
         assert data.index is not None
         assert crops.size is not None
         self.random_access = reader.random_access
-        self._reader, self._data, self._crops = reader, data, crops
+        self._reader, self._data, self._crops = reader, data, replace(crops, views=1)
         self._targets, self._fields = data.index.targets, data.index.fields
         self._size = crops.size
         has_masks = data.index.mask_checksums is not None
@@ -97,9 +97,12 @@ class FieldsReader:
 
     def _describe(self, batch: DecodedBatch, request: Request) -> DecodedBatch:
         ids = self._data.ids[request.positions]
-        rows = request.positions[~np.isin(ids, list(batch.refused))]
+        request = request.select(np.flatnonzero(~np.isin(ids, list(batch.refused))).tolist())
+        rows = request.positions
         assert np.array_equal(self._data.ids[rows], batch.ids.numpy())
-        served = self._crops.of(request.epoch, self._data.ids[rows], self._data.shapes_at(rows))
+        served = self._crops.of(
+            request.epoch, self._data.ids[rows], self._data.shapes_at(rows), request.occurrences
+        )
         fields: dict[str, Any] = {}
         if self._masks is not None:
             fields[MASK], damaged = self._masks.read(rows, served)
@@ -107,7 +110,7 @@ class FieldsReader:
                 batch, kept = _without(batch, damaged)
                 rows, served = rows[kept], (served[0][kept], served[1][kept])
                 fields[MASK] = fields[MASK][torch.from_numpy(kept)]
-        for name, column in self._fields.items():
+        for name, column in sorted(self._fields.items()):
             if name == self._data.boxes:
                 fields |= self._follow(name, column, rows, served)
             else:
@@ -140,13 +143,15 @@ def _without(
     kept = np.array([number not in damaged for number in range(len(batch.ids))])
     rows = torch.from_numpy(np.flatnonzero(kept))
     images = batch.images
+    # where the backend crops several views, they lie one behind the other
+    views = torch.from_numpy(np.flatnonzero(np.tile(kept, len(images) // len(kept))))
     if batch.ready is not None:  # made on another stream than this one
         torch.cuda.current_stream(images.device).wait_event(batch.ready)
         images.record_stream(torch.cuda.current_stream(images.device))
     refused = {int(batch.ids[number]): error for number, error in damaged.items()}
     left = replace(
         batch,
-        images=images[upload(rows, images.device)],
+        images=images[upload(views, images.device)],
         labels=batch.labels[rows],
         ids=batch.ids[rows],
         refused={**batch.refused, **refused},

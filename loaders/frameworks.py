@@ -12,7 +12,8 @@ from torch.utils.data import Dataset, Sampler, SequentialSampler
 
 from loaders.batch import Batch
 from loaders.dataset import SplitData
-from loaders.order import EpochOrder
+from loaders.mixture import MixedData
+from loaders.order import Order
 from precache.errors import SettingError
 
 Place = tuple[int, int]
@@ -45,7 +46,7 @@ class SplitDataset(Dataset[Any]):
         class_to_idx: class name -> label.
     """
 
-    def __init__(self, loader: Served, data: SplitData) -> None:
+    def __init__(self, loader: Served, data: SplitData | MixedData) -> None:
         self.classes = data.classes
         self.class_to_idx = {name: label for label, name in enumerate(data.classes)}
         self._loader = loader
@@ -100,7 +101,7 @@ class BatchPlace(list[int]):
 class RankSampler(Sampler[int]):
     """The positions that this rank serves in the coming epoch; who sets its epoch sets the loader's."""
 
-    def __init__(self, loader: Served, order: EpochOrder, epoch: int) -> None:
+    def __init__(self, loader: Served, order: Order, epoch: int) -> None:
         self._loader = loader
         self._order = order
         self._epoch = epoch
@@ -125,7 +126,7 @@ class InStoredOrder(RankSampler, SequentialSampler):
 class RankBatchSampler:
     """Names the batches of one iteration of the loader, as torch's `BatchSampler` names samples."""
 
-    def __init__(self, loader: Served, sampler: RankSampler, order: EpochOrder) -> None:
+    def __init__(self, loader: Served, sampler: RankSampler, order: Order) -> None:
         self.sampler = sampler
         self.batch_size = order.batch_size
         self.drop_last = order.last == "drop"
@@ -147,7 +148,7 @@ class RankBatchSampler:
         return len(self._loader)
 
 
-def make_batch_sampler(loader: Served, order: EpochOrder, epoch: int) -> RankBatchSampler:
+def make_batch_sampler(loader: Served, order: Order, epoch: int) -> RankBatchSampler:
     """The sampler of `loader`, whose next iteration serves `epoch`; its `sampler` is that of the samples."""
     kind = InStoredOrder if order.kind == "none" else RankSampler
     return RankBatchSampler(loader, kind(loader, order, epoch), order)

@@ -3,8 +3,8 @@
 import logging
 import os
 import weakref
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from operator import index
 from types import TracebackType
 from typing import Any, NoReturn, SupportsIndex
@@ -12,72 +12,23 @@ from typing import Any, NoReturn, SupportsIndex
 from torch.utils.data import IterableDataset
 
 from loaders import frameworks
-from loaders.batch import Batch, Reader
+from loaders.batch import Batch
 from loaders.dataset import SplitData
 from loaders.frameworks import Place
-from loaders.order import EpochOrder
+from loaders.iterations import Asked, Batches, Places
+from loaders.mixture import MixedData
+from loaders.order import Order
 from loaders.prefetch import of_dead_worker
 from loaders.settings import LoaderSpec
 from loaders.skipping import ErrorPolicy
-from loaders.stream import Stream
-from loaders.transfer import Transfer
+from loaders.stream import Source, Stream
 from precache.errors import SettingError, check_range, printable
 from precache.sizes import Size, as_size
 
 _TURNS = 8  # of two iterations of one loader, before it says what they cost
 _LOGGER = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """Where the next iteration starts, by a call: `loaded` as a state, else by `set_epoch`."""
-
-    epoch: int
-    served: int
-    loaded: bool
-
-
-class _Places(Iterator[Place]):
-    """Epoch and number of each batch of an iteration of `loader`, which begins with the first."""
-
-    def __init__(self, loader: "EpochLoader") -> None:
-        self.epoch, self._number = -1, -1  # not begun
-        self.ended = False
-        self._loader = loader
-
-    def __next__(self) -> Place:
-        if self.ended:
-            raise StopIteration
-        if self._number < 0:
-            self.epoch, self._number = self._loader.begin(self)
-        if self._number == len(self._loader):
-            self.ended = True
-            self._loader.end()
-            raise StopIteration
-        self._number += 1
-        return self.epoch, self._number - 1
-
-
-class _Batches(Iterator[Batch]):
-    """The batches of an iteration of `loader`; over after an error.
-
-    Not a generator: when one is thrown away midway, Python code of it is run, in which the KeyboardInterrupt
-    of Ctrl-C would reach nobody.
-    """
-
-    def __init__(self, loader: "EpochLoader") -> None:
-        self._loader = loader
-        self._places = _Places(loader)
-
-    def __next__(self) -> Batch:
-        try:
-            return self._loader.take(next(self._places))
-        except BaseException as error:
-            self._places.ended = True
-            # torch's handler of SIGCHLD, which any DataLoader sets up, raises wherever this thread is
-            if isinstance(error, RuntimeError) and (death := of_dead_worker(error)) is not None:
-                raise death from error
-            raise
+OpenSource = Callable[[LoaderSpec], Source]
+"""Opens what serves as the settings say."""
 
 
 class EpochLoader(IterableDataset[Batch]):
@@ -102,36 +53,32 @@ class EpochLoader(IterableDataset[Batch]):
     num_workers, prefetch_factor, collate_fn = 0, None, staticmethod(frameworks.as_is)
 
     def __init__(
-        self, spec: LoaderSpec, data: SplitData, reader: Reader, transfer: Transfer, size: Size | None
+        self,
+        spec: LoaderSpec,
+        data: SplitData | MixedData,
+        order: Order,
+        source: Source,
+        open_source: OpenSource,
     ) -> None:
-        """`size`: None where only the first batch will tell."""
+        """`source`: what `open_source` gave for `spec`."""
         self.spec = spec
         self.classes = data.classes
         self.class_to_idx = {name: label for label, name in enumerate(data.classes)}
-        self.samples = len(data.ids)
+        self.samples = order.samples
         self.batch_size = spec.batch_size
         self.drop_last = spec.last == "drop"
         self.world_size = spec.world_size
-        self._size = size
+        self._size = source.size
         self._data = data
-        self._reader = reader
-        self._transfer = transfer
+        self._source, self._open_source = source, open_source
         self._error_policy = ErrorPolicy(spec.reading.on_error)
-        self._order = EpochOrder(
-            ids=data.ids,
-            shard_samples=data.shard_samples,
-            kind=_shuffle_kind(spec, reader),
-            seed=spec.seed,
-            batch_size=spec.batch_size,
-            last=spec.last,
-            window_shards=data.window_shards(spec.reading.memory_bytes),
-            rank=spec.rank,
-            world_size=spec.world_size,
-        )
+        self._order = order
         self._place: Place = (0, 0)  # epoch and batches served in it, by who was served last
         self._coming = 0  # the epoch of an iteration of which nothing is said
-        self._asked: _Asked | None = None
-        self._latest: weakref.ref[_Places] | None = None
+        self._asked: Asked | None = None
+        self._latest: weakref.ref[Places] | None = None
+        self._begun: list[weakref.ref[Places]] = []  # no WeakSet: Python code of that is run as one goes
+        self._resized = False
         self._stream: Stream | None = None
         self._turns = 0
         self._closed = False
@@ -142,7 +89,7 @@ class EpochLoader(IterableDataset[Batch]):
 
     def __iter__(self) -> Iterator[Batch]:
         self._check_usable()
-        return _Batches(self)
+        return Batches(self)
 
     @property
     def size(self) -> Size:
@@ -179,16 +126,42 @@ class EpochLoader(IterableDataset[Batch]):
         check_range("epoch", epoch, 0)
         asked = self._asked
         if asked is None or not asked.loaded or asked.epoch != epoch:
-            self._asked = _Asked(epoch, 0, loaded=False)
+            self._asked = Asked(epoch, 0, loaded=False)
 
-    def path_of(self, sample_id: SupportsIndex) -> str:
+    def set_size(self, size: Size) -> None:
+        """Serve pictures of `size` from the next iteration on; as of `loaders.build`.
+
+        Raises:
+            SettingError: an iteration stands midway, or this size cannot be served; then nothing changes.
+        """
+        self._check_usable()
+        if self._midway():
+            raise SettingError(
+                f"set_size({size!r}) in the midst of an epoch, after {self._place[1]:,} of {len(self):,} "
+                f"batches; call it between epochs: end the iteration, or drop its iterator"
+            )
+        spec = replace(self.spec, size=size)
+        self._data.served_size(spec.size)  # refuses what is not stored
+        if spec.size != self.spec.size:
+            self._drop_stream()
+            self._source.close()
+            self._closed = True  # if opening fails
+            self._source = self._open_source(spec)
+            self._closed = False
+            self.spec, self._size = spec, self._source.size
+        self._resized = True
+
+    def path_of(self, sample_id: SupportsIndex, dataset: SupportsIndex | None = None) -> str:
         """Path of the picture of a sample, one of `batch.ids`, relative to the source tree.
+
+        Args:
+            dataset: of several, which: of `batch.fields["dataset"]`.
 
         Raises:
             SettingError: no such sample is in the split, or its dataset stores no paths (version 2).
         """
         try:
-            return self._data.path_of(index(sample_id))
+            return self._data.part(None if dataset is None else index(dataset)).path_of(index(sample_id))
         except TypeError:
             raise SettingError(f"sample {sample_id!r}: an id is an integer, one of batch.ids") from None
 
@@ -206,10 +179,11 @@ class EpochLoader(IterableDataset[Batch]):
             runs = latest is not None and not latest.ended and latest.epoch == asked.epoch == epoch
             if asked.loaded or not runs:  # else the call is about the iteration after this one
                 epoch, served = asked.epoch, asked.served
-        return {"epoch": epoch, "served_batches": served, **self._identity()}
+        size = {"size": self.spec.size} if self._resized else {}
+        return {"epoch": epoch, "served_batches": served, **size, **self._identity()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state` was taken, at the next iteration."""
+        """Go on where `state` was taken, at the next iteration, with the size that `set_size` had set."""
         for name, ours in self._identity().items():
             if state.get(name) != ours:
                 raise SettingError(
@@ -221,7 +195,10 @@ class EpochLoader(IterableDataset[Batch]):
             most = len(self) if name == "served_batches" else None
             if not isinstance(value, int) or value < 0 or (most is not None and value > most):
                 raise SettingError(f"this state has {name} {value!r}; take one with state_dict()")
-        self._asked = _Asked(int(epoch or 0), int(served or 0), loaded=True)
+        if "size" in state:
+            size = state["size"]
+            self.set_size(as_size(*size) if isinstance(size, list) and len(size) == 2 else size)
+        self._asked = Asked(int(epoch or 0), int(served or 0), loaded=True)
 
     def close(self) -> None:
         """Free threads, processes and files; idempotent."""
@@ -229,10 +206,10 @@ class EpochLoader(IterableDataset[Batch]):
             self._closed = True
             if os.getpid() != self._process:
                 return  # they are those of the process that built it
-            for end in (self._drop_stream, self._reader.close):
+            for end in (self._drop_stream, self._source.close):
                 try:
                     end()
-                except RuntimeError as error:  # see _Batches: of a worker that died, and is not needed now
+                except RuntimeError as error:  # see `Batches`: of a worker that died, and is not needed now
                     if of_dead_worker(error) is None:
                         raise
                     end()
@@ -264,13 +241,14 @@ class EpochLoader(IterableDataset[Batch]):
 
     def places(self) -> Iterator[Place]:
         """Epoch and number of each batch of an iteration, which begins, and finds its epoch, at the first."""
-        return _Places(self)
+        return Places(self)
 
-    def begin(self, places: "_Places") -> tuple[int, int]:
+    def begin(self, places: Places) -> tuple[int, int]:
         """Epoch and first batch of an iteration that begins."""
         asked, self._asked = self._asked, None
         self._place = (self._coming, 0) if asked is None else (asked.epoch, asked.served)
         self._latest = weakref.ref(places)
+        self._begun = [*self._midway(), self._latest]
         self._coming = self._place[0] + 1
         return self._place
 
@@ -287,7 +265,7 @@ class EpochLoader(IterableDataset[Batch]):
         except BaseException:
             self._drop_stream()
             raise
-        batch = self._transfer.receive(sent)
+        batch = self._source.receive(sent)
         if self._size is None:
             self._size = as_size(*batch.images.shape[-2:])
         # counted before it is handed out: a state taken in the loop body has it as served
@@ -308,13 +286,17 @@ class EpochLoader(IterableDataset[Batch]):
                     printable(str(self._data.path)),
                 )
         self._drop_stream()
-        self._stream = Stream(self._reader, self._transfer, self._order, place)
+        self._stream = Stream(self._source, self._order, place)
         return self._stream
 
     def _drop_stream(self) -> None:
         if self._stream is not None:
             self._stream.close()
             self._stream = None  # not before: closing may be broken off
+
+    def _midway(self) -> list["weakref.ref[Places]"]:
+        """The iterations that are begun and neither ended nor thrown away."""
+        return [known for known in self._begun if (places := known()) is not None and not places.ended]
 
     def _check_usable(self) -> None:
         """SettingError where it is closed, or in a forked process: the threads did not come along."""
@@ -331,19 +313,7 @@ class EpochLoader(IterableDataset[Batch]):
             "dataset": self._data.digest,
             "split": self.spec.split,
             "seed": self.spec.seed,
-            "shuffle": self._order.kind,
             "global_batch_size": self.spec.batch_size * self.spec.world_size,
             "last": self.spec.last,
-            **({"window_shards": self._order.window_shards} if self._order.kind == "window" else {}),
+            **self._order.identity(),
         }
-
-
-def _shuffle_kind(spec: LoaderSpec, reader: Reader) -> str:
-    """`full`, `window` or `none`."""
-    if spec.shuffle is True:
-        return "full" if reader.random_access else "window"
-    if spec.shuffle == "full" and not reader.random_access:
-        raise SettingError(
-            f"shuffle 'full' needs random access, which {spec.path} does not give; use 'window' or True"
-        )
-    return "none" if spec.shuffle is False else spec.shuffle

@@ -6,14 +6,17 @@ split. It depends on the seed, the epoch and what is stored, never on workers or
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from hashlib import sha256
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from loaders.batch import Positions
 
-_FULL_TAG, _WINDOW_TAG = 3, 4
+_FULL_TAG, _WINDOW_TAG, _WEIGHTED_TAG = 3, 4, 5
 WINDOW_SHARDS = 8
+Weights: TypeAlias = npt.NDArray[np.float64]
 
 
 class Share(NamedTuple):
@@ -22,10 +25,50 @@ class Share(NamedTuple):
     Attributes:
         positions: int64 [n], n > 0.
         padding: how many at the end of `positions` are repeats, which fill up.
+        occurrences: int64 [n], how often each sample came before in the epoch; None where none comes again.
     """
 
     positions: Positions
     padding: int = 0
+    occurrences: Positions | None = None
+
+
+class Order(Protocol):
+    """What is served in any epoch.
+
+    Attributes:
+        kind: `none` for the stored order.
+        batch_size: samples per batch of one rank.
+        last: see `cut`.
+    """
+
+    @property
+    def kind(self) -> str:
+        """See the class."""
+
+    @property
+    def batch_size(self) -> int:
+        """See the class."""
+
+    @property
+    def last(self) -> str:
+        """See the class."""
+
+    @property
+    def samples(self) -> int:
+        """Of an epoch, over all ranks, without what fills up."""
+
+    def batches(self, epoch: int) -> list[Share]:
+        """Each batch of this rank in `epoch`, in the order they are served."""
+
+    def batch_count(self) -> int:
+        """Batches of an epoch, the same for every rank."""
+
+    def rank_samples(self) -> int:
+        """How many samples this rank serves in an epoch."""
+
+    def identity(self) -> dict[str, Any]:
+        """What tells this order from others of the same samples, seed and batches, as plain JSON values."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,6 +84,8 @@ class EpochOrder:
         last: `partial`, `pad` or `drop`, see `cut`.
         window_shards: shards in a window, for kind `window`.
         rank, world_size: which of how many processes share each epoch.
+        weights: float64 [n], how likely each sample is drawn; an epoch then draws as many as there are, with
+            replacement, and has them in the order of its kind. None: each comes once.
     """
 
     ids: Positions
@@ -52,16 +97,32 @@ class EpochOrder:
     window_shards: int = WINDOW_SHARDS
     rank: int = 0
     world_size: int = 1
+    weights: Weights | None = None
+
+    @property
+    def samples(self) -> int:
+        """As of `Order`."""
+        return len(self.ids)
 
     def batches(self, epoch: int) -> list[Share]:
         """Each batch of this rank in `epoch`, in the order they are served."""
+        order = self.order(epoch)
+        if self.weights is None:
+            return cut(order, self.batch_size, self.last, self.rank, self.world_size)
+        return cut_repeating(order, self.batch_size, self.last, self.rank, self.world_size)
+
+    def order(self, epoch: int) -> Positions:
+        """What all ranks serve in `epoch`, without what fills up."""
+        if self.weights is not None:
+            drawn = weighted_order(self.ids, self.weights, self.seed, epoch)
+            if self.kind == "window":
+                return gather_windows(drawn, self.shard_samples, self.seed, epoch, self.window_shards)
+            return drawn if self.kind == "full" else np.sort(drawn)
         if self.kind == "full":
-            order = full_order(self.ids, self.seed, epoch)
-        elif self.kind == "window":
-            order = window_order(self.shard_samples, self.seed, epoch, self.window_shards)
-        else:
-            order = np.arange(len(self.ids))
-        return cut(order, self.batch_size, self.last, self.rank, self.world_size)
+            return full_order(self.ids, self.seed, epoch)
+        if self.kind == "window":
+            return window_order(self.shard_samples, self.seed, epoch, self.window_shards)
+        return np.arange(len(self.ids))
 
     def batch_count(self) -> int:
         """Batches of an epoch, the same for every rank."""
@@ -72,6 +133,12 @@ class EpochOrder:
         stored = np.arange(len(self.ids))
         shares = cut(stored, self.batch_size, self.last, self.rank, self.world_size)
         return sum(len(share.positions) for share in shares)
+
+    def identity(self) -> dict[str, Any]:
+        """As of `Order`."""
+        windows = {"window_shards": self.window_shards} if self.kind == "window" else {}
+        weights = None if self.weights is None else sha256(self.weights.tobytes()).hexdigest()
+        return {"shuffle": self.kind, **windows, "weights": weights}
 
 
 def full_order(ids: Positions, seed: int, epoch: int) -> Positions:
@@ -101,6 +168,50 @@ def window_order(
         for start in range(0, len(shuffled), window_shards)
     ]
     return np.concatenate(windows) if windows else np.empty(0, np.int64)
+
+
+def weighted_order(ids: Positions, weights: Weights, seed: int, epoch: int) -> Positions:
+    """As many samples as there are, drawn with replacement; by their ids, as in `full_order`.
+
+    As torch's `WeightedRandomSampler(weights, len(weights))`.
+    """
+    by_id = np.argsort(ids, kind="stable")
+    ends = np.cumsum(weights[by_id])
+    draws = np.random.default_rng((seed, epoch, _WEIGHTED_TAG)).random(len(ids)) * ends[-1]
+    # never the last bound itself, to which a product may be rounded
+    picked = np.searchsorted(ends, np.minimum(draws, np.nextafter(ends[-1], 0)), side="right")
+    drawn: Positions = by_id[picked]
+    return drawn
+
+
+def gather_windows(
+    drawn: Positions, shard_samples: Sequence[int], seed: int, epoch: int, window_shards: int
+) -> Positions:
+    """The samples `drawn`, shuffled within windows of shards as those of `window_order` are."""
+    rng = np.random.default_rng((seed, epoch, _WINDOW_TAG))
+    places = np.argsort(rng.permutation(len(shard_samples)))  # of each shard
+    shards = np.searchsorted(np.cumsum(shard_samples), drawn, side="right")
+    return drawn[np.lexsort((rng.random(len(drawn)), places[shards] // window_shards))]
+
+
+def occurrences(order: Positions) -> Positions:
+    """How often each sample of `order` came before in it: int64 [n]."""
+    by_sample = np.argsort(order, kind="stable")
+    ranked = order[by_sample]
+    first = np.concatenate(([True], ranked[1:] != ranked[:-1]))[: len(ranked)]
+    places = np.arange(len(ranked))
+    before = np.empty_like(places)
+    before[by_sample] = places - np.maximum.accumulate(np.where(first, places, 0))
+    return before
+
+
+def cut_repeating(
+    order: Positions, batch_size: int, last: str, rank: int = 0, world_size: int = 1
+) -> list[Share]:
+    """As `cut`, of an order in which samples may come again."""
+    before = occurrences(order)
+    shares = cut(np.arange(len(order)), batch_size, last, rank, world_size)
+    return [Share(order[places], padding, before[places]) for places, padding, _ in shares]
 
 
 def cut(order: Positions, batch_size: int, last: str, rank: int = 0, world_size: int = 1) -> list[Share]:

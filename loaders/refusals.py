@@ -24,7 +24,7 @@ _OURS = {
     "pin_memory_device": "give device",
     "prefetch_factor": "leave it out, batches are always read ahead",
     "root": "give path",
-    "sampler": "give shuffle and seed, and rank and world_size for several processes",
+    "sampler": "give shuffle and seed, weights or subset, and rank and world_size for several processes",
     "target_transform": "leave it out, and map the labels of a batch in the training loop",
     "timeout": "leave it out, a worker that dies raises at once",
     "train": "give split='train' or the name of another split",

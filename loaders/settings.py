@@ -18,6 +18,7 @@ Shuffle: TypeAlias = bool | Literal["full", "window"]
 Count: TypeAlias = int | Literal["auto"]
 Normalize: TypeAlias = str | tuple[float | Sequence[float], float | Sequence[float]] | None
 NORMALIZE_NAMES = ("dataset", "imagenet")
+MAX_VIEWS = 64
 DTYPES = (torch.uint8, torch.uint16, torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -111,6 +112,7 @@ class LoaderSpec:
     size: Size | None
     dtype: torch.dtype
     last: str
+    views: int
     normalize: Normalize
     rank: int
     world_size: int
@@ -121,6 +123,7 @@ class LoaderSpec:
     def __post_init__(self) -> None:
         check_range("batch_size", self.batch_size, 1)
         check_range("seed", self.seed, 0, 2**63 - 1)
+        check_range("views", self.views, 1, MAX_VIEWS)
         check_range("world_size", self.world_size, 1)
         check_range("rank", self.rank, 0, self.world_size - 1)
         check_choice("last", self.last, ("drop", "pad", "partial"))
@@ -162,3 +165,24 @@ def numbers_of(part: float | Sequence[float]) -> Sequence[float]:
 def _own_cpus() -> int:
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # torchrun sets it
     return max(1, available_cpus() // ranks)
+
+
+def find_ranks(rank: int | None, world_size: int | None) -> tuple[int, int]:
+    """Both as given, or those of `torch.distributed`, or 0 and 1; SettingError if one is given alone."""
+    if (rank is None) != (world_size is None):
+        raise SettingError("rank and world_size belong together; give both or neither")
+    if rank is not None and world_size is not None:
+        return rank, world_size
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    return 0, 1
+
+
+def find_dtype(dtype: str | torch.dtype) -> torch.dtype:
+    """The dtype of this name; SettingError if there is none."""
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    names = {str(known).removeprefix("torch."): known for known in DTYPES}
+    name = str(dtype).removeprefix("torch.")
+    check_choice("dtype", name, names)
+    return names[name]

@@ -1,17 +1,37 @@
 """Batches on their way, read ahead by a thread."""
 
-from collections import deque
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from typing import Protocol
 
-import numpy as np
-import torch
-
-from loaders.batch import DecodedBatch, Positions, Reader, Request
-from loaders.order import EpochOrder
+from loaders.batch import Batch, Request
+from loaders.devices import Lane
+from loaders.order import Order
 from loaders.prefetch import Prefetch
-from loaders.transfer import Sent, Transfer
+from loaders.transfer import Sent
+from precache.sizes import Size
 
 _AHEAD_BATCHES = 2
+
+
+class Source(Protocol):
+    """Where the batches come from: see `loaders.pipeline`.
+
+    Attributes:
+        lane: that of the loader.
+        size: of what is served; None where only the first batch will tell.
+    """
+
+    lane: Lane
+    size: Size | None
+
+    def read(self, requests: Iterator[Request]) -> Generator[Sent, None, None]:
+        """Yield one batch per request, where the lane is active; `requests` as of `Reader`."""
+
+    def receive(self, sent: Sent) -> Batch:
+        """The batch, for use on the current stream."""
+
+    def close(self) -> None:
+        """Free threads, processes and files; idempotent."""
 
 
 class Stream:
@@ -21,10 +41,10 @@ class Stream:
         place: epoch and number of the next batch.
     """
 
-    def __init__(self, reader: Reader, transfer: Transfer, order: EpochOrder, place: tuple[int, int]) -> None:
+    def __init__(self, source: Source, order: Order, place: tuple[int, int]) -> None:
         self.place = place
         self._epoch_batches = order.batch_count()
-        self._batches = Prefetch(_send(reader, transfer, order, place), _AHEAD_BATCHES)
+        self._batches = Prefetch(_send(source, order, place), _AHEAD_BATCHES)
         self._peeked: Sent | None = None
 
     def peek(self) -> Sent:
@@ -46,26 +66,13 @@ class Stream:
         self._batches.close()
 
 
-def _send(reader: Reader, transfer: Transfer, order: EpochOrder, place: tuple[int, int]) -> Iterator[Sent]:
-    asked: deque[tuple[Request, int]] = deque()  # for, with its padding, and not yet there
-
+def _send(source: Source, order: Order, place: tuple[int, int]) -> Iterator[Sent]:
     def ask() -> Iterator[Request]:
         epoch, start = place
         while batches := order.batches(epoch):
-            for positions, padding in batches[start:]:
-                request = Request(epoch, positions)
-                asked.append((request, padding))
-                yield request
+            for positions, padding, occurrences in batches[start:]:
+                yield Request(epoch, positions, padding, occurrences)
             epoch, start = epoch + 1, 0
 
-    with transfer.lane.active():
-        for decoded in reader.read(ask()):
-            request, padding = asked.popleft()
-            repeats = _repeats(decoded, order.ids[request.positions], padding) if padding else None
-            yield transfer.send(decoded, request.epoch, repeats)
-
-
-def _repeats(decoded: DecodedBatch, ids: Positions, padding: int) -> torch.Tensor:
-    """Bool [n]: which of `decoded` are among the last `padding` of the `ids` asked for."""
-    repeats = np.arange(len(ids)) >= len(ids) - padding
-    return torch.from_numpy(repeats[~np.isin(ids, list(decoded.refused))])
+    with source.lane.active():
+        yield from source.read(ask())

@@ -10,8 +10,9 @@ from typing import TypeAlias
 
 import torch
 
-from loaders.augment.choice import BatchFunction
-from loaders.batch import MASK, Batch, DecodedBatch
+from loaders.augment.choice import BatchFunction, CheckedFunction
+from loaders.augment.draw import draw_keys
+from loaders.batch import MASK, Batch, DecodedBatch, Positions, masks_in
 from loaders.dataset import RAW, SplitData
 from loaders.devices import Lane, upload
 from loaders.settings import Normalize, numbers_of
@@ -47,23 +48,36 @@ class Transfer:
         self,
         lane: Lane,
         dtype: torch.dtype,
-        augmentation: BatchFunction | None,
+        augmentation: BatchFunction | CheckedFunction | None,
         scales: Scales | None = IMAGENET,
         stored: torch.dtype = torch.uint8,
+        views: int = 1,
     ) -> None:
         self.lane = lane
         self._dtype = dtype
         self._scales = scales
         self._stored = stored
+        self._views = views
         self._augmentation = augmentation
 
-    def send(self, decoded: DecodedBatch, epoch: int, padding: torch.Tensor | None = None) -> Sent:
-        """Queue the work on `decoded`, where the lane is active; `padding` as of `Batch`, or None."""
+    def send(
+        self,
+        decoded: DecodedBatch,
+        epoch: int,
+        padding: torch.Tensor | None = None,
+        occurrences: Positions | None = None,
+    ) -> Sent:
+        """Queue the work on `decoded`, where the lane is active.
+
+        Args:
+            padding: as of `Batch`, or None.
+            occurrences: as of `loaders.batch.Request`, of what is in `decoded`.
+        """
         if not len(decoded.ids):  # nothing could be decoded: there is nothing to work on
             images = self._values(decoded.images).permute(0, 3, 1, 2)
             empty = Batch(images, decoded.labels, decoded.ids, fields=decoded.fields)
             return Sent(empty, None, decoded.refused)
-        batch = self._prepare(decoded, epoch, padding)
+        batch = self._prepare(decoded, epoch, padding, occurrences)
         return Sent(batch, self.lane.mark(), decoded.refused)
 
     def receive(self, sent: Sent) -> Batch:
@@ -71,8 +85,8 @@ class Transfer:
         if sent.ready is not None:
             current = torch.cuda.current_stream(self.lane.device)
             current.wait_event(sent.ready)
-            masks = [sent.batch.fields[MASK]] if MASK in sent.batch.fields else []
-            for tensor in (*sent.batch, *masks):
+            masks = masks_in(sent.batch.fields)
+            for tensor in (*sent.batch.views, sent.batch.labels, *([] if masks is None else [masks])):
                 tensor.record_stream(current)  # its memory is reused only after what this stream does
         return sent.batch
 
@@ -80,20 +94,38 @@ class Transfer:
         """Of the bytes that a backend has read."""
         return images if self._stored == images.dtype else images.view(self._stored)
 
-    def _prepare(self, decoded: DecodedBatch, epoch: int, padding: torch.Tensor | None) -> Batch:
+    def _prepare(
+        self,
+        decoded: DecodedBatch,
+        epoch: int,
+        padding: torch.Tensor | None,
+        occurrences: Positions | None,
+    ) -> Batch:
         # uint8 crosses the bus: normalising on the device moves 4x fewer bytes than float32.
         images = upload(self.lane.take(decoded.images, decoded.ready), self.lane.device)
         images = self._values(images)
-        if self._augmentation is not None:
-            images = self._augmentation(images, decoded.ids, epoch)
-        images = images.permute(0, 3, 1, 2)  # NHWC seen as NCHW is channels-last
         labels = upload(decoded.labels, self.lane.device)
-        if self._scales is not None and self._dtype.is_floating_point:
-            images = normalise(images, self._dtype, self._scales)
+        # cropped already, a view each, or pictures of which all are to be cropped
+        cropped = len(images) == self._views * len(decoded.ids)
+        parts = list(images.chunk(self._views)) if cropped else [images] * self._views
+        views = []
+        for view, part in enumerate(parts):
+            pictures = part
+            if isinstance(self._augmentation, CheckedFunction):
+                # a function of the caller's may change what it is given
+                given = part.clone() if view < self._views - 1 else part
+                pictures, labels = self._augmentation.apply(given, decoded.ids, epoch, labels, view)
+            elif self._augmentation is not None:
+                keys = draw_keys(decoded.ids.numpy(), view, occurrences)
+                pictures = self._augmentation(part, torch.from_numpy(keys), epoch)
+            pictures = pictures.permute(0, 3, 1, 2)  # NHWC seen as NCHW is channels-last
+            if self._scales is not None and self._dtype.is_floating_point:
+                pictures = normalise(pictures, self._dtype, self._scales)
+            views.append(pictures)
         fields = decoded.fields
-        if MASK in fields:
-            fields = {**fields, MASK: upload(fields[MASK], self.lane.device)}
-        return Batch(images, labels, decoded.ids, padding, fields)
+        if (masks := masks_in(fields)) is not None:
+            fields = {**fields, MASK: upload(masks, self.lane.device)}
+        return Batch(views[0], labels, decoded.ids, padding, fields, views[1:])
 
 
 def find_scales(asked: Normalize, data: SplitData) -> Scales:

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from precache import boxes, columns, executors, masks
+from precache import bands, boxes, columns, executors, masks
 from precache.codecs import made_by
 from precache.commit import commit
 from precache.converted import is_converted, open_dataset
@@ -108,6 +108,7 @@ def convert(
     start_s = time.perf_counter()
     workers = executors.worker_count(workers)
     check_share("max_rejects", max_rejects)
+    bands.check_reader(recipe.channels)
     options = replace(options or SourceOptions(), **named)
     opened = open_source(source, options)
     scan, options = prepared(opened.scan(), recipe, options)

@@ -22,7 +22,7 @@ class PrecacheError(Exception):
     """Base of the tree above. `str(error)` is one line, and `printable`: names of files are in it."""
 
     def __str__(self) -> str:
-        return printable(super().__str__())
+        return printable(_said_by_worker(super().__str__()))
 
 
 class SettingError(PrecacheError, ValueError):
@@ -41,7 +41,9 @@ class ImageError(PrecacheError):
         reason: what is wrong with it, without the path.
     """
 
-    def __init__(self, path: str, reason: str) -> None:
+    def __init__(self, path: str, reason: str = "") -> None:
+        if not reason:  # as torch makes it anew
+            path, _, reason = _said_by_worker(path).partition(": ")
         super().__init__(path, reason)  # both, so that the error survives pickling
         self.path = path
         self.reason = reason
@@ -73,6 +75,16 @@ class WorkerError(PrecacheError):
 
 class MissingDependencyError(PrecacheError, ImportError):
     """An optional package is not installed; the message holds the install command."""
+
+
+def _said_by_worker(text: str) -> str:
+    """`text`, or what an error said in a worker of torch's DataLoader, which makes it anew of its traceback.
+
+    That is 'Caught NAME in DataLoader worker process 0.', the lines of the traceback, 'MODULE.NAME: TEXT'.
+    """
+    if text.startswith("Caught ") and "in DataLoader worker process" in text.partition("\n")[0]:
+        return text.strip().rpartition("\n")[2].partition(": ")[2]
+    return text
 
 
 def check_choice(name: str, value: str, choices: Iterable[str]) -> None:

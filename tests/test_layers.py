@@ -102,7 +102,7 @@ def test_loaders_are_put_together_in_one_place() -> None:
         using = (path for path in files("loaders") if any(n.startswith(module) for n in imports(path)))
         return {path.relative_to(ROOT / "loaders").parts[0] for path in using}
 
-    assert users("loaders.backends") == {"backends", "build.py", "__init__.py"}
+    assert users("loaders.backends") == {"backends", "build.py", "image_dataset.py", "__init__.py"}
     assert users("loaders.build") == {"__init__.py"}
     assert users("loaders.loader") == users("loaders.augment.device") == {"build.py"}
     for path in files("loaders"):

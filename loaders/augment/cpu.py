@@ -7,7 +7,7 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
-from loaders.augment.draw import RandomAugmentation, draw, window_boxes
+from loaders.augment.draw import RandomAugmentation, draw, draw_keys, window_boxes
 from precache.jpeg import Pixels
 from precache.sizes import Size
 
@@ -23,27 +23,38 @@ class Crops:
         size: of what is served; None: all of each picture, as it is.
         random: draws crops and flips; None: the centre.
         seed: of the draws.
+        views: how many times each picture is drawn.
     """
 
     stored: Size | None
     size: Size | None
     random: RandomAugmentation | None = None
     seed: int = 0
+    views: int = 1
 
     def of(
-        self, epoch: int, ids: npt.NDArray[np.int64], shapes: npt.NDArray[np.int64] | None = None
+        self,
+        epoch: int,
+        ids: npt.NDArray[np.int64],
+        shapes: npt.NDArray[np.int64] | None = None,
+        occurrences: npt.NDArray[np.int64] | None = None,
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
         """Boxes int64 [n, 4] (left, top, width, height) and whether mirrored, bool [n].
 
         Args:
             shapes: int64 [n, 2], height and width of each, where each has its own.
+            occurrences: as of `loaders.batch.Request`.
 
-        Of a picture that is smaller than what is served, the box reaches out of it.
+        Of a picture that is smaller than what is served, the box reaches out of it. Of several views, one
+        behind the other: [views * n].
         """
         stored = shapes if self.stored is None else self.stored
         assert stored is not None
         if self.random is not None and self.size is not None:
-            draws = draw(self.random, stored, self.size, self.seed, epoch, ids)
+            keys = np.concatenate([draw_keys(ids, view, occurrences) for view in range(self.views)])
+            if isinstance(stored, np.ndarray):
+                stored = np.tile(stored, (self.views, 1))
+            draws = draw(self.random, stored, self.size, self.seed, epoch, keys)
             return draws.boxes, draws.mirrored
         if self.size is None:
             assert shapes is not None

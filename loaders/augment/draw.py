@@ -19,6 +19,7 @@ Integers: TypeAlias = npt.NDArray[np.int64]
 _TRIES = 10  # of torchvision
 _BOX_DRAWS = 4 * _TRIES
 _DRAWS = _BOX_DRAWS + 1 + 4
+_MOST_VIEWS = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -141,6 +142,21 @@ def crop_boxes(
     left = np.where(found, np.floor(left_draw[rows, first] * (left_room + 1)), left_room // 2)
     top = np.where(found, np.floor(top_draw[rows, first] * (top_room + 1)), top_room // 2)
     return np.stack((left, top, width, height), axis=1).astype(np.int64)
+
+
+def draw_keys(
+    ids: npt.NDArray[np.int64], view: int = 0, occurrences: npt.NDArray[np.int64] | None = None
+) -> npt.NDArray[np.int64]:
+    """What to draw by instead of `ids`, so that each view, and each occurrence in an epoch, draws for itself.
+
+    The first view of a sample's first occurrence draws by its id: int64 [n], else a hash.
+    """
+    numbers = np.full(len(ids), view) if occurrences is None else occurrences * _MOST_VIEWS + view
+    if not numbers.any():
+        return ids
+    with np.errstate(over="ignore"):
+        hashed = _mix(_mix(ids.astype(np.uint64)) ^ numbers.astype(np.uint64))
+    return np.where(numbers == 0, ids, hashed.view(np.int64))
 
 
 def window_boxes(stored: Size | Integers, draws: Floats | None, size: Size) -> Integers:

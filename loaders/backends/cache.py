@@ -26,6 +26,7 @@ from precache.errors import ImageError, SettingError
 from precache.jpeg import Pixels
 from precache.sizes import sides
 
+_MOST_CACHED = 8  # batches in a row that a reader which has something left to read is not asked for
 _RESERVED_SHARE = 0.1  # of the free memory is left to others
 
 
@@ -76,22 +77,31 @@ class CachedReader:
 
     def read(self, requests: Iterator[Request]) -> Iterator[DecodedBatch]:
         """Yield one batch per request, from the reader while it has something new."""
-        asked: deque[Request] = deque()  # of the reader, which looks ahead
+        waiting: deque[tuple[Request, bool]] = deque()  # with whether the reader was asked, which looks ahead
+        asked = self._passed.copy()
 
         def ask() -> Iterator[Request]:
+            cached = 0  # since the reader was asked last
             for request in requests:
-                asked.append(request)
-                yield request
+                # of samples that may come again some never come, and the reader would be asked no more
+                new = not asked[request.positions].all() or cached == _MOST_CACHED
+                cached = 0 if new else cached + 1
+                asked[request.positions] = True
+                waiting.append((request, new))
+                if new:
+                    yield request
 
         if not self._passed.all():
             with closing(self._reader.read(ask())) as decoded:  # type: ignore[type-var]
                 for batch in decoded:
-                    request = asked.popleft()
+                    while not waiting[0][1]:
+                        yield self._gather(waiting.popleft()[0])
+                    request, _ = waiting.popleft()
                     self._keep(request, batch)
                     yield self._gather(request)
                     if self._passed.all():
                         break
-        for request in chain(asked, requests):
+        for request in chain((request for request, _ in waiting), requests):
             yield self._gather(request)
 
     def close(self) -> None:

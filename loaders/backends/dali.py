@@ -38,7 +38,7 @@ from loaders.devices import Borrowed
 from loaders.settings import LoaderSpec
 from loaders.threads import Pool
 from precache import images, jpeg
-from precache.errors import DatasetError, ImageError, MissingDependencyError
+from precache.errors import DatasetError, ImageError, MissingDependencyError, SettingError
 from precache.jpeg import Pixels
 from precache.packages import dali_package
 from precache.sizes import sides
@@ -57,6 +57,11 @@ def open_reader(spec: LoaderSpec, data: SplitData, crops: Crops) -> "DaliReader"
             f"backend 'dali' needs NVIDIA DALI; install it with 'pip install {dali_package()}', or the build "
             f"that 'precache doctor' names"
         ) from error
+    if crops.stored is None and crops.views > 1:
+        raise SettingError(
+            f"backend 'dali' draws one view of pictures of varying size, as {data.path} holds, not "
+            f"{crops.views}; convert to tars and use backend 'webdataset'"
+        )
     return DaliReader(spec, data, crops)
 
 
@@ -67,12 +72,13 @@ class _Picture:
     Attributes:
         content: as it is stored.
         file: its name for error messages.
+        slot: its number in what was asked for.
         inputs: what the pipeline takes for it.
     """
 
     content: bytes
     file: str
-    position: int
+    slot: int
     id: int
     inputs: tuple[npt.NDArray[Any], ...]
 
@@ -81,7 +87,7 @@ class _Picture:
 class _Encoded:
     """A batch on its way through the pipeline, and what was kept from it: id -> why."""
 
-    epoch: int
+    request: Request
     pictures: list[_Picture] = field(default_factory=list)
     refused: dict[int, ImageError] = field(default_factory=dict)
 
@@ -144,12 +150,12 @@ class DaliReader:
 
     def _serve(self, pictures: torch.Tensor | Iterable[torch.Tensor] | None, batch: _Encoded) -> DecodedBatch:
         """`pictures`: what the pipeline made of those of `batch`; None if there are none."""
-        positions = np.array([picture.position for picture in batch.pictures], np.int64)
+        request = batch.request.select([picture.slot for picture in batch.pictures])
+        positions = request.positions
         if pictures is None:
             shape = (0,) if self._crops.size is None else (0, *sides(self._crops.size), self._data.channels)
             pictures = torch.empty(shape, dtype=torch.uint8)
         elif self._fills:
-            request = Request(batch.epoch, positions)
             arrays = [picture.numpy() for picture in pictures]
             decoded = self._filler.fill(Pictures(request, partial(_rows, arrays)))
             return replace(decoded, refused=batch.refused)
@@ -221,8 +227,8 @@ class DaliReader:
 
     def _read_raw(self, requests: Iterator[Request]) -> Generator[_Encoded, None, None]:
         for request in requests:
-            batch = _Encoded(request.epoch)
-            for position in request.positions.tolist():
+            batch = _Encoded(request)
+            for slot, position in enumerate(request.positions.tolist()):
                 file, sample_id = self._data.files[position], int(self._data.ids[position])
                 try:
                     content = images.read_bytes(file)
@@ -232,14 +238,14 @@ class DaliReader:
                 except ImageError as error:
                     batch.refused[sample_id] = error
                 else:
-                    batch.pictures.append(_Picture(content, file, position, sample_id, inputs))
+                    batch.pictures.append(_Picture(content, file, slot, sample_id, inputs))
             yield batch
 
     def _read_shards(self, requests: Iterator[Request]) -> Generator[_Encoded, None, None]:
         for request, samples in self._shards.read(requests):
-            batch = _Encoded(request.epoch)
+            batch = _Encoded(request)
             asked = zip(request.positions.tolist(), samples, self._boxes(request), strict=True)
-            for position, (sample, shard), box in asked:
+            for slot, (position, (sample, shard), box) in enumerate(asked):
                 assert isinstance(sample.data, bytes)
                 file, inputs = f"{shard}: sample {sample.id}", (np.frombuffer(sample.data, np.uint8), *box)
                 try:
@@ -251,7 +257,7 @@ class DaliReader:
                 except ImageError as error:
                     batch.refused[sample.id] = error
                 else:
-                    batch.pictures.append(_Picture(sample.data, file, position, sample.id, inputs))
+                    batch.pictures.append(_Picture(sample.data, file, slot, sample.id, inputs))
             yield batch
 
     def _boxes(self, request: Request) -> list[tuple[npt.NDArray[Any], ...]]:
@@ -259,7 +265,8 @@ class DaliReader:
         if self._inputs != _BOXED:
             return [()] * len(request.positions)
         shapes = self._data.shapes_at(request.positions)
-        boxes, mirrored = self._crops.of(request.epoch, self._data.ids[request.positions], shapes)
+        ids = self._data.ids[request.positions]
+        boxes, mirrored = self._crops.of(request.epoch, ids, shapes, request.occurrences)
         rows = np.ascontiguousarray(boxes[:, [1, 0, 3, 2]], np.int32)  # DALI takes no strides
         return [(row[:2], row[2:], flip) for row, flip in zip(rows, mirrored.astype(np.int32), strict=True)]
 

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -54,11 +55,12 @@ class _Filling:
 
     Attributes:
         shapes: height and width of each picture.
-        boxes: left, top, width, height of what is served of each.
+        boxes: left, top, width, height of what is served of each; of several views, one behind the other:
+            [views * n, 4].
         gathers: whether none is resized.
-        mirrored: which pictures are.
+        mirrored: which of them are.
         images: as of `DecodedBatch`.
-        places: of each picture in `images`, uint8 [height, width, bytes].
+        places: of each picture in `images`, uint8 [height, width, bytes], in the order of `boxes`.
         parts: what is left to do; shared, each thread takes what is next.
         helpers: threads at work on it.
         errors: why pictures are left out, by their number in the batch.
@@ -88,7 +90,9 @@ class BatchFiller:
         self._threads = max(1, threads)
         self._local = threading.local()
         self._buffers = (
-            None if crops.size is None else BufferPool(batch_size, crops.size, device, data.pixel_bytes)
+            None
+            if crops.size is None
+            else BufferPool(batch_size * crops.views, crops.size, device, data.pixel_bytes)
         )
         shapes = data.shapes_at(slice(None)) if crops.stored is None else np.array([sides(crops.stored)])
         self._most_bytes = int(shapes.prod(axis=1).max()) * data.pixel_bytes
@@ -131,17 +135,18 @@ class BatchFiller:
 
     def _start(self, pictures: Pictures) -> _Filling:
         """Let the threads begin with a batch."""
-        positions, stored, size = pictures.request.positions, self._crops.stored, self._crops.size
-        ids = self._data.ids[positions]
+        request, stored, size = pictures.request, self._crops.stored, self._crops.size
+        ids = self._data.ids[request.positions]
         if stored is None:
-            varying = self._data.shapes_at(positions)
+            varying = self._data.shapes_at(request.positions)
             shapes = [(height, width) for height, width in varying.tolist()]
         else:
             varying, shapes = None, [sides(stored)] * len(ids)
-        boxes, mirrored = self._crops.of(pictures.request.epoch, ids, varying)
-        images, places = self._space(shapes)
+        boxes, mirrored = self._crops.of(request.epoch, ids, varying, request.occurrences)
+        images, places = self._space(shapes * self._crops.views)
         gathers = False
-        if pictures.gather is not None and size is not None:
+        # of several views each picture would be read as many times
+        if pictures.gather is not None and size is not None and self._crops.views == 1:
             gathers = bool((boxes[:, :1:-1] == sides(size)).all())
         at_a_time = max(1, -(-len(ids) // self._threads)) if gathers else _AT_A_TIME
         parts = [slice(start, start + at_a_time) for start in range(0, len(ids), at_a_time)]
@@ -181,7 +186,7 @@ class BatchFiller:
             refused = {int(ids[slot]): errors[slot] for slot in sorted(errors)}
             labels, ids = labels[kept], ids[kept]
             if isinstance(filling.places, np.ndarray):
-                images = images[torch.from_numpy(kept)]
+                images = images[torch.from_numpy(np.tile(kept, self._crops.views))]
             else:
                 left = [place.ravel() for place, whole in zip(filling.places, kept, strict=True) if whole]
                 images = torch.from_numpy(np.concatenate([images.numpy()[:0], *left]))
@@ -194,7 +199,7 @@ class BatchFiller:
         out = filling.places
         gather = filling.pictures.gather if filling.gathers else None
         for part in filling.parts:
-            slots = range(*part.indices(len(out)))
+            slots = range(*part.indices(len(filling.ids)))
             if gather is not None and gather(part, filling.boxes[part, :2], np.asarray(out[part])):
                 for slot in slots:
                     if filling.mirrored[slot]:
@@ -202,28 +207,44 @@ class BatchFiller:
                 continue
             for slot in slots:
                 check_exit()
-                self._fill_one(filling, slot, out[slot], space)
+                self._fill_one(filling, slot, space)
 
-    def _fill_one(self, filling: _Filling, slot: int, out: Pixels, space: Pixels) -> None:
-        left, top, width, height = filling.boxes[slot].tolist()
+    def _fill_one(self, filling: _Filling, slot: int, space: Pixels) -> None:
+        """All views of a picture, which is decoded once."""
+        views = range(slot, len(filling.boxes), len(filling.ids))
+        boxes = filling.boxes[slot :: len(filling.ids)].tolist()
         rows, columns = filling.shapes[slot]
-        mirrored, rows_of, channels = filling.mirrored[slot], filling.pictures.rows_of, out.shape[2]
+        out, rows_of, dtype = filling.places[slot], filling.pictures.rows_of, self._data.dtype
         try:
-            if height == rows and width == columns and not mirrored and out.shape[:2] == (rows, columns):
+            if (
+                boxes == [[0, 0, columns, rows]]
+                and not filling.mirrored[slot]
+                and out.shape[:2] == (rows, columns)
+            ):
                 if (whole := rows_of(slot, 0, out)) is not out:
                     np.copyto(out, whole)
-            elif left >= 0 and top >= 0 and left + width <= columns and top + height <= rows:
-                shape = (height, columns, channels)
-                band = rows_of(slot, top, space[: math.prod(shape)].reshape(shape))
-                place(band[:, left : left + width], mirrored, out, self._data.dtype)
-            else:  # the box reaches out of a small picture
-                first, last = max(top, 0), min(top + height, rows)
-                shape = (last - first, columns, channels)
-                band = rows_of(slot, first, space[: math.prod(shape)].reshape(shape))
-                frame(band[:, max(left, 0) : left + width], max(-left, 0), max(-top, 0), mirrored, out)
+                return
+            first = max(min(top for _, top, _, _ in boxes), 0)
+            last = min(max(top + height for _, top, _, height in boxes), rows)
+            shape = (last - first, columns, out.shape[2])
+            band = rows_of(slot, first, space[: math.prod(shape)].reshape(shape))
+            for view, box in zip(views, boxes, strict=True):
+                _place_box(band, first, rows, box, filling.mirrored[view], filling.places[view], dtype)
         except ImageError as error:
             # without what its traceback holds
             filling.errors[slot] = type(error)(error.path, error.reason)
+
+
+def _place_box(
+    band: Pixels, first: int, rows: int, box: list[int], mirrored: bool, out: Pixels, dtype: np.dtype[Any]
+) -> None:
+    """Put `box` of a picture of so many `rows` into `out`; `band` is the picture from row `first` on."""
+    left, top, width, height = box
+    part = band[max(top, 0) - first : min(top + height, rows) - first, max(left, 0) : left + width]
+    if left >= 0 and top >= 0 and left + width <= band.shape[1] and top + height <= rows:
+        place(part, mirrored, out, dtype)
+    else:  # the box reaches out of a small picture
+        frame(part, max(-left, 0), max(-top, 0), mirrored, out)
 
 
 def _stop_filling(filling: _Filling) -> None:

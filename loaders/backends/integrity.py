@@ -96,8 +96,9 @@ def check_index(
     Raises:
         DatasetError: they differ.
     """
-    stored = data.shard_positions(number)
-    if not (np.array_equal(ids, data.ids[stored]) and np.array_equal(labels, data.labels[stored])):
+    whole = data.whole
+    stored = whole.shard_positions(number)
+    if not (np.array_equal(ids, whole.ids[stored]) and np.array_equal(labels, whole.labels[stored])):
         raise DatasetError(
             f"{data.files[number]}: holds other samples than the dataset's index says; "
             f"run: {shell_command('precache verify', data.path)}"

@@ -75,11 +75,12 @@ class ProcessesReader:
     random_access = True
 
     def __init__(self, spec: LoaderSpec, data: SplitData, crops: Crops) -> None:
+        self._views = crops.views
         self._buffers: SharedBuffers | None = None
         if multiprocessing.get_start_method() == "fork":
             assert crops.size is not None  # a raw tree has one
             buffers = spec.workers * _AHEAD_PER_WORKER + _KEPT_BUFFERS
-            self._buffers = SharedBuffers(buffers, spec.batch_size, crops.size)
+            self._buffers = SharedBuffers(buffers, spec.batch_size * crops.views, crops.size)
         self._sampler = _Sampler(self._buffers)
         self._loader: DataLoader[Any] = DataLoader(
             _RawTree(data, crops, None if self._buffers is None else self._buffers.memory),
@@ -98,7 +99,7 @@ class ProcessesReader:
             for filled, labels, ids, refused in self._start():
                 if isinstance(refused, SourceError):
                     raise refused
-                yield DecodedBatch(self._images(filled, len(ids)), labels, ids, refused)
+                yield DecodedBatch(self._images(filled, len(ids) * self._views), labels, ids, refused)
         except (RuntimeError, EOFError, OSError) as error:
             # the latter two: it died between announcing a batch and handing over its memory
             if (death := of_dead_worker(error)) is not None:
@@ -222,12 +223,11 @@ class _RawTree(Dataset[Any]):
         if buffer is not None and self._buffers is not None:
             rows = self._buffers[buffer]
         else:
-            rows = np.empty((len(ids), *sides(self._size), 3), np.uint8)
-        boxes, mirrored = self._crops.of(request.epoch, ids)
+            rows = np.empty((len(ids) * self._crops.views, *sides(self._size), 3), np.uint8)
+        boxes, mirrored = self._crops.of(request.epoch, ids, occurrences=request.occurrences)
         kept: list[int] = []
         refused: dict[int, ImageError] = {}
-        parts = zip(request.positions.tolist(), boxes.tolist(), mirrored.tolist(), strict=True)
-        for position, (left, top, width, height), flip in parts:
+        for slot, position in enumerate(request.positions.tolist()):
             try:
                 square = decoding.load(self._data.files[position], self._stored)
             except SourceError as error:  # it says nothing about the picture: not left out
@@ -235,10 +235,15 @@ class _RawTree(Dataset[Any]):
             except ImageError as error:
                 refused[int(self._data.ids[position])] = error
             else:
-                place(square[top : top + height, left : left + width], flip, rows[len(kept)])
-                kept.append(position)
-        taken = np.array(kept, np.int64)
-        images = torch.from_numpy(rows[: len(kept)]) if buffer is None else buffer
+                for view in range(slot, len(boxes), len(ids)):
+                    left, top, width, height = boxes[view].tolist()
+                    place(square[top : top + height, left : left + width], mirrored[view], rows[view])
+                kept.append(slot)
+        taken = request.positions[kept]
+        if len(kept) < len(ids):  # each view moves up to the one before
+            served = [view * len(ids) + slot for view in range(self._crops.views) for slot in kept]
+            rows[: len(served)] = rows[served]
+        images = torch.from_numpy(rows[: len(kept) * self._crops.views]) if buffer is None else buffer
         labels = torch.from_numpy(self._data.labels[taken])
         return images, labels, torch.from_numpy(self._data.ids[taken]), refused
 

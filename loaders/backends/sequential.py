@@ -102,12 +102,11 @@ class EncodedShards:
     def _open(self, index: int) -> list[StoredSample]:
         self._check.open_file(index)
         samples = list(FORMATS[self._data.kind].read_shard(Path(self._data.files[index])))
-        start = self._data.shard_positions(index).start
-        for row, sample in enumerate(samples[: self._data.shard_samples[index]]):
+        whole = self._data.whole
+        stored = whole.shard_positions(index)
+        ids, labels = whole.ids[stored], whole.labels[stored]
+        for row, sample in enumerate(samples[: len(ids)]):
             if sample.damage:  # then the index alone knows which one it is
-                position = start + row
-                samples[row] = replace(
-                    sample, id=int(self._data.ids[position]), label=int(self._data.labels[position])
-                )
+                samples[row] = replace(sample, id=int(ids[row]), label=int(labels[row]))
         check_index(self._data, index, [s.id for s in samples], [s.label for s in samples])
         return samples

@@ -52,11 +52,12 @@ class ShardsReader:
         self._check = SampleCheck(data, spec.reading.check)
         self._scratch = _Scratch(int(data.shapes_at(slice(None)).prod(axis=1).max()), data.pixel_bytes)
         shards = range(len(data.files))
+        whole = data.whole
         starts = [
-            picture_starts(data.shapes_at(data.shard_positions(number)), data.pixel_bytes)
+            picture_starts(whole.shapes_at(whole.shard_positions(number)), data.pixel_bytes)
             for number in shards
         ]
-        self._starts = np.concatenate(starts)
+        self._starts = np.concatenate(starts)[data.in_whole(slice(None))]
         self._unasked = np.full(len(data.ids), not self._sequential)
 
     def read(self, requests: Iterator[Request]) -> Iterator[DecodedBatch]:
@@ -132,8 +133,9 @@ class ShardsReader:
         file = ShardFile(Path(path))
         try:
             check_index(self._data, index, file.ids, file.labels)
-            shapes = self._data.shapes_at(self._data.shard_positions(index))
-            if (file.channels, file.dtype) != (self._data.channels, self._data.dtype) or not np.array_equal(
+            whole = self._data.whole
+            shapes = whole.shapes_at(whole.shard_positions(index))
+            if (file.channels, file.dtype) != (whole.channels, whole.dtype) or not np.array_equal(
                 file.shapes, shapes
             ):
                 raise DatasetError(

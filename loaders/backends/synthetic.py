@@ -29,15 +29,16 @@ class SyntheticReader:
         generator = torch.Generator().manual_seed(spec.seed)
         self._whole = crops.size is None
         size = data.shapes_at(slice(None)).max(axis=0) if crops.size is None else sides(crops.size)
-        shape = (spec.batch_size, *map(int, size), data.pixel_bytes)
+        shape = (spec.batch_size * crops.views, *map(int, size), data.pixel_bytes)
         noise = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
         self._noise = noise.to(spec.device)
         self._data = data
+        self._views = crops.views
 
     def read(self, requests: Iterator[Request]) -> Iterator[DecodedBatch]:
         """Yield one batch of the same noise per request."""
         for request in requests:
-            noise = self._noise[: len(request.positions)]
+            noise = self._noise[: len(request.positions) * self._views]
             if self._whole:
                 noise = noise.flatten()[
                     : int(self._data.shapes_at(request.positions).prod(axis=1).sum()) * self._data.pixel_bytes

@@ -76,6 +76,21 @@ class StoredSample:
         return self.data
 
 
+def read_index(path: Path, parse: Callable[[list[list[str]]], Iterable[tuple[int, int]]]) -> Places:
+    """The places that the index at `path` names; `parse` raises ValueError or KeyError for what is none.
+
+    Raises:
+        DatasetError: it cannot be read, or is damaged.
+    """
+    try:
+        places = np.array([*parse(index_lines(path))], np.int64).reshape(-1, 2)
+        if np.any(places < 0):
+            raise ValueError("a negative number")
+    except (ValueError, KeyError, OverflowError) as error:
+        raise DatasetError(f"{path}: cannot be read as an index ({error}); {remedy(path)}") from error
+    return places
+
+
 class MaskFile(Protocol):
     """The masks of an open shard; several threads may read at a time."""
 
@@ -114,6 +129,8 @@ class EncodedMasks:
         """As of `MaskFile`."""
         try:
             first, length = self._places[row]
+            if not 0 <= first <= first + length <= os.fstat(self._file.fileno()).st_size:
+                raise ValueError(f"its index says {length:,} bytes from {first:,} on")
             return self._extract(os.pread(self._file.fileno(), length, first))
         except (OSError, LookupError, ValueError, struct.error) as error:
             reason = f"cannot be read ({error}); {remedy(self._path)}"
@@ -124,27 +141,14 @@ class EncodedMasks:
         self._file.close()
 
 
-def read_index(path: Path, parse: Callable[[bytes], Iterable[tuple[int, int]]]) -> Places:
-    """The places that the index at `path` names; `parse` raises ValueError or KeyError for what is none.
-
-    Raises:
-        DatasetError: it cannot be read, or is damaged.
-    """
-    try:
-        places = np.array([*parse(read_regular(path))], np.int64).reshape(-1, 2)
-        if np.any(places < 0):
-            raise ValueError("a negative number")
-    except (OSError, ValueError, KeyError, OverflowError) as error:
-        raise DatasetError(f"{path}: cannot be read as an index ({error}); {remedy(path)}") from error
-    return places
-
-
 def index_lines(path: Path) -> list[list[str]]:
     """The words of each line of the index at `path`; DatasetError if it cannot be read."""
     try:
         return [line.split() for line in read_regular(path).decode("ascii").splitlines()]
-    except (OSError, ValueError) as error:
-        raise DatasetError(f"{path}: cannot be read ({error}); {remedy(path)}") from error
+    except OSError as error:
+        raise DatasetError(f"{path}: cannot be read ({error.strerror}); {remedy(path)}") from error
+    except ValueError as error:
+        raise DatasetError(f"{path}: is no index of a shard ({error}); {remedy(path)}") from error
 
 
 def remedy(shard: Path) -> str:

@@ -108,7 +108,7 @@ def read_shard(path: Path) -> Iterator[StoredSample]:
 def find_samples(path: Path) -> Places:
     """Where in the shard at `path` its pictures lie."""
     with ShardFile(path) as shard:
-        return np.array([shard.place(row) for row in range(len(shard.ids))], np.int64).reshape(-1, 2)
+        return np.array([shard._place(row) for row in range(len(shard.ids))], np.int64).reshape(-1, 2)
 
 
 class ShardFile:
@@ -202,14 +202,14 @@ class ShardFile:
 
     def is_cached(self, sample: int) -> bool:
         """Whether the midst of picture `sample` is in the system's cache."""
-        start, picture_bytes = self.place(sample)
+        start, picture_bytes = self._place(sample)
         return is_cached(self.descriptor, start + picture_bytes // 2)
 
     def will_need(self, sample: int) -> None:
         """Ask the system to fetch picture `sample` from the disk, without waiting for it."""
         if hasattr(os, "posix_fadvise"):
             with suppress(OSError):  # whoever reads it says what is wrong
-                os.posix_fadvise(self.descriptor, *self.place(sample), os.POSIX_FADV_WILLNEED)
+                os.posix_fadvise(self.descriptor, *self._place(sample), os.POSIX_FADV_WILLNEED)
 
     def drop_cached(self) -> None:
         """Ask the system to forget what it has cached of the file."""
@@ -226,7 +226,7 @@ class ShardFile:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def place(self, sample: int) -> tuple[int, int]:
+    def _place(self, sample: int) -> tuple[int, int]:
         """Where picture `sample` begins, and how many bytes it has."""
         height, width = self.shapes[sample].tolist()
         return int(self.starts[sample]), height * width * self._pixel_bytes
@@ -339,7 +339,8 @@ FORMAT = Format(
     write_shard=write_shard,
     read_shard=read_shard,
     find_samples=find_samples,
-    read_sample=lambda stored: StoredSample(-1, -1, np.frombuffer(stored, np.uint8)),
+    # a copy, or nobody may write to it
+    read_sample=lambda stored: StoredSample(-1, -1, np.frombuffer(stored, np.uint8).copy()),
     open_masks=ShardFile,
     describe=lambda sample: b"",
     holds_pixels=True,

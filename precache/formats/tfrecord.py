@@ -34,7 +34,6 @@ from precache.formats.base import (
     Places,
     Sample,
     StoredSample,
-    index_lines,
     read_index,
     remedy,
 )
@@ -77,9 +76,8 @@ def find_samples(path: Path) -> Places:
     return read_index(path.with_suffix(INDEX_SUFFIX), _parse_index)
 
 
-def _parse_index(index: bytes) -> Iterator[tuple[int, int]]:
-    for line in index.splitlines():
-        start, size = line.split()
+def _parse_index(lines: list[list[str]]) -> Iterator[tuple[int, int]]:
+    for start, size in lines:
         yield int(start), int(size)
 
 
@@ -87,19 +85,14 @@ def read_sample(stored: bytes) -> StoredSample:
     """The sample of one record."""
     try:
         ((data, intact),) = _records(memoryview(stored))
-        return _decode_example(data) if intact else StoredSample(-1, -1, b"", _DAMAGE)
+        return _decode_example(data) if intact else StoredSample(-1, -1, b"", damage=_DAMAGE)
     except (struct.error, KeyError, IndexError) as error:
         raise ValueError(f"no record ({error})") from error
 
 
 def open_masks(path: Path) -> EncodedMasks:
     """The masks of a TFRecord file, by its index."""
-    index_path = path.with_suffix(INDEX_SUFFIX)
-    try:
-        places = [(int(first), int(length)) for first, length in index_lines(index_path)]
-    except ValueError as error:
-        raise DatasetError(f"{index_path}: is no index of records ({error}); {remedy(path)}") from error
-    return EncodedMasks(path, places, _mask_of)
+    return EncodedMasks(path, find_samples(path).tolist(), _mask_of)
 
 
 def _mask_of(record: bytes) -> bytes:

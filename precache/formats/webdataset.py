@@ -78,14 +78,13 @@ def find_samples(path: Path) -> Places:
     return read_index(path.with_suffix(INDEX_SUFFIX), _parse_index)
 
 
-def _parse_index(index: bytes) -> Iterator[tuple[int, int]]:
-    first, *lines = index.splitlines()
-    if first.split() != [b"v1.2", b"%d" % len(lines)]:
+def _parse_index(lines: list[list[str]]) -> Iterator[tuple[int, int]]:
+    first, *others = lines
+    if first != ["v1.2", str(len(others))]:
         raise ValueError("its first line")
-    for line in lines:
-        words = line.split()
+    for words in others:
         places = dict(zip(words[::4], zip(words[1::4], words[2::4], strict=True), strict=True))
-        start, size = places[b"jpg"]
+        start, size = places["jpg"]
         yield int(start) - _BLOCK, int(size) + _BLOCK
 
 

@@ -30,6 +30,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "shards-float": ("shards", FLOAT),
     "shards-train": ("shards", {**FLOAT, **TRAIN}),
     "shards-jitter": ("shards", {**FLOAT, **JITTER}),
+    "shards-views": ("shards", {**FLOAT, **TRAIN, "views": 2}),
     "shards-half": ("shards", {"dtype": torch.bfloat16}),
     "shards-window": ("shards", {**FLOAT, "shuffle": "window"}),
     "shards-pad": ("shards", {**FLOAT, "last": "pad", "rank": 1, "world_size": 3}),
@@ -83,15 +84,15 @@ def hardware(monkeypatch: pytest.MonkeyPatch) -> None:
 def serve(
     path: Path, epochs: int = 3, device: str = "cuda", **settings: Any
 ) -> list[tuple[torch.Tensor, ...]]:
-    """Images and labels of each batch, as a training reads them: later than it drops them."""
+    """Each view and the labels of each batch, as a training reads them: later than it drops them."""
     read = []
     with build_loader(path, **{"batch_size": 8, "workers": 1, "device": device, **settings}) as loader:
         for _ in range(epochs):
             for batch in loader:
-                read.append((batch.images + 0, batch.labels + 0))
+                read.append([part + 0 for part in (*batch.views, batch.labels)])
                 del batch
     torch.cuda.synchronize(device)
-    return [(images.cpu(), labels.cpu()) for images, labels in read]
+    return [tuple(part.cpu() for part in parts) for parts in read]
 
 
 def same(one: list[tuple[torch.Tensor, ...]], other: list[tuple[torch.Tensor, ...]]) -> list[bool]:
@@ -165,7 +166,7 @@ def test_what_is_left_midway_spoils_nothing(
                 paths[kind], **{"batch_size": 8, "workers": 1, "device": "cuda", **settings}
             )
             for batch in itertools.islice(loader, left):
-                read.append((batch.images + 0, batch.labels + 0))
+                read.append([part + 0 for part in (*batch.views, batch.labels)])
                 del batch
             if how == "close":
                 loader.close()
@@ -173,7 +174,7 @@ def test_what_is_left_midway_spoils_nothing(
                 read += [(torch.full(shape, left, dtype=dtype, device="cuda"),) for _ in range(3)]
             if how == "break":
                 batch = next(iter(loader))
-                read.append((batch.images + 0, batch.labels + 0))
+                read.append([part + 0 for part in (*batch.views, batch.labels)])
                 del batch, loader
         torch.cuda.synchronize()
         return [tuple(tensor.cpu() for tensor in tensors) for tensors in read]

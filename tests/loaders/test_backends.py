@@ -11,6 +11,7 @@ from PIL import Image
 
 from loaders.dataset import open_split
 from precache import open_dataset
+from precache.errors import SettingError
 from precache.sizes import Size
 from precache.sources.tree import scan_tree
 from tests import loader_contract as contract
@@ -172,6 +173,39 @@ def test_an_iteration_after_a_break_is_the_next_epoch(arm: Arm) -> None:
 
 def test_two_iterations_take_turns(arm: Arm) -> None:
     contract.check_two_iterations_take_turns(arm.build)
+
+
+def test_a_part_is_served_as_if_it_were_all(arm: Arm, raw_tree: Path) -> None:
+    expected = [(sample.id, sample.label) for sample in scan_tree(raw_tree).samples]
+    contract.check_a_part(arm.build, expected, full=arm.raw or arm.path.name == "shards")
+
+
+def test_weights_draw_with_replacement(arm: Arm, raw_tree: Path) -> None:
+    contract.check_weights(arm.build, [(sample.id, sample.label) for sample in scan_tree(raw_tree).samples])
+
+
+def test_a_cache_serves_what_is_drawn(arm: Arm) -> None:
+    if arm.worst_psnr is None:
+        pytest.skip("noise by design")
+    weights = np.arange(IMAGES) % 3  # a third never comes
+    contract.check_a_cache_changes_nothing_but_the_reading(partial(arm.build, weights=weights), "ram")
+
+
+@pytest.mark.parametrize("cache", ["none", "ram"])
+def test_views_are_drawn_independently(arm: Arm, cache: str) -> None:
+    if arm.worst_psnr is None:
+        pytest.skip("noise by design")
+    if arm.path.name == "keep-dali" and cache == "none":
+        with pytest.raises(SettingError, match="'dali' draws one view of pictures of varying size"):
+            arm.build(views=2, augment="train")
+        return
+    contract.check_views(partial(arm.build, cache=cache))
+
+
+def test_set_size_serves_the_next_epoch_in_another_size(arm: Arm) -> None:
+    if arm.worst_psnr is None:
+        pytest.skip("noise by design, of each size another")
+    contract.check_set_size(arm.build, (arm.size, arm.size // 2))
 
 
 @pytest.mark.parametrize("cache", ["ram", "device"])

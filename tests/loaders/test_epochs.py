@@ -13,6 +13,7 @@ import pytest
 import loaders
 from precache.errors import SettingError
 from tests.building import build_loader
+from tests.conftest import IMAGES, STORED_SIZE
 from tests.loader_contract import ids_of
 
 BATCHES = 5
@@ -208,3 +209,30 @@ def test_what_was_read_ahead_of_an_iteration_that_was_left_is_not_served(loader:
             assert batch.ids.tolist() == epochs[epoch][0]
             break
     assert [batch.ids.tolist() for batch in loader] == epochs[3]
+
+
+def test_a_size_that_cannot_be_served_changes_nothing(converted: dict[str, Path]) -> None:
+    with build_loader(converted["shards"], workers=1, batch_size=16) as loader:
+        assert "size" not in loader.state_dict(), "a state of a loader that keeps its size says none"
+        for size, message in ((STORED_SIZE + 1, "is more than .* stores"), (0, "size must be")):
+            with pytest.raises(SettingError, match=message):
+                loader.set_size(size)
+        assert loader.size == STORED_SIZE
+        assert len(ids_of(loader)) == IMAGES
+    with pytest.raises(SettingError, match="is closed"):
+        loader.set_size(16)
+
+
+def test_a_size_is_set_after_a_break_and_beside_no_other_iteration(converted: dict[str, Path]) -> None:
+    with build_loader(converted["shards"], workers=1, batch_size=16, augment="train") as loader:
+        for _ in loader:
+            break
+        loader.set_size(32)
+        first, second = iter(loader), iter(loader)
+        next(first)
+        assert len(list(second)) == len(loader)
+        with pytest.raises(SettingError, match="in the midst of an epoch"):
+            loader.set_size(16)
+        list(first)
+        loader.set_size(16)
+        assert next(iter(loader)).images.shape == (16, 3, 16, 16)

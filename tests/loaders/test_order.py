@@ -141,7 +141,7 @@ def test_epoch_order_of_kind_none_is_the_stored_one() -> None:
 def quality(order: np.ndarray, labels: np.ndarray, batch_size: int) -> tuple[float, float]:
     """Mean class entropy of the batches in bits, and the share of neighbours that were stored as such."""
     entropies = []
-    for batch, _ in cut(order, batch_size, "drop"):
+    for batch, *_ in cut(order, batch_size, "drop"):
         shares = np.bincount(labels[batch]) / batch_size
         entropies.append(-(shares[shares > 0] * np.log2(shares[shares > 0])).sum())
     return float(np.mean(entropies)), float((np.abs(np.diff(order)) == 1).mean())

@@ -1,0 +1,203 @@
+"""The samples of a split one by one, for code that is written for torchvision's ImageFolder."""
+
+import os
+from collections.abc import Callable
+from functools import cached_property
+from operator import index as as_index
+from pathlib import Path
+from typing import Any, SupportsIndex
+
+import numpy as np
+import torch
+from PIL import Image
+from torch.utils.data import Dataset
+
+from loaders.backends.integrity import SampleCheck
+from loaders.dataset import RAW, open_split
+from loaders.fields import labels_of
+from precache import images
+from precache.errors import DatasetError, SampleError, SettingError, check_choice, shell_command
+from precache.formats import FORMATS
+from precache.formats.base import Places
+from precache.images import Rendering
+from precache.jpeg import Pixels, decode_jpeg
+from precache.reading import steadily
+from precache.storage import open_regular
+
+DECODES = ("pil", "tensor")
+_WHOLE = Rendering(size=1)  # nothing is fitted, so no size matters
+
+
+class ImageDataset(Dataset[tuple[Any, Any]]):
+    """A split of a raw tree or a converted folder, by index: a drop-in for torchvision's `ImageFolder`.
+
+    `dataset[i]` is (picture, label): a Pillow image (RGB, L or RGBA) or, with `decode="tensor"`, uint8
+    [channels, height, width] in channels-last memory, after `transform`; the label after `target_transform`.
+    A picture of a raw tree has its full size, turned upright as EXIF says; one of a converted folder has the
+    size that is stored. Samples of no one class each have the tensor that `loaders.fields` says.
+
+    A sample of a converted folder is compared with its checksum when this process first reads it. No file
+    stays open between two samples, so it may be pickled, forked and used by several threads.
+
+    Args:
+        path: as of `loaders.build`; one.
+        split: as of `loaders.build`.
+        transform: of the picture.
+        target_transform: of the label.
+        decode: `"pil"` or `"tensor"`.
+
+    Attributes:
+        root: `path`.
+        classes: class names.
+        class_to_idx: class name -> label.
+        ids: int64 [n], the samples' ids.
+        transform, target_transform: as given; may be set anew.
+
+    Raises:
+        SettingError: no such split, or `decode` is unknown.
+        DatasetError, SourceError: `path` holds neither; or, when a sample is read, its file is missing or
+            damaged. SampleError: the sample is; it names file, id and source. ImageError: a picture of a raw
+            tree cannot be decoded.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        split: str = "train",
+        transform: Callable[[Any], Any] | None = None,
+        target_transform: Callable[[Any], Any] | None = None,
+        decode: str = "pil",
+    ) -> None:
+        check_choice("decode", decode, DECODES)
+        for name, function in (("transform", transform), ("target_transform", target_transform)):
+            if function is not None and not callable(function):
+                raise SettingError(f"{name} must be a function or None, got {function!r}")
+        self._data = open_split(path, split)
+        modes = (1, 3, 4) if self._data.dtype == np.uint8 else (1,)
+        if decode == "pil" and self._data.channels not in modes:
+            raise SettingError(
+                f"decode 'pil': {path} holds {self._data.dtype} pictures of {self._data.channels} channels, "
+                f"which Pillow has no mode for; use 'tensor'"
+            )
+        self._split = split
+        self._decode = decode
+        self._check = SampleCheck(self._data, "first-read")
+        self._places: dict[int, Places] = {}  # of the shards read so far
+        self.root = os.fspath(path)
+        self.classes = list(self._data.classes)
+        self.class_to_idx = {name: label for label, name in enumerate(self.classes)}
+        self.ids = self._data.ids
+        self.transform = transform
+        self.target_transform = target_transform
+
+    @cached_property
+    def targets(self) -> list[Any]:
+        """What each sample is labelled with: a class, a list of classes, a number, or a list of numbers."""
+        return self._data.targets()
+
+    @cached_property
+    def samples(self) -> list[tuple[str, Any]]:
+        """(path, label) of each sample: of a raw tree's file; of a converted folder relative to its source.
+
+        Raises:
+            SettingError: the dataset is of version 2, which stores no paths.
+        """
+        if self._data.kind == RAW:
+            return list(zip(self._data.files, self.targets, strict=True))
+        return [(self._data.path_at(place), label) for place, label in enumerate(self.targets)]
+
+    @property
+    def imgs(self) -> list[tuple[str, Any]]:
+        """As `samples`; ImageFolder has both names."""
+        return self.samples
+
+    def __len__(self) -> int:
+        return len(self._data.ids)
+
+    def __getitem__(self, index: SupportsIndex) -> tuple[Any, Any]:
+        try:
+            position = range(len(self))[as_index(index)]
+        except IndexError:
+            raise IndexError(f"{self.root}: sample {index} of {len(self):,}") from None
+        picture = self._raw(position) if self._data.kind == RAW else self._stored(position)
+        label: Any = int(self._data.labels[position])
+        if self._data.index is not None and self._data.index.targets is not None:
+            row = np.array([position])
+            label = labels_of(self._data.index.targets, row, len(self._data.classes))[0]
+        if self.transform is not None:
+            picture = self.transform(picture)
+        if self.target_transform is not None:
+            label = self.target_transform(label)
+        return picture, label
+
+    def __repr__(self) -> str:
+        return (
+            f"<loaders.ImageDataset {self._data.kind} {self.root}: {self._split}, {len(self):,} samples, "
+            f"{len(self.classes):,} classes>"
+        )
+
+    def _raw(self, position: int) -> Image.Image | torch.Tensor:
+        path = self._data.files[position]
+        content = images.read_bytes(path)
+        if self._decode == "pil":
+            return images.decode(content, path)
+        pixels = images.decode_for(content, path, _WHOLE).content
+        if not isinstance(pixels, np.ndarray) or pixels.shape[2] != 3:
+            pixels = np.array(images.decode(content, path))
+        return torch.from_numpy(pixels).permute(2, 0, 1)
+
+    def _stored(self, position: int) -> Image.Image | torch.Tensor:
+        pixels = self._pixels(position)
+        if self._decode == "tensor":
+            return torch.from_numpy(pixels).permute(2, 0, 1)
+        return Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
+
+    def _pixels(self, position: int) -> Pixels:
+        """Read and compare; uint8 [height, width, 3]."""
+        (shard,), (row,) = self._data.locate(np.array([position]))
+        file = self._data.files[shard]
+        start, size = self._find(shard)[row].tolist()
+        try:
+            sample = FORMATS[self._data.kind].read_sample(steadily(lambda: _read(file, start, size), file))
+        except ValueError as error:
+            raise self._error(position, f"not where its index says ({error})") from error
+        if sample.id not in (-1, self._data.ids[position]):
+            raise self._error(position, f"its index points to sample {sample.id}")
+        self._check.compare(position, sample.data, sample.damage)
+        if isinstance(sample.data, bytes):
+            return decode_jpeg(sample.data, f"{file}: sample {self._data.ids[position]}")
+        shape = self._data.shapes_at(slice(position, position + 1))[0].tolist()
+        values: Pixels = sample.data.view(self._data.dtype).reshape(*shape, self._data.channels)
+        return values
+
+    def _find(self, shard: int) -> Places:
+        """Where the samples of the shard lie; the first time its size, in version 2 its content, is compared.
+
+        Raises:
+            DatasetError: it is not as it was written, or its index names places that are not in it.
+        """
+        if shard not in self._places:
+            self._check.open_file(shard)
+            places = FORMATS[self._data.kind].find_samples(Path(self._data.files[shard]))
+            samples, most = self._data.shard_samples[shard], self._data.shard_bytes[shard]
+            if len(places) != samples or (places > most).any():
+                raise DatasetError(
+                    f"{self._data.files[shard]}: its index names {len(places):,} samples up to byte "
+                    f"{places.max(initial=0):,}, it has {samples:,} in {most:,} bytes; "
+                    f"run: {shell_command('precache verify', self._data.path)}"
+                )
+            self._places[shard] = places
+        return self._places[shard]
+
+    def _error(self, position: int, reason: str) -> SampleError:
+        assert self._data.index is not None
+        verify = shell_command("precache verify", self._data.path)
+        return self._data.index.error(position, self._data.file(position), f"{reason}; run: {verify}")
+
+
+def _read(file: str, start: int, size: int) -> bytes:
+    descriptor = open_regular(file)
+    try:
+        return os.pread(descriptor, size, start)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,322 @@
+"""Several datasets served as one: which sample of which comes when, and batches put together of theirs.
+
+Every batch holds its share of each, as evenly spread as can be: that keeps gradients and batch statistics
+steadier than shares that are right on average alone. An epoch serves each sample of the first dataset once,
+and of the others as many as their shares say: each goes through its own epochs, one after the other, wherever
+those of the mixture begin, so that no sample comes again before all others of its dataset.
+"""
+
+import hashlib
+from collections import deque
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import torch
+
+from loaders.batch import Batch, Positions, Request
+from loaders.dataset import SplitData
+from loaders.devices import upload
+from loaders.order import EpochOrder, Share, batch_count, cut, cut_repeating
+from loaders.pipeline import Pipeline
+from loaders.transfer import Sent
+from precache.errors import SettingError
+from precache.sizes import Size, sides
+
+DATASET = "dataset"
+"""The field that says which dataset a sample is of."""
+
+
+@dataclass(frozen=True, slots=True)
+class MixedData:
+    """The samples of several splits, as a loader asks for them.
+
+    Attributes:
+        parts: each with the classes of all.
+    """
+
+    parts: tuple[SplitData, ...]
+    kind = "mixture"
+
+    @property
+    def path(self) -> str:
+        """For messages."""
+        return " + ".join(str(part.path) for part in self.parts)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Of all parts."""
+        return self.parts[0].classes
+
+    @property
+    def ids(self) -> Positions:
+        """int64 [n], one part behind the other; those of two may be the same."""
+        return np.concatenate([part.ids for part in self.parts])
+
+    @property
+    def labels(self) -> Positions:
+        """int64 [n], one part behind the other."""
+        return np.concatenate([part.labels for part in self.parts])
+
+    @property
+    def digest(self) -> str:
+        """As of `SplitData`."""
+        return hashlib.sha256(" ".join(part.digest for part in self.parts).encode()).hexdigest()
+
+    def served_size(self, size: Size | None) -> Size:
+        """As of `SplitData`; unless asked for the least of the parts'."""
+        return min((part.served_size(size) for part in self.parts), key=sides)
+
+    def targets(self) -> list[Any]:
+        """As of `SplitData`, one part behind the other."""
+        return [target for part in self.parts for target in part.targets()]
+
+    def part(self, number: int | None) -> SplitData:
+        """The part of that number, one of `batch.fields["dataset"]`; SettingError if there is none."""
+        if number is None or not 0 <= number < len(self.parts):
+            raise SettingError(
+                f"{self.path}: ids are those of {len(self.parts)} datasets; name one with dataset=, of "
+                f"batch.fields['dataset']"
+            )
+        return self.parts[number]
+
+
+def unite_classes(parts: Sequence[SplitData]) -> tuple[SplitData, ...]:
+    """The parts with the classes of all, by name: those of the first, then what the next ones add.
+
+    Raises:
+        SettingError: they cannot be in one batch.
+    """
+    targets = [None if part.index is None else part.index.targets for part in parts]
+    kinds = {None if t is None else (t.kind, t.values.shape[1:]) for t in targets}
+    if len(kinds) > 1 or (targets[0] is not None and len({part.classes for part in parts}) > 1):
+        raise SettingError("datasets of a mixture are labelled alike: one class each, or the same targets")
+    if len({(part.channels, part.dtype) for part in parts}) > 1:
+        kinds_of = " and ".join(f"{part.dtype} of {part.channels}" for part in parts)
+        raise SettingError(f"datasets of a mixture have the same channels, these have {kinds_of}")
+    classes = tuple(dict.fromkeys(name for part in parts for name in part.classes))
+    labels = {name: label for label, name in enumerate(classes)}
+    return tuple(
+        part
+        if part.classes == classes
+        else part.relabel(classes, np.array([labels[name] for name in part.classes])[part.labels])
+        for part in parts
+    )
+
+
+def samples_of(shares: Sequence[float] | None, samples: Sequence[int]) -> tuple[int, ...]:
+    """How many samples of each dataset an epoch has; without shares, all that each has.
+
+    Raises:
+        SettingError: the shares are not one for each, or not above 0.
+    """
+    if shares is None:
+        return tuple(samples)
+    given = np.asarray(shares, object)
+    try:
+        numbers = given.astype(np.float64)
+    except (TypeError, ValueError):
+        numbers = np.empty(0)
+    if numbers.shape != (len(samples),) or not (np.isfinite(numbers) & (numbers > 0)).all():
+        raise SettingError(
+            f"shares must be {len(samples)} numbers above 0, one for each path, got {shares!r}"
+        )
+    counts = samples[0] * (numbers / numbers[0])
+    if counts.max() > 2**40:
+        raise SettingError(f"shares {shares!r} make an epoch of more than {2**40:,} samples")
+    return tuple(max(1, round(count)) for count in counts.tolist())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MixedOrder:
+    """The batches of any epoch; positions count through the parts, one behind the other.
+
+    Attributes:
+        parts: the order of each.
+        counts: how many samples of each an epoch has.
+        batch_size, last, rank, world_size: as of `EpochOrder`.
+    """
+
+    parts: tuple[EpochOrder, ...]
+    counts: tuple[int, ...]
+    batch_size: int
+    last: str
+    rank: int
+    world_size: int
+
+    @property
+    def kind(self) -> str:
+        """As of `Order`."""
+        return "none" if all(part.kind == "none" for part in self.parts) else "mixture"
+
+    @property
+    def samples(self) -> int:
+        """As of `Order`."""
+        return sum(self.counts)
+
+    def batches(self, epoch: int) -> list[Share]:
+        """As of `Order`."""
+        return cut_repeating(self.order(epoch), self.batch_size, self.last, self.rank, self.world_size)
+
+    def order(self, epoch: int) -> Positions:
+        """What all ranks serve in `epoch`, without what fills up."""
+        starts = np.cumsum([0, *(part.samples for part in self.parts)])
+        streams = [
+            start + _take(part, epoch * count, count)
+            for part, count, start in zip(self.parts, self.counts, starts.tolist(), strict=False)
+        ]
+        # the j-th of m comes at (j + 1/2) / m of the epoch: of two datasets, what came so far has its shares
+        # to within half a sample, and any batch to within one
+        times = np.concatenate([(np.arange(count) + 0.5) / count for count in self.counts])
+        return np.concatenate(streams)[np.argsort(times, kind="stable")]
+
+    def batch_count(self) -> int:
+        """As of `Order`."""
+        return batch_count(self.samples, self.batch_size, self.last, self.world_size)
+
+    def rank_samples(self) -> int:
+        """As of `Order`."""
+        stored = np.arange(self.samples)
+        shares = cut(stored, self.batch_size, self.last, self.rank, self.world_size)
+        return sum(len(share.positions) for share in shares)
+
+    def identity(self) -> dict[str, Any]:
+        """As of `Order`."""
+        return {"shuffle": [part.identity() for part in self.parts], "samples": list(self.counts)}
+
+
+def _take(part: EpochOrder, start: int, count: int) -> Positions:
+    """`count` samples from number `start` on of all epochs of `part`, one behind the other."""
+    first, last = start // part.samples, (start + count - 1) // part.samples
+    epochs = np.concatenate([part.order(epoch) for epoch in range(first, last + 1)])
+    return epochs[start - first * part.samples :][:count]
+
+
+class Mixture:
+    """The pipelines of several splits as one: see `loaders.stream.Source`."""
+
+    def __init__(self, parts: Sequence[Pipeline], data: MixedData) -> None:
+        sizes = {part.size for part in parts}
+        self.lane = parts[0].lane
+        self.random_access = [part.random_access for part in parts]
+        self.size = sizes.pop() if len(sizes) == 1 else None
+        self._parts = parts
+        self._data = data
+        self._starts = np.cumsum([0, *(len(part.ids) for part in data.parts)])
+
+    def read(self, requests: Iterator[Request]) -> Generator[Sent, None, None]:
+        """Yield one batch per request, each part's samples by its own pipeline."""
+        starts = self._starts  # not `self`: a reader keeps what asks it, which would keep the reader
+        whole: deque[list[tuple[int, Positions, Request]]] = deque()
+        waiting: list[deque[Request]] = [deque() for _ in self._parts]
+
+        def pull() -> bool:
+            request = next(requests, None)
+            if request is not None:
+                whole.append(_split(request, starts))
+                for number, _, part in whole[-1]:
+                    waiting[number].append(part)
+            return request is not None
+
+        def ask(number: int) -> Iterator[Request]:
+            while waiting[number] or pull():
+                if waiting[number]:
+                    yield waiting[number].popleft()
+
+        with ExitStack() as at_end:
+            streams = [
+                at_end.enter_context(closing(part.read(ask(number))))
+                for number, part in enumerate(self._parts)
+            ]
+            while whole or pull():
+                parts = whole.popleft()
+                yield self._merge([(*part, next(streams[part[0]])) for part in parts])
+
+    def receive(self, sent: Sent) -> Batch:
+        """The batch, for use on the current stream."""
+        return self._parts[0].receive(sent)
+
+    def close(self) -> None:
+        """Free threads, processes and files; idempotent."""
+        for part in self._parts:
+            part.close()
+
+    def _merge(self, parts: list[tuple[int, Positions, Request, Sent]]) -> Sent:
+        """One batch of those of the parts, in the order asked."""
+        refused = dict(enumerate(chain.from_iterable(sent.refused.values() for *_, sent in parts)))
+        found = [part for part in parts if len(part[3].batch.ids)]
+        if not found:
+            return Sent(parts[0][3].batch, None, refused)
+        slots = [
+            slots[self._parts[number].kept(request, sent.refused)] for number, slots, request, sent in found
+        ]
+        batches = [sent.batch for *_, sent in found]
+        order = np.argsort(np.concatenate(slots))  # of what is served, among the parts' one behind the other
+        rows = np.split(np.argsort(order), np.cumsum([len(part) for part in slots])[:-1])
+        on_cpu = torch.from_numpy(order)
+        on_device = upload(on_cpu, self.lane.device)
+        places = [upload(torch.from_numpy(part), self.lane.device) for part in rows]
+        views = [_interleave(images, places) for images in zip(*(b.views for b in batches), strict=True)]
+        numbers = np.repeat([number for number, *_ in found], [len(part) for part in slots])
+        batch = Batch(
+            views[0],
+            torch.cat([batch.labels for batch in batches])[on_device],
+            torch.cat([batch.ids for batch in batches])[on_cpu],
+            torch.cat([batch.padding for batch in batches])[on_cpu],
+            {**_merge_fields(batches, order), DATASET: torch.from_numpy(numbers)[on_cpu]},
+            views[1:],
+        )
+        return Sent(batch, self.lane.mark(), refused)
+
+
+def _split(request: Request, starts: Positions) -> list[tuple[int, Positions, Request]]:
+    """Of each part that is in `request`: its number, which samples they are, and what to ask it for."""
+    numbers = np.searchsorted(starts, request.positions, side="right") - 1
+    parts = []
+    for number in np.unique(numbers).tolist():
+        slots = np.flatnonzero(numbers == number)
+        padding = int((slots >= len(numbers) - request.padding).sum())
+        before = None if request.occurrences is None else request.occurrences[slots]
+        positions = request.positions[slots] - starts[number]
+        parts.append((number, slots, Request(request.epoch, positions, padding, before)))
+    return parts
+
+
+def _merge_fields(batches: Sequence[Batch], order: Positions) -> dict[str, Any]:
+    """The fields that all of them have, of the samples in this order."""
+    merged: dict[str, Any] = {}
+    for name in set.intersection(*(set(batch.fields) for batch in batches)):
+        parts = [batch.fields[name] for batch in batches]
+        if not all(isinstance(part, torch.Tensor) for part in parts):
+            listed = list(chain.from_iterable(parts))
+            merged[name] = [listed[row] for row in order.tolist()]
+        elif len({(part.dtype, part.shape[1:]) for part in parts}) == 1:
+            values = torch.cat(parts)
+            merged[name] = values[upload(torch.from_numpy(order), values.device)]
+        else:
+            raise SettingError(
+                f"field {name} is of another kind in each dataset of the mixture: "
+                f"{' and '.join(f'{part.dtype} {[*part.shape[1:]]}' for part in parts)}"
+            )
+    return merged
+
+
+def _interleave(parts: Sequence[torch.Tensor], places: Sequence[torch.Tensor]) -> torch.Tensor:
+    """[n, 3, height, width] of `parts`, each picture in its place, in channels-last memory."""
+    shapes = {tuple(part.shape[1:]) for part in parts}
+    if len(shapes) > 1:
+        sizes = " and ".join(f"{height}x{width}" for _, height, width in sorted(shapes))
+        raise SettingError(f"the datasets of a mixture are served in one size, these are {sizes}; give size")
+    out = torch.empty(
+        (sum(map(len, parts)), *parts[0].permute(0, 2, 3, 1).shape[1:]),
+        dtype=parts[0].dtype,
+        device=parts[0].device,
+    )
+    # of uint16 torch writes no rows: the same bytes as int16
+    dtype = torch.int16 if out.dtype == torch.uint16 else out.dtype
+    for part, place in zip(parts, places, strict=True):
+        out.view(dtype)[place] = part.permute(0, 2, 3, 1).view(dtype)
+    return out.permute(0, 3, 1, 2)

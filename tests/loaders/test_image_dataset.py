@@ -1,0 +1,232 @@
+"""`loaders.ImageDataset` is ImageFolder to the code that uses it, over every format."""
+
+import os
+import pickle
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import ConcatDataset, DataLoader
+from torchvision import transforms
+from torchvision.datasets import ImageFolder
+from torchvision.transforms.functional import pil_to_tensor
+
+from loaders import ImageDataset
+from precache import images
+from precache.errors import DatasetError, ImageError, SampleError, SettingError, SourceError
+from precache.formats import FORMATS
+from tests.building import build_loader
+from tests.command import ROOT
+from tests.conftest import IMAGES, STORED_SIZE
+from tests.damage import flip_a_bit
+
+KINDS = ["raw", *FORMATS]
+VERSION_2 = ROOT / "tests/data/version-2"
+
+
+@pytest.fixture(params=KINDS)
+def folder(request: pytest.FixtureRequest, raw_tree: Path, converted: dict[str, Path]) -> Path:
+    return raw_tree if request.param == "raw" else converted[request.param]
+
+
+@pytest.fixture(scope="module")
+def plain_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Pictures that ImageFolder sees as we do: it knows no EXIF, and files by their endings alone."""
+    root = tmp_path_factory.mktemp("plain")
+    rng = np.random.default_rng((1, 31))
+    for number in range(12):
+        (root / f"class {number % 3}").mkdir(exist_ok=True)
+        picture = Image.fromarray(rng.integers(0, 256, (30 + number, 40, 3), np.uint8))
+        picture.save(root / f"class {number % 3}" / f"{number}.{'png' if number % 2 else 'jpg'}")
+    return root
+
+
+def test_it_is_image_folder_to_who_uses_it(plain_tree: Path) -> None:
+    def turned(label: int) -> int:
+        return 2 - label
+
+    settings: dict[str, Any] = {"transform": transforms.Resize(20), "target_transform": turned}
+    theirs, ours = ImageFolder(str(plain_tree), **settings), ImageDataset(plain_tree, **settings)
+    for name in ("classes", "class_to_idx", "targets", "samples", "imgs", "root"):
+        assert getattr(ours, name) == getattr(theirs, name), name
+    assert len(ours) == len(theirs) == 12
+    for (picture, label), (expected, expected_label) in zip(ours, theirs, strict=True):
+        assert (label, type(label)) == (expected_label, int)
+        assert isinstance(picture, Image.Image)
+        assert (picture.mode, picture.size) == (expected.mode, expected.size)
+        assert picture.tobytes() == expected.tobytes()
+    assert ours[-1][1] == theirs[-1][1]
+    with pytest.raises(IndexError, match="sample 12 of 12"):
+        ours[12]
+
+
+def test_a_training_script_changes_one_line(plain_tree: Path, folder: Path) -> None:
+    transform = transforms.Compose([transforms.RandomResizedCrop(16), transforms.ToTensor()])
+    for train in (ImageFolder(str(plain_tree), transform), ImageDataset(folder, transform=transform)):
+        for pictures, labels in DataLoader(train, batch_size=4, shuffle=True):
+            assert pictures.shape[1:] == (3, 16, 16)
+            assert labels.dtype == torch.int64
+            break
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_samples_are_those_that_a_loader_serves(kind: str, converted: dict[str, Path]) -> None:
+    pictures, tensors = (ImageDataset(converted[kind], decode=decode) for decode in ("pil", "tensor"))
+    with build_loader(converted[kind], shuffle=False, workers=1, batch_size=IMAGES) as loader:
+        (batch,) = loader
+        paths = [loader.path_of(i) for i in batch.ids]
+    assert (tensors.ids == batch.ids.numpy()).all()
+    assert tensors.targets == batch.labels.tolist() == [label for _, label in pictures]
+    assert tensors.samples == list(zip(paths, tensors.targets, strict=True))
+    for served, (picture, _), (tensor, _) in zip(batch.images, pictures, tensors, strict=True):
+        assert (tensor.shape, tensor.dtype) == ((3, STORED_SIZE, STORED_SIZE), torch.uint8)
+        assert torch.equal(tensor, served)
+        assert torch.equal(pil_to_tensor(picture), tensor)
+        tensor.zero_()  # the caller's own
+    assert torch.equal(tensors[0][0], batch.images[0])
+
+
+def test_a_raw_tree_gives_each_picture_in_full_size_and_upright(raw_tree: Path) -> None:
+    pictures, tensors = (ImageDataset(raw_tree, decode=decode) for decode in ("pil", "tensor"))
+    assert len(pictures) == IMAGES
+    for (path, _), (picture, _), (tensor, _) in zip(pictures.samples, pictures, tensors, strict=True):
+        expected = images.decode(Path(path).read_bytes(), path)
+        assert (picture.mode, picture.tobytes()) == ("RGB", expected.tobytes())
+        assert torch.equal(tensor, pil_to_tensor(picture))
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_workers_serve_each_sample_once(method: str, raw_tree: Path, converted: dict[str, Path]) -> None:
+    folders = [raw_tree, *converted.values()]
+    each = [ImageDataset(path, transform=transforms.Resize((8, 8)), decode="tensor") for path in folders]
+    for dataset in each:
+        dataset[0]  # of which workers inherit what was opened
+    loader: DataLoader[Any] = DataLoader(
+        ConcatDataset(each), batch_size=8, num_workers=2, multiprocessing_context=method
+    )
+    labels = torch.cat([labels for _, labels in loader])
+    assert labels.tolist() == [label for dataset in each for label in dataset.targets]
+
+
+def test_it_pickles_and_keeps_no_file_open(folder: Path) -> None:
+    dataset = ImageDataset(folder, decode="tensor")
+    read = [dataset[i] for i in range(len(dataset))]
+    assert not [file for file in psutil.Process().open_files() if file.path.startswith(f"{folder}/")]
+    copy = pickle.loads(pickle.dumps(dataset))
+    for number, (picture, label) in enumerate(read):
+        assert torch.equal(copy[number][0], picture)
+        assert copy[number][1] == label
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_damaged_sample_names_file_and_id_also_in_a_worker(
+    kind: str, converted: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(converted[kind], tmp_path / kind))
+    shard, bad = flip_a_bit(folder, shard_number=1, row=1)
+    dataset = ImageDataset(folder, transform=pil_to_tensor)
+    position = dataset.ids.tolist().index(bad)
+    for _ in range(2):
+        with pytest.raises(SampleError, match=f"{shard}: sample {bad} .*checksum"):
+            dataset[position]
+    others = [number for number in range(IMAGES) if number != position]
+    assert all(dataset[number][0].shape[0] == 3 for number in others)
+    with pytest.raises(SampleError) as caught:
+        list(DataLoader(dataset, batch_size=None, num_workers=1))
+    assert str(caught.value).startswith(f"{shard}: sample {bad} ("), "one line, no traceback"
+    assert "Traceback" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("kind", "error"), [("webdataset", DatasetError), ("dali", DatasetError)])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        Path.unlink,
+        lambda path: path.write_bytes(b""),
+        lambda path: path.write_bytes(path.read_bytes()[:-20]),
+        lambda path: path.write_bytes(path.read_bytes().replace(b"1", b"-1")),
+        lambda path: path.write_bytes(b"\xff\0" * 40),
+        lambda path: path.write_text(re.sub("^(0|.*\njpg 512) ", r"\g<1>999999999999999 ", path.read_text())),
+        lambda path: path.write_text(re.sub("^(0|.*\njpg 512) ", r"\g<1> 999999999999999", path.read_text())),
+        lambda path: path.write_text("\n".join(reversed(path.read_text().splitlines()))),
+    ],
+    ids=["missing", "empty", "truncated", "negative", "noise", "far behind", "long", "turned round"],
+)
+def test_a_damaged_index_of_a_shard_ends_in_an_error_or_the_right_picture(
+    kind: str,
+    error: type[Exception],
+    damage: Callable[[Path], Any],
+    converted: dict[str, Path],
+    tmp_path: Path,
+) -> None:
+    whole = ImageDataset(converted[kind], decode="tensor")
+    folder = Path(shutil.copytree(converted[kind], tmp_path / kind))
+    damage(folder / "train-00000.idx")
+    dataset = ImageDataset(folder, decode="tensor")
+    refused: list[str] = []
+    for position in range(IMAGES):
+        try:
+            assert torch.equal(dataset[position][0], whole[position][0])
+        except error as caught:
+            refused.append(str(caught))
+    assert 0 < len(refused) <= 12
+    assert all("train-00000" in said and "precache verify" in said for said in refused)
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_shard_that_is_missing_or_short_is_named(
+    kind: str, converted: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(converted[kind], tmp_path / kind))
+    shard = folder / f"train-00000{FORMATS[kind].suffix}"
+    read, unread = ImageDataset(folder), ImageDataset(folder)
+    read[0]
+    changes: list[Callable[[], None]] = [lambda: os.truncate(shard, 100), shard.unlink]
+    for change in changes:
+        change()
+        for dataset in (read, unread):
+            with pytest.raises((DatasetError, SourceError), match=shard.name):
+                dataset[1]
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_version_2_is_served_and_its_damage_is_found(kind: str, tmp_path: Path) -> None:
+    dataset = ImageDataset(VERSION_2 / kind, "val", decode="tensor")
+    with build_loader(VERSION_2 / kind, split="val", shuffle=False, workers=1) as loader:
+        for batch in loader:
+            for position, served in enumerate(batch.images):
+                assert torch.equal(dataset[position][0], served)
+    with pytest.raises(SettingError, match="of version 2, which stores no paths"):
+        _ = dataset.samples
+    folder = Path(shutil.copytree(VERSION_2 / kind, tmp_path / "copy"))
+    shard, bad = flip_a_bit(folder, shard_number=1, row=1)
+    dataset = ImageDataset(folder)
+    with pytest.raises(DatasetError, match=f"{shard}.*checksum"):
+        dataset[dataset.ids.tolist().index(bad)]
+
+
+def test_a_picture_that_cannot_be_decoded_is_named(tmp_path: Path) -> None:
+    (tmp_path / "class").mkdir()
+    (tmp_path / "class/a.jpg").write_bytes(b"<html>")
+    with pytest.raises(ImageError, match=r"class/a.jpg: cannot be decoded"):
+        ImageDataset(tmp_path)[0]
+    with pytest.raises(ImageError, match=r"^\S*class/a.jpg: cannot be decoded [^\n]*$"):
+        list(DataLoader(ImageDataset(tmp_path), batch_size=None, num_workers=1))
+
+
+def test_a_bad_setting_names_field_value_and_choices(raw_tree: Path, tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match="unknown decode 'jpg'; choose from: pil, tensor"):
+        ImageDataset(raw_tree, decode="jpg")
+    with pytest.raises(SettingError, match="unknown split 'test'; choose from: train"):
+        ImageDataset(raw_tree, "test")
+    with pytest.raises(SettingError, match="transform must be a function or None, got 224"):
+        ImageDataset(raw_tree, transform=224)  # type: ignore[arg-type]
+    with pytest.raises(DatasetError, match="does not exist"):
+        ImageDataset(tmp_path / "nowhere")

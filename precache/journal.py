@@ -5,6 +5,7 @@ is a finished shard with its checksums. A folder with a journal is an unfinished
 command continues it. What does not fit the plan is not believed.
 """
 
+import json
 import os
 from collections.abc import Iterator
 from contextlib import closing
@@ -17,7 +18,7 @@ from precache.errors import DatasetError
 from precache.files import check_file
 from precache.finished import FinishedShard, decode, encode, file_names
 from precache.formats import FORMATS
-from precache.index import INDEX_NAME, SOURCE_STATE_NAME
+from precache.index import INDEX_NAME, SOURCE_STATE_NAME, name_after
 from precache.lock import LOCK_SUFFIX, is_mount_point
 from precache.manifest import MANIFEST_NAME, REJECTED_NAME
 from precache.notices import counted, some, warn
@@ -39,15 +40,22 @@ JOURNAL_NAME = "journal.jsonl"
 _KEY = "journal"
 _VERSION = 2
 _MAX_SHARDS = 10**7
+_ANOTHER_SOURCE = "another source tree, or one that changed since"
+_REWRITTEN = frozenset((REJECTED_NAME, MANIFEST_NAME))  # by an update: it is the dataset's, too
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a conversion makes: two with equal targets write equal bytes."""
+    """What a conversion makes: two with equal targets write equal bytes.
+
+    `update` is the number of the update of a finished dataset, whose `source_digest` is over what it adds and
+    to what; 0 for a conversion.
+    """
 
     recipe: Recipe
     source_digest: str
     made_by: dict[str, str]
+    update: int = 0
 
     def differences(self, found: dict[str, Any]) -> list[str]:
         """How `found`, another target as JSON, differs from this one; one phrase each."""
@@ -58,7 +66,9 @@ class Target:
             if recipe.get(name) != value
         ]
         if found.get("source_digest") != self.source_digest:
-            phrases.append("another source tree, or one that changed since")
+            phrases.append(_ANOTHER_SOURCE)
+        if found.get("update", 0) != self.update:
+            phrases.append("an update")
         made_by = found.get("made_by", self.made_by)
         phrases += [
             f"{name} {made_by.get(name)}, here {value}"
@@ -67,12 +77,13 @@ class Target:
         ]
         return phrases
 
-    def check_same(self, folder: Path, found: dict[str, Any]) -> None:
-        """Raise DatasetError with the differences, unless `folder` holds this target."""
+    def check_same(self, folder: Path, found: dict[str, Any], *, finished: bool = False) -> None:
+        """Raise DatasetError with the differences, unless `folder` holds this target, finished or not."""
         if differences := self.differences(found):
+            follow = "--update to follow the source " if finished and differences == [_ANOTHER_SOURCE] else ""
             raise DatasetError(
                 f"{folder}: holds another conversion ({'; '.join(differences)}); "
-                f"choose another DST, or pass --overwrite to replace it"
+                f"choose another DST, or pass {follow and f'{follow}or '}--overwrite to replace it"
             )
 
 
@@ -86,16 +97,26 @@ class Journal:
 
     Opening it starts a conversion in an empty or missing folder, or continues an unfinished one:
     then `finished` holds the shards that fit the plan and whose files are intact. With `overwrite`, an
-    unfinished conversion of another target is removed: the files that its journal lists, no others.
+    unfinished conversion of another target is removed: the files that its journal lists, no others. An update
+    goes on in the folder of the dataset, whose files have the names `base`; an unfinished one of another
+    source is removed likewise.
 
     Raises:
         DatasetError: the folder holds something else, or an unfinished conversion of another target.
     """
 
     def __init__(
-        self, folder: Path, target: Target, plan: ConvertPlan, scan: Scan, *, overwrite: bool = False
+        self,
+        folder: Path,
+        target: Target,
+        plan: ConvertPlan,
+        scan: Scan,
+        *,
+        overwrite: bool = False,
+        base: frozenset[str] = frozenset(),
     ) -> None:
         self.folder = folder
+        self._base = base
         self.finished: dict[str, FinishedShard] = {}
         self._path = folder / JOURNAL_NAME
         self._header = _header(target, plan)
@@ -107,9 +128,9 @@ class Journal:
         if os.path.lexists(self._path):
             with closing(RecordFile(_open(self._path))) as records:
                 self._continue(records, target, overwrite)
-        else:
+        elif not base:
             check_empty(folder)
-        remove_leftovers(folder, self._names)
+        remove_leftovers(folder, self._names | _REWRITTEN)
         self._records = self._rewrite()
 
     def record(self, shard: FinishedShard) -> None:
@@ -122,14 +143,14 @@ class Journal:
         done = sum(len(self._plans[name].rows) for name in self.finished)
         if not done:
             return "before the first shard was finished; nothing is kept, and the same command starts again"
-        of = counted(len(self._scan.samples), "picture")
+        of = counted(sum(len(shard.rows) for shard in self._plans.values()), "picture")
         return (
             f"after {done:,} of {of} were finished; these are kept, and the same command goes on from there"
         )
 
     def remove(self) -> None:
         """Delete the journal: the manifest is written."""
-        remove_leftovers(self.folder, self._names)  # of workers that died
+        remove_leftovers(self.folder, self._names | _REWRITTEN)  # of workers that died
         self._path.unlink()
         fsync_folder(self._path.parent)
 
@@ -154,13 +175,16 @@ class Journal:
             raise _foreign(self._path)
         elif overwrite and target.differences(header):
             _discard(self.folder, _own_names(header))
+        elif self._base and header.get("update", 0) and header != json.loads(json.dumps(self._header)):
+            warn(f"{self.folder}: an unfinished update of another state of the source is dropped")
+            _discard(self.folder, _own_names(header) - self._base)
         else:
             target.check_same(self.folder, header)
             self._take(lines, records)
 
     def _begin_again(self) -> None:
         """Believe nothing of a journal whose first line is damaged; in a folder with nothing else in it."""
-        if others := _others(self.folder, self._names):
+        if others := _others(self.folder, self._names | self._base):
             raise DatasetError(
                 f"{self._path}: is damaged, and the folder holds other files ({some(others)}); "
                 f"move them elsewhere, or choose another DST"
@@ -233,19 +257,32 @@ def read_header(path: Path) -> dict[str, Any] | None:
 
 def _header(target: Target, plan: ConvertPlan) -> dict[str, Any]:
     counts: dict[str, int] = {}
+    first: dict[str, int] = {}
     for shard in plan.shards:
         counts[shard.split] = counts.get(shard.split, 0) + 1
-    return {_KEY: _VERSION, **asdict(target), "shards": counts}
+        first.setdefault(shard.split, shard.number)
+    updating = {"first": first} if target.update else {}
+    return {_KEY: _VERSION, **asdict(target), "shards": counts, **updating}
 
 
 def _own_names(header: dict[str, Any]) -> frozenset[str]:
-    """The names of all files that the conversion of this journal makes."""
-    form = FORMATS[header["recipe"]["format"]]
-    names = {JOURNAL_NAME, INDEX_NAME, SOURCE_STATE_NAME, REJECTED_NAME, MANIFEST_NAME}
+    """The names of all files that the conversion, or the update, of this journal makes."""
+    form, update = FORMATS[header["recipe"]["format"]], header.get("update", 0)
+    names = {JOURNAL_NAME, name_after(INDEX_NAME, update), name_after(SOURCE_STATE_NAME, update)}
+    names |= frozenset() if update else _REWRITTEN
     for split, count in header["shards"].items():
-        for index in range(min(count, _MAX_SHARDS)):
+        first = header["first"][split] if update else 0
+        for index in range(first, first + min(count, _MAX_SHARDS)):
             names.update(file_names(shard_name(split, index), form))
     return frozenset(names)
+
+
+def unfinished_names(folder: Path) -> frozenset[str]:
+    """The names of the files that an unfinished update has left, or may have, in the dataset in `folder`."""
+    header = read_header(folder / JOURNAL_NAME)
+    if header is None or not _is_of_this_release(header) or not header.get("update", 0):
+        return frozenset()
+    return _own_names(header)
 
 
 def _discard(folder: Path, names: frozenset[str]) -> None:
@@ -284,6 +321,7 @@ def _foreign(path: Path) -> DatasetError:
 
 def _is_of_this_release(header: dict[str, Any]) -> bool:
     recipe, shards = header.get("recipe"), header.get("shards")
+    update, first = header.get("update", 0), header.get("first")
     return (
         header.get(_KEY) == _VERSION
         and isinstance(recipe, dict)
@@ -291,6 +329,9 @@ def _is_of_this_release(header: dict[str, Any]) -> bool:
         and isinstance(header.get("made_by"), dict)
         and isinstance(shards, dict)
         and all("/" not in split and type(count) is int for split, count in shards.items())
+        and type(update) is int
+        and (not update or (isinstance(first, dict) and first.keys() == shards.keys()))
+        and all(type(number) is int for number in (first or {}).values())
     )
 
 

@@ -106,16 +106,15 @@ class SampleIndex:
         )
 
     def join(self, other: "SampleIndex") -> "SampleIndex":
-        """Its samples, then those of `other`, which has the same columns; none of them is removed."""
-        joined = {
-            column.name: _join(getattr(self, column.name), getattr(other, column.name))
-            for column in fields(self)
-        }
+        """Its samples, then those of `other`, which has the same columns; without `removed`."""
         assert self.path_ends is not None
         assert other.path_ends is not None
         assert self.paths is not None
-        joined["path_ends"] = np.concatenate((self.path_ends, other.path_ends + len(self.paths)))
-        return SampleIndex(**{**joined, "removed": None})
+        names = {column.name for column in fields(self)} - {"path_ends", "removed"}
+        return SampleIndex(
+            **{name: _join(getattr(self, name), getattr(other, name)) for name in names},
+            path_ends=np.concatenate((self.path_ends, other.path_ends + len(self.paths))),
+        )
 
     @property
     def served(self) -> npt.NDArray[np.bool_]:

@@ -1,0 +1,332 @@
+"""A source that grew or lost pictures: what stays keeps its place; the same history gives the same bytes."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from precache import convert, open_dataset, verify, verify_across, verify_deep
+from precache.convert import Conversion
+from precache.errors import DatasetError, SettingError, SourceError
+from precache.formats import FORMATS
+from precache.index import INDEX_NAME
+from precache.journal import JOURNAL_NAME
+from precache.sample_tree import make_sample
+from tests.command import ROOT
+from tests.conftest import IMAGES, small_recipe
+from tests.killing import contents
+from tests.killing_updates import grow
+
+BROKEN = b"\xff\xd8\xff no JPEG"
+
+
+def update(tree: Path, out: Path, name: str = "shards", workers: int = 0, **settings: object) -> Conversion:
+    splits = settings.pop("splits", "train=0.8,val=0.2")
+    recipe = small_recipe(name, splits=splits, **settings)
+    return convert(tree, out, recipe, workers=workers, update=True, max_rejects=0.5)
+
+
+def places(out: Path) -> dict[tuple[str, int], tuple[str, int, int, str]]:
+    """(path, checksum) of each sample served -> its shard, row, id and class."""
+    dataset = open_dataset(out)
+    index = dataset.read_index(removed=True)
+    assert index.source_checksums is not None
+    rows = [(shard.name, row) for shard in dataset.manifest.shards for row in range(shard.samples)]
+    return {
+        (str(index.path(at)), int(index.source_checksums[at])): (
+            *rows[at],
+            int(index.ids[at]),
+            dataset.manifest.classes[index.labels[at]],
+        )
+        for at in np.flatnonzero(index.served).tolist()
+    }
+
+
+def stored(out: Path) -> dict[int, bytes]:
+    """Id -> what the shards hold of each sample that is served."""
+    dataset = open_dataset(out)
+    served = set(dataset.read_index().ids.tolist())
+    read = FORMATS[dataset.manifest.recipe.format].read_shard
+    samples = (sample for shard in dataset.manifest.shards for sample in read(dataset.shard_path(shard)))
+    return {sample.id: bytes(sample.data) for sample in samples if sample.id in served}
+
+
+@pytest.mark.parametrize("name", sorted(FORMATS))
+def test_what_stays_keeps_shard_row_id_and_label_and_what_is_new_comes_behind(
+    tree: Path, tmp_path: Path, name: str
+) -> None:
+    out = tmp_path / "out"
+    update(tree, out, name)
+    before, pixels, classes = places(out), stored(out), open_dataset(out).manifest.classes
+    grow(tree, 0)  # its new class is the first one by name
+    result = update(tree, out, name)
+    after = places(out)
+    stays = before.keys() & after.keys()
+    assert {key: after[key] for key in stays} == {key: before[key] for key in stays}
+    assert len(before) - len(stays) == 2 == sum(result.manifest.removed.values())
+    assert result.manifest.classes == (*classes, "000.new")
+    new = sorted(after.keys() - stays)
+    assert result.converted == len(new) == result.manifest.updates[-1].added
+    broken = [rejected.id for rejected in result.manifest.rejected]
+    assert sorted([*(after[key][2] for key in new), *broken]) == list(range(IMAGES, IMAGES + len(new) + 1))
+    assert [after[key][2] for key in new] == sorted(after[key][2] for key in new)  # by their paths
+    now = stored(out)
+    assert all(now[after[key][2]] == pixels[before[key][2]] for key in stays)
+    assert verify(out) == []
+    assert verify_deep(out, tree, workers=0).problems == ()
+    assert result.manifest.samples == len(after) == verify_deep(out, tree, workers=0).samples
+
+
+def test_the_same_history_gives_the_same_bytes_whatever_workers_and_copies(
+    tree: Path, tmp_path: Path
+) -> None:
+    for out, workers in ((tmp_path / "one", 0), (tmp_path / "two", 2)):
+        source = tmp_path / f"source-{workers}"
+        shutil.copytree(tree, source)
+        for times in range(3):
+            if times:
+                grow(source, times)
+            update(source, out, workers=workers)
+    one, two = contents(tmp_path / "one"), contents(tmp_path / "two")
+    times_differ = {name for name in one if name.startswith("source") or name == "dataset.json"}
+    assert one.keys() == two.keys()
+    assert {name for name in one if one[name] != two[name]} <= times_differ
+    assert open_dataset(tmp_path / "one").digest == open_dataset(tmp_path / "two").digest
+    assert verify_across([tmp_path / "one", tmp_path / "two"]) == []
+
+
+@pytest.mark.parametrize("touched", [False, True])
+def test_an_unchanged_source_touches_nothing(tree: Path, tmp_path: Path, touched: bool) -> None:
+    out = tmp_path / "out"
+    update(tree, out)
+    grow(tree, 1)
+    update(tree, out)
+    before = {file.name: file.stat().st_mtime_ns for file in out.iterdir()}
+    for picture in tree.rglob("*.jpg") if touched else ():
+        os.utime(picture, ns=(1, 1))
+    assert not update(tree, out).published
+    assert not convert(
+        tree, out, small_recipe("shards", splits="train=0.8,val=0.2"), workers=0, max_rejects=1
+    ).published
+    assert {file.name: file.stat().st_mtime_ns for file in out.iterdir()} == before
+
+
+def test_a_picture_that_changed_at_the_same_size_is_removed_and_added(tree: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    update(tree, out)
+    victim = sorted(tree.rglob("*.jpg"))[0]
+    old = {key[0]: place[2] for key, place in places(out).items()}[str(victim.relative_to(tree))]
+    data = bytearray(victim.read_bytes())
+    data[-20] ^= 1
+    victim.write_bytes(data)
+    os.utime(victim, ns=(1, 1))
+    digest = open_dataset(out).manifest.source_digest
+    result = update(tree, out)
+    assert result.manifest.source_digest == digest
+    assert (result.converted, sum(result.manifest.removed.values())) == (1, 1)
+    now = {key[0]: place[2] for key, place in places(out).items()}[str(victim.relative_to(tree))]
+    assert (old < IMAGES, now) == (True, IMAGES)
+    assert verify_deep(out, tree, workers=0).problems == ()
+
+
+def test_an_id_is_never_used_again(tree: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    update(tree, out)
+    extra = tree / sorted(os.listdir(tree))[0] / "zzz.jpg"
+    used = []
+    for number in range(3):
+        shutil.copy(next(tree.rglob("*.jpg")), extra)
+        update(tree, out)
+        used += [place[2] for key, place in places(out).items() if key[0].endswith("zzz.jpg")]
+        extra.unlink()
+        assert len(open_dataset(out).manifest.updates) == 2 * number + 1
+        update(tree, out)
+    assert used == [IMAGES, IMAGES + 1, IMAGES + 2]
+
+
+def test_a_rejected_picture_is_tried_again_once_it_changed(
+    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, broken = tmp_path / "out", tree / sorted(os.listdir(tree))[0] / "broken.jpg"
+    broken.write_bytes(BROKEN)
+    first = update(tree, out).manifest.rejected
+    assert [rejected.path for rejected in first] == [str(broken.relative_to(tree))]
+    assert not update(tree, out).published
+    grow(tree, 1)
+    both = update(tree, out).manifest.rejected
+    assert both[0] == first[0]
+    assert both[0].id == first[0].id
+    assert len(both) == 2
+    shutil.copy(next(tree.rglob("*.png")), broken)
+    last = update(tree, out)
+    assert [rejected.path for rejected in last.manifest.rejected] == [both[1].path]
+    assert str(broken.relative_to(tree)) in {path for path, _ in places(out)}
+    assert last.manifest.removed == open_dataset(out).manifest.removed
+    assert verify_deep(out, tree, workers=0).problems == ()
+
+
+def test_no_file_of_the_dataset_that_a_reader_has_open_changes(tree: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    update(tree, out)
+    reader = open_dataset(out)
+    before = contents(out)
+    grow(tree, 1)
+    update(tree, out)
+    named = [file.name for file in reader.manifest.files]
+    assert {name: contents(out)[name] for name in named} == {name: before[name] for name in named}
+    assert len(reader.read_index()) == reader.manifest.samples == IMAGES
+
+
+def test_folders_of_splits_say_where_a_new_picture_belongs(tree: Path, tmp_path: Path) -> None:
+    source, out = tmp_path / "source", tmp_path / "out"
+    for split in ("train", "val"):
+        shutil.copytree(tree, source / split)
+    update(source, out, splits="train=1")
+    added = next((source / "val").rglob("*.jpg"))
+    shutil.copy(added, added.with_name("zzz.jpg"))
+    result = update(source, out, splits="train=1")
+    assert [shard.split for shard in result.manifest.shards[-1:]] == ["val"]
+    assert len(open_dataset(out).read_index("val")) == IMAGES + 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"size": 32}, "size 48, asked for 32"),
+        ({"splits": "train=1"}, "splits train=0.8,val=0.2, asked for train=1"),
+        ({"name": "dali"}, "format shards, asked for dali"),
+    ],
+)
+def test_another_recipe_is_refused_with_the_difference(
+    tree: Path, tmp_path: Path, settings: dict[str, str], told: str
+) -> None:
+    update(tree, tmp_path / "out")
+    before = contents(tmp_path / "out")
+    grow(tree, 1)
+    with pytest.raises(DatasetError, match=f"{told}.*--overwrite"):
+        update(tree, tmp_path / "out", **settings)
+    with pytest.raises(DatasetError, match="--update to follow the source or --overwrite"):
+        convert(tree, tmp_path / "out", small_recipe("shards", splits="train=0.8,val=0.2"), workers=0)
+    with pytest.raises(SettingError, match="update and overwrite"):
+        convert(tree, tmp_path / "out", small_recipe("shards"), workers=0, update=True, overwrite=True)
+    assert contents(tmp_path / "out") == before
+
+
+def test_a_source_that_lost_everything_leaves_the_dataset_as_it_is(tree: Path, tmp_path: Path) -> None:
+    update(tree, tmp_path / "out")
+    before = contents(tmp_path / "out")
+    for picture in tree.rglob("*.*"):
+        picture.is_dir() or picture.unlink()
+    with pytest.raises(SourceError, match="no class folder with pictures"):
+        update(tree, tmp_path / "out")
+    assert contents(tmp_path / "out") == before
+    (next(tree.iterdir()) / "broken.jpg").write_bytes(BROKEN)
+    with pytest.raises(DatasetError, match=r"broken\.jpg"):
+        convert(
+            tree,
+            tmp_path / "out",
+            small_recipe("shards", splits="train=0.8,val=0.2"),
+            workers=0,
+            update=True,
+            max_rejects=1,
+        )
+    now = contents(tmp_path / "out")
+    assert {name: now[name] for name in before} == before
+    assert verify(tmp_path / "out") == []
+
+
+def test_verify_deep_notices_a_source_that_went_on(tree: Path, tmp_path: Path) -> None:
+    update(tree, tmp_path / "out")
+    grow(tree, 1)
+    update(tree, tmp_path / "out")
+    picture = sorted(tree.rglob("*.jpg"))[-1]
+    picture.rename(picture.with_name("other.jpg"))
+    with pytest.raises(DatasetError, match="that tree changed since"):
+        verify_deep(tmp_path / "out", tree, workers=0)
+
+
+def interrupt(tree: Path, out: Path) -> None:
+    """Begin an update, and leave it with a finished shard."""
+    recipe = small_recipe("shards", splits="train=0.8,val=0.2")
+    with pytest.raises(KeyboardInterrupt):
+        convert(tree, out, recipe, workers=0, update=True, max_rejects=0.5, on_progress=after_a_shard(out))
+
+
+def after_a_shard(out: Path) -> Callable[[int, int], None]:
+    shards = len(list(out.glob("*-*.safetensors")))
+
+    def stop(done: int, total: int) -> None:
+        if len(list(out.glob("*-*.safetensors"))) > shards:
+            raise KeyboardInterrupt
+
+    return stop
+
+
+def test_an_unfinished_update_of_another_state_of_the_source_is_dropped(tree: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    update(tree, out)
+    undisturbed = tmp_path / "undisturbed"
+    shutil.copytree(out, undisturbed)
+    grow(tree, 1)
+    interrupt(tree, out)
+    assert (out / JOURNAL_NAME).exists()
+    assert verify(out) == []
+    shutil.rmtree(tree / "001.new")
+    update(tree, out)
+    update(tree, undisturbed)
+    assert contents(out) == contents(undisturbed)
+
+
+def test_overwrite_replaces_a_dataset_with_an_unfinished_update(tree: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    for times in (0, 1):
+        update(tree, out)
+        grow(tree, times)
+    interrupt(tree, out)
+    recipe = small_recipe("shards", size=32)
+    convert(tree, out, recipe, workers=0, overwrite=True, max_rejects=0.5)
+    convert(tree, tmp_path / "fresh", recipe, workers=0, max_rejects=0.5)
+    assert contents(out) == contents(tmp_path / "fresh")
+
+
+def test_a_damaged_index_of_an_update_is_noticed(tree: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    update(tree, out)
+    grow(tree, 1)
+    manifest = update(tree, out).manifest
+    assert manifest.index.name != INDEX_NAME
+    path = out / manifest.index.name
+    content = bytearray(path.read_bytes())
+    content[-40] ^= 1
+    path.write_bytes(content)
+    assert [manifest.index.name in problem for problem in verify(out)] == [True]
+    with pytest.raises(DatasetError, match=manifest.index.name):
+        open_dataset(out).read_index()
+    path.unlink()
+    with pytest.raises(DatasetError, match=manifest.index.name):
+        open_dataset(out).read_index()
+
+
+def test_killed_at_a_call_of_the_system_an_update_is_completed(tmp_path: Path) -> None:
+    assert kill_at_calls(tmp_path, 1, 29) > 90
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_killed_at_every_call_of_the_system_an_update_is_completed(tmp_path: Path) -> None:
+    assert kill_at_calls(tmp_path) > 90
+
+
+def kill_at_calls(tmp_path: Path, *moments: int) -> int:
+    """The number of calls at the last of which `tests.killing_updates` has killed an update; see there."""
+    make_sample(tmp_path / "tree", images=10, classes=2, seed=1, like="caltech", workers=0)
+    script = [sys.executable, "-m", "tests.killing_updates", tmp_path / "tree", tmp_path / "folder"]
+    command = [*map(str, script), *map(str, moments)]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    return int(result.stdout)

@@ -25,7 +25,7 @@ from precache.recipe import Recipe
 from precache.sources import SourceOptions
 from precache.sources.base import Scan
 
-_ANOTHER_PLACE = "root"  # a table's pictures may have been moved
+_PLACES = ("root", "mask")  # folders: what is in them counts, not where they are
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -99,8 +99,12 @@ def _check_asked(dataset: ConvertedDataset, recipe: Recipe, options: SourceOptio
         asked = replace(asked, splits=was.splits)
     pairs = [(name, was.to_json().get(name), value) for name, value in asked.to_json().items()]
     made_with, given = manifest.source_options, options.given()
-    names = sorted({*made_with, *given} - {_ANOTHER_PLACE})
-    pairs += [(name, made_with.get(name), given.get(name)) for name in names]
+    names = sorted({*made_with, *given})
+    pairs += [
+        (name, made_with.get(name), given.get(name))
+        for name in names
+        if name not in _PLACES or (name in made_with) != (name in given)
+    ]
     phrases = [f"{name} {before}, asked for {now}" for name, before, now in pairs if before != now]
     if phrases:
         raise DatasetError(

@@ -7,12 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image, ImageOps
 
 from precache import SourceOptions, convert, open_dataset, verify, verify_deep
 from precache.convert import Conversion
 from precache.errors import DatasetError
 from precache.formats import FORMATS
 from precache.recipe import Recipe
+from precache.sources.tree import scan_tree
 from tests.conftest import small_recipe
 from tests.killing_updates import grow
 
@@ -163,4 +165,43 @@ def test_pictures_of_varying_size_are_added(tree: Path, tmp_path: Path, name: st
     result = convert(tree, out, recipe, workers=0, update=True, max_rejects=0.5)
     assert result.converted == 0
     assert np.array_equal(open_dataset(out).read_index().served, np.ones(result.manifest.samples, bool))
+    assert verify_deep(out, tree, workers=0).problems == ()
+
+
+@pytest.mark.parametrize("name", sorted(FORMATS))
+def test_masks_are_carried_and_a_changed_mask_is_a_changed_picture(
+    tree: Path, tmp_path: Path, name: str
+) -> None:
+    masks, out = tmp_path / "masks", tmp_path / "out"
+    for picture in scan_tree(tree).samples:
+        upright = ImageOps.exif_transpose(Image.open(tree / picture.path))
+        mask = (masks / picture.path).with_suffix(".png")
+        mask.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("L", upright.size, picture.id % 7).save(mask)
+    options, recipe = SourceOptions(mask=str(masks)), small_recipe(name)
+    update(tree, out, options, recipe)
+    assert not update(tree, out, options, recipe).published
+    victims = sorted(masks.rglob("*.png"))[:2]
+    Image.new("L", Image.open(victims[0]).size, 9).save(victims[0])
+    shutil.copy(victims[1], victims[1].with_name("new.png"))
+    (picture,) = (tree / victims[1].parent.name).glob(f"{victims[1].stem}.*")
+    shutil.copy(picture, picture.with_stem("new"))
+    result = update(tree, out, options, recipe)
+    assert (result.converted, sum(result.manifest.removed.values())) == (2, 1)
+    index = open_dataset(out).read_index()
+    assert index.mask_checksums is not None
+    assert len(index.mask_checksums) == len(index)
+    assert verify_deep(out, tree, workers=0).problems == ()
+
+
+def test_statistics_grow_with_what_is_stored(tree: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(tree, tmp_path / "less")
+    for picture in sorted((tmp_path / "less").rglob("*.*"))[::2]:
+        picture.is_dir() or picture.unlink()
+    recipe = small_recipe("shards")
+    update(tmp_path / "less", out, SourceOptions(), recipe)
+    grown = update(tree, out, SourceOptions(), recipe).manifest.statistics["train"]
+    whole = convert(tree, tmp_path / "whole", recipe, workers=0).manifest.statistics["train"]
+    assert grown.is_near(whole, 1e-9)
     assert verify_deep(out, tree, workers=0).problems == ()

@@ -125,9 +125,9 @@ class ChannelStatistics:
         spreads = zip(self.std, other.std, strict=True)
         between = [ours * theirs * (one - another) ** 2 for one, another in pairs]
         return ChannelStatistics(
-            tuple(ours * one + theirs * another for one, another in pairs),
+            tuple(min(1.0, ours * one + theirs * another) for one, another in pairs),
             tuple(
-                math.sqrt(ours * one**2 + theirs * another**2 + apart)
+                min(1.0, math.sqrt(ours * one**2 + theirs * another**2 + apart))
                 for (one, another), apart in zip(spreads, between, strict=True)
             ),
             pixels,

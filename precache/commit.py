@@ -220,7 +220,7 @@ def _state_after(update: UpdatePlan, written: _Written) -> SourceState:
 def _statistics_after(before: Manifest, written: _Written) -> dict[str, ChannelStatistics]:
     """Of each split after an update; none of one that got or has pictures without them."""
     known = {**before.statistics}
-    for split in {shard.split for shard in written.shards}:
+    for split in dict.fromkeys(shard.split for shard in written.shards):
         had, got = known.pop(split, None), written.statistics.get(split)
         if got is not None and had is not None:
             got = had.joined(got)

@@ -82,16 +82,18 @@ def test_what_stays_keeps_shard_row_id_and_label_and_what_is_new_comes_behind(
     assert result.manifest.samples == len(after) == verify_deep(out, tree, workers=0).samples
 
 
-def test_the_same_history_gives_the_same_bytes_whatever_workers_and_copies(
+def test_the_same_history_gives_the_same_bytes_whatever_workers_copies_and_hashes(
     tree: Path, tmp_path: Path
 ) -> None:
-    for out, workers in ((tmp_path / "one", 0), (tmp_path / "two", 2)):
-        source = tmp_path / f"source-{workers}"
-        shutil.copytree(tree, source)
-        for times in range(3):
-            if times:
-                grow(source, times)
-            update(source, out, workers=workers)
+    shutil.copytree(tree, tmp_path / "copy")
+    script = "import sys; from tests.precache.test_update import update; "
+    script += "from pathlib import Path; update(Path(sys.argv[1]), Path(sys.argv[2]), workers=2)"
+    for times in range(3):
+        for source in (tree, tmp_path / "copy") if times else ():
+            grow(source, times)
+        update(tree, tmp_path / "one")
+        command = [sys.executable, "-c", script, tmp_path / "copy", tmp_path / "two"]
+        subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONHASHSEED": f"{times + 1}"}, check=True)
     one, two = contents(tmp_path / "one"), contents(tmp_path / "two")
     times_differ = {name for name in one if name.startswith("source") or name == "dataset.json"}
     assert one.keys() == two.keys()

@@ -32,7 +32,8 @@ from precache.destination import (
 from precache.difference import compare
 from precache.errors import DatasetError, SettingError, check_share
 from precache.estimate import predict_bytes
-from precache.journal import Journal, Target, check_empty
+from precache.journal import Journal, check_empty
+from precache.journal_header import Target
 from precache.lock import Lock, hold_lock, lock_path
 from precache.manifest import Manifest, Rejected
 from precache.notices import counted, warn

@@ -25,7 +25,7 @@ from precache.converted import is_converted, open_dataset, open_unchecked
 from precache.errors import DatasetError
 from precache.finished import file_names
 from precache.formats import FORMATS
-from precache.journal import JOURNAL_NAME, read_header, unfinished_names
+from precache.journal_header import JOURNAL_NAME, read_header, unfinished_names
 from precache.lock import Lock, Swap, is_mount_point
 from precache.manifest import MANIFEST_NAME, REJECTED_NAME, Manifest, ShardEntry
 from precache.notices import some, warn

@@ -9,21 +9,28 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from precache.errors import DatasetError
 from precache.files import check_file
-from precache.finished import FinishedShard, decode, encode, file_names
+from precache.finished import FinishedShard, decode, encode
 from precache.formats import FORMATS
-from precache.index import INDEX_NAME, SOURCE_STATE_NAME, name_after
+from precache.journal_header import (
+    JOURNAL_NAME,
+    KEY,
+    REWRITTEN,
+    Target,
+    header_of,
+    is_of_this_release,
+    own_names,
+)
 from precache.lock import LOCK_SUFFIX, is_mount_point
-from precache.manifest import MANIFEST_NAME, REJECTED_NAME
+from precache.manifest import MANIFEST_NAME
 from precache.notices import counted, some, warn
-from precache.plan import ConvertPlan, shard_name
-from precache.recipe import Recipe
+from precache.plan import ConvertPlan
 from precache.records import PROBED_BYTES, RecordFile, may_be_records
 from precache.source_state import changed_pictures
 from precache.sources.base import Scan
@@ -35,61 +42,6 @@ from precache.storage import (
     open_regular,
     remove_leftovers,
 )
-
-JOURNAL_NAME = "journal.jsonl"
-_KEY = "journal"
-_VERSION = 2
-_MAX_SHARDS = 10**7
-_ANOTHER_SOURCE = "another source tree, or one that changed since"
-_REWRITTEN = frozenset((REJECTED_NAME, MANIFEST_NAME))  # by an update: it is the dataset's, too
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """What a conversion makes: two with equal targets write equal bytes.
-
-    `update` is the number of the update of a finished dataset, whose `source_digest` is over what it adds and
-    to what; 0 for a conversion.
-    """
-
-    recipe: Recipe
-    source_digest: str
-    made_by: dict[str, str]
-    update: int = 0
-
-    def differences(self, found: dict[str, Any]) -> list[str]:
-        """How `found`, another target as JSON, differs from this one; one phrase each."""
-        recipe = found.get("recipe", {})
-        phrases = [
-            f"{name} {_in_words(recipe.get(name))}, asked for {_in_words(value)}"
-            for name, value in self.recipe.to_json().items()
-            if recipe.get(name) != value
-        ]
-        if found.get("source_digest") != self.source_digest:
-            phrases.append(_ANOTHER_SOURCE)
-        if found.get("update", 0) != self.update:
-            phrases.append("an update")
-        made_by = found.get("made_by", self.made_by)
-        phrases += [
-            f"{name} {made_by.get(name)}, here {value}"
-            for name, value in self.made_by.items()
-            if made_by.get(name) != value
-        ]
-        return phrases
-
-    def check_same(self, folder: Path, found: dict[str, Any], *, finished: bool = False) -> None:
-        """Raise DatasetError with the differences, unless `folder` holds this target, finished or not."""
-        if differences := self.differences(found):
-            follow = "--update to follow the source " if finished and differences == [_ANOTHER_SOURCE] else ""
-            raise DatasetError(
-                f"{folder}: holds another conversion ({'; '.join(differences)}); "
-                f"choose another DST, or pass {follow and f'{follow}or '}--overwrite to replace it"
-            )
-
-
-def _in_words(value: object) -> object:
-    """A setting as it is typed: the one that is a list is a size, height and width."""
-    return "x".join(map(str, reversed(value))) if isinstance(value, list) else value
 
 
 class Journal:
@@ -119,8 +71,8 @@ class Journal:
         self._base = base
         self.finished: dict[str, FinishedShard] = {}
         self._path = folder / JOURNAL_NAME
-        self._header = _header(target, plan)
-        self._names = _own_names(self._header)
+        self._header = header_of(target, plan)
+        self._names = own_names(self._header)
         self._plans = {shard.name: shard for shard in plan.shards}
         self._scan = scan
         self._form = FORMATS[plan.recipe.format]
@@ -128,9 +80,9 @@ class Journal:
         if os.path.lexists(self._path):
             with closing(RecordFile(_open(self._path))) as records:
                 self._continue(records, target, overwrite)
-        elif not base:
-            check_empty(folder)
-        remove_leftovers(folder, self._names | _REWRITTEN)
+        else:
+            self._check_free()
+        remove_leftovers(folder, self._names | REWRITTEN)
         self._records = self._rewrite()
 
     def record(self, shard: FinishedShard) -> None:
@@ -150,7 +102,7 @@ class Journal:
 
     def remove(self) -> None:
         """Delete the journal: the manifest is written."""
-        remove_leftovers(self.folder, self._names | _REWRITTEN)  # of workers that died
+        remove_leftovers(self.folder, self._names | REWRITTEN)  # of workers that died
         self._path.unlink()
         fsync_folder(self._path.parent)
 
@@ -171,16 +123,29 @@ class Journal:
         header = next(lines, None)
         if header is None:
             self._begin_again()
-        elif not _is_of_this_release(header):
+        elif not is_of_this_release(header):
             raise _foreign(self._path)
         elif overwrite and target.differences(header):
-            _discard(self.folder, _own_names(header))
+            _discard(self.folder, own_names(header))
         elif self._base and header.get("update", 0) and header != json.loads(json.dumps(self._header)):
             warn(f"{self.folder}: an unfinished update of another state of the source is dropped")
-            _discard(self.folder, _own_names(header) - self._base)
+            _discard(self.folder, own_names(header) - self._base)
+            self._check_free()
         else:
             target.check_same(self.folder, header)
             self._take(lines, records)
+
+    def _check_free(self) -> None:
+        """Raise DatasetError if the folder holds what is somebody else's, and in the way."""
+        if not self._base:
+            check_empty(self.folder)
+            return
+        names = self._names - {JOURNAL_NAME}
+        if taken := sorted(name for name in names if os.path.lexists(self.folder / name)):
+            raise DatasetError(
+                f"{self.folder}: holds files that are not part of the dataset, under names that the update "
+                f"needs ({some(taken)}); move them elsewhere, then run the same command again"
+            )
 
     def _begin_again(self) -> None:
         """Believe nothing of a journal whose first line is damaged; in a folder with nothing else in it."""
@@ -245,46 +210,6 @@ def check_empty(folder: Path) -> None:
         )
 
 
-def read_header(path: Path) -> dict[str, Any] | None:
-    """The first record of the journal at `path`; None without one that is whole."""
-    try:
-        descriptor = open_regular(path, getattr(os, "O_NOFOLLOW", 0))
-    except OSError:
-        return None
-    with closing(RecordFile(descriptor)) as records:
-        return next(records.read(), None)
-
-
-def _header(target: Target, plan: ConvertPlan) -> dict[str, Any]:
-    counts: dict[str, int] = {}
-    first: dict[str, int] = {}
-    for shard in plan.shards:
-        counts[shard.split] = counts.get(shard.split, 0) + 1
-        first.setdefault(shard.split, shard.number)
-    updating = {"first": first} if target.update else {}
-    return {_KEY: _VERSION, **asdict(target), "shards": counts, **updating}
-
-
-def _own_names(header: dict[str, Any]) -> frozenset[str]:
-    """The names of all files that the conversion, or the update, of this journal makes."""
-    form, update = FORMATS[header["recipe"]["format"]], header.get("update", 0)
-    names = {JOURNAL_NAME, name_after(INDEX_NAME, update), name_after(SOURCE_STATE_NAME, update)}
-    names |= frozenset() if update else _REWRITTEN
-    for split, count in header["shards"].items():
-        first = header["first"][split] if update else 0
-        for index in range(first, first + min(count, _MAX_SHARDS)):
-            names.update(file_names(shard_name(split, index), form))
-    return frozenset(names)
-
-
-def unfinished_names(folder: Path) -> frozenset[str]:
-    """The names of the files that an unfinished update has left, or may have, in the dataset in `folder`."""
-    header = read_header(folder / JOURNAL_NAME)
-    if header is None or not _is_of_this_release(header) or not header.get("update", 0):
-        return frozenset()
-    return _own_names(header)
-
-
 def _discard(folder: Path, names: frozenset[str]) -> None:
     """Remove the files of an unfinished conversion, but not its journal: that one is replaced."""
     remove_leftovers(folder, names)  # first: what a worker that outlives its parent writes gets no name
@@ -307,7 +232,7 @@ def _open(path: Path) -> int:
             f"{path}: cannot be read as the journal of a conversion ({error.strerror}); choose another DST, "
             f"or remove the file"
         ) from error
-    if may_be_records(os.pread(descriptor, PROBED_BYTES, 0), _KEY):
+    if may_be_records(os.pread(descriptor, PROBED_BYTES, 0), KEY):
         return descriptor
     os.close(descriptor)
     raise _foreign(path)
@@ -316,22 +241,6 @@ def _open(path: Path) -> int:
 def _foreign(path: Path) -> DatasetError:
     return DatasetError(
         f"{path}: not a journal that this release can read; choose another DST, or remove the file"
-    )
-
-
-def _is_of_this_release(header: dict[str, Any]) -> bool:
-    recipe, shards = header.get("recipe"), header.get("shards")
-    update, first = header.get("update", 0), header.get("first")
-    return (
-        header.get(_KEY) == _VERSION
-        and isinstance(recipe, dict)
-        and recipe.get("format") in FORMATS
-        and isinstance(header.get("made_by"), dict)
-        and isinstance(shards, dict)
-        and all("/" not in split and type(count) is int for split, count in shards.items())
-        and type(update) is int
-        and (not update or (isinstance(first, dict) and first.keys() == shards.keys()))
-        and all(type(number) is int for number in (first or {}).values())
     )
 
 

@@ -18,8 +18,9 @@ from precache.codecs import made_by
 from precache.converted import ConvertedDataset
 from precache.difference import AGAIN, Difference, compare
 from precache.errors import DatasetError
-from precache.journal import Target
+from precache.journal_header import Target
 from precache.manifest import Manifest, Rejected
+from precache.notices import warn
 from precache.plan import ConvertPlan, Grown, plan_update
 from precache.recipe import Recipe
 from precache.sources import SourceOptions
@@ -66,6 +67,13 @@ def plan(dataset: ConvertedDataset, scan: Scan, recipe: Recipe, options: SourceO
     if not difference:
         return None
     manifest, known, scan = dataset.manifest, difference.known, difference.scan
+    software = made_by()
+    if software != manifest.made_by:
+        changed = [name for name in software if software[name] != manifest.made_by.get(name)]
+        warn(
+            f"{dataset.path}: was made with other versions of {', '.join(changed)}; what is added may be "
+            f"decoded a little differently"
+        )
     stay = np.zeros(len(known.index), np.bool_)
     rows = known.rows[difference.stay_as]
     stay[rows[rows >= 0]] = True
@@ -78,7 +86,7 @@ def plan(dataset: ConvertedDataset, scan: Scan, recipe: Recipe, options: SourceO
         },
     )
     added = plan_update(scan.samples, difference.new, recipe, grown)
-    target = Target(recipe, _digest(dataset, difference), made_by(), grown.update)
+    target = Target(recipe, _digest(dataset, difference), software, grown.update)
     stay_ids = set(known.ids[difference.stay_as].tolist())
     rejected = tuple(picture for picture in manifest.rejected if picture.id in stay_ids)
     return UpdatePlan(dataset, difference, added, target, options, rejected)

@@ -15,8 +15,9 @@ from precache.convert import Conversion
 from precache.errors import DatasetError, SettingError, SourceError
 from precache.formats import FORMATS
 from precache.index import INDEX_NAME
-from precache.journal import JOURNAL_NAME
+from precache.journal_header import JOURNAL_NAME, unfinished_names
 from precache.sample_tree import make_sample
+from precache.sources.tree import scan_tree
 from tests.command import ROOT
 from tests.conftest import IMAGES, small_recipe
 from tests.killing import contents
@@ -334,3 +335,52 @@ def kill_at_calls(tmp_path: Path, *moments: int) -> int:
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     return int(result.stdout)
+
+
+@pytest.mark.parametrize("unfinished", [False, True])
+def test_a_file_under_a_name_that_an_update_needs_is_not_overwritten(
+    tree: Path, tmp_path: Path, unfinished: bool
+) -> None:
+    out = tmp_path / "out"
+    update(tree, out)
+    grow(tree, 1)
+    if unfinished:
+        interrupt(tree, out)
+        grow(tree, 2)
+    planned = unfinished_names(out)
+    shutil.copytree(out, tmp_path / "copy")
+    update(tree, tmp_path / "copy")
+    mine = out / max(contents(tmp_path / "copy").keys() - contents(out).keys() - planned)
+    mine.write_text("mine")
+    with pytest.raises(DatasetError, match=f"not part of the dataset.*{mine.name}"):
+        update(tree, out)
+    assert mine.read_text() == "mine"
+    mine.rename(tmp_path / mine.name)
+    update(tree, out)
+    assert verify_deep(out, tree, workers=0).problems == ()
+
+
+def test_a_list_of_splits_may_grow(tree: Path, tmp_path: Path) -> None:
+    out, listed = tmp_path / "out", tmp_path / "splits.csv"
+    paths = [sample.path for sample in scan_tree(tree).samples]
+    splits = {path: "val" if number % 4 == 0 else "train" for number, path in enumerate(paths[:60])}
+    for last in (40, 60):
+        listed.write_text("".join(f"{path},{split}\n" for path, split in list(splits.items())[:last]))
+        convert(tree, out, small_recipe("shards"), workers=0, update=True, split_list=listed)
+    index = {split: open_dataset(out).read_index(split) for split in ("train", "val")}
+    found = {str(of.path(row)): split for split, of in index.items() for row in range(len(of))}
+    assert found == splits
+    assert open_dataset(out).manifest.removed == {}
+    assert verify_deep(out, tree, workers=0).problems == ()
+
+
+def test_what_other_software_adds_is_said_and_recorded(
+    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    out = tmp_path / "out"
+    before = update(tree, out).manifest.made_by
+    grow(tree, 1)
+    monkeypatch.setattr("precache.update.made_by", lambda: {**before, "pillow": "99"})
+    manifest = update(tree, out).manifest
+    assert (manifest.made_by, manifest.updates[0].made_by) == (before, {**before, "pillow": "99"})
+    assert "was made with other versions of pillow; " in caplog.text

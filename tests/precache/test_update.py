@@ -4,57 +4,20 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from precache import convert, open_dataset, verify, verify_across, verify_deep
-from precache.convert import Conversion
 from precache.errors import DatasetError, SettingError, SourceError
 from precache.formats import FORMATS
 from precache.index import INDEX_NAME
-from precache.journal_header import JOURNAL_NAME, unfinished_names
-from precache.sample_tree import make_sample
 from precache.sources.tree import scan_tree
 from tests.command import ROOT
 from tests.conftest import IMAGES, small_recipe
 from tests.killing import contents
 from tests.killing_updates import grow
-
-BROKEN = b"\xff\xd8\xff no JPEG"
-
-
-def update(tree: Path, out: Path, name: str = "shards", workers: int = 0, **settings: object) -> Conversion:
-    splits = settings.pop("splits", "train=0.8,val=0.2")
-    recipe = small_recipe(name, splits=splits, **settings)
-    return convert(tree, out, recipe, workers=workers, update=True, max_rejects=0.5)
-
-
-def places(out: Path) -> dict[tuple[str, int], tuple[str, int, int, str]]:
-    """(path, checksum) of each sample served -> its shard, row, id and class."""
-    dataset = open_dataset(out)
-    index = dataset.read_index(removed=True)
-    assert index.source_checksums is not None
-    rows = [(shard.name, row) for shard in dataset.manifest.shards for row in range(shard.samples)]
-    return {
-        (str(index.path(at)), int(index.source_checksums[at])): (
-            *rows[at],
-            int(index.ids[at]),
-            dataset.manifest.classes[index.labels[at]],
-        )
-        for at in np.flatnonzero(index.served).tolist()
-    }
-
-
-def stored(out: Path) -> dict[int, bytes]:
-    """Id -> what the shards hold of each sample that is served."""
-    dataset = open_dataset(out)
-    served = set(dataset.read_index().ids.tolist())
-    read = FORMATS[dataset.manifest.recipe.format].read_shard
-    samples = (sample for shard in dataset.manifest.shards for sample in read(dataset.shard_path(shard)))
-    return {sample.id: bytes(sample.data) for sample in samples if sample.id in served}
+from tests.precache.updating import BROKEN, places, stored, update
 
 
 @pytest.mark.parametrize("name", sorted(FORMATS))
@@ -87,7 +50,7 @@ def test_the_same_history_gives_the_same_bytes_whatever_workers_copies_and_hashe
     tree: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(tree, tmp_path / "copy")
-    script = "import sys; from tests.precache.test_update import update; "
+    script = "import sys; from tests.precache.updating import update; "
     script += "from pathlib import Path; update(Path(sys.argv[1]), Path(sys.argv[2]), workers=2)"
     for times in range(2):
         for source in (tree, tmp_path / "copy") if times else ():
@@ -259,111 +222,6 @@ def test_verify_deep_notices_a_source_that_went_on(tree: Path, tmp_path: Path) -
         verify_deep(tmp_path / "out", tree, workers=0)
 
 
-def interrupt(tree: Path, out: Path) -> None:
-    """Begin an update, and leave it with a finished shard."""
-    recipe = small_recipe("shards", splits="train=0.8,val=0.2")
-    with pytest.raises(KeyboardInterrupt):
-        convert(tree, out, recipe, workers=0, update=True, max_rejects=0.5, on_progress=after_a_shard(out))
-
-
-def after_a_shard(out: Path) -> Callable[[int, int], None]:
-    shards = len(list(out.glob("*-*.safetensors")))
-
-    def stop(done: int, total: int) -> None:
-        if len(list(out.glob("*-*.safetensors"))) > shards:
-            raise KeyboardInterrupt
-
-    return stop
-
-
-def test_an_unfinished_update_of_another_state_of_the_source_is_dropped(tree: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    update(tree, out)
-    undisturbed = tmp_path / "undisturbed"
-    shutil.copytree(out, undisturbed)
-    grow(tree, 1)
-    interrupt(tree, out)
-    assert (out / JOURNAL_NAME).exists()
-    assert verify(out) == []
-    shutil.rmtree(tree / "001.new")
-    update(tree, out)
-    update(tree, undisturbed)
-    assert contents(out) == contents(undisturbed)
-
-
-def test_overwrite_replaces_a_dataset_with_an_unfinished_update(tree: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    for times in (0, 1):
-        update(tree, out)
-        grow(tree, times)
-    interrupt(tree, out)
-    recipe = small_recipe("shards", size=32)
-    convert(tree, out, recipe, workers=0, overwrite=True, max_rejects=0.5)
-    convert(tree, tmp_path / "fresh", recipe, workers=0, max_rejects=0.5)
-    assert contents(out) == contents(tmp_path / "fresh")
-
-
-def test_a_damaged_index_of_an_update_is_noticed(tree: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    update(tree, out)
-    grow(tree, 1)
-    manifest = update(tree, out).manifest
-    assert manifest.index.name != INDEX_NAME
-    path = out / manifest.index.name
-    content = bytearray(path.read_bytes())
-    content[-40] ^= 1
-    path.write_bytes(content)
-    assert [manifest.index.name in problem for problem in verify(out)] == [True]
-    with pytest.raises(DatasetError, match=manifest.index.name):
-        open_dataset(out).read_index()
-    path.unlink()
-    with pytest.raises(DatasetError, match=manifest.index.name):
-        open_dataset(out).read_index()
-
-
-def test_killed_at_a_call_of_the_system_an_update_is_completed(tmp_path: Path) -> None:
-    assert kill_at_calls(tmp_path, 1, 29) > 90
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_killed_at_every_call_of_the_system_an_update_is_completed(tmp_path: Path) -> None:
-    assert kill_at_calls(tmp_path) > 90
-
-
-def kill_at_calls(tmp_path: Path, *moments: int) -> int:
-    """The number of calls at the last of which `tests.killing_updates` has killed an update; see there."""
-    make_sample(tmp_path / "tree", images=10, classes=2, seed=1, like="caltech", workers=0)
-    script = [sys.executable, "-m", "tests.killing_updates", tmp_path / "tree", tmp_path / "folder"]
-    command = [*map(str, script), *map(str, moments)]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
-    return int(result.stdout)
-
-
-@pytest.mark.parametrize("unfinished", [False, True])
-def test_a_file_under_a_name_that_an_update_needs_is_not_overwritten(
-    tree: Path, tmp_path: Path, unfinished: bool
-) -> None:
-    out = tmp_path / "out"
-    update(tree, out)
-    grow(tree, 1)
-    if unfinished:
-        interrupt(tree, out)
-        grow(tree, 2)
-    planned = unfinished_names(out)
-    shutil.copytree(out, tmp_path / "copy")
-    update(tree, tmp_path / "copy")
-    mine = out / max(contents(tmp_path / "copy").keys() - contents(out).keys() - planned)
-    mine.write_text("mine")
-    with pytest.raises(DatasetError, match=f"not part of the dataset.*{mine.name}"):
-        update(tree, out)
-    assert mine.read_text() == "mine"
-    mine.rename(tmp_path / mine.name)
-    update(tree, out)
-    assert verify_deep(out, tree, workers=0).problems == ()
-
-
 def test_a_list_of_splits_may_grow(tree: Path, tmp_path: Path) -> None:
     out, listed = tmp_path / "out", tmp_path / "splits.csv"
     paths = [sample.path for sample in scan_tree(tree).samples]
@@ -388,3 +246,21 @@ def test_what_other_software_adds_is_said_and_recorded(
     manifest = update(tree, out).manifest
     assert (manifest.made_by, manifest.updates[0].made_by) == (before, {**before, "pillow": "99"})
     assert "was made with other versions of pillow; " in caplog.text
+
+
+def test_a_damaged_index_of_an_update_is_noticed(tree: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    update(tree, out)
+    grow(tree, 1)
+    manifest = update(tree, out).manifest
+    assert manifest.index.name != INDEX_NAME
+    path = out / manifest.index.name
+    content = bytearray(path.read_bytes())
+    content[-40] ^= 1
+    path.write_bytes(content)
+    assert [manifest.index.name in problem for problem in verify(out)] == [True]
+    with pytest.raises(DatasetError, match=manifest.index.name):
+        open_dataset(out).read_index()
+    path.unlink()
+    with pytest.raises(DatasetError, match=manifest.index.name):
+        open_dataset(out).read_index()

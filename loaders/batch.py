@@ -22,6 +22,12 @@ MASK = "mask"
 """The field that is on the device of the images, and goes where they go."""
 
 
+def masks_in(fields: Mapping[str, Any]) -> torch.Tensor | None:
+    """The masks among the fields of a batch, uint8; a field of the user's may have their name."""
+    masks = fields.get(MASK)
+    return masks if isinstance(masks, torch.Tensor) and masks.dtype == torch.uint8 else None
+
+
 class Batch(list[torch.Tensor]):
     """What a training step takes: `images, labels = batch`.
 
@@ -106,7 +112,8 @@ class Batch(list[torch.Tensor]):
 
     def _with(self, moved: Callable[[torch.Tensor], torch.Tensor]) -> "Batch":
         images, labels = map(moved, self)
-        fields = {**self.fields, MASK: moved(self.fields[MASK])} if MASK in self.fields else self.fields
+        masks = masks_in(self.fields)
+        fields = self.fields if masks is None else {**self.fields, MASK: moved(masks)}
         return Batch(images, labels, self._ids, self._padding, fields, map(moved, self._other_views))
 
     def __setitem__(self, place: Any, part: Any) -> None:

@@ -110,7 +110,7 @@ class FieldsReader:
                 batch, kept = _without(batch, damaged)
                 rows, served = rows[kept], (served[0][kept], served[1][kept])
                 fields[MASK] = fields[MASK][torch.from_numpy(kept)]
-        for name, column in self._fields.items():
+        for name, column in sorted(self._fields.items()):
             if name == self._data.boxes:
                 fields |= self._follow(name, column, rows, served)
             else:
@@ -143,13 +143,15 @@ def _without(
     kept = np.array([number not in damaged for number in range(len(batch.ids))])
     rows = torch.from_numpy(np.flatnonzero(kept))
     images = batch.images
+    # where the backend crops several views, they lie one behind the other
+    views = torch.from_numpy(np.flatnonzero(np.tile(kept, len(images) // len(kept))))
     if batch.ready is not None:  # made on another stream than this one
         torch.cuda.current_stream(images.device).wait_event(batch.ready)
         images.record_stream(torch.cuda.current_stream(images.device))
     refused = {int(batch.ids[number]): error for number, error in damaged.items()}
     left = replace(
         batch,
-        images=images[upload(rows, images.device)],
+        images=images[upload(views, images.device)],
         labels=batch.labels[rows],
         ids=batch.ids[rows],
         refused={**batch.refused, **refused},

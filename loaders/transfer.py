@@ -12,7 +12,7 @@ import torch
 
 from loaders.augment.choice import BatchFunction, CheckedFunction
 from loaders.augment.draw import draw_keys
-from loaders.batch import MASK, Batch, DecodedBatch, Positions
+from loaders.batch import MASK, Batch, DecodedBatch, Positions, masks_in
 from loaders.dataset import RAW, SplitData
 from loaders.devices import Lane, upload
 from loaders.settings import Normalize, numbers_of
@@ -85,8 +85,8 @@ class Transfer:
         if sent.ready is not None:
             current = torch.cuda.current_stream(self.lane.device)
             current.wait_event(sent.ready)
-            masks = [sent.batch.fields[MASK]] if MASK in sent.batch.fields else []
-            for tensor in (*sent.batch.views, sent.batch.labels, *masks):
+            masks = masks_in(sent.batch.fields)
+            for tensor in (*sent.batch.views, sent.batch.labels, *([] if masks is None else [masks])):
                 tensor.record_stream(current)  # its memory is reused only after what this stream does
         return sent.batch
 
@@ -123,8 +123,8 @@ class Transfer:
                 pictures = normalise(pictures, self._dtype, self._scales)
             views.append(pictures)
         fields = decoded.fields
-        if MASK in fields:
-            fields = {**fields, MASK: upload(fields[MASK], self.lane.device)}
+        if (masks := masks_in(fields)) is not None:
+            fields = {**fields, MASK: upload(masks, self.lane.device)}
         return Batch(views[0], labels, decoded.ids, padding, fields, views[1:])
 
 

@@ -14,13 +14,16 @@ from PIL import Image, ImageOps
 
 from precache import kinds, pillow
 from precache.errors import MissingDependencyError
-from precache.headers import check_pixels
+from precache.headers import TooLargeError, check_pixels
 from precache.packages import install_extra
+from precache.rendering import CHANNELS
 from precache.turns import Turn
 
 Bands = npt.NDArray[Any]
 """uint8 or uint16 [height, width, bands]."""
 
+_MOST_BANDS = 64
+_PIXEL_BYTES = 12  # of a picture of the most pixels that are allowed: many bands are as if it had more
 _ORIENTATION = 274  # of TIFF and EXIF
 _TURNS = {  # orientation -> mirrored, and quarter turns to the left that bring it upright (TIFF 6.0, page 36)
     1: (False, 0), 2: (True, 0), 3: (False, 2), 4: (True, 2), 5: (True, 1), 6: (False, 3), 7: (True, 3),
@@ -28,15 +31,10 @@ _TURNS = {  # orientation -> mirrored, and quarter turns to the left that bring 
 }  # fmt: skip
 
 
-def check_reader() -> None:
-    """Raise MissingDependencyError where nothing here reads the bands of a TIFF."""
-    try:
-        import tifffile  # noqa: F401
-    except ImportError as error:
-        raise MissingDependencyError(
-            f"a number of channels needs tifffile, which reads the bands of a TIFF; "
-            f"run: {install_extra('pictures')}"
-        ) from error
+def check_reader(channels: str) -> None:
+    """Raise MissingDependencyError where `channels` are bands of a TIFF, and nothing here reads them."""
+    if channels not in CHANNELS:
+        _tifffile()
 
 
 def decode(
@@ -103,10 +101,7 @@ def _array(image: Image.Image, path: str, bands: int) -> Bands:
 
 def _of_tiff(data: bytes, max_pixels: int, turn: Turn | None) -> Bands:
     """The bands of the first page, side by side or one behind the other."""
-    check_reader()
-    import tifffile
-
-    with tifffile.TiffFile(BytesIO(data)) as file:
+    with _tifffile().TiffFile(BytesIO(data)) as file:
         page = file.pages.first
         for width, height in ((page.imagewidth, page.imagelength), (page.tilewidth, page.tilelength)):
             check_pixels(width, height, max_pixels)
@@ -114,6 +109,11 @@ def _of_tiff(data: bytes, max_pixels: int, turn: Turn | None) -> Bands:
             turn.wait(page.imagewidth * page.imagelength)
         if page.samplesperpixel > _MOST_BANDS or page.imagedepth != 1:
             raise ValueError(f"has {page.samplesperpixel} bands, at most {_MOST_BANDS} can be converted")
+        if page.nbytes > max_pixels * _PIXEL_BYTES:
+            raise TooLargeError(
+                f"is too large (its bands are {page.nbytes:,} bytes, --max-pixels allows "
+                f"{max_pixels * _PIXEL_BYTES:,})"
+            )
         found: Bands = np.asarray(page.asarray())
         planes = found.ndim == 3 and page.axes.startswith("S")
         orientation = page.tags[_ORIENTATION].value if _ORIENTATION in page.tags else 1
@@ -124,4 +124,12 @@ def _of_tiff(data: bytes, max_pixels: int, turn: Turn | None) -> Bands:
     return np.ascontiguousarray(np.rot90(found, turns))
 
 
-_MOST_BANDS = 64
+def _tifffile() -> Any:
+    try:
+        import tifffile
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"a number of channels needs tifffile, which reads the bands of a TIFF; "
+            f"run: {install_extra('pictures')}"
+        ) from error
+    return tifffile

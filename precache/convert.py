@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from precache import boxes, columns, executors, masks
+from precache import bands, boxes, columns, executors, masks
 from precache.codecs import made_by
 from precache.commit import commit
 from precache.converted import is_converted, open_dataset
@@ -104,6 +104,7 @@ def convert(
     start_s = time.perf_counter()
     workers = executors.worker_count(workers)
     check_share("max_rejects", max_rejects)
+    bands.check_reader(recipe.channels)
     options = options or SourceOptions()
     opened = open_source(source, options)
     scan = opened.scan()

@@ -125,11 +125,13 @@ def _facts(dataset: ConvertedDataset) -> dict[str, str]:
         "none": ", without labels",
     }[manifest.target]
     fields = ", ".join(f"{name} ({kind})" for name, kind in manifest.fields.items())
+    masks = "one for each picture" if "mask" in manifest.source_options else ""
     return {
         "dataset": str(dataset.path),
         "format": manifest.recipe.format,
         "pictures": f"{manifest.samples:,}{labelled} ({splits})",
         **({"fields": printable(fields)} if fields else {}),
+        **({"masks": masks} if masks else {}),
         "on disk": f"{human_bytes(manifest.stored_bytes)} in {counted(len(manifest.shards), 'shard')}",
         "source": f"{counted(manifest.scanned, 'file')}, {human_bytes(manifest.source_bytes)}: "
         f"{manifest.samples:,} converted, {left_out}",
@@ -151,7 +153,7 @@ def _stored_as(recipe: Recipe) -> str:
         "passthrough": recipe.passthrough,
         "truncated pictures allowed": recipe.allow_truncated,
         "decoded at a reduced scale": recipe.decode == "scaled",
-        f"transparent on {recipe.background}": recipe.channels != "rgba",
+        f"transparent on {recipe.background}": recipe.channels in ("grey", "rgb"),
     }
     chosen = ", ".join(name for name, used in options.items() if used)
     height, width = sides(recipe.size)

@@ -13,11 +13,13 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from precache import images
-from precache.errors import ImageError
+from precache.errors import ImageError, SourceError
 from precache.headers import check_pixels
 from precache.images import Decoded, Rendering
 from precache.jpeg import Pixels
+from precache.pillow import undisturbed
 from precache.sources.base import SampleRef, Source
+from precache.turns import lacks_memory
 
 ReadMask: TypeAlias = Callable[[SampleRef, int], tuple[bytes | Image.Image, str]]
 """(sample, most pixels) -> its mask, and what messages call that; ImageError where there is none."""
@@ -43,6 +45,7 @@ def render(source: Source, ref: SampleRef, size: tuple[int, int], how: Rendering
 
     Raises:
         ImageError: there is none for this picture, or none that fits it.
+        SourceError: it cannot be read, or there is not enough memory.
     """
     read = reader_of(source)
     if read is None:
@@ -79,11 +82,16 @@ def decode(png: bytes, shape: tuple[int, int]) -> Pixels:
 def _decode(data: bytes | Image.Image, path: str, name: str, max_pixels: int) -> Image.Image:
     """The upright mask, of mode L."""
     try:
-        image = data if isinstance(data, Image.Image) else Image.open(io.BytesIO(data), formats=_KINDS)
-        check_pixels(*image.size, max_pixels)
-        labels = _labels(ImageOps.exif_transpose(image))
+        with undisturbed(max_pixels):
+            image = data if isinstance(data, Image.Image) else Image.open(io.BytesIO(data), formats=_KINDS)
+            check_pixels(*image.size, max_pixels)
+            labels = _labels(ImageOps.exif_transpose(image))
     except Exception as error:  # decoders raise nearly anything on damaged bytes
         reason = " ".join(str(error).split()) or type(error).__name__
+        if lacks_memory(error, max_pixels):
+            raise SourceError(
+                f"{path}: not enough memory for its mask {name}; use fewer --workers"
+            ) from error
         if isinstance(error, UnidentifiedImageError):
             reason = f"not such a picture; {_EXPECTED}"
         raise ImageError(path, f"its mask {name} cannot be read ({reason})") from error

@@ -48,7 +48,7 @@ def opened(data: bytes, path: str, max_pixels: int, turn: Turn | None) -> Iterat
         check_pixels(*size, max_pixels)
         if turn is not None:
             turn.wait(size[0] * size[1])
-    with _undisturbed(max_pixels), _open(data, path) as image:
+    with undisturbed(max_pixels), _open(data, path) as image:
         for size in sizes_when_opened(image):
             check_pixels(*size, max_pixels)
             if turn is not None:
@@ -61,7 +61,7 @@ def _open(data: bytes, path: str) -> Image.Image:
     try:
         return Image.open(io.BytesIO(data), formats=formats)
     except Image.DecompressionBombError:  # without the size, which the message is to name
-        with _undisturbed(_ANY_SIZE):
+        with undisturbed(_ANY_SIZE):
             return Image.open(io.BytesIO(data), formats=formats)
     except UnidentifiedImageError:
         if kind := kinds.missing_decoder(data):
@@ -143,4 +143,4 @@ class _Undisturbed:
                     Image.MAX_IMAGE_PIXELS = self._limit
 
 
-_undisturbed = _Undisturbed()
+undisturbed = _Undisturbed()

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from precache import columns, described, executors, images, jpeg
+from precache import bands, columns, described, executors, images, jpeg
 from precache.converted import ConvertedDataset, open_dataset, open_unchecked
 from precache.errors import DatasetError, ImageError, SampleError
 from precache.files import check_file
@@ -144,6 +144,7 @@ def verify_deep(
     workers = executors.worker_count(workers)
     dataset = open_dataset(path)
     manifest = dataset.manifest
+    bands.check_reader(manifest.recipe.channels)
     given = manifest.source_options if root is None else {**manifest.source_options, "root": root}
     scan = open_source(source, SourceOptions.from_json(given)).scan()
     if scan.digest != manifest.source_digest:

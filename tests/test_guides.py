@@ -1,6 +1,7 @@
 """What the documents tell people to type works as it stands there."""
 
 import csv
+import json
 import re
 import subprocess
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import click
 import pytest
+from PIL import Image, ImageOps
 
 from bench.cli import COMMANDS
 from bench.cli import main as bench
@@ -75,11 +77,25 @@ def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "deep").mkdir()
     (tmp_path / "deep/birds").symlink_to(tmp_path / "photos")
     (tmp_path / "unlabelled").symlink_to(tmp_path / "photos" / Path(rows[1][0]).parent)
+    draw_masks(tmp_path, [row[0] for row in rows[1:]])
     make_tar(tmp_path / "photos.tar", files_of(tmp_path / "photos", "photos/"))
     make_zip(tmp_path / "photos.zip", files_of(tmp_path / "photos", "photos/"))
     make_webdataset(tmp_path / "tars", tmp_path / "photos")
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+def draw_masks(root: Path, paths: list[str]) -> None:
+    """A mask for each of the photos, and a line with a box for each."""
+    with open(root / "boxes.jsonl", "w") as file:
+        for path in paths:
+            with Image.open(root / "photos" / path) as opened:
+                size = ImageOps.exif_transpose(opened).size
+            mask = (root / "masks" / path).with_suffix(".png")
+            mask.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("L", size, 7).save(mask)
+            row = {"image": path, "label": "heron", "bbox": [[1, 2, 3, 4]], "kind": [1]}
+            file.write(json.dumps(row) + "\n")
 
 
 @pytest.mark.parametrize("guide", GUIDES)

@@ -115,7 +115,7 @@ def _flaw(returned: torch.Tensor, images: torch.Tensor, size: Size | None) -> st
         "this is NCHW: return images.permute(0, 2, 3, 1), NHWC": shape[1] == channels != shape[3],
         "return NHWC, with as many channels as it was given": shape[3] != channels,
         "return as many pictures as it was given, in their order": shape[0] != len(images),
-        f"return {_name(images.dtype)}; the loader normalises for dtype='float32'": (
+        f"return 0-{torch.iinfo(images.dtype).max:,}; the loader normalises for dtype='float32'": (
             returned.dtype != images.dtype
         ),
         "leave them on the device that they came on": returned.device != images.device,

@@ -1,10 +1,12 @@
-"""What masks and boxes become where their picture is cropped, resized and mirrored. Pure: NumPy only."""
+"""What masks and boxes become where their picture is cropped, resized and mirrored."""
 
 from typing import Any, TypeAlias
 
+import cv2
 import numpy as np
 import numpy.typing as npt
 
+from loaders.augment.cpu import frame, mirror
 from precache.jpeg import Pixels
 from precache.sizes import Size, sides
 
@@ -14,22 +16,18 @@ Floats: TypeAlias = npt.NDArray[np.float64]
 def follow_mask(mask: Pixels, crop: npt.NDArray[np.int64], mirrored: bool, out: Pixels) -> None:
     """Put the part `crop` (left, top, width, height) of a mask, uint8 [height, width], into `out`.
 
-    Each pixel is that on which the centre of the picture's pixel lies: nearest neighbour, without values
-    between two labels. What lies outside of the mask is 0.
+    Each pixel is that on which its centre lies: nearest neighbour, without values between two labels. A crop
+    that reaches out of the mask is not resized; what lies outside is 0.
     """
     left, top, width, height = crop.tolist()
-    rows = top + (np.arange(out.shape[0]) + 0.5) * (height / out.shape[0])
-    columns = left + (np.arange(out.shape[1]) + 0.5) * (width / out.shape[1])
-    if mirrored:
-        columns = columns[::-1]
-    rows, columns = np.floor(rows).astype(np.int64), np.floor(columns).astype(np.int64)
-    inside_rows = (rows >= 0) & (rows < mask.shape[0])
-    inside_columns = (columns >= 0) & (columns < mask.shape[1])
-    if inside_rows.all() and inside_columns.all():
-        np.take(mask[rows], columns, axis=1, out=out, mode="clip")
+    part = mask[max(top, 0) : top + height, max(left, 0) : left + width]
+    if part.shape != (height, width):
+        frame(part, max(-left, 0), max(-top, 0), mirrored, out)
         return
-    out[:] = 0
-    out[np.ix_(inside_rows, inside_columns)] = mask[np.ix_(rows[inside_rows], columns[inside_columns])]
+    # not INTER_NEAREST, which takes the pixel at the left and upper edge
+    cv2.resize(part, out.shape[::-1], dst=out, interpolation=cv2.INTER_NEAREST_EXACT)
+    if mirrored:
+        mirror(out)
 
 
 def follow_boxes(

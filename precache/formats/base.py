@@ -129,6 +129,8 @@ class EncodedMasks:
         """As of `MaskFile`."""
         try:
             first, length = self._places[row]
+            if not 0 <= first <= first + length <= os.fstat(self._file.fileno()).st_size:
+                raise ValueError(f"its index says {length:,} bytes from {first:,} on")
             return self._extract(os.pread(self._file.fileno(), length, first))
         except (OSError, LookupError, ValueError, struct.error) as error:
             reason = f"cannot be read ({error}); {remedy(self._path)}"
@@ -143,8 +145,10 @@ def index_lines(path: Path) -> list[list[str]]:
     """The words of each line of the index at `path`; DatasetError if it cannot be read."""
     try:
         return [line.split() for line in read_regular(path).decode("ascii").splitlines()]
-    except (OSError, ValueError) as error:
-        raise DatasetError(f"{path}: cannot be read ({error}); {remedy(path)}") from error
+    except OSError as error:
+        raise DatasetError(f"{path}: cannot be read ({error.strerror}); {remedy(path)}") from error
+    except ValueError as error:
+        raise DatasetError(f"{path}: is no index of a shard ({error}); {remedy(path)}") from error
 
 
 def remedy(shard: Path) -> str:

@@ -49,7 +49,7 @@ class ArchiveSource:
     def scan(self) -> Scan:
         """See `precache.sources.base.Source`."""
         archive = open_archive(self.root)
-        contents = Contents(archive.members(), Home(archive.modified_ns, archive.start))
+        contents = Contents(archive.members(archive.window()), Home(archive.modified_ns, archive.start))
         if self.options.class_depth is None and webdataset.holds_samples(contents.top):
             return webdataset.scan_archives(self.root, (archive,), self.options)
         self.options.only("class folders in an archive", "class_depth")

@@ -1,7 +1,7 @@
 """Fields in files of JSON and text, one beside each picture."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from precache.columns import Column, ValueOfRowError
@@ -37,8 +37,8 @@ class JsonFields:
             self._left_out.update(dict.fromkeys(name for name in values if name not in self._values))
         self._rows += 1
 
-    def columns(self, members: Sequence[str]) -> tuple[dict[str, Column], list[str]]:
-        """The columns, and warnings of what is left out; `members` is what messages call the samples."""
+    def columns(self, where: Callable[[int], str]) -> tuple[dict[str, Column], list[str]]:
+        """The columns, and warnings of what is left out; `where` is what messages call a row."""
         columns, warnings = {}, []
         if self._left_out:
             names = some([repr(name) for name in self._left_out])
@@ -47,7 +47,7 @@ class JsonFields:
             try:
                 columns[name] = Column.of(values)
             except ValueOfRowError as error:
-                what = f"{members[error.row]}, field {name!r}: {error.reason}"
+                what = f"{where(error.row)}, field {name!r}: {error.reason}"
                 if self._wanted:
                     raise SourceError(what) from None
                 warnings.append(f"a field is left out, {what}")

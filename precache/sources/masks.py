@@ -38,6 +38,8 @@ class MaskTree:
             raise SourceError(
                 f"{self.folder}: no folder of masks; expected one with a picture for each picture"
             )
+        if os.path.realpath(self.folder) == os.path.realpath(self.source.root):
+            raise SourceError(f"{self.folder}: is the folder of the pictures; name that of their masks")
         scan = self.source.scan()
         digest = hashlib.sha256(scan.digest.encode())
         found = 0
@@ -73,7 +75,7 @@ class MaskTree:
     def _find(self, ref: SampleRef) -> tuple[str, os.stat_result | None]:
         """Name of the mask in the folder, and its status; the name that is tried first, if there is none."""
         stem = os.path.splitext(ref.path)[0]
-        for extension in EXTENSIONS:
+        for extension in () if os.path.isabs(stem) else EXTENSIONS:  # that would be the picture itself
             path = os.path.join(self.folder, stem + extension)
             if (status := steadily(partial(_status, path), path)) is not None:
                 return stem + extension, status

@@ -19,6 +19,7 @@ FILE, FOLDER, LINK, HARD_LINK, OTHER = "file", "folder", "link", "hard link", "o
 # More folders around a file, characters of a link's target, or links one after the other are an attack.
 _MOST_FOLDERS, _MOST_LINKED, _MOST_HOPS = 255, 4096, 8
 _AGAIN = "is in the archive again, further on; the last one counts"
+_NO_LINK: tuple[str] = ("",)
 NO_NAME = "has a name that leads out of the archive, or that no file can have"
 _BOTH = "is a file and a folder"
 
@@ -115,16 +116,14 @@ class Contents:
         self.top = Node("", home, folder=True)
         self.ignored: list[IgnoredPath] = []
         self._home = home
-        self._links: dict[
-            int, tuple[Node, list[str], str]
-        ] = {}  # id of a node -> it, its folders, its target
+        self._links: dict[int, tuple[Node, list[str], str]] = {}  # id of a node -> it, its path, its target
         self._astray: list[str] = []
         for member in members:
             self._add(member)
-        for node, parents, target in self._links.values():
-            found = self._follow(parents, target)
+        for node, path, _ in self._links.values():
+            found = self._follow(path)
             if found is None or not found.is_file():
-                self._astray.append("/".join((*parents, node.name)))
+                self._astray.append("/".join(path))
             else:
                 node.place, node.size = found.place, found.size
 
@@ -183,7 +182,7 @@ class Contents:
         if member.kind == FILE:
             node.place, node.size = member.place, member.size
         elif member.kind == LINK:
-            self._links[id(node)] = (node, parts[:-1], os.fsdecode(member.target[: _MOST_LINKED + 1]))
+            self._links[id(node)] = (node, parts, os.fsdecode(member.target[: _MOST_LINKED + 1]))
         elif member.kind == HARD_LINK:
             self._link(node, parts, [part for part in os.fsdecode(member.target).split("/") if part])
         folder.children[parts[-1]] = node
@@ -191,9 +190,7 @@ class Contents:
     def _link(self, node: Node, parts: list[str], target: list[str]) -> None:
         """To a member before it."""
         found = _step(self.top, [part for part in target if part != "."])
-        if found is not None and id(found) in self._links:
-            self._links[id(node)] = (node, self._links[id(found)][1], self._links[id(found)][2])
-        elif found is not None and found.is_file():
+        if found is not None and found.is_file():
             node.place, node.size = found.place, found.size
         else:
             self._astray.append("/".join(parts))
@@ -211,29 +208,27 @@ class Contents:
             node = child
         return node
 
-    def _follow(self, parents: list[str], target: str) -> Node | None:
-        """What a symbolic link in the folder `parents` leads to."""
-        if target.startswith("/") or len(target) > _MOST_LINKED:
-            return None
-        above, ahead, hops = [self.top], [*reversed(target.split("/")), *reversed(parents)], _MOST_HOPS
+    def _follow(self, path: list[str]) -> Node | None:
+        """What the symbolic link at `path` leads to."""
+        above, ahead, hops = [self.top], [*reversed(path)], 0
         while ahead:
             part = ahead.pop()
             if part == "..":
                 above.pop()
-                if not above:
-                    return None
             elif part not in ("", "."):
                 child = (above[-1].children or {}).get(part)
-                link = self._links.get(id(child))
-                if child is None or (link is not None and hops == 0):
+                if child is None:
                     return None
-                if link is None:
-                    above.append(child)
-                elif link[2].startswith("/") or len(link[2]) > _MOST_LINKED:
+                target = self._links.get(id(child), _NO_LINK)[-1]
+                hops += bool(target)
+                if target.startswith("/") or len(target) > _MOST_LINKED or hops > _MOST_HOPS:
                     return None
+                if target:
+                    ahead += reversed(target.split("/"))
                 else:
-                    hops -= 1
-                    ahead += reversed(link[2].split("/"))
+                    above.append(child)
+            if not above:
+                return None
         return above[-1]
 
 

@@ -51,9 +51,12 @@ class Opened:
         """Some bytes of it; SourceError if they cannot be read, or it is not as it was scanned."""
         return read_part(self.path, self.as_scanned, start, count)
 
-    def members(self) -> Iterator[Member]:
+    def window(self) -> Window:
+        """To scan it with."""
+        return Window(self.path, self.shown, self.as_scanned)
+
+    def members(self, window: Window) -> Iterator[Member]:
         """All of it; SourceError if it is damaged."""
-        window = Window(self.path, self.shown, self.as_scanned)
         return zip.members(window) if self.zipped else tar.members(window)
 
     def start(self, place: int, size: int) -> bytes:

@@ -5,13 +5,15 @@
     00042.json   fields; the keys that all samples have, with values of one kind
     00042.txt    text, the field 'txt'
 
-A source is one tar, or all of a folder, by name. Ids are ranks of the keys as they are stored; a sample
-without a picture is rejected when it is converted. Tars named train-00000.tar and val-00000.tar are splits.
+A source is one tar, or all of a folder, by name. Ids are ranks of the keys as they are stored; what has a
+label and no picture is rejected when it is converted. Tars named train-00000.tar and val-00000.tar are
+splits.
 https://github.com/webdataset/webdataset
 """
 
 import os
 import re
+import sys
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -31,6 +33,7 @@ from precache.sources.members import FILE, FOLDER, NO_NAME, Member, Node, parts_
 from precache.sources.opened import Opened, open_archive
 from precache.sources.options import SourceOptions
 from precache.sources.tree import SPLIT_FOLDERS
+from precache.sources.window import Window
 
 LABEL = "cls"
 _READ = (LABEL, FIELDS, TEXT)
@@ -172,34 +175,46 @@ def _splits(archives: Sequence[Opened]) -> list[str]:
 
 
 class _Found:
-    """The samples so far, a row each; what is wrong is named by `members`."""
+    """The samples so far, a row each."""
 
     def __init__(self, options: SourceOptions) -> None:
         self.refs: list[SampleRef] = []
         self.ignored: list[IgnoredPath] = []
         self._options = options
-        self._members: list[str] = []  # of each row, tar and key
+        self._tars: list[tuple[int, str]] = []  # first row and path of each
         self._labels: list[Any] = []
         self._fields = JsonFields(options.fields)
 
     def read(self, archive: Opened, start: int, split: str) -> None:
         """Add the samples of a tar, whose places count from `start`."""
-        for key, sample in self._samples(archive).items():
-            where = f"{archive.shown}: sample {key!r}"
-            row = len(self.refs)
+        self._tars.append((len(self.refs), archive.shown))
+        samples = self._samples(archive)
+        for key in list(samples):
+            sample = samples.pop(key)  # one by one: they take as much memory as what is made of them
+            row, where = len(self.refs), f"{archive.shown}: sample {key!r}"
+            if sample.picture is None and LABEL not in sample.parts:
+                if sample.parts:
+                    self.ignored.append(IgnoredPath(key, "has no picture and no label"))
+                continue
             if sample.picture is None:
                 self.refs.append(SampleRef(row, key, -1, -1, split, archive.modified_ns, start))
             else:
                 _, path, place, size = sample.picture
                 self.refs.append(SampleRef(row, path, -1, size, split, archive.modified_ns, start + place))
-            self._members.append(where)
             values = values_of(sample.parts, where)
             self._labels.append(self._label(sample.parts, values, where))
             self._fields.add(values, where)
 
+    def where(self, row: int) -> str:
+        """What messages call a sample: its tar and its key."""
+        tar = self._tars[bisect_right(self._tars, row, key=lambda tar: tar[0]) - 1][1]
+        folder, base = os.path.split(self.refs[row].path)
+        return f"{tar}: sample {os.path.join(folder, base.partition('.')[0])!r}"
+
     def _samples(self, archive: Opened) -> dict[str, _Sample]:
         samples: dict[str, _Sample] = {}
-        for member in archive.members():
+        window = archive.window()
+        for member in archive.members(window):
             name = os.fsdecode(member.name)
             parts = parts_of(name)
             reason = NO_NAME if parts is None else None
@@ -212,16 +227,16 @@ class _Found:
                 continue
             key = "/".join((*parts[:-1], base))
             sample = samples.setdefault(key, _Sample())
-            self._take(archive, member, sample, extension.lower(), "/".join(parts))
-        return {key: sample for key, sample in samples.items() if sample.picture or sample.parts}
+            self._take(window, member, sample, extension.lower(), "/".join(parts))
+        return samples
 
-    def _take(self, archive: Opened, member: Member, sample: _Sample, extension: str, path: str) -> None:
+    def _take(self, tar: Window, member: Member, sample: _Sample, extension: str, path: str) -> None:
         wanted = self._options.image
         if extension == wanted if wanted is not None else _is_picture(extension):
             if sample.picture is not None and sample.picture[0] != extension:
                 others = f"{sample.picture[0]} and {extension}"
                 raise SourceError(
-                    f"{archive.shown}: {path!r} is the second picture of its sample ({others}); say which "
+                    f"{tar.shown}: {path!r} is the second picture of its sample ({others}); say which "
                     f"one is meant, as --image {extension}"
                 )
             if sample.picture is not None:
@@ -230,17 +245,18 @@ class _Found:
         elif extension in _READ:
             if member.size > _MOST_TEXT_BYTES:
                 raise SourceError(
-                    f"{archive.shown}: {path!r} has {member.size:,} bytes, expected a text of at most "
+                    f"{tar.shown}: {path!r} has {member.size:,} bytes, expected a text of at most "
                     f"{_MOST_TEXT_BYTES:,}; leave it out of the tar"
                 )
-            sample.parts[extension] = archive.read(member.place, member.size)
+            sample.parts[extension] = tar.read(member.place, member.size)
         else:
             self.ignored.append(IgnoredPath(path, "is a part of a sample that is not read"))
 
     def _label(self, parts: dict[str, bytes], values: dict[str, Any], where: str) -> Any:
         key = self._options.label
         if key is None:
-            return text_of(parts[LABEL], f"{where}.{LABEL}").strip() if LABEL in parts else None
+            # one text for each class, however many samples have it
+            return sys.intern(text_of(parts[LABEL], f"{where}.{LABEL}").strip()) if LABEL in parts else None
         if key not in values:
             raise SourceError(f"{where} has no {key!r} in its .json for --label; it has {named(values)}")
         return values[key] if key in self._options.fields else values.pop(key)
@@ -251,7 +267,7 @@ class _Found:
         missing = next((row for row, label in enumerate(self._labels) if label is None), None)
         if missing is not None and options.label is None:
             if any(label is not None for label in self._labels):
-                raise SourceError(f"{self._members[missing]} has no .{LABEL}, and others have; add it")
+                raise SourceError(f"{self.where(missing)} has no .{LABEL}, and others have; add it")
             notes = (f"are missing, no sample has a .{LABEL}; name a key of .json with --label",)
             return Labelled("none", (), np.full(rows, -1), None, notes if options.target != "none" else ())
         labels, asked = Labels(), (options.label, options.target, options.separator)
@@ -262,11 +278,11 @@ class _Found:
                 labels.add(label)
             return labels.labelled(options.target, options.separator, cells=options.label is None)
         except ValueOfRowError as error:
-            raise SourceError(f"{self._members[error.row]}: its label {error.reason}") from None
+            raise SourceError(f"{self.where(error.row)}: its label {error.reason}") from None
 
     def fields(self) -> tuple[dict[str, Column], list[str]]:
         """The columns, and warnings of those that are left out."""
-        return self._fields.columns(self._members)
+        return self._fields.columns(self.where)
 
     def name_archives(self, archives: Sequence[Opened], starts: Sequence[int]) -> None:
         """Begin paths with the tar's name."""

@@ -23,6 +23,7 @@ _END64, _END64_MARK = struct.Struct("<4sQ2H2L4Q"), b"PK\6\6"
 _ENTRY, _ENTRY_MARK = struct.Struct("<4s2B5H3L5H2L"), b"PK\1\2"
 _LOCAL, _LOCAL_MARK = struct.Struct("<4s5H3L2H"), b"PK\3\4"
 _MOST_COMMENT, _MOST_TARGET, _START_BYTES = 0xFFFF, 4096, 4096
+_NAMES_BYTES = 256  # a name and what else is with it have mostly fewer: one read less
 _STORED, _DEFLATED = 0, 8
 _METHODS = {
     1: "shrink",
@@ -105,8 +106,7 @@ def content(read: Reader, place: int, before: int, where: str, max_pixels: int) 
         raise ImageError(where, "has no entry in the archive's directory")
     if entry.why_not:
         raise ImageError(where, entry.why_not)
-    for size in (entry.size, entry.packed):
-        check_bytes(where, size, max_pixels)
+    check_bytes(where, entry.packed, max_pixels)
     packed = _packed(read, entry, before, entry.packed)
     try:
         data = _unpacked(packed, entry, entry.size + 1)
@@ -130,12 +130,15 @@ def first_bytes(read: Reader, place: int, before: int, count: int) -> bytes:
 
 def _packed(read: Reader, entry: _Entry, before: int, most: int) -> bytes:
     """The packed content, or its first bytes."""
-    header = read(entry.header + before, _LOCAL.size)
-    if len(header) < _LOCAL.size or not header.startswith(_LOCAL_MARK):
+    most = min(entry.packed, most)
+    found = read(entry.header + before, _LOCAL.size + _NAMES_BYTES + most)
+    if len(found) < _LOCAL.size or not found.startswith(_LOCAL_MARK):
         return b""
-    *_, name_bytes, extra_bytes = _LOCAL.unpack(header)
-    start = entry.header + before + _LOCAL.size + name_bytes + extra_bytes
-    return read(start, min(entry.packed, most))
+    *_, name_bytes, extra_bytes = _LOCAL.unpack_from(found)
+    start = _LOCAL.size + name_bytes + extra_bytes
+    if name_bytes + extra_bytes > _NAMES_BYTES:
+        return read(entry.header + before + start, most)
+    return found[start : start + most]
 
 
 def _unpacked(packed: bytes, entry: _Entry, most: int) -> bytes:
@@ -210,14 +213,15 @@ def _directory64(window: Window, end: int) -> tuple[int, int, int, int]:
 
 def _entry(read: Reader, position: int) -> _Entry | None:
     """The directory's entry at `position`; None if there is none."""
-    stored = read(position, _ENTRY.size)
+    stored = read(position, _ENTRY.size + _NAMES_BYTES)
     if len(stored) < _ENTRY.size or not stored.startswith(_ENTRY_MARK):
         return None
-    _, _, system, _, flags, method, _, _, crc, packed, size, *rest = _ENTRY.unpack(stored)
+    _, _, system, _, flags, method, _, _, crc, packed, size, *rest = _ENTRY.unpack_from(stored)
     name_bytes, extra_bytes, comment_bytes, _, _, attributes, header = rest
-    start = position + _ENTRY.size
-    text = read(start, name_bytes + extra_bytes)
-    if len(text) < name_bytes + extra_bytes:
+    start, length = position + _ENTRY.size, name_bytes + extra_bytes
+    text = stored[_ENTRY.size :] if length <= _NAMES_BYTES else read(start, length)
+    text = text[:length]
+    if len(text) < length:
         return None
     sizes = _widened([size, packed, header], text[name_bytes:])
     if sizes is None:

@@ -139,3 +139,33 @@ def test_a_number_keeps_its_64_bits_as_a_field_and_has_32_as_a_target(tmp_path: 
         assert batch.fields["large"].tolist() == [values[i] for i in ids]
         assert batch.fields["exact"].tolist() == [i + 1e-12 for i in ids]
         assert np.allclose(batch.labels, [i / 3 for i in ids])
+
+
+@pytest.mark.parametrize("values", [["a.png"] * SAMPLES, [[[1, 2]]] * SAMPLES, list(range(SAMPLES))], ids=str)
+def test_a_field_called_mask_is_a_field_like_others(values: list[Any], tmp_path: Path) -> None:
+    convert(listed("none", {"mask": values}), tmp_path / "out", Recipe(format="shards", size=4), workers=0)
+    with loaders.build(tmp_path / "out", batch_size=SAMPLES) as loader:
+        batch = next(iter(loader))
+    moved = batch.to("meta")
+    assert moved.images.device.type == "meta"
+    contract.check_field(moved.fields["mask"], [values[i] for i in batch.ids.tolist()])
+
+
+def test_frameworks_keep_fields_and_labels_of_any_kind(folder: MakeFolder) -> None:
+    """Lightning's and Accelerate's own functions, which move what a DataLoader gives."""
+    lightning = pytest.importorskip("pytorch_lightning.utilities", reason="pip install pytorch-lightning")
+    accelerate = pytest.importorskip("accelerate", reason="pip install accelerate")
+    built: Any = loaders.build(folder("classes", "shards"), batch_size=6)
+    with built as loader:
+        prepared = accelerate.Accelerator(cpu=True).prepare_data_loader(loader)
+        batch = next(iter(prepared))
+        for moved in (
+            batch,
+            lightning.move_data_to_device(batch, torch.device("cpu")),
+            accelerate.utils.send_to_device(batch, torch.device("cpu")),
+            next(iter(torch.utils.data.DataLoader(loader, batch_size=None))),
+        ):
+            ids = moved.ids.tolist()
+            assert moved.labels.shape == (6, len(CLASSES))
+            for name, values in FIELDS.items():
+                contract.check_field(moved.fields[name], [values[i] for i in ids])

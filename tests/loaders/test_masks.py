@@ -1,5 +1,6 @@
 """Masks and boxes follow their pictures through everything that is done to these, with every backend."""
 
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 import loaders
 from loaders.augment.follow import follow_boxes, follow_mask
 from precache import Recipe, convert, open_dataset
-from precache.errors import SampleError, SettingError
+from precache.errors import DatasetError, SampleError, SettingError
 from precache.formats import FORMATS
 from precache.images import FITS
 from precache.sources import SourceOptions
@@ -146,6 +147,35 @@ def test_a_mask_that_changed_on_disk_is_not_served(
         for _ in range(2):
             served = [i for batch in loader for i in check_whole(batch)]
             assert sorted(served) == [i for i in range(PICTURES) if i != damaged]
+
+
+INDEX_DAMAGE: dict[str, Callable[[Path], Any]] = {
+    "missing": lambda index: index.unlink(),
+    "cut": lambda index: index.write_bytes(index.read_bytes()[:20]),
+    "no text": lambda index: index.write_bytes(b"\xff\0" * 50),
+    "huge": lambda index: index.write_text(re.sub(r"\d{4,}", "9" * 25, index.read_text())),
+    "lines swapped": lambda index: index.write_text("\n".join(swapped(index.read_text().split("\n")))),
+}
+
+
+def swapped(lines: list[str]) -> list[str]:
+    return [lines[0], lines[2], lines[1], *lines[3:]]
+
+
+@pytest.mark.parametrize("damage", sorted(INDEX_DAMAGE))
+@pytest.mark.parametrize("arm", ARMS[1::2], ids="-".join)
+def test_a_damaged_index_serves_no_other_mask(
+    arm: tuple[str, str], damage: str, masked: Callable[..., Path], tmp_path: Path
+) -> None:
+    path = tmp_path / "out"
+    shutil.copytree(masked(arm[1]), path)
+    INDEX_DAMAGE[damage](path / "train-00001.idx")
+    with (
+        build(arm, path) as loader,
+        pytest.raises(DatasetError, match=r"train-00001.*precache verify") as caught,
+    ):
+        list(loader)
+    assert "\n" not in str(caught.value)
 
 
 def check_whole(batch: loaders.Batch) -> list[int]:
@@ -282,6 +312,20 @@ def test_a_mask_is_taken_from_the_pixels_below_the_centres() -> None:
     assert out.tolist() == [[7, 5], [15, 13]]
     follow_mask(mask, np.array([-1, 3, 2, 2]), mirrored=False, out=out)
     assert out.tolist() == [[0, 12], [0, 0]]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_any_crop_of_a_mask_is_sampled_at_the_centres(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    height, width, rows, columns = random.integers(1, 60, 4).tolist()
+    mask = random.integers(0, 256, (height + 5, width + 7)).astype(np.uint8)
+    out = np.empty((rows, columns), np.uint8)
+    follow_mask(mask, np.array([4, 3, width, height]), mirrored=bool(seed % 2), out=out)
+    down, across = (2 * np.arange(rows) + 1) * height, (2 * np.arange(columns) + 1) * width
+    expected = mask[np.ix_(3 + down // (2 * rows), 4 + across // (2 * columns))]
+    # on the border of two pixels either is as near
+    clear = np.ix_(down % (2 * rows) > 0, across % (2 * columns) > 0)
+    assert np.array_equal((out[:, ::-1] if seed % 2 else out)[clear], expected[clear])
 
 
 def test_boxes_are_cut_off_and_dropped() -> None:

@@ -278,7 +278,7 @@ def test_where_a_picture_lies_is_known_without_opening_its_shard(shaped: dict[st
     for number, file in enumerate(data.files):
         content = Path(file).read_bytes()
         rows = data.shard_positions(number)
-        starts = picture_starts(data.shapes_at(rows))
+        starts = picture_starts(data.shapes_at(rows), data.pixel_bytes)
         for sample, start in zip(FORMATS["shards"].read_shard(Path(file)), starts.tolist(), strict=True):
             assert isinstance(sample.data, np.ndarray)
             assert content[start:].startswith(sample.data.tobytes())
@@ -322,6 +322,8 @@ def test_a_folder_of_another_version_of_the_shapes_is_refused(
         (path / shard.file_name).write_bytes(content.replace(old, new, 1))
     with (
         build_loader(path, check="never", workers=1) as loader,
-        pytest.raises(DatasetError, match="holds pictures of other sizes than manifest and index say"),
+        pytest.raises(
+            DatasetError, match="holds pictures of other sizes or channels than manifest and index say"
+        ),
     ):
         list(loader)

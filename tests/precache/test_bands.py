@@ -127,6 +127,16 @@ def test_a_large_tiff_is_refused_by_its_header() -> None:
         images.render(data, "x", Rendering(size=8, channels="5", dtype="uint16", max_pixels=3599))
 
 
+def test_many_bands_count_as_many_pixels() -> None:
+    """A few bytes can say that they are gigabytes."""
+    bands_of_zeros = np.zeros((60, 60, 64), np.uint16)
+    data = tiff(bands_of_zeros, photometric="minisblack", planarconfig="contig", compression="zlib")
+    assert len(data) < 3000
+    how = Rendering(size=8, channels="64", dtype="uint16", max_pixels=3600)
+    with pytest.raises(ImageError, match=r"is too large \(its bands are 460,800 bytes"):
+        images.render(data, "x", how)
+
+
 def test_cut_and_flipped_tiffs_end_in_one_line_or_in_pixels() -> None:
     data = tiff(noise(16, 16, 5), photometric="minisblack", planarconfig="contig")
     how = Rendering(size=16, channels="5", dtype="uint16")
@@ -151,12 +161,14 @@ def test_cut_and_flipped_tiffs_end_in_one_line_or_in_pixels() -> None:
 def test_without_tifffile_the_remedy_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tifffile", None)
     with pytest.raises(MissingDependencyError, match=r"needs tifffile.*pip install 'precache\[pictures\]'"):
-        bands.check_reader()
+        bands.check_reader("5")
+    bands.check_reader("grey")
     (tmp_path / "tree/a").mkdir(parents=True)
     (tmp_path / "tree/a/x.tif").write_bytes(b"II*\0" + bytes(64))
     recipe = Recipe(format="shards", size=8, channels="5")
     with pytest.raises(MissingDependencyError, match="needs tifffile"):
         convert(tmp_path / "tree", tmp_path / "out", recipe, workers=0)
+    assert not (tmp_path / "out").exists()
 
 
 def deep_tree(path: Path) -> Path:

@@ -142,7 +142,7 @@ def test_the_limit_is_the_callers_not_pillows() -> None:
     assert size == (20_000, 10_000)
     assert (pixels == 255).all()
     assert before == Image.MAX_IMAGE_PIXELS
-    assert pillow._undisturbed._inside == 0
+    assert pillow.undisturbed._inside == 0
 
 
 def test_the_limit_is_a_setting_of_conversion_and_check(tmp_path: Path) -> None:

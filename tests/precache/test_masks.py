@@ -14,15 +14,17 @@ import pytest
 import safetensors.numpy
 from PIL import Image
 
-from precache import Recipe, convert, open_dataset, verify, verify_across, verify_deep
+from precache import Recipe, convert, masks, open_dataset, verify, verify_across, verify_deep
 from precache.converted import ConvertedDataset
-from precache.errors import DatasetError, SettingError, SourceError
+from precache.errors import DatasetError, ImageError, SettingError, SourceError
 from precache.formats import FORMATS, StoredSample
-from precache.images import FITS
+from precache.images import FITS, Rendering, fitted_size
 from precache.masks import decode
 from precache.sources import SourceOptions
+from precache.sources.masks import MaskTree
+from precache.sources.tree import TreeSource
 from tests import format_contract
-from tests.labelled_pictures import PICTURES, Trees, check_labels, draw_trees
+from tests.labelled_pictures import PICTURES, SIZES, Trees, check_labels, draw_trees
 
 FORMAT_NAMES = sorted(FORMATS)
 
@@ -223,6 +225,8 @@ def test_a_folder_without_masks_is_refused(trees: Trees, tmp_path: Path) -> None
     (tmp_path / "empty").mkdir()
     with pytest.raises(SourceError, match=r"has no mask of any picture; the first would be a/00.png"):
         make(Trees(trees.photos, tmp_path / "empty"), tmp_path / "out", "shards")
+    with pytest.raises(SourceError, match="is the folder of the pictures"):
+        make(Trees(trees.photos, trees.photos), tmp_path / "out", "shards")
     assert not (tmp_path / "out").exists()
     with pytest.raises(SettingError, match="lie one inside the other"):
         make(trees, trees.masks / "out", "shards")
@@ -242,3 +246,54 @@ def test_masks_are_the_same_whatever_is_stored_of_the_pictures(
             masks.append({sample.id: mask_of(sample, path) for path, sample in held})
         assert masks[0].keys() == masks[1].keys()
         assert all(np.array_equal(mask, masks[1][i]) for i, mask in masks[0].items())
+
+
+MUTATIONS = 2_000
+
+
+def mutated(content: bytes, random: np.random.Generator) -> bytes:
+    """A few bytes changed, cut out or doubled."""
+    changed = bytearray(content)
+    for _ in range(random.integers(1, 6)):
+        place = int(random.integers(len(changed)))
+        kind = random.integers(3)
+        if kind == 0:
+            changed[place] = random.integers(256)
+        elif kind == 1:
+            del changed[place : place + int(random.integers(1, 20))]
+        else:
+            changed[place:place] = changed[place : place + 9]
+        if not changed:
+            return b"x"
+    return bytes(changed)
+
+
+def test_a_damaged_mask_is_a_reject_or_a_mask(trees: Trees, tmp_path: Path) -> None:
+    """Whatever is in the file: labels of the picture's size, or one line that names it."""
+    files = sorted(path for path in trees.masks.rglob("*") if path.is_file())
+    source = MaskTree(TreeSource(trees.photos), tmp_path)
+    refs = {Path(ref.path).stem: ref for ref in source.source.scan().samples}
+    rendering = Rendering(size=16, fit="keep")
+    rejected = 0
+    for seed in range(MUTATIONS):
+        random = np.random.default_rng(seed)
+        file = files[seed % len(files)]
+        ref = refs[file.stem]
+        path = tmp_path / file.relative_to(trees.masks)
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(mutated(file.read_bytes(), random))
+        size = SIZES[int(file.stem) % len(SIZES)]
+        why, mask = "", None
+        try:
+            mask = masks.render(source, ref, size, rendering)
+        except ImageError as error:
+            why = str(error)
+        if mask is None:
+            rejected += 1
+            assert f"its mask {ref.path[0]}/{file.stem}" in why
+            assert "\n" not in why
+        else:
+            assert mask.dtype == np.uint8
+            assert mask.shape[::-1] == fitted_size(*size, rendering)
+        path.unlink()
+    assert rejected > MUTATIONS / 2

@@ -73,7 +73,7 @@ class ListedSource:
         columns = {name: Column.of(values) for name, values in self.fields.items()}
         samples = Samples.of(refs, targets, columns)
         classes = CLASSES if kind.startswith("class") else ()
-        return Scan(self, classes, samples, (), len(refs), digest_of(samples), target=kind)
+        return Scan(self, classes, samples, (), len(refs), digest_of(samples, classes), target=kind)
 
     def read(self, ref: SampleRef, max_pixels: int) -> bytes:
         """The picture."""

@@ -176,15 +176,21 @@ def test_a_sample_without_a_picture_is_rejected_by_name(raw_tree: Path, tmp_path
 def test_what_has_no_key_is_ignored_and_a_second_one_counts(tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "x.tar", "w") as tar:
         for name, content in (("README", b""), (".hidden.jpg", b""), ("a.jpg", b"1"), ("../b.jpg", b""),
-                              ("a.cls", b"0"), ("a.jpg", b"2")):  # fmt: skip
+                              ("a.cls", b"0"), ("a.jpg", b"2"), ("README.txt", b"about")):  # fmt: skip
             add(tar, name, content)
         folder = tarfile.TarInfo("folder")
         folder.type = tarfile.DIRTYPE
         tar.addfile(folder)
     scan = scan_of(tmp_path)
     assert [scan.source.read(ref, 9) for ref in scan.samples] == [b"2"]
-    assert [ignored.path for ignored in scan.ignored] == ["README", ".hidden.jpg", "../b.jpg", "a.jpg"]
-    assert scan.scanned == 5
+    assert [ignored.path for ignored in scan.ignored] == [
+        "README",
+        ".hidden.jpg",
+        "../b.jpg",
+        "a.jpg",
+        "README",
+    ]
+    assert scan.scanned == 6
 
 
 def test_tars_beside_class_folders_are_a_tree(raw_tree: Path, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 import io
 import struct
+import tracemalloc
 import zipfile
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 from precache import convert, open_dataset
 from precache.errors import ImageError, SourceError
 from tests.conftest import small_recipe
-from tests.precache.sources.archives import JPEG, files_of, make_zip, scan_of
+from tests.precache.sources.archives import JPEG, files_of, make_tar, make_zip, scan_of
 
 
 def test_links_of_a_zip_are_followed_too(tmp_path: Path) -> None:
@@ -49,7 +50,7 @@ def test_zips_written_to_a_pipe_or_behind_a_program_are_read(tmp_path: Path) -> 
         open(tmp_path / "x.zip", "wb") as file,
         zipfile.ZipFile(_Pipe(file), "w", zipfile.ZIP_DEFLATED) as to,
     ):
-        to.writestr("a/1.jpg", b"picture" * 9)
+        to.writestr(f"a/{'n' * 400}.jpg", b"picture" * 9)
     (tmp_path / "y.zip").write_bytes(b"#!/bin/sh\nunzip $0\n" + (tmp_path / "x.zip").read_bytes())
     for name in ("x.zip", "y.zip"):
         scan = scan_of(tmp_path / name)
@@ -134,5 +135,13 @@ def test_a_bomb_is_stopped_by_what_a_picture_can_be(tmp_path: Path) -> None:
     scan = scan_of(path)
     with pytest.raises(ImageError, match="too large"):
         scan.source.read(scan.samples[0], 100)
-    with pytest.raises(ImageError, match="CRC-32"):
-        scan.source.read(scan.samples[1], 100)
+    tracemalloc.start()
+    try:
+        with pytest.raises(ImageError, match="CRC-32"):
+            scan.source.read(scan.samples[1], 100)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+    tar = make_tar(tmp_path / "x.tar", {"a/1.jpg": bytes(80 << 20)})
+    with pytest.raises(ImageError, match=r"x\.tar/a/1\.jpg: is too large"):
+        scan_of(tar).source.read(scan_of(tar).samples[0], 100)

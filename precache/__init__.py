@@ -20,6 +20,7 @@ from precache.errors import (
     SourceError,
     WorkerError,
 )
+from precache.export import export
 from precache.manifest import Manifest
 from precache.recipe import Recipe
 from precache.sources import Source, SourceOptions, open_source
@@ -45,6 +46,7 @@ __all__ = [
     "WorkerError",
     "check",
     "convert",
+    "export",
     "open_dataset",
     "open_source",
     "verify",

@@ -5,9 +5,12 @@ They are stored as they are, and follow their picture when it is served.
 
 from collections.abc import Mapping
 
+import numpy as np
+
 from precache.columns import Column
 from precache.errors import SettingError
 from precache.images import Rendering, centre_offset, crop_box, fitted_size, inner_size
+from precache.index import Sizes
 
 
 def check(boxes: str | None, fields: Mapping[str, Column], *, masks: bool) -> None:
@@ -45,3 +48,12 @@ def placement(width: int, height: int, how: Rendering) -> tuple[float, float, fl
         x, y = centre_offset(stored_width, inner_width), centre_offset(stored_height, inner_height)
         return inner_width / width, inner_height / height, x, y
     return stored_width / width, stored_height / height, 0.0, 0.0
+
+
+def moved(boxes: Column, sizes: Sizes, how: Rendering) -> Column:
+    """Boxes on pictures of these `sizes`, int32 [n, 2], as they lie on what is stored of them."""
+    if boxes.ends is None or not len(boxes.values):
+        return boxes
+    of_each = np.array([placement(width, height, how) for width, height in sizes.tolist()])
+    of_box = np.repeat(of_each, np.diff(boxes.ends, prepend=0), axis=0)
+    return Column(boxes.values * of_box[:, [0, 1, 0, 1]] + of_box[:, [2, 3, 2, 3]], boxes.ends)

@@ -154,7 +154,8 @@ def convert(
 ) -> None:
     """Convert the pictures of SRC (default data/raw) into DST (default data/FORMAT).
 
-    SRC is a tree of class folders, or a table of pictures and labels: .csv, .tsv, .jsonl or .parquet.
+    SRC is a tree of class folders, a table of pictures and labels (.csv, .tsv, .jsonl, .parquet), an archive,
+    a converted dataset, or hf:FOLDER, which Hugging Face's save_to_disk wrote.
     """
     if format_name is None:
         raise SettingError(f"choose a format: --format {', '.join(FORMAT_NAMES)}; 'bench recommend' advises")
@@ -268,6 +269,22 @@ def check(src: Path, list_file: Path | None, max_pixels: int, workers: int | Non
         counts = f"{len(problems):,} of {counted(report.pictures, 'picture')} cannot be decoded"
         problems.append(f"{src}: {counts}; they are listed in {report.list_file}")
     _finish_check(problems, f"{src}: {every} can be decoded")
+
+
+@main.command(name="export")
+@click.argument("dst", type=_PATH)
+@click.argument("tree", type=_PATH)
+@click.option("--format", "file_format", help="jpeg, or png.  [default: as stored; pixels as png]")
+@click.option("--quality", default=95, show_default=True, help="Of JPEGs that are made of pixels.")
+@click.option("--workers", type=int, help="Worker processes; 0: work in this one.  [default: one per CPU]")
+def export_command(dst: Path, tree: Path, file_format: str | None, quality: int, workers: int | None) -> None:
+    """Write the pictures of the converted dataset in DST back as files, into the new folder TREE."""
+    from precache.export import export
+
+    with ProgressBar("export", "image") as bar:
+        done = export(dst, tree, file_format=file_format, quality=quality, workers=workers, on_progress=bar)
+    again = f"{shell_command('precache convert', done.source)} DST --format FORMAT {done.flags}".rstrip()
+    note(f"{tree}: {counted(done.pictures, 'picture')}; to read them back: {again}")
 
 
 @main.command(name="doctor")

@@ -10,9 +10,10 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -40,8 +41,9 @@ from precache.progress import Progress, nothing_lost, tells, unseen
 from precache.recipe import Recipe
 from precache.shard_writer import ShardTask, finish_shard, write_shard
 from precache.source_state import changed_pictures
-from precache.sources import Source, SourceOptions, open_source
+from precache.sources import SourceOptions, open_source
 from precache.sources.base import Scan, check_apart
+from precache.sources.converted import prepared
 from precache.splits import apply_list
 
 
@@ -64,7 +66,7 @@ class Conversion:
 
 @tells(nothing_lost)
 def convert(
-    source: str | os.PathLike[str] | Source,
+    source: Any,
     destination: str | os.PathLike[str],
     recipe: Recipe,
     *,
@@ -75,6 +77,7 @@ def convert(
     options: SourceOptions | None = None,
     on_start: Callable[[int, int], None] = lambda predicted, free: None,
     on_progress: Progress = unseen,
+    **named: Any,
 ) -> Conversion:
     """Convert the pictures of `source`, such as a raw tree, into the folder `destination` by `recipe`.
 
@@ -82,7 +85,7 @@ def convert(
     continued. The bytes written depend on the pictures and the recipe, not on `workers`.
 
     Args:
-        source: a path, see `precache.sources.open_source`, or a source.
+        source: a path, a dataset, or several as splits; see `precache.open_source`.
         workers: processes; default one per CPU, 0 for the calling process.
         overwrite: convert although the destination is finished: the new dataset is built beside
             it and takes its place at the end. An unfinished one of other settings is discarded.
@@ -93,6 +96,7 @@ def convert(
         options: what is which in `source`, see `precache.SourceOptions`.
         on_start: called with (bytes that the dataset will take, bytes free), before the work.
         on_progress: called with (pictures done, pictures in all), a few times a second.
+        named: options by their names, `image="photo", label="species"`, beside or instead of `options`.
 
     Raises:
         SourceError: no such source, one without pictures, or one that changes meanwhile.
@@ -105,9 +109,9 @@ def convert(
     workers = executors.worker_count(workers)
     check_share("max_rejects", max_rejects)
     bands.check_reader(recipe.channels)
-    options = options or SourceOptions()
+    options = replace(options or SourceOptions(), **named)
     opened = open_source(source, options)
-    scan = opened.scan()
+    scan, options = prepared(opened.scan(), recipe, options)
     boxes.check(options.boxes, scan.samples.fields, masks=masks.reader_of(scan.source) is not None)
     for warning in scan.warnings:
         warn(warning)

@@ -43,6 +43,7 @@ def examine() -> list[Finding]:
         _nvjpeg(),
         _packages("bench", "bench", "plotly", "webdataset"),
         _packages("tables in Parquet", "table", "pyarrow"),
+        _packages("datasets of Hugging Face", "hf", "datasets"),
         _packages("tensorboard", "tensorboard", "tensorboard"),
         *gpus,
     ]

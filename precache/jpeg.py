@@ -3,7 +3,7 @@
 import io
 import math
 from collections.abc import Iterator
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -78,6 +78,12 @@ def decode_strictly(
             raise ValueError(f"truncated or damaged: {error}") from error
         pixels = simplejpeg.decode_jpeg(data, colorspace=colorspace, strict=False, **options)
     return pixels
+
+
+def psnr(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> float:
+    """Peak signal-to-noise ratio in dB of two pictures of one dtype; infinite if they are equal."""
+    error = float(np.square(one.astype(np.float32) - other).mean())
+    return math.inf if error == 0 else 10 * math.log10(np.iinfo(one.dtype).max ** 2 / error)
 
 
 def plain_size(data: bytes, *, grey: bool = False) -> tuple[int, int] | None:

@@ -132,6 +132,7 @@ def _samples(source: Source, task: ShardTask, written: WrittenShard, tick: Ticks
         except ImageError as error:
             written.rejected.append(Rejected(ref.path, error.reason, ref.id))
         else:
+            size = ref.original_size or size
             written.sizes.append(size)
             written.checksums.append(checksum_of(stored))
             if pixels is not None and not task.recipe.passthrough:  # else some are not known

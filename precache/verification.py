@@ -25,6 +25,7 @@ from precache.recipe import Recipe
 from precache.sizes import written
 from precache.sources import Source, SourceOptions, open_source
 from precache.sources.base import SampleRef, Scan, picture_checksum
+from precache.sources.converted import prepared
 from precache.statistics import NO_PIXELS, PixelSums, statistics_by_split
 
 # A stored JPEG may lie this much further from its picture than the same encoder puts it today.
@@ -123,7 +124,7 @@ class DeepReport:
 
 def verify_deep(
     path: str | os.PathLike[str],
-    source: str | os.PathLike[str],
+    source: Any,
     *,
     root: str | None = None,
     workers: int | None = None,
@@ -146,7 +147,8 @@ def verify_deep(
     manifest = dataset.manifest
     bands.check_reader(manifest.recipe.channels)
     given = manifest.source_options if root is None else {**manifest.source_options, "root": root}
-    scan = open_source(source, SourceOptions.from_json(given)).scan()
+    options = SourceOptions.from_json(given)
+    scan, _ = prepared(open_source(source, options).scan(), manifest.recipe, options)
     if scan.digest != manifest.source_digest:
         raise DatasetError(
             f"{dataset.path}: was not made from {source}, or that tree changed since; "
@@ -257,18 +259,18 @@ def _compare(task: _DeepTask, row: int, ref: SampleRef, sample: StoredSample) ->
         return _Compared(ref.path, 0.0, f"{where} is {' pixels, expected '.join(sizes)}")
     elif FORMATS[recipe.format].holds_pixels:
         if not np.array_equal(stored, expected):
-            problem = f"{where} is not what its source gives ({psnr(stored, expected):.1f} dB)"
+            problem = f"{where} is not what its source gives ({jpeg.psnr(stored, expected):.1f} dB)"
     elif not (recipe.passthrough and sample.data == data):
         again = jpeg.decode_jpeg(jpeg.encode_jpeg(expected, recipe.quality), path, expected.shape[2])
-        bound = psnr(again, expected) - JPEG_TOLERANCE_DB
-        if psnr(stored, expected) < bound:
-            far = f"{psnr(stored, expected):.1f} dB from its source, expected {bound:.1f} dB or more"
+        bound = jpeg.psnr(again, expected) - JPEG_TOLERANCE_DB
+        if jpeg.psnr(stored, expected) < bound:
+            far = f"{jpeg.psnr(stored, expected):.1f} dB from its source, expected {bound:.1f} dB or more"
             problem = f"{where} is {far}"
     if problem and sample.label == ref.label and _changed(task.index, row, data):
         problem = f"{where} is not what its source gives: the source file changed since it was converted"
     has_reference = recipe.fit in ("crop", "keep") and not recipe.rendering.keeps_bands
     reference = _reference(data, path, recipe, decoded) if has_reference else expected
-    return _Compared(ref.path, psnr(stored, reference), problem, PixelSums.of(expected))
+    return _Compared(ref.path, jpeg.psnr(stored, reference), problem, PixelSums.of(expected))
 
 
 def _known(task: _DeepTask, row: int, ref: SampleRef) -> described.Known:
@@ -299,12 +301,6 @@ def _wrong_statistics(dataset: ConvertedDataset, shards: Iterable[_ComparedShard
         if not said.is_near(found[split], tolerance):
             problems.append(f"{dataset.path}: split {split} has {found[split]}, its manifest says {said}")
     return problems
-
-
-def psnr(one: Pixels, other: Pixels) -> float:
-    """Peak signal-to-noise ratio in dB of two pictures of one dtype; infinite if they are equal."""
-    error = float(np.square(one.astype(np.float32) - other).mean())
-    return math.inf if error == 0 else 10 * math.log10(np.iinfo(one.dtype).max ** 2 / error)
 
 
 def _in_words(fields: Mapping[str, str]) -> str:

@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from precache.errors import WorkerError
+from precache.errors import SettingError, WorkerError
 
 REPORT_S = 0.1
 """How often a worker reports its progress."""
@@ -56,11 +56,12 @@ class Worker:
         self.dead = False
         method = "fork" if _may_fork() else "spawn"
         context: Any = multiprocessing.get_context(method)
+        work = (function, finish) if method == "fork" else _packed((function, finish))
         self.connection: Connection[Any, Any]
         self.connection, theirs = context.Pipe()
         # shared memory outlives the worker, and what it says there costs it no system call
         self._unit = context.RawValue("q", _NO_UNIT)
-        arguments = (theirs, self._unit, function, finish, method == "fork")
+        arguments = (theirs, self._unit, work)
         self.process: BaseProcess = context.Process(target=_serve, args=arguments, daemon=True)
         try:
             # On Ctrl-C the parent ends the run. NumPy's threads would only idle.
@@ -151,15 +152,22 @@ class _ParentGone(BaseException):
 def _serve(
     connection: "Connection[Any, Any]",
     unit: Any,
-    function: Callable[..., Any],
-    finish: Callable[..., Any],
-    forked: bool,
+    work: tuple[Callable[..., Any], Callable[..., Any]] | bytes,
 ) -> None:
-    """Run the tasks that the parent sends, until it is gone."""
-    if forked:
+    """Run the tasks that the parent sends, until it is gone.
+
+    Args:
+        work: `function` and `finish`, as they are in a fork, else packed.
+    """
+    if not isinstance(work, bytes):
         _let_go(connection.fileno())
     link = _Link(connection)
     with ThreadPoolExecutor(1) as finisher, suppress(_ParentGone):
+        try:
+            function, finish = pickle.loads(work) if isinstance(work, bytes) else work
+        except Exception as error:  # unpacking runs the code of whoever wrote a class
+            link.send("error", _not_to_be_sent(error))
+            return
         finishing: Future[None] | None = None
         while True:
             task, fatal = link.receive()
@@ -173,6 +181,21 @@ def _serve(
                 finishing.result()  # at most one is under way: what they hold is not held twice
             link.send("free")
             finishing = finisher.submit(_finish, link, finish, produced)
+
+
+def _packed(work: Any) -> bytes:
+    """`work` as bytes for a new process: unpacked there by us, what fails is said in one line."""
+    try:
+        return pickle.dumps(work)
+    except Exception as error:  # packing runs the code of whoever wrote a class
+        raise _not_to_be_sent(error) from error
+
+
+def _not_to_be_sent(error: Exception) -> SettingError:
+    return SettingError(
+        f"what is to be read cannot be sent to worker processes ({' '.join(str(error).split())[:200]}); use "
+        f"workers=0, or define its class at the top of a module"
+    )
 
 
 def _finish(link: "_Link", finish: Callable[..., Any], produced: Any) -> None:

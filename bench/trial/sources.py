@@ -25,7 +25,7 @@ from rich.table import Table
 from bench.findings import stats
 from bench.machine.hardware import describe_machine, versions_of
 from bench.machine.others import OtherProcesses
-from precache import Source, SourceOptions, convert, open_dataset
+from precache import SourceOptions, convert, open_dataset
 from precache.commandline import ProgressBar
 from precache.errors import MissingDependencyError, check_choice, check_range
 from precache.executors import available_cpus
@@ -36,7 +36,7 @@ from precache.tables import new_console
 
 TREE = "tree"
 _TAR_SAMPLES = 2000
-Made: TypeAlias = tuple[Path | Source, SourceOptions]
+Made: TypeAlias = tuple[Any, SourceOptions]
 """What `precache.convert` takes."""
 
 
@@ -136,6 +136,32 @@ def from_webdataset(scan: Scan, folder: Path) -> Made:
     return folder, SourceOptions()
 
 
+def from_torchvision(scan: Scan, folder: Path) -> Made:
+    """torchvision's ImageFolder of the tree, with the pictures that the scan finds."""
+    from torchvision.datasets import ImageFolder
+
+    known = {str(scan.root / sample.path) for sample in scan.samples}
+    return ImageFolder(scan.root, is_valid_file=known.__contains__), SourceOptions()
+
+
+def from_hf(scan: Scan, folder: Path) -> Made:
+    """What Hugging Face's library saves of the files, in it."""
+    import datasets
+
+    features = {"image": datasets.Image(), "label": datasets.ClassLabel(names=list(scan.classes))}
+
+    def rows() -> Iterator[dict[str, Any]]:
+        for sample in scan.samples:
+            content = (scan.root / sample.path).read_bytes()
+            yield {"image": {"bytes": content, "path": None}, "label": sample.label}
+
+    made = datasets.Dataset.from_generator(
+        rows, features=datasets.Features(features), cache_dir=str(folder / "cache")
+    )
+    made.save_to_disk(folder / "saved")
+    return f"hf:{folder / 'saved'}", SourceOptions()
+
+
 def _rows(scan: Scan) -> Iterator[tuple[str, str]]:
     return ((sample.path, scan.classes[sample.label]) for sample in scan.samples)
 
@@ -153,6 +179,8 @@ SOURCES: dict[str, Callable[[Scan, Path], Made]] = {
     "tar.gz": from_tar_gz,
     "zip": from_zip,
     "webdataset": from_webdataset,
+    "torchvision": from_torchvision,
+    "hf": from_hf,
 }
 """Name -> function that makes the source of a tree's scan, in a folder of its own. ImportError: not here."""
 

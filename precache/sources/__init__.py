@@ -3,11 +3,14 @@
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from precache.errors import SourceError
 from precache.sources import opened, rows, webdataset
 from precache.sources.archive import ArchiveSource
 from precache.sources.base import Source
+from precache.sources.dataset import open_object, open_saved
+from precache.sources.hf import PREFIX
 from precache.sources.masks import MaskTree
 from precache.sources.options import SourceOptions
 from precache.sources.table import TableSource
@@ -17,33 +20,58 @@ from precache.sources.webdataset import WebDatasetSource
 __all__ = ["Source", "SourceOptions", "open_source"]
 
 
-def open_source(source: str | os.PathLike[str] | Source, options: SourceOptions | None = None) -> Source:
-    """The source at a path, of the kind that the path says; or `source` itself where it is one.
+def open_source(source: Any, options: SourceOptions | None = None) -> Source:
+    """The source at a path, of the kind that the path says; that of a dataset; or `source` where it is one.
+
+    Args:
+        source: a path, `hf:FOLDER` for a dataset of Hugging Face on disk, anything with `__len__` and
+            `__getitem__`, a mapping of splits to such datasets, or a `Source`.
 
     Raises:
-        SettingError: an option is not for such a source.
+        SettingError: an option is not for such a source, or it is none.
         SourceError: it cannot be opened.
+        MissingDependencyError: it needs an extra.
     """
     options = options or SourceOptions()
     if options.mask is not None:
         return MaskTree(open_source(source, replace(options, mask=None)), Path(options.mask))
     options = replace(options, boxes=None)  # a field like others, for a source
     if not isinstance(source, str | os.PathLike):
-        return source
+        is_source = all(hasattr(source, name) for name in ("scan", "read", "where"))
+        return source if is_source else open_object(source, options)
     path = Path(source)
-    if rows.is_table(path) and not path.is_dir():
+    if str(path).startswith(PREFIX):
+        return open_saved(str(path).removeprefix(PREFIX), options)
+    return _open_folder(path, options) if path.is_dir() else _open_file(path, options)
+
+
+def _open_file(path: Path, options: SourceOptions) -> Source:
+    if rows.is_table(path):
         options.only("a table", "root", "image", "label", "target", "separator", "split", "fields")
         return TableSource(path, options)
+    if opened.has_suffix(path, opened.SUFFIXES):
+        options.only("an archive", "image", "label", "target", "separator", "fields", "class_depth")
+        return ArchiveSource(path, options)
     remedy = rows.why_no_table(path)
     if remedy is not None and path.is_file():
         raise SourceError(f"{path}: expected a table as CSV, TSV, JSON lines or Parquet; {remedy}")
-    if opened.has_suffix(path, opened.SUFFIXES) and not path.is_dir():
-        options.only("an archive", "image", "label", "target", "separator", "fields", "class_depth")
-        return ArchiveSource(path, options)
     if opened.has_suffix(path, opened.OTHER_SUFFIXES) and path.is_file():
         raise SourceError(f"{path}: expected a tar or a zip; unpack it, and convert the folder")
+    return _open_tree(path, options)
+
+
+def _open_folder(path: Path, options: SourceOptions) -> Source:
+    from precache.sources import converted  # which reads manifests, and these hold options of sources
+
+    if converted.is_converted(path):
+        options.only("a converted dataset", "where")
+        return converted.open_converted(path, options.where)
     if webdataset.holds_tars(path):
         options.only("WebDataset tars", "image", "label", "target", "separator", "fields")
         return WebDatasetSource(path, options)
+    return _open_tree(path, options)
+
+
+def _open_tree(path: Path, options: SourceOptions) -> Source:
     options.only("a tree of class folders", "class_depth")
     return TreeSource(path, 1 if options.class_depth is None else options.class_depth)

@@ -16,7 +16,7 @@ from PIL import Image
 
 from precache.columns import Column, Ints
 from precache.errors import SettingError
-from precache.index import checksum_of
+from precache.index import Sizes, checksum_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +31,7 @@ class SampleRef:
         split: that the source puts it in, or "" where it has none.
         modified_ns: when the file was last written, as the file system counts; no part of what it is.
         place: where the source has it, a number that its `read` understands.
+        original_size: width and height of the picture that this one was made of, in pixels; None: of none.
     """
 
     id: int
@@ -40,6 +41,7 @@ class SampleRef:
     split: str = ""
     modified_ns: int = field(default=0, compare=False)
     place: int = 0
+    original_size: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,7 @@ class Samples(Sequence[SampleRef]):
         targets: what the samples are labelled with, where that is not one class each: `ragged` indices of
             classes, or numbers; else None.
         fields: what else is known of them, by name.
+        original_sizes: int32 [n, 2], or None, as a source that has them may set it.
     """
 
     def __init__(
@@ -88,6 +91,7 @@ class Samples(Sequence[SampleRef]):
         self.paths, self.path_ends = paths, path_ends
         self.places = np.zeros(len(ids), np.int64) if places is None else places
         self.targets, self.fields = targets, dict(fields or {})
+        self.original_sizes: Sizes | None = None
 
     @classmethod
     def of(
@@ -128,6 +132,7 @@ class Samples(Sequence[SampleRef]):
             self.split_names[self.splits[index]],
             int(self.modified_ns[index]),
             int(self.places[index]),
+            None if self.original_sizes is None else tuple(self.original_sizes[index].tolist()),
         )
 
     def select(
@@ -144,7 +149,11 @@ class Samples(Sequence[SampleRef]):
         names = self.split_names if split_names is None else split_names
         targets = None if self.targets is None else self.targets.select(rows)
         fields = {name: column.select(rows) for name, column in self.fields.items()}
-        return Samples(*columns, splits, names, paths, np.cumsum(lengths), self.places[rows], targets, fields)
+        ends, places = np.cumsum(lengths), self.places[rows]
+        selected = Samples(*columns, splits, names, paths, ends, places, targets, fields)
+        if self.original_sizes is not None:
+            selected.original_sizes = self.original_sizes[rows]
+        return selected
 
 
 class Source(Protocol):

@@ -48,6 +48,8 @@ class SourceOptions:
                 raise SettingError(f"{name} must be text, got {value!r}")
         if self.target is not None:
             check_choice("target", self.target, TARGETS)
+        if isinstance(self.fields, str):
+            raise SettingError(f"fields must be a list of names, got {self.fields!r}")
         if self.class_depth is not None:
             check_range("class_depth", self.class_depth, 0)
         if self.separator == "":

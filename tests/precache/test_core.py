@@ -15,13 +15,17 @@ from tests.test_layers import files, imports
 
 DISTRIBUTIONS = {"PIL": "pillow", "google_crc32c": "google-crc32c"}
 """Of modules that are not named as what installs them."""
+OPTIONAL = {"datasets", "pyarrow", "tifffile"}
+"""Modules that extras bring, imported where they are needed alone."""
 PYPROJECT = (ROOT / "pyproject.toml").read_text()
 WITHOUT_EXTRAS = """
 import sys
 
 class Lacking:
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in ("torch", "torchvision", "cv2", "plotly", "webdataset", "nvidia"):
+        if name.split(".")[0] in (
+            "torch", "torchvision", "cv2", "plotly", "webdataset", "nvidia", "datasets", "pyarrow", "tifffile"
+        ):
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 sys.meta_path.insert(0, Lacking())
@@ -64,7 +68,9 @@ def test_bench_without_its_packages_names_the_extra(tmp_path: Path) -> None:
 def test_the_core_lists_what_precache_imports_and_nothing_else() -> None:
     used = {name.split(".")[0] for path in files("precache") for name in imports(path)}
     others = {DISTRIBUTIONS.get(name, name) for name in used - sys.stdlib_module_names - {"precache"}}
-    assert others == listed("dependencies")
+    assert others - OPTIONAL == listed("dependencies")
+    extras = PYPROJECT[PYPROJECT.index("[project.optional-dependencies]") :]
+    assert all(f'"{name}>=' in extras for name in OPTIONAL & others)
 
 
 def test_the_version_is_the_same_wherever_it_is_stated() -> None:

@@ -1,0 +1,258 @@
+"""A converted dataset as a source: another format, a smaller size, other splits, some of its samples.
+
+Its pictures are as they are stored, pixels or JPEGs, each compared with its checksum. Ids, labels, paths,
+targets, fields and masks are kept, and its splits, unless others are asked for. What is not taken counts as
+ignored.
+"""
+
+import hashlib
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from precache import images, jpeg
+from precache.boxes import moved
+from precache.columns import Ints
+from precache.converted import ConvertedDataset, is_converted, open_dataset
+from precache.errors import DatasetError, ImageError, SampleError, SettingError
+from precache.formats import FORMATS
+from precache.formats.base import Places
+from precache.index import REMEDY, Checksums, SampleIndex, Sizes, checksum_of
+from precache.reading import steadily
+from precache.recipe import DEFAULT_SPLITS, Recipe
+from precache.sizes import sides, written
+from precache.sources.base import IgnoredPath, SampleRef, Samples, Scan
+from precache.sources.options import SourceOptions
+from precache.sources.where import Where
+from precache.storage import open_regular
+
+_MEASURED = 8  # pictures whose second JPEG is looked at
+_KEPT_SHARDS = 4096
+_NOT_TAKEN = "not taken (--where)"
+
+
+__all__ = ["ConvertedSource", "is_converted", "open_converted", "prepared"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ConvertedSource:
+    """A converted dataset as a `Source`.
+
+    Attributes:
+        where_text: which samples are taken, see `precache.sources.where`; None: all.
+        dataset: that is read.
+        ends: int64 [shards], how many samples its shards have up to the end of each.
+        checksums: uint64 [n], of the samples in stored order; None in version 2.
+        shapes: int32 [n, 2], height and width of what is stored, where these vary.
+    """
+
+    where_text: str | None
+    dataset: ConvertedDataset
+    ends: Ints
+    checksums: Checksums | None
+    shapes: Sizes | None
+
+    @property
+    def root(self) -> Path:
+        """Its folder."""
+        return self.dataset.path
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """Its folder."""
+        return (self.root,)
+
+    def scan(self) -> Scan:
+        """See `precache.sources.base.Source`."""
+        manifest = self.dataset.manifest
+        index = self.dataset.read_index()
+        shard_splits = [shard.split for shard in manifest.shards]
+        splits = list(dict.fromkeys(shard_splits))
+        split_of = np.repeat([splits.index(split) for split in shard_splits], np.diff(self.ends, prepend=0))
+        rows = np.arange(len(index))
+        if self.where_text is not None:
+            where = Where.parse(self.where_text)
+            rows = where.rows(index.ids, index.labels, index.targets, manifest.classes, split_of, splits)
+        rows = rows[np.argsort(index.ids[rows])]
+        samples = self._samples(index, rows, split_of, splits)
+        left_out = np.setdiff1d(np.arange(len(index)), rows)
+        ignored = (
+            *(IgnoredPath(path, reason) for path, reason in manifest.ignored),
+            *(IgnoredPath(rejected.path, rejected.reason) for rejected in manifest.rejected),
+            *(IgnoredPath(_path(index, row), _NOT_TAKEN) for row in left_out.tolist()),
+        )
+        digest = hashlib.sha256(self.dataset.digest.encode() + samples.ids.tobytes()).hexdigest()
+        target = manifest.target
+        return Scan(self, manifest.classes, samples, ignored, manifest.scanned, digest, (), target)
+
+    def read(self, ref: SampleRef, max_pixels: int) -> bytes | Image.Image:
+        """The JPEG, or the pixels, that are stored."""
+        shard, row = self._locate(ref.place)
+        recipe = self.dataset.manifest.recipe
+        path, places = self._shard(shard)
+        start, size = places[row].tolist()
+        try:
+            sample = FORMATS[recipe.format].read_sample(steadily(lambda: _read(str(path), start, size), path))
+        except ValueError as error:
+            raise SampleError(self.where(ref), f"is not where its index says ({error}); {REMEDY}") from error
+        changed = self.checksums is not None and checksum_of(sample.data) != self.checksums[ref.place]
+        if sample.damage or changed or sample.id not in (-1, ref.id):
+            reason = sample.damage or f"its bytes changed since they were written (checksum); {REMEDY}"
+            raise SampleError(self.where(ref), reason)
+        if isinstance(sample.data, bytes):
+            return sample.data
+        height, width = sides(recipe.size) if self.shapes is None else self.shapes[ref.place].tolist()
+        pixels = sample.data.reshape(height, width, -1)
+        return Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels)
+
+    def where(self, ref: SampleRef) -> str:
+        """Its shard, id and path."""
+        shard = self.dataset.manifest.shards[self._locate(ref.place)[0]]
+        return f"{self.dataset.shard_path(shard)}: sample {ref.id} ({ref.path})"
+
+    def _locate(self, place: int) -> tuple[int, int]:
+        """The shard of the sample at `place` of the stored order, and its row there."""
+        shard = int(np.searchsorted(self.ends, place, side="right"))
+        return shard, place - (int(self.ends[shard - 1]) if shard else 0)
+
+    def _shard(self, number: int) -> tuple[Path, Places]:
+        """The file of a shard, and where its samples lie."""
+        entry, form = self.dataset.manifest.shards[number], self.dataset.manifest.recipe.format
+        path = self.dataset.shard_path(entry)
+        return path, _find_samples(form, path, entry.files[0].crc32c, entry.samples)
+
+    def _samples(self, index: SampleIndex, rows: Ints, split_of: Ints, splits: Sequence[str]) -> Samples:
+        sizes = np.concatenate([self._shard(number)[1][:, 1] for number in range(len(self.ends))])
+        paths = [os.fsencode(_path(index, row)) for row in rows.tolist()]
+        present, found = np.unique(split_of[rows], return_inverse=True)
+        return Samples(
+            ids=index.ids[rows],
+            labels=index.labels[rows],
+            file_bytes=sizes[rows],
+            modified_ns=np.zeros(len(rows), np.int64),
+            splits=found.astype(np.int64),
+            split_names=[splits[split] for split in present.tolist()],
+            paths=b"".join(paths),
+            path_ends=np.cumsum([len(path) for path in paths], dtype=np.int64),
+            places=rows,
+            targets=None if index.targets is None else index.targets.select(rows),
+            fields={name: column.select(rows) for name, column in index.fields.items()},
+        )
+
+
+class _MaskedSource(ConvertedSource):
+    """One whose pictures have masks."""
+
+    def read_mask(self, ref: SampleRef, max_pixels: int) -> tuple[bytes | Image.Image, str]:
+        """The mask that is stored, and its place; compared with its picture's size, by whoever fits it."""
+        number, row = self._locate(ref.place)
+        path, _ = self._shard(number)
+        with closing(FORMATS[self.dataset.manifest.recipe.format].open_masks(path)) as file:
+            mask = file.read_mask(row)
+        return mask if isinstance(mask, bytes) else Image.fromarray(mask), f"in {path}"
+
+
+def open_converted(path: Path, where_text: str | None) -> ConvertedSource:
+    """The source that reads the dataset in folder `path`; raises DatasetError as `open_dataset`."""
+    dataset = open_dataset(path)
+    index = dataset.read_index()
+    ends = np.cumsum([shard.samples for shard in dataset.manifest.shards], dtype=np.int64)
+    kind = ConvertedSource if index.mask_checksums is None else _MaskedSource
+    return kind(where_text, dataset, ends, index.checksums, index.shapes)
+
+
+def prepared(scan: Scan, recipe: Recipe, options: SourceOptions) -> tuple[Scan, SourceOptions]:
+    """The scan of a converted dataset as `recipe` takes it, with a warning of what is lost; others as is.
+
+    Boxes stay boxes. Pictures that stay as they are keep the sizes of their originals, too; the others are
+    originals of their own, and boxes are moved to where things are on them.
+
+    Raises:
+        SettingError: the pictures would be enlarged.
+    """
+    source = scan.source
+    if not isinstance(source, ConvertedSource):
+        return scan, options
+    manifest = source.dataset.manifest
+    stored = manifest.recipe
+    if stored.rendering.keeps_bands:
+        raise SettingError(
+            f"{source.root}: holds {stored.dtype} of channels {stored.channels}, which is converted from the "
+            f"original pictures alone; expected uint8 in grey, rgb or rgba"
+        )
+    _check_not_enlarged(source, stored, recipe)
+    samples, boxes = scan.samples, manifest.source_options.get("boxes")
+    if recipe.splits != DEFAULT_SPLITS and not recipe.listed:
+        every, none = np.arange(len(samples)), np.zeros(len(samples), np.int64)
+        samples = samples.select(every, none, ("",))
+    sizes = source.dataset.read_index().source_sizes[samples.places]
+    if (recipe.size, recipe.fit) == (stored.size, stored.fit) and not isinstance(source, _MaskedSource):
+        samples.original_sizes = sizes
+    elif boxes is not None:
+        samples.fields[boxes] = moved(samples.fields[boxes], sizes, stored.rendering)
+    warnings = (*scan.warnings, *_second_loss(scan, stored, recipe))
+    return replace(scan, samples=samples, warnings=warnings), replace(options, boxes=boxes or options.boxes)
+
+
+def _check_not_enlarged(source: ConvertedSource, stored: Recipe, recipe: Recipe) -> None:
+    there = sides(stored.size)
+    if stored.fit == "keep-longer" and recipe.fit not in ("keep-longer", "pad") and source.shapes is not None:
+        there = source.shapes[:, 0].min(), source.shapes[:, 1].min()
+    if any(asked > has for asked, has in zip(sides(recipe.size), there, strict=True)):
+        shown = "x".join(map(str, reversed(there)))
+        raise SettingError(
+            f"size {written(recipe.size)} is more than the {shown} that {source.root} stores, and enlarging "
+            f"adds nothing; choose that or less, or convert the original pictures"
+        )
+
+
+def _second_loss(scan: Scan, stored: Recipe, recipe: Recipe) -> Iterator[str]:
+    """What a JPEG of what was a JPEG before costs, measured on a few pictures; nothing where none is lost."""
+    if FORMATS[stored.format].holds_pixels or FORMATS[recipe.format].holds_pixels:
+        return
+    as_it_is = (recipe.size, recipe.fit) == (stored.size, stored.fit)
+    if recipe.passthrough and as_it_is:
+        return
+    found = []
+    for row in sorted({round(at) for at in np.linspace(0, len(scan.samples) - 1, _MEASURED)}):
+        ref = scan.samples[row]
+        try:
+            pixels, _ = images.render(scan.source.read(ref, recipe.max_pixels), ref.path, recipe.rendering)
+        except ImageError:
+            continue  # the conversion says what is wrong with it
+        again = jpeg.decode_jpeg(jpeg.encode_jpeg(pixels, recipe.quality), ref.path, pixels.shape[2])
+        found.append(min(jpeg.psnr(again, pixels), 99.0))
+    if found:
+        spared = "; --passthrough keeps the JPEGs as they are" if as_it_is else ""
+        yield (
+            f"{scan.root}: holds JPEGs, and writing them as JPEG again at quality {recipe.quality} costs a "
+            f"second loss: {np.mean(found):.1f} dB from what is stored, the mean of {len(found)}{spared}"
+        )
+
+
+@lru_cache(_KEPT_SHARDS)
+def _find_samples(format_name: str, path: Path, crc32c: str, samples: int) -> Places:
+    """Where the samples of a shard lie; `crc32c` tells its versions apart."""
+    places = FORMATS[format_name].find_samples(path)
+    if len(places) != samples:
+        raise DatasetError(f"{path}: expected {samples:,} samples, got {len(places):,}; {REMEDY}")
+    return places
+
+
+def _path(index: SampleIndex, row: int) -> str:
+    """Of the original picture; in version 2 its id."""
+    return index.path(row) or f"{index.ids[row]:08d}"
+
+
+def _read(path: str, start: int, size: int) -> bytes:
+    descriptor = open_regular(path)
+    try:
+        return os.pread(descriptor, size, start)
+    finally:
+        os.close(descriptor)

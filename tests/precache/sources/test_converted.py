@@ -1,0 +1,320 @@
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from precache import Recipe, SourceOptions, convert, open_dataset, verify_deep
+from precache.boxes import placement
+from precache.converted import ConvertedDataset
+from precache.errors import PrecacheError, SettingError, SourceError
+from precache.formats import FORMATS
+from precache.sources import open_source
+from tests.command import check_bad_input, run
+from tests.conftest import IMAGES, small_recipe
+from tests.format_contract import stored
+from tests.precache.sources.objects import Items
+from tests.precache.sources.test_dataset import picture, shards
+
+DAMAGES = 300
+
+
+def pixels(dataset: ConvertedDataset) -> dict[int, bytes]:
+    return {sample.id: sample.pixels(path).tobytes() for path, sample in stored(dataset)}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_the_same_recipe_gives_the_same_bytes_again(
+    converted: dict[str, Path], tmp_path: Path, name: str
+) -> None:
+    """Pixels are exact; JPEGs are passed through."""
+    recipe = small_recipe(name, passthrough=name != "shards")
+    convert(converted[name], tmp_path / "again", recipe, workers=2)
+    first, again = open_dataset(converted[name]), open_dataset(tmp_path / "again")
+    for shard in first.manifest.shards:
+        assert again.shard_path(shard).read_bytes() == first.shard_path(shard).read_bytes()
+    before, after = first.read_index(), again.read_index()
+    assert (before.paths, before.source_sizes.tolist()) == (after.paths, after.source_sizes.tolist())
+    assert not verify_deep(tmp_path / "again", converted[name], workers=0).problems
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_another_format_has_the_pixels_that_were_stored(
+    converted: dict[str, Path], tmp_path: Path, name: str
+) -> None:
+    convert(converted[name], tmp_path / "pixels", small_recipe("shards"), workers=0)
+    assert pixels(open_dataset(tmp_path / "pixels")) == pixels(open_dataset(converted[name]))
+
+
+def test_targets_fields_and_splits_are_kept(tmp_path: Path) -> None:
+    items = [
+        {"image": picture(n), "label": [n % 3, 2], "caption": f"n° {n}", "part": "ab"[n % 2]}
+        for n in range(9)
+    ]
+    dataset = Items(items, classes=["x", "y", "z"])
+    recipe = Recipe(format="shards", size=8)
+    convert(dataset, tmp_path / "one", recipe, workers=0, split="part", fields=("caption",))
+    convert(tmp_path / "one", tmp_path / "two", Recipe(format="webdataset", size=4), workers=0)
+    one, two = (open_dataset(tmp_path / name) for name in ("one", "two"))
+    assert two.manifest.target == "classes"
+    for split in ("a", "b"):
+        before, after = one.read_index(split), two.read_index(split)
+        assert before.ids.tolist() == after.ids.tolist()
+        assert before.targets is not None
+        assert after.targets is not None
+        assert before.targets.content() == after.targets.content()
+        assert before.fields["caption"].content() == after.fields["caption"].content()
+    taken = open_source(tmp_path / "one", SourceOptions(where="label in (x)")).scan()
+    assert taken.samples.ids.tolist() == [0, 3, 6]
+
+
+def test_splits_are_those_of_the_source_unless_others_are_asked_for(raw_tree: Path, tmp_path: Path) -> None:
+    halves = "train=0.5,val=0.5"
+    convert(raw_tree, tmp_path / "one", small_recipe("shards", splits=halves), workers=0)
+    convert(tmp_path / "one", tmp_path / "kept", small_recipe("shards"), workers=0)
+    convert(
+        tmp_path / "one", tmp_path / "new", small_recipe("shards", splits="train=0.9,test=0.1"), workers=0
+    )
+    assert shards(tmp_path / "kept") == shards(tmp_path / "one")
+    direct = small_recipe("shards", splits="train=0.9,test=0.1")
+    convert(raw_tree, tmp_path / "direct", direct, workers=0)
+    assert shards(tmp_path / "new") == shards(tmp_path / "direct")
+
+
+def test_a_subset_keeps_ids_and_labels_and_counts_the_others_as_ignored(
+    converted: dict[str, Path], tmp_path: Path
+) -> None:
+    where = SourceOptions(where="label in (002.basket, '004.drum')".replace("'", '"'))
+    manifest = convert(
+        converted["webdataset"], tmp_path / "out", small_recipe("shards"), workers=0, options=where
+    ).manifest
+    whole = open_dataset(converted["webdataset"])
+    index = whole.read_index()
+    wanted = index.ids[np.isin(index.labels, [1, 3])]
+    assert sorted(open_dataset(tmp_path / "out").read_index().ids.tolist()) == sorted(wanted.tolist())
+    assert manifest.classes == whole.manifest.classes
+    assert len(manifest.ignored) == IMAGES - len(wanted)
+    assert not verify_deep(tmp_path / "out", converted["webdataset"], workers=0).problems
+    # and a subset of that, by a list
+    ids = sorted(wanted.tolist())[:3]
+    (tmp_path / "ids.txt").write_text("\n".join(map(str, ids)))
+    convert(
+        tmp_path / "out", tmp_path / "few", small_recipe("dali"), workers=0, where=f"id in {tmp_path}/ids.txt"
+    )
+    assert sorted(open_dataset(tmp_path / "few").read_index().ids.tolist()) == ids
+
+
+def test_what_is_rejected_and_left_out_stays_so(raw_tree: Path, tmp_path: Path) -> None:
+    tree = Path(shutil.copytree(raw_tree, tmp_path / "tree"))
+    victim = sorted((tree / "002.basket").iterdir())[0]
+    victim.write_bytes(b"\xff\xd8\xff")
+    (tree / "notes.txt").write_text("")
+    convert(tree, tmp_path / "one", small_recipe("shards"), workers=0, max_rejects=0.1)
+    manifest = convert(tmp_path / "one", tmp_path / "two", small_recipe("dali"), workers=0).manifest
+    assert manifest.samples == IMAGES - 1
+    assert {path for path, _ in manifest.ignored} == {"notes.txt", f"002.basket/{victim.name}"}
+
+
+CONDITIONS = {
+    "label in (dog)": "there is no label 'dog'; choose from: 001.anchor",
+    "label in ()": "lists nothing; name one label or more",
+    "label = 001.anchor": "no condition; write 'label in",
+    "id in (1, two)": "'two' is no id",
+    "id in (1, 70)": "1 id of 2 are not there",
+    "id in nowhere.txt": "'nowhere.txt' cannot be read",
+    "id in a\0b": "cannot be read",
+    "split in (val)": "there is no split 'val'; choose from: train",
+    "split not in (train)": "no sample is taken of 70",
+}
+
+
+@pytest.mark.parametrize("text", CONDITIONS)
+def test_a_bad_condition_says_what_would_do(converted: dict[str, Path], text: str) -> None:
+    with pytest.raises(SettingError, match="where") as caught:
+        open_source(converted["shards"], SourceOptions(where=text)).scan()
+    assert CONDITIONS[text] in str(caught.value)
+
+
+def test_enlarging_is_refused(converted: dict[str, Path], tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match=r"size 49 is more than the 48x48 that .* stores"):
+        convert(converted["shards"], tmp_path / "out", small_recipe("dali", size=49), workers=0)
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_loss_of_a_second_jpeg_is_told_and_no_other(
+    converted: dict[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    convert(converted["shards"], tmp_path / "first", small_recipe("dali"), workers=0)
+    convert(converted["dali"], tmp_path / "pixels", small_recipe("shards"), workers=0)
+    passed = small_recipe("webdataset", passthrough=True)
+    convert(converted["dali"], tmp_path / "passed", passed, workers=0)
+    assert not caplog.messages
+    convert(converted["dali"], tmp_path / "second", small_recipe("webdataset", quality=75), workers=0)
+    (line,) = caplog.messages
+    assert "costs a second loss: " in line
+    assert "dB from what is stored, the mean of 8; --passthrough keeps the JPEGs" in line
+
+
+def test_a_damaged_sample_is_a_reject_that_names_its_shard(
+    converted: dict[str, Path], tmp_path: Path
+) -> None:
+    source = Path(shutil.copytree(converted["webdataset"], tmp_path / "source"))
+    shard = source / "train-00002.tar"
+    content = bytearray(shard.read_bytes())
+    content[700] ^= 0xFF
+    shard.write_bytes(content)
+    result = convert(source, tmp_path / "out", small_recipe("shards"), workers=0, max_rejects=0.05)
+    (rejected,) = result.manifest.rejected
+    assert "its bytes changed since they were written (checksum)" in rejected.reason
+    shard.unlink()
+    with pytest.raises(SourceError, match=r"train-00002\.tar: disappeared"):
+        convert(source, tmp_path / "none", small_recipe("shards"), workers=0)
+
+
+def test_a_dataset_of_version_2_is_a_source(tmp_path: Path) -> None:
+    old = Path(__file__).parents[2] / "data" / "version-2"
+    source = next(path.parent for path in sorted(old.rglob("dataset.json")))
+    size = open_dataset(source).manifest.recipe.size
+    convert(source, tmp_path / "out", Recipe(format="shards", size=size), workers=0)
+    assert pixels(open_dataset(tmp_path / "out")) == pixels(open_dataset(source))
+
+
+def test_the_command_takes_a_converted_dataset(converted: dict[str, Path], tmp_path: Path) -> None:
+    source, flags = converted["shards"], ("--format", "webdataset", "--size", 24, "--workers", 0)
+    where = ("--where", "label in (001.anchor)")
+    done = run("precache", "convert", source, "out", *flags, *where, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert run("precache", "verify", "--deep", "out", source, cwd=tmp_path).returncode == 0
+    nothing = ("--where", "label in (002)")
+    check_bad_input(run("precache", "convert", source, "o", *flags, *nothing, cwd=tmp_path), "no label '002'")
+    assert not (tmp_path / "o").exists()
+
+
+def test_damaged_datasets_end_in_one_line_or_in_what_was_stored(
+    converted: dict[str, Path], tmp_path: Path
+) -> None:
+    """Mutated by seed; what is read of a sample is what was stored, or an error."""
+    for name in FORMATS:
+        source = Path(shutil.copytree(converted[name], tmp_path / name))
+        whole = open_source(source).scan()
+        right = {ref.id: _content(whole.source.read(ref, 10**6)) for ref in whole.samples}
+        files = sorted(path for path in source.iterdir() if path.is_file())
+        for seed in range(DAMAGES // len(FORMATS)):
+            rng = np.random.default_rng((seed, 11))
+            victim = files[int(rng.integers(len(files)))]
+            before = victim.read_bytes()
+            _damage(victim, rng)
+            says = ""
+            try:
+                scan = open_source(source).scan()
+                for ref in scan.samples:
+                    assert _content(scan.source.read(ref, 10**6)) == right[ref.id], (name, seed)
+            except PrecacheError as error:
+                says = str(error)
+            assert "\n" not in says, (name, seed)
+            victim.write_bytes(before)
+
+
+def _content(picture: object) -> bytes:
+    return picture if isinstance(picture, bytes) else picture.tobytes()  # type: ignore[attr-defined]
+
+
+def _damage(path: Path, rng: np.random.Generator) -> None:
+    content = bytearray(path.read_bytes())
+    place = int(rng.integers(len(content)))
+    if rng.integers(3) == 0:
+        content[place:] = b""
+    else:
+        content[place] ^= int(rng.integers(1, 256))
+    path.write_bytes(content)
+
+
+STEPS = {
+    "as they are": ({"fit": "keep"}, {"fit": "keep"}),
+    "smaller": ({"fit": "keep"}, {"fit": "keep", "size": 24}),
+    "cropped": ({"fit": "keep"}, {"size": 24}),
+    "kept of cropped": ({}, {"fit": "keep", "size": 24}),
+    "a rectangle": ({"size": (40, 48)}, {"size": (20, 30), "fit": "pad"}),
+    "grey": ({"channels": "grey"}, {"channels": "grey", "size": 24}),
+    "colour of grey": ({"channels": "grey"}, {"size": 24}),
+}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("step", STEPS)
+def test_every_size_and_channel_is_converted_on_and_verified(
+    raw_tree: Path, tmp_path: Path, name: str, step: str
+) -> None:
+    first, second = STEPS[step]
+    convert(raw_tree, tmp_path / "one", small_recipe(name, **first), workers=0)
+    convert(tmp_path / "one", tmp_path / "two", small_recipe("shards", **second), workers=0)
+    report = verify_deep(tmp_path / "two", tmp_path / "one", workers=0)
+    assert not report.problems
+    if step == "as they are":
+        assert pixels(open_dataset(tmp_path / "two")) == pixels(open_dataset(tmp_path / "one"))
+
+
+def test_enlarging_pictures_of_varying_size_is_refused(raw_tree: Path, tmp_path: Path) -> None:
+    convert(raw_tree, tmp_path / "one", small_recipe("shards", fit="keep-longer"), workers=0)
+    with pytest.raises(SettingError, match=r"size 48 is more than the \d+x\d+ that .* stores"):
+        convert(tmp_path / "one", tmp_path / "two", small_recipe("dali"), workers=0)
+    convert(tmp_path / "one", tmp_path / "two", small_recipe("dali", fit="pad"), workers=0)
+
+
+SPOT = (40, 20, 60, 30)  # left, top, right, bottom, on pictures of 120 x 80
+
+
+def spotted(folder: Path) -> Path:
+    """A table of black pictures, each with a white spot, its box and its mask."""
+    (folder / "pictures").mkdir()
+    (folder / "masks").mkdir()
+    left, top, right, bottom = SPOT
+    lines = ["image,box"]
+    for number in range(3):
+        spot = np.zeros((80, 120), np.uint8)
+        spot[top:bottom, left:right] = 255
+        Image.fromarray(spot).save(folder / "pictures" / f"{number}.png")
+        Image.fromarray(spot).save(folder / "masks" / f"{number}.png")
+        lines.append(f'{number}.png,"[{list(SPOT)}]"')
+    (folder / "labels.csv").write_text("\n".join(lines))
+    return folder / "labels.csv"
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize(
+    "second", [{"fit": "crop", "size": 40}, {"fit": "stretch", "size": 20}, {"fit": "pad", "size": (20, 40)}]
+)
+def test_boxes_and_masks_stay_on_what_they_mark(
+    tmp_path: Path, second: dict[str, object], masked: bool
+) -> None:
+    """Crop, then something else: where the original's size would say another place."""
+    mask = {"mask": str(tmp_path / "masks")} if masked else {}
+    named = {"root": str(tmp_path / "pictures"), "fields": ("box",), "boxes": "box", **mask}
+    convert(spotted(tmp_path), tmp_path / "one", Recipe(format="shards", size=40), workers=0, **named)
+    convert(tmp_path / "one", tmp_path / "two", Recipe(format="shards", **second), workers=0)
+    assert not verify_deep(tmp_path / "two", tmp_path / "one", workers=0).problems
+    dataset = open_dataset(tmp_path / "two")
+    index, how = dataset.read_index(), dataset.manifest.recipe.rendering
+    assert dataset.manifest.source_options["boxes"] == "box"
+    (_, sample), *_ = stored(dataset)
+    x_scale, y_scale, x, y = placement(*index.source_sizes[0].tolist(), how)
+    box = index.fields["box"].array(0)[0] * (x_scale, y_scale, x_scale, y_scale) + (x, y, x, y)
+    bright = np.argwhere(sample.pixels("")[..., 0] > 127)
+    top, left = bright.min(axis=0)
+    bottom, right = bright.max(axis=0) + 1
+    assert np.allclose(box, (left, top, right, bottom), atol=1)
+    if masked:
+        assert isinstance(sample.mask, np.ndarray)
+        assert ((sample.mask > 127) == (sample.pixels("")[..., 0] > 127)).mean() > 0.95
+
+
+def test_a_subset_keeps_its_masks(tmp_path: Path) -> None:
+    named = {"root": str(tmp_path / "pictures"), "mask": str(tmp_path / "masks")}
+    convert(spotted(tmp_path), tmp_path / "one", Recipe(format="dali", size=40), workers=0, **named)
+    recipe = Recipe(format="webdataset", size=40, passthrough=True)
+    convert(tmp_path / "one", tmp_path / "two", recipe, workers=0, where="id in (1)")
+    assert not verify_deep(tmp_path / "two", tmp_path / "one", workers=0).problems
+    (_, sample), *others = stored(open_dataset(tmp_path / "two"))
+    assert sample.mask is not None
+    assert not others

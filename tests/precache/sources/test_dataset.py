@@ -1,0 +1,361 @@
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from precache import SourceOptions, convert, open_dataset, verify_deep, workers
+from precache.errors import DatasetError, ImageError, SettingError, SourceError
+from precache.sources import open_source
+from precache.sources.base import Scan
+from precache.sources.pictures import picture_of
+from precache.sources.tree import scan_tree
+from tests.conftest import small_recipe
+from tests.precache.sources.objects import Items, Tensor, opened, pairs
+
+GREY = np.arange(40, dtype=np.uint8).reshape(5, 8)
+COLOUR = np.stack([GREY, GREY + 50, GREY + 100], axis=-1)
+MAX_PIXELS = 10_000
+
+
+def shards(folder: Path) -> list[bytes]:
+    return [path.read_bytes() for path in sorted(folder.glob("*.safetensors")) if "-" in path.name]
+
+
+def scanned(dataset: Any, **options: Any) -> Scan:
+    return open_source(dataset, SourceOptions(**options)).scan()
+
+
+FORMS = {
+    "paths": Path,
+    "text": str,
+    "bytes": Path.read_bytes,
+    "undecoded": lambda path: {"bytes": path.read_bytes(), "path": None},
+    "pictures": opened,
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_same_pictures_give_the_same_shards_as_a_tree(
+    converted: dict[str, Path], raw_tree: Path, tmp_path: Path, form: str
+) -> None:
+    dataset = Items(pairs(raw_tree, FORMS[form]), classes=list(scan_tree(raw_tree).classes))
+    manifest = convert(dataset, tmp_path / "out", small_recipe("shards"), workers=0).manifest
+    assert shards(tmp_path / "out") == shards(converted["shards"])
+    assert manifest.classes == scan_tree(raw_tree).classes
+    assert not verify_deep(tmp_path / "out", dataset, workers=0).problems
+
+
+def test_a_folder_dataset_gives_the_files_of_its_tree_undecoded(
+    converted: dict[str, Path], raw_tree: Path, tmp_path: Path
+) -> None:
+    torchvision = pytest.importorskip("torchvision", reason="the extra 'loaders' is not installed")
+    folder = torchvision.datasets.ImageFolder(raw_tree)
+    source = open_source(folder)
+    scan = source.scan()
+    assert [sample.path for sample in scan.samples] == [sample.path for sample in scan_tree(raw_tree).samples]
+    first = scan.samples[0]
+    assert scan.source.read(first, MAX_PIXELS**2) == (raw_tree / first.path).read_bytes()
+    assert source.paths == (raw_tree,)
+    with pytest.raises(SettingError, match="lie one inside the other"):
+        convert(folder, raw_tree / "out", small_recipe("shards"), workers=0)
+    convert(folder, tmp_path / "out", small_recipe("shards"), workers=1)
+    assert shards(tmp_path / "out") == shards(converted["shards"])
+    assert len(pickle.dumps(scan.source)) < 2000, "workers get no list of a million files"
+
+
+def test_a_folder_dataset_with_a_transform_is_asked_for_its_samples(raw_tree: Path) -> None:
+    torchvision = pytest.importorskip("torchvision", reason="the extra 'loaders' is not installed")
+    folder = torchvision.datasets.ImageFolder(raw_tree, transform=torchvision.transforms.Grayscale())
+    scan = scanned(folder)
+    picture = scan.source.read(scan.samples[0], 10**9)
+    assert isinstance(picture, Image.Image)
+    assert picture.mode == "L"
+
+
+def test_workers_read_a_dataset_whether_forked_or_spawned(
+    converted: dict[str, Path], raw_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = Items(pairs(raw_tree), classes=scan_tree(raw_tree).classes)
+    for forks in (True, False):
+        monkeypatch.setattr(workers, "_may_fork", lambda forks=forks: forks)
+        convert(dataset, tmp_path / str(forks), small_recipe("shards"), workers=2)
+        assert shards(tmp_path / str(forks)) == shards(converted["shards"])
+
+
+@pytest.mark.parametrize("unpacked", [False, True])
+def test_a_dataset_that_cannot_be_sent_to_workers_says_workers_0(
+    raw_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unpacked: bool
+) -> None:
+    """As of a notebook's class: packed by its name, it is not found by a new process."""
+    hindrance = _Unpacked() if unpacked else lambda: None
+    dataset = Items(pairs(raw_tree), hindrance=hindrance)
+    monkeypatch.setattr(workers, "_may_fork", lambda: False)
+    with pytest.raises(SettingError, match=r"cannot be sent to worker processes .*workers=0"):
+        convert(dataset, tmp_path / "out", small_recipe("shards"), workers=1)
+
+
+class _Unpacked:
+    def __reduce__(self) -> Any:
+        return _refuse, ()
+
+
+def _refuse() -> None:
+    raise AttributeError("Can't get attribute 'Mine' on <module '__main__'>")
+
+
+VALUES = {
+    "grey": (GREY, GREY),
+    "grey with a channel": (GREY[:, :, None], GREY),
+    "colour": (COLOUR, COLOUR),
+    "tensor, channels first": (Tensor(np.moveaxis(COLOUR, -1, 0)), COLOUR),
+    "tensor, channels last": (Tensor(COLOUR[:, :, :]), COLOUR),
+    "grey tensor": (Tensor(GREY[None]), GREY),
+    "flat tensor": (Tensor(GREY), GREY),
+    "not contiguous": (COLOUR[:, ::-1], COLOUR[:, ::-1]),
+}
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_arrays_and_tensors_are_pictures(name: str) -> None:
+    value, expected = VALUES[name]
+    picture = picture_of(value, "row 0", MAX_PIXELS)
+    assert isinstance(picture, Image.Image)
+    assert np.array_equal(np.asarray(picture), expected)
+
+
+def test_a_real_tensor_is_one() -> None:
+    torch = pytest.importorskip("torch", reason="the extra 'loaders' is not installed")
+    picture = picture_of(torch.from_numpy(np.moveaxis(COLOUR, -1, 0).copy()), "row 0", MAX_PIXELS)
+    assert isinstance(picture, Image.Image)
+    assert np.array_equal(np.asarray(picture), COLOUR)
+
+
+NO_PICTURES = {
+    "floats": (COLOUR / 255, r"is float64 \[5, 8, 3\]; expected uint8"),
+    "channels first": (np.moveaxis(COLOUR, -1, 0), r"is uint8 \[3, 5, 8\]; expected uint8 \[h, w\]"),
+    "four axes": (COLOUR[None], "expected uint8"),
+    "no pixels": (GREY[:0], "expected uint8"),
+    "float tensor": (Tensor(COLOUR / 255), "leave out the transform"),
+    "nothing": (None, "has no picture but nothing"),
+    "a number": (7, "has no picture but int 7"),
+    "no file": ("nowhere.jpg", "its picture 'nowhere.jpg' is no file"),
+    "NUL": ("a\0b", "is no file"),
+    "a folder": (".", "is no file"),
+    "a URL": ("https://example.org/a.jpg", "is no file"),
+    "empty mapping": ({"bytes": None, "path": None}, "nothing"),
+    "too large": (Image.new("L", (101, 100)), "is too large"),
+}
+
+
+@pytest.mark.parametrize("name", NO_PICTURES)
+def test_what_is_no_picture_is_said(name: str) -> None:
+    value, says = NO_PICTURES[name]
+    with pytest.raises(ImageError, match=says) as caught:
+        picture_of(value, "row 0", MAX_PIXELS)
+    assert str(caught.value).startswith("row 0: ")
+
+
+def picture(shade: int) -> Image.Image:
+    return Image.new("RGB", (8, 8), (shade, shade, shade))
+
+
+def numbered(values: list[Any], **attributes: Any) -> Items:
+    return Items([(picture(row), value) for row, value in enumerate(values)], **attributes)
+
+
+def test_classes_keep_the_order_that_the_dataset_has() -> None:
+    for labels in ([1, 0, 1], ["ant", "zebra", "ant"]):
+        scan = scanned(numbered(labels, classes=["zebra", "ant"]))
+        assert scan.classes == ("zebra", "ant")
+        assert scan.samples.labels.tolist() == [1, 0, 1]
+        assert scan.target == "class"
+
+
+def test_a_class_without_samples_stays_a_class() -> None:
+    scan = scanned(numbered([2, 0, 2], classes=["a", "b", "c"]))
+    assert (scan.classes, scan.samples.labels.tolist()) == (("a", "b", "c"), [2, 0, 2])
+
+
+def test_without_names_integers_name_their_classes_by_size() -> None:
+    scan = scanned(numbered([10, 9, 10]))
+    assert (scan.classes, scan.samples.labels.tolist()) == (("9", "10"), [1, 0, 1])
+
+
+def test_lists_are_several_classes_and_numbers_with_fractions_are_numbers() -> None:
+    scan = scanned(numbered([[0, 2], [], [1]], classes=["a", "b", "c"]))
+    assert (scan.target, scan.classes) == ("classes", ("a", "b", "c"))
+    assert scan.samples.targets is not None
+    assert [scan.samples.targets.value(row) for row in range(3)] == [[0, 2], [], [1]]
+    assert scanned(numbered([0.5, 2.0, 1.0])).target == "number"
+    assert scanned(numbered([1, 2, 3]), target="number").target == "number"
+    assert scanned(numbered([1, 2, 3]), target="none").classes == ()
+
+
+def test_names_of_classes_are_told_apart() -> None:
+    """As in torchvision's ImageNet: synonyms, and two cranes."""
+    scan = scanned(numbered([0, 1, 2], classes=[("crane",), ("tench", "Tinca tinca"), ("crane",)]))
+    assert scan.classes == ("crane 0", "tench, Tinca tinca", "crane 2")
+
+
+def test_labels_are_taken_from_targets_and_no_other_sample_is_read() -> None:
+    dataset = numbered([3, 1, 2] * 40, targets=np.array([3, 1, 2] * 40))
+    assert scanned(dataset).samples.labels[:3].tolist() == [2, 0, 1]
+    assert len(set(dataset.asked)) < 15
+
+
+def test_targets_that_are_not_what_samples_say_are_not_believed() -> None:
+    """Before a transform of targets, or of another split."""
+    for attributes in ({"targets": [0, 0, 0]}, {"targets": [3, 1]}, {"labels": ["x", "y", "z"]}):
+        scan = scanned(numbered([3, 1, 2], **attributes))
+        assert scan.samples.labels.tolist() == [2, 0, 1]
+        assert "all its samples were read" in scan.warnings[0]
+
+
+def test_a_subset_has_the_classes_and_labels_of_the_whole() -> None:
+    whole = numbered([0, 1, 1, 0], classes=["a", "b"], targets=[0, 1, 1, 0])
+    subset = Items([whole.items[row] for row in (2, 0)], dataset=whole, indices=[2, 0])
+    scan = scanned(subset)
+    assert (scan.classes, scan.samples.labels.tolist(), scan.warnings) == (("a", "b"), [1, 0], ())
+
+
+def test_mappings_have_fields_and_splits(tmp_path: Path) -> None:
+    items = [
+        {
+            "img": picture(row),
+            "label": row % 2,
+            "caption": f"n° {row}",
+            "box": [[1, 2, 3, row]] * row,
+            "part": part,
+        }
+        for row, part in enumerate(["train", "val", "train"])
+    ]
+    named = {"label": "label", "split": "part", "fields": ("caption", "box")}
+    convert(Items(items), tmp_path / "out", small_recipe("webdataset"), workers=0, **named)
+    dataset = open_dataset(tmp_path / "out")
+    assert dataset.manifest.fields == {"caption": "text", "box": "ragged"}
+    index = dataset.read_index("val")
+    assert (index.ids.tolist(), index.fields["caption"].value(0)) == ([1], "n° 1")
+    assert not verify_deep(tmp_path / "out", Items(items), workers=0).problems
+
+
+def test_datasets_by_split_are_splits(tmp_path: Path) -> None:
+    splits = {"train": numbered([0, 1], classes=["a", "b"]), "val": numbered([1], classes=["a", "b"])}
+    manifest = convert(splits, tmp_path / "out", small_recipe("dali"), workers=0).manifest
+    assert manifest.samples_per_class == {"train": (1, 1), "val": (0, 1)}
+    assert open_dataset(tmp_path / "out").read_index("val").ids.tolist() == [2]
+    splits["val"] = numbered([1], classes=["b", "a"])
+    with pytest.raises(SourceError, match="classes of split 'val' are not those of the others"):
+        scanned(splits)
+    with pytest.raises(SettingError, match="'my val' is no name of a split"):
+        scanned({"my val": splits["train"]})
+
+
+def test_pictures_alone_have_no_labels() -> None:
+    scan = scanned(Items([picture(1), picture(2)]))
+    assert (scan.target, scan.classes, scan.samples.labels.tolist()) == ("none", (), [-1, -1])
+
+
+def test_a_sample_that_cannot_be_read_is_a_reject_named_by_its_row(tmp_path: Path) -> None:
+    items: list[Any] = [(picture(row), "ab"[row % 2]) for row in range(6)]
+    items[0] = ValueError("corrupt\nrecord")
+    items[4] = (COLOUR / 255, "a")
+    items[5] = (tmp_path / "gone.jpg", "b")
+    result = convert(Items(items), tmp_path / "out", small_recipe("shards"), workers=0, max_rejects=0.5)
+    reasons = {rejected.id: rejected.reason for rejected in result.manifest.rejected}
+    assert reasons[0] == "cannot be read (ValueError: corrupt record)"
+    assert "is float64" in reasons[4]
+    assert "gone.jpg' is no file" in reasons[5]
+    assert sorted(open_dataset(tmp_path / "out").read_index().ids.tolist()) == [1, 2, 3]
+
+
+def test_a_sample_that_could_not_be_listed_is_not_stored_with_another_label() -> None:
+    items: list[Any] = [(picture(row), row) for row in range(3)]
+    items[1] = OSError("a moment ago")
+    dataset = Items(items)
+    scan = scanned(dataset)
+    items[1] = (picture(1), 1)
+    with pytest.raises(ImageError, match="could not be read when the dataset was listed"):
+        scan.source.read(scan.samples[1], MAX_PIXELS)
+
+
+def test_a_disk_that_fails_does_not_reject_a_picture() -> None:
+    items: list[Any] = [(picture(row), row) for row in range(20)]
+    scan = scanned(Items(items))
+    items[9] = OSError(5, "Input/output error")
+    with pytest.raises(SourceError, match=r"row 9: cannot be read \(Input/output error\)"):
+        scan.source.read(scan.samples[9], MAX_PIXELS)
+
+
+def test_the_same_fault_in_all_samples_stops_at_max_rejects(tmp_path: Path) -> None:
+    floats = Items([(COLOUR / 255, 0)] * 300)
+    with pytest.raises(DatasetError, match=r"stopped, .* rejected and at most 3 may be.*is float64"):
+        convert(floats, tmp_path / "out", small_recipe("shards"), workers=0)
+
+
+class _Random(Items):
+    def __getitem__(self, row: int) -> Any:
+        super().__getitem__(row)
+        return picture(len(self.asked) % 256), row % 2
+
+
+def test_a_random_transform_is_refused() -> None:
+    with pytest.raises(SourceError, match="is another picture each time that it is read"):
+        scanned(_Random([0] * 20))
+
+
+def test_datasets_of_other_pictures_are_told_apart() -> None:
+    one, other = numbered([0, 1] * 20), Items([(picture(row + 1), row % 2) for row in range(40)])
+    assert scanned(one).digest != scanned(other).digest
+    assert scanned(one).digest == scanned(numbered([0, 1] * 20)).digest
+
+
+TWO = ["a", "b"]
+BAD = {
+    "empty": (lambda: Items([]), {}, "has no samples"),
+    "nothing readable": (
+        lambda: Items([ValueError("broken")] * 30),
+        {},
+        "row 0: .*broken.*nor can 15 after",
+    ),
+    "no dataset": (lambda: 7, {}, "int is no source; expected a path, or a dataset"),
+    "a class": (lambda: Items, {}, "is no source"),
+    "no splits": (dict, {}, "a mapping without splits"),
+    "unknown key": (
+        lambda: Items([{"image": picture(0)}]),
+        {"label": "species"},
+        "no 'species'; have",
+    ),
+    "no image": (
+        lambda: Items([{"foto": picture(0)}]),
+        {},
+        "no key of its samples may be.*'foto'",
+    ),
+    "named tuples": (lambda: numbered([0]), {"label": "species"}, r"tuples \(picture, label\).*'species'"),
+    "option of a tree": (lambda: numbered([0]), {"class_depth": 2}, "--class-depth is not for a dataset"),
+    "no class": (
+        lambda: numbered([0, 7, 1], classes=TWO),
+        {},
+        "row 1: label: 7 is no class; expected 0 to",
+    ),
+    "without labels": (
+        lambda: numbered([-1, -1], classes=TWO),
+        {},
+        "row 0: label: -1 is no class.*'none'",
+    ),
+    "no such name": (lambda: numbered(["a", "c"], classes=TWO), {}, "row 1: label: c is no class"),
+    "mixed": (lambda: numbered([0, "a", 1]), {}, "row 1: label: 'a' is text, and others are a number"),
+    "empty label": (lambda: numbered(["a", None]), {}, "row 1: label: is empty"),
+    "of other shapes": (lambda: Items([(picture(0), 1), (picture(1),)]), {}, "row 1: is no tuple of two"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_said_in_one_line(name: str, tmp_path: Path) -> None:
+    make, options, says = BAD[name]
+    with pytest.raises((SettingError, SourceError), match=says) as caught:
+        convert(make(), tmp_path / "out", small_recipe("shards"), workers=0, **options)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "out").exists()

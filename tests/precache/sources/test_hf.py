@@ -1,0 +1,183 @@
+"""Datasets of Hugging Face's library; without it, all but the first are skipped."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from precache import SourceOptions, convert, open_dataset, verify_deep, workers
+from precache.errors import MissingDependencyError, PrecacheError, SettingError, SourceError
+from precache.sources import open_source
+from precache.sources.tree import scan_tree
+from tests.command import check_bad_input, run
+from tests.conftest import IMAGES, small_recipe
+from tests.precache.sources.test_dataset import shards
+
+DAMAGES = 300
+
+
+def test_without_the_library_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(MissingDependencyError, match=r"pip install 'precache\[hf\]'"):
+        open_source(f"hf:{tmp_path}")
+
+
+@pytest.fixture
+def datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    library = pytest.importorskip("datasets", reason="the extra 'hf' is not installed")
+    library.disable_progress_bars()
+    return library
+
+
+def made(datasets: Any, tree: Path, *, embedded: bool = True) -> Any:
+    """The pictures of the tree as such a dataset, in the order of the scan."""
+    scan = scan_tree(tree)
+    paths = [tree / sample.path for sample in scan.samples]
+    pictures = [{"bytes": path.read_bytes(), "path": None} for path in paths] if embedded else map(str, paths)
+    features = {
+        "image": datasets.Image(),
+        "label": datasets.ClassLabel(names=list(scan.classes)),
+        "caption": datasets.Value("string"),
+        "boxes": datasets.Sequence(datasets.Sequence(datasets.Value("float32"))),
+    }
+    columns = {
+        "image": list(pictures),
+        "label": [sample.label for sample in scan.samples],
+        "caption": [f"n° {sample.id}" for sample in scan.samples],
+        "boxes": [[[1.0, 2.0, 3.0, 4.0]] * (sample.id % 3) for sample in scan.samples],
+    }
+    return datasets.Dataset.from_dict(columns, features=datasets.Features(features))
+
+
+@pytest.mark.parametrize("embedded", [False, True])
+def test_a_dataset_gives_the_shards_of_the_tree_and_decodes_nothing_twice(
+    datasets: Any,
+    converted: dict[str, Path],
+    raw_tree: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    embedded: bool,
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("decoded by the library")
+
+    dataset = made(datasets, raw_tree, embedded=embedded)
+    monkeypatch.setattr(datasets.Image, "decode_example", refuse)
+    manifest = convert(dataset, tmp_path / "out", small_recipe("shards"), workers=0).manifest
+    assert shards(tmp_path / "out") == shards(converted["shards"])
+    assert manifest.classes == scan_tree(raw_tree).classes
+
+
+def test_a_saved_dataset_is_read_by_workers_and_verified(
+    datasets: Any, converted: dict[str, Path], raw_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made(datasets, raw_tree).save_to_disk(tmp_path / "saved")
+    monkeypatch.setattr(workers, "_may_fork", lambda: False)
+    source, options = f"hf:{tmp_path}/saved", SourceOptions(fields=("caption", "boxes"))
+    convert(source, tmp_path / "out", small_recipe("shards"), workers=2, options=options)
+    assert shards(tmp_path / "out") == shards(converted["shards"])
+    index = open_dataset(tmp_path / "out").read_index()
+    row = index.ids.tolist().index(2)
+    assert index.fields["caption"].value(row) == "n° 2"
+    assert index.fields["boxes"].array(row).shape == (2, 4)
+    assert not verify_deep(tmp_path / "out", source, workers=0).problems
+
+
+def test_splits_and_an_order_of_its_own_are_kept(datasets: Any, raw_tree: Path, tmp_path: Path) -> None:
+    whole = made(datasets, raw_tree).shuffle(seed=1)
+    parts = datasets.DatasetDict({"train": whole.select(range(40)), "test": whole.select(range(40, IMAGES))})
+    parts.save_to_disk(tmp_path / "saved")
+    labels = [*whole["label"]]
+    for number, source in enumerate((parts, f"hf:{tmp_path}/saved")):
+        out = tmp_path / f"out{number}"
+        convert(source, out, small_recipe("webdataset"), workers=0)
+        index = open_dataset(out).read_index("test")
+        assert sorted(index.ids.tolist()) == list(range(40, IMAGES))
+        assert [labels[row] for row in index.ids.tolist()] == index.labels.tolist()
+
+
+def test_formats_and_transforms_of_the_library_change_nothing(datasets: Any, raw_tree: Path) -> None:
+    dataset = made(datasets, raw_tree)
+    plain = open_source(dataset).scan()
+    assert open_source(dataset.with_format("numpy")).scan().digest == plain.digest
+    turned = open_source(dataset.with_transform(lambda rows: rows)).scan()
+    assert turned.digest == plain.digest
+    assert "its transform is left out" in turned.warnings[0]
+
+
+def test_bad_columns_are_named(datasets: Any, raw_tree: Path) -> None:
+    dataset = made(datasets, raw_tree)
+    for options, says in (
+        ({"label": "species"}, "no column 'species'; has 'image', 'label'"),
+        ({"image": "photo"}, "no column 'photo'"),
+        ({"fields": ("weight",)}, "no column 'weight'"),
+    ):
+        with pytest.raises(SettingError, match=says):
+            open_source(dataset, SourceOptions(**options)).scan()
+    with pytest.raises(SettingError, match="no column may be the pictures; say which with image="):
+        open_source(dataset.select_columns(["label"])).scan()
+    unlabelled = dataset.remove_columns("label").add_column("label", [-1] * IMAGES)
+    unlabelled = unlabelled.cast_column("label", dataset.features["label"])
+    with pytest.raises(SourceError, match="row 0: label: -1 is no class"):
+        open_source(unlabelled).scan()
+    assert open_source(unlabelled, SourceOptions(target="none")).scan().target == "none"
+
+
+def test_a_row_without_a_picture_is_a_reject(datasets: Any, tmp_path: Path) -> None:
+    columns = {"image": [Image.fromarray(np.full((8, 8), n, np.uint8)) for n in range(3)], "label": [0, 1, 0]}
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.Value("int64")})
+    columns["image"][1] = None
+    dataset = datasets.Dataset.from_dict(columns, features=features)
+    result = convert(dataset, tmp_path / "out", small_recipe("shards"), workers=0, max_rejects=0.5)
+    assert [(bad.id, bad.reason) for bad in result.manifest.rejected] == [(1, "has no picture")]
+
+
+def test_the_command_takes_a_saved_dataset(datasets: Any, raw_tree: Path, tmp_path: Path) -> None:
+    made(datasets, raw_tree).save_to_disk(tmp_path / "saved")
+    flags = ("--format", "dali", "--size", 16, "--workers", 0, "--field", "caption")
+    done = run("precache", "convert", "hf:saved", "out", *flags, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert run("precache", "verify", "--deep", "out", "hf:saved", cwd=tmp_path).returncode == 0
+    check_bad_input(run("precache", "convert", "hf:none", "o", *flags, cwd=tmp_path), "none: no such folder")
+    check_bad_input(run("precache", "convert", "hf:out", "o", *flags, cwd=tmp_path), "not what save_to_disk")
+
+
+def test_damaged_folders_end_in_one_line_or_in_what_was_saved(
+    datasets: Any, raw_tree: Path, tmp_path: Path
+) -> None:
+    """Mutated by seed: a byte, a cut, a hole; pictures that changed with them are decoded or rejected."""
+    saved = tmp_path / "saved"
+    made(datasets, raw_tree).select(range(6)).save_to_disk(saved)
+    originals = {path: path.read_bytes() for path in saved.iterdir()}
+    for seed in range(DAMAGES):
+        rng = np.random.default_rng(seed)
+        for path, content in originals.items():
+            path.write_bytes(content)
+        damage(sorted(originals)[rng.integers(len(originals))], rng)
+        says = ""
+        try:
+            scan = open_source(f"hf:{saved}", SourceOptions(fields=("caption", "boxes"))).scan()
+            for sample in scan.samples:
+                scan.source.read(sample, 10**6)
+        except PrecacheError as error:
+            says = str(error)
+        assert "\n" not in says, seed
+
+
+def damage(path: Path, rng: np.random.Generator) -> None:
+    content = bytearray(path.read_bytes())
+    kind, place = rng.integers(4), int(rng.integers(max(1, len(content))))
+    if kind == 0:
+        content[place:] = b""
+    elif kind == 1:
+        content[place : place + 64] = bytes(len(content[place : place + 64]))
+    else:
+        for _ in range(int(rng.integers(1, 9))):
+            content[place] = int(rng.integers(256))
+            place = int(rng.integers(max(1, len(content))))
+    path.write_bytes(content)

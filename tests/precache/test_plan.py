@@ -48,7 +48,7 @@ def test_a_sample_larger_than_a_shard_gets_one_of_its_own() -> None:
         ("size", True, "size must be an integer from 1 to 8,192, got True"),
         ("quality", 101, "quality must be an integer from 1 to 100, got 101"),
         ("shard_bytes", 0, "shard_bytes must be an integer of at least 1, got 0"),
-        ("fit", "squash", "unknown fit 'squash'; choose from: crop, pad, stretch"),
+        ("fit", "squash", "unknown fit 'squash'; choose from: crop, keep, keep-longer, pad, stretch"),
         ("resample", "nearest", "unknown resample 'nearest'; choose from: area, bicubic, bilinear, lanczos"),
         *(
             ("splits", bad, f"splits must be shares that sum to 1, as in 'train=0.8,val=0.2', got {bad!r}")

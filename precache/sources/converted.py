@@ -71,17 +71,19 @@ class ConvertedSource:
     def scan(self) -> Scan:
         """See `precache.sources.base.Source`."""
         manifest = self.dataset.manifest
-        index = self.dataset.read_index()
+        index = self.dataset.read_index(removed=True)  # a row for each that the shards hold
         shard_splits = [shard.split for shard in manifest.shards]
         splits = list(dict.fromkeys(shard_splits))
         split_of = np.repeat([splits.index(split) for split in shard_splits], np.diff(self.ends, prepend=0))
-        rows = np.arange(len(index))
+        rows = served = np.flatnonzero(index.served)
         if self.where_text is not None:
-            where = Where.parse(self.where_text)
-            rows = where.rows(index.ids, index.labels, index.targets, manifest.classes, split_of, splits)
+            where, live = Where.parse(self.where_text), index.select(index.served)
+            rows = served[
+                where.rows(live.ids, live.labels, live.targets, manifest.classes, split_of[served], splits)
+            ]
         rows = rows[np.argsort(index.ids[rows])]
         samples = self._samples(index, rows, split_of, splits)
-        left_out = np.setdiff1d(np.arange(len(index)), rows)
+        left_out = np.setdiff1d(served, rows)
         ignored = (
             *(IgnoredPath(path, reason) for path, reason in manifest.ignored),
             *(IgnoredPath(rejected.path, rejected.reason) for rejected in manifest.rejected),
@@ -161,7 +163,7 @@ class _MaskedSource(ConvertedSource):
 def open_converted(path: Path, where_text: str | None) -> ConvertedSource:
     """The source that reads the dataset in folder `path`; raises DatasetError as `open_dataset`."""
     dataset = open_dataset(path)
-    index = dataset.read_index()
+    index = dataset.read_index(removed=True)
     ends = np.cumsum([shard.samples for shard in dataset.manifest.shards], dtype=np.int64)
     kind = ConvertedSource if index.mask_checksums is None else _MaskedSource
     return kind(where_text, dataset, ends, index.checksums, index.shapes)
@@ -191,7 +193,7 @@ def prepared(scan: Scan, recipe: Recipe, options: SourceOptions) -> tuple[Scan, 
     if recipe.splits != DEFAULT_SPLITS and not recipe.listed:
         every, none = np.arange(len(samples)), np.zeros(len(samples), np.int64)
         samples = samples.select(every, none, ("",))
-    sizes = source.dataset.read_index().source_sizes[samples.places]
+    sizes = source.dataset.read_index(removed=True).source_sizes[samples.places]
     if (recipe.size, recipe.fit) == (stored.size, stored.fit) and not isinstance(source, _MaskedSource):
         samples.original_sizes = sizes
     elif boxes is not None:

@@ -15,6 +15,7 @@ from precache.errors import SettingError
 from precache.sizes import Size, as_size, sides
 from precache.sources.tree import scan_tree
 from tests import loader_contract as contract
+from tests import sampling_contract
 from tests.building import build_loader
 from tests.conftest import IMAGES, RECTANGLE, STORED_SIZE
 
@@ -177,11 +178,13 @@ def test_two_iterations_take_turns(arm: Arm) -> None:
 
 def test_a_part_is_served_as_if_it_were_all(arm: Arm, raw_tree: Path) -> None:
     expected = [(sample.id, sample.label) for sample in scan_tree(raw_tree).samples]
-    contract.check_a_part(arm.build, expected, full=arm.raw or arm.path.name == "shards")
+    sampling_contract.check_a_part(arm.build, expected, full=arm.raw or arm.path.name == "shards")
 
 
 def test_weights_draw_with_replacement(arm: Arm, raw_tree: Path) -> None:
-    contract.check_weights(arm.build, [(sample.id, sample.label) for sample in scan_tree(raw_tree).samples])
+    sampling_contract.check_weights(
+        arm.build, [(sample.id, sample.label) for sample in scan_tree(raw_tree).samples]
+    )
 
 
 def test_a_cache_serves_what_is_drawn(arm: Arm) -> None:
@@ -199,14 +202,14 @@ def test_views_are_drawn_independently(arm: Arm, cache: str) -> None:
         with pytest.raises(SettingError, match="'dali' draws one view of pictures of varying size"):
             arm.build(views=2, augment="train")
         return
-    contract.check_views(partial(arm.build, cache=cache))
+    sampling_contract.check_views(partial(arm.build, cache=cache))
 
 
 def test_set_size_serves_the_next_epoch_in_another_size(arm: Arm) -> None:
     if arm.worst_psnr is None:
         pytest.skip("noise by design, of each size another")
     half = as_size(*(side // 2 for side in sides(arm.size)))
-    contract.check_set_size(arm.build, (arm.size, half))
+    sampling_contract.check_set_size(arm.build, (arm.size, half))
 
 
 @pytest.mark.parametrize("cache", ["ram", "device"])

@@ -17,6 +17,7 @@ from loaders.order import EpochOrder
 from precache import Recipe, convert
 from precache.errors import SampleError, SettingError
 from tests import loader_contract as contract
+from tests import sampling_contract
 from tests.building import build_loader
 from tests.conftest import IMAGES, STORED_SIZE
 from tests.damage import flip_a_bit
@@ -109,7 +110,7 @@ def test_the_contract_of_any_loader_holds(build: contract.Build) -> None:
     contract.check_a_state_goes_on_with_other_ranks(build, 3)
     contract.check_two_iterations_take_turns(build)
     contract.check_an_iteration_after_a_break_is_the_next_epoch(build)
-    contract.check_set_size(build, (STORED_SIZE, STORED_SIZE // 2))
+    sampling_contract.check_set_size(build, (STORED_SIZE, STORED_SIZE // 2))
     contract.check_a_cache_changes_nothing_but_the_reading(build, "ram")
 
 

@@ -1,0 +1,112 @@
+"""Properties that every backend keeps where a part of the samples is served, several views, or another size."""
+
+import json
+import re
+from functools import partial
+from itertools import combinations
+
+import pytest
+import torch
+
+from precache.errors import SettingError
+from precache.sizes import Size, sides
+from tests.loader_contract import Build, check_ranks_share_each_epoch, ids_of
+
+
+def check_a_part(build: Build, expected: list[tuple[int, int]], *, full: bool) -> None:
+    """Of `expected`, (id, label) of all samples: with its labels; `full`: in the order it has among all."""
+    chosen = expected[1::3]
+    subset = [sample_id for sample_id, _ in reversed(chosen)]
+    with build() as whole, build(subset=subset) as part:
+        for _ in range(2):
+            among_all = [i for i in ids_of(whole) if i in set(subset)]
+            served = [
+                (int(i), int(y)) for batch in part for i, y in zip(batch.ids, batch.labels, strict=True)
+            ]
+            assert sorted(served) == chosen
+            assert not full or [i for i, _ in served] == among_all
+        assert (part.samples, len(part.dataset)) == (len(chosen), len(chosen))  # type: ignore[arg-type]
+        assert part.classes == whole.classes
+        assert part.path_of(subset[0]) == whole.path_of(subset[0])
+        assert len(whole.dataset) == len(expected)  # type: ignore[arg-type]
+    of_class = [sample_id for sample_id, label in expected if label in (0, 2)]
+    with build(classes=[part.classes[2], part.classes[0]]) as loader:
+        assert sorted(ids_of(loader)) == of_class
+        assert {int(y) for batch in loader for y in batch.labels} == {0, 2}
+    check_ranks_share_each_epoch(partial(build, subset=subset), sorted(subset))
+
+
+def check_weights(build: Build, expected: list[tuple[int, int]]) -> None:
+    """Drawn with replacement, as many as before, the same for any number of workers and ranks."""
+    label_of = dict(expected)
+    with build(shuffle=False) as loader:
+        stored = ids_of(loader)
+    weights = [label_of[sample_id] for sample_id in stored]  # none of class 0
+    with build(weights=weights) as loader:
+        epochs = [ids_of(loader) for _ in range(4)]
+        assert all(len(ids) == len(expected) == loader.samples for ids in epochs)
+        assert all(label_of[i] > 0 for ids in epochs for i in ids)
+        assert all(len(set(ids)) < len(ids) for ids in epochs)
+        assert epochs[0] != epochs[1]
+    check_resume(partial(build, weights=weights))
+    ranks = [build(batch_size=8, weights=weights, rank=rank, world_size=2) for rank in range(2)]
+    served = [list(loader) for loader in ranks]
+    assert [len(batches) for batches in served] == [len(loader) for loader in ranks]
+    assert sorted(i for batches in served for i in ids_of(batches)) == sorted(epochs[0])
+    for loader in ranks:
+        loader.close()
+
+
+def check_views(build: Build) -> None:
+    """Drawn independently, by seed, epoch, id and view alone; the first is what one view gives."""
+    settings = {"augment": "train", "batch_size": 16}
+    with build(**settings) as one, build(views=3, **settings) as several:
+        served = {}
+        for single, batch in zip(one, several, strict=True):
+            assert torch.equal(single.ids, batch.ids)
+            assert torch.equal(single.images, batch.images)
+            assert batch.views[0] is batch.images
+            assert len(batch.views) == 3
+            for view in batch.views:
+                assert (view.shape, view.dtype) == (batch.images.shape, batch.images.dtype)
+                assert view.is_contiguous(memory_format=torch.channels_last)
+            served.update({int(i): [v[n] for v in batch.views] for n, i in enumerate(batch.ids)})
+    alike = sum(torch.equal(a, b) for views in served.values() for a, b in combinations(views, 2))
+    assert alike <= len(served) // 4, "but for pictures of one colour"
+    with build(views=2, **{**settings, "batch_size": 8}, workers=1, shuffle=False) as other:
+        for batch in other:
+            for number, sample_id in enumerate(batch.ids.tolist()):
+                for view, expected in zip(batch.views, served[sample_id], strict=False):
+                    assert torch.equal(view[number], expected)
+        assert not all(
+            torch.equal(view[number], served[int(i)][1])
+            for batch in other
+            for number, i in enumerate(batch.ids)
+            for view in batch.views[1:]
+        ), "another epoch draws anew"
+
+
+def check_set_size(build: Build, sizes: tuple[Size, Size]) -> None:
+    """From the next epoch on, with the pixels of a loader that was built so; a state has its size in it."""
+    large, small = sizes
+    with build(size=large) as loader, build(size=small) as other:
+        first = list(loader)
+        loader.set_size(small)
+        assert loader.size == small
+        next(batches := iter(loader))
+        with pytest.raises(
+            SettingError, match=f"set_size\\({re.escape(repr(large))}\\) in the midst of an epoch, after 1 of"
+        ):
+            loader.set_size(large)
+        state = json.loads(json.dumps(loader.state_dict()))
+        rest = list(batches)
+        list(other)
+        for ours, expected in zip(rest, list(other)[1:], strict=True):
+            assert torch.equal(ours.ids, expected.ids)
+            assert torch.equal(ours.images, expected.images)
+        loader.set_size(large)
+        assert {batch.images.shape[2:] for batch in (*first, *loader)} == {sides(large)}
+    with build(size=large) as resumed:
+        resumed.load_state_dict(state)
+        assert resumed.size == small
+        assert all(torch.equal(a.images, b.images) for a, b in zip(resumed, rest, strict=True))

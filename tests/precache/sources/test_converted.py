@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from precache import Recipe, SourceOptions, convert, open_dataset, verify_deep
+from precache import Recipe, SourceOptions, convert, export, open_dataset, verify_deep
 from precache.boxes import placement
 from precache.converted import ConvertedDataset
 from precache.errors import PrecacheError, SettingError, SourceError
@@ -318,3 +318,17 @@ def test_a_subset_keeps_its_masks(tmp_path: Path) -> None:
     (_, sample), *others = stored(open_dataset(tmp_path / "two"))
     assert sample.mask is not None
     assert not others
+
+
+def test_16_bits_are_neither_converted_on_nor_exported(raw_tree: Path, tmp_path: Path) -> None:
+    recipe = small_recipe("shards", channels="grey", dtype="uint16")
+    convert(raw_tree, tmp_path / "one", recipe, workers=0)
+    with pytest.raises(SettingError, match="holds uint16 of channels grey, which is converted from the orig"):
+        convert(tmp_path / "one", tmp_path / "two", small_recipe("dali"), workers=0)
+    with pytest.raises(
+        SettingError, match=r"holds uint16 of channels grey; only uint8 .* is written to files"
+    ):
+        export(tmp_path / "one", tmp_path / "tree", workers=0)
+    dataset = open_dataset(tmp_path / "one")
+    places = FORMATS["shards"].find_samples(dataset.shard_path(dataset.manifest.shards[0]))
+    assert set(places[:, 1].tolist()) == {48 * 48 * 2}

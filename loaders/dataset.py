@@ -263,10 +263,14 @@ def open_split(path: str | os.PathLike[str], split: str, *, skip_rejected: bool 
 
 def _converted(dataset: ConvertedDataset, split: str) -> SplitData:
     shards = dataset.manifest.split_shards(split)
-    index = dataset.read_index(split)
+    index = dataset.read_index(split, removed=True)  # a row for each that the shards hold
+    if not index.served.any():
+        raise DatasetError(
+            f"{dataset.path}: updates have removed all of split {split!r}; choose another split"
+        )
     all_statistics = dataset.manifest.statistics
     statistics = all_statistics.get("train", all_statistics.get(split))
-    return SplitData(
+    data = SplitData(
         path=dataset.path,
         kind=dataset.manifest.recipe.format,
         ids=index.ids,
@@ -286,6 +290,7 @@ def _converted(dataset: ConvertedDataset, split: str) -> SplitData:
         rendering=dataset.manifest.recipe.rendering,
         boxes=str(dataset.manifest.source_options.get("boxes", "")),
     )
+    return data if index.served.all() else data.select(np.flatnonzero(index.served))
 
 
 def _raw(scan: Scan, split: str, *, skip_rejected: bool) -> SplitData:

@@ -179,7 +179,7 @@ class ImageDataset(Dataset[tuple[Any, Any]]):
         if shard not in self._places:
             self._check.open_file(shard)
             places = FORMATS[self._data.kind].find_samples(Path(self._data.files[shard]))
-            samples, most = self._data.shard_samples[shard], self._data.shard_bytes[shard]
+            samples, most = self._data.whole.shard_samples[shard], self._data.shard_bytes[shard]
             if len(places) != samples or (places > most).any():
                 raise DatasetError(
                     f"{self._data.files[shard]}: its index names {len(places):,} samples up to byte "

@@ -108,15 +108,17 @@ def find_weights(sampling: Sampling, data: SplitData) -> Weights | None:
         shares: Weights = 1 / np.bincount(data.labels)[data.labels]
         return shares
     weights = _array("weights", asked, "'balanced' or a number for each sample")
-    whole = data.whole
-    if weights.dtype.kind not in "iuf" or weights.shape not in ((len(whole.ids),), (len(data.ids),)):
-        lengths = " or ".join(f"[{count}]" for count in dict.fromkeys((len(whole.ids), len(data.ids))))
+    index = data.whole.index
+    served = np.ones(len(data.whole.ids), bool) if index is None else index.served
+    counts = (int(served.sum()), len(data.ids))
+    if weights.dtype.kind not in "iuf" or weights.shape not in [(count,) for count in counts]:
+        lengths = " or ".join(f"[{count}]" for count in dict.fromkeys(counts))
         raise SettingError(
             f"weights must be 'balanced' or numbers {lengths}, one for each sample in stored order, as "
             f"loader.dataset.targets are; got {weights.dtype} {list(weights.shape)}"
         )
-    if len(weights) == len(whole.ids):
-        weights = weights[data.in_whole(slice(None))]
+    if len(weights) == counts[0]:
+        weights = weights[(np.cumsum(served) - 1)[data.in_whole(slice(None))]]
     weights = weights.astype(np.float64)
     wrong = np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))
     if len(wrong):

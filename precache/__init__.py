@@ -26,7 +26,7 @@ from precache.recipe import Recipe
 from precache.sources import Source, SourceOptions, open_source
 from precache.verification import verify, verify_across, verify_deep
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 __all__ = [
     "CheckReport",

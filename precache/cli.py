@@ -53,6 +53,18 @@ _SOURCE = {
 """Options that say what is what in a source."""
 
 
+_REJECTS = {
+    "max_rejects": click.option(
+        "--max-rejects", default="1%", show_default=True, help="How many pictures may be damaged: 1% or 0.01."
+    ),
+    "strict": click.option("--strict", is_flag=True, help="Allow no damaged picture: --max-rejects 0."),
+}
+
+
+def _most_rejects(max_rejects: str, strict: bool) -> float:
+    return 0.0 if strict else parse_share("max_rejects", max_rejects)
+
+
 def _source_options(fields: tuple[str, ...], **options: Any) -> SourceOptions:
     names = [name.strip() for listed in fields for name in listed.split(",")]
     return SourceOptions(fields=tuple(name for name in names if name), **options)
@@ -133,10 +145,8 @@ def fetch(name: str, dst: Path, url: str | None) -> None:
 @click.option("--seed", default=0, show_default=True, help="Of the order on disk and the splits.")
 @click.option("--workers", type=int, help="Worker processes; 0: work in this one.  [default: one per CPU]")
 @click.option("--overwrite", is_flag=True, help="Convert again, and replace DST when all is done.")
-@click.option(
-    "--max-rejects", default="1%", show_default=True, help="How many pictures may be damaged: 1% or 0.01."
-)
-@click.option("--strict", is_flag=True, help="Allow no damaged picture: --max-rejects 0.")
+@click.option("--update", is_flag=True, help="Add what SRC got since DST was converted; drop what it lost.")
+@gathered("most_rejects", _most_rejects, _REJECTS)
 @gathered("options", _source_options, _SOURCE)
 def convert(
     src: Path,
@@ -144,8 +154,8 @@ def convert(
     format_name: str | None,
     workers: int | None,
     overwrite: bool,
-    max_rejects: str,
-    strict: bool,
+    update: bool,
+    most_rejects: float,
     shard_bytes: str,
     splits: str,
     size: str,
@@ -162,7 +172,6 @@ def convert(
     split_list = None if "=" in splits and not Path(splits).is_file() else Path(splits)
     if split_list is not None:
         splits = DEFAULT_SPLITS
-    most_rejects = 0.0 if strict else parse_share("max_rejects", max_rejects)
     settings |= {"size": parse_size(size), "shard_bytes": parse_bytes(shard_bytes), "splits": splits}
     recipe = Recipe(format=format_name, **settings)
     destination = DATA / format_name if dst is None else dst
@@ -177,6 +186,7 @@ def convert(
             recipe,
             workers=workers,
             overwrite=overwrite,
+            update=update,
             max_rejects=most_rejects,
             split_list=split_list,
             options=options,
@@ -329,6 +339,12 @@ def _print_conversion(result: Conversion, destination: Path) -> None:
     if not result.published:
         note(f"{destination}: already converted with these settings; nothing to do")
         return
+    if manifest.updates:
+        done = manifest.updates[-1]
+        note(
+            f"{destination}: update {len(manifest.updates):,}: {counted(done.added, 'picture')} added, "
+            f"{done.removed:,} removed"
+        )
     note(
         f"{destination}: {counted(manifest.samples, 'image')}, {len(manifest.rejected):,} rejected, "
         f"{len(manifest.ignored):,} ignored; {human_bytes(manifest.source_bytes)} in, "

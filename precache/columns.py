@@ -154,6 +154,36 @@ class Column:
         array = self.array(row)
         return array.tobytes().decode() if self.kind == "text" else array.tolist()
 
+    def differs_in_kind(self, other: "Column") -> bool:
+        """Whether the two can be no parts of one column; whole numbers and others can."""
+        mine, its = (
+            (column.ends is None, column.values.dtype == _TEXT, column.values.shape[1:])
+            for column in (self, other)
+        )
+        empty = self.ends is not None and not (len(self.values) and len(other.values))
+        return mine[:2] != its[:2] or (mine[2] != its[2] and not empty)
+
+    def join(self, other: "Column") -> "Column":
+        """Its values, then those of `other`, which does not differ in kind."""
+        parts = [column.values for column in (self, other)]
+        if self.ends is None or other.ends is None:
+            return Column(np.concatenate(parts))
+        values = np.concatenate([part for part in parts if len(part)] or parts[:1])
+        return Column(values, np.concatenate((self.ends, other.ends + len(self.values))))
+
+    def same(self, other: "Column") -> npt.NDArray[np.bool_]:
+        """bool [n]: whether the two, of as many values and one kind, have the same value in each row."""
+        if self.ends is None or other.ends is None:
+            return _equal(self.values, other.values)
+        lengths = np.diff(self.ends, prepend=0)
+        alike: npt.NDArray[np.bool_] = lengths == np.diff(other.ends, prepend=0)
+        rows = np.flatnonzero(alike)
+        mine, its = self.select(rows).values, other.select(rows).values
+        if len(mine):
+            owners = np.repeat(rows, lengths[rows])
+            alike[owners[~_equal(mine, its)]] = False
+        return alike
+
     def content(self) -> bytes:
         """All that it holds, to be hashed."""
         head = f"{self.values.dtype}{self.values.shape}".encode()
@@ -210,6 +240,13 @@ def _numbers(value: Any) -> npt.NDArray[Any]:
     if array.dtype == np.uint64 and array.max() > np.iinfo(np.int64).max:
         raise ValueError
     return array.astype(np.int64)
+
+
+def _equal(ours: npt.NDArray[Any], others: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """bool [n]: whether numbers, or rows of numbers, are equal; what is no number equals itself."""
+    different = (ours != others) & ~(np.isnan(ours) & np.isnan(others))
+    equal: npt.NDArray[np.bool_] = ~different.reshape(len(different), -1).any(axis=1)
+    return equal
 
 
 def _is_list(value: Any) -> bool:

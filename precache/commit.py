@@ -1,21 +1,42 @@
-"""The end of a conversion: index, list of rejects, and the manifest, which makes it a dataset."""
+"""The end of a conversion or an update: index, list of rejects, and the manifest, which makes it count."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from precache import images
 from precache.codecs import made_by
 from precache.errors import DatasetError
 from precache.finished import FinishedShard
-from precache.index import Checksums, SampleIndex, Sizes, SourceState, write_index, write_source_state
-from precache.manifest import Manifest, write_manifest, write_rejected
+from precache.history import Update
+from precache.index import (
+    Checksums,
+    Ints,
+    SampleIndex,
+    Sizes,
+    SourceState,
+    write_index,
+    write_source_state,
+)
+from precache.manifest import (
+    REJECTED_NAME,
+    VERSION,
+    Manifest,
+    Rejected,
+    ShardEntry,
+    write_manifest,
+    write_rejected,
+)
 from precache.plan import ConvertPlan
 from precache.recipe import Recipe
 from precache.sources import SourceOptions
-from precache.sources.base import Samples, Scan
-from precache.statistics import statistics_by_split
+from precache.sources.base import Scan
+from precache.statistics import ChannelStatistics, statistics_by_split
+from precache.update import UpdatePlan
 
 
 def commit(
@@ -30,15 +51,141 @@ def commit(
     Raises:
         DatasetError: they do not, or no picture could be converted.
     """
-    done = [finished[shard.name] for shard in plan.shards]
-    rejected = sorted((sample for shard in done for sample in shard.rejected), key=lambda r: r.id)
-    rows = np.concatenate([shard.rows for shard in plan.shards])
-    kept = rows[~np.isin(scan.samples.ids[rows], [sample.id for sample in rejected])]
-    sizes = np.concatenate([shard.source_sizes for shard in done])
-    written = sum(shard.entry.samples for shard in done)
-    if not (
-        written == len(kept) == len(sizes) and scan.scanned == written + len(rejected) + len(scan.ignored)
-    ):
+    written = _Written.of(scan, plan, finished)
+    _check_counts(scan, len(written.index), written.rejected)
+    source_checksums = np.empty(len(scan.samples), np.uint64)
+    source_checksums[written.rows] = written.source_checksums
+    state = SourceState(scan.samples.file_bytes, scan.samples.modified_ns, source_checksums)
+    manifest = Manifest(
+        recipe=plan.recipe,
+        made_by=made_by(),
+        source_digest=scan.digest,
+        source_bytes=int(scan.samples.file_bytes.clip(0).sum()),
+        classes=scan.classes,
+        samples_per_class=_count_classes(scan, written.shards, written.index),
+        shards=written.shards,
+        index=write_index(destination, written.index),
+        scanned=scan.scanned,
+        rejected=written.rejected,
+        ignored=tuple((ignored.path, ignored.reason) for ignored in scan.ignored),
+        source_state=write_source_state(destination, state),
+        source_options=options.given(),
+        target=scan.target,
+        fields={name: column.kind for name, column in written.index.fields.items()},
+        statistics=written.statistics,
+    )
+    write_rejected(destination, manifest.rejected)
+    write_manifest(destination, manifest)
+    return manifest
+
+
+def commit_update(update: UpdatePlan, finished: Mapping[str, FinishedShard]) -> Manifest:
+    """Check that the counts add up, then write the new index and, last, the manifest in place of the old one.
+
+    Raises:
+        DatasetError: they do not, or no picture is left.
+    """
+    before, difference = update.dataset.manifest, update.difference
+    folder, scan, known = update.dataset.path, difference.scan, difference.known
+    written = _Written.of(scan, update.plan, finished)
+    rejected = tuple(sorted((*update.rejected, *written.rejected), key=lambda picture: picture.id))
+    gone = known.rows[difference.gone]
+    removed = ~known.index.served
+    removed[gone[gone >= 0]] = True
+    index = known.index if not len(written.index) else known.index.join(written.index)
+    index = replace(index, removed=np.concatenate((removed, np.zeros(len(written.index), np.bool_))))
+    _check_counts(scan, int(index.served.sum()), rejected)
+    shards = (*before.shards, *written.shards)
+    stored = np.repeat([shard.split for shard in shards], [shard.samples for shard in shards])
+    splits, counts = np.unique(stored[~index.served], return_counts=True)
+    done = Update(
+        added=len(written.index),
+        removed=int((gone >= 0).sum()),
+        next_id=difference.next_id,
+        made_by=update.target.made_by,
+    )
+    manifest = replace(
+        before,
+        version=VERSION,
+        recipe=update.plan.recipe,
+        source_digest=scan.digest,
+        source_bytes=int(scan.samples.file_bytes.clip(0).sum()),
+        classes=scan.classes,
+        samples_per_class=_count_classes(scan, shards, index),
+        shards=shards,
+        index=write_index(folder, index, update.number),
+        scanned=scan.scanned,
+        rejected=rejected,
+        ignored=tuple((ignored.path, ignored.reason) for ignored in scan.ignored),
+        source_state=write_source_state(folder, _state_after(update, written), update.number),
+        source_options=update.options.given(),
+        fields={name: column.kind for name, column in index.fields.items()},
+        statistics=_statistics_after(before, written),
+        updates=(*before.updates, done),
+        removed=dict(zip(splits.tolist(), counts.tolist(), strict=True)),
+    )
+    if not rejected:
+        (folder / REJECTED_NAME).unlink(missing_ok=True)
+    write_rejected(folder, rejected)
+    write_manifest(folder, manifest)
+    return manifest
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Written:
+    """The shards of a plan, put together.
+
+    Attributes:
+        shards: those with samples, in their order.
+        rows: int64 [m], of the scan's samples, rejected ones too.
+        source_checksums: uint64 [m], of these.
+        rejected: by their ids.
+        index: of the samples.
+        statistics: of each split, see the manifest.
+    """
+
+    shards: tuple[ShardEntry, ...]
+    rows: Ints
+    source_checksums: Checksums
+    rejected: tuple[Rejected, ...]
+    index: SampleIndex
+    statistics: dict[str, ChannelStatistics]
+
+    @classmethod
+    def of(cls, scan: Scan, plan: ConvertPlan, finished: Mapping[str, FinishedShard]) -> "_Written":
+        done = [finished[shard.name] for shard in plan.shards]
+        rejected = sorted((sample for shard in done for sample in shard.rejected), key=lambda r: r.id)
+        rows = np.concatenate([np.empty(0, np.int64), *(shard.rows for shard in plan.shards)])
+        kept = ~np.isin(scan.samples.ids[rows], [sample.id for sample in rejected])
+        checksums = _joined([shard.source_checksums for shard in done], np.uint64)
+        named = scan.samples.select(rows[kept])
+        sizes = _joined([shard.source_sizes for shard in done], np.int32).reshape(-1, 2)
+        masked = any(len(shard.mask_checksums) for shard in done)
+        index = SampleIndex(
+            ids=named.ids,
+            labels=named.labels,
+            source_sizes=sizes,
+            checksums=_joined([shard.checksums for shard in done], np.uint64),
+            source_checksums=checksums[kept],
+            paths=named.paths,
+            path_ends=named.path_ends,
+            targets=named.targets,
+            fields=named.fields,
+            shapes=_stored_shapes(sizes, plan.recipe),
+            mask_checksums=_joined([shard.mask_checksums for shard in done], np.uint64) if masked else None,
+        )
+        shards = tuple(shard.entry for shard in done if shard.entry.samples)
+        sums = ((shard.entry.split, shard.sums) for shard in done if shard.entry.samples)
+        statistics = statistics_by_split(sums, plan.recipe.dtype)
+        return cls(shards, rows, checksums, tuple(rejected), index, statistics)
+
+
+def _joined(parts: Sequence[npt.NDArray[Any]], dtype: type) -> npt.NDArray[Any]:
+    return np.concatenate(parts) if parts else np.empty(0, dtype)
+
+
+def _check_counts(scan: Scan, written: int, rejected: Sequence[Rejected]) -> None:
+    if scan.scanned != written + len(rejected) + len(scan.ignored):
         raise DatasetError(
             f"{scan.root}: {scan.scanned:,} files scanned, but {written:,} converted, {len(rejected):,} "
             f"rejected and {len(scan.ignored):,} ignored; this is a bug; please report it"
@@ -48,53 +195,6 @@ def commit(
             f"{scan.root}: none of its {len(scan.samples):,} pictures can be converted; "
             f"the first one, {rejected[0].path}, {rejected[0].reason}"
         )
-    labels = scan.samples.labels[kept]
-    source_checksums = np.empty(len(scan.samples), np.uint64)
-    source_checksums[rows] = np.concatenate([shard.source_checksums for shard in done])
-    named = scan.samples.select(kept)
-    index = SampleIndex(
-        ids=named.ids,
-        labels=labels,
-        source_sizes=sizes,
-        checksums=np.concatenate([shard.checksums for shard in done]),
-        source_checksums=source_checksums[kept],
-        paths=named.paths,
-        path_ends=named.path_ends,
-        targets=named.targets,
-        fields=named.fields,
-        shapes=_stored_shapes(sizes, plan.recipe),
-        mask_checksums=_joined([shard.mask_checksums for shard in done]),
-    )
-    state = SourceState(scan.samples.file_bytes, scan.samples.modified_ns, source_checksums)
-    manifest = Manifest(
-        recipe=plan.recipe,
-        made_by=made_by(),
-        source_digest=scan.digest,
-        source_bytes=int(scan.samples.file_bytes.clip(0).sum()),
-        classes=scan.classes,
-        samples_per_class=_count_classes(scan, done, named),
-        shards=tuple(shard.entry for shard in done if shard.entry.samples),
-        index=write_index(destination, index),
-        scanned=scan.scanned,
-        rejected=tuple(rejected),
-        ignored=tuple((ignored.path, ignored.reason) for ignored in scan.ignored),
-        source_state=write_source_state(destination, state),
-        source_options=options.given(),
-        target=scan.target,
-        fields={name: column.kind for name, column in named.fields.items()},
-        statistics=statistics_by_split(
-            ((s.entry.split, s.sums) for s in done if s.entry.samples), plan.recipe.dtype
-        ),
-    )
-    write_rejected(destination, rejected)
-    write_manifest(destination, manifest)
-    return manifest
-
-
-def _joined(checksums: Sequence[Checksums]) -> Checksums | None:
-    """All of them; None where there are none."""
-    joined = np.concatenate(checksums)
-    return joined if len(joined) else None
 
 
 def _stored_shapes(source_sizes: Sizes, recipe: Recipe) -> Sizes | None:
@@ -103,18 +203,45 @@ def _stored_shapes(source_sizes: Sizes, recipe: Recipe) -> Sizes | None:
         return None
     how = recipe.rendering
     fitted = [images.fitted_size(width, height, how) for width, height in source_sizes.tolist()]
-    return np.array(fitted, np.int32)[:, ::-1]
+    return np.array(fitted, np.int32).reshape(-1, 2)[:, ::-1]
 
 
-def _count_classes(scan: Scan, done: Sequence[FinishedShard], written: Samples) -> dict[str, tuple[int, ...]]:
-    """Split -> number of samples of each class; `written` in written order."""
-    split_of = np.repeat([shard.entry.split for shard in done], [shard.entry.samples for shard in done])
+def _state_after(update: UpdatePlan, written: _Written) -> SourceState:
+    """Of the source after an update."""
+    difference = update.difference
+    samples = difference.scan.samples
+    checksums = np.empty(len(samples), np.uint64)
+    checksums[difference.stays] = difference.state.checksums[difference.stay_as]
+    checksums[written.rows] = written.source_checksums
+    by_id = np.argsort(samples.ids)
+    return SourceState(samples.file_bytes[by_id], samples.modified_ns[by_id], checksums[by_id])
+
+
+def _statistics_after(before: Manifest, written: _Written) -> dict[str, ChannelStatistics]:
+    """Of each split after an update; none of one that got or has pictures without them."""
+    known = {**before.statistics}
+    for split in dict.fromkeys(shard.split for shard in written.shards):
+        had, got = known.pop(split, None), written.statistics.get(split)
+        if got is not None and had is not None:
+            got = had.joined(got)
+        elif split in before.samples_per_class:
+            got = None
+        if got is not None:
+            known[split] = got
+    return known
+
+
+def _count_classes(
+    scan: Scan, shards: Sequence[ShardEntry], index: SampleIndex
+) -> dict[str, tuple[int, ...]]:
+    """Split -> number of samples of each class; `index` is of all samples of `shards`."""
+    split_of = np.repeat([shard.split for shard in shards], [shard.samples for shard in shards])
     counts = {}
-    for split in dict.fromkeys(shard.entry.split for shard in done if shard.entry.samples):
-        rows = split_of == split
-        labels = written.labels[rows]
-        if scan.target == "classes" and written.targets is not None:
-            labels = written.targets.select(rows).values
+    for split in dict.fromkeys(shard.split for shard in shards):
+        rows = (split_of == split) & index.served
+        labels = index.labels[rows]
+        if scan.target == "classes" and index.targets is not None:
+            labels = index.targets.select(rows).values
         elif scan.target != "class":
             labels = labels[:0]
         counts[split] = tuple(np.bincount(labels, minlength=len(scan.classes)).tolist())

@@ -19,8 +19,8 @@ import numpy as np
 
 from precache import bands, boxes, columns, executors, masks
 from precache.codecs import made_by
-from precache.commit import commit
-from precache.converted import is_converted, open_dataset
+from precache.commit import commit, commit_update
+from precache.converted import ConvertedDataset, is_converted, open_dataset
 from precache.destination import (
     build_folder,
     check_may_be_replaced,
@@ -30,9 +30,11 @@ from precache.destination import (
     tidy,
     warn_of_build,
 )
+from precache.difference import compare
 from precache.errors import DatasetError, SettingError, check_share
 from precache.estimate import predict_bytes
-from precache.journal import Journal, Target, check_empty
+from precache.journal import Journal, check_empty
+from precache.journal_header import Target
 from precache.lock import Lock, hold_lock, lock_path
 from precache.manifest import Manifest, Rejected
 from precache.notices import counted, warn
@@ -45,6 +47,7 @@ from precache.sources import SourceOptions, open_source
 from precache.sources.base import Scan, check_apart
 from precache.sources.converted import prepared
 from precache.splits import apply_list
+from precache.update import plan as plan_update
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +75,7 @@ def convert(
     *,
     workers: int | None = None,
     overwrite: bool = False,
+    update: bool = False,
     max_rejects: float = 0.01,
     split_list: str | os.PathLike[str] | None = None,
     options: SourceOptions | None = None,
@@ -89,6 +93,8 @@ def convert(
         workers: processes; default one per CPU, 0 for the calling process.
         overwrite: convert although the destination is finished: the new dataset is built beside
             it and takes its place at the end. An unfinished one of other settings is discarded.
+        update: add to a finished destination what `source` has got since, and mark what it has lost, see
+            `precache.update`.
         max_rejects: share of the pictures, 0 to 1, that may be undecodable, rounded up to whole
             pictures; more, and nothing is published.
         split_list: a file of lines `path,split` that says what is converted, into which splits
@@ -109,6 +115,8 @@ def convert(
     workers = executors.worker_count(workers)
     check_share("max_rejects", max_rejects)
     bands.check_reader(recipe.channels)
+    if update and overwrite:
+        raise SettingError("update and overwrite cannot be combined; give one")
     options = replace(options or SourceOptions(), **named)
     opened = open_source(source, options)
     scan, options = prepared(opened.scan(), recipe, options)
@@ -136,7 +144,7 @@ def convert(
         if not lock_path(destination).exists():  # a folder of somebody else's gets no lock file beside it
             check_empty(destination)
         with hold_lock(destination) as lock:
-            manifest, converted = _convert(job, lock, overwrite)
+            manifest, converted = _convert(job, lock, overwrite, update)
     except OSError as error:
         if executors.is_of_caller(error):
             raise
@@ -160,9 +168,10 @@ class _Job:
     on_start: Callable[[int, int], None]
     on_progress: Progress
     options: SourceOptions
+    rejected: tuple[Rejected, ...] = ()
 
 
-def _convert(job: _Job, lock: Lock, overwrite: bool) -> tuple[Manifest, int | None]:
+def _convert(job: _Job, lock: Lock, overwrite: bool, update: bool) -> tuple[Manifest, int | None]:
     """The dataset in the locked destination, and how many pictures were converted; None if it was there."""
     finish_swap(lock)
     destination = folder = lock.destination
@@ -174,6 +183,8 @@ def _convert(job: _Job, lock: Lock, overwrite: bool) -> tuple[Manifest, int | No
         folder = build_folder(lock)
     else:
         warn_of_build(lock)
+    if finished and update:
+        return _update(job, destination)
     if finished and not overwrite:
         return _check_finished(job, destination), None
     with Journal(folder, job.target, job.plan, job.scan, overwrite=overwrite) as journal, tells(journal.kept):
@@ -187,12 +198,31 @@ def _convert(job: _Job, lock: Lock, overwrite: bool) -> tuple[Manifest, int | No
     return manifest, converted
 
 
+def _update(job: _Job, destination: Path) -> tuple[Manifest, int | None]:
+    """As `_convert`, of the finished dataset in `destination`."""
+    dataset = open_dataset(destination)
+    plan = plan_update(dataset, job.scan, job.target.recipe, job.options)
+    if plan is None:
+        return dataset.manifest, None
+    job = replace(job, scan=plan.difference.scan, plan=plan.plan, target=plan.target, rejected=plan.rejected)
+    base = frozenset((*(file.name for file in dataset.manifest.files), *dataset.manifest.replaced_files))
+    with Journal(destination, job.target, job.plan, job.scan, base=base) as journal, tells(journal.kept):
+        for name in dataset.manifest.replaced_files:  # nobody can be reading them any more
+            (destination / name).unlink(missing_ok=True)
+        waiting = [shard for shard in job.plan.shards if shard.name not in journal.finished]
+        _check_room(job.scan, waiting, job.target.recipe, destination, job.on_start)
+        converted = _run(job, waiting, journal)
+        manifest = commit_update(plan, journal.finished)
+        journal.remove()
+    return manifest, converted
+
+
 def _check_finished(job: _Job, destination: Path) -> Manifest:
     """The manifest of the finished dataset; DatasetError if it is not what is asked for."""
     dataset = open_dataset(destination)
     manifest = dataset.manifest
     found = {"recipe": manifest.recipe.to_json(), "source_digest": manifest.source_digest}
-    job.target.check_same(destination, found)
+    job.target.check_same(destination, found, finished=True)
     if manifest.source_options.get("boxes") != job.options.boxes:
         raise DatasetError(
             f"{destination}: is finished, with boxes {manifest.source_options.get('boxes')!r}, and "
@@ -203,16 +233,26 @@ def _check_finished(job: _Job, destination: Path) -> Manifest:
             f"{destination}: is finished, but {_are_rejected(len(manifest.rejected), job.limit)}; "
             f"repair or remove them and pass --overwrite"
         )
-    state = dataset.read_source_state()
-    rows = np.arange(len(job.scan.samples))
-    if state is not None and len(state) == len(rows):
-        changed = list(changed_pictures(job.scan, rows, state.modified_ns, state.checksums))
-        if changed:
-            raise DatasetError(
-                f"{destination}: {counted(len(changed), 'source picture')} changed since the conversion, "
-                f"at the same size (first: {changed[0]}); pass --overwrite to convert again"
-            )
+    changed = _changed(job.scan, dataset)
+    if changed:
+        raise DatasetError(
+            f"{destination}: {counted(len(changed), 'source picture')} changed since the conversion, "
+            f"at the same size (first: {changed[0]}); pass --update to follow the source, or --overwrite to "
+            f"convert again"
+        )
     return manifest
+
+
+def _changed(scan: Scan, dataset: ConvertedDataset) -> list[str]:
+    """The pictures of `scan`, where paths and sizes are those of `dataset`, that hold something else."""
+    if dataset.manifest.updates:
+        difference = compare(dataset, scan)
+        return [scan.source.where(difference.scan.samples[row]) for row in difference.new.tolist()]
+    state = dataset.read_source_state()
+    rows = np.arange(len(scan.samples))
+    if state is None or len(state) != len(rows):
+        return []
+    return list(changed_pictures(scan, rows, state.modified_ns, state.checksums))
 
 
 def _check_room(
@@ -241,7 +281,7 @@ def _run(job: _Job, waiting: Sequence[ShardPlan], journal: Journal) -> int:
     report = executors.counted(job.on_progress, total, total - sum(len(shard.rows) for shard in waiting))
     report(0)
     converted = 0
-    rejected = [sample for shard in journal.finished.values() for sample in shard.rejected]
+    rejected = [*job.rejected, *(s for shard in journal.finished.values() for s in shard.rejected)]
     _check_rejects(journal.folder, rejected, job.limit)
     tasks = (  # one after another: a task holds the paths of its pictures
         ShardTask(

@@ -31,18 +31,22 @@ class ConvertedDataset:
         """Path of the shard's file."""
         return self.path / shard.file_name
 
-    def read_index(self, split: str | None = None) -> SampleIndex:
+    def read_index(self, split: str | None = None, *, removed: bool = False) -> SampleIndex:
         """Ids, labels, checksums and more of the split's samples, or of all, in written order.
+
+        Args:
+            removed: with those that are served no more: a row for each that the shards hold.
 
         Raises:
             DatasetError: the index is damaged, or does not fit the manifest.
         """
         whole = index.read_index(self.path, self.manifest.index, self.manifest.version)
-        _check_index(self.path / index.INDEX_NAME, whole, self.manifest)
-        if split is None:
-            return whole
-        in_split = [shard.split == split for shard in self.manifest.shards]
-        return whole.select(np.repeat(in_split, [shard.samples for shard in self.manifest.shards]))
+        _check_index(self.path / self.manifest.index.name, whole, self.manifest)
+        chosen = np.ones(len(whole), np.bool_) if removed else whole.served
+        if split is not None:
+            in_split = [shard.split == split for shard in self.manifest.shards]
+            chosen &= np.repeat(in_split, [shard.samples for shard in self.manifest.shards])
+        return whole if chosen.all() else whole.select(chosen)
 
     def read_source_sizes(self) -> Sizes:
         """int32 [samples, 2]: width and height of all source pictures, in written order."""
@@ -104,10 +108,12 @@ def _why_not_converted(folder: Path, error: OSError) -> str:
 
 def _check_index(path: Path, whole: SampleIndex, manifest: Manifest) -> None:
     """Raise DatasetError unless the index fits the manifest; then ids and labels can be trusted."""
+    most = manifest.updates[-1].next_id if manifest.updates else manifest.scanned
     fits = (
-        len(whole) == manifest.samples
+        len(whole) == manifest.stored_samples
         and whole.ids.min() >= 0
-        and whole.ids.max() < manifest.scanned
+        and whole.ids.max() < most
+        and _count_removed(whole, manifest) == manifest.removed
         and len(np.unique(whole.ids)) == len(whole)
         and _targets_fit(whole, manifest)
         and {name: column.kind for name, column in whole.fields.items()} == manifest.fields
@@ -116,9 +122,16 @@ def _check_index(path: Path, whole: SampleIndex, manifest: Manifest) -> None:
     )
     if not fits:
         raise DatasetError(
-            f"{path}: does not fit the manifest, which has {manifest.samples:,} samples in "
+            f"{path}: does not fit the manifest, which has {manifest.stored_samples:,} samples in "
             f"{len(manifest.classes):,} classes; convert the dataset again with --overwrite"
         )
+
+
+def _count_removed(whole: SampleIndex, manifest: Manifest) -> dict[str, int]:
+    """As of the manifest."""
+    split_of = np.repeat([shard.split for shard in manifest.shards], [s.samples for s in manifest.shards])
+    splits, counts = np.unique(split_of[~whole.served], return_counts=True)
+    return dict(zip(splits.tolist(), counts.tolist(), strict=True))
 
 
 def _targets_fit(whole: SampleIndex, manifest: Manifest) -> bool:

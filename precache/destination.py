@@ -19,12 +19,13 @@ import os
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from precache.converted import is_converted, open_dataset, open_unchecked
 from precache.errors import DatasetError
 from precache.finished import file_names
 from precache.formats import FORMATS
-from precache.journal import JOURNAL_NAME, read_header
+from precache.journal_header import JOURNAL_NAME, read_header, unfinished_names
 from precache.lock import Lock, Swap, is_mount_point
 from precache.manifest import MANIFEST_NAME, REJECTED_NAME, Manifest, ShardEntry
 from precache.notices import some, warn
@@ -55,12 +56,17 @@ def tidy(folder: Path) -> None:
         return
     remove_leftovers(folder, [*_own_names(manifest), JOURNAL_NAME])
     header = read_header(folder / JOURNAL_NAME)
-    if header is not None and (header.get("recipe"), header.get("source_digest")) == (
-        manifest.recipe.to_json(),
-        manifest.source_digest,
-    ):
+    if header is not None and _was_of(header, manifest):
         (folder / JOURNAL_NAME).unlink()
         fsync_folder(folder)
+
+
+def _was_of(header: dict[str, Any], manifest: Manifest) -> bool:
+    """Whether the journal that begins so ended with this manifest."""
+    update = header.get("update", 0)
+    made = (header.get("recipe"), header.get("source_digest"))
+    same = made == (manifest.recipe.to_json(), manifest.source_digest)
+    return bool(update == len(manifest.updates) and (update or same))
 
 
 def check_may_be_replaced(destination: Path) -> tuple[str, ...]:
@@ -90,7 +96,7 @@ def check_may_be_replaced(destination: Path) -> tuple[str, ...]:
             f"{destination / MANIFEST_NAME}: lists files that precache does not write ({some(strange)}); "
             f"{remedy}"
         )
-    ours = _own_names(manifest)
+    ours = (*_own_names(manifest), *unfinished_names(destination))
     check_nothing_else(destination, ours)
     return ours
 
@@ -213,7 +219,7 @@ def _is_as_made(shard: ShardEntry, manifest: Manifest) -> bool:
 
 
 def _own_names(manifest: Manifest) -> tuple[str, ...]:
-    return (*(file.name for file in manifest.files), REJECTED_NAME, MANIFEST_NAME)
+    return (*(file.name for file in manifest.files), *manifest.replaced_files, REJECTED_NAME, MANIFEST_NAME)
 
 
 def _is_working_folder(folder: Path) -> bool:

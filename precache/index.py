@@ -13,12 +13,17 @@
     targets, target_ends             likewise, where the samples are not labelled with one class each
     shapes            int32  [n, 2]  height and width of what is stored, in pixels, where these vary
     mask_checksums    uint64 [n]     XXH3-64 of the pixels of the masks, where there are any
+    removed           uint8  [n]     1: an update found the picture gone or changed, and it is served no more;
+                                     only where there are such
 
-`source.safetensors`, of all pictures of the source, rejected ones too, in the order of the scan:
+`source.safetensors`, of all pictures of the source, rejected ones too, by their ids:
 
     bytes             int64  [m]     sizes of the files
     modified_ns       int64  [m]     when they were last written, as the file system counts
     checksums         uint64 [m]     XXH3-64 of the files
+
+An update (see `precache.update`) writes both anew, with its number in their names, since somebody may be
+reading the ones before: `index-00001.safetensors`.
 
 It tells whether a source is still what it was, and is no part of a dataset's identity: a copy of a tree
 has other times. Datasets of version 2 have neither checksums nor paths, and no `source.safetensors`.
@@ -26,7 +31,7 @@ has other times. Datasets of version 2 have neither checksums nor paths, and no 
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -74,6 +79,7 @@ class SampleIndex:
     fields: Mapping[str, Column] = field(default_factory=dict)
     shapes: Sizes | None = None
     mask_checksums: Checksums | None = None
+    removed: npt.NDArray[np.bool_] | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -96,7 +102,24 @@ class SampleIndex:
             fields=columns.select(self.fields, rows),
             shapes=None if self.shapes is None else self.shapes[rows],
             mask_checksums=None if self.mask_checksums is None else self.mask_checksums[rows],
+            removed=None if self.removed is None else self.removed[rows],
         )
+
+    def join(self, other: "SampleIndex") -> "SampleIndex":
+        """Its samples, then those of `other`, which has the same columns; without `removed`."""
+        assert self.path_ends is not None
+        assert other.path_ends is not None
+        assert self.paths is not None
+        names = {column.name for column in fields(self)} - {"path_ends", "removed"}
+        return SampleIndex(
+            **{name: _join(getattr(self, name), getattr(other, name)) for name in names},
+            path_ends=np.concatenate((self.path_ends, other.path_ends + len(self.paths))),
+        )
+
+    @property
+    def served(self) -> npt.NDArray[np.bool_]:
+        """bool [n]: those that are not removed."""
+        return np.ones(len(self), np.bool_) if self.removed is None else ~self.removed
 
     def check(self, row: int, stored: bytes | npt.NDArray[np.uint8], file: str, damage: str = "") -> None:
         """Compare what was read of the sample at `row`, from the shard `file`, with what was written.
@@ -141,8 +164,21 @@ class SourceState:
         return len(self.bytes)
 
 
-def write_index(folder: Path, index: SampleIndex) -> FileEntry:
-    """Write `index.safetensors` of version 3 into `folder`."""
+def _join(one: Any, other: Any) -> Any:
+    if isinstance(one, Mapping):
+        return {name: _join(value, other[name]) for name, value in one.items()}
+    if one is None or isinstance(one, bytes):
+        return None if one is None else one + other
+    return one.join(other) if isinstance(one, Column) else np.concatenate((one, other))
+
+
+def name_after(name: str, updates: int) -> str:
+    """Of INDEX_NAME or SOURCE_STATE_NAME in a dataset that was updated so many times."""
+    return name.replace(".", f"-{updates:05d}.") if updates else name
+
+
+def write_index(folder: Path, index: SampleIndex, updates: int = 0) -> FileEntry:
+    """Write the index, of version 3 or later, into `folder`, of a dataset of so many updates."""
     assert index.checksums is not None
     assert index.source_checksums is not None
     assert index.paths is not None
@@ -166,17 +202,19 @@ def write_index(folder: Path, index: SampleIndex) -> FileEntry:
         arrays["shapes"] = index.shapes
     if index.mask_checksums is not None:
         arrays["mask_checksums"] = index.mask_checksums
-    return _write(folder / INDEX_NAME, arrays)
+    if index.removed is not None and index.removed.any():
+        arrays["removed"] = index.removed.astype(np.uint8)
+    return _write(folder / name_after(INDEX_NAME, updates), arrays)
 
 
-def write_source_state(folder: Path, state: SourceState) -> FileEntry:
-    """Write `source.safetensors` into `folder`."""
+def write_source_state(folder: Path, state: SourceState, updates: int = 0) -> FileEntry:
+    """Write the state of the source into `folder`, of a dataset of so many updates."""
     arrays: dict[str, npt.NDArray[Any]] = {
         "bytes": state.bytes,
         "modified_ns": state.modified_ns,
         "checksums": state.checksums,
     }
-    return _write(folder / SOURCE_STATE_NAME, arrays)
+    return _write(folder / name_after(SOURCE_STATE_NAME, updates), arrays)
 
 
 def read_index(folder: Path, entry: FileEntry, version: int) -> SampleIndex:
@@ -191,6 +229,10 @@ def read_index(folder: Path, entry: FileEntry, version: int) -> SampleIndex:
         required |= {"checksums": np.uint64, "source_checksums": np.uint64, "path_ends": np.int64}
     optional = {"shapes": np.int32, "mask_checksums": np.uint64}
     required |= {name: dtype for name, dtype in optional.items() if name in arrays}
+    if "shapes" in arrays:
+        required["shapes"] = np.int32
+    if "removed" in arrays:
+        required["removed"] = np.uint8
     samples = len(arrays.get("ids", ()))
     wrong = [
         name
@@ -215,11 +257,11 @@ def read_index(folder: Path, entry: FileEntry, version: int) -> SampleIndex:
     ):
         raise _damaged(folder / entry.name, "its paths do not add up")
     try:
-        fields = columns.from_arrays(arrays)
+        named = columns.from_arrays(arrays)
         targets = Column(arrays["targets"], arrays.get("target_ends")) if "targets" in arrays else None
     except ValueError as error:
         raise _damaged(folder / entry.name, f"a field has {error}") from error
-    known = (*fields.values(), *([] if targets is None else [targets]))
+    known = (*named.values(), *([] if targets is None else [targets]))
     if any(len(column) != samples for column in known):
         raise _damaged(folder / entry.name, "a field has another number of values")
     return replace(
@@ -229,9 +271,10 @@ def read_index(folder: Path, entry: FileEntry, version: int) -> SampleIndex:
         paths=paths.tobytes(),
         path_ends=ends,
         targets=targets,
-        fields=fields,
         shapes=arrays.get("shapes"),
         mask_checksums=arrays.get("mask_checksums"),
+        fields=named,
+        removed=arrays["removed"].astype(np.bool_) if "removed" in arrays else None,
     )
 
 

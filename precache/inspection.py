@@ -52,6 +52,8 @@ def summary(manifest: Manifest) -> dict[str, Any]:
         },
         "statistics": {split: asdict(found) for split, found in manifest.statistics.items()},
         "shards": len(manifest.shards),
+        "updates": [{"added": update.added, "removed": update.removed} for update in manifest.updates],
+        "removed": manifest.removed,
         "source_bytes": manifest.source_bytes,
         "stored_bytes": manifest.stored_bytes,
         "rejected": [rejected.to_json() for rejected in manifest.rejected],
@@ -135,11 +137,29 @@ def _facts(dataset: ConvertedDataset) -> dict[str, str]:
         "on disk": f"{human_bytes(manifest.stored_bytes)} in {counted(len(manifest.shards), 'shard')}",
         "source": f"{counted(manifest.scanned, 'file')}, {human_bytes(manifest.source_bytes)}: "
         f"{manifest.samples:,} converted, {left_out}",
+        **_updates(manifest),
         "stored as": _stored_as(manifest.recipe),
         **{f"pixels of {split}": str(found) for split, found in manifest.statistics.items()},
         "made with": f"{shell_command('precache convert SRC', dataset.path)} {manifest.to_flags()}",
         "made by": _software(manifest.made_by),
     }
+
+
+def _updates(manifest: Manifest) -> dict[str, str]:
+    """What became of it since it was converted; nothing if nothing did."""
+    if not manifest.updates:
+        return {}
+    added = sum(update.added for update in manifest.updates)
+    removed = sum(manifest.removed.values())
+    facts = {"updates": f"{len(manifest.updates):,}: {added:,} pictures added, {removed:,} removed"}
+    if removed:
+        wasted = sum(shard.files[0].bytes for shard in manifest.shards) * removed // manifest.stored_samples
+        are = "is" if removed == 1 else "are"
+        facts["removed"] = (
+            f"{counted(removed, 'picture')} {are} still stored, and served no more: about "
+            f"{human_bytes(wasted)}; converting again with --overwrite reclaims them"
+        )
+    return facts
 
 
 def _stored_as(recipe: Recipe) -> str:
@@ -222,13 +242,13 @@ def _first_pictures(dataset: ConvertedDataset) -> dict[int, list[tuple[int, Pixe
     taken: dict[int, int] = defaultdict(int)
     read_shard = FORMATS[dataset.manifest.recipe.format].read_shard
     for split in dict.fromkeys(shard.split for shard in dataset.manifest.shards):
-        index = dataset.read_index(split)
-        labels = index.labels
+        index = dataset.read_index(split, removed=True)
+        labels, served = index.labels, index.served
         start = 0
         for shard in dataset.manifest.split_shards(split):
             wanted = set()
             for row, label in enumerate(labels[start : start + shard.samples].tolist()):
-                if taken[label] < _PICTURES_PER_CLASS:
+                if taken[label] < _PICTURES_PER_CLASS and served[start + row]:
                     taken[label] += 1
                     wanted.add(row)
             path = dataset.shard_path(shard)

@@ -5,24 +5,32 @@ is a finished shard with its checksums. A folder with a journal is an unfinished
 command continues it. What does not fit the plan is not believed.
 """
 
+import json
 import os
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from precache.errors import DatasetError
 from precache.files import check_file
-from precache.finished import FinishedShard, decode, encode, file_names
+from precache.finished import FinishedShard, decode, encode
 from precache.formats import FORMATS
-from precache.index import INDEX_NAME, SOURCE_STATE_NAME
+from precache.journal_header import (
+    JOURNAL_NAME,
+    KEY,
+    REWRITTEN,
+    Target,
+    header_of,
+    is_of_this_release,
+    own_names,
+)
 from precache.lock import LOCK_SUFFIX, is_mount_point
-from precache.manifest import MANIFEST_NAME, REJECTED_NAME
+from precache.manifest import MANIFEST_NAME
 from precache.notices import counted, some, warn
-from precache.plan import ConvertPlan, shard_name
-from precache.recipe import Recipe
+from precache.plan import ConvertPlan
 from precache.records import PROBED_BYTES, RecordFile, may_be_records
 from precache.source_state import changed_pictures
 from precache.sources.base import Scan
@@ -35,71 +43,36 @@ from precache.storage import (
     remove_leftovers,
 )
 
-JOURNAL_NAME = "journal.jsonl"
-_KEY = "journal"
-_VERSION = 2
-_MAX_SHARDS = 10**7
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """What a conversion makes: two with equal targets write equal bytes."""
-
-    recipe: Recipe
-    source_digest: str
-    made_by: dict[str, str]
-
-    def differences(self, found: dict[str, Any]) -> list[str]:
-        """How `found`, another target as JSON, differs from this one; one phrase each."""
-        recipe = found.get("recipe", {})
-        phrases = [
-            f"{name} {_in_words(recipe.get(name))}, asked for {_in_words(value)}"
-            for name, value in self.recipe.to_json().items()
-            if recipe.get(name) != value
-        ]
-        if found.get("source_digest") != self.source_digest:
-            phrases.append("another source tree, or one that changed since")
-        made_by = found.get("made_by", self.made_by)
-        phrases += [
-            f"{name} {made_by.get(name)}, here {value}"
-            for name, value in self.made_by.items()
-            if made_by.get(name) != value
-        ]
-        return phrases
-
-    def check_same(self, folder: Path, found: dict[str, Any]) -> None:
-        """Raise DatasetError with the differences, unless `folder` holds this target."""
-        if differences := self.differences(found):
-            raise DatasetError(
-                f"{folder}: holds another conversion ({'; '.join(differences)}); "
-                f"choose another DST, or pass --overwrite to replace it"
-            )
-
-
-def _in_words(value: object) -> object:
-    """A setting as it is typed: the one that is a list is a size, height and width."""
-    return "x".join(map(str, reversed(value))) if isinstance(value, list) else value
-
 
 class Journal:
     """The journal of the conversion in `folder`, open for writing.
 
     Opening it starts a conversion in an empty or missing folder, or continues an unfinished one:
     then `finished` holds the shards that fit the plan and whose files are intact. With `overwrite`, an
-    unfinished conversion of another target is removed: the files that its journal lists, no others.
+    unfinished conversion of another target is removed: the files that its journal lists, no others. An update
+    goes on in the folder of the dataset, whose files have the names `base`; an unfinished one of another
+    source is removed likewise.
 
     Raises:
         DatasetError: the folder holds something else, or an unfinished conversion of another target.
     """
 
     def __init__(
-        self, folder: Path, target: Target, plan: ConvertPlan, scan: Scan, *, overwrite: bool = False
+        self,
+        folder: Path,
+        target: Target,
+        plan: ConvertPlan,
+        scan: Scan,
+        *,
+        overwrite: bool = False,
+        base: frozenset[str] = frozenset(),
     ) -> None:
         self.folder = folder
+        self._base = base
         self.finished: dict[str, FinishedShard] = {}
         self._path = folder / JOURNAL_NAME
-        self._header = _header(target, plan)
-        self._names = _own_names(self._header)
+        self._header = header_of(target, plan)
+        self._names = own_names(self._header)
         self._plans = {shard.name: shard for shard in plan.shards}
         self._scan = scan
         self._form = FORMATS[plan.recipe.format]
@@ -108,8 +81,8 @@ class Journal:
             with closing(RecordFile(_open(self._path))) as records:
                 self._continue(records, target, overwrite)
         else:
-            check_empty(folder)
-        remove_leftovers(folder, self._names)
+            self._check_free()
+        remove_leftovers(folder, self._names | REWRITTEN)
         self._records = self._rewrite()
 
     def record(self, shard: FinishedShard) -> None:
@@ -122,14 +95,14 @@ class Journal:
         done = sum(len(self._plans[name].rows) for name in self.finished)
         if not done:
             return "before the first shard was finished; nothing is kept, and the same command starts again"
-        of = counted(len(self._scan.samples), "picture")
+        of = counted(sum(len(shard.rows) for shard in self._plans.values()), "picture")
         return (
             f"after {done:,} of {of} were finished; these are kept, and the same command goes on from there"
         )
 
     def remove(self) -> None:
         """Delete the journal: the manifest is written."""
-        remove_leftovers(self.folder, self._names)  # of workers that died
+        remove_leftovers(self.folder, self._names | REWRITTEN)  # of workers that died
         self._path.unlink()
         fsync_folder(self._path.parent)
 
@@ -150,17 +123,33 @@ class Journal:
         header = next(lines, None)
         if header is None:
             self._begin_again()
-        elif not _is_of_this_release(header):
+        elif not is_of_this_release(header):
             raise _foreign(self._path)
         elif overwrite and target.differences(header):
-            _discard(self.folder, _own_names(header))
+            _discard(self.folder, own_names(header))
+        elif self._base and header.get("update", 0) and header != json.loads(json.dumps(self._header)):
+            warn(f"{self.folder}: an unfinished update of another state of the source is dropped")
+            _discard(self.folder, own_names(header) - self._base)
+            self._check_free()
         else:
             target.check_same(self.folder, header)
             self._take(lines, records)
 
+    def _check_free(self) -> None:
+        """Raise DatasetError if the folder holds what is somebody else's, and in the way."""
+        if not self._base:
+            check_empty(self.folder)
+            return
+        names = self._names - {JOURNAL_NAME}
+        if taken := sorted(name for name in names if os.path.lexists(self.folder / name)):
+            raise DatasetError(
+                f"{self.folder}: holds files that are not part of the dataset, under names that the update "
+                f"needs ({some(taken)}); move them elsewhere, then run the same command again"
+            )
+
     def _begin_again(self) -> None:
         """Believe nothing of a journal whose first line is damaged; in a folder with nothing else in it."""
-        if others := _others(self.folder, self._names):
+        if others := _others(self.folder, self._names | self._base):
             raise DatasetError(
                 f"{self._path}: is damaged, and the folder holds other files ({some(others)}); "
                 f"move them elsewhere, or choose another DST"
@@ -221,33 +210,6 @@ def check_empty(folder: Path) -> None:
         )
 
 
-def read_header(path: Path) -> dict[str, Any] | None:
-    """The first record of the journal at `path`; None without one that is whole."""
-    try:
-        descriptor = open_regular(path, getattr(os, "O_NOFOLLOW", 0))
-    except OSError:
-        return None
-    with closing(RecordFile(descriptor)) as records:
-        return next(records.read(), None)
-
-
-def _header(target: Target, plan: ConvertPlan) -> dict[str, Any]:
-    counts: dict[str, int] = {}
-    for shard in plan.shards:
-        counts[shard.split] = counts.get(shard.split, 0) + 1
-    return {_KEY: _VERSION, **asdict(target), "shards": counts}
-
-
-def _own_names(header: dict[str, Any]) -> frozenset[str]:
-    """The names of all files that the conversion of this journal makes."""
-    form = FORMATS[header["recipe"]["format"]]
-    names = {JOURNAL_NAME, INDEX_NAME, SOURCE_STATE_NAME, REJECTED_NAME, MANIFEST_NAME}
-    for split, count in header["shards"].items():
-        for index in range(min(count, _MAX_SHARDS)):
-            names.update(file_names(shard_name(split, index), form))
-    return frozenset(names)
-
-
 def _discard(folder: Path, names: frozenset[str]) -> None:
     """Remove the files of an unfinished conversion, but not its journal: that one is replaced."""
     remove_leftovers(folder, names)  # first: what a worker that outlives its parent writes gets no name
@@ -270,7 +232,7 @@ def _open(path: Path) -> int:
             f"{path}: cannot be read as the journal of a conversion ({error.strerror}); choose another DST, "
             f"or remove the file"
         ) from error
-    if may_be_records(os.pread(descriptor, PROBED_BYTES, 0), _KEY):
+    if may_be_records(os.pread(descriptor, PROBED_BYTES, 0), KEY):
         return descriptor
     os.close(descriptor)
     raise _foreign(path)
@@ -279,18 +241,6 @@ def _open(path: Path) -> int:
 def _foreign(path: Path) -> DatasetError:
     return DatasetError(
         f"{path}: not a journal that this release can read; choose another DST, or remove the file"
-    )
-
-
-def _is_of_this_release(header: dict[str, Any]) -> bool:
-    recipe, shards = header.get("recipe"), header.get("shards")
-    return (
-        header.get(_KEY) == _VERSION
-        and isinstance(recipe, dict)
-        and recipe.get("format") in FORMATS
-        and isinstance(header.get("made_by"), dict)
-        and isinstance(shards, dict)
-        and all("/" not in split and type(count) is int for split, count in shards.items())
     )
 
 

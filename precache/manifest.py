@@ -17,7 +17,8 @@ from typing import Any
 from precache.columns import KINDS
 from precache.errors import DatasetError, SettingError
 from precache.files import FileEntry
-from precache.index import INDEX_NAME, SOURCE_STATE_NAME
+from precache.history import Update, adds_up
+from precache.index import INDEX_NAME, SOURCE_STATE_NAME, name_after
 from precache.recipe import Recipe
 from precache.sources.options import SourceOptions
 from precache.statistics import ChannelStatistics
@@ -94,12 +95,15 @@ class Manifest:
         scanned: what the source tree holds: samples, rejected and ignored.
         rejected: pictures that could not be decoded.
         ignored: (path, reason) of what the source tree holds beside pictures.
-        statistics: split -> mean and standard deviation of what is stored, of JPEGs before they became one;
+        statistics: split -> mean and standard deviation of what is stored, of JPEGs before they became one,
+            of samples that are removed, too;
             none with passthrough, and none before version 4.
         source_state: the file with sizes, times and checksums of the source; None in version 2.
         source_options: what was said of the source, see `precache.SourceOptions`.
         target: what the samples are labelled with, one of `precache.targets.TARGETS`.
         fields: what else the index knows of each sample: name -> kind, see `precache.columns`.
+        updates: what became of it since it was converted, one after the other.
+        removed: split -> samples of its shards that are served no more; none of a split without such.
         version: of the manifest's layout. Up to 3 there are no options and fields, and targets are classes.
     """
 
@@ -119,18 +123,25 @@ class Manifest:
     target: str = "class"
     fields: dict[str, str] = field(default_factory=dict)
     statistics: dict[str, ChannelStatistics] = field(default_factory=dict)
+    updates: tuple[Update, ...] = ()
+    removed: dict[str, int] = field(default_factory=dict)
     version: int = VERSION
 
     @property
     def samples(self) -> int:
-        """Samples in all splits."""
+        """Samples in all splits, without those that are removed."""
+        return self.stored_samples - sum(self.removed.values())
+
+    @property
+    def stored_samples(self) -> int:
+        """Samples in all shards, removed ones too."""
         return sum(shard.samples for shard in self.shards)
 
     @property
     def split_samples(self) -> dict[str, int]:
-        """Split -> samples."""
+        """Split -> samples, without those that are removed."""
         return {
-            split: sum(shard.samples for shard in self.shards if shard.split == split)
+            split: sum(s.samples for s in self.shards if s.split == split) - self.removed.get(split, 0)
             for split in self.samples_per_class
         }
 
@@ -149,6 +160,12 @@ class Manifest:
         """The flags of `precache convert` that made it, to paste into a shell."""
         source = SourceOptions.from_json(self.source_options)
         return " ".join(filter(None, (self.recipe.to_flags(), source.to_flags())))
+
+    @property
+    def replaced_files(self) -> tuple[str, ...]:
+        """Names of the files that updates have replaced by others; the last ones stay for who reads them."""
+        numbers = range(len(self.updates))
+        return tuple(name_after(name, n) for n in numbers for name in (INDEX_NAME, SOURCE_STATE_NAME))
 
     def split_shards(self, split: str) -> tuple[ShardEntry, ...]:
         """The shards of `split`; SettingError names the splits that there are."""
@@ -263,6 +280,7 @@ def _decode(content: dict[str, Any], path: Path) -> Manifest:
         fields["rejected"] = tuple(Rejected.from_json(entry) for entry in content["rejected"])
         fields["ignored"] = tuple((entry[0], entry[1]) for entry in content["ignored"])
         fields["shards"] = tuple(_decode_shard(entry) for entry in content["shards"])
+        fields["updates"] = tuple(Update(**update) for update in content.get("updates", ()))
         manifest = Manifest(**fields)
         _check_manifest(manifest)
         return manifest
@@ -285,9 +303,10 @@ def _check_manifest(manifest: Manifest) -> None:
         _require(_is_count(file.bytes), f"{file.bytes!r} bytes of {file.name}")
         _require(isinstance(file.crc32c, str) and _HEX.fullmatch(file.crc32c), f"CRC of {file.name}")
     _require(len(set(names)) == len(names) and MANIFEST_NAME not in names, "a file is named twice")
-    _require(manifest.index.name == INDEX_NAME, f"index {manifest.index.name!r}")
-    state = manifest.source_state
-    _require(state is None or state.name == SOURCE_STATE_NAME, "another file with the source's state")
+    updates = len(manifest.updates)
+    _require(manifest.index.name == name_after(INDEX_NAME, updates), f"index {manifest.index.name!r}")
+    state, state_name = manifest.source_state, name_after(SOURCE_STATE_NAME, updates)
+    _require(state is None or state.name == state_name, "another file with the source's state")
     _require(manifest.shards and all(shard.files for shard in manifest.shards), "a shard without files")
     for shard in manifest.shards:
         _require(_is_count(shard.samples) and shard.samples > 0, f"{shard.samples!r} samples in {shard.name}")
@@ -300,8 +319,12 @@ def _check_manifest(manifest: Manifest) -> None:
     _require(all(isinstance(name, str) and kind in KINDS for name, kind in described), "fields")
     SourceOptions.from_json(manifest.source_options)  # raises, too
     _require(_is_count(manifest.scanned) and _is_count(manifest.source_bytes), "counts")
+    stored = Counter[str]()
+    for shard in manifest.shards:
+        stored[shard.split] += shard.samples
+    _require(adds_up(manifest.updates, manifest.removed, stored), "updates")
     for split, counts in manifest.samples_per_class.items():
-        inside = sum(shard.samples for shard in manifest.shards if shard.split == split)
+        inside = stored[split] - manifest.removed.get(split, 0)
         right = len(counts) == len(classes) and all(map(_is_count, counts))
         right = right and (manifest.target != "class" or sum(counts) == inside)
         _require(right, f"samples per class of split {split!r}")

@@ -1,9 +1,10 @@
 """Which sample goes into which shard, as which row. Pure: touches no disk."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from precache.columns import Ints
 from precache.errors import SettingError
@@ -27,6 +28,11 @@ class ShardPlan:
     split: str
     rows: Ints
 
+    @property
+    def number(self) -> int:
+        """Of the shard in its split."""
+        return int(self.name.removeprefix(f"{self.split}-"))
+
 
 @dataclass(frozen=True, slots=True)
 class ConvertPlan:
@@ -45,13 +51,47 @@ def plan_conversion(samples: Samples, recipe: Recipe) -> ConvertPlan:
     Raises:
         SettingError: the samples have splits already, and the recipe asks for others.
     """
-    shards: list[ShardPlan] = []
-    for split, members in _splits(samples, recipe):
-        order = np.random.default_rng((recipe.seed, _SHUFFLE_TAG)).permutation(len(members))
-        shard_count = -(-len(members) // recipe.samples_per_shard)
-        for index, rows in enumerate(np.array_split(members[order], shard_count) if shard_count else []):
-            shards.append(ShardPlan(shard_name(split, index), split, rows))
-    return ConvertPlan(recipe, tuple(shards))
+    return ConvertPlan(recipe, tuple(_shards(_splits(samples, recipe), recipe)))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Grown:
+    """What a dataset holds already to which samples are added.
+
+    Attributes:
+        update: number of the update, from 1.
+        shards: split -> number of its next shard; splits without shards are left out.
+        kept: split -> int64 [n], labels of its samples that stay.
+    """
+
+    update: int
+    shards: Mapping[str, int]
+    kept: Mapping[str, Ints]
+
+
+def plan_update(samples: Samples, rows: Ints, recipe: Recipe, grown: Grown) -> ConvertPlan:
+    """Cut the samples at `rows`, in their order shuffled, into further shards of a dataset.
+
+    Raises:
+        SettingError: as `plan_conversion`.
+    """
+    if not len(rows):
+        return ConvertPlan(recipe, ())
+    members = ((split, rows[of_split]) for split, of_split in _splits(samples.select(rows), recipe, grown))
+    return ConvertPlan(recipe, tuple(_shards(members, recipe, grown)))
+
+
+def _shards(
+    members: Iterable[tuple[str, Ints]], recipe: Recipe, grown: Grown | None = None
+) -> Iterator[ShardPlan]:
+    """The shards of each split's rows."""
+    key = (recipe.seed, _SHUFFLE_TAG, *(() if grown is None else (grown.update,)))
+    for split, rows in members:
+        order = np.random.default_rng(key).permutation(len(rows))
+        shard_count = -(-len(rows) // recipe.samples_per_shard)
+        first = 0 if grown is None else grown.shards.get(split, 0)
+        for index, part in enumerate(np.array_split(rows[order], shard_count) if shard_count else []):
+            yield ShardPlan(shard_name(split, first + index), split, part)
 
 
 def shard_name(split: str, index: int) -> str:
@@ -59,12 +99,13 @@ def shard_name(split: str, index: int) -> str:
     return f"{split}-{index:05d}"
 
 
-def _splits(samples: Samples, recipe: Recipe) -> Iterator[tuple[str, Ints]]:
+def _splits(samples: Samples, recipe: Recipe, grown: Grown | None = None) -> Iterator[tuple[str, Ints]]:
     """(split, rows of its samples)."""
     if samples.split_names == ("",):
         shares = parse_splits(recipe.splits)
-        split_of = split_samples(samples.labels, list(shares.values()), recipe.seed)
         names = tuple(shares)
+        kept = None if grown is None else [grown.kept.get(name, np.empty(0, np.int64)) for name in names]
+        split_of = split_samples(samples.labels, list(shares.values()), recipe.seed, kept)
     elif recipe.splits == DEFAULT_SPLITS or recipe.listed:
         split_of, names = samples.splits, samples.split_names
     else:
@@ -76,7 +117,7 @@ def _splits(samples: Samples, recipe: Recipe) -> Iterator[tuple[str, Ints]]:
         yield name, np.flatnonzero(split_of == index)
 
 
-def split_samples(labels: Ints, shares: list[float], seed: int) -> Ints:
+def split_samples(labels: Ints, shares: list[float], seed: int, kept: Sequence[Ints] | None = None) -> Ints:
     """Put each sample into one split, class by class, by the largest remainder.
 
     What a class's whole numbers leave over or short is carried to the next class, so that both
@@ -85,24 +126,35 @@ def split_samples(labels: Ints, shares: list[float], seed: int) -> Ints:
     Args:
         labels: int64 [n], of the samples.
         shares: of the splits; they sum to 1.
+        kept: of each split, the labels of the samples that it has already: they count for the shares.
 
     Returns:
         int64 [n]: each sample's index of `shares`.
     """
     wanted = np.array(shares)
     carried = np.zeros(len(shares))
+    most = int(labels.max()) + 2
+    has = None if kept is None else np.array([np.bincount(of + 1, minlength=most)[:most] for of in kept])
     split_of = np.zeros(len(labels), np.int64)
     by_class = np.argsort(labels, kind="stable")
     for members in np.split(by_class, np.flatnonzero(np.diff(labels[by_class])) + 1):
+        label = labels[members[0]]
         quota = len(members) * wanted
+        if has is not None:
+            quota = _missing(has[:, label + 1], len(members), wanted)
         counts = np.floor(quota).astype(int)
         remainder = quota - counts
         for index in np.argsort(-(remainder + carried), kind="stable")[: len(members) - counts.sum()]:
             counts[index] += 1
         carried += quota - counts
-        order = np.random.default_rng((seed, _SPLIT_TAG, max(0, labels[members[0]]))).permutation(
-            len(members)
-        )
+        order = np.random.default_rng((seed, _SPLIT_TAG, max(0, label))).permutation(len(members))
         for index, taken in enumerate(np.split(members[order], np.cumsum(counts)[:-1])):
             split_of[taken] = index
     return split_of
+
+
+def _missing(has: Ints, more: int, wanted: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """How many of `more` samples each split gets, as far as they go: float64 that sum to `more`."""
+    lacks = np.maximum((has.sum() + more) * wanted - has, 0)
+    share: npt.NDArray[np.float64] = lacks * (more / lacks.sum())
+    return share

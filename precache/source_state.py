@@ -15,7 +15,13 @@ _ANY_SIZE = 1 << 60  # it is as large as it was when it was converted
 
 
 def changed_pictures(scan: Scan, rows: Ints, modified_ns: Ints, checksums: Checksums) -> Iterator[str]:
-    """The pictures at `rows` of the scan's samples that are not what they were, as messages call them.
+    """As `changed_rows`: the pictures, as messages call them."""
+    for row in changed_rows(scan, rows, modified_ns, checksums):
+        yield scan.source.where(scan.samples[row])
+
+
+def changed_rows(scan: Scan, rows: Ints, modified_ns: Ints, checksums: Checksums) -> Iterator[int]:
+    """Those of `rows` of the scan's samples whose pictures are not what they were.
 
     Args:
         modified_ns: int64 [len(rows)], when they had last been written.
@@ -28,4 +34,4 @@ def changed_pictures(scan: Scan, rows: Ints, modified_ns: Ints, checksums: Check
         ref = scan.samples[int(rows[place])]
         # whatever its time and size are now: they are what they were, or the bytes are compared
         if checksums[place] and picture_checksum(scan.source.read(ref, _ANY_SIZE)) != checksums[place]:
-            yield scan.source.where(ref)
+            yield int(rows[place])

@@ -115,6 +115,24 @@ class ChannelStatistics:
             raise ValueError("statistics: not as this project writes it")
         return found
 
+    def joined(self, other: "ChannelStatistics") -> "ChannelStatistics | None":
+        """Of the pixels of both, but for rounding; None if they have other channels."""
+        if len(self.mean) != len(other.mean):
+            return None
+        pixels = self.pixels + other.pixels
+        ours, theirs = self.pixels / pixels, other.pixels / pixels
+        pairs = list(zip(self.mean, other.mean, strict=True))
+        spreads = zip(self.std, other.std, strict=True)
+        between = [ours * theirs * (one - another) ** 2 for one, another in pairs]
+        return ChannelStatistics(
+            tuple(min(1.0, ours * one + theirs * another) for one, another in pairs),
+            tuple(
+                min(1.0, math.sqrt(ours * one**2 + theirs * another**2 + apart))
+                for (one, another), apart in zip(spreads, between, strict=True)
+            ),
+            pixels,
+        )
+
     def is_near(self, other: "ChannelStatistics", tolerance: float) -> bool:
         """Whether each figure is within `tolerance` of the other's."""
         if (self.pixels, len(self.mean)) != (other.pixels, len(other.mean)):

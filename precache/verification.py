@@ -12,6 +12,7 @@ from PIL import Image
 
 from precache import bands, columns, described, executors, images, jpeg
 from precache.converted import ConvertedDataset, open_dataset, open_unchecked
+from precache.difference import compare
 from precache.errors import DatasetError, ImageError, SampleError
 from precache.files import check_file
 from precache.formats import FORMATS, StoredSample
@@ -32,6 +33,7 @@ from precache.statistics import NO_PIXELS, PixelSums, statistics_by_split
 JPEG_TOLERANCE_DB = 1.0
 # Mean and standard deviation of what became JPEGs may differ by this much: so may decoders.
 _STATISTICS_TOLERANCE = 1 / 255
+_ROUNDING = 1e-9  # of statistics that updates put together
 
 
 def verify(path: str | os.PathLike[str]) -> list[str]:
@@ -154,6 +156,8 @@ def verify_deep(
             f"{dataset.path}: was not made from {source}, or that tree changed since; "
             f"name the tree that it was made from, or convert {source} again"
         )
+    if manifest.updates:
+        scan = _by_path(dataset, scan)
     report = executors.counted(on_progress, manifest.samples)
     tasks = _deep_tasks(dataset, scan)
     shards = [*executors.run(_compare_shard, tasks, min(workers, len(manifest.shards)), report)]
@@ -170,6 +174,24 @@ def verify_deep(
         worst=worst.path,
         holds_pixels=FORMATS[manifest.recipe.format].holds_pixels,
     )
+
+
+def _by_path(dataset: ConvertedDataset, scan: Scan) -> Scan:
+    """`scan` with labels and ids as of the dataset, whose ids are no ranks any more, and sorted by these.
+
+    Raises:
+        DatasetError: a picture of the source is not in the dataset, or the other way round.
+    """
+    difference = compare(dataset, scan, contents=False)  # these are compared next
+    samples = difference.scan.samples
+    left_out = {path for path, _ in dataset.manifest.ignored}  # by a list of splits
+    lacking = sum(samples[row].path not in left_out for row in difference.new.tolist())
+    if lacking or len(difference.gone):
+        raise DatasetError(
+            f"{dataset.path}: lacks {counted(lacking, 'picture')} of {scan.root}, and has "
+            f"{len(difference.gone):,} that it has not; run 'precache convert' with --update again"
+        )
+    return replace(difference.scan, samples=samples.select(np.argsort(samples.ids)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,12 +216,12 @@ def _deep_tasks(dataset: ConvertedDataset, scan: Scan) -> Iterator[_DeepTask]:
     """One task per shard, made when a worker asks for it."""
     recipe = dataset.manifest.recipe
     for split in dict.fromkeys(shard.split for shard in dataset.manifest.shards):
-        index = dataset.read_index(split)
+        index = dataset.read_index(split, removed=True)
         shards = dataset.manifest.split_shards(split)
         shard_of = np.repeat(np.arange(len(shards)), [shard.samples for shard in shards])
         for number, shard in enumerate(shards):
             members = index.select(shard_of == number)
-            rows = np.searchsorted(scan.samples.ids, members.ids).tolist()
+            rows = np.searchsorted(scan.samples.ids, members.ids[members.served]).tolist()
             refs = {scan.samples[row].id: scan.samples[row] for row in rows}
             labelled = {
                 int(scan.samples.ids[row]): columns.labelled(scan.samples.targets, scan.samples.fields, row)
@@ -224,9 +246,13 @@ class _ComparedShard:
 
 def _compare_shard(task: _DeepTask, tick: Callable[[], None]) -> _ComparedShard:
     compared = []
+    stored, served = 0, task.index.served
     for row, sample in enumerate(FORMATS[task.recipe.format].read_shard(task.path)):
         if row >= len(task.index) or (not sample.damage and sample.id != task.index.ids[row]):
             raise DatasetError(f"{task.path}: holds sample {sample.id}, which the dataset's index does not")
+        stored += 1
+        if not served[row]:
+            continue
         ref = task.refs[int(task.index.ids[row])]
         try:
             task.index.check(row, sample.data, str(task.path), sample.damage)
@@ -234,8 +260,8 @@ def _compare_shard(task: _DeepTask, tick: Callable[[], None]) -> _ComparedShard:
         except SampleError as error:
             compared.append(_Compared(ref.path, 0.0, str(error)))
         tick()
-    if len(compared) != task.shard.samples:
-        raise DatasetError(f"{task.path}: expected {task.shard.samples:,} samples, got {len(compared):,}")
+    if stored != task.shard.samples:
+        raise DatasetError(f"{task.path}: expected {task.shard.samples:,} samples, got {stored:,}")
     return _ComparedShard(task.shard.split, compared)
 
 
@@ -293,11 +319,14 @@ def _reference(data: bytes | Image.Image, path: str, recipe: Recipe, decoded: De
 def _wrong_statistics(dataset: ConvertedDataset, shards: Iterable[_ComparedShard]) -> list[str]:
     """One line for each split whose statistics are not those of the pictures compared."""
     manifest = dataset.manifest
-    tolerance = 0 if FORMATS[manifest.recipe.format].holds_pixels else _STATISTICS_TOLERANCE
+    exact = FORMATS[manifest.recipe.format].holds_pixels
+    tolerance = (_ROUNDING if manifest.updates else 0) if exact else _STATISTICS_TOLERANCE
     problems = []
     sums = ((shard.split, picture.sums) for shard in shards for picture in shard.pictures)
     found = statistics_by_split(sums, manifest.recipe.dtype)
     for split, said in manifest.statistics.items():
+        if split in manifest.removed:
+            continue  # it is of those, too
         if not said.is_near(found[split], tolerance):
             problems.append(f"{dataset.path}: split {split} has {found[split]}, its manifest says {said}")
     return problems

@@ -8,6 +8,7 @@ and range of epochs that take turns, each epoch behind one that is not counted. 
 
 import argparse
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from itertools import islice
@@ -21,6 +22,7 @@ from torchvision import datasets
 from bench.trial.imagefolder import AUGMENTATIONS, recipe
 from bench.trial.refusals import in_one_line
 from loaders import ImageDataset
+from precache.errors import PrecacheError
 
 
 def images_per_s(dataset: Dataset[Any], batch_size: int, workers: int, batches: int) -> float:
@@ -48,7 +50,15 @@ def measure(
 
 
 def main() -> None:
-    """Measure what the command line names."""
+    """Measure what the command line names; bad input ends in one line and exit code 2."""
+    try:
+        _main()
+    except (PrecacheError, FileNotFoundError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+def _main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.trial.map_style", description=__doc__)
     parser.add_argument("tree", type=Path)
     parser.add_argument("folders", type=Path, nargs="*")

@@ -116,6 +116,17 @@ def test_each_batch_is_right_whatever_is_late(case: str, paths: dict[str, Path])
             assert torch.equal(labels, their_labels)
 
 
+def test_a_mixture_is_right_whatever_is_late(paths: dict[str, Path]) -> None:
+    """Batches of two loaders' work on one stream, put together there."""
+    mixture: Any = [paths["shards"], paths["webdataset"]]
+    due = None
+    for schedule in SCHEDULES:
+        with simulated(schedule):
+            found = serve(mixture, shares=(2, 1), views=2, **FLOAT, **TRAIN)
+        due = due or found
+        assert all(same(due, found)), schedule
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("last", ["partial", "pad", "drop"])

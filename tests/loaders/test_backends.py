@@ -12,7 +12,7 @@ from PIL import Image
 from loaders.dataset import open_split
 from precache import open_dataset
 from precache.errors import SettingError
-from precache.sizes import Size
+from precache.sizes import Size, as_size, sides
 from precache.sources.tree import scan_tree
 from tests import loader_contract as contract
 from tests.building import build_loader
@@ -205,7 +205,8 @@ def test_views_are_drawn_independently(arm: Arm, cache: str) -> None:
 def test_set_size_serves_the_next_epoch_in_another_size(arm: Arm) -> None:
     if arm.worst_psnr is None:
         pytest.skip("noise by design, of each size another")
-    contract.check_set_size(arm.build, (arm.size, arm.size // 2))
+    half = as_size(*(side // 2 for side in sides(arm.size)))
+    contract.check_set_size(arm.build, (arm.size, half))
 
 
 @pytest.mark.parametrize("cache", ["ram", "device"])

@@ -333,3 +333,18 @@ def test_boxes_are_cut_off_and_dropped() -> None:
     cut, kept = follow_boxes(boxes, np.array([2, 0, 4, 4]), mirrored=True, size=(8, 4))
     assert kept.tolist() == [0, 3]
     assert cut.tolist() == [[2, 0, 4, 8], [1, 2, 3, 6]]
+
+
+@pytest.mark.parametrize("settings", [{"views": 2}, {"weights": "balanced"}, {"classes": ["a"]}], ids=str)
+def test_masks_go_with_the_first_view_of_whatever_is_chosen(
+    settings: dict[str, Any], masked: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Also where one is left out, and where a sample comes again and is drawn anew."""
+    path = tmp_path / "out"
+    shutil.copytree(masked("shards"), path)
+    damaged = spoil_a_mask(path)
+    with build(("shards", "shards"), path, augment="crop", on_error="skip", **settings) as loader:
+        for batch in (*loader, *loader):
+            assert damaged not in check_whole(batch)
+            assert {len(view) for view in batch.views} == {len(batch.ids)}
+            assert not any(torch.equal(batch.images, view) for view in batch.views[1:])

@@ -218,5 +218,5 @@ def test_small_pictures_wait_for_nobody_and_large_ones_are_the_same(monkeypatch:
         banded, _ = images.render(data, "x", images.Rendering(size=20))
         monkeypatch.setattr(pillow, "_BAND_PIXELS", 1 << 22)
         assert np.array_equal(whole, banded), kind
-    assert set(waited) == {3000}
+    assert set(waited) == {3000, 20 * 20}, "decoded, and stored"
     assert LARGE_PIXELS > 3000

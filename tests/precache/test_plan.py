@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from precache.errors import SettingError
-from precache.plan import plan_conversion, split_samples
+from precache.plan import Grown, plan_conversion, plan_update, split_samples
 from precache.recipe import FORMAT_NAMES, Recipe
 from precache.sources.base import SampleRef, Samples
 
@@ -48,7 +48,7 @@ def test_a_sample_larger_than_a_shard_gets_one_of_its_own() -> None:
         ("size", True, "size must be an integer from 1 to 8,192, got True"),
         ("quality", 101, "quality must be an integer from 1 to 100, got 101"),
         ("shard_bytes", 0, "shard_bytes must be an integer of at least 1, got 0"),
-        ("fit", "squash", "unknown fit 'squash'; choose from: crop, pad, stretch"),
+        ("fit", "squash", "unknown fit 'squash'; choose from: crop, keep, keep-longer, pad, stretch"),
         ("resample", "nearest", "unknown resample 'nearest'; choose from: area, bicubic, bilinear, lanczos"),
         *(
             ("splits", bad, f"splits must be shares that sum to 1, as in 'train=0.8,val=0.2', got {bad!r}")
@@ -93,3 +93,33 @@ def test_each_split_has_shards_of_its_own_name() -> None:
     assert all(shard.name.startswith(f"{shard.split}-") for shard in plan.shards)
     counts = {split: sum(len(s.rows) for s in plan.shards if s.split == split) for split in ("train", "val")}
     assert counts == {"train": 80, "val": 20}
+
+
+def test_splits_grow_by_their_shares_however_few_samples_come_at_a_time() -> None:
+    shares = [0.7, 0.3]
+    kept = [np.zeros(0, np.int64), np.zeros(0, np.int64)]
+    for update in range(120):
+        labels = np.array([update % 3, 2, 2][: 1 + update % 3])
+        split_of = split_samples(labels, shares, seed=update, kept=kept)
+        kept = [np.concatenate((has, labels[split_of == split])) for split, has in enumerate(kept)]
+        for label in range(3):
+            counts = [np.count_nonzero(has == label) for has in kept]
+            assert abs(counts[0] - 0.7 * sum(counts)) <= 1
+    assert np.array_equal(split_samples(labels, shares, 1, kept), split_samples(labels, shares, 1, kept))
+
+
+def test_a_split_that_lost_its_samples_gets_the_new_ones_first() -> None:
+    kept = [np.zeros(80, np.int64), np.zeros(0, np.int64)]
+    split_of = split_samples(np.zeros(20, np.int64), [0.8, 0.2], seed=0, kept=kept)
+    assert np.bincount(split_of, minlength=2).tolist() == [0, 20]
+
+
+def test_an_update_continues_the_names_of_shards_and_writes_what_is_new_alone() -> None:
+    grown = Grown(update=1, shards={"train": 15}, kept={"train": SAMPLES.labels})
+    rows = np.arange(40, 60)
+    plan = plan_update(SAMPLES, rows, recipe(), grown)
+    assert [shard.name for shard in plan.shards] == ["train-00015", "train-00016", "train-00017"]
+    written = np.concatenate([shard.rows for shard in plan.shards])
+    assert sorted(written.tolist()) == rows.tolist() != written.tolist()
+    other = plan_update(SAMPLES, rows, recipe(), Grown(update=2, shards={}, kept={}))
+    assert [shard.rows.tolist() for shard in other.shards] != [shard.rows.tolist() for shard in plan.shards]

@@ -169,15 +169,15 @@ def test_one_folder_under_two_names_is_a_warning(tmp_path: Path) -> None:
 def test_classes_without_pictures_and_kinds_that_are_not_read_are_warnings(tmp_path: Path) -> None:
     for number in range(100):
         put(tmp_path / f"a/{number}.jpg")
-    put(tmp_path / "b/x.heic", b"....ftypheic")
+    put(tmp_path / "b/x.jxl", b"\xff\x0a")
     assert scan_tree(tmp_path).warnings == (f"{tmp_path}: class folders without a picture: 'b'",)
-    put(tmp_path / "a/y.heic", b"....ftypheic")
+    put(tmp_path / "a/y.jxl", b"\xff\x0a")
     put(tmp_path / "beside.jpg")
     put(tmp_path / "a/.hidden.jpg")
     put(tmp_path / "a/esc\x1b[31m.txt", b"text")
     _, missed = scan_tree(tmp_path).warnings
     assert missed == (
-        f"{tmp_path}: 3 files that look like pictures are left out: 'a/y.heic', 'b/x.heic', 'beside.jpg'"
+        f"{tmp_path}: 3 files that look like pictures are left out: 'a/y.jxl', 'b/x.jxl', 'beside.jpg'"
     )
     for number in range(10):
         (tmp_path / f"c{number}\x1b").mkdir()

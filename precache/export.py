@@ -99,7 +99,7 @@ def export(
         raise SettingError(f"{path}: has transparency, which a JPEG cannot hold; export it as png")
     tree = Path(os.path.realpath(tree))
     _check_place(dataset.path, tree)
-    index = _on_stored_pictures(manifest, dataset.read_index())
+    index = _on_stored_pictures(manifest, dataset.read_index(removed=True))
     names, depth = _names(manifest, index, _SUFFIXES[file_format])
     report = executors.counted(on_progress, manifest.samples)
     write = partial(_write_shard, file_format, quality)
@@ -125,7 +125,7 @@ def export(
 
 
 def _make_folders(folder: Path, names: Sequence[str], *, masked: bool) -> None:
-    for parent in {os.path.dirname(name) for name in names}:
+    for parent in {os.path.dirname(name) for name in names if name}:
         for above in (folder, folder / MASKS_NAME) if masked else (folder,):
             (above / parent).mkdir(parents=True, exist_ok=True)
 
@@ -193,13 +193,15 @@ def _write_shard(file_format: str, quality: int, task: _Task, tick: executors.Ti
         if row >= len(task.files) or (not sample.damage and sample.id != task.index.ids[row]):
             raise DatasetError(f"{path}: holds sample {sample.id}, which the dataset's index does not")
         task.index.check(row, sample.data, str(path), sample.damage)
+        samples += 1
+        if not task.files[row]:  # an update has removed it
+            continue
         with open(task.folder / task.files[row], "wb") as file:  # again, where a worker died over it
             file.write(_encoded(sample, file_format, quality, str(path), channels))
         if sample.mask is not None:
             stored = sample.mask if isinstance(sample.mask, bytes) else masks.encode(sample.mask)
             name = PurePosixPath(MASKS_NAME, task.files[row]).with_suffix(".png")
             (task.folder / name).write_bytes(stored)
-        samples += 1
         tick()
     if samples != len(task.files):
         raise DatasetError(f"{path}: expected {len(task.files):,} samples, got {samples:,}")
@@ -222,7 +224,7 @@ def _names(manifest: Manifest, index: SampleIndex, suffix: str) -> tuple[list[st
     splits = [f"{split}/" if _has_split_folders(manifest) else "" for split in _split_of(manifest)]
     names = [""] * len(index)
     taken: set[str] = {_alike(TABLE_NAME)}
-    for row in np.argsort(index.ids).tolist():
+    for row in _served(index):
         folder = splits[row] + (f"{folders[index.labels[row]]}/" if folders else "")
         number = f"{index.ids[row]:08d}"
         name = f"{folder}{_safe(PurePosixPath(index.path(row) or number).stem, number)}{suffix}"
@@ -231,6 +233,13 @@ def _names(manifest: Manifest, index: SampleIndex, suffix: str) -> tuple[list[st
         taken.add(_alike(name))
         names[row] = name
     return names, depth
+
+
+def _served(index: SampleIndex) -> list[int]:
+    """Rows of what is served, in the order of ids."""
+    order = np.argsort(index.ids)
+    rows: list[int] = order[index.served[order]].tolist()
+    return rows
 
 
 def _class_folders(manifest: Manifest) -> tuple[list[str], int]:
@@ -289,7 +298,7 @@ def _write_table(
     splits = _split_of(manifest)
     line: dict[str, Any] = {}
     with open(folder / TABLE_NAME, "x", encoding="utf-8") as file:
-        for row in np.argsort(index.ids).tolist():
+        for row in _served(index):
             line = {"image": names[row]}
             if manifest.target != "none":
                 line["label"] = _label(manifest, index, row)

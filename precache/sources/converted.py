@@ -34,7 +34,7 @@ from precache.storage import open_regular
 
 _MEASURED = 8  # pictures whose second JPEG is looked at
 _KEPT_SHARDS = 4096
-_NOT_TAKEN = "not taken (--where)"
+_NOT_TAKEN, _REMOVED = "not taken (--where)", "removed by an update"
 
 
 __all__ = ["ConvertedSource", "is_converted", "open_converted", "prepared"]
@@ -71,25 +71,26 @@ class ConvertedSource:
     def scan(self) -> Scan:
         """See `precache.sources.base.Source`."""
         manifest = self.dataset.manifest
-        index = self.dataset.read_index()
+        index = self.dataset.read_index(removed=True)
         shard_splits = [shard.split for shard in manifest.shards]
         splits = list(dict.fromkeys(shard_splits))
         split_of = np.repeat([splits.index(split) for split in shard_splits], np.diff(self.ends, prepend=0))
-        rows = np.arange(len(index))
-        if self.where_text is not None:
-            where = Where.parse(self.where_text)
-            rows = where.rows(index.ids, index.labels, index.targets, manifest.classes, split_of, splits)
+        served = np.flatnonzero(index.served)
+        rows = served if self.where_text is None else self._taken(index, served, split_of, splits)
         rows = rows[np.argsort(index.ids[rows])]
         samples = self._samples(index, rows, split_of, splits)
         left_out = np.setdiff1d(np.arange(len(index)), rows)
         ignored = (
             *(IgnoredPath(path, reason) for path, reason in manifest.ignored),
             *(IgnoredPath(rejected.path, rejected.reason) for rejected in manifest.rejected),
-            *(IgnoredPath(_path(index, row), _NOT_TAKEN) for row in left_out.tolist()),
+            *(
+                IgnoredPath(_path(index, row), _NOT_TAKEN if index.served[row] else _REMOVED)
+                for row in left_out.tolist()
+            ),
         )
         digest = hashlib.sha256(self.dataset.digest.encode() + samples.ids.tobytes()).hexdigest()
-        target = manifest.target
-        return Scan(self, manifest.classes, samples, ignored, manifest.scanned, digest, (), target)
+        scanned, target = len(samples) + len(ignored), manifest.target
+        return Scan(self, manifest.classes, samples, ignored, scanned, digest, (), target)
 
     def read(self, ref: SampleRef, max_pixels: int) -> bytes | Image.Image:
         """The JPEG, or the pixels, that are stored."""
@@ -115,6 +116,16 @@ class ConvertedSource:
         """Its shard, id and path."""
         shard = self.dataset.manifest.shards[self._locate(ref.place)[0]]
         return f"{self.dataset.shard_path(shard)}: sample {ref.id} ({ref.path})"
+
+    def _taken(self, index: SampleIndex, served: Ints, split_of: Ints, splits: Sequence[str]) -> Ints:
+        """Rows of those of the served samples that are asked for."""
+        targets = None if index.targets is None else index.targets.select(served)
+        classes = self.dataset.manifest.classes
+        where = Where.parse(self.where_text or "")
+        of_served = where.rows(
+            index.ids[served], index.labels[served], targets, classes, split_of[served], splits
+        )
+        return served[of_served]
 
     def _locate(self, place: int) -> tuple[int, int]:
         """The shard of the sample at `place` of the stored order, and its row there."""
@@ -161,7 +172,7 @@ class _MaskedSource(ConvertedSource):
 def open_converted(path: Path, where_text: str | None) -> ConvertedSource:
     """The source that reads the dataset in folder `path`; raises DatasetError as `open_dataset`."""
     dataset = open_dataset(path)
-    index = dataset.read_index()
+    index = dataset.read_index(removed=True)
     ends = np.cumsum([shard.samples for shard in dataset.manifest.shards], dtype=np.int64)
     kind = ConvertedSource if index.mask_checksums is None else _MaskedSource
     return kind(where_text, dataset, ends, index.checksums, index.shapes)
@@ -191,7 +202,7 @@ def prepared(scan: Scan, recipe: Recipe, options: SourceOptions) -> tuple[Scan, 
     if recipe.splits != DEFAULT_SPLITS and not recipe.listed:
         every, none = np.arange(len(samples)), np.zeros(len(samples), np.int64)
         samples = samples.select(every, none, ("",))
-    sizes = source.dataset.read_index().source_sizes[samples.places]
+    sizes = source.dataset.read_index(removed=True).source_sizes[samples.places]
     if (recipe.size, recipe.fit) == (stored.size, stored.fit) and not isinstance(source, _MaskedSource):
         samples.original_sizes = sizes
     elif boxes is not None:

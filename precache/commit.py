@@ -56,6 +56,7 @@ def commit(
     source_checksums = np.empty(len(scan.samples), np.uint64)
     source_checksums[written.rows] = written.source_checksums
     state = SourceState(scan.samples.file_bytes, scan.samples.modified_ns, source_checksums)
+    next_id = int(scan.samples.ids.max()) + 1  # a converted dataset that was updated has ids of its own
     manifest = Manifest(
         recipe=plan.recipe,
         made_by=made_by(),
@@ -73,6 +74,7 @@ def commit(
         target=scan.target,
         fields={name: column.kind for name, column in written.index.fields.items()},
         statistics=written.statistics,
+        next_id=next_id if next_id > scan.scanned else 0,
     )
     write_rejected(destination, manifest.rejected)
     write_manifest(destination, manifest)
@@ -101,7 +103,6 @@ def commit_update(update: UpdatePlan, finished: Mapping[str, FinishedShard]) -> 
     done = Update(
         added=len(written.index),
         removed=int((gone >= 0).sum()),
-        next_id=difference.next_id,
         made_by=update.target.made_by,
     )
     manifest = replace(
@@ -121,6 +122,7 @@ def commit_update(update: UpdatePlan, finished: Mapping[str, FinishedShard]) -> 
         source_options=update.options.given(),
         fields={name: column.kind for name, column in index.fields.items()},
         statistics=_statistics_after(before, written),
+        next_id=difference.next_id,
         updates=(*before.updates, done),
         removed=dict(zip(splits.tolist(), counts.tolist(), strict=True)),
     )

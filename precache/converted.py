@@ -108,11 +108,10 @@ def _why_not_converted(folder: Path, error: OSError) -> str:
 
 def _check_index(path: Path, whole: SampleIndex, manifest: Manifest) -> None:
     """Raise DatasetError unless the index fits the manifest; then ids and labels can be trusted."""
-    most = manifest.updates[-1].next_id if manifest.updates else manifest.scanned
     fits = (
         len(whole) == manifest.stored_samples
         and whole.ids.min() >= 0
-        and whole.ids.max() < most
+        and whole.ids.max() < max(manifest.scanned, manifest.next_id)
         and _count_removed(whole, manifest) == manifest.removed
         and len(np.unique(whole.ids)) == len(whole)
         and _targets_fit(whole, manifest)

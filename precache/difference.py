@@ -246,6 +246,6 @@ def _masked_alike(
 
 
 def _next_id(manifest: Manifest, index: SampleIndex) -> int:
-    if manifest.updates:
-        return manifest.updates[-1].next_id
-    return 1 + max(int(index.ids.max()), max((picture.id for picture in manifest.rejected), default=-1))
+    return manifest.next_id or 1 + max(
+        int(index.ids.max()), max((picture.id for picture in manifest.rejected), default=-1)
+    )

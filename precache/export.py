@@ -99,8 +99,10 @@ def export(
         raise SettingError(f"{path}: has transparency, which a JPEG cannot hold; export it as png")
     tree = Path(os.path.realpath(tree))
     _check_place(dataset.path, tree)
-    index = _on_stored_pictures(manifest, dataset.read_index(removed=True))
-    names, depth = _names(manifest, index, _SUFFIXES[file_format])
+    stored = dataset.read_index(removed=True)  # a row for each that the shards hold
+    index = _on_stored_pictures(manifest, stored.select(stored.served))
+    splits = _split_of(manifest, stored)
+    names, depth = _names(manifest, index, splits, _SUFFIXES[file_format])
     report = executors.counted(on_progress, manifest.samples)
     write = partial(_write_shard, file_format, quality)
     try:
@@ -108,11 +110,11 @@ def export(
             tree.rmdir()  # so that the new one takes its place in one step
         with atomic_folder(tree) as folder:
             _make_folders(folder, names, masked=index.mask_checksums is not None)
-            tasks = _tasks(dataset, index, names, folder)
+            tasks = _tasks(dataset, stored, names, folder)
             with closing(executors.run(write, tasks, min(workers, len(manifest.shards)), report)) as done:
                 for _ in done:
                     pass
-            keys = _write_table(manifest, index, names, folder)
+            keys = _write_table(manifest, index, splits, names, folder)
             if hasattr(os, "sync"):
                 os.sync()  # one call, where a sync for each file would take minutes
         fsync_folder(tree.parent)
@@ -125,7 +127,7 @@ def export(
 
 
 def _make_folders(folder: Path, names: Sequence[str], *, masked: bool) -> None:
-    for parent in {os.path.dirname(name) for name in names if name}:
+    for parent in {os.path.dirname(name) for name in names}:
         for above in (folder, folder / MASKS_NAME) if masked else (folder,):
             (above / parent).mkdir(parents=True, exist_ok=True)
 
@@ -175,14 +177,17 @@ class _Task:
 
 
 def _tasks(
-    dataset: ConvertedDataset, index: SampleIndex, names: Sequence[str], folder: Path
+    dataset: ConvertedDataset, stored: SampleIndex, names: Sequence[str], folder: Path
 ) -> Iterator[_Task]:
+    """One for each shard; `names` are of the samples that are served."""
+    named = iter(names)
+    file_of = [next(named) if served else "" for served in stored.served.tolist()]
     shards = dataset.manifest.shards
     shard_of = np.repeat(np.arange(len(shards)), [shard.samples for shard in shards])
     for number in range(len(shards)):
         rows = shard_of == number
-        files = tuple(names[row] for row in np.flatnonzero(rows).tolist())
-        yield _Task(dataset, number, index.select(rows), folder, files)
+        files = tuple(file_of[row] for row in np.flatnonzero(rows).tolist())
+        yield _Task(dataset, number, stored.select(rows), folder, files)
 
 
 def _write_shard(file_format: str, quality: int, task: _Task, tick: executors.Ticks) -> None:
@@ -192,10 +197,10 @@ def _write_shard(file_format: str, quality: int, task: _Task, tick: executors.Ti
     for row, sample in enumerate(FORMATS[task.dataset.manifest.recipe.format].read_shard(path)):
         if row >= len(task.files) or (not sample.damage and sample.id != task.index.ids[row]):
             raise DatasetError(f"{path}: holds sample {sample.id}, which the dataset's index does not")
-        task.index.check(row, sample.data, str(path), sample.damage)
         samples += 1
-        if not task.files[row]:  # an update has removed it
-            continue
+        if not task.files[row]:
+            continue  # it is removed
+        task.index.check(row, sample.data, str(path), sample.damage)
         with open(task.folder / task.files[row], "wb") as file:  # again, where a worker died over it
             file.write(_encoded(sample, file_format, quality, str(path), channels))
         if sample.mask is not None:
@@ -218,13 +223,15 @@ def _encoded(sample: StoredSample, file_format: str, quality: int, path: str, ch
     return encoded.getvalue()
 
 
-def _names(manifest: Manifest, index: SampleIndex, suffix: str) -> tuple[list[str], int]:
+def _names(
+    manifest: Manifest, index: SampleIndex, split_of: Sequence[str], suffix: str
+) -> tuple[list[str], int]:
     """The file of each sample, relative to the tree, in stored order; and how deep class folders lie."""
     folders, depth = _class_folders(manifest)
-    splits = [f"{split}/" if _has_split_folders(manifest) else "" for split in _split_of(manifest)]
+    splits = [f"{split}/" if _has_split_folders(manifest) else "" for split in split_of]
     names = [""] * len(index)
     taken: set[str] = {_alike(TABLE_NAME)}
-    for row in _served(index):
+    for row in np.argsort(index.ids).tolist():
         folder = splits[row] + (f"{folders[index.labels[row]]}/" if folders else "")
         number = f"{index.ids[row]:08d}"
         name = f"{folder}{_safe(PurePosixPath(index.path(row) or number).stem, number)}{suffix}"
@@ -233,13 +240,6 @@ def _names(manifest: Manifest, index: SampleIndex, suffix: str) -> tuple[list[st
         taken.add(_alike(name))
         names[row] = name
     return names, depth
-
-
-def _served(index: SampleIndex) -> list[int]:
-    """Rows of what is served, in the order of ids."""
-    order = np.argsort(index.ids)
-    rows: list[int] = order[index.served[order]].tolist()
-    return rows
 
 
 def _class_folders(manifest: Manifest) -> tuple[list[str], int]:
@@ -268,8 +268,10 @@ def _has_split_folders(manifest: Manifest) -> bool:
     )
 
 
-def _split_of(manifest: Manifest) -> list[str]:
-    return [shard.split for shard in manifest.shards for _ in range(shard.samples)]
+def _split_of(manifest: Manifest, stored: SampleIndex) -> list[str]:
+    """Of each sample that is served."""
+    splits = (shard.split for shard in manifest.shards for _ in range(shard.samples))
+    return [split for split, served in zip(splits, stored.served.tolist(), strict=True) if served]
 
 
 def _safe(name: str, instead: str) -> str:
@@ -286,7 +288,7 @@ def _alike(name: str) -> str:
 
 
 def _write_table(
-    manifest: Manifest, index: SampleIndex, names: Sequence[str], folder: Path
+    manifest: Manifest, index: SampleIndex, splits: Sequence[str], names: Sequence[str], folder: Path
 ) -> Sequence[str] | None:
     """Write the table, a row each in the order of ids, unless the tree says all; its columns, or None."""
     several = len(manifest.samples_per_class) > 1
@@ -295,10 +297,9 @@ def _write_table(
     says_target = manifest.target in ("none", "class") and folders == list(manifest.classes)
     if says_splits and says_target and not manifest.fields:
         return None
-    splits = _split_of(manifest)
     line: dict[str, Any] = {}
     with open(folder / TABLE_NAME, "x", encoding="utf-8") as file:
-        for row in _served(index):
+        for row in np.argsort(index.ids).tolist():
             line = {"image": names[row]}
             if manifest.target != "none":
                 line["label"] = _label(manifest, index, row)

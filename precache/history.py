@@ -10,19 +10,17 @@ class Update:
 
     Attributes:
         added, removed: how many samples.
-        next_id: the id that the next new picture gets.
         made_by: as of the manifest, of the samples that it added.
     """
 
     added: int
     removed: int
-    next_id: int
     made_by: dict[str, str]
 
 
 def adds_up(updates: Sequence[Update], removed: Mapping[str, int], stored: Mapping[str, int]) -> bool:
     """Whether this is the history of a dataset: split -> samples removed, and stored, removed ones too."""
-    numbers = [number for update in updates for number in (update.added, update.removed, update.next_id)]
+    numbers = [number for update in updates for number in (update.added, update.removed)]
     numbers += removed.values()
     return (
         all(type(number) is int and 0 <= number < 2**63 for number in numbers)

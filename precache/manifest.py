@@ -102,6 +102,7 @@ class Manifest:
         source_options: what was said of the source, see `precache.SourceOptions`.
         target: what the samples are labelled with, one of `precache.targets.TARGETS`.
         fields: what else the index knows of each sample: name -> kind, see `precache.columns`.
+        next_id: above all ids that were ever used, where that is not `scanned`; else 0.
         updates: what became of it since it was converted, one after the other.
         removed: split -> samples of its shards that are served no more; none of a split without such.
         version: of the manifest's layout. Up to 3 there are no options and fields, and targets are classes.
@@ -123,6 +124,7 @@ class Manifest:
     target: str = "class"
     fields: dict[str, str] = field(default_factory=dict)
     statistics: dict[str, ChannelStatistics] = field(default_factory=dict)
+    next_id: int = 0
     updates: tuple[Update, ...] = ()
     removed: dict[str, int] = field(default_factory=dict)
     version: int = VERSION
@@ -318,7 +320,10 @@ def _check_manifest(manifest: Manifest) -> None:
     described = manifest.fields.items()
     _require(all(isinstance(name, str) and kind in KINDS for name, kind in described), "fields")
     SourceOptions.from_json(manifest.source_options)  # raises, too
-    _require(_is_count(manifest.scanned) and _is_count(manifest.source_bytes), "counts")
+    _require(
+        _is_count(manifest.next_id) and _is_count(manifest.scanned) and _is_count(manifest.source_bytes),
+        "counts",
+    )
     stored = Counter[str]()
     for shard in manifest.shards:
         stored[shard.split] += shard.samples

@@ -20,7 +20,9 @@ SOURCE_FLAGS = {
     "class_depth": click.option(
         "--class-depth", type=int, help="Tree: how deep class folders lie; 0: no classes.  [default: 1]"
     ),
-    "mask": click.option("--mask", help="Folder of masks: MASKS/cat/1.png for the picture cat/1.jpg."),
+    "mask": click.option(
+        "--mask", help="Folder of masks: MASKS/cat/1.png for the picture cat/1.jpg; or column of a table."
+    ),
     "boxes": click.option(
         "--boxes", help="Which of the fields are boxes: [[left, top, right, bottom], ...]."
     ),

@@ -11,7 +11,7 @@ from precache.sources.archive import ArchiveSource
 from precache.sources.base import Source
 from precache.sources.dataset import open_object, open_saved
 from precache.sources.hf import PREFIX
-from precache.sources.masks import MaskTree
+from precache.sources.masks import MaskColumn, MaskTree
 from precache.sources.options import SourceOptions
 from precache.sources.table import TableSource
 from precache.sources.tree import TreeSource
@@ -34,7 +34,7 @@ def open_source(source: Any, options: SourceOptions | None = None) -> Source:
     """
     options = options or SourceOptions()
     if options.mask is not None:
-        return MaskTree(open_source(source, replace(options, mask=None)), Path(options.mask))
+        return _open_masked(source, options, options.mask)
     options = replace(options, boxes=None)  # a field like others, for a source
     if not isinstance(source, str | os.PathLike):
         is_source = all(hasattr(source, name) for name in ("scan", "read", "where"))
@@ -43,6 +43,17 @@ def open_source(source: Any, options: SourceOptions | None = None) -> Source:
     if str(path).startswith(PREFIX):
         return open_saved(str(path).removeprefix(PREFIX), options)
     return _open_folder(path, options) if path.is_dir() else _open_file(path, options)
+
+
+def _open_masked(source: Any, options: SourceOptions, mask: str) -> Source:
+    """With masks in a folder; or in a column, of a table that has one of this name."""
+    options = replace(options, mask=None)
+    path = Path(source) if isinstance(source, str | os.PathLike) else Path()
+    if not (rows.is_table(path) and path.is_file() and mask in rows.columns_of(path)):
+        return MaskTree(open_source(source, options), Path(mask))
+    table = open_source(path, replace(options, fields=tuple(dict.fromkeys((*options.fields, mask)))))
+    assert isinstance(table, TableSource)
+    return MaskColumn(table, Path(table.folder), mask, mask in options.fields)
 
 
 def _open_file(path: Path, options: SourceOptions) -> Source:

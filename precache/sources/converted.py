@@ -34,7 +34,7 @@ from precache.storage import open_regular
 
 _MEASURED = 8  # pictures whose second JPEG is looked at
 _KEPT_SHARDS = 4096
-_NOT_TAKEN, _REMOVED = "not taken (--where)", "removed by an update"
+_NOT_TAKEN = "not taken (--where)"
 
 
 __all__ = ["ConvertedSource", "is_converted", "open_converted", "prepared"]
@@ -71,26 +71,27 @@ class ConvertedSource:
     def scan(self) -> Scan:
         """See `precache.sources.base.Source`."""
         manifest = self.dataset.manifest
-        index = self.dataset.read_index(removed=True)
+        index = self.dataset.read_index(removed=True)  # a row for each that the shards hold
         shard_splits = [shard.split for shard in manifest.shards]
         splits = list(dict.fromkeys(shard_splits))
         split_of = np.repeat([splits.index(split) for split in shard_splits], np.diff(self.ends, prepend=0))
-        served = np.flatnonzero(index.served)
-        rows = served if self.where_text is None else self._taken(index, served, split_of, splits)
+        rows = served = np.flatnonzero(index.served)
+        if self.where_text is not None:
+            where, live = Where.parse(self.where_text), index.select(index.served)
+            rows = served[
+                where.rows(live.ids, live.labels, live.targets, manifest.classes, split_of[served], splits)
+            ]
         rows = rows[np.argsort(index.ids[rows])]
         samples = self._samples(index, rows, split_of, splits)
-        left_out = np.setdiff1d(np.arange(len(index)), rows)
+        left_out = np.setdiff1d(served, rows)
         ignored = (
             *(IgnoredPath(path, reason) for path, reason in manifest.ignored),
             *(IgnoredPath(rejected.path, rejected.reason) for rejected in manifest.rejected),
-            *(
-                IgnoredPath(_path(index, row), _NOT_TAKEN if index.served[row] else _REMOVED)
-                for row in left_out.tolist()
-            ),
+            *(IgnoredPath(_path(index, row), _NOT_TAKEN) for row in left_out.tolist()),
         )
         digest = hashlib.sha256(self.dataset.digest.encode() + samples.ids.tobytes()).hexdigest()
-        scanned, target = len(samples) + len(ignored), manifest.target
-        return Scan(self, manifest.classes, samples, ignored, scanned, digest, (), target)
+        target = manifest.target
+        return Scan(self, manifest.classes, samples, ignored, manifest.scanned, digest, (), target)
 
     def read(self, ref: SampleRef, max_pixels: int) -> bytes | Image.Image:
         """The JPEG, or the pixels, that are stored."""
@@ -116,16 +117,6 @@ class ConvertedSource:
         """Its shard, id and path."""
         shard = self.dataset.manifest.shards[self._locate(ref.place)[0]]
         return f"{self.dataset.shard_path(shard)}: sample {ref.id} ({ref.path})"
-
-    def _taken(self, index: SampleIndex, served: Ints, split_of: Ints, splits: Sequence[str]) -> Ints:
-        """Rows of those of the served samples that are asked for."""
-        targets = None if index.targets is None else index.targets.select(served)
-        classes = self.dataset.manifest.classes
-        where = Where.parse(self.where_text or "")
-        of_served = where.rows(
-            index.ids[served], index.labels[served], targets, classes, split_of[served], splits
-        )
-        return served[of_served]
 
     def _locate(self, place: int) -> tuple[int, int]:
         """The shard of the sample at `place` of the stored order, and its row there."""

@@ -1,14 +1,17 @@
-"""A source whose pictures have masks in a tree beside: PHOTOS/cat/1.jpg and MASKS/cat/1.png."""
+"""A source whose pictures have masks: in a tree, PHOTOS/cat/1.jpg and MASKS/cat/1.png, or in a table."""
 
 import hashlib
 import os
+import stat
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from PIL import Image
 
-from precache.errors import ImageError, SourceError
+from precache.columns import Column
+from precache.errors import ImageError, SettingError, SourceError
 from precache.reading import read_picture, steadily
 from precache.sources.base import SampleRef, Scan, Source
 
@@ -40,7 +43,10 @@ class MaskTree:
             )
         if os.path.realpath(self.folder) == os.path.realpath(self.source.root):
             raise SourceError(f"{self.folder}: is the folder of the pictures; name that of their masks")
-        scan = self.source.scan()
+        return self._with_masks(self.source.scan())
+
+    def _with_masks(self, scan: Scan) -> Scan:
+        """The scan of the pictures, with what the masks are."""
         digest = hashlib.sha256(scan.digest.encode())
         found = 0
         for ref in scan.samples:
@@ -48,8 +54,8 @@ class MaskTree:
             found += status is not None
             digest.update(os.fsencode(path) + b"\0%d\0" % (-1 if status is None else status.st_size))
         if not found:
-            first = self._find(scan.samples[0])[0]
-            raise SourceError(f"{self.folder}: has no mask of any picture; the first would be {first}")
+            first = os.path.join(self.folder, self._find(scan.samples[0])[0])
+            raise SourceError(f"{self.root}: none of its pictures has a mask; the first would be {first}")
         return replace(scan, source=replace(self, source=scan.source), digest=digest.hexdigest())
 
     def read(self, ref: SampleRef, max_pixels: int) -> bytes | Image.Image:
@@ -80,6 +86,45 @@ class MaskTree:
             if (status := steadily(partial(_status, path), path)) is not None:
                 return stem + extension, status
         return stem + EXTENSIONS[0], None
+
+
+@dataclass(frozen=True, slots=True)
+class MaskColumn(MaskTree):
+    """A table with a column of paths of masks, relative to `folder` as those of its pictures are.
+
+    Attributes:
+        column: its name.
+        kept: whether it is a field, too.
+        names: its values, once it is scanned.
+    """
+
+    column: str = ""
+    kept: bool = False
+    names: Column | None = None
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """Those of the table."""
+        return self.source.paths
+
+    def scan(self) -> Scan:
+        """As of a `MaskTree`."""
+        scan = self.source.scan()
+        names = scan.samples.fields[self.column]
+        if names.kind != "text":
+            raise SettingError(f"--mask {self.column}: expected paths of masks in {self.root}, got numbers")
+        samples = copy(scan.samples)
+        samples.fields = {
+            name: column for name, column in samples.fields.items() if name != self.column or self.kept
+        }
+        return replace(self, names=names)._with_masks(replace(scan, samples=samples))
+
+    def _find(self, ref: SampleRef) -> tuple[str, os.stat_result | None]:
+        assert self.names is not None
+        name = str(self.names.value(ref.id))
+        path = os.path.join(self.folder, name)
+        status = steadily(partial(_status, path), path)
+        return name, status if status is not None and stat.S_ISREG(status.st_mode) else None
 
 
 def _status(path: str) -> os.stat_result | None:

@@ -21,7 +21,8 @@ class SourceOptions:
         split: column or key of their split.
         fields: columns or keys of what else is to be kept.
         class_depth: how many folders deep the classes of a tree lie; 0: a flat folder without classes.
-        mask: folder of the pictures' masks, under the same paths but for the extension.
+        mask: folder of the pictures' masks, under the same paths but for the extension; or the column of a
+            table that has their paths.
         boxes: which of the fields are boxes, `[k, 4]`: left, top, right and bottom in pixels of the picture.
         where: what of a converted dataset is taken: `label in (cat, dog)`, or `id in FILE`.
 

@@ -219,11 +219,45 @@ def test_a_conversion_that_was_killed_goes_on_with_its_masks(trees: Trees, tmp_p
     assert again.manifest.index == whole.manifest.index
 
 
+def test_masks_named_in_a_table_are_those_of_the_tree(trees: Trees, tmp_path: Path) -> None:
+    recipe = Recipe(format="shards", size=32)
+    convert(trees.photos, tmp_path / "tree", recipe, options=SourceOptions(mask=str(trees.masks)), workers=0)
+    scan = TreeSource(trees.photos).scan()
+    stems = {str(path.relative_to(trees.masks).with_suffix("")): path for path in trees.masks.rglob("*.*")}
+    names = [str(stems[os.path.splitext(ref.path)[0]].relative_to(trees.masks)) for ref in scan.samples]
+    table = tmp_path / "labels.csv"
+    write_table(table, trees, names)
+    options = SourceOptions(label="label", mask="mask")
+    convert(table, tmp_path / "table", recipe, options=options, workers=0)
+    (shard,) = tmp_path.glob("tree/train-*.safetensors")
+    assert (tmp_path / "table" / shard.name).read_bytes() == shard.read_bytes()
+    manifest = open_dataset(tmp_path / "table").manifest
+    assert manifest.fields == {}, "nobody asked for the paths"
+    assert verify_deep(tmp_path / "table", table, workers=0).problems == ()
+    write_table(table, trees, [*names[:-1], "none.png"])
+    convert(table, tmp_path / "less", recipe, options=options, workers=0, max_rejects=1)
+    (rejected,) = open_dataset(tmp_path / "less").manifest.rejected
+    assert rejected.id == PICTURES - 1
+    assert "has no mask" in rejected.reason
+    write_table(table, trees, [*names[:-1], "none.png"], column="other")
+    with pytest.raises(SourceError, match="no folder of masks"):
+        convert(table, tmp_path / "none", recipe, options=options, workers=0)
+
+
+def write_table(path: Path, trees: Trees, masks: list[str], column: str = "mask") -> None:
+    rows = [
+        (trees.photos / ref.path, ref.path.split("/")[0], trees.masks / mask)
+        for ref, mask in zip(TreeSource(trees.photos).scan().samples, masks, strict=True)
+    ]
+    lines = [f"path,label,{column}", *(",".join(map(str, row)) for row in rows)]
+    path.write_text("\n".join(lines) + "\n")
+
+
 def test_a_folder_without_masks_is_refused(trees: Trees, tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="no folder of masks"):
         make(Trees(trees.photos, tmp_path / "none"), tmp_path / "out", "shards")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(SourceError, match=r"has no mask of any picture; the first would be a/00.png"):
+    with pytest.raises(SourceError, match=r"none of its pictures has a mask; the first would be .*a/00.png"):
         make(Trees(trees.photos, tmp_path / "empty"), tmp_path / "out", "shards")
     with pytest.raises(SourceError, match="is the folder of the pictures"):
         make(Trees(trees.photos, trees.photos), tmp_path / "out", "shards")

@@ -25,36 +25,12 @@ from precache.progress import Progress
 from precache.reading import MAX_PIXELS
 from precache.recipe import DEFAULT_SPLITS, FORMAT_NAMES, Recipe
 from precache.sizes import parse_size
+from precache.source_flags import SOURCE_FLAGS, source_options
 from precache.sources import SourceOptions
-from precache.targets import TARGETS
 
 DATA = Path("data")
 RAW = DATA / "raw"
 _PATH = click.Path(path_type=Path)
-_SOURCE = {
-    "root": click.option("--root", help="Table: folder of its pictures.  [default: that of the table]"),
-    "image": click.option("--image", help="Table, dataset: column of the pictures."),
-    "label": click.option("--label", help="Table, dataset: column of their labels."),
-    "target": click.option(
-        "--target", help=f"What a label is: {', '.join(TARGETS)}.  [default: as it looks]"
-    ),
-    "separator": click.option("--separator", help="Between several classes in one label, such as ';'."),
-    "split": click.option("--split", help="Table, dataset: column of the names of splits."),
-    "fields": click.option("--field", "fields", multiple=True, help="Columns to be kept: width,caption."),
-    "class_depth": click.option(
-        "--class-depth", type=int, help="Tree: how deep class folders lie; 0: no classes.  [default: 1]"
-    ),
-    "mask": click.option(
-        "--mask", help="Folder of masks: MASKS/cat/1.png for the picture cat/1.jpg; or column of a table."
-    ),
-    "boxes": click.option(
-        "--boxes", help="Which of the fields are boxes: [[left, top, right, bottom], ...]."
-    ),
-    "where": click.option("--where", help="Converted dataset: samples to take: 'label in (cat, dog)'."),
-}
-"""Options that say what is what in a source."""
-
-
 _REJECTS = {
     "max_rejects": click.option(
         "--max-rejects", default="1%", show_default=True, help="How many pictures may be damaged: 1% or 0.01."
@@ -65,11 +41,6 @@ _REJECTS = {
 
 def _most_rejects(max_rejects: str, strict: bool) -> float:
     return 0.0 if strict else parse_share("max_rejects", max_rejects)
-
-
-def _source_options(fields: tuple[str, ...], **options: Any) -> SourceOptions:
-    names = [name.strip() for listed in fields for name in listed.split(",")]
-    return SourceOptions(fields=tuple(name for name in names if name), **options)
 
 
 @click.group(cls=commandline.Group, name="precache")
@@ -149,7 +120,7 @@ def fetch(name: str, dst: Path, url: str | None) -> None:
 @click.option("--overwrite", is_flag=True, help="Convert again, and replace DST when all is done.")
 @click.option("--update", is_flag=True, help="Add what SRC got since DST was converted; drop what it lost.")
 @gathered("most_rejects", _most_rejects, _REJECTS)
-@gathered("options", _source_options, _SOURCE)
+@gathered("options", source_options, SOURCE_FLAGS)
 def convert(
     src: Path,
     dst: Path | None,

@@ -148,6 +148,7 @@ def from_hf(scan: Scan, folder: Path) -> Made:
     """What Hugging Face's library saves of the files, in it."""
     import datasets
 
+    datasets.disable_progress_bars()
     features = {"image": datasets.Image(), "label": datasets.ClassLabel(names=list(scan.classes))}
 
     def rows() -> Iterator[dict[str, Any]]:

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from precache import Recipe, SourceOptions, convert, open_dataset, verify_deep
+from precache import Recipe, SourceOptions, convert, export, open_dataset, verify_deep
 from precache.boxes import placement
 from precache.converted import ConvertedDataset
 from precache.errors import PrecacheError, SettingError, SourceError
@@ -318,3 +318,38 @@ def test_a_subset_keeps_its_masks(tmp_path: Path) -> None:
     (_, sample), *others = stored(open_dataset(tmp_path / "two"))
     assert sample.mask is not None
     assert not others
+
+
+def test_16_bits_are_neither_converted_on_nor_exported(raw_tree: Path, tmp_path: Path) -> None:
+    recipe = small_recipe("shards", channels="grey", dtype="uint16")
+    convert(raw_tree, tmp_path / "one", recipe, workers=0)
+    with pytest.raises(SettingError, match="holds uint16 of channels grey, which is converted from the orig"):
+        convert(tmp_path / "one", tmp_path / "two", small_recipe("dali"), workers=0)
+    with pytest.raises(
+        SettingError, match=r"holds uint16 of channels grey; only uint8 .* is written to files"
+    ):
+        export(tmp_path / "one", tmp_path / "tree", workers=0)
+    dataset = open_dataset(tmp_path / "one")
+    places = FORMATS["shards"].find_samples(dataset.shard_path(dataset.manifest.shards[0]))
+    assert set(places[:, 1].tolist()) == {48 * 48 * 2}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_what_an_update_removed_is_neither_converted_on_nor_exported(
+    raw_tree: Path, tmp_path: Path, name: str
+) -> None:
+    tree = Path(shutil.copytree(raw_tree, tmp_path / "tree"))
+    convert(tree, tmp_path / "one", small_recipe(name), workers=0)
+    gone, *_ = sorted((tree / "003.candle").iterdir())
+    gone.unlink()
+    shutil.copy(next((tree / "001.anchor").iterdir()), tree / "001.anchor" / "new.jpg")
+    convert(tree, tmp_path / "one", small_recipe(name), workers=0, update=True)
+    one = open_dataset(tmp_path / "one").read_index()
+    convert(tmp_path / "one", tmp_path / "two", small_recipe("shards"), workers=0)
+    two = open_dataset(tmp_path / "two").read_index()
+    assert sorted(one.ids.tolist()) == sorted(two.ids.tolist())
+    assert not verify_deep(tmp_path / "two", tmp_path / "one", workers=0).problems
+    assert export(tmp_path / "one", tmp_path / "files", workers=0).pictures == IMAGES
+    files = tmp_path / "files"
+    written = {path.relative_to(files).with_suffix("") for path in files.glob("*/*")}
+    assert written == {path.relative_to(tree).with_suffix("") for path in tree.glob("*/*")}

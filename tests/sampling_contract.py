@@ -1,4 +1,4 @@
-"""Properties that every backend keeps where a part of the samples is served, several views, or another size."""
+"""Properties that every backend keeps where a part is served, several views, or another size."""
 
 import json
 import re
@@ -10,7 +10,7 @@ import torch
 
 from precache.errors import SettingError
 from precache.sizes import Size, sides
-from tests.loader_contract import Build, check_ranks_share_each_epoch, ids_of
+from tests.loader_contract import Build, check_ranks_share_each_epoch, check_resume, ids_of
 
 
 def check_a_part(build: Build, expected: list[tuple[int, int]], *, full: bool) -> None:

@@ -6,6 +6,9 @@ from typing import Any
 
 from PIL import Image
 
+from precache import SourceOptions
+from precache.sources import open_source
+from precache.sources.base import Scan
 from precache.sources.tree import scan_tree
 
 
@@ -57,3 +60,15 @@ def opened(path: Path) -> Image.Image:
     with Image.open(path) as image:
         image.load()
         return image
+
+
+def scanned(dataset: Any, **options: Any) -> Scan:
+    return open_source(dataset, SourceOptions(**options)).scan()
+
+
+def picture(shade: int) -> Image.Image:
+    return Image.new("RGB", (8, 8), (shade, shade, shade))
+
+
+def numbered(values: list[Any], **attributes: Any) -> Items:
+    return Items([(picture(row), value) for row, value in enumerate(values)], **attributes)

@@ -55,6 +55,8 @@ RECTANGLE_ARMS = [
     ("nvjpeg", "rectangle-dali", 34.0),
     ("synthetic", "rectangle-shards", None),
 ]
+# What does not depend on the shape of the pictures is asked of squares in colour; of the others with -m slow.
+whatever_the_pictures = pytest.mark.of_squares
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
@@ -122,14 +124,17 @@ def test_batches_have_the_promised_shape_dtype_and_layout(arm: Arm) -> None:
     contract.check_batches(arm.build, arm.size, IMAGES, 1 if arm.channels == "grey" else 3)
 
 
+@whatever_the_pictures
 def test_the_short_batch_is_dropped_only_when_asked(arm: Arm) -> None:
     contract.check_last_drop(arm.build, IMAGES)
 
 
+@whatever_the_pictures
 def test_order_depends_on_seed_and_epoch_alone(arm: Arm) -> None:
     contract.check_order_depends_on_seed_and_epoch_alone(arm.build)
 
 
+@whatever_the_pictures
 def test_without_shuffle_the_order_is_the_stored_one(arm: Arm) -> None:
     stored = open_split(arm.path, "train").ids.tolist()
     assert (stored == sorted(stored)) == arm.raw
@@ -155,23 +160,28 @@ def test_floats_are_normalised(arm: Arm) -> None:
         contract.check_floats_are_normalised(arm.build)
 
 
+@whatever_the_pictures
 def test_a_state_gives_the_rest_of_the_epoch(arm: Arm) -> None:
     contract.check_resume(arm.build)
 
 
+@whatever_the_pictures
 def test_ranks_share_each_epoch(arm: Arm, raw_tree: Path) -> None:
     contract.check_ranks_share_each_epoch(arm.build, [sample.id for sample in scan_tree(raw_tree).samples])
 
 
+@whatever_the_pictures
 @pytest.mark.parametrize("served", [1, 4])
 def test_a_state_goes_on_with_other_ranks(arm: Arm, served: int) -> None:
     contract.check_a_state_goes_on_with_other_ranks(arm.build, served)
 
 
+@whatever_the_pictures
 def test_an_iteration_after_a_break_is_the_next_epoch(arm: Arm) -> None:
     contract.check_an_iteration_after_a_break_is_the_next_epoch(arm.build)
 
 
+@whatever_the_pictures
 def test_two_iterations_take_turns(arm: Arm) -> None:
     contract.check_two_iterations_take_turns(arm.build)
 
@@ -181,6 +191,7 @@ def test_a_part_is_served_as_if_it_were_all(arm: Arm, raw_tree: Path) -> None:
     sampling_contract.check_a_part(arm.build, expected, full=arm.raw or arm.path.name == "shards")
 
 
+@whatever_the_pictures
 def test_weights_draw_with_replacement(arm: Arm, raw_tree: Path) -> None:
     sampling_contract.check_weights(
         arm.build, [(sample.id, sample.label) for sample in scan_tree(raw_tree).samples]
@@ -219,10 +230,12 @@ def test_a_cache_changes_nothing_but_the_reading(arm: Arm, cache: str) -> None:
     contract.check_a_cache_changes_nothing_but_the_reading(arm.build, cache)
 
 
+@whatever_the_pictures
 def test_abandoned_iterators_leave_nothing(arm: Arm) -> None:
     contract.check_abandoned_iterators_leave_nothing(arm.build)
 
 
+@whatever_the_pictures
 def test_an_exception_in_the_loop_leaves_nothing(arm: Arm) -> None:
     contract.check_an_exception_in_the_loop_leaves_nothing(arm.build)
 

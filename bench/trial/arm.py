@@ -1,5 +1,6 @@
 """What is measured: a backend over a folder, whose data is opened once a command."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,12 +24,14 @@ class Arm:
         opened: what the folder holds; None until `open_arms` was asked.
         linked: links to a part of a raw tree, where only that part is served; see
             `bench.trial.same_pictures`.
+        alike: whether another folder that is measured holds the same kind of data.
     """
 
     backend: str
     path: Path
     opened: SplitData | None = field(default=None, compare=False, repr=False)
     linked: Path | None = field(default=None, compare=False, repr=False)
+    alike: bool = field(default=False, compare=False, repr=False)
 
     @property
     def label(self) -> str:
@@ -58,8 +61,9 @@ class Arm:
 
     @property
     def described(self) -> str:
-        """What kind of data it is, for tables."""
-        return self.data.kind if self.data.kind != RAW else "raw tree"
+        """What kind of data it is, for tables, and its folder where the kind alone does not tell."""
+        kind = self.data.kind if self.data.kind != RAW else "raw tree"
+        return f"{kind} {self.path.name}" if self.alike else kind
 
     @property
     def image_bytes(self) -> float | None:
@@ -116,4 +120,5 @@ def open_arms(arms: Sequence[Arm]) -> tuple[list[Arm], dict[str, str]]:
             failed[arm.label] = str(data)
         else:
             opened.append(replace(arm, opened=data))
-    return opened, failed
+    kinds = Counter(data.kind for data in found.values() if isinstance(data, SplitData))
+    return [replace(arm, alike=kinds[arm.data.kind] > 1) for arm in opened], failed

@@ -45,7 +45,7 @@ ARMS = [
     ("synthetic", "grey-shards", None),
 ]
 RECTANGLE_ARMS = [
-    ("pytorch", "raw", 60.0),
+    ("pytorch", "raw", 55.0),  # within 1 in 255; stock Pillow gives one picture 14% of such values
     ("shards", "rectangle-shards", math.inf),
     ("webdataset", "rectangle-webdataset", 34.0),
     ("dali", "raw", 42.0),

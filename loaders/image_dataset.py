@@ -22,7 +22,7 @@ from precache.formats.base import Places
 from precache.images import Rendering
 from precache.jpeg import Pixels, decode_jpeg
 from precache.reading import steadily
-from precache.storage import open_regular
+from precache.storage import read_regular_part
 
 DECODES = ("pil", "tensor")
 _WHOLE = Rendering(size=1)  # nothing is fitted, so no size matters
@@ -158,7 +158,8 @@ class ImageDataset(Dataset[tuple[Any, Any]]):
         file = self._data.files[shard]
         start, size = self._find(shard)[row].tolist()
         try:
-            sample = FORMATS[self._data.kind].read_sample(steadily(lambda: _read(file, start, size), file))
+            content = steadily(lambda: read_regular_part(file, start, size), file)
+            sample = FORMATS[self._data.kind].read_sample(content)
         except ValueError as error:
             raise self._error(position, f"not where its index says ({error})") from error
         if sample.id not in (-1, self._data.ids[position]):
@@ -193,11 +194,3 @@ class ImageDataset(Dataset[tuple[Any, Any]]):
         assert self._data.index is not None
         verify = shell_command("precache verify", self._data.path)
         return self._data.index.error(position, self._data.file(position), f"{reason}; run: {verify}")
-
-
-def _read(file: str, start: int, size: int) -> bytes:
-    descriptor = open_regular(file)
-    try:
-        return os.pread(descriptor, size, start)
-    finally:
-        os.close(descriptor)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from precache.errors import ImageError, SourceError
-from precache.storage import open_regular, read_descriptor
+from precache.storage import open_regular, read_descriptor, read_descriptor_at
 
 MAX_PIXELS = 100_000_000
 """The most pixels of one picture, unless the caller asks for another number."""
@@ -93,13 +93,9 @@ def _read_part(path: str, as_scanned: tuple[int, int], start: int, count: int) -
     descriptor = open_regular(path)
     try:
         _check_unchanged(path, os.fstat(descriptor), as_scanned)
-        parts = []
-        while count and (part := os.pread(descriptor, count, start)):
-            parts.append(part)
-            start, count = start + len(part), count - len(part)
+        return read_descriptor_at(descriptor, start, count)
     finally:
         os.close(descriptor)
-    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def check_bytes(path: str, size: int, max_pixels: int) -> None:

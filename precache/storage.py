@@ -70,6 +70,34 @@ def read_descriptor(descriptor: int) -> bytes:
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
+def read_regular_part(path: str | os.PathLike[str], start: int, count: int) -> bytes:
+    """`count` bytes of the file at `path` from `start` on; fewer where it ends before.
+
+    Raises:
+        OSError: as `read_regular`.
+    """
+    descriptor = open_regular(path)
+    try:
+        return read_descriptor_at(descriptor, start, count)
+    finally:
+        os.close(descriptor)
+
+
+def read_descriptor_at(descriptor: int, start: int, count: int) -> bytes:
+    """`count` bytes of an open file from `start` on; fewer where it ends before.
+
+    One read of the system may give fewer than there are.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    parts = []
+    while count and (part := os.pread(descriptor, count, start)):
+        parts.append(part)
+        start, count = start + len(part), count - len(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
 def open_new(path: str | os.PathLike[str], flags: int = 0) -> int:
     """A descriptor, for writing, of a file that this call makes; links are not followed.
 

@@ -14,7 +14,7 @@ from precache.errors import DatasetError, ImageError, shell_command
 from precache.jpeg import Pixels, decode_jpeg
 from precache.output import OutputFile
 from precache.sizes import Size
-from precache.storage import open_regular, read_regular
+from precache.storage import open_regular, read_descriptor_at, read_regular
 
 Places: TypeAlias = npt.NDArray[np.int64]
 """int64 [n, 2]: first byte and number of bytes of each of n samples in their shard."""
@@ -131,7 +131,7 @@ class EncodedMasks:
             first, length = self._places[row]
             if not 0 <= first <= first + length <= os.fstat(self._file.fileno()).st_size:
                 raise ValueError(f"its index says {length:,} bytes from {first:,} on")
-            return self._extract(os.pread(self._file.fileno(), length, first))
+            return self._extract(read_descriptor_at(self._file.fileno(), first, length))
         except (OSError, LookupError, ValueError, struct.error) as error:
             reason = f"cannot be read ({error}); {remedy(self._path)}"
             raise DatasetError(f"{self._path}: the mask in row {row:,} {reason}") from error

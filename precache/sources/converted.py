@@ -30,7 +30,7 @@ from precache.sizes import sides, written
 from precache.sources.base import IgnoredPath, SampleRef, Samples, Scan
 from precache.sources.options import SourceOptions
 from precache.sources.where import Where
-from precache.storage import open_regular
+from precache.storage import read_regular_part
 
 _MEASURED = 8  # pictures whose second JPEG is looked at
 _KEPT_SHARDS = 4096
@@ -100,7 +100,9 @@ class ConvertedSource:
         path, places = self._shard(shard)
         start, size = places[row].tolist()
         try:
-            sample = FORMATS[recipe.format].read_sample(steadily(lambda: _read(str(path), start, size), path))
+            sample = FORMATS[recipe.format].read_sample(
+                steadily(lambda: read_regular_part(path, start, size), path)
+            )
         except ValueError as error:
             raise SampleError(self.where(ref), f"is not where its index says ({error}); {REMEDY}") from error
         changed = self.checksums is not None and checksum_of(sample.data) != self.checksums[ref.place]
@@ -250,11 +252,3 @@ def _find_samples(format_name: str, path: Path, crc32c: str, samples: int) -> Pl
 def _path(index: SampleIndex, row: int) -> str:
     """Of the original picture; in version 2 its id."""
     return index.path(row) or f"{index.ids[row]:08d}"
-
-
-def _read(path: str, start: int, size: int) -> bytes:
-    descriptor = open_regular(path)
-    try:
-        return os.pread(descriptor, size, start)
-    finally:
-        os.close(descriptor)

@@ -230,3 +230,15 @@ def test_a_bad_setting_names_field_value_and_choices(raw_tree: Path, tmp_path: P
         ImageDataset(raw_tree, transform=224)  # type: ignore[arg-type]
     with pytest.raises(DatasetError, match="does not exist"):
         ImageDataset(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_what_the_system_reads_in_pieces_is_put_together(
+    converted: dict[str, Path], kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No disk here does so; a network's may."""
+    dataset = ImageDataset(converted[kind], decode="tensor")
+    whole, pread = [dataset[place][0] for place in range(3)], os.pread
+    monkeypatch.setattr(os, "pread", lambda file, count, start: pread(file, min(count, 999), start))
+    again = ImageDataset(converted[kind], decode="tensor")
+    assert all(torch.equal(again[place][0], picture) for place, picture in enumerate(whole))

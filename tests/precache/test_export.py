@@ -23,7 +23,7 @@ from tests.command import ROOT, check_bad_input, run
 from tests.conftest import IMAGES, small_recipe
 from tests.format_contract import stored
 from tests.precache.sources.objects import Items
-from tests.precache.sources.test_converted import spotted
+from tests.precache.sources.test_converted_shapes import spotted
 from tests.precache.sources.test_dataset import picture, shards
 
 

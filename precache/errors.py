@@ -6,6 +6,7 @@
     ├── ImageError                one picture that cannot be decoded
     ├── DatasetError              a converted folder: no manifest, wrong format, damaged file
     │   └── SampleError           one sample of it that is not as it was written (also an ImageError)
+    ├── StorageError              an object storage that does not answer, refuses, or lacks an object
     ├── DownloadError             a public dataset that could not be fetched
     ├── WorkerError               a worker process or thread that died
     └── MissingDependencyError    a package that a backend needs (also an ImportError)
@@ -63,6 +64,10 @@ class SampleError(DatasetError, ImageError):
         path: the shard's file, the sample's id and the path of its source.
         reason: what is wrong with it, and the remedy.
     """
+
+
+class StorageError(PrecacheError):
+    """An object storage refuses, does not answer, or does not hold what was asked for; names the URL."""
 
 
 class DownloadError(PrecacheError):

@@ -32,6 +32,7 @@ PART_BYTES = 8 << 20
 """Of a download: so much is asked for at a time."""
 _SINGLE_PUT_BYTES = 64 << 20  # what is larger goes up in parts
 _AT_A_TIME = 8  # parts of one file
+_CRC32C = "precache-crc32c"  # in an object's own metadata, so that it comes and goes with its content
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,14 +113,23 @@ class ObjectStore:
             finally:
                 pool.shutdown(cancel_futures=True)
 
-    def put(self, name: str, content: bytes) -> None:
-        """Write an object; whoever reads it sees the old one or all of the new one."""
-        self._retried(name, lambda: self._obstore().put(self._store, name, content, use_multipart=False))
+    def put(self, name: str, content: bytes, *, crc32c: str = "") -> None:
+        """Write an object; whoever reads it sees the old one or all of the new one.
 
-    def upload(self, path: Path, name: str) -> None:
+        Args:
+            crc32c: kept beside it, for `crc32c_of`.
+        """
+        self._retried(
+            name,
+            lambda: self._obstore().put(
+                self._store, name, content, use_multipart=False, attributes=_attributes(crc32c)
+            ),
+        )
+
+    def upload(self, path: Path, name: str, *, crc32c: str = "") -> None:
         """Write the file at `path` as an object, in parts if it is large; as `put`."""
         if path.stat().st_size <= _SINGLE_PUT_BYTES:
-            self.put(name, path.read_bytes())
+            self.put(name, path.read_bytes(), crc32c=crc32c)
             return
 
         with open(path, "rb") as file:
@@ -127,10 +137,28 @@ class ObjectStore:
             def once() -> None:
                 file.seek(0)
                 self._obstore().put(
-                    self._store, name, file, use_multipart=True, chunk_size=2 * PART_BYTES, max_concurrency=4
+                    self._store,
+                    name,
+                    file,
+                    attributes=_attributes(crc32c),
+                    use_multipart=True,
+                    chunk_size=2 * PART_BYTES,
+                    max_concurrency=4,
                 )
 
             self._retried(name, once)
+
+    def crc32c_of(self, name: str) -> str | None:
+        """What `put` was told to keep beside the object; None if nothing was, or there is no object."""
+        options = {"range": (0, 1)}
+        try:
+            answer = self._retried(
+                name, lambda: self._obstore().get(self._store, name, options=options).attributes
+            )
+        except ObjectNotFoundError:
+            return None
+        kept = answer.get(_CRC32C)
+        return None if kept is None else str(kept)
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         """All objects in the folder `prefix`, and in those in it, sorted by name."""
@@ -167,6 +195,10 @@ class ObjectStore:
         while content:
             written = os.pwrite(descriptor, content, start)
             content, start = content[written:], start + written
+
+
+def _attributes(crc32c: str) -> dict[str, str] | None:
+    return {_CRC32C: crc32c} if crc32c else None
 
 
 def _open(url: Url, patience: Patience) -> Any:

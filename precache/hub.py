@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import tempfile
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -42,6 +43,7 @@ class Hub:
         self._hub = _library()
         self._api = self._hub.HfApi()
         self._waiting: list[Any] = []
+        self._lock, self._made = threading.Lock(), False
 
     def read(self, name: str) -> bytes | None:
         """As of `Remote`."""
@@ -122,7 +124,10 @@ class Hub:
                 return None
 
     def _make_repo(self) -> None:
-        self._api.create_repo(self._repo, repo_type="dataset", exist_ok=True)
+        with self._lock:
+            if not self._made:
+                self._api.create_repo(self._repo, repo_type="dataset", exist_ok=True)
+            self._made = True
 
     @contextmanager
     def _in_words(self) -> Iterator[None]:
@@ -134,8 +139,8 @@ class Hub:
             raise StorageError(
                 f"{self._place}: no such repository, or it is private; check the name, then: hf auth login"
             ) from error
-        except (self._errors.HfHubHTTPError, OSError, ValueError) as error:
-            said = " ".join(str(error).split())[:200]
+        except (self._errors.HfHubHTTPError, OSError, RuntimeError, ValueError) as error:
+            said = " ".join(str(error.__cause__ or error).split())[:200]
             raise StorageError(
                 f"{self._place}: {said}; check the network, and the login: hf auth login"
             ) from error
@@ -158,8 +163,10 @@ def _library() -> Any:
     try:
         import huggingface_hub
         import huggingface_hub.errors
+        import huggingface_hub.utils
     except ImportError as error:
         raise MissingDependencyError(
             f"hf:// needs the package huggingface_hub; install it with: {install_extra('hub')}"
         ) from error
+    huggingface_hub.utils.disable_progress_bars()  # ours counts all files
     return huggingface_hub

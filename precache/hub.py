@@ -163,10 +163,10 @@ def _library() -> Any:
     try:
         import huggingface_hub
         import huggingface_hub.errors
-        import huggingface_hub.utils
+        from huggingface_hub import utils
     except ImportError as error:
         raise MissingDependencyError(
             f"hf:// needs the package huggingface_hub; install it with: {install_extra('hub')}"
         ) from error
-    huggingface_hub.utils.disable_progress_bars()  # ours counts all files
+    utils.disable_progress_bars()  # type: ignore[attr-defined]  # ours counts all files
     return huggingface_hub

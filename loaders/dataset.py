@@ -3,6 +3,8 @@
 import hashlib
 import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from operator import le
 from pathlib import Path
@@ -12,15 +14,18 @@ import numpy as np
 
 from loaders.batch import Positions
 from loaders.order import WINDOW_SHARDS
+from loaders.rejected import find_rejected
+from loaders.remote import RemoteShards
 from precache.converted import ConvertedDataset, is_converted, open_dataset
-from precache.errors import DatasetError, ImageError, SettingError, SourceError, printable, shell_command
+from precache.errors import DatasetError, ImageError, SettingError, SourceError, printable
 from precache.images import Rendering, channel_count
 from precache.index import SampleIndex, Sizes
 from precache.manifest import MANIFEST_NAME
-from precache.rejects import default_list, read_list, rejected_rows
 from precache.sizes import Size, sides, written
 from precache.sources.base import Scan
 from precache.sources.tree import scan_tree
+from precache.storage.mirror import Cache
+from precache.storage.urls import Location, Url, locate
 
 RAW = "raw"
 DEFAULT_SIZE = 224
@@ -33,12 +38,12 @@ class SplitData:
     """The samples of one split, in stored order.
 
     Attributes:
-        path: the folder.
+        path: the folder, or the URL.
         kind: `raw`, or the format of a converted folder.
         ids: int64 [n], ranks in the sorted scan of the source tree.
         labels: int64 [n]; -1 where a sample has not just one class.
         shard_samples: samples per shard, in stored order; a raw tree is one shard.
-        files: paths of the shards; of the pictures themselves for a raw tree.
+        files: paths of the shards, see `held`; of the pictures themselves for a raw tree.
         shard_bytes: sizes of the shards' files; none for a raw tree.
         file_checksums: CRC-32C of the shards, hex; none for a raw tree.
         index: of the samples of a converted folder, with their checksums and paths; None for a raw tree.
@@ -56,10 +61,11 @@ class SplitData:
         shapes: int32 [n, 2], height and width of each stored picture; None where all are of `size`.
         part_of: the whole split and the positions int64 [n] in it, where this is a part; then `shard_samples`
             counts what is served of each shard.
+        remote: fetches the shards of a dataset at a URL; else None.
         shard_starts: int64 [shards + 1], the position of each shard's first sample, and behind the last one.
     """
 
-    path: Path
+    path: Location
     kind: str
     ids: Positions
     labels: Positions
@@ -78,6 +84,7 @@ class SplitData:
     rendering: Rendering | None = None
     boxes: str = ""
     part_of: "tuple[SplitData, Positions] | None" = field(default=None, repr=False, compare=False)
+    remote: RemoteShards | None = field(default=None, repr=False, compare=False)
     shard_starts: Positions = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -88,6 +95,16 @@ class SplitData:
     def pixel_bytes(self) -> int:
         """Of all channels of a pixel."""
         return self.channels * self.dtype.itemsize
+
+    @contextmanager
+    def held(self, number: int) -> Iterator[Path]:
+        """The path of shard `number`, whose files stay until the end of the block; of a URL they are fetched.
+
+        Raises:
+            StorageError: one cannot be fetched.
+        """
+        with nullcontext() if self.remote is None else self.remote.held(number):
+            yield Path(self.files[number])
 
     def locate(self, positions: Positions) -> tuple[Positions, Positions]:
         """Of the samples at `positions`: int64 [n] numbers of their shards, int64 [n] their rows in these."""
@@ -151,7 +168,7 @@ class SplitData:
             SettingError: the dataset is of version 2.
         """
         if self.index is None:
-            return os.path.relpath(self.files[position], self.path).replace(os.sep, "/")
+            return os.path.relpath(self.files[position], str(self.path)).replace(os.sep, "/")
         path = self.index.path(position)
         if path is None:
             raise SettingError(f"{self.path}: of version 2, which stores no paths; convert it again")
@@ -229,17 +246,21 @@ class SplitData:
         return memory_bytes // (2 * largest)
 
 
-def open_split(path: str | os.PathLike[str], split: str, *, skip_rejected: bool = False) -> SplitData:
-    """List the samples of `split` in the raw tree or converted folder at `path`.
+def open_split(
+    path: str | os.PathLike[str] | Url, split: str, *, skip_rejected: bool = False, cache: Cache | None = None
+) -> SplitData:
+    """List the samples of `split` in the raw tree or converted folder at `path`, or converted at a URL.
 
-    `skip_rejected` leaves out what the tree's list of `precache check`, if it has one, says of the
-    files as they are now; a converted folder holds none of them anyway.
+    `cache` says where files of a URL are kept. `skip_rejected` leaves out what the tree's list of `precache
+    check`, if it has one, says of the files as they are now; a converted folder holds none of them anyway.
 
     Raises:
         SourceError, DatasetError: there is neither at `path`, or the list is not one.
         SettingError: it has no such split.
     """
-    path = Path(path)
+    path = locate(path)
+    if isinstance(path, Url):
+        return _converted(open_dataset(path, cache), split)
     if is_converted(path):
         return _converted(open_dataset(path), split)
     if not path.exists():
@@ -266,17 +287,17 @@ def _converted(dataset: ConvertedDataset, split: str) -> SplitData:
     index = dataset.read_index(split, removed=True)  # a row for each that the shards hold
     if not index.served.any():
         raise DatasetError(
-            f"{dataset.path}: updates have removed all of split {split!r}; choose another split"
+            f"{dataset.place}: updates have removed all of split {split!r}; choose another split"
         )
     all_statistics = dataset.manifest.statistics
     statistics = all_statistics.get("train", all_statistics.get(split))
     data = SplitData(
-        path=dataset.path,
+        path=dataset.place,
         kind=dataset.manifest.recipe.format,
         ids=index.ids,
         labels=index.labels,
         shard_samples=tuple(shard.samples for shard in shards),
-        files=tuple(str(dataset.shard_path(shard)) for shard in shards),
+        files=tuple(str(dataset.path / shard.file_name) for shard in shards),
         shard_bytes=tuple(shard.files[0].bytes for shard in shards),
         file_checksums=tuple(shard.files[0].crc32c for shard in shards),
         index=index,
@@ -289,6 +310,7 @@ def _converted(dataset: ConvertedDataset, split: str) -> SplitData:
         statistics=None if statistics is None else (statistics.mean, statistics.std),
         rendering=dataset.manifest.recipe.rendering,
         boxes=str(dataset.manifest.source_options.get("boxes", "")),
+        remote=RemoteShards.of(dataset, shards),
     )
     return data if index.served.all() else data.select(np.flatnonzero(index.served))
 
@@ -300,7 +322,7 @@ def _raw(scan: Scan, split: str, *, skip_rejected: bool) -> SplitData:
         raise SettingError(f"unknown split {split!r}; choose from: {', '.join(names)}")
     rows = np.flatnonzero(samples.splits == names.index(split))
     identity = f"raw {scan.digest}"
-    if skip_rejected and len(rejected := _rejected(scan, rows)):
+    if skip_rejected and len(rejected := find_rejected(scan, rows)):
         rows = np.setdiff1d(rows, rejected)
         identity += f" without {samples.ids[rejected].tolist()}"
     return SplitData(
@@ -317,22 +339,3 @@ def _raw(scan: Scan, split: str, *, skip_rejected: bool) -> SplitData:
         size=DEFAULT_SIZE,
         digest=hashlib.sha256(identity.encode()).hexdigest(),
     )
-
-
-def _rejected(scan: Scan, rows: Positions) -> Positions:
-    """Those of `rows` that the list beside the tree names; SourceError if it is all of them."""
-    path = default_list(scan.root)
-    if not path.exists():
-        return np.empty(0, np.int64)
-    rejected = np.intersect1d(rows, rejected_rows(scan.samples, read_list(path)))
-    if len(rejected) == len(rows):
-        raise SourceError(
-            f"{path}: lists all {len(rows):,} pictures of the split; mend them and run again: "
-            f"{shell_command('precache check', scan.root)}"
-        )
-    if len(rejected):
-        _LOGGER.warning(
-            "%s: %d of %d pictures are left out, see %s",
-            *(printable(str(scan.root)), len(rejected), len(rows), printable(str(path))),
-        )
-    return rejected

@@ -23,6 +23,7 @@ from precache.recipe import Recipe
 from precache.sources.options import SourceOptions
 from precache.statistics import ChannelStatistics
 from precache.storage import atomic_write
+from precache.storage.urls import Location
 from precache.targets import TARGETS
 
 MANIFEST_NAME = "dataset.json"
@@ -201,7 +202,7 @@ def count_reasons(reasons: list[str]) -> dict[str, int]:
     return dict(Counter(reasons).most_common())
 
 
-def parse_manifest(raw: bytes, path: Path) -> tuple[Manifest, str, bool]:
+def parse_manifest(raw: bytes, path: Location) -> tuple[Manifest, str, bool]:
     """What the bytes of the file at `path` say: the manifest, its digest, and whether its checksum is right.
 
     The digest, SHA-256 in hex, identifies the dataset: it is that of the manifest without the source's times.
@@ -229,7 +230,7 @@ def _encode(manifest: Manifest) -> bytes:
     return (json.dumps({**content, "checksum": _checksum(content)}, indent=1) + "\n").encode()
 
 
-def _load_json(raw: bytes, path: Path) -> dict[str, Any]:
+def _load_json(raw: bytes, path: Location) -> dict[str, Any]:
     """The manifest's JSON; DatasetError if it is none, or of a version that is not known."""
     try:
         content: Any = json.loads(raw)
@@ -266,7 +267,7 @@ def _identity(content: dict[str, Any]) -> str:
     return _checksum({name: value for name, value in content.items() if name != "source_state"})
 
 
-def _decode(content: dict[str, Any], path: Path) -> Manifest:
+def _decode(content: dict[str, Any], path: Location) -> Manifest:
     try:
         version = content["version"]
         fields = {name: value for name, value in content.items() if name not in ("checksum", "counts")}

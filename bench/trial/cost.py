@@ -40,9 +40,9 @@ def layouts(photo_bytes: float, jpeg_bytes: float, shards_cpu_s: float, tars_cpu
 @click.option("--webdataset-cpu-ms", default=4.5, show_default=True, help="Likewise.")
 @click.option("--mb-per-s", default=100.0, show_default=True, help="Of the line to the storage.")
 @click.option("--gb-month", default=LIST.gb_month, show_default=True, help="Dollars.")
-@click.option("--gets", default=LIST.get, show_default=True, help="Dollars for 1,000.")
-@click.option("--puts", default=LIST.put, show_default=True, help="Dollars for 1,000.")
-@click.option("--egress", default=LIST.egress_gb, show_default=True, help="Dollars for a GB.")
+@click.option("--gets", "get", default=LIST.get, show_default=True, help="Dollars for 1,000.")
+@click.option("--puts", "put", default=LIST.put, show_default=True, help="Dollars for 1,000.")
+@click.option("--egress", "egress_gb", default=LIST.egress_gb, show_default=True, help="Dollars for a GB.")
 @click.option("--cpu-hour", default=LIST.cpu_hour, show_default=True, help="Dollars.")
 def main(
     images: int | None,
@@ -52,29 +52,26 @@ def main(
     shards_cpu_ms: float,
     webdataset_cpu_ms: float,
     mb_per_s: float,
-    gb_month: float,
-    gets: float,
-    puts: float,
-    egress: float,
-    cpu_hour: float,
+    **prices: float,
 ) -> None:
     """Print size, requests, dollars, CPU hours and the least time of an epoch, for each layout."""
     check_range("epochs", epochs, 1)
     if images is not None:
         check_range("images", images, 1)
-    prices = Prices(gb_month=gb_month, get=gets, put=puts, egress_gb=egress, cpu_hour=cpu_hour)
+    paid = Prices(**prices)
     kinds = layouts(photo_bytes, jpeg_bytes, shards_cpu_ms / 1e3, webdataset_cpu_ms / 1e3)
     click.echo(HEAD)
     for name, count in SETS.items() if images is None else {f"{images:,} pictures": images}.items():
         for kind in kinds:
             least_s = seconds_of_an_epoch(kind, count, mb_per_s * 1e6)
             for cached in (False, True) if kind.cpu_s else (False,):
-                found = cost(kind, count, epochs, cached=cached, prices=prices)
+                found = cost(kind, count, epochs, cached=cached, prices=paid)
                 click.echo(row(name, f"{kind.name}{', cached' if cached else ''}", found, least_s))
     click.echo(
-        f"{epochs} epochs; requests and egress of all of them; an epoch: the least that it takes from the storage "
-        f"at {mb_per_s:g} MB/s. Dollars: {gb_month:g} a GB-month, {gets:g} and {puts:g} for 1,000 GETs "
-        f"and PUTs, {egress:g} a GB of egress (0 within the region), {cpu_hour:g} a CPU hour."
+        f"{epochs} epochs; requests and egress of all of them; an epoch: the least that it takes from the "
+        f"storage at {mb_per_s:g} MB/s. Dollars: {paid.gb_month:g} a GB-month, {paid.get:g} and {paid.put:g} "
+        f"for 1,000 GETs and PUTs, {paid.egress_gb:g} a GB of egress (0 within the region), "
+        f"{paid.cpu_hour:g} a CPU hour."
     )
 
 

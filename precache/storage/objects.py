@@ -17,6 +17,7 @@ from precache.errors import MissingDependencyError, SettingError, StorageError
 from precache.packages import install_extra
 from precache.storage.retries import (
     IS_IT_WHOLE,
+    REPLACED,
     ObjectNotFoundError,
     Patience,
     check_length,
@@ -97,21 +98,19 @@ class ObjectStore:
 
     def download(self, name: str, descriptor: int, file_bytes: int) -> None:
         """Write an object of `file_bytes` into the open file `descriptor`, several parts at a time."""
-        found = self.find(name)
-        if found is None:
-            raise ObjectNotFoundError(f"{self.url / name}: is not there; {IS_IT_WHOLE}")
-        if found.bytes != file_bytes:
-            raise StorageError(
-                f"{self.url / name}: expected {file_bytes:,} bytes, got {found.bytes:,}; {IS_IT_WHOLE}"
-            )
-        fetch = partial(self._download_part, name, descriptor, file_bytes, found.etag)
+        fetch = partial(self._download_part, name, descriptor, file_bytes)
+        starts = range(0, file_bytes, PART_BYTES)
+        if len(starts) == 1:
+            fetch(0)
+            return
         with ThreadPoolExecutor(_AT_A_TIME) as pool:
-            parts = [pool.submit(fetch, start) for start in range(0, file_bytes, PART_BYTES)]
+            parts = [pool.submit(fetch, start) for start in starts]
             try:
-                for part in parts:
-                    part.result()
+                etags = {part.result() for part in parts}
             finally:
                 pool.shutdown(cancel_futures=True)
+        if len(etags) > 1:
+            raise StorageError(f"{self.url / name}: {REPLACED}; {remedy(REPLACED)}")
 
     def put(self, name: str, content: bytes, *, crc32c: str = "") -> None:
         """Write an object; whoever reads it sees the old one or all of the new one.
@@ -188,13 +187,26 @@ class ObjectStore:
             raise StorageError(f"{self.url}: was opened in another process; open it in the one that uses it")
         return _obstore()
 
-    def _download_part(
-        self, name: str, descriptor: int, file_bytes: int, etag: str | None, start: int
-    ) -> None:
-        content = memoryview(self.get_range(name, start, min(PART_BYTES, file_bytes - start), etag))
+    def _download_part(self, name: str, descriptor: int, file_bytes: int, start: int) -> str | None:
+        """Write what begins at `start`; the object's etag."""
+        count = min(PART_BYTES, file_bytes - start)
+
+        def once() -> tuple[memoryview, str | None]:
+            answer = self._obstore().get(self._store, name, options={"range": (start, start + count)})
+            if answer.meta["size"] != file_bytes:
+                raise StorageError(
+                    f"{self.url / name}: expected {file_bytes:,} bytes, got {answer.meta['size']:,}; "
+                    f"{IS_IT_WHOLE}"
+                )
+            content = memoryview(answer.bytes())
+            check_length(len(content), count)
+            return content, answer.meta["e_tag"]
+
+        content, etag = self._retried(name, once)
         while content:
             written = os.pwrite(descriptor, content, start)
             content, start = content[written:], start + written
+        return etag
 
 
 def _attributes(crc32c: str) -> dict[str, str] | None:

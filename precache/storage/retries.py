@@ -17,6 +17,7 @@ from precache.storage.urls import Url
 
 T = TypeVar("T")
 IS_IT_WHOLE = "is the URL right, and was the upload finished?"
+REPLACED = "was replaced by another object while it was read"
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 8.0
 _STATUS = re.compile(r"status code: (\d{3})")
 _TOLD = re.compile(r"<Code>(.*?)</Code>(?:.*?<Message>(.*?)</Message>)?", re.DOTALL)
@@ -128,7 +129,7 @@ def in_words(error: BaseException) -> str:
     """What went wrong, in one line of a few words."""
     text = str(error).partition("Debug source:")[0]
     if type(error).__name__ == "PreconditionError":
-        return "was replaced by another object while it was read"
+        return REPLACED
     if told := _TOLD.search(text):
         code, message = told[1], (told[2] or "").strip()
         return f"the storage says {code}{f' ({message})' if message else ''}"

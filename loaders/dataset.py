@@ -4,7 +4,7 @@ import hashlib
 import logging
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from operator import le
 from pathlib import Path
@@ -97,14 +97,18 @@ class SplitData:
         return self.channels * self.dtype.itemsize
 
     @contextmanager
-    def held(self, number: int) -> Iterator[Path]:
-        """The path of shard `number`, whose files stay until the end of the block; of a URL they are fetched.
+    def held(self, number: int, *, with_index: bool = False) -> Iterator[Path]:
+        """The path of shard `number`, which stays until the end of the block; at a URL it is fetched before.
 
         Raises:
             StorageError: one cannot be fetched.
         """
-        with nullcontext() if self.remote is None else self.remote.held(number):
+        hold = None if self.remote is None else self.remote.hold(number, with_index=with_index)
+        try:
             yield Path(self.files[number])
+        finally:
+            if hold is not None:
+                hold.release()
 
     def locate(self, positions: Positions) -> tuple[Positions, Positions]:
         """Of the samples at `positions`: int64 [n] numbers of their shards, int64 [n] their rows in these."""
@@ -233,11 +237,15 @@ class SplitData:
         """How many shards a window holds so that two of them, read and next, fit into `memory_bytes`.
 
         Raises:
-            SettingError: not even two shards fit.
+            SettingError: not even two shards fit, or not two windows into the cache of a URL.
         """
-        if memory_bytes is None or not self.shard_bytes:
+        if not self.shard_bytes:
             return WINDOW_SHARDS
         largest = max(self.shard_bytes)
+        if memory_bytes is None:
+            if self.remote is not None:
+                self.remote.ahead(WINDOW_SHARDS, largest)
+            return WINDOW_SHARDS
         if memory_bytes < 2 * largest:
             raise SettingError(
                 f"memory_bytes {memory_bytes:,} holds no two shards of {self.path}, of {largest:,} bytes "

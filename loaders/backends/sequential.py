@@ -3,18 +3,18 @@
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from typing import TypeVar
 
 from loaders.backends.integrity import SampleCheck, check_index
 from loaders.batch import Request
 from loaders.dataset import SplitData
+from loaders.remote import FetchAhead
 from loaders.threads import Pool
 from precache.formats import FORMATS, StoredSample
 
 T = TypeVar("T")
-_FETCHED_AT_A_TIME = 4  # shards of a URL, each in several parts
 
 
 def look_ahead(
@@ -34,13 +34,23 @@ def look_ahead(
     are left, not this iterator: when it ends or fails, the requests before may still be read.
     """
     horizon = sum(sorted(data.shard_samples)[-window_shards:])
+    fetching: FetchAhead | None = None
+    if data.remote is not None:
+        fetching = FetchAhead(data.remote, data.remote.ahead(window_shards, max(data.shard_bytes)), horizon)
+        requests = fetching.requests(requests, lambda positions: data.locate(positions)[0])
     pending: deque[tuple[Request, list[int]]] = deque()  # with the shard of each sample
     wanted: Counter[int] = Counter()  # shard -> its samples in `pending`
     shards: dict[int, Future[T]] = {}
     previous: list[int] = []  # shards of the request before
-    pool = Pool(1 if data.remote is None else _FETCHED_AT_A_TIME, "read-shard")
+    pool = Pool(1, "read-shard")
+
+    def open_next(index: int) -> T:
+        with nullcontext() if fetching is None else fetching.fetched(index):
+            return open_shard(index)
 
     def close() -> None:
+        if fetching is not None:
+            fetching.close()
         pool.close()
         for opened in shards.values():
             if not opened.cancelled() and opened.exception() is None:
@@ -54,7 +64,7 @@ def look_ahead(
             wanted.update(indexes)
             for index in dict.fromkeys(indexes):
                 if index not in shards:
-                    shards[index] = pool.submit(open_shard, index)
+                    shards[index] = pool.submit(open_next, index)
         if not pending:
             return
         request, indexes = pending.popleft()
@@ -64,6 +74,8 @@ def look_ahead(
             if wanted[index] == 0:
                 close_shard(shards.pop(index).result())
                 del wanted[index]
+                if fetching is not None:
+                    fetching.closed(index)
         previous = indexes
 
 

@@ -28,14 +28,14 @@ from precache.storage.local import (
     temporary_path,
 )
 from precache.storage.objects import ObjectStore
-from precache.storage.retries import Patience
+from precache.storage.retries import Check, Patience, unchecked
 from precache.storage.room import Fetched, Room, locked, note_path, read_note, write_note
 from precache.storage.urls import Url, locate
 
 CACHE_DIR = "PRECACHE_CACHE_DIR"
 """Environment variable: the folder that keeps what is fetched."""
 _TRIES = 3  # of a file that comes with other bytes than the manifest says
-_BRIEFLY = Patience(total_s=5.0, stall_s=5.0, connect_s=5.0)  # before a file of another dataset goes
+_BRIEFLY = Patience(total_s=5.0, stall_s=5.0, connect_s=5.0)  # is asked whether a file may go
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,8 +94,11 @@ class Mirror:
         finally:
             os.close(descriptor)
 
-    def hold(self, file: FileEntry) -> int:
+    def hold(self, file: FileEntry, check: Check = unchecked) -> int:
         """A descriptor of a file, which is fetched if it is not there, and stays until this is closed.
+
+        Args:
+            check: called now and then while it is fetched, by several threads; what it raises ends that.
 
         Raises:
             StorageError: as `held`.
@@ -103,7 +106,7 @@ class Mirror:
         path = self.folder / file.name
         try:
             while (descriptor := _open_used(path, file.bytes)) is None:
-                self._fetch(file)
+                self._fetch(file, check)
         except OSError as error:
             raise StorageError(
                 f"{self.url / file.name}: {file.bytes:,} bytes cannot be kept in {self.folder} "
@@ -112,7 +115,7 @@ class Mirror:
         return descriptor
 
     def forget(self, name: str) -> None:
-        """Remove a file that was found to be damaged, so that it is fetched again when it is next asked for."""
+        """Remove a file that was found to be damaged, so that it is fetched again when it is needed."""
         path = self.folder / name
         with suppress(OSError), locked(note_path(path), self._waiting(path)) as note:
             self._remove(path, note)
@@ -125,21 +128,22 @@ class Mirror:
             self._opened = (os.getpid(), ObjectStore(self.url, self._patience))
         return self._opened[1]
 
-    def _fetch(self, file: FileEntry) -> None:
+    def _fetch(self, file: FileEntry, check: Check) -> None:
         """Have the file at its path, fetched by this process or another one."""
         path = self.folder / file.name
-        with locked(note_path(path), self._waiting(path)) as note:
+        waiting = self._waiting(path, check)
+        with locked(note_path(path), waiting) as note:
             if os.path.lexists(path):
                 if path.stat().st_size == file.bytes:
                     return  # another one has fetched it
                 self._remove(path, note)
             remove_leftovers(self.folder, (file.name,))
             temporary = temporary_path(path)
-            room = Room(self.folder, self.cache.bytes, self._is_at_storage, self._waiting(path))
+            room = Room(self.folder, self.cache.bytes, self._is_at_storage, waiting)
             try:
                 descriptor = room.open_new(temporary, file.bytes)
                 try:
-                    self._download(file, temporary, descriptor)
+                    self._download(file, temporary, descriptor, check)
                 finally:
                     os.close(descriptor)
                 write_note(note, Fetched(file.name, str(self.url / file.name), file.bytes))
@@ -147,10 +151,10 @@ class Mirror:
             finally:
                 temporary.unlink(missing_ok=True)
 
-    def _download(self, file: FileEntry, path: Path, descriptor: int) -> None:
+    def _download(self, file: FileEntry, path: Path, descriptor: int, check: Check) -> None:
         """Write the file to `path`, and compare it with its checksum."""
         for _ in range(_TRIES):
-            self._store().download(file.name, descriptor, file.bytes)
+            self._store().download(file.name, descriptor, file.bytes, check)
             found = crc32c_file(path)
             if found == file.crc32c:
                 os.fsync(descriptor)
@@ -173,14 +177,13 @@ class Mirror:
             url = locate(fetched.url)
             if not isinstance(url, Url):
                 return False
-            store = self._store() if url.parent == self.url else ObjectStore(url.parent, _BRIEFLY)
-            found = store.find(url.name)
+            found = ObjectStore(url.parent, _BRIEFLY).find(url.name)
         except PrecacheError:
             return False
         return found is not None and found.bytes == fetched.bytes
 
-    def _waiting(self, path: Path) -> "_Waiting":
-        return _Waiting(path, 2 * self._patience.total_s)
+    def _waiting(self, path: Path, check: Check = unchecked) -> "_Waiting":
+        return _Waiting(path, 2 * self._patience.total_s, check)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,8 +192,10 @@ class _Waiting:
 
     path: Path
     most_s: float
+    check: Check
 
     def __call__(self, waited_s: float) -> None:
+        self.check()
         if waited_s < self.most_s:
             return
         partials = (entry for entry in os.scandir(self.path.parent) if partial_of(entry.name) is not None)
@@ -198,8 +203,8 @@ class _Waiting:
             if any(time.time() - entry.stat().st_mtime < self.most_s for entry in partials):
                 return
             raise StorageError(
-                f"{self.path}: another process has been fetching it, and got nothing for {self.most_s:.0f} s; "
-                f"end that process, or wait"
+                f"{self.path}: another process fetches it, and has got nothing for {self.most_s:.0f} s; end "
+                f"that process, or wait"
             )
 
 
@@ -215,7 +220,7 @@ def _open_used(path: Path, file_bytes: int) -> int | None:
         fcntl.flock(descriptor, fcntl.LOCK_SH)
         status = os.fstat(descriptor)
         if status.st_size == file_bytes and _is_at(descriptor, path):
-            with suppress(OSError):  # of another user
+            with suppress(PermissionError):  # of another user
                 os.utime(descriptor)  # was used last: see `precache.storage.room`
             return descriptor
     except BaseException:

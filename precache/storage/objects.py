@@ -18,6 +18,7 @@ from precache.packages import install_extra
 from precache.storage.retries import (
     IS_IT_WHOLE,
     REPLACED,
+    Check,
     ObjectNotFoundError,
     Patience,
     check_length,
@@ -25,6 +26,7 @@ from precache.storage.retries import (
     is_of_storage,
     remedy,
     retried,
+    unchecked,
 )
 from precache.storage.urls import Url
 
@@ -96,9 +98,13 @@ class ObjectStore:
 
         return self._retried(name, once)
 
-    def download(self, name: str, descriptor: int, file_bytes: int) -> None:
-        """Write an object of `file_bytes` into the open file `descriptor`, several parts at a time."""
-        fetch = partial(self._download_part, name, descriptor, file_bytes)
+    def download(self, name: str, descriptor: int, file_bytes: int, check: Check = unchecked) -> None:
+        """Write an object of `file_bytes` into the open file `descriptor`, several parts at a time.
+
+        Args:
+            check: called before each request, by several threads; what it raises ends the download.
+        """
+        fetch = partial(self._download_part, name, descriptor, file_bytes, check)
         starts = range(0, file_bytes, PART_BYTES)
         if len(starts) == 1:
             fetch(0)
@@ -187,11 +193,14 @@ class ObjectStore:
             raise StorageError(f"{self.url}: was opened in another process; open it in the one that uses it")
         return _obstore()
 
-    def _download_part(self, name: str, descriptor: int, file_bytes: int, start: int) -> str | None:
+    def _download_part(
+        self, name: str, descriptor: int, file_bytes: int, check: Check, start: int
+    ) -> str | None:
         """Write what begins at `start`; the object's etag."""
         count = min(PART_BYTES, file_bytes - start)
 
         def once() -> tuple[memoryview, str | None]:
+            check()
             answer = self._obstore().get(self._store, name, options={"range": (start, start + count)})
             if answer.meta["size"] != file_bytes:
                 raise StorageError(

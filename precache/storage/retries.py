@@ -10,12 +10,14 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from precache.errors import SettingError, StorageError
 from precache.storage.urls import Url
 
 T = TypeVar("T")
+Check: TypeAlias = Callable[[], None]
+"""Raises where what is being done is not wanted any more."""
 IS_IT_WHOLE = "is the URL right, and was the upload finished?"
 REPLACED = "was replaced by another object while it was read"
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 8.0
@@ -55,6 +57,10 @@ class Patience:
         return cls(
             total_s=total_s, stall_s=min(cls().stall_s, total_s), connect_s=min(cls().connect_s, total_s)
         )
+
+
+def unchecked() -> None:
+    """The `Check` that never raises."""
 
 
 class ObjectNotFoundError(StorageError):

@@ -77,7 +77,7 @@ def write_note(descriptor: int, fetched: Fetched) -> None:
 def locked(path: Path, waiting: Callable[[float], None] = lambda waited_s: None) -> Iterator[int]:
     """A descriptor of the file at `path`, which is made, and locked until the end of the block.
 
-    Who has the lock is waited for as long as his process lives; `waiting` is told for how long, and may raise.
+    Who has the lock is waited for as long as his process lives; `waiting` is told how long, and may raise.
     """
     import fcntl
 
@@ -117,7 +117,7 @@ class Room:
     def open_new(self, path: Path, file_bytes: int) -> int:
         """A descriptor, for writing, of a new file at `path` that has its room on the disk already.
 
-        So several processes do not count on the same room, and a full disk is found before anything is fetched.
+        So several processes do not count on the same room, and a full disk is found before anything comes.
 
         Raises:
             OSError: the disk is full, and nothing may go.
@@ -137,7 +137,7 @@ class Room:
             return descriptor
 
     def _make(self, needed: int) -> None:
-        """Remove files until `needed` bytes fit, or nothing may go any more: what is in use needs its room."""
+        """Remove files until `needed` bytes fit, or nothing may go any more; what is in use stays."""
         disk = os.statvfs(self.folder)
         reserve = min(disk.f_blocks * disk.f_frsize // _RESERVE_SHARE, _MOST_RESERVE)
         excess = needed - (disk.f_bavail * disk.f_frsize - reserve)

@@ -33,15 +33,20 @@ class RemoteShards:
         """Of a dataset at a URL; None: it lies on this machine."""
         return None if dataset.mirror is None else cls(dataset, tuple(shard.files for shard in shards))
 
-    def hold(self, number: int, *, with_index: bool = False) -> "Hold":
+    def hold(
+        self, number: int, *, with_index: bool = False, check: Callable[[], None] | None = None
+    ) -> "Hold":
         """Have shard `number` on this machine until the hold is released; it is fetched if need be.
+
+        Args:
+            check: called meanwhile, by several threads; what it raises ends the fetching. Default: Ending if
+                the thread that calls this is to end.
 
         Raises:
             StorageError: it cannot be fetched.
-            Ending: the thread is to end.
         """
         assert self.dataset.mirror is not None
-        check, hold = stop_check(), Hold()
+        check, hold = check or stop_check(), Hold()
         try:
             for file in self.files[number] if with_index else self.files[number][:1]:
                 hold.descriptors.append(self.dataset.mirror.hold(file, check))
@@ -50,11 +55,15 @@ class RemoteShards:
             raise
         return hold
 
-    def forget(self, number: int) -> None:
-        """Shard `number` was damaged here: remove it, so that it is fetched again."""
+    def damaged(self, number: int) -> str:
+        """Shard `number` was damaged here: remove it, so that it is fetched again; what to say of it."""
         assert self.dataset.mirror is not None
         for file in self.files[number]:
             self.dataset.mirror.forget(file.name)
+        return (
+            f"its bytes changed since they were fetched (checksum), so its shard was removed from the cache; "
+            f"run again, and it is fetched from {self.dataset.place}"
+        )
 
     def keep(self, descriptor: int) -> None:
         """Have an open file of the cache stay there until it is closed."""
@@ -112,6 +121,7 @@ class FetchAhead:
         self._remote = remote
         self._most_shards, self._most_samples = most_shards, most_samples
         self._pool = Pool(min(_AT_A_TIME, max(1, most_shards)), "fetch-shard")
+        self._check = stop_check()
         self._coming: dict[int, Future[Hold]] = {}
         self._asked: set[int] = set()  # until they are closed
 
@@ -130,7 +140,7 @@ class FetchAhead:
                 for number in dict.fromkeys(shards_of(request.positions).tolist()):
                     if number not in self._asked:
                         self._asked.add(number)
-                        self._coming[number] = self._pool.submit(self._remote.hold, number)
+                        self._coming[number] = self._pool.submit(self._fetch, number)
             if not waiting:
                 return
             samples -= len(waiting[0].positions)
@@ -149,6 +159,15 @@ class FetchAhead:
             yield
         finally:
             hold.release()
+
+    def _fetch(self, number: int) -> Hold:
+        own = stop_check()
+
+        def check() -> None:
+            own()
+            self._check()  # the one that waits for this has been asked to end: it cannot say so itself
+
+        return self._remote.hold(number, check=check)
 
     def closed(self, number: int) -> None:
         """Note that shard `number` is not open any more; who asks for it again has it fetched again."""

@@ -2,12 +2,12 @@
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -22,6 +22,8 @@ from precache.storage.urls import Location, Url, locate
 
 if TYPE_CHECKING:
     from precache.storage.mirror import Cache, Mirror
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +73,8 @@ class ConvertedDataset:
         Raises:
             DatasetError: the index is damaged, or does not fit the manifest.
         """
-        with self.held(self.manifest.index):
-            whole = index.read_index(self.path, self.manifest.index, self.manifest.version)
+        entry = self.manifest.index
+        whole = self._read(entry, lambda: index.read_index(self.path, entry, self.manifest.version))
         _check_index(self.path / self.manifest.index.name, whole, self.manifest)
         chosen = np.ones(len(whole), np.bool_) if removed else whole.served
         if split is not None:
@@ -89,8 +91,19 @@ class ConvertedDataset:
         entry = self.manifest.source_state
         if entry is None:
             return None
-        with self.held(entry):
-            return index.read_source_state(self.path, entry)
+        return self._read(entry, lambda: index.read_source_state(self.path, entry))
+
+    def _read(self, file: FileEntry, read: Callable[[], T]) -> T:
+        """What `read` makes of the file; what was fetched, and damaged since, is fetched again."""
+        try:
+            with self.held(file):
+                return read()
+        except DatasetError:
+            if self.mirror is None:
+                raise
+        self.mirror.forget(file.name)
+        with self.held(file):
+            return read()
 
 
 def is_converted(path: Path) -> bool:
@@ -125,8 +138,7 @@ def open_unchecked(
         DatasetError: as `open_dataset`, for all else.
     """
     place = locate(path)
-    raw = _read_manifest(place)
-    manifest, digest, intact = parse_manifest(raw, place / MANIFEST_NAME)
+    raw, (manifest, digest, intact) = _parse(place)
     if isinstance(place, Url):
         from precache.storage.mirror import Cache, Mirror
 
@@ -137,6 +149,19 @@ def open_unchecked(
     if intact:
         return dataset, None
     return dataset, f"{place / MANIFEST_NAME}: was edited or damaged (its checksum does not fit its content)"
+
+
+def _parse(place: Location, tries: int = 3) -> tuple[bytes, tuple[Manifest, str, bool]]:
+    """The manifest's bytes, and what they say; what comes damaged from a storage is asked for again."""
+    raw = _read_manifest(place)
+    try:
+        parsed = parse_manifest(raw, place / MANIFEST_NAME)
+        if parsed[2] or isinstance(place, Path) or tries == 1:
+            return raw, parsed
+    except DatasetError:
+        if isinstance(place, Path) or tries == 1:
+            raise
+    return _parse(place, tries - 1)
 
 
 def _read_manifest(place: Location) -> bytes:

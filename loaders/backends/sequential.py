@@ -3,7 +3,7 @@
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import TypeVar
 
@@ -12,6 +12,7 @@ from loaders.batch import Request
 from loaders.dataset import SplitData
 from loaders.remote import FetchAhead
 from loaders.threads import Pool
+from precache.errors import DatasetError
 from precache.formats import FORMATS, StoredSample
 
 T = TypeVar("T")
@@ -45,7 +46,14 @@ def look_ahead(
     pool = Pool(1, "read-shard")
 
     def open_next(index: int) -> T:
-        with nullcontext() if fetching is None else fetching.fetched(index):
+        if fetching is None or data.remote is None:
+            return open_shard(index)
+        with fetching.fetched(index):
+            try:
+                return open_shard(index)
+            except DatasetError:
+                data.remote.damaged(index)
+        with data.held(index):
             return open_shard(index)
 
     def close() -> None:

@@ -35,6 +35,7 @@ PART_BYTES = 8 << 20
 """Of a download: so much is asked for at a time."""
 _SINGLE_PUT_BYTES = 64 << 20  # what is larger goes up in parts
 _AT_A_TIME = 8  # parts of one file
+_user: int | None = None  # the process that uses the library
 _CRC32C = "precache-crc32c"  # in an object's own metadata, so that it comes and goes with its content
 
 
@@ -200,7 +201,6 @@ class ObjectStore:
         count = min(PART_BYTES, file_bytes - start)
 
         def once() -> tuple[memoryview, str | None]:
-            check()
             answer = self._obstore().get(self._store, name, options={"range": (start, start + count)})
             if answer.meta["size"] != file_bytes:
                 raise StorageError(
@@ -211,7 +211,7 @@ class ObjectStore:
             check_length(len(content), count)
             return content, answer.meta["e_tag"]
 
-        content, etag = self._retried(name, once)
+        content, etag = retried(self.url / name, self._patience, once, check)
         while content:
             written = os.pwrite(descriptor, content, start)
             content, start = content[written:], start + written
@@ -223,7 +223,14 @@ def _attributes(crc32c: str) -> dict[str, str] | None:
 
 
 def _open(url: Url, patience: Patience) -> Any:
+    global _user
     obstore = _obstore()
+    if _user not in (None, os.getpid()):  # its threads did not come along, and it would wait for them
+        raise StorageError(
+            f"{url}: cannot be read by a process that was forked from one that has read URLs; start workers "
+            f"otherwise: multiprocessing_context='forkserver'"
+        )
+    _user = os.getpid()
     client: dict[str, Any] = {
         "connect_timeout": timedelta(seconds=patience.connect_s),
         "read_timeout": timedelta(seconds=patience.stall_s),

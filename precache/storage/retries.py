@@ -21,6 +21,7 @@ Check: TypeAlias = Callable[[], None]
 IS_IT_WHOLE = "is the URL right, and was the upload finished?"
 REPLACED = "was replaced by another object while it was read"
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 8.0
+_CHECK_S = 0.25
 _STATUS = re.compile(r"status code: (\d{3})")
 _TOLD = re.compile(r"<Code>(.*?)</Code>(?:.*?<Message>(.*?)</Message>)?", re.DOTALL)
 _MAY_PASS = (408, 425, 429)  # of the 4xx
@@ -77,8 +78,11 @@ def check_length(got: int, expected: int) -> None:
         raise ShortError(f"sent {got:,} bytes instead of {expected:,}")
 
 
-def retried(where: Url, patience: Patience, once: Callable[[], T]) -> T:
+def retried(where: Url, patience: Patience, once: Callable[[], T], check: Check = unchecked) -> T:
     """What `once`, a request to `where`, returns; called until it succeeds, cannot succeed, or patience ends.
+
+    Args:
+        check: called before each request, and while the next one is waited for.
 
     Raises:
         StorageError: it failed; ObjectNotFoundError: there is no such object.
@@ -86,6 +90,7 @@ def retried(where: Url, patience: Patience, once: Callable[[], T]) -> T:
     begin_s, wait_s, tries = time.monotonic(), _FIRST_WAIT_S, 0
     while True:
         tries += 1
+        check()
         try:
             return once()
         except Exception as error:
@@ -102,7 +107,10 @@ def retried(where: Url, patience: Patience, once: Callable[[], T]) -> T:
                     f"{where}: {problem}, {tries} times in {took_s:.0f} s; check the network and the "
                     f"storage, then run the same command again"
                 ) from error
-        time.sleep(random.uniform(wait_s / 2, wait_s))
+        until_s = time.monotonic() + random.uniform(wait_s / 2, wait_s)
+        while (left_s := until_s - time.monotonic()) > 0:
+            check()
+            time.sleep(min(left_s, _CHECK_S))
         wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
 
 

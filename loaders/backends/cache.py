@@ -82,7 +82,7 @@ class CachedReader:
     ) -> Iterator[DecodedBatch]:
         """`first`, and what follows until the reader has nothing to do for long."""
         waiting: deque[tuple[Request, Positions]] = deque()  # with the slots that the reader was asked for
-        coming = np.zeros(self._kept.share.samples, bool)
+        coming = np.zeros(self._kept.share.samples, bool)  # of those that are kept
         idle = 0
 
         def ask() -> Iterator[Request]:
@@ -90,10 +90,11 @@ class CachedReader:
             for request in chain([first], requests):
                 slots = self._lacking(request)
                 numbers = self._kept.share.find(request.positions[slots])
-                slots = slots[(numbers < 0) | ~coming[numbers]]
+                free = self._kept.free(request.positions[slots])
+                slots = slots[~(free & coming[numbers])]
                 waiting.append((request, slots))
                 if len(slots):
-                    coming[numbers[numbers >= 0]] = True
+                    coming[numbers[free]] = True
                     whole = len(slots) == len(request.positions)
                     yield request if whole else request.select(slots.tolist())
                 else:

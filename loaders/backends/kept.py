@@ -37,6 +37,9 @@ class Kept(Protocol):
     def there(self, positions: Positions) -> npt.NDArray[np.bool_]:
         """Bool [n]: which of these can be had from here; what once could always can."""
 
+    def free(self, positions: Positions) -> npt.NDArray[np.bool_]:
+        """Bool [n]: which of these would be kept, and nothing is in their places yet."""
+
     def keep(self, positions: Positions, images: torch.Tensor) -> None:
         """Keep those of these pictures that are in the share.
 
@@ -91,6 +94,12 @@ class HostPictures:
             there[slot] = self._known[number] = whole
         return there
 
+    def free(self, positions: Positions) -> npt.NDArray[np.bool_]:
+        """As of `Kept`."""
+        numbers = self.share.find(positions)
+        free: npt.NDArray[np.bool_] = (numbers >= 0) & (self._marks[numbers] == 0)
+        return free
+
     def keep(self, positions: Positions, images: torch.Tensor) -> None:
         """As of `Kept`."""
         numbers = self.share.find(positions)
@@ -101,11 +110,11 @@ class HostPictures:
             if self._known[number]:
                 return
             mark = self._mark(position, pictures[slot])
-            if self._marks[number] == 0:
+            # what another process has kept there meanwhile may be in use: nothing but the same is put there
+            if self._marks[number] in (0, mark):
                 np.copyto(self.picture(position), pictures[slot])
                 self._marks[number] = mark
                 self._known[number] = True
-            # else another process was quicker, and its picture is compared when it is wanted
 
         self._pool.map(keep_one, np.flatnonzero(numbers >= 0).tolist())
 
@@ -158,6 +167,12 @@ class DevicePictures:
         numbers = self.share.find(positions)
         there: npt.NDArray[np.bool_] = (numbers >= 0) & self._known[numbers]
         return there
+
+    def free(self, positions: Positions) -> npt.NDArray[np.bool_]:
+        """As of `Kept`."""
+        numbers = self.share.find(positions)
+        free: npt.NDArray[np.bool_] = (numbers >= 0) & ~self._known[numbers]
+        return free
 
     def keep(self, positions: Positions, images: torch.Tensor) -> None:
         """As of `Kept`."""

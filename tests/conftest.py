@@ -73,7 +73,7 @@ def small_recipe(format_name: str, **settings: object) -> Recipe:
 
 @pytest.fixture(scope="session", autouse=True)
 def _memory_of_its_own() -> Iterator[None]:
-    """Another run of these tests, at the same time, keeps the same pictures, which are not damaged there."""
+    """What another run of these tests, at the same time, keeps is not found, and not damaged as it is here."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("loaders.backends.room._VERSION", f"test {os.getpid()}")
+        patch.setattr("loaders.backends.host_memory._PREFIX", f"precache-test-{os.getpid()}-")
         yield

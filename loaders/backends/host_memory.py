@@ -124,7 +124,7 @@ def _join(path: str, size_of: Callable[[int], int]) -> Memory | None:
     import fcntl
 
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)  # it may be another file by now
     except OSError:
         return None
     try:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 import xxhash
 
-from loaders.backends import cache, host_memory, kept, room
+from loaders.backends import cache, host_memory, kept
 from tests.building import build_loader
 
 ANSWER_S = 60
@@ -25,15 +25,15 @@ class Rank:
     """A process with a loader that has a cache.
 
     Args:
-        version: tells those that share from those of other tests.
+        prefix: of the names of their memory, tells those that share from those of other tests.
         room: bytes of memory that are free; 0: as there are.
         kill_at: how many pictures it keeps; in the midst of the last of them it is killed.
     """
 
-    def __init__(self, path: Path, settings: dict[str, Any], version: str, room: int, kill_at: int) -> None:
+    def __init__(self, path: Path, settings: dict[str, Any], prefix: str, room: int, kill_at: int) -> None:
         context = multiprocessing.get_context("forkserver")
         self._connection, theirs = context.Pipe()
-        arguments = (theirs, str(path), settings, version, room, kill_at)
+        arguments = (theirs, str(path), settings, prefix, room, kill_at)
         self.process = context.Process(target=_run, args=arguments)
         self.process.start()
         theirs.close()
@@ -69,12 +69,12 @@ class Rank:
 
 
 @contextmanager
-def starting(version: str) -> Iterator[Callable[..., list[Rank]]]:
+def starting(prefix: str) -> Iterator[Callable[..., list[Rank]]]:
     """A function that starts ranks at a time, each with its own settings; they end with the block."""
     ranks: list[Rank] = []
 
     def start(path: Path, settings: list[dict[str, Any]], room: int = 0, kill_at: int = 0) -> list[Rank]:
-        started = [Rank(path, each, version, room, kill_at) for each in settings]
+        started = [Rank(path, each, prefix, room, kill_at) for each in settings]
         ranks.extend(started)
         assert [rank.hear() for rank in started] == ["ready"] * len(started)
         return started
@@ -110,10 +110,10 @@ def checksums(batches: Any) -> dict[int, int]:
 
 
 def _run(
-    connection: Connection, path: str, settings: dict[str, Any], version: str, room_bytes: int, kill_at: int
+    connection: Connection, path: str, settings: dict[str, Any], prefix: str, room_bytes: int, kill_at: int
 ) -> None:
     torch.set_num_threads(1)
-    room._VERSION = version  # type: ignore[assignment]
+    host_memory._PREFIX = prefix
     if room_bytes:
         host_memory.free_memory = lambda: (room_bytes, 0)  # type: ignore[assignment]
     read = copied = 0

@@ -27,9 +27,11 @@ def _preloaded() -> Iterator[None]:
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
+def start(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Start]:
     """Starts ranks that share with nobody but one another."""
-    with starting(str(tmp_path)) as start:
+    prefix = f"precache-{os.getpid()}-{hash(request.node.name)}-"
+    monkeypatch.setattr(host_memory, "_PREFIX", prefix)
+    with starting(prefix) as start:
         yield start
 
 

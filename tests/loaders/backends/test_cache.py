@@ -2,6 +2,8 @@
 
 import os
 import shutil
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -285,8 +287,22 @@ def test_nobody_can_shorten_the_memory_or_read_it_as_another_user() -> None:
     assert not other.joined, "what is laid out otherwise is another's"
 
 
+def test_who_comes_at_the_same_time_gets_the_same_memory() -> None:
+    def most_bytes(promised: int) -> int:
+        time.sleep(0.02)  # in which the others look for it
+        return 100
+
+    with ThreadPoolExecutor(8) as threads:
+        found = threads.map(
+            lambda _: host_memory.share_memory("race", most_bytes, lambda most: 100), range(8)
+        )
+        memories = list(found)
+    assert [memory.joined for memory in memories if memory is not None].count(True) == 7
+    assert len({memory.status.st_ino for memory in host_memory._find()}) == 1
+
+
 def test_memory_that_was_never_finished_is_made_anew() -> None:
-    descriptor = os.memfd_create("precache-half", os.MFD_ALLOW_SEALING)
+    descriptor = os.memfd_create(f"{host_memory._PREFIX}half", os.MFD_ALLOW_SEALING)
     os.ftruncate(descriptor, host_memory.HEADER_BYTES + 8)
     os.pwrite(descriptor, b'{"most_bytes": 8}', 0)
     memory = host_memory.share_memory("half", lambda promised: 8, lambda most: most)

@@ -71,15 +71,12 @@ class CachedReader:
     def read(self, requests: Iterator[Request]) -> Iterator[DecodedBatch]:
         """Yield one batch per request; the reader is asked for what it takes."""
         for request in requests:
-            lacking = self._lacking(request)
-            if len(lacking):
-                yield from self._read_some(request, lacking, requests)
+            if len(self._lacking(request)):
+                yield from self._read_some(request, requests)
             else:
                 yield self._serve(request)
 
-    def _read_some(
-        self, first: Request, lacking: Positions, requests: Iterator[Request]
-    ) -> Iterator[DecodedBatch]:
+    def _read_some(self, first: Request, requests: Iterator[Request]) -> Iterator[DecodedBatch]:
         """`first`, and what follows until the reader has nothing to do for long."""
         waiting: deque[tuple[Request, Positions]] = deque()  # with the slots that the reader was asked for
         coming = np.zeros(self._kept.share.samples, bool)  # of those that are kept

@@ -116,9 +116,7 @@ def test_each_batch_is_right_whatever_is_late(case: str, paths: dict[str, Path])
             assert torch.equal(labels, their_labels)
 
 
-@pytest.mark.parametrize(
-    "case", ["cache-on-the-device", "cache-on-the-device-train", "nvjpeg-cache-on-the-device"]
-)
+@pytest.mark.parametrize("case", ["cache-on-the-device-train", "nvjpeg-cache-on-the-device"])
 def test_a_share_on_the_device_is_right_whatever_is_late(
     case: str, paths: dict[str, Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

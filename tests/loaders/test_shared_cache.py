@@ -1,7 +1,9 @@
 """`cache="ram"` is one copy a host: real processes, killed as the system kills them."""
 
+import itertools
 import json
 import os
+import random
 import signal
 import tempfile
 import time
@@ -157,6 +159,26 @@ def test_ranks_of_a_raw_tree_share_with_their_worker_processes(raw_tree: Path, s
     while {memory.status.st_ino for memory in host_memory._find()} & set(inodes):
         assert time.monotonic() < deadline_s
         time.sleep(0.1)
+
+
+@pytest.mark.faults
+@pytest.mark.timeout(1200)
+def test_kills_at_any_moment_leave_no_wrong_pixel(converted: dict[str, Path], start: Start) -> None:
+    path, rng = converted["webdataset"], random.Random(0)
+    expected = due(path, size=STORED_SIZE)
+    seeds = itertools.count()
+    living: list[Rank] = []
+    for epoch in range(60):
+        living += start(path, [{"size": STORED_SIZE, "seed": next(seeds)} for _ in range(3 - len(living))])
+        for rank in living:
+            rank.ask(epoch)
+        time.sleep(rng.random() * 0.1)
+        killed = rng.sample(living, rng.choice((1, 1, 2, 3)))
+        for rank in killed:
+            rank.kill()
+        living = [rank for rank in living if rank not in killed]
+        assert all(rank.hear()[0] == expected for rank in living)
+        assert len(memory_of(living)) == bool(living)
 
 
 TORCHRUN = """

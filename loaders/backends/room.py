@@ -109,7 +109,7 @@ def _name(backend: str, spec: LoaderSpec, data: SplitData, crops: Crops) -> str:
     identity = (
         *(_VERSION, data.digest, spec.split, backend, spec.device.type, crops.stored, data.pixel_bytes),
         *(spec.reading.check == "never", sorted(made_by().items()), torch.__version__),
-        os.path.realpath(data.path) if data.kind == RAW else "",
+        os.path.realpath(str(data.path)) if data.kind == RAW else "",
     )
     return hashlib.sha256(repr(identity).encode()).hexdigest()
 

@@ -67,7 +67,7 @@ def check(
     if is_converted(source):
         command = shell_command("precache verify", source)
         raise SourceError(f"{source}: is a converted dataset; check it with: {command}")
-    scan = scan_tree(source)
+    scan = scan_tree(source, workers=workers)
     for warning in scan.warnings:
         warn(warning)
     target = default_list(source) if list_file is None else Path(list_file)

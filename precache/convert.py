@@ -118,7 +118,7 @@ def convert(
     if update and overwrite:
         raise SettingError("update and overwrite cannot be combined; give one")
     options = replace(options or SourceOptions(), **named)
-    opened = open_source(source, options)
+    opened = open_source(source, options, workers)
     scan, options = prepared(opened.scan(), recipe, options)
     boxes.check(options.boxes, scan.samples.fields, masks=masks.reader_of(scan.source) is not None)
     for warning in scan.warnings:

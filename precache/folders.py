@@ -74,15 +74,20 @@ def is_loop(entry: Entry) -> bool:
     return os.path.commonpath((target, here)) == target
 
 
-def status(entry: Entry) -> os.stat_result:
+def status(entry: Entry | Folder) -> os.stat_result:
     """Of what it leads to; SourceError if that cannot be found out."""
-    if not isinstance(entry, os.DirEntry):
+    if not isinstance(entry, os.DirEntry | str | os.PathLike):
         return entry.status()
-    return steadily(lambda: os.stat(entry.path), entry.path)
+    try:  # what nearly always works is asked without ceremony: a tree may hold 10,000,000 files
+        return os.stat(entry)
+    except OSError:
+        return steadily(lambda: os.stat(entry), os.fspath(entry))
 
 
 def why_not_a_picture(entry: Entry) -> str | None:
     """Why this, in a class folder, is no sample; None if it is one."""
+    if _is_listed_as_picture(entry):
+        return None
     if is_folder(entry):
         return "a folder inside a class folder"
     if not steadily(lambda: _is(entry, entry.is_file), entry.path):
@@ -97,6 +102,17 @@ def why_not_a_picture(entry: Entry) -> str | None:
 def looks_like_picture(entry: Entry) -> bool:
     """Whether the user may have taken it for a sample."""
     return not entry.name.startswith(".") and kinds.looks_like_picture(entry.name) and not is_folder(entry)
+
+
+def _is_listed_as_picture(entry: Entry) -> bool:
+    """Whether the folder's own list says that it is a file, not a link, named as a picture: as usual."""
+    name = entry.name
+    if name.startswith(".") or name[name.rfind(".") :].lower() not in kinds.IMAGE_EXTENSIONS:
+        return False
+    try:
+        return isinstance(entry, os.DirEntry) and entry.is_file(follow_symlinks=False)
+    except OSError:  # such a list says nothing of kinds, and asking failed: ask with patience
+        return False
 
 
 def _is(entry: Entry, question: Callable[[], bool]) -> bool:

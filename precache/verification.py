@@ -150,7 +150,7 @@ def verify_deep(
     bands.check_reader(manifest.recipe.channels)
     given = manifest.source_options if root is None else {**manifest.source_options, "root": root}
     options = SourceOptions.from_json(given)
-    scan, _ = prepared(open_source(source, options).scan(), manifest.recipe, options)
+    scan, _ = prepared(open_source(source, options, workers).scan(), manifest.recipe, options)
     if scan.digest != manifest.source_digest:
         raise DatasetError(
             f"{dataset.path}: was not made from {source}, or that tree changed since; "

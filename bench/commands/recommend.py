@@ -128,7 +128,7 @@ def command(
     thorough = thorough or check
     names = _formats(formats, thorough)
     spec = _spec(thorough, asked)
-    scan = scan_tree(src)
+    scan = scan_tree(src, workers=spec.workers)
     if asked["batch_size"] is None:
         spec = replace(spec, batch_size=max(1, min(_BATCH_SIZE, train_images(scan))))
     with ProgressBar("recommend", "run") as bar:

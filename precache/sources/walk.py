@@ -1,0 +1,177 @@
+"""The class folders of a tree, listed by this process or, where they hold many pictures, by several.
+
+What is found, its order and the first error do not depend on how many processes there are.
+"""
+
+import os
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+
+import numpy as np
+
+from precache import executors, folders
+from precache.columns import Ints
+from precache.errors import SourceError
+from precache.folders import Folder
+
+_ALONE = 5_000  # pictures that are listed before other processes are worth their start: some 20 ms of work
+_TASK = 10_000  # pictures of one task, about: less, and the processes would rather talk than list
+_MOST_FOLDERS = 4_096  # of one task
+
+
+@dataclass(frozen=True, slots=True)
+class ClassFolder:
+    """A folder of pictures to be listed.
+
+    Attributes:
+        folder: where it is.
+        path: the same, relative to the root, with a slash; "" for the root.
+        split, name: of the pictures: that they are in, and of their class.
+    """
+
+    folder: Folder
+    path: str
+    split: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """Something that is no sample, and looks like a picture that is `missed`, or not."""
+
+    path: str
+    reason: str
+    missed: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Listed:
+    """What a class folder holds, sorted by name.
+
+    Attributes:
+        key: the folder's device and number.
+        paths: of its pictures, relative to the root, one behind the other.
+        lengths: int64 [n], of these, in bytes.
+        file_bytes, modified_ns: int64 [n].
+        hashed: what the digest of the tree is over: each path and its size, with a zero byte behind it.
+        left_out: what is none.
+    """
+
+    key: tuple[int, int]
+    paths: bytes
+    lengths: Ints
+    file_bytes: Ints
+    modified_ns: Ints
+    hashed: bytes
+    left_out: tuple[LeftOut, ...]
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+
+def list_folder(asked: ClassFolder) -> Listed:
+    """List a folder; SourceError, whose `__cause__` is an OSError, if something of it cannot be read."""
+    paths, sizes, modified_ns = [], [], []
+    left_out = []
+    entries = folders.sorted_entries(asked.folder)
+    status = folders.status(asked.folder)
+    key = (status.st_dev, status.st_ino)
+    for entry in entries:
+        path = asked.path + entry.name
+        reason = folders.why_not_a_picture(entry)
+        if reason is None:
+            status = folders.status(entry)
+            paths.append(path)
+            sizes.append(status.st_size)
+            modified_ns.append(status.st_mtime_ns)
+        else:
+            left_out.append(LeftOut(path, reason, folders.looks_like_picture(entry)))
+    encoded = os.fsencode("\0".join(paths)).split(b"\0") if paths else []
+    both: list[bytes] = [b""] * (2 * len(paths))
+    both[::2], both[1::2] = encoded, [b"%d" % size for size in sizes]
+    return Listed(
+        key,
+        b"".join(encoded),
+        np.fromiter(map(len, encoded), np.int64, len(encoded)),
+        np.array(sizes, np.int64),
+        np.array(modified_ns, np.int64),
+        b"\0".join([*both, b""]),
+        tuple(left_out),
+    )
+
+
+def list_folders(asked: Sequence[ClassFolder], workers: int) -> Generator[Listed, None, None]:
+    """`list_folder` of each, in their order; by `workers` processes where there is much to do.
+
+    Raises:
+        SourceError: as `list_folder`, of the first folder of which something cannot be read.
+        WorkerError: a process died, again and again.
+    """
+    alone = pictures = 0
+    while alone < len(asked) and (workers < 2 or pictures < _ALONE):
+        listed = list_folder(asked[alone])
+        alone += 1
+        pictures += len(listed)
+        yield listed
+    if alone < len(asked):
+        yield from _by_processes(asked[alone:], workers, pictures / alone)
+
+
+@dataclass(slots=True)
+class _Task:
+    """Some folders, the first of which has the number `first`."""
+
+    first: int
+    folders: list[ClassFolder]
+
+    @property
+    def name(self) -> str:
+        """How errors call it."""
+        return f"{os.fspath(self.folders[0].folder)} and what follows it"  # type: ignore[arg-type]
+
+
+@dataclass(slots=True)
+class _Done:
+    """What became of a task: an error ends it, and has lost its cause on the way here."""
+
+    first: int
+    listed: list[Listed]
+    error: SourceError | None = None
+    cause: BaseException | None = None
+
+
+def _by_processes(asked: Sequence[ClassFolder], workers: int, mean: float) -> Iterator[Listed]:
+    """As `list_folders`, of folders that hold about `mean` pictures each."""
+    seen = pictures = 0
+
+    def tasks() -> Iterator[_Task]:
+        first = 0
+        while first < len(asked):
+            each = pictures / seen if seen else mean
+            count = int(max(1, min(_TASK / max(each, 1), _MOST_FOLDERS)))
+            yield _Task(first, list(asked[first : first + count]))
+            first += count
+
+    waiting: dict[int, _Done] = {}
+    following = 0
+    with closing(executors.run(_list_task, tasks(), min(workers, len(asked)), lambda done: None)) as found:
+        for done in found:
+            waiting[done.first] = done
+            seen += len(done.listed)
+            pictures += sum(map(len, done.listed))
+            while (done := waiting.pop(following, None)) is not None:
+                yield from done.listed
+                if done.error is not None:
+                    raise done.error from done.cause
+                following += len(done.listed)
+
+
+def _list_task(task: _Task, tick: executors.Ticks) -> _Done:
+    listed: list[Listed] = []
+    for asked in task.folders:
+        try:
+            listed.append(list_folder(asked))
+        except SourceError as error:
+            return _Done(task.first, listed, error, error.__cause__)
+    return _Done(task.first, listed)

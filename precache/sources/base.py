@@ -139,18 +139,15 @@ class Samples(Sequence[SampleRef]):
         self, rows: Ints, splits: Ints | None = None, split_names: Sequence[str] | None = None
     ) -> "Samples":
         """The samples at `rows`, with other splits if they are given."""
-        lengths = np.diff(self.path_ends, prepend=0)[rows]
-        starts = self.path_ends[rows] - lengths
-        paths = b"".join(
-            self.paths[a : a + n] for a, n in zip(starts.tolist(), lengths.tolist(), strict=True)
-        )
+        paths = Column(np.frombuffer(self.paths, np.uint8), self.path_ends).select(rows)
+        assert paths.ends is not None
         columns = (self.ids[rows], self.labels[rows], self.file_bytes[rows], self.modified_ns[rows])
         splits = self.splits[rows] if splits is None else splits
         names = self.split_names if split_names is None else split_names
         targets = None if self.targets is None else self.targets.select(rows)
         fields = {name: column.select(rows) for name, column in self.fields.items()}
-        ends, places = np.cumsum(lengths), self.places[rows]
-        selected = Samples(*columns, splits, names, paths, ends, places, targets, fields)
+        texts, places = paths.values.tobytes(), self.places[rows]
+        selected = Samples(*columns, splits, names, texts, paths.ends, places, targets, fields)
         if self.original_sizes is not None:
             selected.original_sizes = self.original_sizes[rows]
         return selected

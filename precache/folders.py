@@ -43,6 +43,9 @@ Folder: TypeAlias = str | os.PathLike[str] | Inside
 LOOP = "a link to a folder that it lies in"
 HIDDEN_FOLDER = "a hidden folder"
 NO_PICTURES = "a folder without pictures"
+INNER_FOLDER = "a folder inside a class folder"
+NO_FILE = "not a regular file"
+HIDDEN_FILE = "a hidden file"
 
 
 def sorted_entries(folder: Folder) -> list[Entry]:
@@ -86,14 +89,14 @@ def status(entry: Entry | Folder) -> os.stat_result:
 
 def why_not_a_picture(entry: Entry) -> str | None:
     """Why this, in a class folder, is no sample; None if it is one."""
-    if _is_listed_as_picture(entry):
+    if is_listed_as_picture(entry):
         return None
     if is_folder(entry):
-        return "a folder inside a class folder"
+        return INNER_FOLDER
     if not steadily(lambda: _is(entry, entry.is_file), entry.path):
-        return "not a regular file"
+        return NO_FILE
     if entry.name.startswith("."):
-        return "a hidden file"
+        return HIDDEN_FILE
     if kinds.extension(entry.name) in kinds.IMAGE_EXTENSIONS or _begins_as_picture(entry):
         return None
     return kinds.why_not_read(entry.name)
@@ -104,7 +107,18 @@ def looks_like_picture(entry: Entry) -> bool:
     return not entry.name.startswith(".") and kinds.looks_like_picture(entry.name) and not is_folder(entry)
 
 
-def _is_listed_as_picture(entry: Entry) -> bool:
+def says_its_folder(entry: Entry, reason: str | None) -> bool:
+    """Whether `reason`, of `why_not_a_picture`, holds for as long as the folder is not written to.
+
+    What a link leads to, and what a file begins with, may change without it.
+    """
+    if is_listed_as_picture(entry):
+        return True
+    kinds_alone = reason in (INNER_FOLDER, NO_FILE, HIDDEN_FILE)
+    return kinds_alone and isinstance(entry, os.DirEntry) and not entry.is_symlink()
+
+
+def is_listed_as_picture(entry: Entry) -> bool:
     """Whether the folder's own list says that it is a file, not a link, named as a picture: as usual."""
     name = entry.name
     if name.startswith(".") or name[name.rfind(".") :].lower() not in kinds.IMAGE_EXTENSIONS:

@@ -18,7 +18,7 @@ from pathlib import Path
 import precache
 from precache.plan import plan_conversion
 from precache.recipe import Recipe
-from precache.sources import open_source
+from precache.sources import Scanning, open_source
 
 _SHARD_SAMPLES = 1000
 
@@ -47,7 +47,7 @@ def tell(stage: str, since_s: float) -> float:
 def stages(tree: str, workers: int, recipe: Recipe, start_s: float) -> None:
     """Scan, hash again, plan and make the first tasks."""
     now_s = tell("start", start_s)
-    scan = open_source(tree, workers=workers).scan()
+    scan = open_source(tree, how=Scanning(workers)).scan()
     now_s = tell("scan", now_s)
     digest, samples = hashlib.sha256(), scan.samples
     for row in range(len(samples)):  # as the definition says, to compare it with what the scan says

@@ -204,6 +204,8 @@ class Scan:
         warnings: what the user may not expect of it, one line each: classes without pictures, files
             left out that look like pictures, one folder under two names.
         target: one of `precache.targets.TARGETS`.
+        recalled: whether some of it is what an unfinished scan had found: the names are right, and a picture
+            that is read has the size and the time that it says, or that is an error.
     """
 
     source: Source
@@ -214,6 +216,7 @@ class Scan:
     digest: str
     warnings: tuple[str, ...] = ()
     target: str = "class"
+    recalled: bool = False
 
     @property
     def root(self) -> Path:
@@ -240,10 +243,15 @@ def digest_of(samples: Samples, classes: Sequence[str]) -> str:
 
 def check_apart(source: Source, destination: Path) -> None:
     """Raise SettingError if one lies inside the other: the source is never written to."""
-    inner = Path(os.path.realpath(destination))
     for path in source.paths:
-        outer = Path(os.path.realpath(path))
-        if inner == outer or outer in inner.parents or inner in outer.parents:
-            raise SettingError(
-                f"{destination}: and the source {path} lie one inside the other; choose a DST beside it"
-            )
+        if lie_apart(path, destination):
+            continue
+        raise SettingError(
+            f"{destination}: and the source {path} lie one inside the other; choose a DST beside it"
+        )
+
+
+def lie_apart(one: str | os.PathLike[str], other: str | os.PathLike[str]) -> bool:
+    """Whether neither is the other, or lies inside it."""
+    paths = {Path(os.path.realpath(path)) for path in (one, other)}
+    return len(paths) == 2 and not any(paths & {*path.parents} for path in paths)

@@ -20,7 +20,7 @@ import hashlib
 import os
 import stat
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,8 +33,9 @@ from precache.errors import SourceError, shell_command
 from precache.folders import Folder, sorted_entries
 from precache.reading import read_picture
 from precache.sources.base import IgnoredPath, SampleRef, Samples, Scan, Source
+from precache.sources.kept import keep_scan
 from precache.sources.rows import is_table
-from precache.sources.walk import ClassFolder, LeftOut, Listed, list_folders
+from precache.sources.walk import ALONE, ClassFolder, LeftOut, Listed, Scanning, list_folders
 
 SPLIT_FOLDERS = ("train", "val", "valid", "validation", "test")
 _MISSED_SHARE = 0.01  # of files that look like pictures: more, and the user hears of it
@@ -47,7 +48,7 @@ class TreeSource:
 
     root: Path
     class_depth: int = 1
-    workers: int = 0
+    how: Scanning = ALONE
 
     @property
     def paths(self) -> tuple[Path, ...]:
@@ -56,7 +57,7 @@ class TreeSource:
 
     def scan(self) -> Scan:
         """As `scan_tree`."""
-        return scan_tree(self.root, self.class_depth, self.workers)
+        return scan_tree(self.root, self.class_depth, self.how)
 
     def read(self, ref: SampleRef, max_pixels: int) -> bytes:
         """The content of the file."""
@@ -68,12 +69,12 @@ class TreeSource:
         return os.path.join(self.root, ref.path)
 
 
-def scan_tree(root: str | os.PathLike[str], class_depth: int = 1, workers: int = 0) -> Scan:
+def scan_tree(root: str | os.PathLike[str], class_depth: int = 1, how: Scanning = ALONE) -> Scan:
     """List the samples of the tree at `root`, sorted by class folder, then by file name.
 
     Args:
         class_depth: how many folders deep the class folders lie; 0 for a folder of pictures without labels.
-        workers: processes that list them, where there are many pictures; 0 or 1: the calling one.
+        how: by how many processes, where there are many pictures.
 
     Raises:
         SourceError: `root` is missing, is not a folder, or has no class folder with a picture; or
@@ -100,7 +101,7 @@ def scan_tree(root: str | os.PathLike[str], class_depth: int = 1, workers: int =
             f"{root}: {reason}; expected a folder of class folders with pictures "
             f"(make one with: {shell_command('precache sample', root)})"
         )
-    return scan_folders(root, TreeSource(root, class_depth), workers)
+    return scan_folders(root, TreeSource(root, class_depth), how)
 
 
 class FolderSource(Source, Protocol):
@@ -111,7 +112,7 @@ class FolderSource(Source, Protocol):
         """See the class."""
 
 
-def scan_folders(top: Folder, source: FolderSource, workers: int = 0) -> Scan:
+def scan_folders(top: Folder, source: FolderSource, how: Scanning = ALONE) -> Scan:
     """List the samples of `source`, of which `top` is the outermost folder; raises as `scan_tree`."""
     found, class_depth = _Found(), source.class_depth
     asked: list[ClassFolder | LeftOut] = []
@@ -120,13 +121,12 @@ def scan_folders(top: Folder, source: FolderSource, workers: int = 0) -> Scan:
             asked.append(_to_list(folder, prefix, split, ""))
         else:
             asked += _class_folders(split, prefix, "", folder, class_depth)
-    to_list = [step for step in asked if isinstance(step, ClassFolder)]
-    with closing(list_folders(to_list, workers)) as listed:
-        for step in asked:
-            if isinstance(step, ClassFolder):
-                found.add(step, next(listed))
-            else:
-                found.leave_out(step)
+    if how.kept is None:
+        found.list(asked, list_folders, how.workers)
+    else:
+        with keep_scan(how.kept, source.root, class_depth) as kept:
+            found.list(asked, kept.list_folders, how.workers)
+            found.recalled = kept.recalled > 0
     if not found.pictures:
         raise SourceError(_nothing_found(top, source.root, class_depth))
     return found.scan(source)
@@ -155,6 +155,7 @@ class _Found:
         self.ignored: list[IgnoredPath] = []
         self.scanned = 0
         self.pictures = 0
+        self.recalled = False
         self._missed: list[str] = []  # ignored files that look like pictures
         self._empty: list[str] = []  # class folders without pictures
         self._name_of: dict[tuple[int, int], str] = {}  # a folder's device and number -> its path
@@ -168,11 +169,26 @@ class _Found:
         self._counts: list[int] = []  # how many each of them holds
         self._digest = hashlib.sha256()
 
+    def list(
+        self,
+        asked: Sequence[ClassFolder | LeftOut],
+        list_folders: Callable[[Sequence[ClassFolder], int], Generator[Listed, None, None]],
+        workers: int,
+    ) -> None:
+        """Note what was asked for, in its order."""
+        to_list = [step for step in asked if isinstance(step, ClassFolder)]
+        with closing(list_folders(to_list, workers)) as listed:
+            for step in asked:
+                if isinstance(step, ClassFolder):
+                    self.add(step, next(listed))
+                else:
+                    self.leave_out(step)
+
     def add(self, folder: ClassFolder, listed: Listed) -> None:
         """Note what a folder holds."""
         path = folder.path.removesuffix("/")
         if folder.name:
-            self._enter(path, listed.key)
+            self._enter(path, listed.state[:2])
         for left_out in listed.left_out:
             self.leave_out(left_out)
         self.scanned += len(listed)
@@ -244,7 +260,17 @@ class _Found:
             self._digest.update(b"class depth %d" % source.class_depth)
         digest = self._digest.hexdigest()
         ignored, warnings = tuple(self.ignored), self.warnings(source.root)
-        return Scan(source, tuple(classes), samples, ignored, self.scanned, digest, warnings, target)
+        return Scan(
+            source,
+            tuple(classes),
+            samples,
+            ignored,
+            self.scanned,
+            digest,
+            warnings,
+            target,
+            self.recalled,
+        )
 
 
 def _names(paths: Sequence[str]) -> str:

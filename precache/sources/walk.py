@@ -4,9 +4,11 @@ What is found, its order and the first error do not depend on how many processes
 """
 
 import os
+import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -15,9 +17,26 @@ from precache.columns import Ints
 from precache.errors import SourceError
 from precache.folders import Folder
 
-_ALONE = 5_000  # pictures that are listed before other processes are worth their start: some 20 ms of work
+_FIRST = 5_000  # pictures that are listed before other processes are worth their start: some 20 ms of work
 _TASK = 10_000  # pictures of one task, about: less, and the processes would rather talk than list
 _MOST_FOLDERS = 4_096  # of one task
+_TICK_NS = 2_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Scanning:
+    """How a large tree is scanned; what is found is the same.
+
+    Attributes:
+        workers: processes that list its folders; 0 or 1: the calling one.
+        kept: file for what an unfinished scan has found, see `precache.sources.kept`; None: it is not kept.
+    """
+
+    workers: int = 0
+    kept: Path | None = None
+
+
+ALONE = Scanning()
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +69,8 @@ class Listed:
     """What a class folder holds, sorted by name.
 
     Attributes:
-        key: the folder's device and number.
+        state: the folder's device and number, and when it was last written and changed, before it was listed.
+        lasting: whether all this stays so, but for sizes and times, for as long as `state` does.
         paths: of its pictures, relative to the root, one behind the other.
         lengths: int64 [n], of these, in bytes.
         file_bytes, modified_ns: int64 [n].
@@ -58,7 +78,8 @@ class Listed:
         left_out: what is none.
     """
 
-    key: tuple[int, int]
+    state: tuple[int, int, int, int]
+    lasting: bool
     paths: bytes
     lengths: Ints
     file_bytes: Ints
@@ -74,12 +95,13 @@ def list_folder(asked: ClassFolder) -> Listed:
     """List a folder; SourceError, whose `__cause__` is an OSError, if something of it cannot be read."""
     paths, sizes, modified_ns = [], [], []
     left_out = []
-    entries = folders.sorted_entries(asked.folder)
-    status = folders.status(asked.folder)
-    key = (status.st_dev, status.st_ino)
-    for entry in entries:
+    state, now_ns = state_of(asked.folder), time.time_ns()
+    # a clock that ticks once in two seconds may not tell what is written now from what was just written
+    lasting = state[2] < now_ns - _TICK_NS
+    for entry in folders.sorted_entries(asked.folder):
         path = asked.path + entry.name
         reason = folders.why_not_a_picture(entry)
+        lasting = lasting and folders.says_its_folder(entry, reason)
         if reason is None:
             status = folders.status(entry)
             paths.append(path)
@@ -87,18 +109,32 @@ def list_folder(asked: ClassFolder) -> Listed:
             modified_ns.append(status.st_mtime_ns)
         else:
             left_out.append(LeftOut(path, reason, folders.looks_like_picture(entry)))
-    encoded = os.fsencode("\0".join(paths)).split(b"\0") if paths else []
-    both: list[bytes] = [b""] * (2 * len(paths))
-    both[::2], both[1::2] = encoded, [b"%d" % size for size in sizes]
-    return Listed(
-        key,
-        b"".join(encoded),
-        np.fromiter(map(len, encoded), np.int64, len(encoded)),
-        np.array(sizes, np.int64),
-        np.array(modified_ns, np.int64),
-        b"\0".join([*both, b""]),
-        tuple(left_out),
-    )
+    both = [""] * (2 * len(paths) + 1)
+    both[:-1:2], both[1::2] = paths, map(str, sizes)
+    hashed = os.fsencode("\0".join(both))
+    return packed(state, hashed, np.array(modified_ns, np.int64), tuple(left_out), lasting=lasting)
+
+
+def state_of(folder: Folder) -> tuple[int, int, int, int]:
+    """As `Listed.state`; SourceError if that cannot be found out."""
+    status = folders.status(folder)
+    return (status.st_dev, status.st_ino, status.st_mtime_ns, status.st_ctime_ns)
+
+
+def packed(
+    state: tuple[int, int, int, int],
+    hashed: bytes,
+    modified_ns: Ints,
+    left_out: tuple[LeftOut, ...],
+    *,
+    lasting: bool,
+) -> Listed:
+    """A `Listed`, of which `hashed` holds paths and sizes."""
+    parts = hashed.split(b"\0")
+    paths = parts[:-1:2]
+    lengths = np.fromiter(map(len, paths), np.int64, len(paths))
+    sizes = np.fromiter(map(int, parts[1::2]), np.int64, len(paths))
+    return Listed(state, lasting, b"".join(paths), lengths, sizes, modified_ns, hashed, left_out)
 
 
 def list_folders(asked: Sequence[ClassFolder], workers: int) -> Generator[Listed, None, None]:
@@ -109,7 +145,7 @@ def list_folders(asked: Sequence[ClassFolder], workers: int) -> Generator[Listed
         WorkerError: a process died, again and again.
     """
     alone = pictures = 0
-    while alone < len(asked) and (workers < 2 or pictures < _ALONE):
+    while alone < len(asked) and (workers < 2 or pictures < _FIRST):
         listed = list_folder(asked[alone])
         alone += 1
         pictures += len(listed)

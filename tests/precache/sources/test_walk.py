@@ -9,7 +9,7 @@ import pytest
 
 from precache import folders
 from precache.errors import SourceError
-from precache.sources import SourceOptions, open_source, walk
+from precache.sources import Scanning, SourceOptions, open_source, walk
 from precache.sources.base import Scan
 from precache.sources.tree import TreeSource, scan_tree
 
@@ -46,8 +46,9 @@ def tree(tmp_path: Path) -> Path:
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes are started for the first picture, and get a few folders at a time."""
-    monkeypatch.setattr(walk, "_ALONE", 1)
+    monkeypatch.setattr(walk, "_FIRST", 1)
     monkeypatch.setattr(walk, "_TASK", 3)
+    monkeypatch.setattr("precache.workers._may_fork", lambda: True)  # forks have what a test replaces
 
 
 def assert_same(scan: Scan, other: Scan) -> None:
@@ -64,7 +65,14 @@ def assert_same(scan: Scan, other: Scan) -> None:
 @pytest.mark.parametrize("workers", [1, 2, 5])
 @pytest.mark.parametrize("depth", [0, 1, 2])
 def test_a_scan_does_not_depend_on_workers(tree: Path, at_once: None, workers: int, depth: int) -> None:
-    assert_same(scan_tree(tree, depth, workers), scan_tree(tree, depth))
+    assert_same(scan_tree(tree, depth, Scanning(workers)), scan_tree(tree, depth))
+
+
+def test_processes_that_are_no_forks_scan_alike(
+    tree: Path, at_once: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("precache.workers._may_fork", lambda: False)
+    assert_same(scan_tree(tree, 1, Scanning(2)), scan_tree(tree))
 
 
 def test_splits_are_scanned_by_workers_alike(tree: Path, tmp_path: Path, at_once: None) -> None:
@@ -72,14 +80,14 @@ def test_splits_are_scanned_by_workers_alike(tree: Path, tmp_path: Path, at_once
     (tmp_path / "all").mkdir()
     for split in ("train", "val"):
         (tmp_path / "all" / split).symlink_to(tree)
-    scan = scan_tree(tmp_path / "all", 1, 2)
+    scan = scan_tree(tmp_path / "all", 1, Scanning(2))
     assert scan.samples.split_names == ("train", "val")
     assert_same(scan, scan_tree(tmp_path / "all"))
 
 
 def test_the_digest_is_over_sorted_paths_and_sizes_as_ever(tree: Path, at_once: None) -> None:
     """Datasets that were converted before must know their sources again."""
-    scan = scan_tree(tree, 1, 2)
+    scan = scan_tree(tree, 1, Scanning(2))
     parts = [os.fsencode(ref.path) + b"\0%d\0" % ref.bytes for ref in scan.samples]
     assert scan.digest == hashlib.sha256(b"".join(parts)).hexdigest()
     assert scan.digest == "81141354caaf3a8c5fb2a4b5a6f806f9b5570754fa294d51e273e102c6dbfc96"
@@ -99,13 +107,13 @@ def test_the_folders_of_a_large_tree_are_listed_by_several_processes(
     scan_tree(tree)
     assert set(log.read_text().split()) == {str(os.getpid())}
     log.unlink()
-    open_source(tree, SourceOptions(class_depth=1), 3).scan()
+    open_source(tree, SourceOptions(class_depth=1), Scanning(3)).scan()
     assert len(set(log.read_text().split()) - {str(os.getpid())}) == 3
 
 
 def test_a_small_tree_is_worth_no_process(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(walk.executors, "run", lambda *_: pytest.fail("processes were started"))
-    TreeSource(tree, workers=2).scan()
+    TreeSource(tree, how=Scanning(2)).scan()
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -122,7 +130,7 @@ def test_the_first_folder_that_cannot_be_read_is_named_whoever_read_it(
 
     monkeypatch.setattr(folders, "sorted_entries", fails)
     with pytest.raises(SourceError, match="11 b: cannot be read") as caught:
-        scan_tree(tree, 1, workers)
+        scan_tree(tree, 1, Scanning(workers))
     assert isinstance(caught.value.__cause__, PermissionError)
 
 
@@ -139,5 +147,5 @@ def test_a_process_that_is_killed_over_a_folder_changes_nothing(
 
     expected = scan_tree(tree)
     monkeypatch.setattr(folders, "sorted_entries", dies_once)
-    assert_same(scan_tree(tree, 1, 2), expected)
+    assert_same(scan_tree(tree, 1, Scanning(2)), expected)
     assert killed.exists()

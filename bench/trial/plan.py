@@ -32,8 +32,8 @@ from precache.tables import new_console
 
 _MOST_LINKS = 60_000  # ext4 allows 65,000
 _SIDE = 16
-Figures: TypeAlias = dict[tuple[int, str], list[tuple[float, int]]]
-"""(workers, stage) -> seconds and peak bytes of each turn."""
+Figures: TypeAlias = dict[tuple[int, str], list[tuple[float, float, int]]]
+"""(workers, stage) -> seconds, CPU seconds and peak bytes of each turn."""
 
 
 def make_tree(folder: Path, names: int, classes: int) -> Path:
@@ -81,14 +81,16 @@ def measure(
                 for line in filter(lambda line: line.startswith("{"), told.splitlines()):
                     found = json.loads(line)
                     key = (count, found["stage"])
-                    figures.setdefault(key, []).append((found["seconds"], found["peak_bytes"]))
+                    figures.setdefault(key, []).append(
+                        (found["seconds"], found["cpu_s"], found["peak_bytes"])
+                    )
     return figures
 
 
 def show(figures: Figures, conditions: str) -> None:
     """Print them; seconds beside those with the first number of workers."""
     console, table = new_console(), Table(box=None)
-    for title in ("workers", "stage", "seconds", "ratio", "peak memory"):
+    for title in ("workers", "stage", "seconds", "ratio", "CPU s", "peak memory"):
         table.add_column(title, justify="left" if title == "stage" else "right")
     first = next(iter(figures))[0]
     for (workers, stage), turns in figures.items():
@@ -100,7 +102,8 @@ def show(figures: Figures, conditions: str) -> None:
             stage,
             f"{found.median:.2f} ({found.low:.2f}-{found.high:.2f})",
             f"{ratio.median:.2f}",
-            human_bytes(max(turn[1] for turn in turns)),
+            f"{stats.estimate([turn[1] for turn in turns]).median:.2f}",
+            human_bytes(max(turn[2] for turn in turns)),
         )
     console.print(table)
     console.print(conditions)

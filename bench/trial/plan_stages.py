@@ -2,7 +2,8 @@
 
     python -m bench.trial.plan_stages stages TREE WORKERS SIZE DST START_S
 
-A line of JSON per stage: name, seconds, and the peak of this process's memory so far, in bytes. The mode
+A line of JSON per stage: name, seconds, CPU seconds of this process and of those that it started and that
+have ended, and the peak of this process's memory so far, in bytes. The mode
 `stages` scans, hashes and plans; `first` converts until the first shard would begin, `whole` to the end.
 START_S is when the process was started, as `time.time()` has it.
 """
@@ -37,29 +38,35 @@ def peak_bytes() -> int:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def tell(stage: str, since_s: float) -> float:
-    """Print a stage that ends now; the time."""
-    now_s = time.time()
-    print(json.dumps({"stage": stage, "seconds": now_s - since_s, "peak_bytes": peak_bytes()}), flush=True)
-    return now_s
+def now() -> tuple[float, float]:
+    """The time, and the CPU seconds so far."""
+    return time.time(), sum(os.times()[:4])
 
 
-def stages(tree: str, workers: int, recipe: Recipe, start_s: float) -> None:
+def tell(stage: str, since: tuple[float, float]) -> tuple[float, float]:
+    """Print a stage that ends now; when that is."""
+    ended = now()
+    seconds = {"seconds": ended[0] - since[0], "cpu_s": ended[1] - since[1]}
+    print(json.dumps({"stage": stage, **seconds, "peak_bytes": peak_bytes()}), flush=True)
+    return ended
+
+
+def stages(tree: str, workers: int, recipe: Recipe, start: tuple[float, float]) -> None:
     """Scan, hash again, plan and make the first tasks."""
-    now_s = tell("start", start_s)
+    since = tell("start", start)
     scan = open_source(tree, how=Scanning(workers)).scan()
-    now_s = tell("scan", now_s)
+    since = tell("scan", since)
     digest, samples = hashlib.sha256(), scan.samples
     for row in range(len(samples)):  # as the definition says, to compare it with what the scan says
         ref = samples[row]
         digest.update(os.fsencode(ref.path) + b"\0%d\0" % ref.bytes)
     assert digest.hexdigest() == scan.digest
-    now_s = tell("digest, one by one", now_s)
+    since = tell("digest, one by one", since)
     plan = plan_conversion(samples, recipe)
-    now_s = tell("plan", now_s)
+    since = tell("plan", since)
     for shard in plan.shards[:100]:
         tuple(samples[row] for row in shard.rows)
-    tell("100 tasks", now_s)
+    tell("100 tasks", since)
 
 
 class _BegunError(Exception):
@@ -74,16 +81,16 @@ def main(mode: str, tree: str, workers: int, size: int, destination: str, start_
     """See the module."""
     recipe = recipe_of(size)
     if mode == "stages":
-        stages(tree, workers, recipe, start_s)
+        stages(tree, workers, recipe, (start_s, 0.0))
         return
     if mode == "whole":
         precache.convert(tree, destination, recipe, workers=workers)
-        tell("whole conversion", start_s)
+        tell("whole conversion", (start_s, 0.0))
     else:
         try:
             precache.convert(tree, destination, recipe, workers=workers, on_progress=_stop)
         except _BegunError:
-            tell("first shard begins", start_s)
+            tell("first shard begins", (start_s, 0.0))
 
 
 if __name__ == "__main__":

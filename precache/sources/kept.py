@@ -157,7 +157,7 @@ def _decode(record: dict[str, Any]) -> Listed | None:
         left_out = tuple(LeftOut(*fields) for fields in record["left_out"])
         device, number, written_ns, changed_ns = record["state"]
         state = (device, number, written_ns, changed_ns)
-        listed = packed(state, hashed, modified_ns.astype(np.int64), left_out, lasting=True)
+        listed = packed(state, [hashed], modified_ns.astype(np.int64), left_out, lasting=True)
         return listed if len(listed) == len(modified_ns) else None
     except (LookupError, TypeError, ValueError):
         return None

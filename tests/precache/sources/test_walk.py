@@ -68,6 +68,15 @@ def test_a_scan_does_not_depend_on_workers(tree: Path, at_once: None, workers: i
     assert_same(scan_tree(tree, depth, Scanning(workers)), scan_tree(tree, depth))
 
 
+@pytest.mark.parametrize("at_a_time", [1, 2, 3])
+def test_a_folder_of_many_entries_is_turned_into_columns_a_few_at_a_time(
+    tree: Path, at_a_time: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = scan_tree(tree)
+    monkeypatch.setattr(walk, "_BLOCK", at_a_time)
+    assert_same(scan_tree(tree), expected)
+
+
 def test_processes_that_are_no_forks_scan_alike(
     tree: Path, at_once: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,14 +11,17 @@ import pytest
 
 from precache import convert, folders
 from precache.errors import DatasetError, SourceError
+from precache.plan import ConvertPlan
+from precache.recipe import Recipe
 from precache.sources import Scanning, kept
-from precache.sources.base import Scan
+from precache.sources.base import Samples, Scan
 from precache.sources.kept import kept_path
 from precache.sources.tree import scan_tree
 from tests.command import ROOT, run
 from tests.conftest import small_recipe
 from tests.precache.sources.test_walk import JPEG, assert_same, put
 
+converting = sys.modules["precache.convert"]  # `precache.convert` is the function
 _LONG_AGO = 1_000_000_000
 _FOLDERS = 8
 
@@ -261,13 +264,45 @@ def test_a_dataset_that_is_there_is_compared_with_a_whole_scan(
     assert set(names(*range(_FOLDERS))) <= set(listing.listed)
 
 
-def test_an_unfinished_conversion_and_a_list_of_splits_take_a_whole_scan(
-    tree: Path, tmp_path: Path, listing: Listing
+def test_what_another_process_has_converted_meanwhile_is_not_compared_with_what_was_kept(
+    tree: Path, tmp_path: Path, listing: Listing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    out, recipe = tmp_path / "out", small_recipe("shards")
+    listing.interrupt(tree, kept_path(out))
+    plan = converting.plan_conversion
+
+    def meanwhile(samples: Samples, recipe: Recipe) -> ConvertPlan:
+        monkeypatch.setattr(converting, "plan_conversion", plan)
+        convert(tree, out, recipe, workers=0)
+        return plan(samples, recipe)
+
+    monkeypatch.setattr(converting, "plan_conversion", meanwhile)
+    with pytest.raises(DatasetError, match="another process has begun"):
+        convert(tree, out, recipe, workers=0)
+    assert not convert(tree, out, recipe, workers=0).published
+
+
+def test_with_a_list_of_splits_the_scan_is_whole(tree: Path, tmp_path: Path, listing: Listing) -> None:
     out, recipe = tmp_path / "out", small_recipe("shards")
     listing.interrupt(tree, kept_path(out))
     (tmp_path / "list").write_text("class0/0.jpg,train\n")
     convert(tree, out, recipe, workers=0, split_list=tmp_path / "list")
+    assert set(names(*range(_FOLDERS))) <= set(listing.listed)  # not all of it is read
+
+
+def test_an_unfinished_conversion_is_gone_on_with_from_a_whole_scan(
+    tree: Path, tmp_path: Path, listing: Listing
+) -> None:
+    out, recipe = tmp_path / "out", small_recipe("shards")
+
+    def stop(done: int, total: int) -> None:
+        if done:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        convert(tree, out, recipe, workers=0, on_progress=stop)
+    listing.interrupt(tree, kept_path(out))
+    convert(tree, out, recipe, workers=0)
     assert set(names(*range(_FOLDERS))) <= set(listing.listed)
 
 

@@ -1,17 +1,20 @@
 import hashlib
 import os
 import signal
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import precache
 from precache import folders
 from precache.errors import SourceError
 from precache.sources import Scanning, SourceOptions, open_source, walk
 from precache.sources.base import Scan
 from precache.sources.tree import TreeSource, scan_tree
+from tests.conftest import small_recipe
 
 JPEG = b"\xff\xd8\xff"
 
@@ -102,9 +105,9 @@ def test_the_digest_is_over_sorted_paths_and_sizes_as_ever(tree: Path, at_once: 
     assert scan.digest == "81141354caaf3a8c5fb2a4b5a6f806f9b5570754fa294d51e273e102c6dbfc96"
 
 
-def test_the_folders_of_a_large_tree_are_listed_by_several_processes(
-    tree: Path, at_once: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def listers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], set[int]]:
+    """Returns the processes that have listed folders since it was last called."""
     real, log = folders.sorted_entries, tmp_path / "log"
 
     def noting(folder: folders.Folder) -> list[folders.Entry]:
@@ -112,12 +115,33 @@ def test_the_folders_of_a_large_tree_are_listed_by_several_processes(
             file.write(f"{os.getpid()}\n")
         return real(folder)
 
+    def found() -> set[int]:
+        pids = {int(line) for line in log.read_text().splitlines()}
+        log.unlink()
+        return pids
+
     monkeypatch.setattr(folders, "sorted_entries", noting)
+    return found
+
+
+def test_the_folders_of_a_large_tree_are_listed_by_several_processes(
+    tree: Path, at_once: None, listers: Callable[[], set[int]]
+) -> None:
     scan_tree(tree)
-    assert set(log.read_text().split()) == {str(os.getpid())}
-    log.unlink()
+    assert listers() == {os.getpid()}
     open_source(tree, SourceOptions(class_depth=1), Scanning(3)).scan()
-    assert len(set(log.read_text().split()) - {str(os.getpid())}) == 3
+    assert len(listers() - {os.getpid()}) == 3
+
+
+def test_whoever_has_workers_scans_with_them(
+    raw_tree: Path, tmp_path: Path, at_once: None, listers: Callable[[], set[int]]
+) -> None:
+    precache.convert(raw_tree, tmp_path / "out", small_recipe("shards"), workers=2)
+    assert len(listers()) == 3
+    precache.check(raw_tree, list_file=tmp_path / "list.csv", workers=2)
+    assert len(listers()) == 3
+    precache.verify_deep(tmp_path / "out", raw_tree, workers=2)
+    assert len(listers()) == 3
 
 
 def test_a_small_tree_is_worth_no_process(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,10 +2,10 @@
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from loaders.batch import Positions, Request
 from loaders.threads import Pool, stop_check
@@ -13,6 +13,7 @@ from precache.converted import ConvertedDataset
 from precache.errors import SettingError
 from precache.files import FileEntry
 from precache.manifest import ShardEntry
+from precache.storage.mirror import Part
 
 _AT_A_TIME = 4  # shards that are fetched, each in several parts
 
@@ -23,10 +24,12 @@ class RemoteShards:
 
     Attributes:
         files: of each shard, in stored order: the shard itself, then its index where it has one.
+        parts: by number, of those shards that are not fetched whole, see `loaders.parts`.
     """
 
     dataset: ConvertedDataset
     files: tuple[tuple[FileEntry, ...], ...]
+    parts: Mapping[int, Part] = field(default_factory=dict)
 
     @classmethod
     def of(cls, dataset: ConvertedDataset, shards: Sequence[ShardEntry]) -> "RemoteShards | None":
@@ -47,9 +50,12 @@ class RemoteShards:
         """
         assert self.dataset.mirror is not None
         check, hold = check or stop_check(), Hold()
+        shard, *others = self.files[number]
+        part = self.parts.get(number)
         try:
-            for file in self.files[number] if with_index else self.files[number][:1]:
+            for file in others if with_index or part is not None else ():
                 hold.descriptors.append(self.dataset.mirror.hold(file, check))
+            hold.descriptors.append(self.dataset.mirror.hold(shard, check, part))
         except BaseException:
             hold.release()
             raise
@@ -58,12 +64,20 @@ class RemoteShards:
     def damaged(self, number: int) -> str:
         """Shard `number` was damaged here: remove it, so that it is fetched again; what to say of it."""
         assert self.dataset.mirror is not None
+        part = self.parts.get(number)
         for file in self.files[number]:
             self.dataset.mirror.forget(file.name)
+            if part is not None:
+                self.dataset.mirror.forget(f"{part.prefix}{file.name}")
         return (
             f"its bytes changed since they were fetched (checksum), so its shard was removed from the cache; "
             f"run again, and it is fetched from {self.dataset.place}"
         )
+
+    def is_here(self, number: int) -> bool:
+        """Whether all of shard `number` lies in the cache."""
+        assert self.dataset.mirror is not None
+        return (self.dataset.mirror.folder / self.files[number][0].name).exists()
 
     def keep(self, descriptor: int) -> None:
         """Have an open file of the cache stay there until it is closed."""

@@ -13,7 +13,7 @@ import json
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -114,9 +114,10 @@ class Room:
     is_at_storage: Callable[[Fetched], bool]
     waiting: Callable[[float], None]
 
-    def open_new(self, path: Path, file_bytes: int) -> int:
+    def open_new(self, path: Path, file_bytes: int, ranges: Sequence[tuple[int, int]]) -> int:
         """A descriptor, for writing, of a new file at `path` that has its room on the disk already.
 
+        Its size is `file_bytes`; room have the pieces `ranges`, of (first byte, bytes), the rest are holes.
         So several processes do not count on the same room, and a full disk is found before anything comes.
 
         Raises:
@@ -124,10 +125,10 @@ class Room:
         """
         cache = self.folder.parent
         with locked(cache / ROOM_NAME, self.waiting):
-            self._make(file_bytes)
+            self._make(sum(count for _, count in ranges))
             descriptor = open_new(path)
             try:
-                while (error := _allocate(descriptor, file_bytes)) is not None:
+                while (error := _allocate(descriptor, file_bytes, ranges)) is not None:
                     os.ftruncate(descriptor, 0)  # gives back what it got
                     if error.errno not in _FULL or not self._remove_first(self._victims(_kept(cache))):
                         raise error
@@ -179,12 +180,13 @@ class Room:
         return False
 
 
-def _allocate(descriptor: int, file_bytes: int) -> OSError | None:
+def _allocate(descriptor: int, file_bytes: int, ranges: Sequence[tuple[int, int]]) -> OSError | None:
     """Give the file its room; what it got none for, or None."""
     try:
-        if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(descriptor, 0, max(1, file_bytes))
         os.ftruncate(descriptor, file_bytes)
+        for start, count in ranges if hasattr(os, "posix_fallocate") else ():
+            if count:
+                os.posix_fallocate(descriptor, start, count)
     except OSError as error:
         if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS):
             return error

@@ -136,6 +136,7 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
         SettingError: a value is out of range or unknown, or the cache does not fit.
         TypeError: a setting that is known nowhere.
         DatasetError, SourceError: `path` does not hold what the backend reads.
+        StorageError: the storage of a URL refuses, or does not answer for 120 s; later ones at their batch.
         MissingDependencyError: the backend's package is not installed.
     """
     old = {name: other.pop(name) for name in READING_SETTINGS if name in other}

@@ -122,11 +122,12 @@ def test_what_the_storage_has_no_more_stays(bucket: Url, tmp_path: Path) -> None
 
 
 def test_a_file_of_somebody_else_is_not_replaced(bucket: Url, tmp_path: Path) -> None:
-    file = put(bucket / "a", 1)[0]
-    read = mirror(bucket / "a", tmp_path)
+    file, other = put(bucket / "a", 2)
+    read = mirror(bucket / "a", tmp_path, shards=0.1)
     (read.folder / "s-0").write_bytes(b"mine")
     with pytest.raises(StorageError, match=r"s-0: lies in the cache of s3://.* and is not from there"):
         fetch(read, file)
+    fetch(read, other)  # though there is no room
     assert (read.folder / "s-0").read_bytes() == b"mine"
 
 
@@ -300,7 +301,9 @@ def test_a_full_disk_is_told_before_anything_is_fetched(bucket: Url, proxy: Prox
 
 
 def test_by_default_the_disk_does_not_fill_up(bucket: Url, small_disk: Path) -> None:
+    (small_disk / "theirs").write_bytes(bytes(30_000))  # with nine files no twentieth would be left
     read = mirror(bucket / "a", small_disk)
     fetch(read, *put(bucket / "a", 12))
     free = os.statvfs(small_disk)
     assert 50_000 <= free.f_bavail * free.f_frsize < 160_000
+    assert len(names(read)) == 8

@@ -196,7 +196,11 @@ def _allocate(descriptor: int, file_bytes: int, ranges: Sequence[tuple[int, int]
 def _kept(cache: Path) -> Iterator[Kept]:
     """All that was fetched into the folders of the cache, or is being fetched."""
     for folder in [entry for entry in os.scandir(cache) if entry.is_dir(follow_symlinks=False)]:
-        entries = {entry.name: entry for entry in os.scandir(folder) if entry.is_file(follow_symlinks=False)}
+        entries: dict[str, os.DirEntry[str]] = {}
+        with suppress(PermissionError, FileNotFoundError):  # somebody else's
+            entries = {
+                entry.name: entry for entry in os.scandir(folder) if entry.is_file(follow_symlinks=False)
+            }
         for name, entry in entries.items():
             target = partial_of(name) or name
             if note_path(Path(target)).name in entries:
@@ -214,7 +218,7 @@ def _unused(path: Path) -> Iterator[None]:
     """
     import fcntl
 
-    descriptor = open_regular(path)
+    descriptor = open_regular(path, os.O_RDWR)  # NFS locks nothing else for one alone
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield

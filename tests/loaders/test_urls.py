@@ -266,7 +266,7 @@ def test_the_program_ends_while_a_storage_is_silent(
     process = subprocess.Popen([sys.executable, "-c", _ABANDON, str(url)], stdout=subprocess.PIPE)
     assert process.stdout is not None
     assert process.stdout.readline() == b"ending\n"
-    assert process.wait(15) == 7
+    assert process.wait(30) == 7  # patience is 120 s
 
 
 _ABANDON = """

@@ -11,6 +11,7 @@ from precache.errors import SettingError
 
 SCHEMES = ("s3", "gs", "az", "https", "http")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
+_OF_PATH = re.compile(rf"({'|'.join(SCHEMES)}):/[^/]")
 _FORMS = "s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://ACCOUNT/CONTAINER/PREFIX, https://HOST/PATH"
 
 
@@ -72,6 +73,8 @@ def locate(place: "str | os.PathLike[str] | Url") -> Location:
     text = os.fspath(place)
     match = _SCHEME.match(text) if isinstance(text, str) else None
     if match is None:
+        if isinstance(text, str) and _OF_PATH.match(text) and not os.path.exists(text):
+            raise SettingError(f"{text}: was a URL before it became a Path; pass URLs as text")
         return Path(text)
     scheme = match[1].lower()
     if scheme == "file":

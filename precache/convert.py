@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from precache import bands, boxes, columns, executors, masks
+from precache import bands, boxes, columns, executors, masks, remote
 from precache.codecs import made_by
 from precache.commit import commit, commit_update
 from precache.converted import ConvertedDataset, is_converted, open_dataset
@@ -47,6 +47,7 @@ from precache.sources import SourceOptions, open_source
 from precache.sources.base import Scan, check_apart
 from precache.sources.converted import prepared
 from precache.splits import apply_list
+from precache.storage.urls import Location, Url, locate
 from precache.update import plan as plan_update
 
 
@@ -70,7 +71,7 @@ class Conversion:
 @tells(nothing_lost)
 def convert(
     source: Any,
-    destination: str | os.PathLike[str],
+    destination: str | os.PathLike[str] | Url,
     recipe: Recipe,
     *,
     workers: int | None = None,
@@ -83,7 +84,7 @@ def convert(
     on_progress: Progress = unseen,
     **named: Any,
 ) -> Conversion:
-    """Convert the pictures of `source`, such as a raw tree, into the folder `destination` by `recipe`.
+    """Convert the pictures of `source`, such as a raw tree, into the folder or URL `destination` by `recipe`.
 
     A finished destination of the same source and recipe is left as it is; an unfinished one is
     continued. The bytes written depend on the pictures and the recipe, not on `workers`.
@@ -138,8 +139,13 @@ def convert(
         on_progress,
         options,
     )
+    destination = locate(destination)
     try:
-        destination = resolve(Path(destination))
+        if isinstance(destination, Url):
+            check_apart(opened, destination)
+            manifest, converted = _convert_at(job, destination, overwrite, update)
+            return Conversion(manifest, converted or 0, converted is not None, time.perf_counter() - start_s)
+        destination = resolve(destination)
         check_apart(opened, destination)
         if not lock_path(destination).exists():  # a folder of somebody else's gets no lock file beside it
             check_empty(destination)
@@ -189,12 +195,31 @@ def _convert(job: _Job, lock: Lock, overwrite: bool, update: bool) -> tuple[Mani
         return _check_finished(job, destination), None
     with Journal(folder, job.target, job.plan, job.scan, overwrite=overwrite) as journal, tells(journal.kept):
         waiting = [shard for shard in job.plan.shards if shard.name not in journal.finished]
-        _check_room(job.scan, waiting, job.target.recipe, folder, job.on_start)
+        _check_room(job, waiting, folder)
         converted = _run(job, waiting, journal)
         manifest = commit(job.scan, job.plan, job.options, journal.finished, folder)
         journal.remove()
     if finished:
         swap_in(lock)
+    return manifest, converted
+
+
+def _convert_at(job: _Job, url: Url, overwrite: bool, update: bool) -> tuple[Manifest, int | None]:
+    """As `_convert`, into an object storage, see `precache.remote`."""
+    remote.check_free(url)
+    with remote.hold_lock(url) as lock:
+        if remote.is_finished(url):
+            remote.refuse_change(url, overwrite=overwrite, update=update)
+            remote.tidy(url, job.target)
+            return _check_finished(job, url), None
+        journal = remote.UrlJournal(lock, url, job.target, job.plan, job.scan, overwrite=overwrite)
+        with tells(journal.kept), remote.room() as folder:
+            waiting = [shard for shard in job.plan.shards if shard.name not in journal.finished]
+            _check_room(job, waiting, folder, staged=True)
+            converted = _run(job, waiting, journal)
+            manifest = commit(job.scan, job.plan, job.options, journal.finished, folder)
+            journal.publish(folder)
+            journal.remove()
     return manifest, converted
 
 
@@ -210,14 +235,14 @@ def _update(job: _Job, destination: Path) -> tuple[Manifest, int | None]:
         for name in dataset.manifest.replaced_files:  # nobody can be reading them any more
             (destination / name).unlink(missing_ok=True)
         waiting = [shard for shard in job.plan.shards if shard.name not in journal.finished]
-        _check_room(job.scan, waiting, job.target.recipe, destination, job.on_start)
+        _check_room(job, waiting, destination)
         converted = _run(job, waiting, journal)
         manifest = commit_update(plan, journal.finished)
         journal.remove()
     return manifest, converted
 
 
-def _check_finished(job: _Job, destination: Path) -> Manifest:
+def _check_finished(job: _Job, destination: Location) -> Manifest:
     """The manifest of the finished dataset; DatasetError if it is not what is asked for."""
     dataset = open_dataset(destination)
     manifest = dataset.manifest
@@ -255,26 +280,25 @@ def _changed(scan: Scan, dataset: ConvertedDataset) -> list[str]:
     return list(changed_pictures(scan, rows, state.modified_ns, state.checksums))
 
 
-def _check_room(
-    scan: Scan,
-    waiting: Sequence[ShardPlan],
-    recipe: Recipe,
-    folder: Path,
-    on_start: Callable[[int, int], None],
-) -> None:
-    """Raise DatasetError if the disk cannot take what is still to be written."""
-    predicted = predict_bytes(scan, recipe)
-    share = sum(len(shard.rows) for shard in waiting) / len(scan.samples)
+def _check_room(job: _Job, waiting: Sequence[ShardPlan], folder: Path, *, staged: bool = False) -> None:
+    """Raise DatasetError if the disk cannot take what is still to be written, or only passes by, `staged`."""
+    predicted, pictures = predict_bytes(job.scan, job.target.recipe), len(job.scan.samples)
+    share = sum(len(shard.rows) for shard in waiting) / pictures
+    if staged:  # each worker has a shard that goes up, and one in work
+        largest = max((len(shard.rows) for shard in waiting), default=0)
+        share = min(share, 2 * max(job.workers, 1) * largest / pictures)
     free = shutil.disk_usage(folder).free
-    on_start(predicted, free)
+    job.on_start(predicted, free)
     if predicted * share > free:
+        what, remedy = "the dataset needs", "make room, or choose a DST on another disk or a smaller --size"
+        if staged:
+            what, remedy = "shards on their way need", "make room, or set TMPDIR to a folder on a larger disk"
         raise DatasetError(
-            f"{folder}: the dataset needs about {predicted * share:,.0f} bytes, and {free:,} are free; "
-            f"make room, or choose a DST on another disk or a smaller --size"
+            f"{folder}: {what} about {predicted * share:,.0f} bytes, and {free:,} are free; {remedy}"
         )
 
 
-def _run(job: _Job, waiting: Sequence[ShardPlan], journal: Journal) -> int:
+def _run(job: _Job, waiting: Sequence[ShardPlan], journal: "Journal | remote.UrlJournal") -> int:
     """Write the shards of `waiting`; the number of pictures converted by this call."""
     samples = job.scan.samples
     total = len(samples)
@@ -291,6 +315,7 @@ def _run(job: _Job, waiting: Sequence[ShardPlan], journal: Journal) -> int:
             tuple(columns.labelled(samples.targets, samples.fields, int(row)) for row in shard.rows),
             journal.folder,
             job.target.recipe,
+            journal.digest,
         )
         for shard in waiting
     )
@@ -305,7 +330,7 @@ def _run(job: _Job, waiting: Sequence[ShardPlan], journal: Journal) -> int:
     return converted
 
 
-def _check_rejects(folder: Path, rejected: Sequence[Rejected], limit: int) -> None:
+def _check_rejects(folder: Location, rejected: Sequence[Rejected], limit: int) -> None:
     if len(rejected) > limit:
         raise DatasetError(
             f"{folder}: stopped, {_are_rejected(len(rejected), limit)}; first: {rejected[0].path}, "

@@ -15,6 +15,7 @@ from precache.plan import ConvertPlan, shard_name
 from precache.recipe import Recipe
 from precache.records import RecordFile
 from precache.storage import open_regular
+from precache.storage.urls import Url
 
 JOURNAL_NAME = "journal.jsonl"
 KEY = "journal"
@@ -57,7 +58,7 @@ class Target:
         ]
         return phrases
 
-    def check_same(self, folder: Path, found: dict[str, Any], *, finished: bool = False) -> None:
+    def check_same(self, folder: Path | Url, found: dict[str, Any], *, finished: bool = False) -> None:
         """Raise DatasetError with the differences, unless `folder` holds this target, finished or not."""
         if differences := self.differences(found):
             follow = "--update to follow the source " if finished and differences == [_ANOTHER_SOURCE] else ""

@@ -17,6 +17,7 @@ from PIL import Image
 from precache.columns import Column, Ints
 from precache.errors import SettingError
 from precache.index import Sizes, checksum_of
+from precache.storage.urls import Location, Url
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,16 +161,16 @@ class Source(Protocol):
     """Where samples come from; to be pickled, for worker processes read from it.
 
     Attributes:
-        root: what messages call it: the folder or the file.
-        paths: folders and files that it reads; no conversion is written into one of them.
+        root: what messages call it: the folder, the file or the URL.
+        paths: folders, files and URLs that it reads; no conversion is written into one of them.
     """
 
     @property
-    def root(self) -> Path:
+    def root(self) -> Location:
         """See the class."""
 
     @property
-    def paths(self) -> tuple[Path, ...]:
+    def paths(self) -> tuple[Location, ...]:
         """See the class."""
 
     def scan(self) -> "Scan":
@@ -219,7 +220,7 @@ class Scan:
     target: str = "class"
 
     @property
-    def root(self) -> Path:
+    def root(self) -> Location:
         """As of the source."""
         return self.source.root
 
@@ -241,12 +242,20 @@ def digest_of(samples: Samples, classes: Sequence[str]) -> str:
     return digest.hexdigest()
 
 
-def check_apart(source: Source, destination: Path) -> None:
+def check_apart(source: Source, destination: Location) -> None:
     """Raise SettingError if one lies inside the other: the source is never written to."""
-    inner = Path(os.path.realpath(destination))
     for path in source.paths:
-        outer = Path(os.path.realpath(path))
-        if inner == outer or outer in inner.parents or inner in outer.parents:
+        if _overlap(path, destination):
             raise SettingError(
                 f"{destination}: and the source {path} lie one inside the other; choose a DST beside it"
             )
+
+
+def _overlap(one: Location, other: Location) -> bool:
+    if isinstance(one, Url) and isinstance(other, Url):
+        keys = sorted((f"{one.key}/".lstrip("/"), f"{other.key}/".lstrip("/")))
+        return one.root == other.root and keys[1].startswith(keys[0])
+    if isinstance(one, Url) or isinstance(other, Url):
+        return False
+    outer, inner = Path(os.path.realpath(one)), Path(os.path.realpath(other))
+    return inner == outer or outer in inner.parents or inner in outer.parents

@@ -33,6 +33,7 @@ from precache.folders import Entry, Folder, sorted_entries
 from precache.reading import read_picture
 from precache.sources.base import IgnoredPath, SampleRef, Samples, Scan, Source
 from precache.sources.rows import is_table
+from precache.storage.urls import Location
 
 SPLIT_FOLDERS = ("train", "val", "valid", "validation", "test")
 _MISSED_SHARE = 0.01  # of files that look like pictures: more, and the user hears of it
@@ -119,7 +120,7 @@ def scan_folders(top: Folder, source: FolderSource) -> Scan:
     return found.scan(source)
 
 
-def _nothing_found(top: Folder, root: Path, class_depth: int) -> str:
+def _nothing_found(top: Folder, root: Location, class_depth: int) -> str:
     flat = any(folders.why_not_a_picture(entry) is None for entry in sorted_entries(top))
     if class_depth == 0:
         return f"{root}: has no pictures in it; for pictures in class folders leave out --class-depth 0"
@@ -188,7 +189,7 @@ class _Found:
         if first != path and status.st_ino:  # 0 where the file system counts none
             self._twice.append(f"{path!r} is {first!r}")
 
-    def warnings(self, root: Path) -> tuple[str, ...]:
+    def warnings(self, root: Location) -> tuple[str, ...]:
         """As `Scan.warnings`."""
         lines = []
         if self._empty:

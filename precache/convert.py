@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from precache import bands, boxes, columns, executors, masks, remote
+from precache import bands, boxes, columns, executors, masks, uploads
 from precache.codecs import made_by
 from precache.commit import commit, commit_update
 from precache.converted import ConvertedDataset, is_converted, open_dataset
@@ -205,15 +205,15 @@ def _convert(job: _Job, lock: Lock, overwrite: bool, update: bool) -> tuple[Mani
 
 
 def _convert_at(job: _Job, url: Url, overwrite: bool, update: bool) -> tuple[Manifest, int | None]:
-    """As `_convert`, into an object storage, see `precache.remote`."""
-    remote.check_free(url)
-    with remote.hold_lock(url) as lock:
-        if remote.is_finished(url):
-            remote.refuse_change(url, overwrite=overwrite, update=update)
-            remote.tidy(url, job.target)
+    """As `_convert`, into an object storage, see `precache.uploads`."""
+    uploads.check_free(url)
+    with uploads.hold_lock(url) as lock:
+        if uploads.is_finished(url):
+            uploads.refuse_change(url, overwrite=overwrite, update=update)
+            uploads.tidy(url, job.target)
             return _check_finished(job, url), None
-        journal = remote.UrlJournal(lock, url, job.target, job.plan, job.scan, overwrite=overwrite)
-        with tells(journal.kept), remote.room() as folder:
+        journal = uploads.UrlJournal(lock, url, job.target, job.plan, job.scan, overwrite=overwrite)
+        with tells(journal.kept), uploads.room() as folder:
             waiting = [shard for shard in job.plan.shards if shard.name not in journal.finished]
             _check_room(job, waiting, folder, staged=True)
             converted = _run(job, waiting, journal)
@@ -298,7 +298,7 @@ def _check_room(job: _Job, waiting: Sequence[ShardPlan], folder: Path, *, staged
         )
 
 
-def _run(job: _Job, waiting: Sequence[ShardPlan], journal: "Journal | remote.UrlJournal") -> int:
+def _run(job: _Job, waiting: Sequence[ShardPlan], journal: "Journal | uploads.UrlJournal") -> int:
     """Write the shards of `waiting`; the number of pictures converted by this call."""
     samples = job.scan.samples
     total = len(samples)

@@ -19,11 +19,11 @@ from precache.jpeg import Pixels
 from precache.manifest import Rejected, ShardEntry
 from precache.output import OutputFile, publish
 from precache.recipe import Recipe
-from precache.remote.publish import upload_shard
 from precache.sources.base import SampleRef, Source, picture_checksum
 from precache.statistics import NO_PIXELS, PixelSums
 from precache.storage import staging
 from precache.storage.urls import Url
+from precache.uploads.publish import upload_shard
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Which shards of an unfinished conversion into a URL are done; see `precache.remote`."""
+"""Which shards of an unfinished conversion into a URL are done; see `precache.uploads`."""
 
 import json
 import shutil
@@ -18,8 +18,14 @@ from precache.journal_header import Target, header_of, is_of_this_release, own_n
 from precache.manifest import MANIFEST_NAME
 from precache.notices import counted, some, warn
 from precache.plan import ConvertPlan
-from precache.remote.lock import LOCK_NAME, UrlLock
-from precache.remote.publish import (
+from precache.source_state import changed_pictures
+from precache.sources.base import Scan
+from precache.storage import crc32c_file, staging
+from precache.storage.objects import ObjectInfo, ObjectStore
+from precache.storage.retries import ObjectNotFoundError
+from precache.storage.urls import Url
+from precache.uploads.lock import LOCK_NAME, UrlLock
+from precache.uploads.publish import (
     HEADER_NAME,
     JOURNAL,
     check_whole,
@@ -28,12 +34,6 @@ from precache.remote.publish import (
     encode_record,
     why_not_whole,
 )
-from precache.source_state import changed_pictures
-from precache.sources.base import Scan
-from precache.storage import staging
-from precache.storage.objects import ObjectInfo, ObjectStore
-from precache.storage.retries import ObjectNotFoundError
-from precache.storage.urls import Url
 
 _AT_A_TIME = 16
 _PROBED = 20
@@ -93,7 +93,7 @@ class UrlJournal:
         names = sorted(path.name for path in folder.iterdir())
         for name in sorted(names, key=lambda name: name == MANIFEST_NAME):
             self._lock.check()
-            self.store.upload(folder / name, name)
+            self.store.upload(folder / name, name, crc32c=crc32c_file(folder / name))
 
     def remove(self) -> None:
         """Delete the journal: the manifest is written."""

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from precache.errors import DatasetError
-from precache.remote import lock
-from precache.remote.lock import LOCK_NAME, Holder, hold_lock
 from precache.storage.objects import ObjectStore
 from precache.storage.urls import Url
+from precache.uploads import lock
+from precache.uploads.lock import LOCK_NAME, Holder, hold_lock
 from tests.cloud.proxy import Proxy
 
 

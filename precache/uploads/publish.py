@@ -58,7 +58,7 @@ def upload_shard(url: Url, digest: str, files: Sequence[OutputFile], shard: Fini
     store = _store(url)
     try:
         kept = files if shard.entry.samples else ()
-        etags = tuple(store.upload(file.temporary, file.path.name) or "" for file in kept)
+        etags = tuple(store.upload(file.temporary, file.path.name, crc32c=file.crc32c) or "" for file in kept)
     finally:
         for file in files:
             file.temporary.unlink(missing_ok=True)

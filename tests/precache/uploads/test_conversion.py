@@ -7,11 +7,11 @@ import pytest
 
 from precache import convert
 from precache.errors import DatasetError, SettingError, StorageError
-from precache.remote.lock import LOCK_NAME
 from precache.storage import staging
 from precache.storage.objects import ObjectStore
 from precache.storage.retries import PATIENCE
 from precache.storage.urls import Url
+from precache.uploads.lock import LOCK_NAME
 from tests.cloud.proxy import Proxy
 from tests.conftest import small_recipe
 

@@ -14,6 +14,7 @@ from precache.notices import warn
 from precache.progress import Progress, unseen
 from precache.reading import MAX_PIXELS
 from precache.rejects import check_writable, default_list, write_list
+from precache.sources.ahead import read_ahead
 from precache.sources.base import SampleRef, Scan, Source
 from precache.sources.tree import scan_tree
 from precache.turns import Turn
@@ -109,13 +110,14 @@ def _decode_all(task: _Task, tick: executors.Ticks) -> list[tuple[SampleRef, str
     """The pictures of `task` that cannot be decoded, each with the reason."""
     whole = images.Rendering(size=1, max_pixels=task.max_pixels)  # decoded in full, and not resized
     refused = []
-    for unit, ref in enumerate(task.samples):
+    reads = read_ahead(task.source, task.samples, task.max_pixels)
+    for unit, (ref, read) in enumerate(zip(task.samples, reads, strict=True)):
         path = task.source.where(ref)
         try:
             if unit in tick.fatal:
                 raise ImageError(path, executors.KILLED)
             tick.begin(unit)
-            data = task.source.read(ref, task.max_pixels)
+            data = read()
             with Turn() as turn:
                 images.decode_for(data, path, whole, turn)
         except ImageError as error:

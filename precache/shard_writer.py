@@ -19,6 +19,7 @@ from precache.jpeg import Pixels
 from precache.manifest import Rejected, ShardEntry
 from precache.output import OutputFile, publish
 from precache.recipe import Recipe
+from precache.sources.ahead import read_ahead
 from precache.sources.base import SampleRef, Source, picture_checksum
 from precache.statistics import NO_PIXELS, PixelSums
 from precache.storage import staging
@@ -126,12 +127,14 @@ def store(
 
 
 def _samples(source: Source, task: ShardTask, written: WrittenShard, tick: Ticks) -> Iterator[Sample]:
-    for unit, (ref, (target, fields)) in enumerate(zip(task.samples, task.labelled, strict=True)):
+    reads = read_ahead(source, task.samples, task.recipe.max_pixels)
+    described = zip(task.samples, task.labelled, reads, strict=True)
+    for unit, (ref, (target, fields), read) in enumerate(described):
         path = source.where(ref)
         tick.begin(unit)
         written.source_checksums.append(0)  # of one that is too large to be read
         try:
-            data = source.read(ref, task.recipe.max_pixels)
+            data = read()
             written.source_checksums[-1] = picture_checksum(data)
             if unit in tick.fatal:
                 raise ImageError(path, KILLED)

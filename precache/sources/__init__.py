@@ -16,6 +16,7 @@ from precache.sources.options import SourceOptions
 from precache.sources.table import TableSource
 from precache.sources.tree import TreeSource
 from precache.sources.webdataset import WebDatasetSource
+from precache.storage.urls import Url, is_url, locate
 
 __all__ = ["Source", "SourceOptions", "open_source"]
 
@@ -24,8 +25,9 @@ def open_source(source: Any, options: SourceOptions | None = None) -> Source:
     """The source at a path, of the kind that the path says; that of a dataset; or `source` where it is one.
 
     Args:
-        source: a path, `hf:FOLDER` for a dataset of Hugging Face on disk, anything with `__len__` and
-            `__getitem__`, a mapping of splits to such datasets, or a `Source`.
+        source: a path, a URL (see `precache.sources.at_url`), `hf:FOLDER` for a dataset of Hugging Face on
+            disk, anything with `__len__` and `__getitem__`, a mapping of splits to such datasets, or a
+            `Source`.
 
     Raises:
         SettingError: an option is not for such a source, or it is none.
@@ -36,19 +38,25 @@ def open_source(source: Any, options: SourceOptions | None = None) -> Source:
     if options.mask is not None:
         return _open_masked(source, options, options.mask)
     options = replace(options, boxes=None)  # a field like others, for a source
-    if not isinstance(source, str | os.PathLike):
+    if not isinstance(source, str | os.PathLike | Url):
         is_source = all(hasattr(source, name) for name in ("scan", "read", "where"))
         return source if is_source else open_object(source, options)
-    path = Path(source)
-    if str(path).startswith(PREFIX):
-        return open_saved(str(path).removeprefix(PREFIX), options)
+    if not isinstance(source, Url) and str(source).startswith(PREFIX):
+        return open_saved(str(Path(source)).removeprefix(PREFIX), options)
+    path = locate(source)
+    if isinstance(path, Url):
+        from precache.sources.at_url import (
+            open_at,  # which reads manifests, and these hold options of sources
+        )
+
+        return open_at(path, options)
     return _open_folder(path, options) if path.is_dir() else _open_file(path, options)
 
 
 def _open_masked(source: Any, options: SourceOptions, mask: str) -> Source:
     """With masks in a folder; or in a column, of a table that has one of this name."""
     options = replace(options, mask=None)
-    path = Path(source) if isinstance(source, str | os.PathLike) else Path()
+    path = Path(source) if isinstance(source, str | os.PathLike) and not is_url(source) else Path()
     if not (rows.is_table(path) and path.is_file() and mask in rows.columns_of(path)):
         return MaskTree(open_source(source, options), Path(mask))
     table = open_source(path, replace(options, fields=tuple(dict.fromkeys((*options.fields, mask)))))

@@ -16,7 +16,9 @@ from precache.reading import MAX_PIXELS
 from precache.rejects import check_writable, default_list, write_list
 from precache.sources.ahead import read_ahead
 from precache.sources.base import SampleRef, Scan, Source
+from precache.sources.objects import ObjectTree
 from precache.sources.tree import scan_tree
+from precache.storage.urls import Url, locate
 from precache.turns import Turn
 
 _TASK_PICTURES = 64
@@ -38,14 +40,14 @@ class CheckReport:
 
 
 def check(
-    source: str | os.PathLike[str],
+    source: str | os.PathLike[str] | Url,
     *,
     list_file: str | os.PathLike[str] | None = None,
     max_pixels: int = MAX_PIXELS,
     workers: int | None = None,
     on_progress: Progress = unseen,
 ) -> CheckReport:
-    """Decode every picture of the raw tree `source`, and write the list of those that cannot be.
+    """Decode every picture of the raw tree `source`, a folder or a URL, and list those that cannot be.
 
     Loaders with `Reading(on_error="skip")` leave these out. The list is replaced at each run, at its
     end; `precache.rejects` describes it.
@@ -62,17 +64,22 @@ def check(
         SettingError: `list_file` lies in the tree or cannot be written.
         WorkerError: a worker process died.
     """
-    source = Path(source)
+    source = locate(source)
     workers = executors.worker_count(workers)
     check_range("max_pixels", max_pixels, 1)
     if is_converted(source):
         command = shell_command("precache verify", source)
         raise SourceError(f"{source}: is a converted dataset; check it with: {command}")
-    scan = scan_tree(source)
+    if isinstance(source, Url):
+        if list_file is None:
+            raise SettingError(f"{source}: is a URL, beside which no list is written; name one with --list")
+        scan = ObjectTree(source).scan()
+    else:
+        scan = scan_tree(source)
     for warning in scan.warnings:
         warn(warning)
-    target = default_list(source) if list_file is None else Path(list_file)
-    check_writable(target, source)
+    target = default_list(scan.root) if list_file is None else Path(list_file)
+    check_writable(target, scan.root)
     report = executors.counted(on_progress, len(scan.samples))
     tasks = -(-len(scan.samples) // _TASK_PICTURES)
     with closing(executors.run(_decode_all, _tasks(scan, max_pixels), min(workers, tasks), report)) as found:

@@ -6,7 +6,6 @@ the journal, and the manifest is written last. The same command continues it.
 
 import math
 import os
-import shutil
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -15,12 +14,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from precache import bands, boxes, columns, executors, masks, uploads
 from precache.codecs import made_by
 from precache.commit import commit, commit_update
-from precache.converted import ConvertedDataset, is_converted, open_dataset
+from precache.converted import is_converted, open_dataset
+from precache.demands import check_finished, check_rejects, check_room
 from precache.destination import (
     build_folder,
     check_may_be_replaced,
@@ -30,24 +28,21 @@ from precache.destination import (
     tidy,
     warn_of_build,
 )
-from precache.difference import compare
 from precache.errors import DatasetError, SettingError, check_share
-from precache.estimate import predict_bytes
 from precache.journal import Journal, check_empty
 from precache.journal_header import Target
 from precache.lock import Lock, hold_lock, lock_path
 from precache.manifest import Manifest, Rejected
-from precache.notices import counted, warn
+from precache.notices import warn
 from precache.plan import ConvertPlan, ShardPlan, plan_conversion
 from precache.progress import Progress, nothing_lost, tells, unseen
 from precache.recipe import Recipe
 from precache.shard_writer import ShardTask, finish_shard, write_shard
-from precache.source_state import changed_pictures
 from precache.sources import SourceOptions, open_source
 from precache.sources.base import Scan, check_apart
 from precache.sources.converted import prepared
 from precache.splits import apply_list
-from precache.storage.urls import Location, Url, locate
+from precache.storage.urls import Url, locate
 from precache.update import plan as plan_update
 
 
@@ -192,10 +187,10 @@ def _convert(job: _Job, lock: Lock, overwrite: bool, update: bool) -> tuple[Mani
     if finished and update:
         return _update(job, destination)
     if finished and not overwrite:
-        return _check_finished(job, destination), None
+        return check_finished(destination, job.scan, job.target, job.options, job.limit), None
     with Journal(folder, job.target, job.plan, job.scan, overwrite=overwrite) as journal, tells(journal.kept):
         waiting = [shard for shard in job.plan.shards if shard.name not in journal.finished]
-        _check_room(job, waiting, folder)
+        check_room(job.scan, job.target.recipe, waiting, folder, job.on_start)
         converted = _run(job, waiting, journal)
         manifest = commit(job.scan, job.plan, job.options, journal.finished, folder)
         journal.remove()
@@ -208,14 +203,14 @@ def _convert_at(job: _Job, url: Url, overwrite: bool, update: bool) -> tuple[Man
     """As `_convert`, into an object storage, see `precache.uploads`."""
     uploads.check_free(url)
     with uploads.hold_lock(url) as lock:
-        if uploads.is_finished(url):
+        if is_converted(url):
             uploads.refuse_change(url, overwrite=overwrite, update=update)
             uploads.tidy(url, job.target)
-            return _check_finished(job, url), None
+            return check_finished(url, job.scan, job.target, job.options, job.limit), None
         journal = uploads.UrlJournal(lock, url, job.target, job.plan, job.scan, overwrite=overwrite)
         with tells(journal.kept), uploads.room() as folder:
             waiting = [shard for shard in job.plan.shards if shard.name not in journal.finished]
-            _check_room(job, waiting, folder, staged=True)
+            check_room(job.scan, job.target.recipe, waiting, folder, job.on_start, staged=2 * job.workers)
             converted = _run(job, waiting, journal)
             manifest = commit(job.scan, job.plan, job.options, journal.finished, folder)
             journal.publish(folder)
@@ -235,67 +230,11 @@ def _update(job: _Job, destination: Path) -> tuple[Manifest, int | None]:
         for name in dataset.manifest.replaced_files:  # nobody can be reading them any more
             (destination / name).unlink(missing_ok=True)
         waiting = [shard for shard in job.plan.shards if shard.name not in journal.finished]
-        _check_room(job, waiting, destination)
+        check_room(job.scan, job.target.recipe, waiting, destination, job.on_start)
         converted = _run(job, waiting, journal)
         manifest = commit_update(plan, journal.finished)
         journal.remove()
     return manifest, converted
-
-
-def _check_finished(job: _Job, destination: Location) -> Manifest:
-    """The manifest of the finished dataset; DatasetError if it is not what is asked for."""
-    dataset = open_dataset(destination)
-    manifest = dataset.manifest
-    found = {"recipe": manifest.recipe.to_json(), "source_digest": manifest.source_digest}
-    job.target.check_same(destination, found, finished=True)
-    if manifest.source_options.get("boxes") != job.options.boxes:
-        raise DatasetError(
-            f"{destination}: is finished, with boxes {manifest.source_options.get('boxes')!r}, and "
-            f"{job.options.boxes!r} are asked for; pass --overwrite to convert again"
-        )
-    if len(manifest.rejected) > job.limit:
-        raise DatasetError(
-            f"{destination}: is finished, but {_are_rejected(len(manifest.rejected), job.limit)}; "
-            f"repair or remove them and pass --overwrite"
-        )
-    changed = _changed(job.scan, dataset)
-    if changed:
-        raise DatasetError(
-            f"{destination}: {counted(len(changed), 'source picture')} changed since the conversion, "
-            f"at the same size (first: {changed[0]}); pass --update to follow the source, or --overwrite to "
-            f"convert again"
-        )
-    return manifest
-
-
-def _changed(scan: Scan, dataset: ConvertedDataset) -> list[str]:
-    """The pictures of `scan`, where paths and sizes are those of `dataset`, that hold something else."""
-    if dataset.manifest.updates:
-        difference = compare(dataset, scan)
-        return [scan.source.where(difference.scan.samples[row]) for row in difference.new.tolist()]
-    state = dataset.read_source_state()
-    rows = np.arange(len(scan.samples))
-    if state is None or len(state) != len(rows):
-        return []
-    return list(changed_pictures(scan, rows, state.modified_ns, state.checksums))
-
-
-def _check_room(job: _Job, waiting: Sequence[ShardPlan], folder: Path, *, staged: bool = False) -> None:
-    """Raise DatasetError if the disk cannot take what is still to be written, or only passes by, `staged`."""
-    predicted, pictures = predict_bytes(job.scan, job.target.recipe), len(job.scan.samples)
-    share = sum(len(shard.rows) for shard in waiting) / pictures
-    if staged:  # each worker has a shard that goes up, and one in work
-        largest = max((len(shard.rows) for shard in waiting), default=0)
-        share = min(share, 2 * max(job.workers, 1) * largest / pictures)
-    free = shutil.disk_usage(folder).free
-    job.on_start(predicted, free)
-    if predicted * share > free:
-        what, remedy = "the dataset needs", "make room, or choose a DST on another disk or a smaller --size"
-        if staged:
-            what, remedy = "shards on their way need", "make room, or set TMPDIR to a folder on a larger disk"
-        raise DatasetError(
-            f"{folder}: {what} about {predicted * share:,.0f} bytes, and {free:,} are free; {remedy}"
-        )
 
 
 def _run(job: _Job, waiting: Sequence[ShardPlan], journal: "Journal | uploads.UrlJournal") -> int:
@@ -306,7 +245,7 @@ def _run(job: _Job, waiting: Sequence[ShardPlan], journal: "Journal | uploads.Ur
     report(0)
     converted = 0
     rejected = [*job.rejected, *(s for shard in journal.finished.values() for s in shard.rejected)]
-    _check_rejects(journal.folder, rejected, job.limit)
+    check_rejects(journal.folder, rejected, job.limit)
     tasks = (  # one after another: a task holds the paths of its pictures
         ShardTask(
             shard.name,
@@ -326,19 +265,5 @@ def _run(job: _Job, waiting: Sequence[ShardPlan], journal: "Journal | uploads.Ur
             journal.record(shard)
             converted += shard.entry.samples
             rejected += shard.rejected
-            _check_rejects(journal.folder, rejected, job.limit)
+            check_rejects(journal.folder, rejected, job.limit)
     return converted
-
-
-def _check_rejects(folder: Location, rejected: Sequence[Rejected], limit: int) -> None:
-    if len(rejected) > limit:
-        raise DatasetError(
-            f"{folder}: stopped, {_are_rejected(len(rejected), limit)}; first: {rejected[0].path}, "
-            f"{rejected[0].reason}; repair or remove them and pass --overwrite, or leave them "
-            f"out with a higher --max-rejects"
-        )
-
-
-def _are_rejected(number: int, limit: int) -> str:
-    are = "picture is" if number == 1 else "pictures are"
-    return f"{number:,} {are} rejected and at most {limit:,} may be"

@@ -84,7 +84,7 @@ class DeepReport:
     worst: str
     holds_pixels: bool
 
-    def sentence(self, source: str | os.PathLike[str]) -> str:
+    def sentence(self, source: object) -> str:
         """What that means, in one statement."""
         if self.problems:
             are = "is" if len(self.problems) == 1 else "are"

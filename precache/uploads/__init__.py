@@ -15,7 +15,7 @@ the end of a conversion compares sizes and etags of all objects with what the wo
 later than that, `precache verify` finds.
 """
 
-from precache.uploads.journal import UrlJournal, check_free, is_finished, refuse_change, room, tidy
+from precache.uploads.journal import UrlJournal, check_free, refuse_change, room, tidy
 from precache.uploads.lock import hold_lock
 
-__all__ = ["UrlJournal", "check_free", "hold_lock", "is_finished", "refuse_change", "room", "tidy"]
+__all__ = ["UrlJournal", "check_free", "hold_lock", "refuse_change", "room", "tidy"]

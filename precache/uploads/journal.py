@@ -163,11 +163,6 @@ def check_free(url: Url) -> None:
         )
 
 
-def is_finished(url: Url) -> bool:
-    """Whether there is a manifest."""
-    return ObjectStore(url).find(MANIFEST_NAME) is not None
-
-
 def refuse_change(url: Url, *, overwrite: bool, update: bool) -> None:
     """Raise SettingError if a finished dataset is to be changed: objects cannot change places in one step."""
     if overwrite:

@@ -25,6 +25,7 @@ from precache.commandline import (
     printable,
 )
 from precache.commands.checks import check_command, verify_command
+from precache.commands.clean import clean_command
 from precache.commands.transfer import pull_command, push_command
 from precache.convert import Conversion
 from precache.errors import SettingError, check_choice, shell_command
@@ -234,7 +235,7 @@ def doctor_command() -> None:
             click.echo(f"{'':<{width}}  install: {finding.install}")
 
 
-for _command in (verify_command, check_command, push_command, pull_command):
+for _command in (verify_command, check_command, clean_command, push_command, pull_command):
     main.add_command(_command)
 
 

@@ -42,7 +42,7 @@ from precache.sources import SourceOptions, open_source
 from precache.sources.base import Scan, check_apart
 from precache.sources.converted import prepared
 from precache.splits import apply_list
-from precache.storage.urls import Url, locate
+from precache.storage.urls import Url, check_writable, locate
 from precache.update import plan as plan_update
 
 
@@ -137,6 +137,7 @@ def convert(
     destination = locate(destination)
     try:
         if isinstance(destination, Url):
+            check_writable(destination)
             check_apart(opened, destination)
             manifest, converted = _convert_at(job, destination, overwrite, update)
             return Conversion(manifest, converted or 0, converted is not None, time.perf_counter() - start_s)

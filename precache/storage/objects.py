@@ -276,7 +276,7 @@ def _open(url: Url, patience: Patience) -> Any:
     given: dict[str, Any] = {}
     if url.scheme == "s3":
         given = _s3_settings()
-    if url.scheme == "http" or _endpoint(url.scheme).startswith("http://"):
+    if url.scheme == "http" or endpoint_of(url.scheme).startswith("http://"):
         client["allow_http"] = True
     # it repeats nothing: `_retried` repeats all, an answer that breaks off too
     retry = {"max_retries": 0, "retry_timeout": timedelta(seconds=patience.total_s)}
@@ -288,7 +288,8 @@ def _open(url: Url, patience: Patience) -> Any:
         raise SettingError(f"{url}: cannot be opened ({in_words(error)}); {remedy('')}") from error
 
 
-def _endpoint(scheme: str) -> str:
+def endpoint_of(scheme: str) -> str:
+    """What the environment says in place of the provider's own address; empty if it says nothing."""
     names = {
         "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
         "az": ("AZURE_STORAGE_ENDPOINT",),
@@ -299,7 +300,7 @@ def _endpoint(scheme: str) -> str:
 def _s3_settings() -> dict[str, Any]:
     """Credentials that object_store does not find by itself: those of AWS profiles."""
     given: dict[str, Any] = {}
-    if endpoint := _endpoint("s3"):
+    if endpoint := endpoint_of("s3"):
         given["endpoint"] = endpoint
     folder = Path("~/.aws").expanduser()
     has_profile = "AWS_PROFILE" in os.environ or any(

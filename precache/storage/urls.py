@@ -102,5 +102,11 @@ def locate(place: "str | os.PathLike[str] | Url") -> Location:
     return Url(f"{scheme}://{'/'.join(parts[:in_root])}", "/".join(parts[in_root:]))
 
 
+def check_writable(url: Url) -> None:
+    """Raise SettingError if nothing can be written there."""
+    if url.scheme in ("http", "https"):
+        raise SettingError(f"{url}: is for reading; write to s3://, gs:// or az://, or to a folder")
+
+
 def _without_password(text: str) -> str:
     return re.sub(r"//[^/@]*@", "//...@", text)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from precache.errors import DatasetError, SettingError
+from precache.errors import DatasetError, MissingDependencyError, SettingError, StorageError
 from precache.finished import FinishedShard, decode
 from precache.formats import FORMATS
 from precache.journal import how_much_is_kept
@@ -24,6 +24,7 @@ from precache.storage import crc32c_file, staging
 from precache.storage.objects import ObjectInfo, ObjectStore
 from precache.storage.retries import ObjectNotFoundError
 from precache.storage.urls import Url
+from precache.uploads import multipart
 from precache.uploads.lock import LOCK_NAME, UrlLock
 from precache.uploads.publish import (
     HEADER_NAME,
@@ -96,16 +97,20 @@ class UrlJournal:
             self.store.upload(folder / name, name, crc32c=crc32c_file(folder / name))
 
     def remove(self) -> None:
-        """Delete the journal: the manifest is written."""
+        """Delete the journal, and what of uploads was never finished: the manifest is written."""
         remove_journal(self.store)
+        if self.continued:
+            try:
+                names = {file.name for shard in self.finished.values() for file in shard.entry.files}
+                multipart.abort(self.folder, multipart.unfinished(self.folder, names))
+            except (StorageError, MissingDependencyError) as error:
+                warn(f"{error}; 'precache clean {self.folder}' tries again")
 
     def _discard(self, header: dict[str, Any]) -> None:
         """Remove the objects of an unfinished conversion, the header of its journal last."""
         names = own_names(header)
         there = [info.name for info in self.store.list()]
-        records = [name for name in there if _is_record(name)]
-        self.store.delete([name for name in there if name in names] + records)
-        self.store.delete([HEADER_NAME])
+        delete_own(self.store, [name for name in there if name in names or is_own(name)])
 
     def _take(self) -> None:
         """Fill `finished` with what is on record, as far as it is to be believed; say what is not."""
@@ -197,13 +202,20 @@ def room() -> Iterator[Path]:
 
 
 def remove_journal(store: ObjectStore) -> None:
-    """Delete it, its header last."""
-    records = [info.name for info in store.list(JOURNAL) if _is_record(info.name)]
-    store.delete([*records, HEADER_NAME])
+    """Delete it."""
+    delete_own(store, [info.name for info in store.list(JOURNAL) if is_own(info.name)])
 
 
-def _is_record(name: str) -> bool:
-    """Whether this is the name of an object that says that a shard is finished."""
+def delete_own(store: ObjectStore, names: Sequence[str]) -> None:
+    """Delete these objects; the header of the journal last, for without it nobody knows what is ours."""
+    store.delete([name for name in names if name != HEADER_NAME])
+    store.delete([name for name in names if name == HEADER_NAME])
+
+
+def is_own(name: str) -> bool:
+    """Whether this is the name of an object of a journal."""
+    if name == HEADER_NAME:
+        return True
     parts = name.split("/")
     return len(parts) == 3 and parts[0] == JOURNAL and len(parts[1]) == 16 and parts[2].endswith(".json")
 

@@ -18,13 +18,14 @@ from precache.recipe import Recipe
 from precache.source_state import changed_pictures
 from precache.sources import SourceOptions
 from precache.sources.base import Scan
-from precache.storage.urls import Location
+from precache.storage.urls import Location, Url
 
 
 def check_finished(
     destination: Location, scan: Scan, target: Target, options: SourceOptions, limit: int
 ) -> Manifest:
     """The manifest of the finished dataset; DatasetError if it is not what is asked for."""
+    again = "choose another DST" if isinstance(destination, Url) else "pass --overwrite to convert again"
     dataset = open_dataset(destination)
     manifest = dataset.manifest
     found = {"recipe": manifest.recipe.to_json(), "source_digest": manifest.source_digest}
@@ -32,19 +33,19 @@ def check_finished(
     if manifest.source_options.get("boxes") != options.boxes:
         raise DatasetError(
             f"{destination}: is finished, with boxes {manifest.source_options.get('boxes')!r}, and "
-            f"{options.boxes!r} are asked for; pass --overwrite to convert again"
+            f"{options.boxes!r} are asked for; {again}"
         )
     if len(manifest.rejected) > limit:
         raise DatasetError(
             f"{destination}: is finished, but {_are_rejected(len(manifest.rejected), limit)}; "
-            f"repair or remove them and pass --overwrite"
+            f"repair or remove them, and {again}"
         )
     changed = _changed(scan, dataset)
     if changed:
+        follow = "" if isinstance(destination, Url) else "pass --update to follow the source, or "
         raise DatasetError(
             f"{destination}: {counted(len(changed), 'source picture')} changed since the conversion, "
-            f"at the same size (first: {changed[0]}); pass --update to follow the source, or --overwrite to "
-            f"convert again"
+            f"at the same size (first: {changed[0]}); {follow}{again}"
         )
     return manifest
 

@@ -62,9 +62,10 @@ class Target:
         """Raise DatasetError with the differences, unless `folder` holds this target, finished or not."""
         if differences := self.differences(found):
             follow = "--update to follow the source " if finished and differences == [_ANOTHER_SOURCE] else ""
+            replace = f", or pass {follow and f'{follow}or '}--overwrite to replace it"
             raise DatasetError(
                 f"{folder}: holds another conversion ({'; '.join(differences)}); "
-                f"choose another DST, or pass {follow and f'{follow}or '}--overwrite to replace it"
+                f"choose another DST{'' if finished and isinstance(folder, Url) else replace}"
             )
 
 

@@ -224,6 +224,13 @@ class Scan:
         """As of the source."""
         return self.source.root
 
+    @property
+    def folder(self) -> Path:
+        """The root of a source on disk; SettingError for one at a URL."""
+        if isinstance(self.root, Url):
+            raise SettingError(f"{self.root}: is a URL, and this reads folders alone; copy it first")
+        return self.root
+
 
 def picture_checksum(picture: bytes | Image.Image) -> int:
     """XXH3-64 of what `Source.read` gave: of the file's bytes, or of the decoded picture's."""

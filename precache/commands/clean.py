@@ -33,7 +33,9 @@ def clean_command(place: Location, yes: bool) -> None:
             click.echo(printable(f"  {line}"))
         if len(lines) > _SHOWN:
             click.echo(f"  and {len(lines) - _SHOWN:,} more")
-        what = "what an unfinished conversion has written" if found.shards else "of no use to anybody"
+        what = "of no use to anybody"
+        if found.shards:
+            what = "an unfinished conversion, which the same 'precache convert' would go on with"
         size = human_bytes(found.bytes)
         click.echo(printable(f"{place}: {counted(len(lines), 'leftover')}, {size}: {what}"))
         if not yes and not sys.stdin.isatty():

@@ -13,13 +13,13 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from precache.errors import DatasetError, StorageError
 from precache.notices import warn
 from precache.storage.objects import ObjectStore
-from precache.storage.retries import ObjectNotFoundError
+from precache.storage.retries import ObjectNotFoundError, Patience
 from precache.storage.urls import Url
 
 LOCK_NAME = "journal/lock.json"
@@ -27,6 +27,7 @@ RENEWED_S = 10.0
 """So often it is renewed."""
 DEAD_AFTER_S = 60.0
 """A holder that does not renew it for so long is taken for dead."""
+_REQUEST_S = 15.0  # a renewal that takes longer is as good as none, and nobody waits for it at the end
 _LONG_AGO_S = 3600.0  # no storage takes requests of a clock that is so wrong
 
 
@@ -82,8 +83,11 @@ class Holder:
 class UrlLock:
     """A lock that is held, and renewed by a thread until it is released."""
 
-    def __init__(self, store: ObjectStore, me: Holder, etag: str) -> None:
-        self._store, self._me, self._etag = store, me, etag
+    def __init__(self, url: Url, me: Holder, etag: str) -> None:
+        patience = Patience.of_environment()
+        total_s = min(_REQUEST_S, patience.total_s)
+        self._store = ObjectStore(url, replace(patience, total_s=total_s, stall_s=min(5.0, total_s)))
+        self._me, self._etag = me, etag
         self._lost = ""
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._renew, name="precache-lock", daemon=True)
@@ -129,7 +133,7 @@ def hold_lock(url: Url) -> Iterator[UrlLock]:
         StorageError: the storage does not answer.
     """
     store, me = ObjectStore(url), Holder.me()
-    lock = UrlLock(store, me, _acquire(store, me))
+    lock = UrlLock(url, me, _acquire(store, me))
     try:
         yield lock
     finally:

@@ -2,12 +2,13 @@
 
 import hashlib
 import json
+import multiprocessing
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from precache.errors import DatasetError
+from precache.errors import DatasetError, WorkerError
 from precache.finished import FinishedShard, encode
 from precache.output import OutputFile
 from precache.storage import crc32c
@@ -63,6 +64,9 @@ def upload_shard(url: Url, digest: str, files: Sequence[OutputFile], shard: Fini
         for file in files:
             file.temporary.unlink(missing_ok=True)
     shard = replace(shard, etags=etags)
+    parent = multiprocessing.parent_process()
+    if parent is not None and not parent.is_alive():  # another run may have ended the journal already
+        raise WorkerError(f"{url}: the conversion that this process worked for is gone")
     store.put(record_name(digest, shard.entry.name), encode_record(encode(shard)))
     return shard
 

@@ -28,6 +28,7 @@ RENEWED_S = 10.0
 DEAD_AFTER_S = 60.0
 """A holder that does not renew it for so long is taken for dead."""
 _REQUEST_S = 15.0  # a renewal that takes longer is as good as none, and nobody waits for it at the end
+_held: set[str] = set()  # tokens of this process
 _LONG_AGO_S = 3600.0  # no storage takes requests of a clock that is so wrong
 
 
@@ -77,6 +78,8 @@ class Holder:
         """Whether the process is there; None where this machine cannot know."""
         if not self.machine or self.machine != _machine():
             return None
+        if self.pid == os.getpid():  # a lock that this process could not remove any more is no lock
+            return self.token in _held
         return self.started != "" and _started(self.pid) == self.started
 
 
@@ -134,10 +137,12 @@ def hold_lock(url: Url) -> Iterator[UrlLock]:
     """
     store, me = ObjectStore(url), Holder.me()
     lock = UrlLock(url, me, _acquire(store, me))
+    _held.add(me.token)
     try:
         yield lock
     finally:
         lock.release()
+        _held.discard(me.token)
 
 
 def check_unlocked(store: ObjectStore) -> Holder | None:

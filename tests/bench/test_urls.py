@@ -23,6 +23,7 @@ def put(folder: Path, url: Url) -> None:
 QUICK = ("--batch-size", 4, "--batches", 2, "--warmup", 0, "--repeats", 1, "--size", 32, "--workers", 1)
 
 
+@pytest.mark.slow
 def test_loaders_are_measured_over_a_url(bucket: Url, converted: dict[str, Path], tmp_path: Path) -> None:
     put(converted["shards"], bucket / "set")
     flags = (*QUICK, "--backend", "shards", "--trainer", "none", "--device", "cpu")

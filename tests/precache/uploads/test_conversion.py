@@ -67,17 +67,18 @@ def test_the_same_command_goes_on_where_it_was_interrupted(
     assert objects(bucket) == files(converted["shards"])
 
 
-def test_workers_upload_what_they_write(bucket: Url, raw_tree: Path, converted: dict[str, Path]) -> None:
-    convert(raw_tree, bucket, small_recipe("webdataset"), workers=2)
-    assert objects(bucket) == files(converted["webdataset"])
-
-
-def test_nothing_stays_in_the_staging_folder(
-    bucket: Url, raw_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_workers_upload_what_they_write_and_leave_nothing_in_their_staging_folders(
+    bucket: Url,
+    raw_tree: Path,
+    converted: dict[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(staging, "_own", {})
-    convert(raw_tree, bucket, small_recipe("shards"), workers=2)
+    convert(raw_tree, bucket, small_recipe("webdataset"), workers=2)
+    assert objects(bucket) == files(converted["webdataset"])
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == [".precache-staging"]
 
 

@@ -33,7 +33,7 @@ def kills(bucket: Url, tmp_path: Path, *which: int) -> int:
 
 
 def test_killed_at_a_request_a_conversion_is_completed(bucket: Url, tmp_path: Path) -> None:
-    assert kills(bucket, tmp_path, 5, 7) > 20
+    assert kills(bucket, tmp_path, 5, 9) > 20
 
 
 @pytest.mark.slow

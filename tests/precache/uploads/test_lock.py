@@ -8,6 +8,7 @@ import pytest
 
 from precache.errors import DatasetError
 from precache.storage.objects import ObjectStore
+from precache.storage.retries import PATIENCE
 from precache.storage.urls import Url
 from precache.uploads import lock
 from precache.uploads.lock import LOCK_NAME, Holder, hold_lock
@@ -37,8 +38,20 @@ def test_a_second_writer_is_told_who_the_first_is(bucket: Url) -> None:
     assert ObjectStore(bucket).find(LOCK_NAME) is None
 
 
+def test_a_lock_that_could_not_be_removed_is_none(
+    bucket: Url, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(PATIENCE, "1")
+    with hold_lock(bucket):
+        proxy.plan = lambda seen: "500"
+    proxy.plan = lambda seen: None
+    assert ObjectStore(bucket).find(LOCK_NAME) is not None
+    with hold_lock(bucket):
+        pass
+
+
 def test_a_dead_process_of_this_machine_is_known_at_once(bucket: Url) -> None:
-    dead = replace(Holder.me(), started="1")  # its number is another process's now
+    dead = replace(Holder.me(), pid=os.getppid(), started="1")  # its number is another process's now
     ObjectStore(bucket).put(LOCK_NAME, dead.encode())
     begin_s = time.monotonic()
     with hold_lock(bucket):

@@ -37,6 +37,7 @@ def test_killed_at_a_request_a_conversion_is_completed(bucket: Url, tmp_path: Pa
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("first", [1, 2])
 def test_killed_at_each_request_a_conversion_is_completed(first: int, bucket: Url, tmp_path: Path) -> None:
     assert kills(bucket, tmp_path, first, 2) > 20
@@ -79,6 +80,7 @@ def test_a_storage_that_fails_at_random_loses_nothing(
 
 
 @pytest.mark.faults
+@pytest.mark.timeout(900)
 @pytest.mark.usefixtures("_impatient")
 def test_a_storage_that_fails_at_random_loses_nothing_by_many_seeds(
     bucket: Url, proxy: Proxy, raw_tree: Path, converted: dict[str, Path]

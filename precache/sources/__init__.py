@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from precache.errors import SourceError
+from precache.errors import SettingError, SourceError
 from precache.sources import opened, rows, webdataset
 from precache.sources.archive import ArchiveSource
 from precache.sources.base import Source
@@ -56,11 +56,17 @@ def open_source(source: Any, options: SourceOptions | None = None) -> Source:
 def _open_masked(source: Any, options: SourceOptions, mask: str) -> Source:
     """With masks in a folder; or in a column, of a table that has one of this name."""
     options = replace(options, mask=None)
+    if is_url(mask):
+        raise SettingError(f"--mask {mask}: masks are read from a folder of this machine; copy them first")
     path = Path(source) if isinstance(source, str | os.PathLike) and not is_url(source) else Path()
     if not (rows.is_table(path) and path.is_file() and mask in rows.columns_of(path)):
         return MaskTree(open_source(source, options), Path(mask))
     table = open_source(path, replace(options, fields=tuple(dict.fromkeys((*options.fields, mask)))))
     assert isinstance(table, TableSource)
+    if table.url:
+        raise SettingError(
+            f"--mask {mask}: masks of pictures at a URL are read from a folder; name that folder"
+        )
     return MaskColumn(table, Path(table.folder), mask, mask in options.fields)
 
 

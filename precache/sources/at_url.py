@@ -3,7 +3,7 @@
     s3://BUCKET/photos              a tree of objects, see `precache.sources.objects`
     s3://BUCKET/sets/caltech        a converted dataset
     s3://BUCKET/photos.tar, .zip    an archive; fetched first, for pictures are read in shuffled order
-    s3://BUCKET/labels.csv          a table, fetched; its pictures lie below --root on this machine
+    s3://BUCKET/labels.csv          a table, fetched; its pictures are objects, or files below --root
     s3://BUCKET/tars                WebDataset tars, fetched
     https://HOST/photos.tar         the same, but for trees and tars: a web server lists nothing
 
@@ -32,7 +32,7 @@ from precache.sources.options import SourceOptions
 from precache.sources.table import TableSource
 from precache.storage import staging
 from precache.storage.objects import ObjectInfo, ObjectStore
-from precache.storage.urls import Url
+from precache.storage.urls import Location, Url
 
 _PROBED = 1000  # objects that say whether a prefix holds tars alone
 _AT_A_TIME = 4  # tars that are fetched
@@ -81,9 +81,15 @@ class FetchedSource:
         return self.url
 
     @property
-    def paths(self) -> tuple[Url, ...]:
-        """The same."""
-        return (self.url,)
+    def paths(self) -> tuple[Location, ...]:
+        """The same, and where a table's pictures are."""
+        inner = self.inner.paths if isinstance(self.inner, TableSource) else ()
+        return (self.url, *inner[1:])
+
+    @property
+    def ahead(self) -> int:
+        """How many pictures are asked for at a time."""
+        return getattr(self.inner, "ahead", 0)
 
     def scan(self) -> Scan:
         """See `precache.sources.base.Source`."""
@@ -117,10 +123,7 @@ class FetchedSource:
 def _open_table(url: Url, options: SourceOptions) -> Source:
     options.only("a table", "root", "image", "label", "target", "separator", "split", "fields")
     if options.root is None:
-        raise SourceError(
-            f"{url}: a table at a URL names pictures of this machine; pass their folder as --root, or "
-            f"convert the tree that they lie in"
-        )
+        options = replace(options, root=str(url.parent))
     folder = _fetched(url.parent, [_info(url)])
     return FetchedSource(TableSource(folder / url.name, options), url, str(folder / url.name))
 

@@ -5,7 +5,7 @@ here, see `precache.sources.tree`. An object is the one that was listed as long 
 """
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -85,24 +85,42 @@ class ObjectTree:
 
     def read(self, ref: SampleRef, max_pixels: int) -> bytes:
         """The content of the object."""
-        where = self.where(ref)
-        check_bytes(where, ref.bytes, max_pixels)
-        try:
-            content, info = _store(self.root).get_as_found(ref.path)
-        except ObjectNotFoundError as error:
-            raise SourceError(
-                f"{where}: disappeared after the tree was listed; run the same command again"
-            ) from error
-        if (info.bytes, mark_of(info)) != (ref.bytes, ref.place):
-            raise SourceError(
-                f"{where}: changed while it was converted (expected {ref.bytes:,} bytes, got {info.bytes:,}, "
-                f"or written since); leave it alone, and convert with --overwrite"
-            )
-        return content
+        listed = (ref.bytes, ref.place)
+        return read_object(
+            self.root, ref.path, ref.bytes, max_pixels, lambda it: (it.bytes, mark_of(it)) == listed
+        )
 
     def where(self, ref: SampleRef) -> str:
         """URL of the object."""
         return f"{self.root}/{ref.path}"
+
+
+def read_object(
+    url: Url, name: str, size: int, max_pixels: int, is_same: Callable[[ObjectInfo], bool]
+) -> bytes:
+    """The content of the picture `name` below `url`, which had `size` bytes when it was listed.
+
+    Args:
+        is_same: whether an object is the one that was listed.
+
+    Raises:
+        ImageError: it is larger than a picture of `max_pixels` can be.
+        SourceError: it is gone, or is another one.
+        StorageError: the storage does not give it.
+    """
+    check_bytes(str(url / name), size, max_pixels)
+    try:
+        content, info = _store(url).get_as_found(name)
+    except ObjectNotFoundError as error:
+        raise SourceError(
+            f"{url / name}: disappeared after the tree was listed; run the same command again"
+        ) from error
+    if not is_same(info):
+        raise SourceError(
+            f"{url / name}: changed while it was converted (expected {size:,} bytes, got {info.bytes:,}, "
+            f"or written since); leave it alone, and convert with --overwrite"
+        )
+    return content
 
 
 def tree_of(store: ObjectStore) -> ObjectNode:

@@ -125,14 +125,24 @@ def test_tars_of_a_bucket_are_one_source(bucket: Url, converted: dict[str, Path]
     assert scan.digest == open_source(tmp_path).scan().digest
 
 
-def test_a_table_at_a_url_names_pictures_of_this_machine(bucket: Url, raw_tree: Path) -> None:
+def test_a_table_at_a_url_names_objects_or_files_of_this_machine(bucket: Url, raw_tree: Path) -> None:
     scan = open_source(raw_tree).scan()
     lines = [f"{scan.samples[row].path},{scan.samples[row].label}" for row in range(5)]
     ObjectStore(bucket).put("labels.csv", "\n".join(["image,label", *lines]).encode())
-    table = open_source(f"{bucket}/labels.csv", SourceOptions(root=str(raw_tree))).scan()
-    assert [table.samples[row].path for row in range(5)] == [scan.samples[row].path for row in range(5)]
-    with pytest.raises(SourceError, match="pass their folder as --root"):
-        open_source(f"{bucket}/labels.csv")
+    on_disk = open_source(f"{bucket}/labels.csv", SourceOptions(root=str(raw_tree))).scan()
+    put(raw_tree, bucket)
+    at_url = open_source(f"{bucket}/labels.csv").scan()
+    assert on_disk.digest == at_url.digest
+    for row in range(5):
+        expected = (raw_tree / scan.samples[row].path).read_bytes()
+        for table in (on_disk, at_url):
+            assert table.source.read(table.samples[row], MAX_PIXELS) == expected
+    ObjectStore(bucket).put(scan.samples[0].path, b"another picture")
+    with pytest.raises(SourceError, match="changed while it was converted"):
+        at_url.source.read(at_url.samples[0], MAX_PIXELS)
+    ObjectStore(bucket).put("nowhere/labels.csv", b"image,label\nheron.jpg,heron\n")
+    with pytest.raises(SourceError, match="there is no picture"):
+        open_source(f"{bucket}/nowhere/labels.csv").scan()
 
 
 def test_a_converted_dataset_at_a_url_is_a_source(

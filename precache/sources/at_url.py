@@ -82,9 +82,9 @@ class FetchedSource:
 
     @property
     def paths(self) -> tuple[Location, ...]:
-        """The same, and where a table's pictures are."""
+        """The same, and where a table's pictures are, unless they lie beside it: so may a dataset."""
         inner = self.inner.paths if isinstance(self.inner, TableSource) else ()
-        return (self.url, *inner[1:])
+        return (self.url, *(place for place in inner[1:] if place != self.url.parent))
 
     @property
     def ahead(self) -> int:

@@ -14,6 +14,7 @@ from precache.errors import SettingError, SourceError
 from precache.reading import MAX_PIXELS
 from precache.sources import SourceOptions, open_source
 from precache.sources.ahead import read_ahead
+from precache.sources.base import check_apart
 from precache.storage.objects import ObjectStore
 from precache.storage.urls import Url
 from tests.cloud.proxy import Proxy
@@ -133,6 +134,7 @@ def test_a_table_at_a_url_names_objects_or_files_of_this_machine(bucket: Url, ra
     put(raw_tree, bucket)
     at_url = open_source(f"{bucket}/labels.csv").scan()
     assert on_disk.digest == at_url.digest
+    check_apart(at_url.source, bucket / "out")  # beside the table, as on disk
     for row in range(5):
         expected = (raw_tree / scan.samples[row].path).read_bytes()
         for table in (on_disk, at_url):

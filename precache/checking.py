@@ -18,6 +18,7 @@ from precache.sources.ahead import read_ahead
 from precache.sources.base import SampleRef, Scan, Source
 from precache.sources.objects import ObjectTree
 from precache.sources.tree import scan_tree
+from precache.sources.walk import Scanning
 from precache.storage.urls import Url, locate
 from precache.turns import Turn
 
@@ -75,7 +76,7 @@ def check(
             raise SettingError(f"{source}: is a URL, beside which no list is written; name one with --list")
         scan = ObjectTree(source).scan()
     else:
-        scan = scan_tree(source)
+        scan = scan_tree(source, how=Scanning(workers))
     for warning in scan.warnings:
         warn(warning)
     target = default_list(scan.root) if list_file is None else Path(list_file)

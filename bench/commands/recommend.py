@@ -28,6 +28,7 @@ from precache.packages import DALI
 from precache.recipe import FORMAT_NAMES
 from precache.sources.objects import ObjectTree
 from precache.sources.tree import scan_tree
+from precache.sources.walk import Scanning
 from precache.storage.urls import Location, Url
 from precache.tables import new_console
 
@@ -132,7 +133,7 @@ def command(
     spec = _spec(thorough, asked)
     if isinstance(src, Url) and check:
         raise SettingError(f"{src}: --check reads the whole tree from a disk; leave it out, or copy the tree")
-    scan = ObjectTree(src).scan() if isinstance(src, Url) else scan_tree(src)
+    scan = ObjectTree(src).scan() if isinstance(src, Url) else scan_tree(src, how=Scanning(spec.workers))
     if asked["batch_size"] is None:
         spec = replace(spec, batch_size=max(1, min(_BATCH_SIZE, train_images(scan))))
     with ProgressBar("recommend", "run") as bar:

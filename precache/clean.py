@@ -12,10 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from precache.converted import is_converted, open_unchecked
+from precache.destination import resolve
 from precache.errors import DatasetError
 from precache.journal_header import JOURNAL_NAME, is_of_this_release, own_names, read_header
 from precache.lock import Lock, hold_lock, lock_path
 from precache.manifest import MANIFEST_NAME, REJECTED_NAME
+from precache.sources.kept import is_left, kept_path
 from precache.storage import fsync_folder, is_leftover, staging
 from precache.storage.objects import ObjectStore
 from precache.storage.urls import Location, Url
@@ -59,9 +61,10 @@ class Leftovers:
             multipart.abort(self.place, self.uploads)
         else:
             for name in (*self.shards, *self.others):
-                (self.place / name).unlink(missing_ok=True)
-            for folder in {(self.place / name).parent for name in self.others} - {self.place}:
-                _remove_empty(folder)
+                _at(self.place, name).unlink(missing_ok=True)
+            beside = {os.path.dirname(name) for name in self.others} - {"", ".."}
+            for name in beside:  # of an unfinished --overwrite
+                _remove_empty(_at(self.place, name))
             if self.place.is_dir():
                 fsync_folder(self.place)
         for folder in self.folders:
@@ -77,10 +80,11 @@ def leftovers(place: Location) -> Iterator[Leftovers]:
         StorageError: the storage does not answer.
     """
     staged = tuple(staging.left())
+    place = place if isinstance(place, Url) else resolve(place)
     if isinstance(place, Url):
         with _of_url(place, staged) as found:
             yield found
-    elif not (place.is_dir() and _is_ours(place)) and not lock_path(place).exists():
+    elif not any((_is_ours(place), lock_path(place).exists(), kept_path(place).exists())):
         yield Leftovers(place, False, folders=staged)
     else:
         with hold_lock(place) as lock:
@@ -126,8 +130,15 @@ def _of_folder(folder: Path, lock: Lock, staged: tuple[Path, ...]) -> Leftovers:
             for path in (sorted(build.iterdir()) if build.is_dir() else ())
             if (path.name in names and _is_file(path)) or is_leftover(path, names)
         ]
-    taken = sum(os.lstat(folder / name).st_size for name in (*shards, *others))
+    others += _kept_scan(folder)
+    taken = sum(_at(folder, name).lstat().st_size for name in (*shards, *others))
     return Leftovers(folder, finished, tuple(shards), tuple(others), (), staged, taken + _size_of(staged))
+
+
+def _kept_scan(folder: Path) -> list[str]:
+    """Name, relative to the folder, of what a scan that was killed keeps for the next one."""
+    path = kept_path(folder)
+    return [os.path.relpath(path, folder)] if is_left(path) else []
 
 
 def _is_ours(folder: Path) -> bool:
@@ -159,8 +170,12 @@ def _is_file(path: Path) -> bool:
     return path.is_file() and not path.is_symlink()
 
 
+def _at(folder: Path, name: str) -> Path:
+    """Of a name that may begin with `..`, whether there is a folder or not."""
+    return Path(os.path.normpath(folder / name))
+
+
 def _remove_empty(folder: Path) -> None:
-    folder = Path(os.path.normpath(folder))
     if folder.is_dir() and not any(folder.iterdir()):
         folder.rmdir()
 

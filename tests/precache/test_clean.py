@@ -1,6 +1,7 @@
 """What killed conversions leave is found by our own records and removed; nothing else is."""
 
 import os
+from contextlib import closing
 from pathlib import Path
 
 import boto3
@@ -10,6 +11,8 @@ from precache import convert, open_dataset, verify
 from precache.clean import Leftovers, leftovers
 from precache.errors import DatasetError
 from precache.lock import hold_lock
+from precache.sources import kept
+from precache.sources.walk import ClassFolder
 from precache.storage import staging
 from precache.storage.objects import ObjectStore
 from precache.storage.urls import Location, Url
@@ -129,6 +132,23 @@ def test_an_unfinished_overwrite_is_removed_and_the_old_dataset_stays(raw_tree: 
     assert open_dataset(out).digest == digest
     assert verify(out) == []
     assert not clean(out)
+
+
+def test_what_a_killed_scan_keeps_is_removed_and_that_of_a_living_one_stays(
+    raw_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept, "_WORTH_S", 0.0)
+    path = kept.kept_path(tmp_path / "out")
+    folders = [ClassFolder(str(f), f"{f.name}/", "", f.name) for f in raw_tree.iterdir() if f.is_dir()]
+    with closing(kept.KeptScan(path, raw_tree, 1)) as scan:  # it does not come to its end
+        for _ in scan.list_folders(folders, 0):
+            assert not clean(tmp_path / "out")
+    assert path.exists()
+    assert clean(tmp_path / "out")
+    assert not path.exists()
+    path.write_bytes(THESIS)
+    assert not clean(tmp_path / "out")
+    assert path.read_bytes() == THESIS
 
 
 def test_staging_folders_of_dead_processes_are_removed(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 import precache
-from precache.commandline import Place, ProgressBar, human_bytes, printable
+from precache.commandline import Command, Place, ProgressBar, human_bytes, printable
 from precache.converted import open_unchecked
 from precache.errors import SettingError, shell_command
 from precache.manifest import MANIFEST_NAME
@@ -15,7 +15,7 @@ from precache.reading import MAX_PIXELS
 from precache.storage.urls import Location
 
 
-@click.command(name="verify")
+@click.command(name="verify", cls=Command)
 @click.argument("dst", type=Place())
 @click.argument("others", metavar="[SRC | DST ...]", type=Place(), nargs=-1)
 @click.option("--deep", is_flag=True, help="Decode the pictures of SRC again and compare each.")
@@ -62,7 +62,7 @@ def verify_command(
         _finish_check(report.problems and [*report.problems, f"{sentence}; rewrite it {remedy}"], sentence)
 
 
-@click.command(name="check")
+@click.command(name="check", cls=Command)
 @click.argument("src", type=Place(), default=Path("data/raw"))
 @click.option(
     "--list",

@@ -4,7 +4,7 @@ import sys
 
 import click
 
-from precache.commandline import Place, human_bytes, note, printable
+from precache.commandline import Command, Place, human_bytes, note, printable
 from precache.errors import SettingError
 from precache.notices import counted
 from precache.storage.urls import Location, Url
@@ -12,7 +12,7 @@ from precache.storage.urls import Location, Url
 _SHOWN = 10
 
 
-@click.command(name="clean")
+@click.command(name="clean", cls=Command)
 @click.argument("place", metavar="DST", type=Place())
 @click.option("--yes", is_flag=True, help="Remove without asking.")
 def clean_command(place: Location, yes: bool) -> None:

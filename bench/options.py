@@ -17,11 +17,12 @@ from bench.pages.terminal import Showing
 from bench.trial.device import WARMUP_HELP, choose_device, choose_warmup
 from bench.trial.spec import RunSettings
 from bench.trial.trainers import CHOICES
-from precache.commandline import gathered
+from precache.commandline import Place, gathered
 from precache.errors import SettingError
 from precache.executors import worker_count
 
 PATH = click.Path(path_type=Path)
+PLACE = Place()
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 SHARED: dict[str, dict[str, Any]] = {

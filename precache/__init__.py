@@ -7,6 +7,7 @@
 This package never imports torch: it runs on CPU-only hosts, and its workers start fast.
 """
 
+from precache.across import verify_across
 from precache.checking import CheckReport, check
 from precache.convert import Conversion, convert
 from precache.converted import ConvertedDataset, open_dataset
@@ -24,7 +25,7 @@ from precache.export import export
 from precache.manifest import Manifest
 from precache.recipe import Recipe
 from precache.sources import Source, SourceOptions, open_source
-from precache.verification import verify, verify_across, verify_deep
+from precache.verification import verify, verify_deep
 
 __version__ = "0.3.0"
 

@@ -14,9 +14,12 @@ from precache.notices import warn
 from precache.progress import Progress, unseen
 from precache.reading import MAX_PIXELS
 from precache.rejects import check_writable, default_list, write_list
+from precache.sources.ahead import read_ahead
 from precache.sources.base import SampleRef, Scan, Source
+from precache.sources.objects import ObjectTree
 from precache.sources.tree import scan_tree
 from precache.sources.walk import Scanning
+from precache.storage.urls import Url, locate
 from precache.turns import Turn
 
 _TASK_PICTURES = 64
@@ -38,14 +41,14 @@ class CheckReport:
 
 
 def check(
-    source: str | os.PathLike[str],
+    source: str | os.PathLike[str] | Url,
     *,
     list_file: str | os.PathLike[str] | None = None,
     max_pixels: int = MAX_PIXELS,
     workers: int | None = None,
     on_progress: Progress = unseen,
 ) -> CheckReport:
-    """Decode every picture of the raw tree `source`, and write the list of those that cannot be.
+    """Decode every picture of the raw tree `source`, a folder or a URL, and list those that cannot be.
 
     Loaders with `Reading(on_error="skip")` leave these out. The list is replaced at each run, at its
     end; `precache.rejects` describes it.
@@ -62,17 +65,22 @@ def check(
         SettingError: `list_file` lies in the tree or cannot be written.
         WorkerError: a worker process died.
     """
-    source = Path(source)
+    source = locate(source)
     workers = executors.worker_count(workers)
     check_range("max_pixels", max_pixels, 1)
     if is_converted(source):
         command = shell_command("precache verify", source)
         raise SourceError(f"{source}: is a converted dataset; check it with: {command}")
-    scan = scan_tree(source, how=Scanning(workers))
+    if isinstance(source, Url):
+        if list_file is None:
+            raise SettingError(f"{source}: is a URL, beside which no list is written; name one with --list")
+        scan = ObjectTree(source).scan()
+    else:
+        scan = scan_tree(source, how=Scanning(workers))
     for warning in scan.warnings:
         warn(warning)
-    target = default_list(source) if list_file is None else Path(list_file)
-    check_writable(target, source)
+    target = default_list(scan.root) if list_file is None else Path(list_file)
+    check_writable(target, scan.root)
     report = executors.counted(on_progress, len(scan.samples))
     tasks = -(-len(scan.samples) // _TASK_PICTURES)
     with closing(executors.run(_decode_all, _tasks(scan, max_pixels), min(workers, tasks), report)) as found:
@@ -110,13 +118,14 @@ def _decode_all(task: _Task, tick: executors.Ticks) -> list[tuple[SampleRef, str
     """The pictures of `task` that cannot be decoded, each with the reason."""
     whole = images.Rendering(size=1, max_pixels=task.max_pixels)  # decoded in full, and not resized
     refused = []
-    for unit, ref in enumerate(task.samples):
+    reads = read_ahead(task.source, task.samples, task.max_pixels)
+    for unit, (ref, read) in enumerate(zip(task.samples, reads, strict=True)):
         path = task.source.where(ref)
         try:
             if unit in tick.fatal:
                 raise ImageError(path, executors.KILLED)
             tick.begin(unit)
-            data = task.source.read(ref, task.max_pixels)
+            data = read()
             with Turn() as turn:
                 images.decode_for(data, path, whole, turn)
         except ImageError as error:

@@ -6,7 +6,7 @@ What only one command needs is imported there: `convert` should not wait for an 
 import json
 import logging
 import sys
-from collections.abc import Sequence
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,23 @@ import click
 
 import precache
 from precache import commandline
-from precache.commandline import ProgressBar, gathered, human_bytes, note, parse_bytes, parse_share, printable
+from precache.commandline import (
+    Place,
+    ProgressBar,
+    gathered,
+    human_bytes,
+    note,
+    parse_bytes,
+    parse_share,
+    printable,
+)
+from precache.commands.checks import check_command, verify_command
+from precache.commands.clean import clean_command
 from precache.commands.transfer import pull_command, push_command
 from precache.convert import Conversion
-from precache.converted import open_unchecked
 from precache.errors import SettingError, check_choice, shell_command
 from precache.images import FITS, RESAMPLING
-from precache.manifest import MANIFEST_NAME, REJECTED_NAME
+from precache.manifest import REJECTED_NAME
 from precache.notices import counted
 from precache.progress import Progress
 from precache.reading import MAX_PIXELS
@@ -28,10 +38,11 @@ from precache.recipe import DEFAULT_SPLITS, FORMAT_NAMES, Recipe
 from precache.sizes import parse_size
 from precache.source_flags import SOURCE_FLAGS, source_options
 from precache.sources import SourceOptions
+from precache.storage.urls import Location, Url
 
 DATA = Path("data")
 RAW = DATA / "raw"
-_PATH = click.Path(path_type=Path)
+_PATH, _PLACE = click.Path(path_type=Path), Place()
 _REJECTS = {
     "max_rejects": click.option(
         "--max-rejects", default="1%", show_default=True, help="How many pictures may be damaged: 1% or 0.01."
@@ -87,8 +98,8 @@ def fetch(name: str, dst: Path, url: str | None) -> None:
 
 
 @main.command()
-@click.argument("src", type=_PATH, default=RAW)
-@click.argument("dst", type=_PATH, required=False)
+@click.argument("src", type=_PLACE, default=RAW)
+@click.argument("dst", type=_PLACE, required=False)
 @click.option("--format", "format_name", help=f"One of: {', '.join(FORMAT_NAMES)}.")
 @click.option(
     "--size", default="256", show_default=True, help="Side of the stored square, or WIDTHxHEIGHT; pixels."
@@ -123,8 +134,8 @@ def fetch(name: str, dst: Path, url: str | None) -> None:
 @gathered("most_rejects", _most_rejects, _REJECTS)
 @gathered("options", source_options, SOURCE_FLAGS)
 def convert(
-    src: Path,
-    dst: Path | None,
+    src: Location,
+    dst: Location | None,
     format_name: str | None,
     workers: int | None,
     overwrite: bool,
@@ -139,7 +150,8 @@ def convert(
     """Convert the pictures of SRC (default data/raw) into DST (default data/FORMAT).
 
     SRC is a tree of class folders, a table of pictures and labels (.csv, .tsv, .jsonl, .parquet), an archive,
-    a converted dataset, or hf:FOLDER, which Hugging Face's save_to_disk wrote.
+    a converted dataset, or hf:FOLDER, which Hugging Face's save_to_disk wrote. Both may be URLs: s3://, gs://,
+    az://; SRC https://, too.
     """
     if format_name is None:
         raise SettingError(f"choose a format: --format {', '.join(FORMAT_NAMES)}; 'bench recommend' advises")
@@ -151,7 +163,10 @@ def convert(
     destination = DATA / format_name if dst is None else dst
 
     def show_size(predicted: int, free: int) -> None:
-        note(f"{destination}: will take about {human_bytes(predicted)}; {human_bytes(free)} are free")
+        where = (
+            f" in {tempfile.gettempdir()}, for shards on their way" if isinstance(destination, Url) else ""
+        )
+        note(f"{destination}: will take about {human_bytes(predicted)}; {human_bytes(free)} are free{where}")
 
     with ProgressBar(f"convert to {format_name}", "image") as bar:
         result = precache.convert(
@@ -171,11 +186,11 @@ def convert(
 
 
 @main.command()
-@click.argument("dst", type=_PATH)
+@click.argument("dst", type=_PLACE)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
 @click.option("--html", type=_PATH, help="Write a web page: pictures of each class, sizes, rejected files.")
 @click.option("--all-classes", is_flag=True, help="List every class, not the first ten.")
-def inspect(dst: Path, as_json: bool, html: Path | None, all_classes: bool) -> None:
+def inspect(dst: Location, as_json: bool, html: Path | None, all_classes: bool) -> None:
     """Show what the converted dataset in DST holds: classes, rejected files, and the summary."""
     from precache import inspection
 
@@ -189,79 +204,15 @@ def inspect(dst: Path, as_json: bool, html: Path | None, all_classes: bool) -> N
         inspection.print_tables(dataset, all_classes=all_classes)
 
 
-@main.command()
-@click.argument("dst", type=_PATH)
-@click.argument("others", metavar="[SRC | DST ...]", type=_PATH, nargs=-1)
-@click.option("--deep", is_flag=True, help="Decode the pictures of SRC again and compare each.")
-@click.option("--across", is_flag=True, help="Compare ids, labels and splits of several folders DST.")
-@click.option("--root", help="Table SRC: where its pictures lie now.  [default: as when converted]")
-@click.option("--workers", type=int, help="Worker processes of --deep.  [default: one per CPU]")
-def verify(
-    dst: Path, others: tuple[Path, ...], deep: bool, across: bool, root: str | None, workers: int | None
-) -> None:
-    """Compare every file of the dataset in DST with its manifest's checksums."""
-    if deep and across:
-        raise SettingError("--deep and --across cannot be combined; run verify once with each")
-    if (deep and len(others) != 1) or (across and not others) or (others and not (deep or across)):
-        raise SettingError("verify takes DST; with --deep, DST and SRC; with --across, two folders or more")
-    if across:
-        same = (
-            f"{dst}: {counted(len(others), 'other dataset')} hold{'s' * (len(others) == 1)} the same samples"
-        )
-        _finish_check(precache.verify_across([dst, *others]), same)
-        return
-    manifest = open_unchecked(dst)[0].manifest  # if it was edited, `verify` says so
-    size = human_bytes(manifest.stored_bytes)
-    problems = precache.verify(dst)
-    command = shell_command("precache convert", others[0] if deep else "SRC", dst)
-    remedy = f"with: {command} {manifest.to_flags()} --overwrite"
-    if problems:
-        if any(problem.startswith(f"{dst / MANIFEST_NAME}: ") for problem in problems):
-            # its settings are not to be trusted
-            remedy = f"with the options that it was made with: {command} --overwrite"
-        are = "is" if len(problems) == 1 else "are"
-        problems.append(f"{dst}: {counted(len(problems), 'file')} {are} damaged; rewrite it {remedy}")
-    _finish_check(
-        problems, f"{dst}: {counted(len(manifest.shards), 'shard')}, {size}: every byte is as written"
-    )
-    if deep:
-        with ProgressBar("verify", "image") as bar:
-            report = precache.verify_deep(dst, others[0], root=root, workers=workers, on_progress=bar)
-        sentence = f"{dst}: {report.sentence(others[0])}"
-        _finish_check(report.problems and [*report.problems, f"{sentence}; rewrite it {remedy}"], sentence)
-
-
-@main.command()
-@click.argument("src", type=_PATH, default=RAW)
-@click.option("--list", "list_file", type=_PATH, help="Write the list here.  [default: SRC.rejected.csv]")
-@click.option(
-    "--max-pixels", default=MAX_PIXELS, show_default=True, help="Reject pictures with more pixels than this."
-)
-@click.option("--workers", type=int, help="Worker processes; 0: work in this one.  [default: one per CPU]")
-def check(src: Path, list_file: Path | None, max_pixels: int, workers: int | None) -> None:
-    """Decode every picture of the tree SRC (default data/raw), and list the damaged ones.
-
-    Loaders built with on_error="skip" leave out the pictures in the default list.
-    """
-    with ProgressBar("check", "image") as bar:
-        report = precache.check(
-            src, list_file=list_file, max_pixels=max_pixels, workers=workers, on_progress=bar
-        )
-    every = "its picture" if report.pictures == 1 else f"all {report.pictures:,} pictures"
-    problems = [f"{src}/{bad.path}: {bad.reason}" for bad in report.rejected]
-    if problems:
-        counts = f"{len(problems):,} of {counted(report.pictures, 'picture')} cannot be decoded"
-        problems.append(f"{src}: {counts}; they are listed in {report.list_file}")
-    _finish_check(problems, f"{src}: {every} can be decoded")
-
-
 @main.command(name="export")
-@click.argument("dst", type=_PATH)
+@click.argument("dst", type=_PLACE)
 @click.argument("tree", type=_PATH)
 @click.option("--format", "file_format", help="jpeg, or png.  [default: as stored; pixels as png]")
 @click.option("--quality", default=95, show_default=True, help="Of JPEGs that are made of pixels.")
 @click.option("--workers", type=int, help="Worker processes; 0: work in this one.  [default: one per CPU]")
-def export_command(dst: Path, tree: Path, file_format: str | None, quality: int, workers: int | None) -> None:
+def export_command(
+    dst: Location, tree: Path, file_format: str | None, quality: int, workers: int | None
+) -> None:
     """Write the pictures of the converted dataset in DST back as files, into the new folder TREE."""
     from precache.export import export
 
@@ -284,20 +235,11 @@ def doctor_command() -> None:
             click.echo(f"{'':<{width}}  install: {finding.install}")
 
 
-for _command in (push_command, pull_command):
+for _command in (verify_command, check_command, clean_command, push_command, pull_command):
     main.add_command(_command)
 
 
-def _finish_check(problems: Sequence[str], all_well: str) -> None:
-    """Print `all_well`, or the problems and end with exit code 1."""
-    for problem in problems:
-        click.echo(printable(problem), err=True)
-    if problems:
-        raise click.exceptions.Exit(1)
-    click.echo(printable(all_well))
-
-
-def _telling_of_resume(destination: Path, on_progress: Progress) -> Progress:
+def _telling_of_resume(destination: Location, on_progress: Progress) -> Progress:
     """`on_progress`, and first a line on what an earlier run has left."""
     begun = False
 
@@ -312,7 +254,7 @@ def _telling_of_resume(destination: Path, on_progress: Progress) -> Progress:
     return report
 
 
-def _print_conversion(result: Conversion, destination: Path) -> None:
+def _print_conversion(result: Conversion, destination: Location) -> None:
     manifest = result.manifest
     if not result.published:
         note(f"{destination}: already converted with these settings; nothing to do")

@@ -32,10 +32,11 @@ import click
 from precache import terminal
 from precache.errors import MissingDependencyError, PrecacheError, SettingError, printable
 from precache.packages import OF_EXTRAS, install_extra
+from precache.storage.urls import Location, locate
 from precache.terminal import Guarded, ProgressBar, guarded
 
 __all__ = [
-    "STDOUT", "Command", "Group", "ProgressBar", "check_output", "gathered", "human_bytes", "note",
+    "STDOUT", "Command", "Group", "Place", "ProgressBar", "check_output", "gathered", "human_bytes", "note",
     "parse_bytes", "parse_share", "printable", "run", "write_json",
 ]  # fmt: skip
 
@@ -178,6 +179,16 @@ def note(message: str) -> None:
 
 def _complain(program: str, message: str) -> None:
     print(f"{program}: error: {printable(' '.join(message.split()))}", file=sys.stderr)
+
+
+class Place(click.ParamType):  # type: ignore[type-arg]
+    """A path or a URL, see `precache.storage.urls.locate`; SettingError if it is a URL of no storage."""
+
+    name = "path"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Location:
+        """The value of a parameter."""
+        return locate(value)
 
 
 def check_output(path: Path | None) -> None:

@@ -6,7 +6,6 @@ the journal, and the manifest is written last. The same command continues it.
 
 import math
 import os
-import shutil
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -15,12 +14,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from precache import bands, boxes, columns, executors, masks
+from precache import bands, boxes, columns, executors, masks, uploads
 from precache.codecs import made_by
 from precache.commit import commit, commit_update
-from precache.converted import ConvertedDataset, is_converted, open_dataset
+from precache.converted import is_converted, open_dataset
+from precache.demands import check_finished, check_rejects, check_room
 from precache.destination import (
     build_folder,
     check_may_be_replaced,
@@ -31,24 +29,22 @@ from precache.destination import (
     tidy,
     warn_of_build,
 )
-from precache.difference import compare
 from precache.errors import DatasetError, SettingError, check_share
-from precache.estimate import predict_bytes
 from precache.journal import Journal, check_empty
 from precache.journal_header import Target
 from precache.lock import Lock, hold_lock, lock_path
 from precache.manifest import Manifest, Rejected
-from precache.notices import counted, warn
+from precache.notices import warn
 from precache.plan import ConvertPlan, ShardPlan, plan_conversion
 from precache.progress import Progress, nothing_lost, tells, unseen
 from precache.recipe import Recipe
 from precache.shard_writer import ShardTask, finish_shard, write_shard
-from precache.source_state import changed_pictures
 from precache.sources import Scanning, SourceOptions, open_source
 from precache.sources.base import Scan, check_apart, lie_apart
 from precache.sources.converted import prepared
 from precache.sources.kept import kept_path
 from precache.splits import apply_list
+from precache.storage.urls import Location, Url, check_writable, locate
 from precache.update import plan as plan_update
 
 
@@ -72,7 +68,7 @@ class Conversion:
 @tells(nothing_lost)
 def convert(
     source: Any,
-    destination: str | os.PathLike[str],
+    destination: str | os.PathLike[str] | Url,
     recipe: Recipe,
     *,
     workers: int | None = None,
@@ -85,7 +81,7 @@ def convert(
     on_progress: Progress = unseen,
     **named: Any,
 ) -> Conversion:
-    """Convert the pictures of `source`, such as a raw tree, into the folder `destination` by `recipe`.
+    """Convert the pictures of `source`, such as a raw tree, into the folder or URL `destination` by `recipe`.
 
     A finished destination of the same source and recipe is left as it is; an unfinished one is
     continued. The bytes written depend on the pictures and the recipe, not on `workers`.
@@ -120,7 +116,8 @@ def convert(
     if update and overwrite:
         raise SettingError("update and overwrite cannot be combined; give one")
     options = replace(options or SourceOptions(), **named)
-    how = Scanning(workers) if split_list else _scanning(source, Path(destination), workers, options)
+    destination = locate(destination)
+    how = Scanning(workers) if split_list else _scanning(source, destination, workers, options)
     opened = open_source(source, options, how)
     scan, options = prepared(opened.scan(), recipe, options)
     boxes.check(options.boxes, scan.samples.fields, masks=masks.reader_of(scan.source) is not None)
@@ -142,7 +139,12 @@ def convert(
         options,
     )
     try:
-        destination = resolve(Path(destination))
+        if isinstance(destination, Url):
+            check_writable(destination)
+            check_apart(opened, destination)
+            manifest, converted = _convert_at(job, destination, overwrite, update)
+            return Conversion(manifest, converted or 0, converted is not None, time.perf_counter() - start_s)
+        destination = resolve(destination)
         check_apart(opened, destination)
         if not lock_path(destination).exists():  # a folder of somebody else's gets no lock file beside it
             check_empty(destination)
@@ -159,8 +161,10 @@ def convert(
     return Conversion(manifest, converted or 0, converted is not None, elapsed_s)
 
 
-def _scanning(source: Any, destination: Path, workers: int, options: SourceOptions) -> Scanning:
+def _scanning(source: Any, destination: Location, workers: int, options: SourceOptions) -> Scanning:
     """Of a tree whose pictures will all be read, such that a scan that is killed goes on."""
+    if isinstance(destination, Url):
+        return Scanning(workers)
     folder = Path(os.path.realpath(destination))
     on_disk = isinstance(source, str | os.PathLike) and all(
         lie_apart(path, folder) for path in (source, options.mask) if path is not None
@@ -202,15 +206,34 @@ def _convert(job: _Job, lock: Lock, overwrite: bool, update: bool) -> tuple[Mani
     if finished and update:
         return _update(job, destination)
     if finished and not overwrite:
-        return _check_finished(job, destination), None
+        return check_finished(destination, job.scan, job.target, job.options, job.limit), None
     with Journal(folder, job.target, job.plan, job.scan, overwrite=overwrite) as journal, tells(journal.kept):
         waiting = [shard for shard in job.plan.shards if shard.name not in journal.finished]
-        _check_room(job.scan, waiting, job.target.recipe, folder, job.on_start)
+        check_room(job.scan, job.target.recipe, waiting, folder, job.on_start)
         converted = _run(job, waiting, journal)
         manifest = commit(job.scan, job.plan, job.options, journal.finished, folder)
         journal.remove()
     if finished:
         swap_in(lock)
+    return manifest, converted
+
+
+def _convert_at(job: _Job, url: Url, overwrite: bool, update: bool) -> tuple[Manifest, int | None]:
+    """As `_convert`, into an object storage, see `precache.uploads`."""
+    uploads.check_free(url)
+    with uploads.hold_lock(url) as lock:
+        if is_converted(url):
+            uploads.refuse_change(url, overwrite=overwrite, update=update)
+            uploads.tidy(url, job.target)
+            return check_finished(url, job.scan, job.target, job.options, job.limit), None
+        journal = uploads.UrlJournal(lock, url, job.target, job.plan, job.scan, overwrite=overwrite)
+        with tells(journal.kept), uploads.room() as folder:
+            waiting = [shard for shard in job.plan.shards if shard.name not in journal.finished]
+            check_room(job.scan, job.target.recipe, waiting, folder, job.on_start, staged=2 * job.workers)
+            converted = _run(job, waiting, journal)
+            manifest = commit(job.scan, job.plan, job.options, journal.finished, folder)
+            journal.publish(folder)
+            journal.remove()
     return manifest, converted
 
 
@@ -226,71 +249,14 @@ def _update(job: _Job, destination: Path) -> tuple[Manifest, int | None]:
         for name in dataset.manifest.replaced_files:  # nobody can be reading them any more
             (destination / name).unlink(missing_ok=True)
         waiting = [shard for shard in job.plan.shards if shard.name not in journal.finished]
-        _check_room(job.scan, waiting, job.target.recipe, destination, job.on_start)
+        check_room(job.scan, job.target.recipe, waiting, destination, job.on_start)
         converted = _run(job, waiting, journal)
         manifest = commit_update(plan, journal.finished)
         journal.remove()
     return manifest, converted
 
 
-def _check_finished(job: _Job, destination: Path) -> Manifest:
-    """The manifest of the finished dataset; DatasetError if it is not what is asked for."""
-    dataset = open_dataset(destination)
-    manifest = dataset.manifest
-    found = {"recipe": manifest.recipe.to_json(), "source_digest": manifest.source_digest}
-    job.target.check_same(destination, found, finished=True)
-    if manifest.source_options.get("boxes") != job.options.boxes:
-        raise DatasetError(
-            f"{destination}: is finished, with boxes {manifest.source_options.get('boxes')!r}, and "
-            f"{job.options.boxes!r} are asked for; pass --overwrite to convert again"
-        )
-    if len(manifest.rejected) > job.limit:
-        raise DatasetError(
-            f"{destination}: is finished, but {_are_rejected(len(manifest.rejected), job.limit)}; "
-            f"repair or remove them and pass --overwrite"
-        )
-    changed = _changed(job.scan, dataset)
-    if changed:
-        raise DatasetError(
-            f"{destination}: {counted(len(changed), 'source picture')} changed since the conversion, "
-            f"at the same size (first: {changed[0]}); pass --update to follow the source, or --overwrite to "
-            f"convert again"
-        )
-    return manifest
-
-
-def _changed(scan: Scan, dataset: ConvertedDataset) -> list[str]:
-    """The pictures of `scan`, where paths and sizes are those of `dataset`, that hold something else."""
-    if dataset.manifest.updates:
-        difference = compare(dataset, scan)
-        return [scan.source.where(difference.scan.samples[row]) for row in difference.new.tolist()]
-    state = dataset.read_source_state()
-    rows = np.arange(len(scan.samples))
-    if state is None or len(state) != len(rows):
-        return []
-    return list(changed_pictures(scan, rows, state.modified_ns, state.checksums))
-
-
-def _check_room(
-    scan: Scan,
-    waiting: Sequence[ShardPlan],
-    recipe: Recipe,
-    folder: Path,
-    on_start: Callable[[int, int], None],
-) -> None:
-    """Raise DatasetError if the disk cannot take what is still to be written."""
-    predicted = predict_bytes(scan, recipe)
-    share = sum(len(shard.rows) for shard in waiting) / len(scan.samples)
-    free = shutil.disk_usage(folder).free
-    on_start(predicted, free)
-    if predicted * share > free:
-        raise DatasetError(
-            f"{folder}: the dataset needs about {predicted * share:,.0f} bytes, and {free:,} are free; "
-            f"make room, or choose a DST on another disk or a smaller --size"
-        )
-
-
-def _run(job: _Job, waiting: Sequence[ShardPlan], journal: Journal) -> int:
+def _run(job: _Job, waiting: Sequence[ShardPlan], journal: "Journal | uploads.UrlJournal") -> int:
     """Write the shards of `waiting`; the number of pictures converted by this call."""
     samples = job.scan.samples
     total = len(samples)
@@ -298,7 +264,7 @@ def _run(job: _Job, waiting: Sequence[ShardPlan], journal: Journal) -> int:
     report(0)
     converted = 0
     rejected = [*job.rejected, *(s for shard in journal.finished.values() for s in shard.rejected)]
-    _check_rejects(journal.folder, rejected, job.limit)
+    check_rejects(journal.folder, rejected, job.limit)
     tasks = (  # one after another: a task holds the paths of its pictures
         ShardTask(
             shard.name,
@@ -307,6 +273,7 @@ def _run(job: _Job, waiting: Sequence[ShardPlan], journal: Journal) -> int:
             tuple(columns.labelled(samples.targets, samples.fields, int(row)) for row in shard.rows),
             journal.folder,
             job.target.recipe,
+            journal.digest,
         )
         for shard in waiting
     )
@@ -317,19 +284,5 @@ def _run(job: _Job, waiting: Sequence[ShardPlan], journal: Journal) -> int:
             journal.record(shard)
             converted += shard.entry.samples
             rejected += shard.rejected
-            _check_rejects(journal.folder, rejected, job.limit)
+            check_rejects(journal.folder, rejected, job.limit)
     return converted
-
-
-def _check_rejects(folder: Path, rejected: Sequence[Rejected], limit: int) -> None:
-    if len(rejected) > limit:
-        raise DatasetError(
-            f"{folder}: stopped, {_are_rejected(len(rejected), limit)}; first: {rejected[0].path}, "
-            f"{rejected[0].reason}; repair or remove them and pass --overwrite, or leave them "
-            f"out with a higher --max-rejects"
-        )
-
-
-def _are_rejected(number: int, limit: int) -> str:
-    are = "picture is" if number == 1 else "pictures are"
-    return f"{number:,} {are} rejected and at most {limit:,} may be"

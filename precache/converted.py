@@ -18,6 +18,8 @@ from precache.images import MAX_KEPT_SIDE
 from precache.index import SampleIndex, Sizes, SourceState
 from precache.manifest import MANIFEST_NAME, Manifest, ShardEntry, parse_manifest
 from precache.storage import read_regular
+from precache.storage.objects import ObjectStore
+from precache.storage.retries import ObjectNotFoundError
 from precache.storage.urls import Location, Url, locate
 
 if TYPE_CHECKING:
@@ -106,8 +108,10 @@ class ConvertedDataset:
             return read()
 
 
-def is_converted(path: Path) -> bool:
-    """Whether `path` is a folder with a manifest; whether that can be read is another question."""
+def is_converted(path: Location) -> bool:
+    """Whether `path` is a folder, or a URL, with a manifest; whether that can be read is another question."""
+    if isinstance(path, Url):
+        return ObjectStore(path).find(MANIFEST_NAME) is not None
     return os.path.lexists(path / MANIFEST_NAME)
 
 
@@ -170,9 +174,6 @@ def _read_manifest(place: Location) -> bytes:
             return read_regular(place / MANIFEST_NAME)
         except OSError as error:
             raise DatasetError(_why_not_converted(place, error)) from error
-    from precache.storage.objects import ObjectStore
-    from precache.storage.retries import ObjectNotFoundError
-
     try:
         return ObjectStore(place).get(MANIFEST_NAME)
     except ObjectNotFoundError as error:

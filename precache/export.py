@@ -38,6 +38,7 @@ from precache.manifest import Manifest
 from precache.progress import Progress, unseen
 from precache.sources.tree import SPLIT_FOLDERS
 from precache.storage import atomic_folder, check_new_folder, fsync_folder
+from precache.storage.urls import Url
 
 TABLE_NAME, MASKS_NAME = "labels.jsonl", ".masks"
 FORMATS_OF_FILES = ("jpeg", "png")
@@ -63,7 +64,7 @@ class Exported:
 
 
 def export(
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | Url,
     tree: str | os.PathLike[str],
     *,
     file_format: str | None = None,
@@ -71,7 +72,7 @@ def export(
     workers: int | None = None,
     on_progress: Progress = unseen,
 ) -> Exported:
-    """Write the pictures of the dataset in folder `path` as files into the new folder `tree`.
+    """Write the pictures of the dataset in `path`, a folder or a URL, as files into the new folder `tree`.
 
     Args:
         file_format: `jpeg` or `png`; default as they are stored, pixels as PNG, which loses nothing.

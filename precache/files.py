@@ -1,9 +1,17 @@
 """The files of a dataset, as manifest and journal describe them."""
 
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+import google_crc32c
+
 from precache.storage import crc32c_file
+from precache.storage.objects import PART_BYTES, ObjectStore
+from precache.storage.retries import ObjectNotFoundError
+
+_AT_A_TIME = 8  # parts of objects that are read; so many are in memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,4 +37,35 @@ def check_file(folder: Path, file: FileEntry, *, content: bool = True) -> str | 
         return f"{path}: expected {file.bytes:,} bytes, got {found_bytes:,}"
     if crc32c != file.crc32c:
         return f"{path}: its checksum is not the manifest's (the bytes changed)"
+    return None
+
+
+def check_objects(store: ObjectStore, files: Sequence[FileEntry]) -> Iterator[str | None]:
+    """Of each of the files that lie below a URL in turn, as `check_file` of one; all bytes are fetched.
+
+    Raises:
+        StorageError: the storage refuses or does not answer.
+    """
+    with ThreadPoolExecutor(_AT_A_TIME) as pool:
+        for file in files:
+            yield _check_object(store, file, pool)
+
+
+def _check_object(store: ObjectStore, file: FileEntry, pool: ThreadPoolExecutor) -> str | None:
+    where, found = store.url / file.name, store.find(file.name)
+    if found is None:
+        return f"{where}: missing"
+    if found.bytes != file.bytes:
+        return f"{where}: expected {file.bytes:,} bytes, got {found.bytes:,}"
+    crc, step = 0, _AT_A_TIME * PART_BYTES
+    try:
+        for begin in range(0, file.bytes, step):
+            starts = range(begin, min(begin + step, file.bytes), PART_BYTES)
+            counts = [min(PART_BYTES, file.bytes - start) for start in starts]
+            for part in pool.map(lambda at, n: store.get_range(file.name, at, n, found.etag), starts, counts):
+                crc = google_crc32c.extend(crc, part)
+    except ObjectNotFoundError:
+        return f"{where}: missing"
+    if f"{crc:08x}" != file.crc32c:
+        return f"{where}: its checksum is not the manifest's (the bytes changed)"
     return None

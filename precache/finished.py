@@ -39,6 +39,7 @@ class FinishedShard:
         source_checksums: uint64 [m], of the same: XXH3-64 of the files.
         mask_checksums: uint64 [n], XXH3-64 of the pixels of the masks, in stored order; or [0].
         sums: of the pixels of its samples; of none where they are not known.
+        etags: of its files in an object storage, as it answered when they were uploaded; none on disk.
     """
 
     entry: ShardEntry
@@ -49,6 +50,7 @@ class FinishedShard:
     source_checksums: Checksums
     mask_checksums: Checksums
     sums: PixelSums
+    etags: tuple[str, ...] = ()
 
 
 def file_names(shard: str, form: Format) -> tuple[str, ...]:
@@ -63,6 +65,7 @@ def encode(shard: FinishedShard) -> dict[str, Any]:
         "rejected": [sample.to_json() for sample in shard.rejected],
         **{name: _text(getattr(shard, name), dtype) for name, dtype in _ARRAYS.items()},
         "sums": asdict(shard.sums),
+        **({"etags": list(shard.etags)} if shard.etags else {}),
     }
 
 
@@ -77,7 +80,8 @@ def decode(
         rejected = tuple(Rejected.from_json(sample) for sample in content["rejected"])
         arrays = {name: _array(content[name], dtype) for name, dtype in _ARRAYS.items()}
         arrays["source_sizes"] = arrays["source_sizes"].reshape(-1, 2)
-        shard = FinishedShard(entry, rejected, **arrays, sums=PixelSums.from_json(content["sums"]))
+        sums, etags = PixelSums.from_json(content["sums"]), tuple(content.get("etags", ()))
+        shard = FinishedShard(entry, rejected, **arrays, sums=sums, etags=etags)
         return shard if _fits(shard, plans[entry.name], samples, form) else None
     except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError):
         return None
@@ -94,6 +98,8 @@ def _fits(shard: FinishedShard, plan: ShardPlan, samples: Samples, form: Format)
         and len(shard.mask_checksums) in (0, entry.samples)
         and len(shard.source_modified_ns) == len(shard.source_checksums) == len(ids)
         and names == (file_names(plan.name, form) if entry.samples else ())
+        and len(shard.etags) in (0, len(names))
+        and all(isinstance(etag, str) for etag in shard.etags)
         and len(set(rejected)) == len(rejected) == int(np.isin(ids, rejected).sum())
         and all(
             sample.path == samples[int(plan.rows[ids == sample.id][0])].path

@@ -23,6 +23,7 @@ from precache.manifest import Manifest, count_reasons
 from precache.notices import counted
 from precache.recipe import Recipe
 from precache.sizes import sides
+from precache.storage.urls import Location, Url
 from precache.tables import new_console
 
 _PICTURES_PER_CLASS = 5
@@ -102,7 +103,7 @@ def write_html(dataset: ConvertedDataset, path: str | os.PathLike[str]) -> None:
     manifest = dataset.manifest
     sizes = dataset.read_source_sizes()
     rejected = ((r.path, r.reason) for r in manifest.rejected)
-    title = f"{os.path.basename(os.path.realpath(dataset.path))}: {counted(manifest.samples, 'picture')}"
+    title = f"{_name(dataset.place)}: {counted(manifest.samples, 'picture')}"
     content = (
         f"<h1>{escape(title)}</h1>{page.facts(_facts(dataset))}"
         '<h2>Source pictures</h2><div class="charts small">'
@@ -129,7 +130,7 @@ def _facts(dataset: ConvertedDataset) -> dict[str, str]:
     fields = ", ".join(f"{name} ({kind})" for name, kind in manifest.fields.items())
     masks = "one for each picture" if "mask" in manifest.source_options else ""
     return {
-        "dataset": str(dataset.path),
+        "dataset": str(dataset.place),
         "format": manifest.recipe.format,
         "pictures": f"{manifest.samples:,}{labelled} ({splits})",
         **({"fields": printable(fields)} if fields else {}),
@@ -140,7 +141,7 @@ def _facts(dataset: ConvertedDataset) -> dict[str, str]:
         **_updates(manifest),
         "stored as": _stored_as(manifest.recipe),
         **{f"pixels of {split}": str(found) for split, found in manifest.statistics.items()},
-        "made with": f"{shell_command('precache convert SRC', dataset.path)} {manifest.to_flags()}",
+        "made with": f"{shell_command('precache convert SRC', dataset.place)} {manifest.to_flags()}",
         "made by": _software(manifest.made_by),
     }
 
@@ -292,3 +293,7 @@ def _path_table(rows: Iterable[tuple[str, str]]) -> str:
 
 def _number(value: float) -> str:
     return f"{value:,.0f}" if value >= 10 else f"{value:.2f}"
+
+
+def _name(place: Location) -> str:
+    return place.name if isinstance(place, Url) else os.path.basename(os.path.realpath(place))

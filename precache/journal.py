@@ -7,7 +7,7 @@ command continues it. What does not fit the plan is not believed.
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +30,7 @@ from precache.journal_header import (
 from precache.lock import LOCK_SUFFIX, is_mount_point
 from precache.manifest import MANIFEST_NAME
 from precache.notices import counted, some, warn
-from precache.plan import ConvertPlan
+from precache.plan import ConvertPlan, ShardPlan
 from precache.records import PROBED_BYTES, RecordFile, may_be_records
 from precache.source_state import changed_pictures
 from precache.sources.base import Scan
@@ -53,6 +53,9 @@ class Journal:
     goes on in the folder of the dataset, whose files have the names `base`; an unfinished one of another
     source is removed likewise.
 
+    Attributes:
+        digest: none; a journal at a URL has one.
+
     Raises:
         DatasetError: the folder holds something else, or an unfinished conversion of another target.
     """
@@ -68,6 +71,7 @@ class Journal:
         base: frozenset[str] = frozenset(),
     ) -> None:
         self.folder = folder
+        self.digest = ""
         self._base = base
         self.finished: dict[str, FinishedShard] = {}
         self._path = folder / JOURNAL_NAME
@@ -92,13 +96,7 @@ class Journal:
 
     def kept(self) -> str:
         """For `tells`: how much of the work is on record."""
-        done = sum(len(self._plans[name].rows) for name in self.finished)
-        if not done:
-            return "before the first shard was finished; nothing is kept, and the same command starts again"
-        of = counted(sum(len(shard.rows) for shard in self._plans.values()), "picture")
-        return (
-            f"after {done:,} of {of} were finished; these are kept, and the same command goes on from there"
-        )
+        return how_much_is_kept(self._plans, self.finished)
 
     def remove(self) -> None:
         """Delete the journal: the manifest is written."""
@@ -198,6 +196,15 @@ class Journal:
         for _ in records.read():
             pass
         return records
+
+
+def how_much_is_kept(plans: Mapping[str, ShardPlan], finished: Iterable[str]) -> str:
+    """What is said of a conversion that is interrupted once the shards `finished` are on record."""
+    done = sum(len(plans[name].rows) for name in finished)
+    if not done:
+        return "before the first shard was finished; nothing is kept, and the same command starts again"
+    of = counted(sum(len(shard.rows) for shard in plans.values()), "picture")
+    return f"after {done:,} of {of} were finished; these are kept, and the same command goes on from there"
 
 
 def check_empty(folder: Path) -> None:

@@ -15,6 +15,7 @@ from precache.plan import ConvertPlan, shard_name
 from precache.recipe import Recipe
 from precache.records import RecordFile
 from precache.storage import open_regular
+from precache.storage.urls import Url
 
 JOURNAL_NAME = "journal.jsonl"
 KEY = "journal"
@@ -57,13 +58,14 @@ class Target:
         ]
         return phrases
 
-    def check_same(self, folder: Path, found: dict[str, Any], *, finished: bool = False) -> None:
+    def check_same(self, folder: Path | Url, found: dict[str, Any], *, finished: bool = False) -> None:
         """Raise DatasetError with the differences, unless `folder` holds this target, finished or not."""
         if differences := self.differences(found):
             follow = "--update to follow the source " if finished and differences == [_ANOTHER_SOURCE] else ""
+            replace = f", or pass {follow and f'{follow}or '}--overwrite to replace it"
             raise DatasetError(
                 f"{folder}: holds another conversion ({'; '.join(differences)}); "
-                f"choose another DST, or pass {follow and f'{follow}or '}--overwrite to replace it"
+                f"choose another DST{'' if finished and isinstance(folder, Url) else replace}"
             )
 
 

@@ -20,6 +20,7 @@ from precache.errors import SettingError, SourceError
 from precache.manifest import Rejected
 from precache.sources.base import Samples
 from precache.storage import atomic_write, read_regular
+from precache.storage.urls import Location
 
 SUFFIX = ".rejected.csv"
 
@@ -27,20 +28,20 @@ SUFFIX = ".rejected.csv"
 _HEADER = ["path", "reason", "bytes", "modified_ns"]
 
 
-def default_list(tree: Path) -> Path:
+def default_list(tree: Location) -> Path:
     """Where the list of `tree` lies; the same by whatever name, or link, the tree is called."""
-    real = Path(os.path.realpath(tree))
+    real = Path(os.path.realpath(str(tree)))
     return real.parent / f"{real.name}{SUFFIX}"
 
 
-def check_writable(path: Path, tree: Path) -> None:
+def check_writable(path: Path, tree: Location) -> None:
     """Raise unless a list of `tree` may be written to `path`.
 
     Raises:
         SettingError: `path` lies in the tree, or cannot be written.
         SourceError: there is a file that is no such list.
     """
-    folder, root = (Path(os.path.realpath(place)) for place in (path.parent, tree))
+    folder, root = (Path(os.path.realpath(str(place))) for place in (path.parent, tree))
     if folder == root or root in folder.parents:
         raise SettingError(f"{path}: lies inside the tree {tree}; choose a list file beside it with --list")
     if path.is_dir() or not os.access(folder, os.W_OK | os.X_OK):

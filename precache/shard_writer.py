@@ -19,8 +19,12 @@ from precache.jpeg import Pixels
 from precache.manifest import Rejected, ShardEntry
 from precache.output import OutputFile, publish
 from precache.recipe import Recipe
+from precache.sources.ahead import read_ahead
 from precache.sources.base import SampleRef, Source, picture_checksum
 from precache.statistics import NO_PIXELS, PixelSums
+from precache.storage import staging
+from precache.storage.urls import Url
+from precache.uploads.publish import upload_shard
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +35,17 @@ class ShardTask:
         name: without suffix.
         samples: in the order of their rows.
         labelled: what each of them is labelled with and its fields, as JSON has them; see `Sample`.
+        destination: the folder of the dataset; or its URL, to which it goes from `staging`.
+        journal: digest of the journal's header, at a URL.
     """
 
     name: str
     split: str
     samples: tuple[SampleRef, ...]
     labelled: tuple[tuple[Any, dict[str, Any]], ...]
-    destination: Path
+    destination: Path | Url
     recipe: Recipe
+    journal: str = ""
 
 
 @dataclass(slots=True)
@@ -65,23 +72,19 @@ class WrittenShard:
 def write_shard(source: Source, task: ShardTask, tick: Ticks) -> WrittenShard:
     """Decode, resize and write the pictures of `task`, of `source`: the part that needs the CPU."""
     written = WrittenShard(task)
-    base = task.destination / task.name
+    folder = staging.folder() if isinstance(task.destination, Url) else task.destination
     samples = _samples(source, task, written, tick)
     write = FORMATS[task.recipe.format].write_shard
-    written.files = write(base, samples, len(task.samples), task.recipe.stored_size)
+    written.files = write(folder / task.name, samples, len(task.samples), task.recipe.stored_size)
     return written
 
 
 def finish_shard(written: WrittenShard) -> FinishedShard:
-    """Make the files durable and give them their names: the part that waits for the disk."""
-    publish(written.files)
-    if not written.sizes:  # every picture was rejected
-        for file in written.files:
-            file.path.unlink()
-        written.files = []
-    files = tuple(FileEntry(file.path.name, file.bytes, file.crc32c) for file in written.files)
+    """Make the files durable and give them their names: the part that waits for the disk, or the storage."""
     task = written.task
-    return FinishedShard(
+    kept = written.files if written.sizes else []  # else every picture was rejected
+    files = tuple(FileEntry(file.path.name, file.bytes, file.crc32c) for file in kept)
+    shard = FinishedShard(
         ShardEntry(task.name, task.split, len(written.sizes), files),
         tuple(written.rejected),
         np.array(written.sizes, np.int32).reshape(-1, 2),
@@ -91,6 +94,12 @@ def finish_shard(written: WrittenShard) -> FinishedShard:
         np.array(written.mask_checksums, np.uint64),
         written.sums,
     )
+    if isinstance(task.destination, Url):
+        return upload_shard(task.destination, task.journal, written.files, shard)
+    publish(written.files)
+    for file in written.files[len(kept) :]:
+        file.path.unlink()
+    return shard
 
 
 def store(
@@ -118,12 +127,14 @@ def store(
 
 
 def _samples(source: Source, task: ShardTask, written: WrittenShard, tick: Ticks) -> Iterator[Sample]:
-    for unit, (ref, (target, fields)) in enumerate(zip(task.samples, task.labelled, strict=True)):
+    reads = read_ahead(source, task.samples, task.recipe.max_pixels)
+    described = zip(task.samples, task.labelled, reads, strict=True)
+    for unit, (ref, (target, fields), read) in enumerate(described):
         path = source.where(ref)
         tick.begin(unit)
         written.source_checksums.append(0)  # of one that is too large to be read
         try:
-            data = source.read(ref, task.recipe.max_pixels)
+            data = read()
             written.source_checksums[-1] = picture_checksum(data)
             if unit in tick.fatal:
                 raise ImageError(path, KILLED)

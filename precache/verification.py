@@ -2,7 +2,8 @@
 
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from precache import bands, columns, described, executors, images, jpeg
 from precache.converted import ConvertedDataset, open_dataset, open_unchecked
 from precache.difference import compare
 from precache.errors import DatasetError, ImageError, SampleError
-from precache.files import check_file
+from precache.files import check_file, check_objects
 from precache.formats import FORMATS, StoredSample
 from precache.images import Decoded
 from precache.index import SampleIndex
@@ -28,6 +29,9 @@ from precache.sources import Scanning, Source, SourceOptions, open_source
 from precache.sources.base import SampleRef, Scan, picture_checksum
 from precache.sources.converted import prepared
 from precache.statistics import NO_PIXELS, PixelSums, statistics_by_split
+from precache.storage.mirror import Mirror
+from precache.storage.objects import ObjectStore
+from precache.storage.urls import Url
 
 # A stored JPEG may lie this much further from its picture than the same encoder puts it today.
 JPEG_TOLERANCE_DB = 1.0
@@ -36,49 +40,25 @@ _STATISTICS_TOLERANCE = 1 / 255
 _ROUNDING = 1e-9  # of statistics that updates put together
 
 
-def verify(path: str | os.PathLike[str]) -> list[str]:
+def verify(path: str | os.PathLike[str] | Url) -> list[str]:
     """Compare every file of the dataset in `path` with the manifest's sizes and checksums.
 
-    The manifest itself carries one, too.
+    The manifest itself carries one, too. Of a URL the storage's bytes are read, not those that are kept here.
 
     Returns:
         One line per damaged or missing file; empty if all are as they were written.
 
     Raises:
         DatasetError: `path` is not a converted dataset.
+        StorageError: it is a URL, and the storage refuses or does not answer.
     """
     dataset, problem = open_unchecked(path)
-    problems = (problem, *(check_file(dataset.path, file) for file in dataset.manifest.files))
-    return [problem for problem in problems if problem is not None]
-
-
-def verify_across(paths: Sequence[str | os.PathLike[str]]) -> list[str]:
-    """Compare ids, labels, targets, fields, splits and class names of several datasets with the first's.
-
-    Returns:
-        One line per difference; empty if all hold the same samples in the same splits.
-
-    Raises:
-        DatasetError: one of `paths` is not a converted dataset.
-    """
-    first, *others = (open_dataset(path) for path in paths)
-    problems = []
-    for other in others:
-        names = f"{other.path} and {first.path}"
-        if other.manifest.classes != first.manifest.classes:
-            problems.append(f"{names}: their classes differ")
-        kinds = [f"{known.manifest.target}: {_in_words(known.manifest.fields)}" for known in (other, first)]
-        if kinds[0] != kinds[1]:
-            problems.append(f"{names}: their targets and fields differ ({kinds[0]}; {kinds[1]})")
-            continue
-        ours, theirs = _samples_by_split(first), _samples_by_split(other)
-        if ours.keys() != theirs.keys():
-            problems.append(f"{names}: their splits differ ({', '.join(theirs)}; {', '.join(ours)})")
-        for split in ours.keys() & theirs.keys():
-            if ours[split] != theirs[split]:
-                different = {sample for sample, _, _ in ours[split] ^ theirs[split]}
-                problems.append(f"{names}: split {split} differs in {counted(len(different), 'sample')}")
-    return problems
+    files, place = dataset.manifest.files, dataset.place
+    if isinstance(place, Url):
+        problems = check_objects(ObjectStore(place), files)
+    else:
+        problems = (check_file(place, file) for file in files)
+    return [problem for problem in (problem, *problems) if problem is not None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +84,7 @@ class DeepReport:
     worst: str
     holds_pixels: bool
 
-    def sentence(self, source: str | os.PathLike[str]) -> str:
+    def sentence(self, source: object) -> str:
         """What that means, in one statement."""
         if self.problems:
             are = "is" if len(self.problems) == 1 else "are"
@@ -125,7 +105,7 @@ class DeepReport:
 
 
 def verify_deep(
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | Url,
     source: Any,
     *,
     root: str | None = None,
@@ -153,7 +133,7 @@ def verify_deep(
     scan, _ = prepared(open_source(source, options, Scanning(workers)).scan(), manifest.recipe, options)
     if scan.digest != manifest.source_digest:
         raise DatasetError(
-            f"{dataset.path}: was not made from {source}, or that tree changed since; "
+            f"{dataset.place}: was not made from {source}, or that tree changed since; "
             f"name the tree that it was made from, or convert {source} again"
         )
     if manifest.updates:
@@ -188,7 +168,7 @@ def _by_path(dataset: ConvertedDataset, scan: Scan) -> Scan:
     lacking = sum(samples[row].path not in left_out for row in difference.new.tolist())
     if lacking or len(difference.gone):
         raise DatasetError(
-            f"{dataset.path}: lacks {counted(lacking, 'picture')} of {scan.root}, and has "
+            f"{dataset.place}: lacks {counted(lacking, 'picture')} of {scan.root}, and has "
             f"{len(difference.gone):,} that it has not; run 'precache convert' with --update again"
         )
     return replace(difference.scan, samples=samples.select(np.argsort(samples.ids)))
@@ -198,6 +178,7 @@ def _by_path(dataset: ConvertedDataset, scan: Scan) -> Scan:
 class _DeepTask:
     """One shard; of its samples, by id, what the source says of each, see `columns.labelled`."""
 
+    mirror: "Mirror | None"
     path: Path
     shard: ShardEntry
     index: SampleIndex
@@ -227,7 +208,8 @@ def _deep_tasks(dataset: ConvertedDataset, scan: Scan) -> Iterator[_DeepTask]:
                 int(scan.samples.ids[row]): columns.labelled(scan.samples.targets, scan.samples.fields, row)
                 for row in rows
             }
-            yield _DeepTask(dataset.shard_path(shard), shard, members, recipe, scan.source, refs, labelled)
+            path = dataset.path / shard.file_name
+            yield _DeepTask(dataset.mirror, path, shard, members, recipe, scan.source, refs, labelled)
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,6 +227,13 @@ class _ComparedShard:
 
 
 def _compare_shard(task: _DeepTask, tick: Callable[[], None]) -> _ComparedShard:
+    with ExitStack() as held:
+        for file in task.shard.files if task.mirror else ():
+            held.enter_context(task.mirror.held(file))  # type: ignore[union-attr]
+        return _compare_stored(task, tick)
+
+
+def _compare_stored(task: _DeepTask, tick: Callable[[], None]) -> _ComparedShard:
     compared = []
     stored, served = 0, task.index.served
     for row, sample in enumerate(FORMATS[task.recipe.format].read_shard(task.path)):
@@ -330,16 +319,3 @@ def _wrong_statistics(dataset: ConvertedDataset, shards: Iterable[_ComparedShard
         if not said.is_near(found[split], tolerance):
             problems.append(f"{dataset.path}: split {split} has {found[split]}, its manifest says {said}")
     return problems
-
-
-def _in_words(fields: Mapping[str, str]) -> str:
-    return ", ".join(f"{name} {kind}" for name, kind in sorted(fields.items())) or "no fields"
-
-
-def _samples_by_split(dataset: ConvertedDataset) -> dict[str, set[tuple[int, int, str]]]:
-    """Split -> (id, label, target, fields and the mask's checksum in words) of its samples."""
-    splits = {split: dataset.read_index(split) for split in dataset.manifest.samples_per_class}
-    return {
-        split: set(zip(index.ids.tolist(), index.labels.tolist(), described.in_words(index), strict=True))
-        for split, index in splits.items()
-    }

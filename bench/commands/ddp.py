@@ -21,8 +21,8 @@ from bench.findings.verdict import NEGLIGIBLE_SHARE
 from bench.findings.words import counted
 from bench.machine import page_cache
 from bench.machine.hardware import accelerator_of, describe_machine
-from bench.options import PATH, option, run_options
-from bench.trial.arm import choose_arms
+from bench.options import PLACE, option, run_options
+from bench.trial.arm import choose_arms, folder_of
 from bench.trial.ddp_rank import DATA_WAIT, ONE, OWN, TOGETHER, Job
 from bench.trial.fresh_process import environment
 from bench.trial.presets import EPILOG
@@ -35,6 +35,7 @@ from precache.commandline import STDOUT, ProgressBar, check_output, write_json
 from precache.errors import PrecacheError, SettingError, WorkerError, check_choice, check_range
 from precache.executors import available_cpus
 from precache.progress import Progress, unseen
+from precache.storage.urls import Location
 from precache.tables import new_console
 
 _WIDTH = 100
@@ -170,7 +171,7 @@ def cause(errors: str) -> str:
 
 
 @click.command(name="ddp", cls=commandline.Command, epilog=EPILOG)
-@click.argument("data", type=PATH, default=Path("data/raw"))
+@click.argument("data", type=PLACE, default=Path("data/raw"))
 @click.option("--ranks", default=2, show_default=True, help="Processes; with CUDA each takes a GPU.")
 @click.option("--backend", default="auto", show_default=True, help=f"auto, {', '.join(sorted(BACKENDS))}.")
 @run_options(
@@ -180,7 +181,7 @@ def cause(errors: str) -> str:
 @option("workers", {"help": "Of each rank's loader.  [default: the CPUs, shared out]"})
 @option("json_path")
 def command(
-    data: Path,
+    data: Location,
     ranks: int,
     backend: str,
     workers: int | None,
@@ -203,9 +204,11 @@ def command(
     check_output(json_path)
     settings = replace(settings, trainers=(resolve(settings.trainer, device),), workers=workers)
     # before the ranks are started, which takes seconds
-    opened = open_split(data, "train") if backend == "auto" else choose_arms([data], [backend], data)[0].data
+    opened = (
+        open_split(data, "train") if backend == "auto" else choose_arms([data], [backend], Path())[0].data
+    )
     opened.served_size(settings.size)
-    warm = page_cache.warm(data)
+    warm = page_cache.warm(folder_of(data))
     job = Job(data=data, backend=backend, classes=len(opened.classes), settings=settings)
     with ProgressBar("ddp", "run") as bar:
         summary = summarise(launch(job, ranks, bar))

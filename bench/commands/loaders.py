@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from bench.options import PATH, names_of, option, run_options, showing_options, tensorboard_option
+from bench.options import PATH, PLACE, names_of, option, run_options, showing_options, tensorboard_option
 from bench.pages.terminal import Showing, all_or_nothing, show, write
 from bench.peers.serving import PEERS
 from bench.trial.arm import CHOICES as BACKENDS
@@ -19,12 +19,13 @@ from precache import commandline
 from precache.commandline import STDOUT, ProgressBar, check_output
 from precache.errors import SettingError
 from precache.recipe import FORMAT_NAMES
+from precache.storage.urls import Location
 
 DATA = Path("data")
 
 
 @click.command(name="loaders", cls=commandline.Command, epilog=EPILOG)
-@click.argument("data", type=PATH, nargs=-1)
+@click.argument("data", type=PLACE, nargs=-1)
 @click.option("--backend", default="all", show_default=True, help=f"all, or some of: {', '.join(BACKENDS)}.")
 @run_options(
     *("trainer", "amp", "compiled", "cache", "batch_size", "workers", "size", "batches", "warmup"),
@@ -41,7 +42,7 @@ DATA = Path("data")
 @showing_options
 @click.option("--quiet", is_flag=True, help="Print nothing but errors; for --json FILE and --html FILE.")
 def command(
-    data: tuple[Path, ...],
+    data: tuple[Location, ...],
     backend: str,
     settings: RunSettings,
     against: str,
@@ -67,8 +68,10 @@ def command(
     paths = list(data) or [path for name in ("raw", *FORMAT_NAMES) if (path := DATA / name).exists()]
     if against and settings.device.type != "cpu":
         raise SettingError("peers deliver to main memory; compare with --against on --device cpu")
-    peers = choose_peers(names_of(against), paths, settings.size, peer_python, peer_data)
-    peers += limits([arm.path for arm in arms if arm.backend == "shards"])
+    folders = [path for path in paths if isinstance(path, Path)]  # peers read no URL of ours
+    peers = choose_peers(names_of(against), folders, settings.size, peer_python, peer_data)
+    of_shards = (arm.path for arm in arms if arm.backend == "shards")
+    peers += limits([path for path in of_shards if isinstance(path, Path)])
     peers = list({(peer.name, peer.path): peer for peer in peers}.values())
     with nullcontext() if quiet else ProgressBar("bench", "run") as bar, all_or_nothing(bar) as count:
         result = compare(arms, settings, count, peers)

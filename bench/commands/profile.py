@@ -17,7 +17,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from bench.findings.words import counted
 from bench.machine.hardware import accelerator_of, describe_machine
-from bench.options import PATH, option, run_options
+from bench.options import PATH, PLACE, option, run_options
 from bench.trial.arm import CHOICES as BACKENDS
 from bench.trial.arm import READS
 from bench.trial.full_batches import check_fills_batch
@@ -28,6 +28,7 @@ from bench.trial.trainers import CHOICES, resolve
 from loaders.dataset import RAW, open_split
 from precache import commandline
 from precache.errors import DatasetError, SettingError, check_choice, check_range
+from precache.storage.urls import Location
 from precache.tables import new_console
 
 WAIT, STEP = "wait for batch", "train step"
@@ -136,7 +137,7 @@ def _top_operators(profiler: Any, top: int) -> tuple[Operator, ...]:
 
 
 @click.command(name="profile", cls=commandline.Command, epilog=EPILOG)
-@click.argument("folder", type=PATH, required=False)
+@click.argument("folder", type=PLACE, required=False)
 @click.option("--backend", default="auto", show_default=True, help=f"auto or {', '.join(BACKENDS)}.")
 @option("trainer", {"help": f"One of: {CHOICES}; auto is resnet50 on a GPU, {_ON_CPU} on a CPU."})
 @click.option("--steps", type=int, help=f"Profiled steps.  [default: {_STEPS}; auto on a CPU: {_CPU_STEPS}]")
@@ -149,7 +150,7 @@ def _top_operators(profiler: Any, top: int) -> tuple[Operator, ...]:
 @click.option("--top", default=15, show_default=True, help="Operators in the table.")
 @click.option("--out", type=PATH, required=True, help="Folder for the files.")
 def command(
-    folder: Path | None,
+    folder: Location | None,
     backend: str,
     trainer: str,
     steps: int | None,

@@ -16,7 +16,7 @@ from bench.findings.forecast import RAW_NAME, Inputs, Prediction
 from bench.findings.trust import disturbance, is_disturbed, miss, other_cpu
 from bench.findings.words import counted, duration, epochs, number
 from bench.machine.hardware import accelerator_of, versions_of
-from bench.options import PATH, option
+from bench.options import PATH, PLACE, option
 from bench.trial.presets import EPILOG
 from bench.trial.recommendation import Recommendation, recommend, train_images
 from bench.trial.sampling import RecommendSpec
@@ -26,8 +26,10 @@ from precache.errors import SettingError
 from precache.executors import available_cpus
 from precache.packages import DALI
 from precache.recipe import FORMAT_NAMES
+from precache.sources.objects import ObjectTree
 from precache.sources.tree import scan_tree
 from precache.sources.walk import Scanning
+from precache.storage.urls import Location, Url
 from precache.tables import new_console
 
 _VERSIONS = ("python", "torch", "pillow", "simplejpeg", "webdataset", *DALI)
@@ -95,7 +97,7 @@ def what_if(**options: float | None) -> dict[str, Any]:
 
 
 @click.command(name="recommend", cls=commandline.Command, epilog=EPILOG)
-@click.argument("src", type=PATH)
+@click.argument("src", type=PLACE)
 @click.option("--thorough", is_flag=True, help="Measure longer, and every format.")
 @click.option(
     "--details", is_flag=True, help="Print what the columns mean, and which format suits which disk."
@@ -110,7 +112,7 @@ def what_if(**options: float | None) -> dict[str, Any]:
 @gathered("asked", dict, MEASURING)
 @option("json_path")
 def command(
-    src: Path,
+    src: Location,
     thorough: bool,
     details: bool,
     formats: str | None,
@@ -129,7 +131,9 @@ def command(
     thorough = thorough or check
     names = _formats(formats, thorough)
     spec = _spec(thorough, asked)
-    scan = scan_tree(src, how=Scanning(spec.workers))
+    if isinstance(src, Url) and check:
+        raise SettingError(f"{src}: --check reads the whole tree from a disk; leave it out, or copy the tree")
+    scan = ObjectTree(src).scan() if isinstance(src, Url) else scan_tree(src, how=Scanning(spec.workers))
     if asked["batch_size"] is None:
         spec = replace(spec, batch_size=max(1, min(_BATCH_SIZE, train_images(scan))))
     with ProgressBar("recommend", "run") as bar:

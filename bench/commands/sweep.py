@@ -20,12 +20,12 @@ from bench.findings.words import counted
 from bench.machine import page_cache
 from bench.machine.hardware import accelerator_of, describe_machine
 from bench.machine.others import OtherProcesses
-from bench.options import PATH, option, parse_amp, parse_numbers, parse_switches, run_options
+from bench.options import PATH, PLACE, option, parse_amp, parse_numbers, parse_switches, run_options
 from bench.pages import sweep as page
 from bench.pages.sweep_table import LEGEND, tables
 from bench.trial import sweep_trial
 from bench.trial.arm import CHOICES as BACKENDS
-from bench.trial.arm import Arm, choose_arms, open_arms
+from bench.trial.arm import Arm, choose_arms, folder_of, open_arms
 from bench.trial.equal_work import find_facts
 from bench.trial.fresh import run_fresh
 from bench.trial.full_batches import check_fills_batch
@@ -39,6 +39,7 @@ from precache import commandline
 from precache.commandline import ProgressBar, check_output
 from precache.errors import DatasetError, check_choice
 from precache.progress import Progress, unseen
+from precache.storage.urls import Location, locate
 from precache.tables import new_console
 
 _DATA = Path("data")
@@ -46,7 +47,7 @@ _WIDTH = 100
 
 
 @click.command(name="sweep", cls=commandline.Command, epilog=EPILOG)
-@click.argument("data", type=PATH, nargs=-1)
+@click.argument("data", type=PLACE, nargs=-1)
 @click.option("--backend", help=f"Some of: {', '.join(BACKENDS)}.  [default: as DATA needs]")
 @run_options(
     *("trainer", "compiled", "cache", "repeats", "size", "batches", "warmup", "device"),
@@ -61,7 +62,7 @@ _WIDTH = 100
 @option("html_path", {"help": "Write a page with charts here."})
 @click.option("--quiet", is_flag=True, help="Print nothing but errors; for --out and --html FILE.")
 def command(
-    data: tuple[Path, ...],
+    data: tuple[Location, ...],
     backend: str | None,
     workers: str,
     batch_size: str,
@@ -158,7 +159,7 @@ def _measure(
     if reason is not None:
         file.add(point, pruned=reason)
         return
-    warm = page_cache.warm(Path(point.data))
+    warm = page_cache.warm(folder_of(locate(point.data)))
     others = OtherProcesses()
     try:
         trial = sweep_trial.run(at_point(settings, point, classes[point.data]))
@@ -185,7 +186,7 @@ def _axes(device: torch.device, workers: str, batch_size: str, amp: str, pin: st
     )
 
 
-def _arms(data: Sequence[Path], backend: str | None) -> list[Arm]:
+def _arms(data: Sequence[Location], backend: str | None) -> list[Arm]:
     """What to measure; without a choice, each folder by the backend that is made for it."""
     if backend is not None:
         names = [name.strip() for name in backend.split(",")]

@@ -17,10 +17,12 @@ from bench.machine import disk
 from bench.machine.hardware import describe_machine
 from bench.machine.others import OtherProcesses
 from bench.machine.precision import DTYPES, resolve_amp
-from precache import images, jpeg
+from precache import jpeg
 from precache.errors import ImageError, SettingError, check_range
 from precache.executors import available_cpus
 from precache.progress import Progress, unseen
+from precache.reading import MAX_PIXELS
+from precache.sources.ahead import read_ahead
 from precache.sources.base import Scan
 
 PICTURES = 200
@@ -194,11 +196,12 @@ def sample_jpegs(scan: Scan, count: int = PICTURES) -> list[bytes]:
     """Files of up to `count` JPEGs, taken evenly from the tree; those that do not decode are left out."""
     rows = np.unique(np.linspace(0, len(scan.samples) - 1, count).round().astype(int)).tolist()
     found = []
-    for row in rows:
-        path = f"{scan.root}/{scan.samples[row].path}"
+    refs = [scan.samples[row] for row in rows]
+    for ref, read in zip(refs, read_ahead(scan.source, refs, MAX_PIXELS), strict=True):
         try:
-            data = images.read_bytes(path)
-            jpeg.decode_jpeg(data, path)
+            data = read()
+            assert isinstance(data, bytes), "a tree holds files"
+            jpeg.decode_jpeg(data, scan.source.where(ref))
         except ImageError:
             continue
         found.append(data)

@@ -8,7 +8,9 @@ from pathlib import Path
 import loaders
 from bench.trial import imagefolder
 from loaders.dataset import RAW, SplitData, open_split
+from precache.converted import open_dataset
 from precache.errors import DatasetError, SettingError, SourceError, check_choice
+from precache.storage.urls import Location, Url
 
 CHOICES = (imagefolder.NAME, "pytorch", *sorted(loaders.BACKENDS.keys() - {"pytorch"}))
 """Names for --backend, in the order of the table: what people have today, then what changes one line."""
@@ -28,7 +30,7 @@ class Arm:
     """
 
     backend: str
-    path: Path
+    path: Location
     opened: SplitData | None = field(default=None, compare=False, repr=False)
     linked: Path | None = field(default=None, compare=False, repr=False)
     alike: bool = field(default=False, compare=False, repr=False)
@@ -39,7 +41,7 @@ class Arm:
         return f"{self.backend} on {self.path}"
 
     @property
-    def reads(self) -> Path:
+    def reads(self) -> Location:
         """The folder that the loader is given."""
         if self.linked is not None:
             return self.linked
@@ -76,10 +78,23 @@ class Arm:
     @property
     def file_bytes(self) -> int:
         """Of all files in its folder, those of sub-folders left out; of a converted one that is all."""
+        if isinstance(self.path, Url):
+            return sum(self.data.shard_bytes)
         return sum(file.stat().st_size for file in self.path.iterdir() if file.is_file())
 
 
-def choose_arms(data: Sequence[Path], backends: Sequence[str], root: Path) -> list[Arm]:
+def folder_of(place: Location) -> Path:
+    """Where the files lie that are read: of a dataset at a URL all of them, in the cache of this machine."""
+    if isinstance(place, Path):
+        return place
+    dataset = open_dataset(place)
+    for file in dataset.manifest.files:
+        with dataset.held(file):
+            pass
+    return dataset.path
+
+
+def choose_arms(data: Sequence[Location], backends: Sequence[str], root: Path) -> list[Arm]:
     """Which backend reads which folder.
 
     Given folders go to every backend that reads them, and are opened; without any, each backend gets the
@@ -105,7 +120,7 @@ def choose_arms(data: Sequence[Path], backends: Sequence[str], root: Path) -> li
 
 def open_arms(arms: Sequence[Arm]) -> tuple[list[Arm], dict[str, str]]:
     """The arms, opened, a folder once whoever reads it; and why the others cannot be, by name."""
-    found: dict[Path, SplitData | Exception] = {
+    found: dict[Location, SplitData | Exception] = {
         arm.path: arm.opened for arm in arms if arm.opened is not None
     }
     opened, failed = [], {}

@@ -15,7 +15,7 @@ from bench.machine.hardware import describe_machine
 from bench.machine.others import OtherProcesses
 from bench.machine.precision import resolve_amp
 from bench.trial import imagefolder
-from bench.trial.arm import Arm, choose_arms, open_arms
+from bench.trial.arm import Arm, choose_arms, folder_of, open_arms
 from bench.trial.equal_work import Facts, check_facts, check_served, find_facts
 from bench.trial.fresh import run_fresh
 from bench.trial.full_batches import check_fills_batch
@@ -262,7 +262,7 @@ def _write_data(peers: Sequence[PeerArm], spec: RunSettings, skipped: dict[str, 
 
 def _folder(arm: AnyArm) -> Path:
     """Whose files are read."""
-    return arm.reads if isinstance(arm, Arm) else arm.path
+    return folder_of(arm.reads) if isinstance(arm, Arm) else arm.path
 
 
 def _check_any(usable: Collection[Arm], skipped: dict[str, str]) -> None:

@@ -172,7 +172,7 @@ def measure(
 
         def run(name: str, memory: bool = False) -> ProcessRun:
             destination = Path(scratch) / "out"
-            process_run = run_watched(_command(name, scan.root, destination, spec), memory=memory)
+            process_run = run_watched(_command(name, scan.folder, destination, spec), memory=memory)
             shutil.rmtree(destination)
             step()
             return process_run

@@ -22,6 +22,7 @@ from bench.trial.trainers import ModelTrainer, Trainer
 from loaders.batch import Batch
 from precache.errors import PrecacheError
 from precache.executors import available_cpus
+from precache.storage.urls import Location, locate
 
 ONE, OWN, TOGETHER = "one", "own", "together"
 DATA_WAIT = "data_wait"
@@ -37,7 +38,7 @@ class Job:
         settings: of one trainer; rank n takes GPU n where its device is one.
     """
 
-    data: Path
+    data: Location
     backend: str
     classes: int
     settings: RunSettings
@@ -54,7 +55,7 @@ class Job:
         chosen = {"device": torch.device(given["device"]), "trainers": tuple(given["trainers"])}
         settings = RunSettings(**{**given, **chosen})
         return cls(
-            data=Path(told["data"]), backend=told["backend"], classes=told["classes"], settings=settings
+            data=locate(told["data"]), backend=told["backend"], classes=told["classes"], settings=settings
         )
 
 

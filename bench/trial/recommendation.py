@@ -161,7 +161,7 @@ def recommend(
         checks += _checks([turn[2][index] for turn in turns], measured[name]) if check else []
     settings = {
         **asdict(spec),
-        "source": Path(scan.root).name,
+        "source": scan.root.name,
         "scratch": str(spec.scratch),
         "page_cache": "warm",
         "check": sampling.CHECK,
@@ -198,7 +198,7 @@ def _take_turns(
             try:
                 if name in JPEG_NAMES and name not in served:
                     served[name] = sampling.convert_for_loader(trees, len(scan.samples), name, spec, folder)
-                whole = Path(scan.root) if check else None
+                whole = scan.folder if check else None
                 _measure(runs[name], name, trees, served.get(name), whole, spec, folder, step)
             except (DatasetError, MissingDependencyError, WorkerError) as error:
                 if name == RAW_NAME:

@@ -38,7 +38,8 @@ def same_pictures(arms: Sequence[Arm]) -> Iterator[Served]:
     """Opened `arms`, their raw trees cut down to what the data sets among them hold; links end with this."""
     served = Served(list(arms))
     with ExitStack() as links:
-        for tree in dict.fromkeys(arm.path for arm in arms if arm.data.kind == RAW):
+        trees = (arm.path for arm in arms if arm.data.kind == RAW)
+        for tree in dict.fromkeys(path for path in trees if isinstance(path, Path)):
             whole = next(arm.data for arm in arms if arm.path == tree)
             part = next((rows for arm in arms if (rows := _part(whole, arm.data)) is not None), None)
             if part is None:

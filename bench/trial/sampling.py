@@ -11,6 +11,7 @@ import shlex
 import shutil
 import sys
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -28,8 +29,11 @@ from loaders.dataset import open_split
 from precache import images
 from precache.converted import open_dataset
 from precache.errors import ImageError, SettingError, SourceError, check_range
+from precache.reading import MAX_PIXELS
 from precache.recipe import FORMAT_NAMES, Recipe
-from precache.sources.base import Scan
+from precache.sources.ahead import read_ahead
+from precache.sources.base import SampleRef, Scan
+from precache.storage.urls import Url
 
 BACKENDS = {RAW_NAME: "pytorch", "shards": "shards", "webdataset": "webdataset", "dali": "dali"}
 CHECK = "never"
@@ -129,11 +133,10 @@ def make_trees(scan: Scan, spec: RecommendSpec, folder: Path) -> Trees:
     rows = by_size[((np.arange(count) + 0.5) * len(by_size) / count).astype(int)]
     kept: list[tuple[str, str]] = []
     sizes, decode_s = [], 0.0
-    for row in np.random.default_rng(41).permutation(rows).tolist():
+    refs = [scan.samples[row] for row in np.random.default_rng(41).permutation(rows).tolist()]
+    for ref, path in zip(refs, _on_disk(scan, refs, folder / "fetched"), strict=False):
         if len(kept) >= SMALL_IMAGES and decode_s > _CHOOSING_SHARE * spec.limit_s:
             break  # large pictures: fewer of them, at random, for they are permuted
-        ref = scan.samples[row]
-        path = f"{scan.root}/{ref.path}"
         start_s = time.perf_counter()
         try:
             images.load(path, spec.stored_size)
@@ -156,6 +159,22 @@ def make_trees(scan: Scan, spec: RecommendSpec, folder: Path) -> Trees:
     mean_bytes = float(np.mean(sizes))
     large = copies * len(kept)
     return Trees(folder / "small", folder / "large", small, large, len(kept), shard_images, mean_bytes)
+
+
+def _on_disk(scan: Scan, refs: Sequence[SampleRef], folder: Path) -> Iterator[str]:
+    """Paths of the pictures; those of a URL are fetched into `folder`."""
+    if not isinstance(scan.root, Url):
+        yield from (f"{scan.root}/{ref.path}" for ref in refs)
+        return
+    folder.mkdir()
+    for number, (ref, read) in enumerate(zip(refs, read_ahead(scan.source, refs, MAX_PIXELS), strict=True)):
+        path = folder / f"{number:06d}{Path(ref.path).suffix}"
+        try:
+            content = read()
+        except ImageError:  # too large for a picture: nobody can decode the empty file either
+            content = b""
+        path.write_bytes(content if isinstance(content, bytes) else content.tobytes())
+        yield str(path)
 
 
 def convert(tree: Path, destination: Path, recipe: Recipe, workers: int) -> Converted:

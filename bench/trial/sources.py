@@ -69,7 +69,7 @@ class _Turns:
 
 def from_tree(scan: Scan, folder: Path) -> Made:
     """The tree as it is."""
-    return scan.root, SourceOptions()
+    return scan.folder, SourceOptions()
 
 
 def from_csv(scan: Scan, folder: Path) -> Made:
@@ -101,14 +101,14 @@ def from_parquet(scan: Scan, folder: Path) -> Made:
 def from_tar(scan: Scan, folder: Path) -> Made:
     """All of it in one folder of a tar."""
     with tarfile.open(folder / "photos.tar", "w") as tar:
-        tar.add(scan.root, "photos")
+        tar.add(scan.folder, "photos")
     return folder / "photos.tar", SourceOptions()
 
 
 def from_tar_gz(scan: Scan, folder: Path) -> Made:
     """The same, compressed: it is unpacked once a conversion."""
     with tarfile.open(folder / "photos.tar.gz", "w:gz", compresslevel=1) as tar:
-        tar.add(scan.root, "photos")
+        tar.add(scan.folder, "photos")
     return folder / "photos.tar.gz", SourceOptions()
 
 
@@ -116,7 +116,7 @@ def from_zip(scan: Scan, folder: Path) -> Made:
     """The same as a zip, each picture compressed."""
     with zipfile.ZipFile(folder / "photos.zip", "w", zipfile.ZIP_DEFLATED) as packed:
         for sample in scan.samples:
-            packed.write(scan.root / sample.path, f"photos/{sample.path}")
+            packed.write(scan.folder / sample.path, f"photos/{sample.path}")
     return folder / "photos.zip", SourceOptions()
 
 
@@ -128,7 +128,7 @@ def from_webdataset(scan: Scan, folder: Path) -> Made:
                 sample = scan.samples[row]
                 path = Path(sample.path)
                 key = str(path.with_name(path.stem.replace(".", "_")))
-                tar.add(scan.root / path, f"{key}{path.suffix or '.jpg'}")
+                tar.add(scan.folder / path, f"{key}{path.suffix or '.jpg'}")
                 member = tarfile.TarInfo(f"{key}.cls")
                 label = str(sample.label).encode()
                 member.size = len(label)
@@ -140,8 +140,8 @@ def from_torchvision(scan: Scan, folder: Path) -> Made:
     """torchvision's ImageFolder of the tree, with the pictures that the scan finds."""
     from torchvision.datasets import ImageFolder
 
-    known = {str(scan.root / sample.path) for sample in scan.samples}
-    return ImageFolder(scan.root, is_valid_file=known.__contains__), SourceOptions()
+    known = {str(scan.folder / sample.path) for sample in scan.samples}
+    return ImageFolder(scan.folder, is_valid_file=known.__contains__), SourceOptions()
 
 
 def from_hf(scan: Scan, folder: Path) -> Made:
@@ -153,7 +153,7 @@ def from_hf(scan: Scan, folder: Path) -> Made:
 
     def rows() -> Iterator[dict[str, Any]]:
         for sample in scan.samples:
-            content = (scan.root / sample.path).read_bytes()
+            content = (scan.folder / sample.path).read_bytes()
             yield {"image": {"bytes": content, "path": None}, "label": sample.label}
 
     made = datasets.Dataset.from_generator(
@@ -168,7 +168,7 @@ def _rows(scan: Scan) -> Iterator[tuple[str, str]]:
 
 
 def _of_table(scan: Scan) -> SourceOptions:
-    return SourceOptions(root=str(scan.root), label="class", target="class")
+    return SourceOptions(root=str(scan.folder), label="class", target="class")
 
 
 SOURCES: dict[str, Callable[[Scan, Path], Made]] = {

@@ -18,6 +18,7 @@ from loaders.settings import Shuffle
 from precache.errors import SettingError, check_choice, check_range
 from precache.executors import available_cpus
 from precache.images import MAX_SIZE
+from precache.storage.urls import Location
 
 CACHES = ("none", "ram", "device")
 SHUFFLES: dict[str, Shuffle] = {"auto": True, "full": "full", "none": False, "window": "window"}
@@ -48,7 +49,7 @@ class TrialSpec:
     """
 
     backend: str
-    path: Path
+    path: Location
     trainer: str
     classes: int
     batch_size: int
@@ -116,6 +117,7 @@ class TrialSpec:
                     f"{imagefolder.NAME} takes no {name} {value!r}: torch's DataLoader has none"
                 )
         check_choice("shuffle", self.shuffle, ("auto", "full", "none"))
+        assert isinstance(self.path, Path), "it reads trees alone, and those are on disk"
         return imagefolder.ImageFolderLoader(
             self.path,
             batch_size=self.batch_size,
@@ -194,7 +196,7 @@ class RunSettings:
         """Of a loader that has all CPUs of this machine."""
         return available_cpus() if self.workers is None else self.workers
 
-    def trial(self, *, backend: str, path: Path, trainer: str, classes: int) -> TrialSpec:
+    def trial(self, *, backend: str, path: Location, trainer: str, classes: int) -> TrialSpec:
         """The trial of a loader and a trainer; what else it asks for, its caller replaces."""
         return TrialSpec(
             backend=backend,

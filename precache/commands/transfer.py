@@ -5,14 +5,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from precache.commandline import ProgressBar, human_bytes, note
+from precache.commandline import Command, ProgressBar, human_bytes, note
 from precache.notices import counted
 
 if TYPE_CHECKING:
     from precache.transfer import Transfer
 
 
-@click.command(name="push")
+@click.command(name="push", cls=Command)
 @click.argument("dst", type=click.Path(path_type=Path))
 @click.argument("url")
 @click.option("--overwrite", is_flag=True, help="Replace another dataset at URL.")
@@ -28,7 +28,7 @@ def push_command(dst: Path, url: str, overwrite: bool) -> None:
     note(f"{url}: {_moved(done, 'sent')}")
 
 
-@click.command(name="pull")
+@click.command(name="pull", cls=Command)
 @click.argument("url")
 @click.argument("dst", type=click.Path(path_type=Path))
 def pull_command(url: str, dst: Path) -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from precache.errors import SourceError
+from precache.errors import SettingError, SourceError
 from precache.sources import opened, rows, webdataset
 from precache.sources.archive import ArchiveSource
 from precache.sources.base import Source
@@ -17,6 +17,7 @@ from precache.sources.table import TableSource
 from precache.sources.tree import TreeSource
 from precache.sources.walk import ALONE, Scanning
 from precache.sources.webdataset import WebDatasetSource
+from precache.storage.urls import Url, is_url, locate
 
 __all__ = ["Scanning", "Source", "SourceOptions", "open_source"]
 
@@ -25,8 +26,9 @@ def open_source(source: Any, options: SourceOptions | None = None, how: Scanning
     """The source at a path, of the kind that the path says; that of a dataset; or `source` where it is one.
 
     Args:
-        source: a path, `hf:FOLDER` for a dataset of Hugging Face on disk, anything with `__len__` and
-            `__getitem__`, a mapping of splits to such datasets, or a `Source`.
+        source: a path, a URL (see `precache.sources.at_url`), `hf:FOLDER` for a dataset of Hugging Face on
+            disk, anything with `__len__` and `__getitem__`, a mapping of splits to such datasets, or a
+            `Source`.
         how: a large tree is scanned.
 
     Raises:
@@ -38,23 +40,33 @@ def open_source(source: Any, options: SourceOptions | None = None, how: Scanning
     if options.mask is not None:
         return _open_masked(source, options, options.mask, how)
     options = replace(options, boxes=None)  # a field like others, for a source
-    if not isinstance(source, str | os.PathLike):
+    if not isinstance(source, str | os.PathLike | Url):
         is_source = all(hasattr(source, name) for name in ("scan", "read", "where"))
         return source if is_source else open_object(source, options)
-    path = Path(source)
-    if str(path).startswith(PREFIX):
-        return open_saved(str(path).removeprefix(PREFIX), options)
+    if not isinstance(source, Url) and str(source).startswith(PREFIX):
+        return open_saved(str(Path(source)).removeprefix(PREFIX), options)
+    path = locate(source)
+    if isinstance(path, Url):
+        from precache.sources.at_url import open_at  # it reads manifests, and these hold options of sources
+
+        return open_at(path, options)
     return _open_folder(path, options, how) if path.is_dir() else _open_file(path, options)
 
 
 def _open_masked(source: Any, options: SourceOptions, mask: str, how: Scanning) -> Source:
     """With masks in a folder; or in a column, of a table that has one of this name."""
     options = replace(options, mask=None)
-    path = Path(source) if isinstance(source, str | os.PathLike) else Path()
+    if is_url(mask):
+        raise SettingError(f"--mask {mask}: masks are read from a folder of this machine; copy them first")
+    path = Path(source) if isinstance(source, str | os.PathLike) and not is_url(source) else Path()
     if not (rows.is_table(path) and path.is_file() and mask in rows.columns_of(path)):
         return MaskTree(open_source(source, options, how), Path(mask))
     table = open_source(path, replace(options, fields=tuple(dict.fromkeys((*options.fields, mask)))))
     assert isinstance(table, TableSource)
+    if table.url:
+        raise SettingError(
+            f"--mask {mask}: masks of pictures at a URL are read from a folder; name that folder"
+        )
     return MaskColumn(table, Path(table.folder), mask, mask in options.fields)
 
 

@@ -17,6 +17,7 @@ from PIL import Image
 from precache.columns import Column, Ints
 from precache.errors import SettingError
 from precache.index import Sizes, checksum_of
+from precache.storage.urls import Location, Url
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,16 +158,16 @@ class Source(Protocol):
     """Where samples come from; to be pickled, for worker processes read from it.
 
     Attributes:
-        root: what messages call it: the folder or the file.
-        paths: folders and files that it reads; no conversion is written into one of them.
+        root: what messages call it: the folder, the file or the URL.
+        paths: folders, files and URLs that it reads; no conversion is written into one of them.
     """
 
     @property
-    def root(self) -> Path:
+    def root(self) -> Location:
         """See the class."""
 
     @property
-    def paths(self) -> tuple[Path, ...]:
+    def paths(self) -> tuple[Location, ...]:
         """See the class."""
 
     def scan(self) -> "Scan":
@@ -219,9 +220,16 @@ class Scan:
     recalled: bool = False
 
     @property
-    def root(self) -> Path:
+    def root(self) -> Location:
         """As of the source."""
         return self.source.root
+
+    @property
+    def folder(self) -> Path:
+        """The root of a source on disk; SettingError for one at a URL."""
+        if isinstance(self.root, Url):
+            raise SettingError(f"{self.root}: is a URL, and this reads folders alone; copy it first")
+        return self.root
 
 
 def picture_checksum(picture: bytes | Image.Image) -> int:
@@ -241,7 +249,7 @@ def digest_of(samples: Samples, classes: Sequence[str]) -> str:
     return digest.hexdigest()
 
 
-def check_apart(source: Source, destination: Path) -> None:
+def check_apart(source: Source, destination: Location) -> None:
     """Raise SettingError if one lies inside the other: the source is never written to."""
     for path in source.paths:
         if lie_apart(path, destination):
@@ -251,7 +259,12 @@ def check_apart(source: Source, destination: Path) -> None:
         )
 
 
-def lie_apart(one: str | os.PathLike[str], other: str | os.PathLike[str]) -> bool:
+def lie_apart(one: str | os.PathLike[str] | Url, other: str | os.PathLike[str] | Url) -> bool:
     """Whether neither is the other, or lies inside it."""
+    if isinstance(one, Url) and isinstance(other, Url):
+        outer, inner = sorted((f"{one.key}/".lstrip("/"), f"{other.key}/".lstrip("/")))
+        return one.root != other.root or not inner.startswith(outer)
+    if isinstance(one, Url) or isinstance(other, Url):
+        return True
     paths = {Path(os.path.realpath(path)) for path in (one, other)}
     return len(paths) == 2 and not any(paths & {*path.parents} for path in paths)

@@ -31,6 +31,7 @@ from precache.sources.base import IgnoredPath, SampleRef, Samples, Scan
 from precache.sources.options import SourceOptions
 from precache.sources.where import Where
 from precache.storage import read_regular_part
+from precache.storage.urls import Location
 
 _MEASURED = 8  # pictures whose second JPEG is looked at
 _KEPT_SHARDS = 4096
@@ -59,13 +60,13 @@ class ConvertedSource:
     shapes: Sizes | None
 
     @property
-    def root(self) -> Path:
-        """Its folder."""
-        return self.dataset.path
+    def root(self) -> Location:
+        """Its folder, or its URL."""
+        return self.dataset.place
 
     @property
-    def paths(self) -> tuple[Path, ...]:
-        """Its folder."""
+    def paths(self) -> tuple[Location, ...]:
+        """The same."""
         return (self.root,)
 
     def scan(self) -> Scan:
@@ -97,12 +98,12 @@ class ConvertedSource:
         """The JPEG, or the pixels, that are stored."""
         shard, row = self._locate(ref.place)
         recipe = self.dataset.manifest.recipe
-        path, places = self._shard(shard)
-        start, size = places[row].tolist()
         try:
-            sample = FORMATS[recipe.format].read_sample(
-                steadily(lambda: read_regular_part(path, start, size), path)
-            )
+            with self.dataset.held(*self.dataset.manifest.shards[shard].files):
+                path, places = self._shard(shard)
+                start, size = places[row].tolist()
+                stored = steadily(lambda: read_regular_part(path, start, size), path)
+            sample = FORMATS[recipe.format].read_sample(stored)
         except ValueError as error:
             raise SampleError(self.where(ref), f"is not where its index says ({error}); {REMEDY}") from error
         changed = self.checksums is not None and checksum_of(sample.data) != self.checksums[ref.place]
@@ -118,7 +119,7 @@ class ConvertedSource:
     def where(self, ref: SampleRef) -> str:
         """Its shard, id and path."""
         shard = self.dataset.manifest.shards[self._locate(ref.place)[0]]
-        return f"{self.dataset.shard_path(shard)}: sample {ref.id} ({ref.path})"
+        return f"{self.root / shard.file_name}: sample {ref.id} ({ref.path})"
 
     def _locate(self, place: int) -> tuple[int, int]:
         """The shard of the sample at `place` of the stored order, and its row there."""
@@ -128,8 +129,9 @@ class ConvertedSource:
     def _shard(self, number: int) -> tuple[Path, Places]:
         """The file of a shard, and where its samples lie."""
         entry, form = self.dataset.manifest.shards[number], self.dataset.manifest.recipe.format
-        path = self.dataset.shard_path(entry)
-        return path, _find_samples(form, path, entry.files[0].crc32c, entry.samples)
+        with self.dataset.held(*entry.files):
+            path = self.dataset.shard_path(entry)
+            return path, _find_samples(form, path, entry.files[0].crc32c, entry.samples)
 
     def _samples(self, index: SampleIndex, rows: Ints, split_of: Ints, splits: Sequence[str]) -> Samples:
         sizes = np.concatenate([self._shard(number)[1][:, 1] for number in range(len(self.ends))])
@@ -156,14 +158,16 @@ class _MaskedSource(ConvertedSource):
     def read_mask(self, ref: SampleRef, max_pixels: int) -> tuple[bytes | Image.Image, str]:
         """The mask that is stored, and its place; compared with its picture's size, by whoever fits it."""
         number, row = self._locate(ref.place)
-        path, _ = self._shard(number)
-        with closing(FORMATS[self.dataset.manifest.recipe.format].open_masks(path)) as file:
-            mask = file.read_mask(row)
+        entry = self.dataset.manifest.shards[number]
+        with self.dataset.held(*entry.files):
+            path = self.dataset.shard_path(entry)
+            with closing(FORMATS[self.dataset.manifest.recipe.format].open_masks(path)) as file:
+                mask = file.read_mask(row)
         return mask if isinstance(mask, bytes) else Image.fromarray(mask), f"in {path}"
 
 
-def open_converted(path: Path, where_text: str | None) -> ConvertedSource:
-    """The source that reads the dataset in folder `path`; raises DatasetError as `open_dataset`."""
+def open_converted(path: Location, where_text: str | None) -> ConvertedSource:
+    """The source that reads the dataset in folder `path`, or at a URL; raises as `open_dataset`."""
     dataset = open_dataset(path)
     index = dataset.read_index(removed=True)
     ends = np.cumsum([shard.samples for shard in dataset.manifest.shards], dtype=np.int64)

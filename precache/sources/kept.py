@@ -26,7 +26,7 @@ import numpy as np
 from precache.lock import LOCK_SUFFIX, lock_path
 from precache.records import PROBED_BYTES, RecordFile, may_be_records
 from precache.sources.walk import ClassFolder, LeftOut, Listed, list_folder, list_folders, packed, state_of
-from precache.storage import open_append
+from precache.storage import open_append, open_regular
 
 SUFFIX = ".precache-scan"
 _KEY = "scan"
@@ -38,6 +38,23 @@ def kept_path(destination: Path) -> Path:
     """Where what a scan for `destination` has found is kept."""
     lock = lock_path(destination)
     return lock.with_name(lock.name.removesuffix(LOCK_SUFFIX) + SUFFIX)
+
+
+def is_left(path: Path) -> bool:
+    """Whether this is what a scan that was killed has kept; not of one that goes on."""
+    import fcntl
+
+    try:
+        descriptor = open_regular(path, getattr(os, "O_NOFOLLOW", 0))
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return may_be_records(os.pread(descriptor, PROBED_BYTES, 0), _KEY)
+    except OSError:  # another process has it
+        return False
+    finally:
+        os.close(descriptor)
 
 
 class KeptScan:

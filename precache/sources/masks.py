@@ -14,6 +14,7 @@ from precache.columns import Column
 from precache.errors import ImageError, SettingError, SourceError
 from precache.reading import read_picture, steadily
 from precache.sources.base import SampleRef, Scan, Source
+from precache.storage.urls import Location
 
 EXTENSIONS = (".png", ".tif", ".tiff", ".bmp", ".gif")
 
@@ -26,12 +27,12 @@ class MaskTree:
     folder: Path
 
     @property
-    def root(self) -> Path:
+    def root(self) -> Location:
         """That of the pictures."""
         return self.source.root
 
     @property
-    def paths(self) -> tuple[Path, ...]:
+    def paths(self) -> tuple[Location, ...]:
         """Those of the pictures, and the folder."""
         return (*self.source.paths, self.folder)
 
@@ -41,7 +42,7 @@ class MaskTree:
             raise SourceError(
                 f"{self.folder}: no folder of masks; expected one with a picture for each picture"
             )
-        if os.path.realpath(self.folder) == os.path.realpath(self.source.root):
+        if os.path.realpath(self.folder) == os.path.realpath(str(self.source.root)):
             raise SourceError(f"{self.folder}: is the folder of the pictures; name that of their masks")
         return self._with_masks(self.source.scan())
 
@@ -103,7 +104,7 @@ class MaskColumn(MaskTree):
     names: Column | None = None
 
     @property
-    def paths(self) -> tuple[Path, ...]:
+    def paths(self) -> tuple[Location, ...]:
         """Those of the table."""
         return self.source.paths
 

@@ -29,7 +29,10 @@ from precache.reading import read_picture, steadily
 from precache.sources import rows
 from precache.sources.base import SampleRef, Samples, Scan, digest_of
 from precache.sources.labels import Labelled, Labels, typed
+from precache.sources.objects import ObjectTree, read_object
 from precache.sources.options import SourceOptions
+from precache.storage.objects import ObjectInfo, ObjectStore
+from precache.storage.urls import Location, Url, locate
 
 IMAGE_NAMES = ("image", "path", "file", "filename", "file_name")
 _SPLIT_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{,63}")  # it begins names of files
@@ -46,22 +49,33 @@ class TableSource:
     options: SourceOptions
 
     @property
-    def paths(self) -> tuple[Path, ...]:
+    def paths(self) -> tuple[Location, ...]:
         """The table, and the folder that its paths are relative to where it is named.
 
         Not the folder of the table: a dataset may well be put beside it.
         """
-        return (self.root,) if self.options.root is None else (self.root, Path(self.options.root))
+        return (self.root,) if self.options.root is None else (self.root, locate(self.options.root))
 
     @property
     def folder(self) -> str:
         """That paths are relative to."""
         return str(self.root.parent) if self.options.root is None else self.options.root
 
+    @property
+    def url(self) -> Url | None:
+        """The folder, where that is a URL."""
+        place = locate(self.folder)
+        return place if isinstance(place, Url) else None
+
+    @property
+    def ahead(self) -> int:
+        """How many pictures are asked for at a time."""
+        return ObjectTree.ahead if self.url else 0
+
     def scan(self) -> Scan:
         """See `precache.sources.base.Source`."""
         asked = self._columns()
-        if self.options.root is not None and not os.path.isdir(self.options.root):
+        if self.options.root is not None and not self.url and not os.path.isdir(self.options.root):
             raise SettingError(f"--root {self.options.root}: no such folder; name that of the pictures")
         found = _Found(self.root)
         found.read(asked)
@@ -102,6 +116,10 @@ class TableSource:
             reason = "is a folder" if os.path.isdir(path) else "is no file"
             where = rows.place_of(self.root, ref.place, ref.id)
             raise ImageError(self.where(ref), f"{reason}; named in {where}")
+        if self.url:
+            scanned = (ref.bytes, ref.modified_ns)
+            name = os.path.normpath(ref.path)
+            return read_object(self.url, name, ref.bytes, max_pixels, lambda it: _as_found(it) == scanned)
         return read_picture(path, max_pixels, (ref.bytes, ref.modified_ns))
 
     def where(self, ref: SampleRef) -> str:
@@ -255,11 +273,14 @@ class _Found:
             SourceError: there is none of them, or one cannot be looked at.
         """
         sizes, modified_ns = np.full(len(self), -1), np.zeros(len(self), np.int64)
-        prefix = os.fsencode(folder)
+        prefix, find = os.fsencode(folder), _status_on_disk
+        if isinstance(url := locate(folder), Url):
+            objects = {os.fsencode(info.name): _as_found(info) for info in ObjectStore(url).list()}
+            prefix, find = b"", lambda path: objects.get(os.path.normpath(path))
         for row in range(len(self)):
-            status = _status(os.path.join(prefix, self._path(row)))
+            status = find(os.path.join(prefix, self._path(row)))
             if status is not None:
-                sizes[row], modified_ns[row] = status.st_size, status.st_mtime_ns
+                sizes[row], modified_ns[row] = status
         absent = np.flatnonzero(sizes < 0)
         if not len(absent):
             return sizes, modified_ns, []
@@ -304,11 +325,16 @@ class _Found:
             raise self.error(error.row, name, error.reason) from error
 
 
-def _status(path: bytes) -> os.stat_result | None:
+def _status_on_disk(path: bytes) -> tuple[int, int] | None:
+    """Size and time of a file; None where there is none."""
     try:
         status = os.stat(path)
     except OSError as error:
         if error.errno in _ABSENT:
             return None
         status = steadily(lambda: os.stat(path), os.fsdecode(path))
-    return status if stat.S_ISREG(status.st_mode) else None
+    return (status.st_size, status.st_mtime_ns) if stat.S_ISREG(status.st_mode) else None
+
+
+def _as_found(info: ObjectInfo) -> tuple[int, int]:
+    return info.bytes, info.modified_ns

@@ -36,6 +36,7 @@ from precache.sources.base import IgnoredPath, SampleRef, Samples, Scan, Source
 from precache.sources.kept import keep_scan
 from precache.sources.rows import is_table
 from precache.sources.walk import ALONE, ClassFolder, LeftOut, Listed, Scanning, list_folders
+from precache.storage.urls import Location, Url
 
 SPLIT_FOLDERS = ("train", "val", "valid", "validation", "test")
 _MISSED_SHARE = 0.01  # of files that look like pictures: more, and the user hears of it
@@ -121,7 +122,7 @@ def scan_folders(top: Folder, source: FolderSource, how: Scanning = ALONE) -> Sc
             asked.append(_to_list(folder, prefix, split, ""))
         else:
             asked += _class_folders(split, prefix, "", folder, class_depth)
-    if how.kept is None:
+    if how.kept is None or isinstance(source.root, Url):
         found.list(asked, list_folders, how.workers)
     else:
         with keep_scan(how.kept, source.root, class_depth) as kept:
@@ -132,7 +133,7 @@ def scan_folders(top: Folder, source: FolderSource, how: Scanning = ALONE) -> Sc
     return found.scan(source)
 
 
-def _nothing_found(top: Folder, root: Path, class_depth: int) -> str:
+def _nothing_found(top: Folder, root: Location, class_depth: int) -> str:
     flat = any(folders.why_not_a_picture(entry) is None for entry in sorted_entries(top))
     if class_depth == 0:
         return f"{root}: has no pictures in it; for pictures in class folders leave out --class-depth 0"
@@ -221,7 +222,7 @@ class _Found:
         if first != path and key[1]:  # 0 where the file system counts none
             self._twice.append(f"{path!r} is {first!r}")
 
-    def warnings(self, root: Path) -> tuple[str, ...]:
+    def warnings(self, root: Location) -> tuple[str, ...]:
         """As `Scan.warnings`."""
         lines = []
         if self._empty:

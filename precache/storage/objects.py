@@ -7,6 +7,7 @@ better, a missing object or refused credentials, is an error at once.
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -37,15 +38,21 @@ _SINGLE_PUT_BYTES = 64 << 20  # what is larger goes up in parts
 _AT_A_TIME = 8  # parts of one file
 _user: int | None = None  # the process that uses the library
 _CRC32C = "precache-crc32c"  # in an object's own metadata, so that it comes and goes with its content
+_DELETED_AT_A_TIME = 1000  # what S3 takes in one request
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:
-    """An object: its name relative to the store's URL, its size, and what changes with its content."""
+    """An object: its name relative to the store's URL, its size, and what changes with its content.
+
+    Attributes:
+        modified_ns: when it was written, by the storage's clock.
+    """
 
     name: str
     bytes: int
     etag: str | None
+    modified_ns: int = 0
 
 
 class ObjectStore:
@@ -67,16 +74,20 @@ class ObjectStore:
             found = self._retried(name, lambda: self._obstore().head(self._store, name))
         except ObjectNotFoundError:
             return None
-        return ObjectInfo(name, found["size"], found["e_tag"])
+        return _info({**found, "path": name})
 
     def get(self, name: str) -> bytes:
         """All of an object."""
+        return self.get_as_found(name)[0]
 
-        def once() -> bytes:
+    def get_as_found(self, name: str) -> tuple[bytes, ObjectInfo]:
+        """All of an object, and what is known of this very one."""
+
+        def once() -> tuple[bytes, ObjectInfo]:
             answer = self._obstore().get(self._store, name)
             content = answer.bytes().to_bytes()
             check_length(len(content), answer.meta["size"])
-            return content  # type: ignore[no-any-return]
+            return content, _info({**answer.meta, "path": name})
 
         return self._retried(name, once)
 
@@ -119,40 +130,45 @@ class ObjectStore:
         if len(etags) > 1:
             raise StorageError(f"{self.url / name}: {REPLACED}; {remedy(REPLACED)}")
 
-    def put(self, name: str, content: bytes, *, crc32c: str = "") -> None:
-        """Write an object; whoever reads it sees the old one or all of the new one.
+    def put(self, name: str, content: bytes, *, crc32c: str = "") -> str | None:
+        """Write an object; whoever reads it sees the old one or all of the new one. Its etag.
 
         Args:
             crc32c: kept beside it, for `crc32c_of`.
         """
-        self._retried(
-            name,
-            lambda: self._obstore().put(
-                self._store, name, content, use_multipart=False, attributes=_attributes(crc32c)
-            ),
-        )
+        return self._retried(name, lambda: self._put(name, content, crc32c, use_multipart=False))
 
-    def upload(self, path: Path, name: str, *, crc32c: str = "") -> None:
+    def put_if(self, name: str, content: bytes, etag: str | None = None) -> str | None:
+        """As `put`, in the place of the object that has this etag; of none without one.
+
+        Returns:
+            The etag; None if another object is there: where an answer was lost, it may be this one.
+        """
+        mode: Any = "create" if etag is None else {"e_tag": etag}
+
+        def once() -> str | None:
+            try:
+                return self._put(name, content, use_multipart=False, mode=mode)
+            except Exception as error:
+                if type(error).__name__ in ("AlreadyExistsError", "PreconditionError", "NotFoundError"):
+                    return None
+                raise
+
+        return self._retried(name, once)
+
+    def upload(self, path: Path, name: str, *, crc32c: str = "") -> str | None:
         """Write the file at `path` as an object, in parts if it is large; as `put`."""
         if path.stat().st_size <= _SINGLE_PUT_BYTES:
-            self.put(name, path.read_bytes(), crc32c=crc32c)
-            return
+            return self.put(name, path.read_bytes(), crc32c=crc32c)
 
         with open(path, "rb") as file:
 
-            def once() -> None:
+            def once() -> str | None:
                 file.seek(0)
-                self._obstore().put(
-                    self._store,
-                    name,
-                    file,
-                    attributes=_attributes(crc32c),
-                    use_multipart=True,
-                    chunk_size=2 * PART_BYTES,
-                    max_concurrency=4,
-                )
+                parts = {"chunk_size": 2 * PART_BYTES, "max_concurrency": 4}
+                return self._put(name, file, crc32c, use_multipart=True, **parts)
 
-            self._retried(name, once)
+            return self._retried(name, once)
 
     def crc32c_of(self, name: str) -> str | None:
         """What `put` was told to keep beside the object; None if nothing was, or there is no object."""
@@ -171,20 +187,36 @@ class ObjectStore:
 
         def once() -> "list[ObjectInfo]":
             pages = self._obstore().list(self._store, prefix=prefix or None, chunk_size=1000)
-            return [ObjectInfo(one["path"], one["size"], one["e_tag"]) for page in pages for one in page]
+            return [_info(one) for page in pages for one in page]
 
         yield from sorted(self._retried(prefix, once), key=lambda one: one.name)
 
+    def first(self, count: int, prefix: str = "") -> "Sequence[ObjectInfo]":
+        """Up to `count` of what `list` lists: the storage is asked for no more than a page of them."""
+
+        def once() -> "list[ObjectInfo]":
+            pages = self._obstore().list(self._store, prefix=prefix or None, chunk_size=count)
+            return [_info(one) for one in next(iter(pages), [])]
+
+        return self._retried(prefix, once)
+
     def delete(self, names: Sequence[str]) -> None:
-        """Remove objects; one that is not there is no error."""
-        for name in names:
+        """Remove objects, many with one request where the storage can; one that is not there is no error."""
+        for start in range(0, len(names), _DELETED_AT_A_TIME):
+            some = [*names[start : start + _DELETED_AT_A_TIME]]
             try:
-                self._retried(name, partial(self._obstore().delete, self._store, name))
+                self._retried(some[0], partial(self._obstore().delete, self._store, some))
             except ObjectNotFoundError:
-                continue
+                for name in some:
+                    with suppress(ObjectNotFoundError):
+                        self._retried(name, partial(self._obstore().delete, self._store, name))
 
     def __reduce__(self) -> Any:
         return ObjectStore, (self.url, self._patience)
+
+    def _put(self, name: str, content: Any, crc32c: str = "", **how: Any) -> str | None:
+        done = self._obstore().put(self._store, name, content, attributes=_attributes(crc32c), **how)
+        return done["e_tag"]  # type: ignore[no-any-return]
 
     def _retried(self, name: str, once: Callable[[], T]) -> T:
         return retried(self.url / name, self._patience, once)
@@ -222,6 +254,11 @@ def _attributes(crc32c: str) -> dict[str, str] | None:
     return {_CRC32C: crc32c} if crc32c else None
 
 
+def _info(meta: Any) -> ObjectInfo:
+    modified_ns = int(meta["last_modified"].timestamp()) * 10**9 + meta["last_modified"].microsecond * 1000
+    return ObjectInfo(meta["path"], meta["size"], meta["e_tag"], modified_ns)
+
+
 def _open(url: Url, patience: Patience) -> Any:
     global _user
     obstore = _obstore()
@@ -239,7 +276,7 @@ def _open(url: Url, patience: Patience) -> Any:
     given: dict[str, Any] = {}
     if url.scheme == "s3":
         given = _s3_settings()
-    if url.scheme == "http" or _endpoint(url.scheme).startswith("http://"):
+    if url.scheme == "http" or endpoint_of(url.scheme).startswith("http://"):
         client["allow_http"] = True
     # it repeats nothing: `_retried` repeats all, an answer that breaks off too
     retry = {"max_retries": 0, "retry_timeout": timedelta(seconds=patience.total_s)}
@@ -251,7 +288,8 @@ def _open(url: Url, patience: Patience) -> Any:
         raise SettingError(f"{url}: cannot be opened ({in_words(error)}); {remedy('')}") from error
 
 
-def _endpoint(scheme: str) -> str:
+def endpoint_of(scheme: str) -> str:
+    """What the environment says in place of the provider's own address; empty if it says nothing."""
     names = {
         "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
         "az": ("AZURE_STORAGE_ENDPOINT",),
@@ -262,7 +300,7 @@ def _endpoint(scheme: str) -> str:
 def _s3_settings() -> dict[str, Any]:
     """Credentials that object_store does not find by itself: those of AWS profiles."""
     given: dict[str, Any] = {}
-    if endpoint := _endpoint("s3"):
+    if endpoint := endpoint_of("s3"):
         given["endpoint"] = endpoint
     folder = Path("~/.aws").expanduser()
     has_profile = "AWS_PROFILE" in os.environ or any(

@@ -11,6 +11,7 @@ from precache.errors import SettingError
 
 SCHEMES = ("s3", "gs", "az", "https", "http")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
+_OF_PATH = re.compile(rf"({'|'.join(SCHEMES)}):/[^/]")
 _FORMS = "s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://ACCOUNT/CONTAINER/PREFIX, https://HOST/PATH"
 
 
@@ -72,6 +73,8 @@ def locate(place: "str | os.PathLike[str] | Url") -> Location:
     text = os.fspath(place)
     match = _SCHEME.match(text) if isinstance(text, str) else None
     if match is None:
+        if isinstance(text, str) and _OF_PATH.match(text) and not os.path.exists(text):
+            raise SettingError(f"{text}: was a URL before it became a Path; pass URLs as text")
         return Path(text)
     scheme = match[1].lower()
     if scheme == "file":
@@ -97,6 +100,12 @@ def locate(place: "str | os.PathLike[str] | Url") -> Location:
     if len(parts) < in_root or any(part in (".", "..") for part in parts):
         raise SettingError(f"{text}: is not a complete URL; write one of {_FORMS}")
     return Url(f"{scheme}://{'/'.join(parts[:in_root])}", "/".join(parts[in_root:]))
+
+
+def check_writable(url: Url) -> None:
+    """Raise SettingError if nothing can be written there."""
+    if url.scheme in ("http", "https"):
+        raise SettingError(f"{url}: is for reading; write to s3://, gs:// or az://, or to a folder")
 
 
 def _without_password(text: str) -> str:

@@ -44,6 +44,11 @@ def test_what_is_no_url_is_refused_by_name(text: str, mention: str) -> None:
     assert mention in str(caught.value)
 
 
+def test_a_url_that_went_through_a_path_is_refused() -> None:
+    with pytest.raises(SettingError, match="pass URLs as text"):
+        locate(Path("s3://bucket/set"))
+
+
 def test_a_password_is_refused_and_never_printed() -> None:
     with pytest.raises(SettingError) as caught:
         locate("https://me:hunter2@host/data")

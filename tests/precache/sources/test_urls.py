@@ -1,0 +1,211 @@
+"""Sources at a URL: the same samples, and the same bytes, as on disk."""
+
+import os
+import shutil
+import tarfile
+import time
+from pathlib import Path
+
+import boto3
+import pytest
+
+from precache import check, convert, open_dataset, verify, verify_deep
+from precache.errors import SettingError, SourceError
+from precache.reading import MAX_PIXELS
+from precache.sources import SourceOptions, open_source
+from precache.sources.ahead import read_ahead
+from precache.sources.base import check_apart
+from precache.storage.objects import ObjectStore
+from precache.storage.urls import Url
+from tests.cloud.proxy import Proxy
+from tests.conftest import small_recipe
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PRECACHE_CACHE_DIR", str(tmp_path / "cache"))
+
+
+def put(folder: Path, url: Url) -> Url:
+    """All files of a folder, as objects."""
+    store = ObjectStore(url)
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            store.upload(path, str(path.relative_to(folder)))
+    return url
+
+
+def stored(folder: Path) -> dict[str, bytes]:
+    """The files of a dataset that do not tell when the source was written."""
+    with_times = ("dataset.json", "source.safetensors")
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name not in with_times}
+
+
+def check_same(out: Path, expected: Path) -> None:
+    assert stored(out) == stored(expected)
+    assert open_dataset(out).digest == open_dataset(expected).digest
+
+
+def test_a_tree_and_its_copy_in_a_bucket_give_the_same_dataset(
+    bucket: Url, raw_tree: Path, tmp_path: Path
+) -> None:
+    local = Path(shutil.copytree(raw_tree, tmp_path / "tree"))
+    (local / "notes.txt").write_text("a file beside the class folders")
+    url = put(local, bucket / "photos")
+    convert(str(url), tmp_path / "out", small_recipe("webdataset"), workers=0)
+    convert(local, tmp_path / "expected", small_recipe("webdataset"), workers=0)
+    check_same(tmp_path / "out", tmp_path / "expected")
+    assert verify_deep(tmp_path / "out", str(url), workers=0).problems == ()
+
+
+def test_an_object_that_marks_a_folder_is_no_file(bucket: Url, raw_tree: Path) -> None:
+    url = put(raw_tree, bucket / "photos")
+    before = open_source(str(url)).scan()
+    ObjectStore(url).put(next(path.name for path in sorted(raw_tree.iterdir()) if path.is_dir()), b"")
+    assert open_source(str(url)).scan().digest == before.digest
+
+
+def test_pictures_come_several_at_a_time(bucket: Url, proxy: Proxy, raw_tree: Path) -> None:
+    scan = open_source(str(put(raw_tree, bucket / "photos"))).scan()
+    refs = [scan.samples[row] for row in range(len(scan.samples))]
+    proxy.latency_s = 0.1
+    begin_s = time.monotonic()
+    pictures = [read() for read in read_ahead(scan.source, refs, MAX_PIXELS)]
+    assert time.monotonic() - begin_s < proxy.latency_s * len(refs) / 2
+    assert pictures == [(raw_tree / ref.path).read_bytes() for ref in refs]
+
+
+@pytest.mark.parametrize("change", ["replaced", "gone"])
+def test_a_picture_that_changes_meanwhile_is_named(
+    change: str, bucket: Url, raw_tree: Path, tmp_path: Path
+) -> None:
+    url = put(raw_tree, bucket / "photos")
+    store = ObjectStore(url)
+    name = next(info.name for info in store.list() if info.name.endswith(".jpg"))
+
+    def act(predicted: int, free: int) -> None:
+        if change == "gone":
+            store.delete([name])
+        else:  # within the same second, at the same size
+            store.put(name, bytes(store.find(name).bytes))  # type: ignore[union-attr]
+
+    message = {"replaced": "changed while it was converted", "gone": "disappeared after the tree was listed"}
+    with pytest.raises(SourceError, match=f"{url}/{name}: {message[change]}"):
+        convert(str(url), tmp_path / "out", small_recipe("shards"), workers=0, on_start=act)
+
+
+@pytest.mark.parametrize("suffix", [".tar", ".tar.gz", ".zip"])
+def test_an_archive_at_a_url_is_fetched_and_gives_the_same_dataset(
+    suffix: str, bucket: Url, raw_tree: Path, tmp_path: Path
+) -> None:
+    kind = {".tar": "tar", ".tar.gz": "gztar", ".zip": "zip"}[suffix]
+    made = Path(shutil.make_archive(str(tmp_path / "photos"), kind, raw_tree.parent, raw_tree.name))
+    store = ObjectStore(bucket)
+    store.upload(made, made.name)
+    url = bucket / made.name
+    scan = open_source(str(url)).scan()
+    expected = open_source(made).scan()
+    assert (scan.digest, scan.classes) == (expected.digest, expected.classes)
+    ref = scan.samples[3]
+    assert scan.source.where(ref) == f"{url}/{raw_tree.name}/{ref.path}"
+    assert scan.source.read(ref, MAX_PIXELS) == expected.source.read(expected.samples[3], MAX_PIXELS)
+
+
+def test_damage_of_what_is_fetched_is_reported_at_its_url(bucket: Url) -> None:
+    ObjectStore(bucket).put("photos.tar", b"no tar" * 1000)
+    with pytest.raises(SourceError, match=f"^{bucket}/photos.tar: "):
+        open_source(str(bucket / "photos.tar")).scan()
+
+
+def test_tars_of_a_bucket_are_one_source(bucket: Url, converted: dict[str, Path], tmp_path: Path) -> None:
+    tars = [path for path in converted["webdataset"].iterdir() if path.suffix == ".tar"]
+    for path in tars:
+        ObjectStore(bucket / "tars").upload(path, path.name)
+        shutil.copy(path, tmp_path)
+    scan = open_source(f"{bucket}/tars").scan()
+    assert scan.digest == open_source(tmp_path).scan().digest
+
+
+def test_a_table_at_a_url_names_objects_or_files_of_this_machine(bucket: Url, raw_tree: Path) -> None:
+    scan = open_source(raw_tree).scan()
+    lines = [f"{scan.samples[row].path},{scan.samples[row].label}" for row in range(5)]
+    ObjectStore(bucket).put("labels.csv", "\n".join(["image,label", *lines]).encode())
+    on_disk = open_source(f"{bucket}/labels.csv", SourceOptions(root=str(raw_tree))).scan()
+    put(raw_tree, bucket)
+    at_url = open_source(f"{bucket}/labels.csv").scan()
+    assert on_disk.digest == at_url.digest
+    check_apart(at_url.source, bucket / "out")  # beside the table, as on disk
+    for row in range(5):
+        expected = (raw_tree / scan.samples[row].path).read_bytes()
+        for table in (on_disk, at_url):
+            assert table.source.read(table.samples[row], MAX_PIXELS) == expected
+    ObjectStore(bucket).put(scan.samples[0].path, b"another picture")
+    with pytest.raises(SourceError, match="changed while it was converted"):
+        at_url.source.read(at_url.samples[0], MAX_PIXELS)
+    ObjectStore(bucket).put("nowhere/labels.csv", b"image,label\nheron.jpg,heron\n")
+    with pytest.raises(SourceError, match="there is no picture"):
+        open_source(f"{bucket}/nowhere/labels.csv").scan()
+
+
+def test_a_converted_dataset_at_a_url_is_a_source(
+    bucket: Url, converted: dict[str, Path], tmp_path: Path
+) -> None:
+    url = put(converted["shards"], bucket / "set")
+    recipe = small_recipe("webdataset", size=32)
+    convert(str(url), tmp_path / "out", recipe, workers=0)
+    convert(converted["shards"], tmp_path / "expected", recipe, workers=0)
+    check_same(tmp_path / "out", tmp_path / "expected")
+
+
+def test_a_web_server_gives_archives_and_no_trees(bucket: Url, raw_tree: Path, tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "photos.tar", "w") as tar:
+        tar.add(raw_tree, "photos")
+    client = boto3.client("s3")  # one that may be read by everybody
+    client.put_bucket_acl(Bucket=bucket.name, ACL="public-read")
+    content = (tmp_path / "photos.tar").read_bytes()
+    client.put_object(Bucket=bucket.name, Key="photos.tar", Body=content, ACL="public-read")
+    plain = f"{os.environ['AWS_ENDPOINT_URL']}/{bucket.name}"
+    scan = open_source(f"{plain}/photos.tar").scan()
+    assert scan.digest == open_source(tmp_path / "photos.tar").scan().digest
+    with pytest.raises(SourceError, match="a web server does not list a tree"):
+        open_source(f"{plain}/photos")
+
+
+def test_source_and_destination_lie_apart(bucket: Url, raw_tree: Path) -> None:
+    url = put(raw_tree, bucket / "photos")
+    for destination in (url, bucket, url / "out"):
+        with pytest.raises(SettingError, match="lie one inside the other"):
+            convert(str(url), destination, small_recipe("shards"), workers=0)
+
+
+def test_a_web_server_is_no_destination(raw_tree: Path) -> None:
+    with pytest.raises(SettingError, match="is for reading"):
+        convert(raw_tree, "https://example.com/set", small_recipe("shards"), workers=0)
+
+
+def test_verify_reads_what_the_storage_holds(bucket: Url, converted: dict[str, Path]) -> None:
+    url = put(converted["dali"], bucket / "set")
+    assert verify(str(url)) == []
+    open_dataset(url).read_index()  # into the cache, which is not what is asked for
+    store, index = ObjectStore(url), next(iter(converted["dali"].glob("index*")))
+    content = bytearray(index.read_bytes())
+    content[-1] ^= 1
+    store.put(index.name, bytes(content))
+    store.put("train-00001.tfrecord", b"short")
+    store.delete(["train-00000.idx"])
+    problems = verify(str(url))
+    assert [problem.partition(": ")[0] for problem in problems] == [
+        f"{url}/train-00000.idx",
+        f"{url}/train-00001.tfrecord",
+        f"{url}/{index.name}",
+    ]
+
+
+def test_check_decodes_a_tree_of_objects(bucket: Url, raw_tree: Path, tmp_path: Path) -> None:
+    url = put(raw_tree, bucket / "photos")
+    name = next(info.name for info in ObjectStore(url).list() if info.name.endswith(".jpg"))
+    ObjectStore(url).put(name, b"\xff\xd8 no picture")
+    with pytest.raises(SettingError, match="--list"):
+        check(str(url), workers=0)
+    report = check(str(url), list_file=tmp_path / "list.csv", workers=0)
+    assert name in [bad.path for bad in report.rejected]

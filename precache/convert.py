@@ -8,9 +8,9 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Callable, Sequence
-from contextlib import closing
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,17 +34,17 @@ from precache.difference import compare
 from precache.errors import DatasetError, SettingError, check_share
 from precache.estimate import predict_bytes
 from precache.journal import Journal, check_empty
-from precache.journal_header import Target
+from precache.journal_header import JOURNAL_NAME, Target
 from precache.lock import Lock, hold_lock, lock_path
 from precache.manifest import Manifest, Rejected
 from precache.notices import counted, warn
 from precache.plan import ConvertPlan, ShardPlan, plan_conversion
 from precache.progress import Progress, nothing_lost, tells, unseen
 from precache.recipe import Recipe
-from precache.shard_writer import ShardTask, finish_shard, write_shard
+from precache.shard_writer import ShardTask, finish_shard, read_one, write_shard
 from precache.source_state import changed_pictures
 from precache.sources import SourceOptions, open_source
-from precache.sources.base import Scan, check_apart
+from precache.sources.base import Scan, Source, check_apart
 from precache.sources.converted import prepared
 from precache.splits import apply_list
 from precache.update import plan as plan_update
@@ -59,16 +59,18 @@ class Conversion:
         converted: pictures written by this call; fewer than the manifest's after a resume.
         published: whether this call finished the dataset; False if it was there already.
         elapsed_s: wall time of this call.
+        nodes: with the engine `ray`, pictures per second of each node that had some, by its name.
     """
 
     manifest: Manifest
     converted: int
     published: bool
     elapsed_s: float
+    nodes: dict[str, float] = field(default_factory=dict)
 
 
 @tells(nothing_lost)
-def convert(
+def convert(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
     source: Any,
     destination: str | os.PathLike[str],
     recipe: Recipe,
@@ -79,6 +81,8 @@ def convert(
     max_rejects: float = 0.01,
     split_list: str | os.PathLike[str] | None = None,
     options: SourceOptions | None = None,
+    engine: str = "local",
+    address: str | None = None,
     on_start: Callable[[int, int], None] = lambda predicted, free: None,
     on_progress: Progress = unseen,
     **named: Any,
@@ -86,11 +90,12 @@ def convert(
     """Convert the pictures of `source`, such as a raw tree, into the folder `destination` by `recipe`.
 
     A finished destination of the same source and recipe is left as it is; an unfinished one is
-    continued. The bytes written depend on the pictures and the recipe, not on `workers`.
+    continued. The bytes written depend on the pictures and the recipe, not on `workers` or `engine`.
 
     Args:
         source: a path, a dataset, or several as splits; see `precache.open_source`.
-        workers: processes; default one per CPU, 0 for the calling process.
+        workers: processes; default one per CPU, 0 for the calling process. With the engine `ray`, shards at
+            a time; default twice the CPUs of the cluster.
         overwrite: convert although the destination is finished: the new dataset is built beside
             it and takes its place at the end. An unfinished one of other settings is discarded.
         update: add to a finished destination what `source` has got since, and mark what it has lost, see
@@ -100,6 +105,9 @@ def convert(
         split_list: a file of lines `path,split` that says what is converted, into which splits
             (see `precache.splits`).
         options: what is which in `source`, see `precache.SourceOptions`.
+        engine: `local`, processes of this machine; or `ray`, the nodes of a Ray cluster, all of which see
+            `source` and `destination` under the same paths.
+        address: of that cluster, `HOST:PORT`; default RAY_ADDRESS, or the one that this machine is a node of.
         on_start: called with (bytes that the dataset will take, bytes free), before the work.
         on_progress: called with (pictures done, pictures in all), a few times a second.
         named: options by their names, `image="photo", label="species"`, beside or instead of `options`.
@@ -108,17 +116,55 @@ def convert(
         SourceError: no such source, one without pictures, or one that changes meanwhile.
         DatasetError: the destination holds something else, is being written by another process,
             cannot be written or is too small; or too many pictures are rejected.
-        SettingError: a value is out of range, or one folder lies inside the other.
+        SettingError: a value is out of range, one folder lies inside the other, there is no cluster at
+            `address`, or the versions on its nodes differ.
         WorkerError: a worker process died.
+        MissingDependencyError: an extra is not installed.
     """
     start_s = time.perf_counter()
-    workers = executors.worker_count(workers)
+    if engine == "local" or workers is not None:
+        workers = executors.worker_count(workers)
     check_share("max_rejects", max_rejects)
     bands.check_reader(recipe.channels)
     if update and overwrite:
         raise SettingError("update and overwrite cannot be combined; give one")
     options = replace(options or SourceOptions(), **named)
-    opened = open_source(source, options)
+    with executors.connected(engine, address):
+        opened = open_source(source, options)
+        scan, recipe, options = _scanned(opened, recipe, options, split_list)
+        job = _Job(
+            scan,
+            plan_conversion(scan.samples, recipe),
+            Target(recipe, scan.digest, made_by()),
+            engine,
+            workers,
+            math.ceil(max_rejects * len(scan.samples)),
+            executors.of_caller(on_start),
+            on_progress,
+            options,
+        )
+        try:
+            destination = resolve(Path(destination))
+            check_apart(opened, destination)
+            if not lock_path(destination).exists():  # a folder of somebody else's gets no lock file beside it
+                check_empty(destination)
+            with hold_lock(destination) as lock:
+                manifest, converted = _convert(job, lock, overwrite, update)
+        except OSError as error:
+            if executors.is_of_caller(error):
+                raise
+            raise DatasetError(
+                f"{error.filename or destination}: cannot be written ({error.strerror or error}); finished "
+                f"shards are kept: make room or fix permissions, then run the same command again"
+            ) from error
+    elapsed_s = time.perf_counter() - start_s
+    return Conversion(manifest, converted or 0, converted is not None, elapsed_s, job.nodes)
+
+
+def _scanned(
+    opened: Source, recipe: Recipe, options: SourceOptions, split_list: str | os.PathLike[str] | None
+) -> tuple[Scan, Recipe, SourceOptions]:
+    """What the source holds, with what recipe and options are once that is known."""
     scan, options = prepared(opened.scan(), recipe, options)
     boxes.check(options.boxes, scan.samples.fields, masks=masks.reader_of(scan.source) is not None)
     for warning in scan.warnings:
@@ -127,48 +173,27 @@ def convert(
         scan, recipe = apply_list(scan, recipe, split_list)
     elif recipe.listed:
         raise SettingError(f"splits {recipe.splits!r} means a list file; pass the file as split_list")
-    plan = plan_conversion(scan.samples, recipe)
-    job = _Job(
-        scan,
-        plan,
-        Target(recipe, scan.digest, made_by()),
-        workers,
-        math.ceil(max_rejects * len(scan.samples)),
-        executors.of_caller(on_start),
-        on_progress,
-        options,
-    )
-    try:
-        destination = resolve(Path(destination))
-        check_apart(opened, destination)
-        if not lock_path(destination).exists():  # a folder of somebody else's gets no lock file beside it
-            check_empty(destination)
-        with hold_lock(destination) as lock:
-            manifest, converted = _convert(job, lock, overwrite, update)
-    except OSError as error:
-        if executors.is_of_caller(error):
-            raise
-        raise DatasetError(
-            f"{error.filename or destination}: cannot be written ({error.strerror or error}); finished "
-            f"shards are kept: make room or fix permissions, then run the same command again"
-        ) from error
-    elapsed_s = time.perf_counter() - start_s
-    return Conversion(manifest, converted or 0, converted is not None, elapsed_s)
+    return scan, recipe, options
 
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """What is to be done, whatever the destination holds; `limit` is the most rejects."""
+    """What is to be done, whatever the destination holds; `limit` is the most rejects.
+
+    `nodes` is filled meanwhile, see `Conversion`.
+    """
 
     scan: Scan
     plan: ConvertPlan
     target: Target
-    workers: int
+    engine: str
+    workers: int | None
     limit: int
     on_start: Callable[[int, int], None]
     on_progress: Progress
     options: SourceOptions
     rejected: tuple[Rejected, ...] = ()
+    nodes: dict[str, float] = field(default_factory=dict)
 
 
 def _convert(job: _Job, lock: Lock, overwrite: bool, update: bool) -> tuple[Manifest, int | None]:
@@ -294,15 +319,33 @@ def _run(job: _Job, waiting: Sequence[ShardPlan], journal: Journal) -> int:
         )
         for shard in waiting
     )
-    workers = min(job.workers, len(waiting))
-    write = partial(write_shard, job.scan.source)
-    with closing(executors.run(write, tasks, workers, report, finish=finish_shard)) as finished:
+    workers = None if job.workers is None else min(job.workers, len(waiting))
+    write, run = partial(write_shard, job.scan.source), executors.ENGINES[job.engine]
+    begin_s = time.perf_counter()
+    with (
+        _nodes(job, waiting, journal.folder) as nodes,
+        closing(run(write, tasks, workers, report, finish=finish_shard, nodes=nodes)) as finished,
+    ):
         for shard in finished:
             journal.record(shard)
             converted += shard.entry.samples
             rejected += shard.rejected
             _check_rejects(journal.folder, rejected, job.limit)
+    took_s = time.perf_counter() - begin_s
+    job.nodes.update({name: pictures / took_s for name, pictures in nodes.units.items()} if nodes else {})
     return converted
+
+
+@contextmanager
+def _nodes(job: _Job, waiting: Sequence[ShardPlan], folder: Path) -> Iterator[executors.Nodes | None]:
+    """What the nodes of a cluster are asked while they write into `folder`; None where there are none."""
+    if job.engine == "local" or not waiting:
+        yield None
+        return
+    source, first = job.scan.source, job.scan.samples[int(waiting[0].rows[0])]
+    read = partial(read_one, source, first, job.target.recipe.max_pixels)
+    with executors.shared(folder, JOURNAL_NAME, source.paths, read) as shared:
+        yield executors.Nodes(shared.check)
 
 
 def _check_rejects(folder: Path, rejected: Sequence[Rejected], limit: int) -> None:

@@ -1,6 +1,7 @@
 """What a worker does: read, decode and resize the pictures of one shard, and write it."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,10 @@ class ShardTask:
     destination: Path
     recipe: Recipe
 
+    def unit_name(self, unit: int) -> str:
+        """What errors call the picture over which a worker died."""
+        return self.samples[unit].path
+
 
 @dataclass(slots=True)
 class WrittenShard:
@@ -70,6 +75,12 @@ def write_shard(source: Source, task: ShardTask, tick: Ticks) -> WrittenShard:
     write = FORMATS[task.recipe.format].write_shard
     written.files = write(base, samples, len(task.samples), task.recipe.stored_size)
     return written
+
+
+def read_one(source: Source, ref: SampleRef, max_pixels: int) -> None:
+    """Raise a SourceError where the source cannot be read; what a picture of it is does not matter."""
+    with suppress(ImageError):
+        source.read(ref, max_pixels)
 
 
 def finish_shard(written: WrittenShard) -> FinishedShard:

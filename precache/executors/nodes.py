@@ -1,0 +1,136 @@
+"""The machines of a cluster: what each must have in common with the one that plans, and what each has done.
+
+Bytes would differ where libraries do, and a folder that is not shared is found empty, or filled, by one
+machine alone. So every node is asked before the first task; a worker on one that joins later asks itself.
+"""
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from precache.codecs import made_by
+from precache.errors import DatasetError, PrecacheError, SettingError, SourceError
+from precache.storage import open_new, read_regular, temporary_path
+
+
+@dataclass(slots=True)
+class Nodes:
+    """For an engine that runs on other machines.
+
+    Attributes:
+        check: called with the name of a node, on it, before its first task: raises what is wrong with it.
+        units: by the names of nodes, the units that each has done; filled by the engine.
+    """
+
+    check: Callable[[str], None]
+    units: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What every node must have as the machine has it that made this.
+
+    Attributes:
+        versions: of what decides over bytes, by name.
+        probe: a file in the folder that is written to, by its absolute path.
+        token: what it holds.
+        sources: (absolute path, `_fingerprint`) of each folder and file that is read.
+        read: reads a sample; raises a SourceError where that cannot be.
+    """
+
+    versions: dict[str, str]
+    probe: Path
+    token: bytes
+    sources: tuple[tuple[str, str], ...]
+    read: Callable[[], object]
+
+    def check(self, node: str) -> None:
+        """Raise what is wrong with this machine, which messages call `node`.
+
+        Raises:
+            SettingError: versions differ.
+            DatasetError: the folder that is written to is another one here, or cannot be written to.
+            SourceError: the source is.
+        """
+        here = versions()
+        for name in sorted({*self.versions, *here}):
+            if self.versions.get(name) != here.get(name):
+                there, at_home = here.get(name, "missing"), self.versions.get(name, "missing")
+                raise SettingError(
+                    f"{node}: {name} is {there} there and {at_home} where the command runs, so bytes would "
+                    f"differ; install the same on every node"
+                )
+        self._check_destination(node)
+        for path, fingerprint in self.sources:
+            try:
+                found = _fingerprint(path)
+            except OSError as error:
+                raise SourceError(f"{node}: cannot see {path} ({error.strerror}); {_MOUNT}") from error
+            if found != fingerprint:
+                raise SourceError(f"{node}: {path} holds something else there than here; {_MOUNT}")
+        try:
+            self.read()
+        except PrecacheError as error:
+            raise SourceError(f"{node}: {error}") from error
+
+    def _check_destination(self, node: str) -> None:
+        folder = self.probe.parent
+        try:
+            same = read_regular(self.probe) == self.token
+        except FileNotFoundError:
+            same = False
+        except OSError as error:
+            raise DatasetError(f"{node}: cannot read {folder} ({error.strerror}); {_MOUNT}") from error
+        if not same:
+            what = "is another folder there" if folder.is_dir() else "is not there"
+            raise DatasetError(f"{node}: {folder} {what} than where the command runs; {_MOUNT}")
+        own = temporary_path(self.probe)
+        try:
+            os.close(open_new(own))
+            own.unlink()
+        except OSError as error:
+            raise DatasetError(
+                f"{node}: cannot write to {folder} ({error.strerror}); mount it for writing, by the same user"
+            ) from error
+
+
+_MOUNT = "mount it on every node at the same path"
+
+
+def versions() -> dict[str, str]:
+    """What must be the same on every node: bytes depend on it."""
+    import precache  # which imports this
+
+    return {"precache": precache.__version__, **made_by()}
+
+
+@contextmanager
+def shared(folder: Path, name: str, sources: Sequence[Path], read: Callable[[], object]) -> Iterator[Shared]:
+    """What nodes are asked for while they write into `folder`: it holds a file for it during the block.
+
+    Args:
+        name: of a file in `folder`; the file of the block is named as one that was left of writing it.
+        sources: folders and files that are read.
+        read: see `Shared`.
+    """
+    folder = Path(os.path.abspath(folder))
+    probe = temporary_path(folder / name)
+    token = probe.name.encode()
+    with open(open_new(probe), "wb") as file:
+        file.write(token)
+    try:
+        paths = [os.path.abspath(path) for path in sources]
+        yield Shared(versions(), probe, token, tuple((path, _fingerprint(path)) for path in paths), read)
+    finally:
+        probe.unlink(missing_ok=True)
+
+
+def _fingerprint(path: str) -> str:
+    """Of a folder the names in it, of a file its size."""
+    if os.path.isdir(path):
+        names = sorted(os.fsencode(name) for name in os.listdir(path))
+        return f"{len(names)} names, {hashlib.sha256(bytes(1).join(names)).hexdigest()}"
+    return f"{os.stat(path).st_size} bytes"

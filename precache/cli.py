@@ -25,35 +25,19 @@ from precache.notices import counted
 from precache.progress import Progress
 from precache.reading import MAX_PIXELS
 from precache.recipe import DEFAULT_SPLITS, FORMAT_NAMES, Recipe
+from precache.running import RUNNING_FLAGS, lines_of_nodes
 from precache.sizes import parse_size
 from precache.source_flags import SOURCE_FLAGS, source_options
 from precache.sources import SourceOptions
 
 DATA = Path("data")
 RAW = DATA / "raw"
-_NODES = 16  # lines on nodes, at most
 _PATH = click.Path(path_type=Path)
 _REJECTS = {
     "max_rejects": click.option(
         "--max-rejects", default="1%", show_default=True, help="How many pictures may be damaged: 1% or 0.01."
     ),
     "strict": click.option("--strict", is_flag=True, help="Allow no damaged picture: --max-rejects 0."),
-}
-
-_RUNNING = {
-    "workers": click.option(
-        "--workers",
-        type=int,
-        help="Worker processes; 0: work in this one. Ray: shards at a time.  "
-        "[default: one per CPU; Ray: two per CPU of the cluster]",
-    ),
-    "engine": click.option(
-        "--engine", default="local", show_default=True, help="local; or ray: all nodes of a Ray cluster."
-    ),
-    "address": click.option(
-        "--address",
-        help="Ray: HOST:PORT, or auto: RAY_ADDRESS, or the cluster of this machine.  [default: auto]",
-    ),
 }
 
 
@@ -134,7 +118,7 @@ def fetch(name: str, dst: Path, url: str | None) -> None:
 )
 @click.option("--shard-bytes", default="64MiB", show_default=True, help="Size of a shard, as decoded pixels.")
 @click.option("--seed", default=0, show_default=True, help="Of the order on disk and the splits.")
-@gathered("running", dict, _RUNNING)
+@gathered("running", dict, RUNNING_FLAGS)
 @click.option("--overwrite", is_flag=True, help="Convert again, and replace DST when all is done.")
 @click.option("--update", is_flag=True, help="Add what SRC got since DST was converted; drop what it lost.")
 @gathered("most_rejects", _most_rejects, _REJECTS)
@@ -346,7 +330,7 @@ def _print_conversion(result: Conversion, destination: Path) -> None:
         f"{human_bytes(manifest.stored_bytes)} out; {result.converted / result.elapsed_s:,.0f} images/s "
         f"({result.elapsed_s:.1f} s)"
     )
-    for line in _of_nodes(result.nodes):
+    for line in lines_of_nodes(result.nodes):
         note(f"  {line}")
     for rejected in manifest.rejected[:10]:
         click.echo(printable(f"  rejected {rejected.path}: {rejected.reason}"), err=True)
@@ -356,17 +340,6 @@ def _print_conversion(result: Conversion, destination: Path) -> None:
             f"{counted(len(manifest.rejected), 'picture')} {'is' if len(manifest.rejected) == 1 else 'are'}"
         )
         click.echo(printable(f"  WARNING: {left_out} left out; {listed} says which and why"), err=True)
-
-
-def _of_nodes(nodes: dict[str, float]) -> list[str]:
-    """A line for each of the slowest nodes, and one for the others."""
-    lines = [
-        f"{name}: {rate:,.0f} images/s" for name, rate in sorted(nodes.items(), key=lambda node: node[1])
-    ]
-    if len(lines) > _NODES:
-        fast = sorted(nodes.values())[_NODES:]
-        lines[_NODES:] = [f"{len(fast):,} other nodes: {fast[0]:,.0f} to {fast[-1]:,.0f} images/s"]
-    return lines
 
 
 def entry_point() -> None:

@@ -8,8 +8,8 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -41,7 +41,7 @@ from precache.notices import counted, warn
 from precache.plan import ConvertPlan, ShardPlan, plan_conversion
 from precache.progress import Progress, nothing_lost, tells, unseen
 from precache.recipe import Recipe
-from precache.shard_writer import ShardTask, finish_shard, read_one, write_shard
+from precache.shard_writer import ShardTask, finish_shard, read_first, write_shard
 from precache.source_state import changed_pictures
 from precache.sources import SourceOptions, open_source
 from precache.sources.base import Scan, Source, check_apart
@@ -320,10 +320,12 @@ def _run(job: _Job, waiting: Sequence[ShardPlan], journal: Journal) -> int:
         for shard in waiting
     )
     workers = None if job.workers is None else min(job.workers, len(waiting))
-    write, run = partial(write_shard, job.scan.source), executors.ENGINES[job.engine]
-    begin_s = time.perf_counter()
+    source, run = job.scan.source, executors.ENGINES[job.engine]
+    write = partial(write_shard, source)
+    first = [samples[int(shard.rows[0])] for shard in waiting[:1]]
+    read = partial(read_first, source, first)
     with (
-        _nodes(job, waiting, journal.folder) as nodes,
+        executors.nodes_of(job.engine, journal.folder, JOURNAL_NAME, source.paths, read) as nodes,
         closing(run(write, tasks, workers, report, finish=finish_shard, nodes=nodes)) as finished,
     ):
         for shard in finished:
@@ -331,21 +333,8 @@ def _run(job: _Job, waiting: Sequence[ShardPlan], journal: Journal) -> int:
             converted += shard.entry.samples
             rejected += shard.rejected
             _check_rejects(journal.folder, rejected, job.limit)
-    took_s = time.perf_counter() - begin_s
-    job.nodes.update({name: pictures / took_s for name, pictures in nodes.units.items()} if nodes else {})
+    job.nodes.update(nodes.units_per_s)
     return converted
-
-
-@contextmanager
-def _nodes(job: _Job, waiting: Sequence[ShardPlan], folder: Path) -> Iterator[executors.Nodes | None]:
-    """What the nodes of a cluster are asked while they write into `folder`; None where there are none."""
-    if job.engine == "local" or not waiting:
-        yield None
-        return
-    source, first = job.scan.source, job.scan.samples[int(waiting[0].rows[0])]
-    read = partial(read_one, source, first, job.target.recipe.max_pixels)
-    with executors.shared(folder, JOURNAL_NAME, source.paths, read) as shared:
-        yield executors.Nodes(shared.check)
 
 
 def _check_rejects(folder: Path, rejected: Sequence[Rejected], limit: int) -> None:

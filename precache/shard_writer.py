@@ -1,6 +1,6 @@
 """What a worker does: read, decode and resize the pictures of one shard, and write it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +19,7 @@ from precache.index import checksum_of
 from precache.jpeg import Pixels
 from precache.manifest import Rejected, ShardEntry
 from precache.output import OutputFile, publish
+from precache.reading import MAX_PIXELS
 from precache.recipe import Recipe
 from precache.sources.base import SampleRef, Source, picture_checksum
 from precache.statistics import NO_PIXELS, PixelSums
@@ -77,10 +78,11 @@ def write_shard(source: Source, task: ShardTask, tick: Ticks) -> WrittenShard:
     return written
 
 
-def read_one(source: Source, ref: SampleRef, max_pixels: int) -> None:
-    """Raise a SourceError where the source cannot be read; what a picture of it is does not matter."""
-    with suppress(ImageError):
-        source.read(ref, max_pixels)
+def read_first(source: Source, refs: Sequence[SampleRef]) -> None:
+    """Raise a SourceError where the source cannot be read; what the pictures `refs` are does not matter."""
+    for ref in refs:
+        with suppress(ImageError):
+            source.read(ref, MAX_PIXELS)
 
 
 def finish_shard(written: WrittenShard) -> FinishedShard:

@@ -10,7 +10,7 @@ from typing import Any
 
 from precache.errors import SettingError, check_choice
 from precache.executors import processes, ray
-from precache.executors.nodes import Nodes, Shared, shared
+from precache.executors.nodes import Nodes, nodes_of
 from precache.executors.processes import (
     available_cpus,
     counted,
@@ -22,8 +22,8 @@ from precache.executors.processes import (
 from precache.workers import KILLED, Ticks
 
 __all__ = [
-    "ENGINES", "KILLED", "Nodes", "Shared", "Ticks", "available_cpus", "connected", "counted", "is_of_caller",
-    "of_caller", "run", "shared", "worker_count",
+    "ENGINES", "KILLED", "Nodes", "Ticks", "available_cpus", "connected", "counted", "is_of_caller",
+    "nodes_of", "of_caller", "run", "worker_count",
 ]  # fmt: skip
 
 ENGINES: dict[str, Callable[..., Generator[Any, None, None]]] = {"local": processes.run, "ray": ray.run}

@@ -6,6 +6,7 @@ machine alone. So every node is asked before the first task; a worker on one tha
 
 import hashlib
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,6 +15,10 @@ from pathlib import Path
 from precache.codecs import made_by
 from precache.errors import DatasetError, PrecacheError, SettingError, SourceError
 from precache.storage import open_new, read_regular, temporary_path
+
+
+def unasked(node: str) -> None:
+    """The check of nodes of which nothing is expected."""
 
 
 @dataclass(slots=True)
@@ -27,6 +32,13 @@ class Nodes:
 
     check: Callable[[str], None]
     units: dict[str, int] = field(default_factory=dict)
+    _began_s: float = field(default_factory=time.perf_counter)
+
+    @property
+    def units_per_s(self) -> dict[str, float]:
+        """`units` over the time since this was made."""
+        took_s = time.perf_counter() - self._began_s
+        return {name: units / took_s for name, units in self.units.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,14 +120,19 @@ def versions() -> dict[str, str]:
 
 
 @contextmanager
-def shared(folder: Path, name: str, sources: Sequence[Path], read: Callable[[], object]) -> Iterator[Shared]:
-    """What nodes are asked for while they write into `folder`: it holds a file for it during the block.
+def nodes_of(
+    engine: str, folder: Path, name: str, sources: Sequence[Path], read: Callable[[], object]
+) -> Iterator[Nodes]:
+    """The nodes of an engine that writes into `folder`, which holds a file for them during the block.
 
     Args:
         name: of a file in `folder`; the file of the block is named as one that was left of writing it.
         sources: folders and files that are read.
         read: see `Shared`.
     """
+    if engine == "local":
+        yield Nodes(unasked)
+        return
     folder = Path(os.path.abspath(folder))
     probe = temporary_path(folder / name)
     token = probe.name.encode()
@@ -123,7 +140,8 @@ def shared(folder: Path, name: str, sources: Sequence[Path], read: Callable[[], 
         file.write(token)
     try:
         paths = [os.path.abspath(path) for path in sources]
-        yield Shared(versions(), probe, token, tuple((path, _fingerprint(path)) for path in paths), read)
+        seen = tuple((path, _fingerprint(path)) for path in paths)
+        yield Nodes(Shared(versions(), probe, token, seen, read).check)
     finally:
         probe.unlink(missing_ok=True)
 

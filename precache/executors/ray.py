@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 from precache.errors import SettingError, WorkerError
 from precache.executors import ray_node
 from precache.executors.attempts import Attempt, name_of
-from precache.executors.nodes import Nodes
+from precache.executors.nodes import Nodes, unasked
 from precache.executors.processes import unchanged
 from precache.executors.ray_cluster import connected, imported, live_nodes
 from precache.notices import warn
@@ -61,10 +61,14 @@ def run(
     """
     if workers == 0:
         raise SettingError("workers=0 is for the engine local; give 1 or more, or leave it out")
-    flights = _Flights(function, finish, on_progress, nodes, workers)
     waiting = (_Flight(Attempt(task)) for task in tasks)
+    first = next(waiting, None)
+    if first is None:
+        return
+    flights = _Flights(function, finish, on_progress, nodes, workers)
     try:
         flights.check_nodes()
+        flights.start(first)
         while True:
             while flights.has_room and (flight := flights.next_retry() or next(waiting, None)):
                 flights.start(flight)
@@ -114,7 +118,7 @@ class _Flights:
         self.running: dict[Any, _Flight] = {}
         self._ray = ray = imported()
         self._on_progress = on_progress
-        self._nodes = nodes or Nodes(lambda node: None)
+        self._nodes = nodes or Nodes(unasked)
         self._names: dict[str, str] = {}
         self._limit, self._room, self._looked_s = limit, 0, float("-inf")
         self._numbers = count(1)

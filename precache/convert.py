@@ -178,10 +178,7 @@ def _scanned(
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """What is to be done, whatever the destination holds; `limit` is the most rejects.
-
-    `nodes` is filled meanwhile, see `Conversion`.
-    """
+    """What is to be done, whatever DST holds; `limit` is the most rejects, `nodes` is filled meanwhile."""
 
     scan: Scan
     plan: ConvertPlan

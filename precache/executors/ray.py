@@ -170,7 +170,9 @@ class _Flights:
                 try:
                     problem = ray.get(reference)
                 except ray.exceptions.RayError as error:
-                    if node not in live_nodes(ray, _CPUS):
+                    of_ray = ray.exceptions
+                    gone = isinstance(error, (of_ray.NodeDiedError, of_ray.TaskUnschedulableError))
+                    if gone or self._is_gone(node):
                         continue
                     raise WorkerError(
                         f"{names[node]}: cannot do tasks of precache ({_last_line(error)}); install the same "

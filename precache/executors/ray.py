@@ -75,6 +75,8 @@ def run(
             if not flights.running:
                 return
             yield from flights.receive()
+    except SystemError as error:  # what a handler of SIGTERM raised while Ray waited
+        raise error.__cause__ or error from None
     finally:
         flights.end()
 
@@ -125,6 +127,12 @@ class _Flights:
         self._by_number: dict[int, _Flight] = {}
         self._retries: deque[_Flight] = deque()
         self._probes: dict[Any, str] = {}
+        self._losses = (
+            ray.exceptions.NodeDiedError,
+            ray.exceptions.OutOfMemoryError,
+            ray.exceptions.TaskUnschedulableError,
+            ray.exceptions.WorkerCrashedError,
+        )
         work = ray_node.Work(function, finish, self._nodes.check, os.getcwd())
         try:
             self._work = [ray.put(work)]  # in a list, it is not unpacked before a task asks for it
@@ -170,10 +178,8 @@ class _Flights:
                 try:
                     problem = ray.get(reference)
                 except ray.exceptions.RayError as error:
-                    of_ray = ray.exceptions
-                    gone = isinstance(error, (of_ray.NodeDiedError, of_ray.TaskUnschedulableError))
-                    if gone or self._is_gone(node):
-                        continue
+                    if isinstance(error, self._losses) or self._is_gone(node):
+                        continue  # what it is lost with, tasks deal with
                     raise WorkerError(
                         f"{names[node]}: cannot do tasks of precache ({_last_line(error)}); install the same "
                         f"version on every node"
@@ -229,6 +235,8 @@ class _Flights:
         del self._by_number[flight.number]
         self._on_progress(-attempt.progress)
         attempt.progress = 0
+        said = str(error)  # Ray names the node, where nothing was heard from the task yet
+        flight.node = flight.node or next((node for node in self._names if node in said), "")
         name = self._names.get(flight.node, "a node that is not known")
         if isinstance(error, of_ray.OutOfMemoryError):
             flight.out_of_memory += 1

@@ -38,7 +38,7 @@ def connected(engine: str, address: str | None = None) -> AbstractContextManager
     """
     check_choice("engine", engine, ENGINES)
     if engine == "ray":
-        return ray.connected(address)
+        return ray.connected(ray.imported(), address)
     if address is not None:
         raise SettingError(f"address {address!r} is for the engine ray; this one is {engine!r}")
     return nullcontext()

@@ -97,8 +97,7 @@ class Shared:
         except OSError as error:
             raise DatasetError(f"{node}: cannot read {folder} ({error.strerror}); {_MOUNT}") from error
         if not same:
-            what = "is another folder there" if folder.is_dir() else "is not there"
-            raise DatasetError(f"{node}: {folder} {what} than where the command runs; {_MOUNT}")
+            raise DatasetError(f"{node}: {folder} is not there, or another folder than here; {_MOUNT}")
         own = temporary_path(self.probe)
         try:
             os.close(open_new(own))

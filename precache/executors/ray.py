@@ -29,7 +29,7 @@ from precache.executors.ray_cluster import connected, imported, live_nodes
 from precache.notices import warn
 from precache.workers import Ticks
 
-__all__ = ["connected", "run"]
+__all__ = ["connected", "imported", "run"]
 
 Task = TypeVar("Task")
 _CPUS = 1  # of a task: decoding, resizing and encoding use one

@@ -31,18 +31,17 @@ def imported() -> Any:
 
 
 @contextmanager
-def connected(address: str | None = None) -> Iterator[None]:
+def connected(ray: Any, address: str | None = None) -> Iterator[None]:
     """Be connected to a cluster for the duration of the block; a connection that is there already is used.
 
     Args:
+        ray: the package.
         address: `HOST:PORT` of its head; None or "auto": RAY_ADDRESS of the environment, else the cluster
             that this machine is a node of.
 
     Raises:
         SettingError: there is none.
-        MissingDependencyError: `ray` is not installed.
     """
-    ray = imported()
     if ray.is_initialized():
         there = ray.get_runtime_context().gcs_address
         if address not in (None, "auto", there):

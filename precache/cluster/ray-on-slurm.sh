@@ -26,6 +26,9 @@ mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 head="${nodes[0]}"                          # the node that runs this script
 port=$((20000 + SLURM_JOB_ID % 20000))      # of its own: nodes may be shared with other jobs
 export RAY_ADDRESS="$head:$port"            # what `--address auto` takes
+# Else whoever reaches the port may run programs as you (Ray 2.52 and newer; srun hands it to all nodes).
+RAY_AUTH_TOKEN="$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')"
+export RAY_AUTH_TOKEN RAY_AUTH_MODE=token
 # Pictures never go through Ray's object store: 200 MB hold the list of each task.
 options=(--num-cpus "$SLURM_CPUS_PER_TASK" --object-store-memory 200000000 --disable-usage-stats --block)
 

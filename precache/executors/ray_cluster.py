@@ -4,6 +4,7 @@ import logging
 import os
 import signal
 import socket
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -52,10 +53,13 @@ def connected(ray: Any, address: str | None = None) -> Iterator[None]:
     if address not in (None, "", "auto"):
         _check_answers(str(address))
     of_signal = signal.getsignal(signal.SIGTERM)
+    said: list[str] = []
     try:
-        ray.init(address=address or "auto", log_to_driver=False, logging_level=logging.ERROR)
-    except (ConnectionError, ValueError, RuntimeError) as error:
-        raise _no_cluster(address or "auto", " ".join(str(error).split())) from error
+        with _hushed(said):
+            ray.init(address=address or "auto", log_to_driver=False, logging_level=logging.ERROR)
+    except (ConnectionError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
+        reasons = [*(line.rpartition("] ")[2] for line in said[-1:]), " ".join(str(error).split())]
+        raise _no_cluster(address or "auto", f"{'; '.join(reasons)}"[:400]) from error
     finally:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, of_signal)  # Ray has put its own there
@@ -76,6 +80,25 @@ def live_nodes(ray: Any, cpus: int) -> dict[str, str]:
         for node in ray.nodes()
         if node["Alive"] and node["Resources"].get("CPU", 0) >= cpus
     }
+
+
+@contextmanager
+def _hushed(said: list[str]) -> Iterator[None]:
+    """Keep what C++ code prints on descriptor 2 off the terminal for the duration of the block.
+
+    Args:
+        said: gets its lines at the end.
+    """
+    with tempfile.TemporaryFile() as file:
+        before = os.dup(2)
+        os.dup2(file.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(before, 2)
+            os.close(before)
+            file.seek(0)
+            said += file.read().decode(errors="replace").splitlines()
 
 
 def _check_answers(address: str) -> None:

@@ -38,10 +38,11 @@ def web_server() -> Iterator[str]:
     "address", ["nonsense", "ray://127.0.0.1:10001", "127.0.0.1:99999999", "closed", "web"]
 )
 def test_an_address_without_a_cluster_is_said_in_one_line_and_soon(
-    address: str, web_server: str, raw_tree: Path, tmp_path: Path
+    address: str, web_server: str, raw_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ray itself tries for minutes."""
-    pytest.importorskip("ray")
+    ray = pytest.importorskip("ray")
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)  # other tests may have a cluster
     address = {"closed": f"127.0.0.1:{closed_port()}", "web": web_server}.get(address, address)
     command = ["convert", raw_tree, "out", "--format", "shards", "--engine", "ray", "--address", address]
     start_s = time.monotonic()

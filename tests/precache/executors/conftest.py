@@ -1,4 +1,4 @@
-"""A Ray cluster of two nodes on this machine, for all tests that need one."""
+"""A Ray cluster on this machine for all tests that need one: a node of one CPU, and those that a test adds."""
 
 import logging
 import os
@@ -13,15 +13,14 @@ from tests.command import ROOT
 
 @pytest.fixture(scope="package")
 def cluster() -> Iterator[Any]:
-    """The first node has no CPU, the other one; this process is connected to it."""
+    """This process is connected to it."""
     ray = pytest.importorskip("ray")
     from ray.cluster_utils import Cluster
 
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = str(ROOT)  # of the workers
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     try:
-        cluster.add_node(num_cpus=1)
         ray.init(cluster.address, log_to_driver=False, logging_level=logging.ERROR)
         yield cluster
     finally:
@@ -43,10 +42,10 @@ def add_node(cluster: Any) -> Iterator[Callable[..., Any]]:
     for node in added:
         if node in cluster.worker_nodes:
             cluster.remove_node(node)
-    until(lambda: living(cluster) == 2)
+    until(lambda: living() == 1)
 
 
-def living(cluster: Any) -> int:
+def living() -> int:
     import ray
 
     return sum(node["Alive"] for node in ray.nodes())

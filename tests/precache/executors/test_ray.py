@@ -51,24 +51,23 @@ def once(act: Callable[[], object]) -> Callable[[int, int], None]:
 
 
 def test_a_cluster_writes_the_bytes_that_this_machine_writes(
-    cluster: Any, add_node: Callable[..., Any], raw_tree: Path, converted: dict[str, Path], tmp_path: Path
+    cluster: Any,
+    add_node: Callable[..., Any],
+    tree: Path,
+    converted: dict[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """From relative paths, too: they are those of the driver."""
     add_node()
+    monkeypatch.chdir(tmp_path)
     steps: list[tuple[int, int]] = []
-    result = on_ray(raw_tree, tmp_path / "out", on_progress=lambda *step: steps.append(step))
+    result = on_ray(tree.name, Path("out"), on_progress=lambda *step: steps.append(step))
     assert contents(tmp_path / "out") == contents(converted["shards"])
     assert result.converted == IMAGES
     assert len(result.nodes) == 2
     assert all(name.startswith("node ") and rate > 0 for name, rate in result.nodes.items())
     assert (steps[0], steps[-1]) == ((0, IMAGES), (IMAGES, IMAGES))
-
-
-def test_relative_paths_are_those_of_the_driver(
-    cluster: Any, tree: Path, converted: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    on_ray(tree.name, Path("out"), workers=1)
-    assert contents(tmp_path / "out") == contents(converted["shards"])
 
 
 def test_shards_of_a_node_that_dies_are_written_by_another(
@@ -85,6 +84,7 @@ def test_shards_of_a_node_that_dies_are_written_by_another(
     assert result.converted == IMAGES
 
 
+@pytest.mark.slow
 def test_the_shard_of_a_worker_that_is_killed_is_written_by_another(
     cluster: Any, slow: Slow, converted: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -139,6 +139,7 @@ def test_a_node_with_another_version_is_refused_before_the_first_shard(
     assert [path.name for path in (tmp_path / "out").iterdir()] == [JOURNAL_NAME]
 
 
+@pytest.mark.slow
 def test_a_node_that_cannot_import_this_package_is_refused_by_name(
     cluster: Any, add_node: Callable[..., Any], raw_tree: Path, tmp_path: Path
 ) -> None:
@@ -169,7 +170,7 @@ def has_finished_a_shard(out: Path) -> bool:
     ("number", "code", "says"),
     [
         (signal.SIGKILL, -signal.SIGKILL, ""),
-        (signal.SIGINT, 130, "precache: error: interrupted after "),
+        pytest.param(signal.SIGINT, 130, "precache: error: interrupted after ", marks=pytest.mark.slow),
         pytest.param(signal.SIGTERM, 143, "precache: error: terminated after ", marks=pytest.mark.slow),
     ],
 )

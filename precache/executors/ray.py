@@ -77,6 +77,11 @@ def run(
             yield from flights.receive()
     except SystemError as error:  # what a handler of SIGTERM raised while Ray waited
         raise error.__cause__ or error from None
+    except imported().exceptions.RayError as error:
+        raise WorkerError(
+            f"the Ray cluster failed ({_last_line(error)}); look at 'ray status', then run the same command "
+            f"again: a conversion continues where it stopped"
+        ) from error
     finally:
         flights.end()
 
@@ -142,8 +147,8 @@ class _Flights:
                 f"use the engine local"
             ) from error
         here = _on(ray, ray.get_runtime_context().get_node_id())  # which ends when this process cannot go on
-        actor: Any = ray.remote(num_cpus=0, scheduling_strategy=here)(ray_node.Reports)
-        self._reports = actor.remote()
+        actor: Any = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(ray_node.Reports)
+        self._reports = actor.options(scheduling_strategy=here).remote()
         self._call: Any = ray.remote(num_cpus=_CPUS, max_retries=0)(ray_node.call)
 
     @property

@@ -1,4 +1,4 @@
-"""A Ray cluster on this machine for all tests that need one: a node of one CPU, and those that a test adds."""
+"""A Ray cluster on this machine, for all tests that need one: a node, and those that a test adds."""
 
 import logging
 import os

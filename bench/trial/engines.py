@@ -1,6 +1,7 @@
 """The engines `local` and `ray` beside each other: images/s of a conversion, on this machine.
 
     python -m bench.trial.engines TREE [--repeats 5] [--workers 2] [--format shards] [--size 256]
+        [--shard-bytes 64MiB] [--scratch FOLDER]
 
 Starts a Ray cluster of so many CPUs, then converts TREE with each engine in turns, each time in a process of
 its own. `steady` is between a quarter and three quarters of the pictures: without the start of processes, and
@@ -20,6 +21,7 @@ from pathlib import Path
 
 from precache import Recipe, convert
 from precache.codecs import made_by
+from precache.commandline import parse_bytes
 from precache.errors import PrecacheError, SettingError
 from precache.executors.ray_cluster import imported
 
@@ -46,11 +48,15 @@ def one(
     (done_0, from_s), (done_1, to_s) = (
         next(step for step in steps if step[0] >= share * total) for share in (_FROM, _TO)
     )
+    if done_0 == done_1:
+        raise SettingError(f"{tree}: {total:,} pictures are too few for a steady rate; name a larger tree")
     return {"steady": (done_1 - done_0) / (to_s - from_s), "whole": whole}
 
 
 def measure(given: argparse.Namespace) -> dict[str, list[dict[str, float]]]:
     """The figures of each engine, turn by turn."""
+    if not given.tree.is_dir():
+        raise SettingError(f"{given.tree}: is no folder; name a tree of class folders")
     ray = imported()
     options = {"include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"}
     ray.init("local", num_cpus=given.workers, **options)
@@ -63,6 +69,7 @@ def measure(given: argparse.Namespace) -> dict[str, list[dict[str, float]]]:
                     command = [sys.executable, "-m", "bench.trial.engines", str(given.tree), "--one", engine]
                     command += ["--address", address, "--scratch", scratch, "--format", given.format]
                     command += ["--workers", str(given.workers), "--size", str(given.size)]
+                    command += ["--shard-bytes", given.shard_bytes]
                     said = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
                 if said.returncode:
                     raise SettingError(f"engine {engine}: ended with {said.returncode}; see above")
@@ -80,13 +87,15 @@ def main() -> None:
     for name, default in (("repeats", 5), ("workers", 2), ("size", 256)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--format", default="shards")
+    parser.add_argument("--shard-bytes", default="64MiB")
     parser.add_argument("--scratch", type=Path, help="folder to convert into")
     parser.add_argument("--one", choices=("local", "ray"), help=argparse.SUPPRESS)
     parser.add_argument("--address", help=argparse.SUPPRESS)
     given = parser.parse_args()
     try:
         if given.one:
-            recipe = Recipe(format=given.format, size=given.size)
+            shard_bytes = parse_bytes(given.shard_bytes)
+            recipe = Recipe(format=given.format, size=given.size, shard_bytes=shard_bytes)
             address = given.address if given.one == "ray" else None
             out = given.scratch / "out"
             print(json.dumps(one(given.one, address, given.tree, out, recipe, given.workers)))

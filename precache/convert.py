@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from precache import bands, boxes, columns, executors, masks
+from precache import bands, columns, executors
 from precache.codecs import made_by
 from precache.commit import commit, commit_update
 from precache.converted import ConvertedDataset, is_converted, open_dataset
@@ -25,6 +25,7 @@ from precache.destination import (
     build_folder,
     check_may_be_replaced,
     finish_swap,
+    is_untouched,
     resolve,
     swap_in,
     tidy,
@@ -37,16 +38,15 @@ from precache.journal import Journal, check_empty
 from precache.journal_header import JOURNAL_NAME, Target
 from precache.lock import Lock, hold_lock, lock_path
 from precache.manifest import Manifest, Rejected
-from precache.notices import counted, warn
+from precache.notices import counted
 from precache.plan import ConvertPlan, ShardPlan, plan_conversion
 from precache.progress import Progress, nothing_lost, tells, unseen
 from precache.recipe import Recipe
+from precache.scanning import scanned
 from precache.shard_writer import ShardTask, finish_shard, read_first, write_shard
 from precache.source_state import changed_pictures
-from precache.sources import SourceOptions, open_source
-from precache.sources.base import Scan, Source, check_apart
-from precache.sources.converted import prepared
-from precache.splits import apply_list
+from precache.sources import SourceOptions
+from precache.sources.base import Scan, check_apart
 from precache.update import plan as plan_update
 
 
@@ -130,8 +130,9 @@ def convert(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
         raise SettingError("update and overwrite cannot be combined; give one")
     options = replace(options or SourceOptions(), **named)
     with executors.connected(engine, address):
-        opened = open_source(source, options)
-        scan, recipe, options = _scanned(opened, recipe, options, split_list)
+        opened, scan, recipe, options = scanned(
+            source, Path(destination), recipe, options, split_list, executors.worker_count(workers)
+        )
         job = _Job(
             scan,
             plan_conversion(scan.samples, recipe),
@@ -161,21 +162,6 @@ def convert(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
     return Conversion(manifest, converted or 0, converted is not None, elapsed_s, job.nodes)
 
 
-def _scanned(
-    opened: Source, recipe: Recipe, options: SourceOptions, split_list: str | os.PathLike[str] | None
-) -> tuple[Scan, Recipe, SourceOptions]:
-    """What the source holds, with what recipe and options are once that is known."""
-    scan, options = prepared(opened.scan(), recipe, options)
-    boxes.check(options.boxes, scan.samples.fields, masks=masks.reader_of(scan.source) is not None)
-    for warning in scan.warnings:
-        warn(warning)
-    if split_list is not None:
-        scan, recipe = apply_list(scan, recipe, split_list)
-    elif recipe.listed:
-        raise SettingError(f"splits {recipe.splits!r} means a list file; pass the file as split_list")
-    return scan, recipe, options
-
-
 @dataclass(frozen=True, slots=True)
 class _Job:
     """What is to be done, whatever DST holds; `limit` is the most rejects, `nodes` is filled meanwhile."""
@@ -198,6 +184,10 @@ def _convert(job: _Job, lock: Lock, overwrite: bool, update: bool) -> tuple[Mani
     finish_swap(lock)
     destination = folder = lock.destination
     finished = is_converted(destination)
+    if job.scan.recalled and not is_untouched(destination):
+        raise DatasetError(
+            f"{destination}: another process has begun to convert into it; run the same command again"
+        )
     if finished:
         tidy(destination)
     if finished and overwrite:

@@ -35,6 +35,7 @@ from precache.notices import counted
 from precache.progress import Progress
 from precache.reading import MAX_PIXELS
 from precache.recipe import DEFAULT_SPLITS, FORMAT_NAMES, Recipe
+from precache.running import RUNNING_FLAGS, lines_of_nodes
 from precache.sizes import parse_size
 from precache.source_flags import SOURCE_FLAGS, source_options
 from precache.sources import SourceOptions
@@ -128,7 +129,7 @@ def fetch(name: str, dst: Path, url: str | None) -> None:
 )
 @click.option("--shard-bytes", default="64MiB", show_default=True, help="Size of a shard, as decoded pixels.")
 @click.option("--seed", default=0, show_default=True, help="Of the order on disk and the splits.")
-@click.option("--workers", type=int, help="Worker processes; 0: work in this one.  [default: one per CPU]")
+@gathered("running", dict, RUNNING_FLAGS)
 @click.option("--overwrite", is_flag=True, help="Convert again, and replace DST when all is done.")
 @click.option("--update", is_flag=True, help="Add what SRC got since DST was converted; drop what it lost.")
 @gathered("most_rejects", _most_rejects, _REJECTS)
@@ -137,7 +138,7 @@ def convert(
     src: Location,
     dst: Location | None,
     format_name: str | None,
-    workers: int | None,
+    running: dict[str, Any],
     overwrite: bool,
     update: bool,
     most_rejects: float,
@@ -173,7 +174,7 @@ def convert(
             src,
             destination,
             recipe,
-            workers=workers,
+            **running,
             overwrite=overwrite,
             update=update,
             max_rejects=most_rejects,
@@ -271,6 +272,8 @@ def _print_conversion(result: Conversion, destination: Location) -> None:
         f"{human_bytes(manifest.stored_bytes)} out; {result.converted / result.elapsed_s:,.0f} images/s "
         f"({result.elapsed_s:.1f} s)"
     )
+    for line in lines_of_nodes(result.nodes):
+        note(f"  {line}")
     for rejected in manifest.rejected[:10]:
         click.echo(printable(f"  rejected {rejected.path}: {rejected.reason}"), err=True)
     if manifest.rejected:

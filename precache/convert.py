@@ -9,12 +9,12 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from precache import bands, boxes, columns, executors, masks, uploads
+from precache import bands, columns, executors, uploads
 from precache.codecs import made_by
 from precache.commit import commit, commit_update
 from precache.converted import is_converted, open_dataset
@@ -31,20 +31,17 @@ from precache.destination import (
 )
 from precache.errors import DatasetError, SettingError, check_share
 from precache.journal import Journal, check_empty
-from precache.journal_header import Target
+from precache.journal_header import JOURNAL_NAME, Target
 from precache.lock import Lock, hold_lock, lock_path
 from precache.manifest import Manifest, Rejected
-from precache.notices import warn
 from precache.plan import ConvertPlan, ShardPlan, plan_conversion
 from precache.progress import Progress, nothing_lost, tells, unseen
 from precache.recipe import Recipe
-from precache.shard_writer import ShardTask, finish_shard, write_shard
-from precache.sources import Scanning, SourceOptions, open_source
-from precache.sources.base import Scan, check_apart, lie_apart
-from precache.sources.converted import prepared
-from precache.sources.kept import kept_path
-from precache.splits import apply_list
-from precache.storage.urls import Location, Url, check_writable, locate
+from precache.scanning import scanned
+from precache.shard_writer import ShardTask, finish_shard, read_first, write_shard
+from precache.sources import SourceOptions
+from precache.sources.base import Scan, check_apart
+from precache.storage.urls import Url, check_writable, locate
 from precache.update import plan as plan_update
 
 
@@ -57,16 +54,18 @@ class Conversion:
         converted: pictures written by this call; fewer than the manifest's after a resume.
         published: whether this call finished the dataset; False if it was there already.
         elapsed_s: wall time of this call.
+        nodes: with the engine `ray`, pictures per second of each node that had some, by its name.
     """
 
     manifest: Manifest
     converted: int
     published: bool
     elapsed_s: float
+    nodes: dict[str, float] = field(default_factory=dict)
 
 
 @tells(nothing_lost)
-def convert(
+def convert(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
     source: Any,
     destination: str | os.PathLike[str] | Url,
     recipe: Recipe,
@@ -77,6 +76,8 @@ def convert(
     max_rejects: float = 0.01,
     split_list: str | os.PathLike[str] | None = None,
     options: SourceOptions | None = None,
+    engine: str = "local",
+    address: str | None = None,
     on_start: Callable[[int, int], None] = lambda predicted, free: None,
     on_progress: Progress = unseen,
     **named: Any,
@@ -84,11 +85,12 @@ def convert(
     """Convert the pictures of `source`, such as a raw tree, into the folder or URL `destination` by `recipe`.
 
     A finished destination of the same source and recipe is left as it is; an unfinished one is
-    continued. The bytes written depend on the pictures and the recipe, not on `workers`.
+    continued. The bytes written depend on the pictures and the recipe, not on `workers` or `engine`.
 
     Args:
         source: a path, a dataset, or several as splits; see `precache.open_source`.
-        workers: processes; default one per CPU, 0 for the calling process.
+        workers: processes; default one per CPU, 0 for the calling process. With the engine `ray`, shards at
+            a time; default twice the CPUs of the cluster.
         overwrite: convert although the destination is finished: the new dataset is built beside
             it and takes its place at the end. An unfinished one of other settings is discarded.
         update: add to a finished destination what `source` has got since, and mark what it has lost, see
@@ -98,6 +100,9 @@ def convert(
         split_list: a file of lines `path,split` that says what is converted, into which splits
             (see `precache.splits`).
         options: what is which in `source`, see `precache.SourceOptions`.
+        engine: `local`, processes of this machine; or `ray`, the nodes of a Ray cluster, all of which see
+            `source` and `destination` under the same paths.
+        address: of that cluster, `HOST:PORT`; default RAY_ADDRESS, or the one that this machine is a node of.
         on_start: called with (bytes that the dataset will take, bytes free), before the work.
         on_progress: called with (pictures done, pictures in all), a few times a second.
         named: options by their names, `image="photo", label="species"`, beside or instead of `options`.
@@ -106,85 +111,73 @@ def convert(
         SourceError: no such source, one without pictures, or one that changes meanwhile.
         DatasetError: the destination holds something else, is being written by another process,
             cannot be written or is too small; or too many pictures are rejected.
-        SettingError: a value is out of range, or one folder lies inside the other.
+        SettingError: a value is out of range, one folder lies inside the other, there is no cluster at
+            `address`, or the versions on its nodes differ.
         WorkerError: a worker process died.
+        MissingDependencyError: an extra is not installed.
     """
     start_s = time.perf_counter()
-    workers = executors.worker_count(workers)
+    if engine == "local" or workers is not None:
+        workers = executors.worker_count(workers)
     check_share("max_rejects", max_rejects)
     bands.check_reader(recipe.channels)
     if update and overwrite:
         raise SettingError("update and overwrite cannot be combined; give one")
     options = replace(options or SourceOptions(), **named)
     destination = locate(destination)
-    how = Scanning(workers) if split_list else _scanning(source, destination, workers, options)
-    opened = open_source(source, options, how)
-    scan, options = prepared(opened.scan(), recipe, options)
-    boxes.check(options.boxes, scan.samples.fields, masks=masks.reader_of(scan.source) is not None)
-    for warning in scan.warnings:
-        warn(warning)
-    if split_list is not None:
-        scan, recipe = apply_list(scan, recipe, split_list)
-    elif recipe.listed:
-        raise SettingError(f"splits {recipe.splits!r} means a list file; pass the file as split_list")
-    plan = plan_conversion(scan.samples, recipe)
-    job = _Job(
-        scan,
-        plan,
-        Target(recipe, scan.digest, made_by()),
-        workers,
-        math.ceil(max_rejects * len(scan.samples)),
-        executors.of_caller(on_start),
-        on_progress,
-        options,
-    )
-    try:
-        if isinstance(destination, Url):
-            check_writable(destination)
-            check_apart(opened, destination)
-            manifest, converted = _convert_at(job, destination, overwrite, update)
-            return Conversion(manifest, converted or 0, converted is not None, time.perf_counter() - start_s)
-        destination = resolve(destination)
-        check_apart(opened, destination)
-        if not lock_path(destination).exists():  # a folder of somebody else's gets no lock file beside it
-            check_empty(destination)
-        with hold_lock(destination) as lock:
-            manifest, converted = _convert(job, lock, overwrite, update)
-    except OSError as error:
-        if executors.is_of_caller(error):
-            raise
-        raise DatasetError(
-            f"{error.filename or destination}: cannot be written ({error.strerror or error}); finished "
-            f"shards are kept: make room or fix permissions, then run the same command again"
-        ) from error
+    with executors.connected(engine, address):
+        opened, scan, recipe, options = scanned(
+            source, destination, recipe, options, split_list, executors.worker_count(workers)
+        )
+        job = _Job(
+            scan,
+            plan_conversion(scan.samples, recipe),
+            Target(recipe, scan.digest, made_by()),
+            engine,
+            workers,
+            math.ceil(max_rejects * len(scan.samples)),
+            executors.of_caller(on_start),
+            on_progress,
+            options,
+        )
+        try:
+            if isinstance(destination, Url):
+                check_writable(destination)
+                check_apart(opened, destination)
+                manifest, converted = _convert_at(job, destination, overwrite, update)
+            else:
+                destination = resolve(destination)
+                check_apart(opened, destination)
+                if not lock_path(destination).exists():  # a folder of somebody else's gets no lock beside it
+                    check_empty(destination)
+                with hold_lock(destination) as lock:
+                    manifest, converted = _convert(job, lock, overwrite, update)
+        except OSError as error:
+            if executors.is_of_caller(error):
+                raise
+            raise DatasetError(
+                f"{error.filename or destination}: cannot be written ({error.strerror or error}); finished "
+                f"shards are kept: make room or fix permissions, then run the same command again"
+            ) from error
     elapsed_s = time.perf_counter() - start_s
-    return Conversion(manifest, converted or 0, converted is not None, elapsed_s)
-
-
-def _scanning(source: Any, destination: Location, workers: int, options: SourceOptions) -> Scanning:
-    """Of a tree whose pictures will all be read, such that a scan that is killed goes on."""
-    if isinstance(destination, Url):
-        return Scanning(workers)
-    folder = Path(os.path.realpath(destination))
-    on_disk = isinstance(source, str | os.PathLike) and all(
-        lie_apart(path, folder) for path in (source, options.mask) if path is not None
-    )
-    return Scanning(workers, kept_path(folder) if on_disk and is_untouched(folder) else None)
+    return Conversion(manifest, converted or 0, converted is not None, elapsed_s, job.nodes)
 
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """What is to be done, whatever the destination holds; `limit` is the most rejects."""
+    """What is to be done, whatever DST holds; `limit` is the most rejects, `nodes` is filled meanwhile."""
 
     scan: Scan
     plan: ConvertPlan
     target: Target
-    workers: int
+    engine: str
+    workers: int | None
     limit: int
     on_start: Callable[[int, int], None]
     on_progress: Progress
     options: SourceOptions
     rejected: tuple[Rejected, ...] = ()
+    nodes: dict[str, float] = field(default_factory=dict)
 
 
 def _convert(job: _Job, lock: Lock, overwrite: bool, update: bool) -> tuple[Manifest, int | None]:
@@ -229,7 +222,14 @@ def _convert_at(job: _Job, url: Url, overwrite: bool, update: bool) -> tuple[Man
         journal = uploads.UrlJournal(lock, url, job.target, job.plan, job.scan, overwrite=overwrite)
         with tells(journal.kept), uploads.room() as folder:
             waiting = [shard for shard in job.plan.shards if shard.name not in journal.finished]
-            check_room(job.scan, job.target.recipe, waiting, folder, job.on_start, staged=2 * job.workers)
+            check_room(
+                job.scan,
+                job.target.recipe,
+                waiting,
+                folder,
+                job.on_start,
+                staged=2 * executors.worker_count(job.workers),
+            )
             converted = _run(job, waiting, journal)
             manifest = commit(job.scan, job.plan, job.options, journal.finished, folder)
             journal.publish(folder)
@@ -277,12 +277,19 @@ def _run(job: _Job, waiting: Sequence[ShardPlan], journal: "Journal | uploads.Ur
         )
         for shard in waiting
     )
-    workers = min(job.workers, len(waiting))
-    write = partial(write_shard, job.scan.source)
-    with closing(executors.run(write, tasks, workers, report, finish=finish_shard)) as finished:
+    workers = None if job.workers is None else min(job.workers, len(waiting))
+    source, run = job.scan.source, executors.ENGINES[job.engine]
+    write = partial(write_shard, source)
+    first = [samples[int(shard.rows[0])] for shard in waiting[:1]]
+    read = partial(read_first, source, first)
+    with (
+        executors.nodes_of(job.engine, journal.folder, JOURNAL_NAME, source.paths, read) as nodes,
+        closing(run(write, tasks, workers, report, finish=finish_shard, nodes=nodes)) as finished,
+    ):
         for shard in finished:
             journal.record(shard)
             converted += shard.entry.samples
             rejected += shard.rejected
             check_rejects(journal.folder, rejected, job.limit)
+    job.nodes.update(nodes.units_per_s)
     return converted

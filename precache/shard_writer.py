@@ -1,6 +1,7 @@
 """What a worker does: read, decode and resize the pictures of one shard, and write it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from precache.index import checksum_of
 from precache.jpeg import Pixels
 from precache.manifest import Rejected, ShardEntry
 from precache.output import OutputFile, publish
+from precache.reading import MAX_PIXELS
 from precache.recipe import Recipe
 from precache.sources.ahead import read_ahead
 from precache.sources.base import SampleRef, Source, picture_checksum
@@ -46,6 +48,10 @@ class ShardTask:
     destination: Path | Url
     recipe: Recipe
     journal: str = ""
+
+    def unit_name(self, unit: int) -> str:
+        """What errors call the picture over which a worker died."""
+        return self.samples[unit].path
 
 
 @dataclass(slots=True)
@@ -77,6 +83,13 @@ def write_shard(source: Source, task: ShardTask, tick: Ticks) -> WrittenShard:
     write = FORMATS[task.recipe.format].write_shard
     written.files = write(folder / task.name, samples, len(task.samples), task.recipe.stored_size)
     return written
+
+
+def read_first(source: Source, refs: Sequence[SampleRef]) -> None:
+    """Raise a SourceError where the source cannot be read; what the pictures `refs` are does not matter."""
+    for ref in refs:
+        with suppress(ImageError):
+            source.read(ref, MAX_PIXELS)
 
 
 def finish_shard(written: WrittenShard) -> FinishedShard:

@@ -15,6 +15,14 @@ from types import TracebackType
 LARGE_PIXELS = 25_000_000
 """A picture of more pixels than this waits for its turn."""
 _DECODING_BYTES = 12  # per pixel: Pillow's own four, turned upright, and what the decoder keeps
+_PIDS = 1 << 32  # more than any system has
+_run: int | None = None
+
+
+def take_part_in(run: int) -> None:
+    """Let this process be a worker of a run that is known by a number, not by the process that started it."""
+    global _run
+    _run = run
 
 
 class Turn:
@@ -55,9 +63,8 @@ def _locked() -> int | None:
     try:
         status = os.fstat(descriptor)
         if stat.S_ISREG(status.st_mode) and status.st_uid == os.getuid():
-            run = multiprocessing.parent_process()
             # not flock: a byte per run needs no file per run, which nobody would remove
-            fcntl.lockf(descriptor, fcntl.LOCK_EX, 1, os.getpid() if run is None else run.pid or 0)
+            fcntl.lockf(descriptor, fcntl.LOCK_EX, 1, _byte_of_run())
             return descriptor
     except OSError:
         pass
@@ -66,6 +73,13 @@ def _locked() -> int | None:
         raise
     os.close(descriptor)
     return None
+
+
+def _byte_of_run() -> int:
+    if _run is not None:
+        return _PIDS + _run
+    parent = multiprocessing.parent_process()
+    return os.getpid() if parent is None else parent.pid or 0
 
 
 def lacks_memory(error: Exception, max_pixels: int) -> bool:

@@ -175,7 +175,7 @@ def _serve(
             try:
                 produced = function(task, _WorkerTicks(link, unit, fatal))
             except Exception as error:
-                link.send("error", _sendable(error))
+                link.send("error", sendable(error))
                 return
             unit.value = _NO_UNIT
             if finishing is not None:
@@ -203,12 +203,12 @@ def _finish(link: "_Link", finish: Callable[..., Any], produced: Any) -> None:
     try:
         result = finish(produced)
     except Exception as error:
-        link.send("error", _sendable(error))
+        link.send("error", sendable(error))
     else:
         link.send("result", result)
 
 
-def _sendable(error: Exception) -> Exception:
+def sendable(error: Exception) -> Exception:
     """`error`, or what stands for it if it does not survive the way to the parent."""
     try:
         pickle.loads(pickle.dumps(error))

@@ -1,4 +1,4 @@
-"""Where a plan runs: in processes of this machine, or in the calling one."""
+"""The engine `local`: processes of this machine, or the calling one; and what every engine is called with."""
 
 import os
 from collections import deque
@@ -7,16 +7,13 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from typing import Any, TypeVar
 
-from precache.errors import SettingError, WorkerError
+from precache.errors import SettingError
+from precache.executors.attempts import Attempt
+from precache.executors.nodes import Nodes
 from precache.progress import Progress
-from precache.workers import KILLED, REPORT_S, Ticks, Worker
-
-__all__ = ["KILLED", "Ticks", "available_cpus", "counted", "is_of_caller", "of_caller", "run", "worker_count"]
+from precache.workers import REPORT_S, Ticks, Worker
 
 Task = TypeVar("Task")
-# How often workers may die over a task, but for the units that are left out for it, and how many of these.
-_MAX_DEATHS = 2
-_MAX_FATAL = 16
 _OF_CALLER = "_precache_of_caller"
 
 
@@ -70,7 +67,8 @@ def is_of_caller(error: BaseException) -> bool:
     return _OF_CALLER in error.__dict__
 
 
-def _unchanged(produced: Any) -> Any:
+def unchanged(produced: Any) -> Any:
+    """For `finish`, where there is nothing to finish."""
     return produced
 
 
@@ -90,7 +88,8 @@ def run(
     workers: int,
     on_progress: Callable[[int], None],
     *,
-    finish: Callable[[Any], Any] = _unchanged,
+    finish: Callable[[Any], Any] = unchanged,
+    nodes: Nodes | None = None,
 ) -> Generator[Any, None, None]:
     """Yield `finish(function(task, tick))` for each task as it is done, in any order.
 
@@ -105,6 +104,7 @@ def run(
 
     Args:
         tasks: taken one by one, as workers ask for them; one that has a `name` is called so in errors.
+        nodes: for engines that have some; this one has none.
 
     Raises:
         WorkerError: a task's workers died, and not over the same unit.
@@ -113,8 +113,8 @@ def run(
         for task in tasks:
             yield finish(function(task, _OwnTicks(on_progress)))
         return
-    waiting = (_Attempt(task) for task in tasks)
-    retries: deque[_Attempt] = deque()
+    waiting = (Attempt(task) for task in tasks)
+    retries: deque[Attempt] = deque()
     pool: list[_Desk] = []
     try:
         while len(pool) < workers:
@@ -147,10 +147,10 @@ class _Desk:
     """
 
     worker: Worker
-    attempts: "deque[_Attempt]" = field(default_factory=deque)
+    attempts: deque[Attempt] = field(default_factory=deque)
     free: bool = True
 
-    def start(self, attempt: "_Attempt") -> None:
+    def start(self, attempt: Attempt) -> None:
         self.attempts.append(attempt)
         self.free = False
         self.worker.send(attempt.task, attempt.fatal)
@@ -170,10 +170,12 @@ class _Desk:
                 self.attempts.popleft()
                 yield content
 
-    def clear(self, on_progress: Callable[[int], None]) -> "list[_Attempt]":
+    def clear(self, on_progress: Callable[[int], None]) -> list[Attempt]:
         """Take from a dead worker what is to be tried again."""
         # what it was finishing besides is not what it died over
-        self.attempts[-1].blame(self.worker.unit, self.worker.process.exitcode)
+        code = self.worker.process.exitcode
+        how = f"exit code {code}; -9 means killed, often because memory ran out"
+        self.attempts[-1].blame(self.worker.unit, how)
         taken = list(self.attempts)
         self.attempts.clear()
         self.free = True
@@ -182,38 +184,3 @@ class _Desk:
             on_progress(-attempt.progress)
             attempt.progress = 0
         return taken
-
-
-@dataclass(slots=True)
-class _Attempt:
-    """A task, its progress in the present try, and what workers died over in it.
-
-    Attributes:
-        deaths: units, or None for what is no unit, that a worker died over, but for the `fatal` ones.
-        fatal: units that a second worker died over.
-    """
-
-    task: Any
-    progress: int = 0
-    deaths: list[int | None] = field(default_factory=list)
-    fatal: frozenset[int] = frozenset()
-
-    def blame(self, unit: int | None, exit_code: int | None) -> None:
-        """Note that a worker died over `unit`; WorkerError if another try makes no sense."""
-        again = unit in self.deaths
-        self.deaths.append(unit)
-        if unit is not None and again and unit not in self.fatal and len(self.fatal) < _MAX_FATAL:
-            self.deaths = [other for other in self.deaths if other != unit]
-            self.fatal |= {unit}
-        elif again or unit in self.fatal or len(self.deaths) > _MAX_DEATHS:
-            times = len(self.deaths) + 2 * len(self.fatal)
-            raise WorkerError(
-                f"{_name(self.task)}: its worker died {times} times (exit code {exit_code}; -9 means killed, "
-                f"often because memory ran out); run the same command again, with fewer --workers if so: a "
-                f"conversion continues where it stopped"
-            )
-
-
-def _name(task: Any) -> str:
-    name = str(getattr(task, "name", task))
-    return name if len(name) <= 100 else f"{name[:99]}…"

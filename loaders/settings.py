@@ -212,8 +212,9 @@ def _ranks_of_ray_train() -> tuple[int, int] | None:
     train = sys.modules.get("ray.train")  # imported by who runs such a worker
     try:
         context = None if train is None else train.get_context()
-        return None if context is None else (context.get_world_rank(), context.get_world_size())
-    except (RuntimeError, AttributeError):
+        ranks = None if context is None else (context.get_world_rank(), context.get_world_size())
+        return None if ranks is None or None in ranks else ranks
+    except (RuntimeError, AttributeError):  # it is no worker; or it is still importing that module
         return None
 
 

@@ -58,9 +58,11 @@ def test_every_sample_is_served_once_over_both_lives_of_a_trainer(
     kind: str, raw_tree: Path, tmp_path: Path, ray_cluster: Any
 ) -> None:
     """`plain`: where nobody has initialised torch.distributed."""
-    pytest.importorskip("ray.train", reason="Ray Train is not installed: pip install 'ray[train]'")
-    from ray.train.data_parallel_trainer import DataParallelTrainer
+    pytest.importorskip(
+        "ray.train", exc_type=ImportError, reason="Ray Train is not installed: pip install 'ray[train]'"
+    )
     from ray.train.torch import TorchTrainer
+    from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
     run_trainer(TorchTrainer if kind == "torch" else DataParallelTrainer, tmp_path, raw_tree)
     lives: list[dict[tuple[int, int], list[int]]] = [{}, {}]

@@ -34,6 +34,7 @@ from precache.packages import install_extra, version_of
 
 _KEPT_AHEAD = 4  # batches that a loader holds beside those of its workers
 _STORE_BYTES = 500_000_000
+_LOOK_S, _LONGEST_LOOKS, _QUIET_BYTES = 0.3, 30, 300_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,14 @@ class Meter:
         names = [self.device] if self.device else [name for name in found if name != "lo"]
         return sum(int(found[name].bytes_recv) for name in names)
 
+    def wait_for_quiet(self) -> None:
+        """Until the loader whose turn is over has read ahead as far as it does."""
+        for _ in range(_LONGEST_LOOKS):
+            before = self.received_bytes()
+            time.sleep(_LOOK_S)
+            if self.received_bytes() - before < _QUIET_BYTES:
+                return
+
 
 def _is_of_ray(process: psutil.Process) -> bool:
     try:
@@ -93,6 +102,9 @@ def _cpu_s(process: psutil.Process) -> float:
 def measure(source: Iterator[Batch], ahead: int, batches: int, meter: Meter) -> Turn:
     """A turn of so many batches, behind those that are there already, `ahead` at most."""
     for _ in islice(source, ahead):
+        pass
+    meter.wait_for_quiet()
+    for _ in islice(source, ahead):  # what was read while it waited
         pass
     cpu_s, received, start_s = meter.cpu_s(), meter.received_bytes(), time.perf_counter()
     images = sum(len(batch.ids) for batch in islice(source, batches))

@@ -21,6 +21,7 @@ LOOK_S = 0.2  # between looks at what is waited for
 START_S = 300.0  # for the first of them to run, on a cluster that others use
 NO_NODE_S = 10.0  # without any node that could run one
 MOST_DEATHS = 3  # in a row
+_PATIENCE_S = 30.0  # before it says that some of them do not start
 _LOGGER = logging.getLogger(__name__)
 
 
@@ -60,6 +61,7 @@ class Workers:
         self._deaths = 0
         self._alive_s = time.monotonic()  # when one was there, or a node that could run one
         self._started_s = time.monotonic()
+        self._full_s, self._warned = time.monotonic(), False
 
     def add(self, user: User) -> None:
         """Have as many as there are to be, for `user` too."""
@@ -91,6 +93,7 @@ class Workers:
                 if self.ray.wait([worker.checked], timeout=0)[0]:
                     self._check(worker)
             running = [worker for worker in self._workers if worker.checked is None]
+            self._warn_of_few(len(running))
             if running:
                 self._alive_s = self._started_s = time.monotonic()
             else:
@@ -152,6 +155,17 @@ class Workers:
         self._deaths = 0
         worker.checked = None
 
+    def _warn_of_few(self, running: int) -> None:
+        now_s = time.monotonic()
+        if running in (0, self.count):
+            self._full_s = now_s
+        elif now_s - self._full_s > _PATIENCE_S and not self._warned:
+            self._warned = True
+            _LOGGER.warning(
+                "engine 'ray': %d of %d workers run, the cluster has no free CPU for the others; "
+                "'ray status' says who has them", running, self.count
+            )  # fmt: skip
+
     def _check_cluster(self) -> None:
         now_s = time.monotonic()
         nodes = self.ray.nodes()
@@ -211,9 +225,10 @@ def _connect() -> Any:
         try:
             ray.init(address="auto", log_to_driver=False, logging_level=logging.WARNING)
         except ConnectionError as error:
+            reason = str(error).strip().partition("\n")[0]
             raise SettingError(
-                "engine 'ray' found no Ray cluster; start one ('ray start --head' here, 'ray start "
-                "--address=HEAD:6379' on other machines), or name it in RAY_ADDRESS"
+                f"engine 'ray' found no Ray cluster that takes it ({reason}); start one ('ray start --head' "
+                f"here, 'ray start --address=HEAD:6379' on other machines), or name it in RAY_ADDRESS"
             ) from error
     end_first()  # our threads wait for what Ray's own exit takes away
     return ray

@@ -53,7 +53,7 @@ def run_trainer(trainer: Any, folder: Path, path: Path, **more: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", ["torch", "plain"])
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_every_sample_is_served_once_over_both_lives_of_a_trainer(
     kind: str, raw_tree: Path, tmp_path: Path, ray_cluster: Any
 ) -> None:

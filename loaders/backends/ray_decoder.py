@@ -124,9 +124,11 @@ class _Opened:
 
 def _check_sees(data: SplitData) -> None:
     """DatasetError where the path holds something else on this node than where the loader was built."""
+    if data.remote is not None:
+        return  # a URL is the same everywhere, and what is fetched of it has its manifest's checksum
     remedy = "put it on storage that every node sees at the same path"
     if data.kind == RAW:
-        if not data.path.is_dir():
+        if not os.path.isdir(str(data.path)):
             raise DatasetError(f"{data.path}: is not there on a node of the Ray cluster; {remedy}")
         return
     try:

@@ -26,8 +26,8 @@ from loaders.settings import LoaderSpec, Reading
 from loaders.threads import stop_check
 from precache.errors import SettingError, WorkerError
 
-RANDOM_ACCESS = {"pytorch": True, "shards": True, "webdataset": False}
-"""The backends that decode on a CPU by any order, and whether one is as good as the other to them."""
+DECODING = ("pytorch", "shards", "webdataset")
+"""Backends that decode on a CPU, in any order that they are asked in."""
 _IN_FLIGHT = 2  # requests a worker: one at work, one that it goes on with
 _GET_S = 10.0  # for what has been said to be there
 _numbers = count()
@@ -40,9 +40,9 @@ def open_reader(backend: str, spec: LoaderSpec, data: SplitData, crops: Crops) -
         SettingError: `backend` is for GPUs, or has none to decode.
         The others are those of `loaders.backends.ray_workers.join`.
     """
-    if backend not in RANDOM_ACCESS:
+    if backend not in DECODING:
         raise SettingError(
-            f"engine 'ray' decodes with backend {', '.join(RANDOM_ACCESS)}, not with {backend!r}; "
+            f"engine 'ray' decodes with backend {', '.join(DECODING)}, not with {backend!r}; "
             f"choose one of them, or engine 'local'"
         )
     return RayReader(backend, spec, data, crops)
@@ -69,7 +69,8 @@ class RayReader:
 
     def __init__(self, backend: str, spec: LoaderSpec, data: SplitData, crops: Crops) -> None:
         assert isinstance(spec.reading.workers, int)
-        self.random_access = RANDOM_ACCESS[backend]
+        fetches_few = data.remote is None or spec.shuffle == "full"  # as of the backend here
+        self.random_access = backend == "pytorch" or (backend == "shards" and fetches_few)
         self.number = next(_numbers)
         self._data, self._crops = data, crops
         self._buffers = None

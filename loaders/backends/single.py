@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Generator, Iterator
-from pathlib import Path
 
 import numpy as np
 
@@ -48,17 +47,12 @@ class EncodedSamples:
         self, index: int, slots: Positions, rows: Positions, found: list[StoredSample | None]
     ) -> None:
         """Put the samples of shard `index`, wanted at `slots`, into `found`."""
-        file = self._data.files[index]
-        if index not in self._places:
-            self._check.open_file(index)
-            while len(self._places) >= _KEPT_PLACES:
-                del self._places[next(iter(self._places))]
-            self._places[index] = FORMATS[self._data.kind].find_samples(Path(file))
-        places = self._places[index]
-        if len(places) != self._data.whole.shard_samples[index]:
-            raise ValueError("an index of other samples")
-        descriptor = open_regular(file)
+        with self._data.held(index) as path:
+            descriptor = open_regular(path)
         try:
+            if index not in self._places:
+                self._places[index] = self._find(index)
+            places = self._places[index]
             wanted = [(slot, *places[rows[slot]].tolist()) for slot in slots.tolist()]
             for _, start, size in wanted if hasattr(os, "posix_fadvise") else ():
                 # of all at a time: each read alone would wait for the disk
@@ -68,3 +62,14 @@ class EncodedSamples:
                 found[slot] = FORMATS[self._data.kind].read_sample(content)
         finally:
             os.close(descriptor)
+
+    def _find(self, index: int) -> Places:
+        """Where the samples of shard `index` lie."""
+        while len(self._places) >= _KEPT_PLACES:
+            del self._places[next(iter(self._places))]
+        with self._data.held(index) as path:
+            self._check.open_file(index)
+            places = FORMATS[self._data.kind].find_samples(path)
+        if len(places) != self._data.whole.shard_samples[index]:
+            raise ValueError("an index of other samples")
+        return places

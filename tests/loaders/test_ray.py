@@ -19,7 +19,9 @@ from loaders.backends import ray_workers
 from loaders.backends.ray_reader import RayReader
 from loaders.batch import Request
 from precache.errors import MissingDependencyError, PrecacheError, SettingError, WorkerError
+from precache.storage.urls import Url
 from tests.building import build_loader
+from tests.cloud.uploading import upload
 from tests.command import ROOT
 from tests.damage import flip_a_bit
 from tests.loader_contract import ids_of
@@ -185,6 +187,31 @@ def test_a_state_goes_on_with_the_other_engine(raw_tree: Path, on_ray: dict[str,
         with build_loader(raw_tree, batch_size=8, size=32, **other) as resumed:
             resumed.load_state_dict(state)
             assert [batch.ids.tolist() for batch in resumed] == whole[2:]
+
+
+@pytest.mark.parametrize("kind", ["shards", "webdataset"])
+def test_a_node_fetches_what_it_decodes_of_a_url(
+    kind: str,
+    raw_tree: Path,
+    converted: dict[str, Path],
+    bucket: Url,
+    tmp_path: Path,
+    on_ray: dict[str, Any],
+) -> None:
+    import ray
+
+    url = upload(converted[kind], bucket / kind)
+    access = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
+    with build_loader(raw_tree, size=32, **on_ray) as loader:  # a node has its own environment
+        for worker in reader_of(loader)._workers.running():
+            ray.get(worker.actor.__ray_call__.remote(lambda self: os.environ.update(access)))
+    settings = {"batch_size": 8, "cache_dir": tmp_path / "cache"}
+    with build_loader(url, **settings) as local:
+        expected = list(local)
+    with build_loader(url, **settings, **on_ray) as remote:
+        shutil.rmtree(tmp_path / "cache")
+        assert all(same(*pair) for pair in zip(remote, expected, strict=True))
+    assert len(list((tmp_path / "cache").rglob("train-*"))) >= 6
 
 
 def test_other_versions_on_a_node_are_refused_by_name(

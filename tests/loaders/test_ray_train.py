@@ -22,7 +22,8 @@ def train(settings: dict[str, str]) -> None:
 
     rank, life = train.get_context().get_world_rank(), 0
     folder = Path(settings["folder"])
-    reading = loaders.Reading(workers=0, threads=1)
+    workers = 1 if settings["engine"] == "ray" else 0
+    reading = loaders.Reading(engine=settings["engine"], workers=workers, threads=1)
     with loaders.build(settings["path"], batch_size=BATCH, size=32, reading=reading) as loader:
         if (checkpoint := train.get_checkpoint()) is not None:
             life = 1
@@ -40,22 +41,21 @@ def train(settings: dict[str, str]) -> None:
                 train.report({}, checkpoint=of_rank_0)
 
 
-def run_trainer(trainer: Any, folder: Path, path: Path, **more: Any) -> None:
+def run_trainer(trainer: Any, engine: str, folder: Path, path: Path) -> None:
     from ray.train import FailureConfig, RunConfig, ScalingConfig
 
     trainer(
         train,
-        train_loop_config={"path": str(path), "folder": str(folder)},
+        train_loop_config={"path": str(path), "folder": str(folder), "engine": engine},
         scaling_config=ScalingConfig(num_workers=2),
         run_config=RunConfig(storage_path=str(folder / "runs"), failure_config=FailureConfig(max_failures=1)),
-        **more,
     ).fit()
 
 
-@pytest.mark.parametrize("kind", ["torch", "plain"])
+@pytest.mark.parametrize(("kind", "engine"), [("torch", "ray"), ("plain", "local")])
 @pytest.mark.timeout(600)
 def test_every_sample_is_served_once_over_both_lives_of_a_trainer(
-    kind: str, raw_tree: Path, tmp_path: Path, ray_cluster: Any
+    kind: str, engine: str, raw_tree: Path, tmp_path: Path, ray_cluster: Any
 ) -> None:
     """`plain`: where nobody has initialised torch.distributed."""
     pytest.importorskip(
@@ -64,7 +64,7 @@ def test_every_sample_is_served_once_over_both_lives_of_a_trainer(
     from ray.train.torch import TorchTrainer
     from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
-    run_trainer(TorchTrainer if kind == "torch" else DataParallelTrainer, tmp_path, raw_tree)
+    run_trainer(TorchTrainer if kind == "torch" else DataParallelTrainer, engine, tmp_path, raw_tree)
     lives: list[dict[tuple[int, int], list[int]]] = [{}, {}]
     for file in tmp_path.glob("?-?-??"):
         life, rank, served = map(int, file.name.split("-"))

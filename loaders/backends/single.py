@@ -67,7 +67,7 @@ class EncodedSamples:
         """Where the samples of shard `index` lie."""
         while len(self._places) >= _KEPT_PLACES:
             del self._places[next(iter(self._places))]
-        with self._data.held(index) as path:
+        with self._data.held(index, with_index=True) as path:
             self._check.open_file(index)
             places = FORMATS[self._data.kind].find_samples(path)
         if len(places) != self._data.whole.shard_samples[index]:

@@ -106,6 +106,8 @@ class Workers:
             starting = [worker.checked for worker in self._workers if worker.checked is not None]
         if starting:
             self.ray.wait(starting, timeout=LOOK_S)
+        else:
+            time.sleep(LOOK_S)
 
     def replace(self, worker: Worker) -> None:
         """Start another one in the place of one that is lost."""

@@ -7,6 +7,7 @@ request. So a batch is neither lost nor served twice.
 """
 
 import os
+import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -54,13 +55,15 @@ class _Asked:
 
     Attributes:
         worker: that has it; None: it waits for one.
-        deaths: of workers that had it.
+        deaths: of workers that had it; of those that a node takes along, one.
+        died_s: when the last of these did.
         answer: None while there is none.
     """
 
     request: Request
     worker: ray_workers.Worker | None = None
     deaths: int = 0
+    died_s: float = -1.0
     answer: Decoded | Exception | None = None
 
 
@@ -147,8 +150,9 @@ class RayReader:
         """Have another worker do what one has died of, or with."""
         assert one.worker is not None
         self._workers.replace(one.worker)
+        if one.worker.ready_s > one.died_s:  # it was not there yet when the one before died
+            one.deaths, one.died_s = one.deaths + 1, time.monotonic()
         one.worker = None
-        one.deaths += 1
         if one.deaths >= ray_workers.MOST_DEATHS:
             first = self._data.file(int(one.request.positions[0]))
             raise WorkerError(

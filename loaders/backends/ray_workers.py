@@ -41,10 +41,12 @@ class Worker:
 
     Attributes:
         checked: what it says of its versions, a reference; None once they were compared.
+        ready_s: when they were.
     """
 
     actor: Any
     checked: Any
+    ready_s: float = 0.0
 
 
 class Workers:
@@ -155,7 +157,7 @@ class Workers:
                     f"would differ; install the same versions on every node"
                 )
         self._deaths = 0
-        worker.checked = None
+        worker.checked, worker.ready_s = None, time.monotonic()
 
     def _warn_of_few(self, running: int) -> None:
         now_s = time.monotonic()

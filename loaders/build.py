@@ -14,7 +14,7 @@ from loaders.augment.choice import BatchFunction, CheckedFunction, choose, sourc
 from loaders.augment.cpu import Crops
 from loaders.augment.device import BatchAugmentation
 from loaders.augment.draw import RandomAugmentation
-from loaders.backends import BACKENDS, check_name, choose_backend
+from loaders.backends import BACKENDS, check_name, choose_backend, ray_reader
 from loaders.backends.cache import open_cached
 from loaders.batch import Loader
 from loaders.dataset import RAW, SplitData, open_split
@@ -268,8 +268,10 @@ def _open_pipeline(
     stored = _check_dtype(spec, data)
     scales = find_scales(spec.normalize, data) if spec.dtype.is_floating_point else None
     crops, late = _augmentation(augment, spec, data)
+    on_ray = spec.reading.engine == "ray"
+    open_reader = partial(ray_reader.open_reader, backend) if on_ray else BACKENDS[backend]
     with lane.active():
-        reader = open_cached(partial(BACKENDS[backend], spec, data), backend, spec, data, crops, lane)
+        reader = open_cached(partial(open_reader, spec, data), backend, spec, data, crops, lane)
         reader = with_fields(reader, data, spec, _served_crops(augment, spec, data))
     size = None if isinstance(late, CheckedFunction) else data.served_size(spec.size)
     return Pipeline(data, reader, Transfer(lane, spec.dtype, late, scales, stored, spec.views), size)

@@ -2,6 +2,7 @@
 
 import math
 import os
+import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -56,6 +57,9 @@ class Reading:
         cache_bytes: that may lie in it: what was used least recently goes first; of the set that is read,
             what was read last, so that one that does not fit keeps a part for the next epoch. What is in use
             stays, even where it is more. Default: what leaves a twentieth of the disk free, at most 10 GiB.
+        engine: `"local"`, or `"ray"`: the nodes of a Ray cluster that runs already read, decode and crop, at
+            `path` on storage that all of them see; `workers` is then how many of their CPUs work for this
+            rank. What is kept, and done on a device, is done here.
 
     Raises:
         SettingError: a value is out of range or unknown.
@@ -69,6 +73,7 @@ class Reading:
     on_error: str = "raise"
     cache_dir: str | os.PathLike[str] | None = None
     cache_bytes: int | None = None
+    engine: str = "local"
 
     def __post_init__(self) -> None:
         if self.workers != "auto":
@@ -78,6 +83,12 @@ class Reading:
         check_choice("check", self.check, ("always", "first-read", "never"))
         check_choice("cache", self.cache, ("auto", "device", "none", "ram"))
         check_choice("on_error", self.on_error, ("raise", "skip"))
+        check_choice("engine", self.engine, ("local", "ray"))
+        if self.engine == "ray" and self.workers in ("auto", 0):
+            raise SettingError(
+                f"workers {self.workers!r} with engine 'ray': give how many CPUs of the cluster decode for "
+                f"this rank, as Reading(engine='ray', workers=16)"
+            )
         if self.memory_bytes is not None:
             check_range("memory_bytes", self.memory_bytes, 1)
         if self.cache_bytes is not None:
@@ -112,7 +123,7 @@ class LoaderSpec:
     """What `loaders.build` was told, with all that was left to it decided.
 
     Attributes:
-        workers, threads: as of `reading`, as numbers.
+        workers, threads: as of `reading`, as numbers; of engine `"ray"` those of this machine.
         The others are described by `loaders.build`.
     """
 
@@ -150,7 +161,8 @@ class LoaderSpec:
                 f"unknown dtype {self.dtype}; choose from: {', '.join(str(dtype) for dtype in DTYPES)}"
             )
         _check_normalize(self.normalize)
-        for name, asked in (("workers", self.reading.workers), ("threads", self.reading.threads)):
+        workers = self.reading.workers if self.reading.engine == "local" else "auto"
+        for name, asked in (("workers", workers), ("threads", self.reading.threads)):
             object.__setattr__(self, name, _own_cpus() if asked == "auto" else asked)
 
 
@@ -182,14 +194,29 @@ def _own_cpus() -> int:
 
 
 def find_ranks(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    """Both as given, or those of `torch.distributed`, or 0 and 1; SettingError if one is given alone."""
+    """Both as given, or those of `torch.distributed` or of Ray Train, or 0 and 1.
+
+    Raises:
+        SettingError: one is given alone.
+    """
     if (rank is None) != (world_size is None):
         raise SettingError("rank and world_size belong together; give both or neither")
     if rank is not None and world_size is not None:
         return rank, world_size
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
-    return 0, 1
+    return _ranks_of_ray_train() or (0, 1)
+
+
+def _ranks_of_ray_train() -> tuple[int, int] | None:
+    """Those of the worker of Ray Train that this is, if it is one, without `torch.distributed`."""
+    train = sys.modules.get("ray.train")  # imported by who runs such a worker
+    try:
+        context = None if train is None else train.get_context()
+        ranks = None if context is None else (context.get_world_rank(), context.get_world_size())
+        return None if ranks is None or None in ranks else ranks
+    except (RuntimeError, AttributeError):  # it is no worker; or it is still importing that module
+        return None
 
 
 def find_dtype(dtype: str | torch.dtype) -> torch.dtype:

@@ -5,9 +5,10 @@ from typing import Any
 
 import loaders
 from loaders.settings import READING_SETTINGS
+from precache.storage.urls import Url
 
 
-def build_loader(path: str | Path, **settings: Any) -> loaders.Loader:
+def build_loader(path: str | Path | Url, **settings: Any) -> loaders.Loader:
     """`loaders.build`, with what belongs into its `Reading` put there."""
     reading = {name: settings.pop(name) for name in READING_SETTINGS if name in settings}
     return loaders.build(path, reading=loaders.Reading(**reading), **settings)

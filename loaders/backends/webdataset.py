@@ -1,4 +1,7 @@
-"""Backend `webdataset`: tars read whole, one after the other, JPEGs decoded by threads."""
+"""Backend `webdataset`: tars read whole, one after the other, JPEGs decoded by threads.
+
+For `shuffle="full"`, as of a node that decodes some of the batches alone, samples are read one by one.
+"""
 
 from collections.abc import Iterator
 from contextlib import closing
@@ -8,6 +11,7 @@ from loaders.augment.cpu import Crops
 from loaders.backends.filler import BatchFiller, Pictures
 from loaders.backends.integrity import SampleCheck
 from loaders.backends.sequential import EncodedShards
+from loaders.backends.single import EncodedSamples
 from loaders.batch import DecodedBatch, Request
 from loaders.dataset import SplitData
 from loaders.settings import LoaderSpec
@@ -29,7 +33,8 @@ class WebdatasetReader:
         self._data = data
         window_shards = data.window_shards(spec.reading.memory_bytes)
         self._check = SampleCheck(data, spec.reading.check)
-        self._shards = EncodedShards(data, window_shards, self._check)
+        shards = EncodedShards(data, window_shards, self._check)
+        self._shards = EncodedSamples(data, shards, self._check) if spec.shuffle == "full" else shards
         self._filler = BatchFiller(data, crops, spec.batch_size, spec.workers, spec.device)
 
     def read(self, requests: Iterator[Request]) -> Iterator[DecodedBatch]:

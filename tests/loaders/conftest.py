@@ -1,4 +1,10 @@
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
 import pytest
+
+from tests.loaders import ray_nodes
 
 _OTHERS = ("keep-", "rectangle-", "grey-")
 
@@ -9,3 +15,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("of_squares") and any(other in item.name for other in _OTHERS):
             item.add_marker(pytest.mark.slow)
+
+
+@pytest.fixture(scope="session")
+def ray_cluster(raw_tree: Path) -> Iterator[Any]:
+    """A `ray.cluster_utils.Cluster` that this process is connected to, with workers that wait."""
+    pytest.importorskip("ray", reason="Ray is not installed: pip install 'precache[ray]'")
+    with ray_nodes.cluster_of_one_node() as cluster, ray_nodes.kept_workers(raw_tree, cluster):
+        yield cluster

@@ -18,6 +18,7 @@ from tests import loader_contract as contract
 from tests import sampling_contract
 from tests.building import build_loader
 from tests.conftest import IMAGES, RECTANGLE, STORED_SIZE
+from tests.loaders.ray_nodes import ON_RAY
 
 RAW_SIZE = 40
 # (backend, what it reads, distance in dB from the converter's pixels; JPEG costs what it costs)
@@ -43,6 +44,17 @@ ARMS = [
     ("dali", "grey-dali", 34.0),
     ("nvjpeg", "grey-webdataset", 34.0),
     ("synthetic", "grey-shards", None),
+    ("ray-pytorch", "raw", 60.0),
+    ("ray-shards", "shards", math.inf),
+    *(
+        pytest.param(arm, marks=pytest.mark.slow)
+        for arm in (
+            ("ray-webdataset", "webdataset", 34.0),
+            ("ray-shards", "keep-shards", 50.0),
+            ("ray-webdataset", "keep-webdataset", 34.0),
+            ("ray-webdataset", "grey-webdataset", 34.0),
+        )
+    ),
 ]
 RECTANGLE_ARMS = [
     ("pytorch", "raw", 55.0),  # within 1 in 255; stock Pillow gives one picture 14% of such values
@@ -71,8 +83,10 @@ class Arm:
         self.channels = "grey" if path.name.startswith("grey") else "rgb"
         self.raw = not (path / "dataset.json").exists()
         self.size = size or (RAW_SIZE if self.raw else STORED_SIZE)
+        reading = {"engine": "ray" if backend.startswith(ON_RAY) else "local", "workers": 2}
+        backend = backend.removeprefix(ON_RAY)
         self.build: contract.Build = partial(
-            build_loader, path, backend=backend, device=device, size=self.size, workers=2, batch_size=16
+            build_loader, path, backend=backend, device=device, size=self.size, batch_size=16, **reading
         )
 
 
@@ -85,6 +99,8 @@ def folders(raw_tree: Path, converted: dict[str, Path], shaped: dict[str, Path])
 @pytest.fixture(params=ARMS, ids=lambda arm: f"{arm[0]}-{arm[1]}")
 def arm(request: pytest.FixtureRequest, folders: dict[str, Path], device: str) -> Arm:
     backend, kind, worst_psnr = request.param
+    if backend.startswith(ON_RAY):
+        request.getfixturevalue("ray_cluster")
     size = RECTANGLE if kind.startswith("rectangle") else None
     return make_arm(backend, folders[kind], worst_psnr, device, size)
 

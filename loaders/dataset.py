@@ -56,6 +56,8 @@ class SplitData:
         shapes: int32 [n, 2], height and width of each stored picture; None where all are of `size`.
         part_of: the whole split and the positions int64 [n] in it, where this is a part; then `shard_samples`
             counts what is served of each shard.
+        order_version: how the order of an epoch is drawn; 1 for a raw tree and manifests up to version 4, whose
+            order stays what it was; 2 for those from version 5 on.
         shard_starts: int64 [shards + 1], the position of each shard's first sample, and behind the last one.
     """
 
@@ -78,6 +80,7 @@ class SplitData:
     rendering: Rendering | None = None
     boxes: str = ""
     part_of: "tuple[SplitData, Positions] | None" = field(default=None, repr=False, compare=False)
+    order_version: int = 1
     shard_starts: Positions = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -289,6 +292,7 @@ def _converted(dataset: ConvertedDataset, split: str) -> SplitData:
         statistics=None if statistics is None else (statistics.mean, statistics.std),
         rendering=dataset.manifest.recipe.rendering,
         boxes=str(dataset.manifest.source_options.get("boxes", "")),
+        order_version=1 if dataset.manifest.version < 5 else 2,
     )
     return data if index.served.all() else data.select(np.flatnonzero(index.served))
 

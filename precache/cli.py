@@ -19,7 +19,8 @@ from precache.convert import Conversion
 from precache.converted import open_unchecked
 from precache.errors import SettingError, check_choice, shell_command
 from precache.images import FITS, RESAMPLING
-from precache.manifest import MANIFEST_NAME, REJECTED_NAME
+from precache.left_out import REJECTED_NAME
+from precache.manifest import MANIFEST_NAME
 from precache.notices import counted
 from precache.progress import Progress
 from precache.reading import MAX_PIXELS

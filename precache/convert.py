@@ -35,8 +35,9 @@ from precache.errors import DatasetError, SettingError, check_share
 from precache.estimate import predict_bytes
 from precache.journal import Journal, check_empty
 from precache.journal_header import Target
+from precache.left_out import Rejected
 from precache.lock import Lock, hold_lock, lock_path
-from precache.manifest import Manifest, Rejected
+from precache.manifest import Manifest
 from precache.notices import counted, warn
 from precache.plan import ConvertPlan, ShardPlan, plan_conversion
 from precache.progress import Progress, nothing_lost, tells, unseen

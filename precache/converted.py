@@ -11,8 +11,14 @@ from precache import index
 from precache.errors import DatasetError, shell_command
 from precache.images import MAX_KEPT_SIDE
 from precache.index import SampleIndex, Sizes, SourceState
-from precache.manifest import MANIFEST_NAME, Manifest, ShardEntry, parse_manifest
+from precache.index_file import open_index
+from precache.index_rows import read_lazily
+from precache.manifest import MANIFEST_NAME, Manifest, parse_manifest
+from precache.shard_table import ShardEntry
 from precache.storage import read_regular
+
+WHOLE_SAMPLES = 1_000_000
+"""An index of more is not read as a whole by who serves samples: see `precache.index_file`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +50,34 @@ class ConvertedDataset:
         _check_index(self.path / self.manifest.index.name, whole, self.manifest)
         chosen = np.ones(len(whole), np.bool_) if removed else whole.served
         if split is not None:
-            in_split = [shard.split == split for shard in self.manifest.shards]
-            chosen &= np.repeat(in_split, [shard.samples for shard in self.manifest.shards])
+            shards = self.manifest.shards
+            chosen &= np.repeat(shards.of_split(split), shards.samples)
         return whole if chosen.all() else whole.select(chosen)
+
+    def open_index(self, split: str) -> SampleIndex:
+        """As `read_index`, with a row for each that the shards hold; of a large set read when it is needed.
+
+        Then no row costs memory before it is asked for, and what is asked for of a shard is compared with
+        the shard's checksum; that no two samples have the same id is taken for granted.
+
+        Raises:
+            DatasetError: as `read_index`, now or when a row is asked for.
+        """
+        manifest = self.manifest
+        if manifest.version < 5 or manifest.stored_samples <= WHOLE_SAMPLES:
+            return self.read_index(split, removed=True)
+        chosen = manifest.shards.of_split(split)
+        limits = {"ids": (0, max(manifest.scanned, manifest.next_id) - 1), "shapes": (1, MAX_KEPT_SIDE)}
+        classes = (0, len(manifest.classes) - 1)
+        limits["labels"] = classes if manifest.target == "class" else (-1, -1)
+        if manifest.target == "classes":
+            limits["targets"] = classes
+        found = read_lazily(open_index(self.path, manifest.index, manifest.shards, chosen, limits))
+        path = self.path / manifest.index.name
+        gone = 0 if found.removed is None else int(found.removed.sum())
+        if not _kinds_fit(found, manifest) or gone != manifest.removed.get(split, 0):
+            raise _unfit(path, manifest)
+        return found
 
     def read_source_sizes(self) -> Sizes:
         """int32 [samples, 2]: width and height of all source pictures, in written order."""
@@ -114,36 +145,48 @@ def _check_index(path: Path, whole: SampleIndex, manifest: Manifest) -> None:
         and whole.ids.max() < max(manifest.scanned, manifest.next_id)
         and _count_removed(whole, manifest) == manifest.removed
         and len(np.unique(whole.ids)) == len(whole)
+        and _kinds_fit(whole, manifest)
         and _targets_fit(whole, manifest)
-        and {name: column.kind for name, column in whole.fields.items()} == manifest.fields
-        and (whole.shapes is None) == (manifest.recipe.stored_size is not None)
         and (whole.shapes is None or (whole.shapes.min() > 0 and whole.shapes.max() <= MAX_KEPT_SIDE))
     )
     if not fits:
-        raise DatasetError(
-            f"{path}: does not fit the manifest, which has {manifest.stored_samples:,} samples in "
-            f"{len(manifest.classes):,} classes; convert the dataset again with --overwrite"
-        )
+        raise _unfit(path, manifest)
+
+
+def _unfit(path: Path, manifest: Manifest) -> DatasetError:
+    return DatasetError(
+        f"{path}: does not fit the manifest, which has {manifest.stored_samples:,} samples in "
+        f"{len(manifest.classes):,} classes; convert the dataset again with --overwrite"
+    )
 
 
 def _count_removed(whole: SampleIndex, manifest: Manifest) -> dict[str, int]:
     """As of the manifest."""
-    split_of = np.repeat([shard.split for shard in manifest.shards], [s.samples for s in manifest.shards])
+    split_of = np.repeat(manifest.shards.splits, manifest.shards.samples)
     splits, counts = np.unique(split_of[~whole.served], return_counts=True)
-    return dict(zip(splits.tolist(), counts.tolist(), strict=True))
+    names = [manifest.shards.split_names[split] for split in splits.tolist()]
+    return dict(zip(names, counts.tolist(), strict=True))
+
+
+def _kinds_fit(found: SampleIndex, manifest: Manifest) -> bool:
+    """Whether targets, fields and shapes are those that the manifest says there are."""
+    targets = found.targets
+    kinds = {"number": ("int", "float", "vector"), "classes": ("ragged",)}.get(manifest.target, ())
+    return (
+        (targets is None) == (not kinds)
+        and (targets is None or (targets.kind in kinds and (kinds != ("ragged",) or not targets.row_shape)))
+        and {name: column.kind for name, column in found.fields.items()} == manifest.fields
+        and (found.shapes is None) == (manifest.recipe.stored_size is not None)
+    )
 
 
 def _targets_fit(whole: SampleIndex, manifest: Manifest) -> bool:
-    """Whether labels and targets are of the manifest's kind, and name classes that there are."""
+    """Whether labels and targets name classes that there are."""
     labels, targets = whole.labels, whole.targets
     if manifest.target == "class":
-        return targets is None and labels.min() >= 0 and labels.max() < len(manifest.classes)
-    if (labels != -1).any() or (targets is None) != (manifest.target == "none"):
-        return False
-    if targets is None:
-        return True
-    if manifest.target == "number":
-        return targets.kind in ("int", "float", "vector")
+        return bool(labels.min() >= 0 and labels.max() < len(manifest.classes))
+    if (labels != -1).any() or targets is None or manifest.target == "number":
+        return not (labels != -1).any()
     named = targets.values
     inside = not len(named) or (named.min() >= 0 and named.max() < len(manifest.classes))
-    return targets.kind == "ragged" and named.dtype == np.int64 and named.ndim == 1 and bool(inside)
+    return named.dtype == np.int64 and bool(inside)

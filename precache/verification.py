@@ -19,10 +19,10 @@ from precache.formats import FORMATS, StoredSample
 from precache.images import Decoded
 from precache.index import SampleIndex
 from precache.jpeg import Pixels
-from precache.manifest import ShardEntry
 from precache.notices import counted
 from precache.progress import Progress, unseen
 from precache.recipe import Recipe
+from precache.shard_table import ShardEntry, TableError
 from precache.sizes import written
 from precache.sources import Source, SourceOptions, open_source
 from precache.sources.base import SampleRef, Scan, picture_checksum
@@ -47,7 +47,10 @@ def verify(path: str | os.PathLike[str]) -> list[str]:
     Raises:
         DatasetError: `path` is not a converted dataset.
     """
-    dataset, problem = open_unchecked(path)
+    try:
+        dataset, problem = open_unchecked(path)
+    except TableError as error:  # nothing else is known of the files then
+        return [str(error)]
     problems = (problem, *(check_file(dataset.path, file) for file in dataset.manifest.files))
     return [problem for problem in problems if problem is not None]
 

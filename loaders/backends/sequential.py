@@ -8,6 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
+import numpy as np
+
 from loaders.backends.integrity import SampleCheck, check_index
 from loaders.batch import Request
 from loaders.dataset import SplitData
@@ -33,7 +35,7 @@ def look_ahead(
     until the second one after it is asked for: see `loaders.backends.filler`. `at_end` closes those that
     are left, not this iterator: when it ends or fails, the requests before may still be read.
     """
-    horizon = sum(sorted(data.shard_samples)[-window_shards:])
+    horizon = int(np.sort(data.shard_samples)[-window_shards:].sum())
     pending: deque[tuple[Request, list[int]]] = deque()  # with the shard of each sample
     wanted: Counter[int] = Counter()  # shard -> its samples in `pending`
     shards: dict[int, Future[T]] = {}

@@ -57,7 +57,7 @@ def test_a_damaged_manifest_names_its_file(
         if content == "shards":
             edited["shards"] = []
         else:
-            edited["shards"][0]["samples"] = "many"
+            edited["shards"]["bytes"] = "many"
         content = json.dumps(edited).encode()
     (tmp_path / MANIFEST_NAME).write_bytes(content)
     with pytest.raises(DatasetError, match=message) as caught:

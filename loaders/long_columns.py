@@ -1,0 +1,55 @@
+"""What a split has one of for each sample or shard, without a list of all of them."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, overload
+
+import numpy.typing as npt
+
+from loaders.batch import Positions
+from precache.index_rows import LazyArray
+from precache.shard_table import ShardTable
+
+_BLOCK_SAMPLES = 1 << 20
+
+
+class ShardPaths(Sequence[str]):
+    """Paths of the files of shards, each made when it is asked for."""
+
+    def __init__(self, folder: Path, shards: ShardTable) -> None:
+        self._folder, self._shards = str(folder), shards
+
+    def __len__(self) -> int:
+        return len(self._shards)
+
+    @overload
+    def __getitem__(self, number: int) -> str: ...
+
+    @overload
+    def __getitem__(self, number: slice) -> Sequence[str]: ...
+
+    def __getitem__(self, number: int | slice) -> str | Sequence[str]:
+        if isinstance(number, slice):
+            return tuple(self[one] for one in range(*number.indices(len(self))))
+        return f"{self._folder}/{self._shards.file_name(range(len(self))[number])}"
+
+
+def blocks(column: Any, positions: Positions | None = None) -> Iterator[tuple[int, npt.NDArray[Any]]]:
+    """The values of an array or a LazyArray, or those at `positions`, as many at a time as memory holds.
+
+    Each block comes with the number of its first value.
+    """
+    if not isinstance(column, LazyArray):
+        yield 0, column if positions is None else column[positions]
+    elif positions is None:
+        yield from column.blocks()
+    else:
+        for start in range(0, len(positions), _BLOCK_SAMPLES):
+            yield start, column[positions[start : start + _BLOCK_SAMPLES]]
+
+
+def at(column: Any, positions: Positions) -> Any:
+    """Its values at these positions; of a LazyArray another one; None of None."""
+    if column is None:
+        return None
+    return column.at(positions) if isinstance(column, LazyArray) else column[positions]

@@ -17,7 +17,7 @@ from precache.errors import DatasetError, ImageError, SampleError
 from precache.files import check_file
 from precache.formats import FORMATS, StoredSample
 from precache.images import Decoded
-from precache.index import SampleIndex
+from precache.index import REMEDY, SampleIndex
 from precache.jpeg import Pixels
 from precache.notices import counted
 from precache.progress import Progress, unseen
@@ -50,7 +50,7 @@ def verify(path: str | os.PathLike[str]) -> list[str]:
     try:
         dataset, problem = open_unchecked(path)
     except TableError as error:  # nothing else is known of the files then
-        return [str(error)]
+        return [str(error).removesuffix(f"; {REMEDY}")]
     problems = (problem, *(check_file(dataset.path, file) for file in dataset.manifest.files))
     return [problem for problem in problems if problem is not None]
 

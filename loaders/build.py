@@ -37,8 +37,10 @@ from loaders.settings import (
 from loaders.transfer import Transfer, find_scales
 from precache.errors import SettingError
 from precache.sizes import Size
+from precache.storage.mirror import Cache
+from precache.storage.urls import Url, is_url
 
-Path: TypeAlias = str | os.PathLike[str]
+Path: TypeAlias = str | os.PathLike[str] | Url
 
 
 def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
@@ -65,18 +67,20 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
     reading: Reading | None = None,
     **other: Any,
 ) -> Loader:
-    """Build the loader for the raw tree or the converted folder at `path`.
+    """Build the loader for the raw tree or the converted folder at `path`, or what was converted at a URL.
 
     Args:
-        path: a tree of class folders with pictures, or what `precache convert` made of one. A list of such
-            paths is served as one dataset, see `shares`; `batch.fields["dataset"]`, int64 [n] on the CPU, is
-            then each sample's number in the list. Classes of the same name are one; the first path's keep
-            their labels.
+        path: a tree of class folders with pictures, or what `precache convert` made of one; or the URL of
+            such, `s3://BUCKET/PREFIX`, whose shards are fetched before they are needed, and kept on this
+            machine: see `Reading.cache_dir`. A list of such paths is served as one dataset, see `shares`;
+            `batch.fields["dataset"]`, int64 [n] on the CPU, is then each sample's number in the list. Classes
+            of the same name are one; the first path's keep their labels.
         batch_size: samples per batch.
         split: of the dataset; a raw tree, and a dataset without splits, is one split, `train`.
         shuffle: `"full"`, a permutation of all samples, for backends with random access;
             `"window"`, shards in random order and samples shuffled within a window of shards;
-            True, the better of the two that the backend can do; False, the stored order.
+            True, the better of the two that the backend can do; at a URL `"window"`, since random access
+            fetches nearly all shards for the first few batches; False, the stored order.
         seed: with the epoch it gives the order.
         size: of what is served, in pixels: the side of a square, or (height, width); by default 224, or all
             that is stored where that is less or no square. A raw tree is resized to it as the converter does
@@ -223,7 +227,11 @@ def _build_mixture(
 
 
 def _open_split(spec: LoaderSpec) -> SplitData:
-    return open_split(spec.path, spec.split, skip_rejected=spec.reading.on_error == "skip")
+    reading, cache = spec.reading, None
+    if is_url(spec.path):
+        folder = {} if reading.cache_dir is None else {"folder": reading.cache_dir}
+        cache = Cache(bytes=reading.cache_bytes, **folder)
+    return open_split(spec.path, spec.split, skip_rejected=reading.on_error == "skip", cache=cache)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,8 @@
 import hashlib
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from operator import le
 from pathlib import Path
@@ -12,9 +13,10 @@ from typing import Any
 import numpy as np
 
 from loaders.batch import Positions
-from loaders.long_columns import ShardPaths, at, blocks
+from loaders.long_columns import ShardPaths, at, blocks, digest_of, fitting_shards
 from loaders.order import WINDOW_SHARDS
-from loaders.raw_rows import rows_of_split
+from loaders.rejected import rows_of_split
+from loaders.remote import RemoteShards
 from precache.converted import ConvertedDataset, is_converted, open_dataset
 from precache.errors import DatasetError, ImageError, SettingError, SourceError, printable
 from precache.images import Rendering, channel_count
@@ -25,6 +27,8 @@ from precache.shard_table import ShardTable
 from precache.sizes import Size, sides, written
 from precache.sources.base import Scan
 from precache.sources.tree import scan_tree
+from precache.storage.mirror import Cache
+from precache.storage.urls import Location, Url, locate
 
 RAW = "raw"
 DEFAULT_SIZE = 224
@@ -36,17 +40,17 @@ _LOGGER = logging.getLogger(__name__)
 class SplitData:
     """The samples of one split, in stored order.
 
-    Of a large converted folder (see `precache.converted.WHOLE_SAMPLES`) `ids`, `labels` and the columns of
-    `index` are read shard by shard, when their rows are asked for: nothing here is as long as the split. What
-    is left out of it by classes, subset or updates costs 8 bytes for each sample that stays.
+    Of a large converted folder (see `precache.converted.WHOLE_SAMPLES`) `ids`, `labels` and `index` are read
+    shard by shard, when rows are asked for: nothing here is as long as the split. Where classes, subset or
+    updates leave samples out, each of the others costs 8 bytes.
 
     Attributes:
-        path: the folder.
+        path: the folder, or the URL.
         kind: `raw`, or the format of a converted folder.
         ids: int64 [n], ranks in the sorted scan of the source tree; an array or a `LazyArray`, see there.
         labels: int64 [n], likewise; -1 where a sample has not just one class.
         shard_samples: int64 [shards], in stored order; a raw tree is one shard.
-        files: paths of the shards; of the pictures themselves for a raw tree.
+        files: paths of the shards, see `held`; of the pictures themselves for a raw tree.
         shard_bytes: int64 [shards], sizes of the shards' files; none for a raw tree.
         shards: as the manifest has them; None for a raw tree.
         index: of the samples of a converted folder, with their checksums and paths; None for a raw tree.
@@ -66,10 +70,11 @@ class SplitData:
             otherwise. `shard_samples` counts what is served of each shard.
         order_version: how the order of an epoch is drawn; 1 for a raw tree and manifests up to version 4,
             whose order stays what it was; 2 for those from version 5 on.
+        remote: fetches the shards of a dataset at a URL; else None.
         shard_starts: int64 [shards + 1], the position of each shard's first sample, and behind the last one.
     """
 
-    path: Path
+    path: Location
     kind: str
     ids: Positions
     labels: Positions
@@ -89,6 +94,7 @@ class SplitData:
     boxes: str = ""
     part_of: "tuple[SplitData, Positions | None] | None" = field(default=None, repr=False, compare=False)
     order_version: int = 1
+    remote: RemoteShards | None = field(default=None, repr=False, compare=False)
     shard_starts: Positions = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -102,6 +108,16 @@ class SplitData:
     def pixel_bytes(self) -> int:
         """Of all channels of a pixel."""
         return self.channels * self.dtype.itemsize
+
+    @contextmanager
+    def held(self, number: int) -> Iterator[Path]:
+        """The path of shard `number`, whose files stay until the end of the block; of a URL they are fetched.
+
+        Raises:
+            StorageError: one cannot be fetched.
+        """
+        with nullcontext() if self.remote is None else self.remote.held(number):
+            yield Path(self.files[number])
 
     def locate(self, positions: Positions) -> tuple[Positions, Positions]:
         """Of the samples at `positions`: int64 [n] numbers of their shards, int64 [n] their rows in these."""
@@ -135,9 +151,6 @@ class SplitData:
 
     def select(self, positions: Positions) -> "SplitData":
         """The samples at `positions`, ascending, alone."""
-        digest = hashlib.sha256(self.digest.encode())
-        for _, block in blocks(self.ids, positions):
-            digest.update(block.tobytes())
         raw = self.kind == RAW
         ids, labels, shapes = (at(column, positions) for column in (self.ids, self.labels, self.shapes))
         return replace(
@@ -148,7 +161,7 @@ class SplitData:
             files=tuple(self.files[position] for position in positions.tolist()) if raw else self.files,
             index=None if self.index is None else self.index.at(positions),
             shapes=shapes,
-            digest=digest.hexdigest(),
+            digest=digest_of(self.digest, self.ids, positions),
             part_of=(self.whole, self.in_whole(positions)),
         )
 
@@ -171,7 +184,7 @@ class SplitData:
             SettingError: the dataset is of version 2.
         """
         if self.index is None:
-            return os.path.relpath(self.files[position], self.path).replace(os.sep, "/")
+            return os.path.relpath(self.files[position], str(self.path)).replace(os.sep, "/")
         path = self.index.path(position)
         if path is None:
             raise SettingError(f"{self.path}: of version 2, which stores no paths; convert it again")
@@ -249,26 +262,24 @@ class SplitData:
         """
         if memory_bytes is None or not len(self.shard_bytes):
             return WINDOW_SHARDS
-        largest = int(self.shard_bytes.max())
-        if memory_bytes < 2 * largest:
-            raise SettingError(
-                f"memory_bytes {memory_bytes:,} holds no two shards of {self.path}, of {largest:,} bytes "
-                f"each; give at least {2 * largest:,}, or convert again with smaller --shard-bytes"
-            )
-        return memory_bytes // (2 * largest)
+        return fitting_shards(self.path, self.shard_bytes, memory_bytes)
 
 
-def open_split(path: str | os.PathLike[str], split: str, *, skip_rejected: bool = False) -> SplitData:
-    """List the samples of `split` in the raw tree or converted folder at `path`.
+def open_split(
+    path: str | os.PathLike[str] | Url, split: str, *, skip_rejected: bool = False, cache: Cache | None = None
+) -> SplitData:
+    """List the samples of `split` in the raw tree or converted folder at `path`, or converted at a URL.
 
-    `skip_rejected` leaves out what the tree's list of `precache check`, if it has one, says of the
-    files as they are now; a converted folder holds none of them anyway.
+    `cache` says where files of a URL are kept. `skip_rejected` leaves out what the tree's list of `precache
+    check`, if it has one, says of the files as they are now; a converted folder holds none of them anyway.
 
     Raises:
         SourceError, DatasetError: there is neither at `path`, or the list is not one.
         SettingError: it has no such split.
     """
-    path = Path(path)
+    path = locate(path)
+    if isinstance(path, Url):
+        return _converted(open_dataset(path, cache), split)
     if is_converted(path):
         return _converted(open_dataset(path), split)
     if not path.exists():
@@ -293,15 +304,10 @@ def open_split(path: str | os.PathLike[str], split: str, *, skip_rejected: bool 
 def _converted(dataset: ConvertedDataset, split: str) -> SplitData:
     shards = dataset.manifest.split_shards(split)
     index = dataset.open_index(split)
-    removed = index.removed
-    if removed is not None and removed.all():
-        raise DatasetError(
-            f"{dataset.path}: updates have removed all of split {split!r}; choose another split"
-        )
     all_statistics = dataset.manifest.statistics
     statistics = all_statistics.get("train", all_statistics.get(split))
     data = SplitData(
-        path=dataset.path,
+        path=dataset.place,
         kind=dataset.manifest.recipe.format,
         ids=index.ids,
         labels=index.labels,
@@ -320,8 +326,9 @@ def _converted(dataset: ConvertedDataset, split: str) -> SplitData:
         rendering=dataset.manifest.recipe.rendering,
         boxes=str(dataset.manifest.source_options.get("boxes", "")),
         order_version=1 if dataset.manifest.version < 5 else 2,
+        remote=RemoteShards.of(dataset, shards),
     )
-    return data if removed is None or not removed.any() else data.select(np.flatnonzero(~removed))
+    return data if index.removed is None else data.select(np.flatnonzero(index.served))
 
 
 def _raw(scan: Scan, split: str, *, skip_rejected: bool) -> SplitData:

@@ -1,5 +1,6 @@
 """What a split has one of for each sample or shard, without a list of all of them."""
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, overload
@@ -7,8 +8,10 @@ from typing import Any, overload
 import numpy.typing as npt
 
 from loaders.batch import Positions
+from precache.errors import SettingError
 from precache.index_rows import LazyArray
 from precache.shard_table import ShardTable
+from precache.storage.urls import Location
 
 _BLOCK_SAMPLES = 1 << 20
 
@@ -53,3 +56,26 @@ def at(column: Any, positions: Positions) -> Any:
     if column is None:
         return None
     return column.at(positions) if isinstance(column, LazyArray) else column[positions]
+
+
+def digest_of(digest: str, ids: Any, positions: Positions) -> str:
+    """Identity of the samples at `positions` of a dataset of identity `digest`, SHA-256 in hex."""
+    known = hashlib.sha256(digest.encode())
+    for _, block in blocks(ids, positions):
+        known.update(block.tobytes())
+    return known.hexdigest()
+
+
+def fitting_shards(path: Location, shard_bytes: Positions, memory_bytes: int) -> int:
+    """How many shards a window holds so that two of them fit into `memory_bytes`: see `SplitData`.
+
+    Raises:
+        SettingError: not even two shards fit.
+    """
+    largest = int(shard_bytes.max())
+    if memory_bytes < 2 * largest:
+        raise SettingError(
+            f"memory_bytes {memory_bytes:,} holds no two shards of {path}, of {largest:,} bytes "
+            f"each; give at least {2 * largest:,}, or convert again with smaller --shard-bytes"
+        )
+    return memory_bytes // (2 * largest)

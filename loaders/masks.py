@@ -2,7 +2,6 @@
 
 from collections import OrderedDict
 from functools import partial
-from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
@@ -61,7 +60,8 @@ class MaskReader:
         opener = FORMATS[self._data.kind].open_masks
         for shard in shards:
             if shard not in self._files:
-                self._files[shard] = opener(Path(self._data.files[shard]))
+                with self._data.held(shard) as path:
+                    self._files[shard] = opener(path)
             self._files.move_to_end(shard)
         while len(self._files) > max(_OPEN_FILES, len(shards)):
             self._files.popitem(last=False)[1].close()

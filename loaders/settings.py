@@ -13,6 +13,7 @@ from precache.errors import SettingError, check_choice, check_range
 from precache.executors import available_cpus
 from precache.images import MAX_SIZE
 from precache.sizes import Size, check_size
+from precache.storage.urls import Url
 
 Shuffle: TypeAlias = bool | Literal["full", "window"]
 Count: TypeAlias = int | Literal["auto"]
@@ -46,6 +47,10 @@ class Reading:
             it does not name is left out of its batch, which is shorter then, with one warning a file.
             A batch of which nothing is left raises. So is a sample of a converted folder that is not what
             was written; a shard that is missing or truncated raises.
+        cache_dir: folder of this machine that keeps the shards of datasets at URLs, for all its processes;
+            default PRECACHE_CACHE_DIR, or ~/.cache/precache.
+        cache_bytes: that may lie in it: what was used least recently goes first. What is in use stays, even
+            where it is more. Default: as much as leaves a twentieth of the disk free, at most 10 GiB.
 
     Raises:
         SettingError: a value is out of range or unknown.
@@ -57,6 +62,8 @@ class Reading:
     cache: str = "none"
     memory_bytes: int | None = None
     on_error: str = "raise"
+    cache_dir: str | os.PathLike[str] | None = None
+    cache_bytes: int | None = None
 
     def __post_init__(self) -> None:
         if self.workers != "auto":
@@ -68,6 +75,8 @@ class Reading:
         check_choice("on_error", self.on_error, ("raise", "skip"))
         if self.memory_bytes is not None:
             check_range("memory_bytes", self.memory_bytes, 1)
+        if self.cache_bytes is not None:
+            check_range("cache_bytes", self.cache_bytes, 1)
 
 
 READING_SETTINGS = tuple(setting.name for setting in fields(Reading))
@@ -102,7 +111,7 @@ class LoaderSpec:
         The others are described by `loaders.build`.
     """
 
-    path: str | os.PathLike[str]
+    path: str | os.PathLike[str] | Url
     backend: str
     split: str
     batch_size: int

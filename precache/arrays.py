@@ -81,13 +81,12 @@ def write_arrays(path: Path, arrays: Mapping[str, npt.NDArray[Any]]) -> tuple[Fi
     return FileEntry(path.name, len(content), crc32c(content)), header
 
 
-def read_arrays(folder: Path, entry: FileEntry) -> Arrays:
-    """All arrays of a file whose bytes are those that `entry` describes; they cannot be written to.
+def read_arrays(path: Path, entry: FileEntry) -> Arrays:
+    """All arrays of the file at `path`, whose bytes are those that `entry` describes; to be read alone.
 
     Raises:
         DatasetError: it cannot be read, or is another.
     """
-    path = folder / entry.name
     try:
         content = read_regular(path)
     except OSError as error:

@@ -15,6 +15,7 @@ import click
 import precache
 from precache import commandline
 from precache.commandline import ProgressBar, gathered, human_bytes, note, parse_bytes, parse_share, printable
+from precache.commands.transfer import pull_command, push_command
 from precache.convert import Conversion
 from precache.converted import open_unchecked
 from precache.errors import SettingError, check_choice, shell_command
@@ -282,6 +283,10 @@ def doctor_command() -> None:
         click.echo(f"{finding.subject:<{width}}  {finding.found}")
         if finding.install:
             click.echo(f"{'':<{width}}  install: {finding.install}")
+
+
+for _command in (push_command, pull_command):
+    main.add_command(_command)
 
 
 def _finish_check(problems: Sequence[str], all_well: str) -> None:

@@ -1,14 +1,19 @@
 """A converted folder, opened: nothing in it is trusted before it was compared with its checksum."""
 
+import hashlib
 import os
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from precache import index
 from precache.errors import DatasetError, shell_command
+from precache.files import FileEntry, in_folder
 from precache.images import MAX_KEPT_SIDE
 from precache.index import SampleIndex, Sizes, SourceState
 from precache.index_file import open_index
@@ -16,6 +21,10 @@ from precache.index_rows import read_lazily
 from precache.manifest import MANIFEST_NAME, Manifest, parse_manifest
 from precache.shard_table import ShardEntry
 from precache.storage import read_regular
+from precache.storage.urls import Location, Url, locate
+
+if TYPE_CHECKING:
+    from precache.storage.mirror import Cache, Mirror
 
 WHOLE_SAMPLES = 1_000_000
 """An index of more is not read as a whole by who serves samples: see `precache.index_file`."""
@@ -26,16 +35,38 @@ class ConvertedDataset:
     """A folder that holds a manifest and the files that it names.
 
     Attributes:
+        path: where its files lie; of a dataset at a URL where they lie once they are fetched.
         digest: SHA-256 (hex) that identifies the dataset: of its manifest, without the times of its source.
+        mirror: fetches the files of a dataset at a URL; None where they lie in the folder `path`.
     """
 
     path: Path
     manifest: Manifest
     digest: str
+    mirror: "Mirror | None" = None
+
+    @property
+    def place(self) -> Location:
+        """The folder, or the URL: what people call the dataset."""
+        return self.path if self.mirror is None else self.mirror.url
+
+    @contextmanager
+    def held(self, *files: FileEntry) -> Iterator[None]:
+        """Have these files lie in `path` until the end of the block: those of a URL are fetched.
+
+        Raises:
+            StorageError: one cannot be fetched.
+        """
+        with ExitStack() as stack:
+            if self.mirror is not None:
+                for file in files:
+                    stack.enter_context(self.mirror.held(file))
+            yield
 
     def shard_path(self, shard: ShardEntry) -> Path:
-        """Path of the shard's file."""
-        return self.path / shard.file_name
+        """Path of the shard's file, whose files are fetched if they are not there."""
+        with self.held(*shard.files):
+            return self.path / shard.file_name
 
     def read_index(self, split: str | None = None, *, removed: bool = False) -> SampleIndex:
         """Ids, labels, checksums and more of the split's samples, or of all, in written order.
@@ -46,7 +77,8 @@ class ConvertedDataset:
         Raises:
             DatasetError: the index is damaged, or does not fit the manifest.
         """
-        whole = index.read_index(self.path, self.manifest.index, self.manifest.version)
+        with self.held(self.manifest.index):
+            whole = index.read_index(self.path, self.manifest.index, self.manifest.version)
         _check_index(self.path / self.manifest.index.name, whole, self.manifest)
         chosen = np.ones(len(whole), np.bool_) if removed else whole.served
         if split is not None:
@@ -61,20 +93,27 @@ class ConvertedDataset:
         the shard's checksum; that no two samples have the same id is taken for granted.
 
         Raises:
-            DatasetError: as `read_index`, now or when a row is asked for.
+            DatasetError: as `read_index`, now or when a row is asked for; or no sample of the split is left.
         """
         manifest = self.manifest
+        if manifest.split_samples[split] == 0:
+            raise DatasetError(
+                f"{self.place}: updates have removed all of split {split!r}; choose another split"
+            )
         if manifest.version < 5 or manifest.stored_samples <= WHOLE_SAMPLES:
-            return self.read_index(split, removed=True)
+            found = self.read_index(split, removed=True)
+            return found if not found.served.all() else replace(found, removed=None)
         chosen = manifest.shards.of_split(split)
         limits = {"ids": (0, max(manifest.scanned, manifest.next_id) - 1), "shapes": (1, MAX_KEPT_SIDE)}
         classes = (0, len(manifest.classes) - 1)
         limits["labels"] = classes if manifest.target == "class" else (-1, -1)
         if manifest.target == "classes":
             limits["targets"] = classes
-        found = read_lazily(open_index(self.path, manifest.index, manifest.shards, chosen, limits))
+        held = in_folder(self.path) if self.mirror is None else self.mirror.held
+        found = read_lazily(open_index(held, manifest.index, manifest.shards, chosen, limits))
         path = self.path / manifest.index.name
         gone = 0 if found.removed is None else int(found.removed.sum())
+        found = found if gone else replace(found, removed=None)
         if not _kinds_fit(found, manifest) or gone != manifest.removed.get(split, 0):
             raise _unfit(path, manifest)
         return found
@@ -86,7 +125,10 @@ class ConvertedDataset:
     def read_source_state(self) -> SourceState | None:
         """Sizes, times and checksums of all pictures of the source, in scan order; None in version 2."""
         entry = self.manifest.source_state
-        return None if entry is None else index.read_source_state(self.path, entry)
+        if entry is None:
+            return None
+        with self.held(entry):
+            return index.read_source_state(self.path, entry)
 
 
 def is_converted(path: Path) -> bool:
@@ -94,35 +136,65 @@ def is_converted(path: Path) -> bool:
     return os.path.lexists(path / MANIFEST_NAME)
 
 
-def open_dataset(path: str | PathLike[str]) -> ConvertedDataset:
+def open_dataset(path: str | PathLike[str] | Url, cache: "Cache | None" = None) -> ConvertedDataset:
     """Read the manifest of the converted dataset in folder `path`, and compare it with its checksum.
+
+    Args:
+        path: or a URL: `s3://BUCKET/PREFIX`, `gs://`, `az://`, `https://`. Its files are fetched when they
+            are first asked for.
+        cache: where they are kept; only of a URL.
 
     Raises:
         DatasetError: no such folder, no manifest in it, or one that is damaged, edited or too new.
+        StorageError: the storage at the URL refuses, or does not answer.
     """
-    dataset, problem = open_unchecked(path)
+    dataset, problem = open_unchecked(path, cache)
     if problem is not None:
         raise DatasetError(f"{problem}; convert the dataset again with --overwrite")
     return dataset
 
 
-def open_unchecked(path: str | PathLike[str]) -> tuple[ConvertedDataset, str | None]:
+def open_unchecked(
+    path: str | PathLike[str] | Url, cache: "Cache | None" = None
+) -> tuple[ConvertedDataset, str | None]:
     """As `open_dataset`, but an edited manifest is no error: what is wrong with it comes too, in one line.
 
     Raises:
         DatasetError: as `open_dataset`, for all else.
     """
-    folder = Path(path)
-    manifest_path = folder / MANIFEST_NAME
-    try:
-        raw = read_regular(manifest_path)
-    except OSError as error:
-        raise DatasetError(_why_not_converted(folder, error)) from error
-    manifest, digest, intact = parse_manifest(raw, manifest_path)
-    dataset = ConvertedDataset(folder, manifest, digest)
+    place = locate(path)
+    raw = _read_manifest(place)
+    if isinstance(place, Path):
+        folder, mirror, held = place, None, in_folder(place)
+    else:
+        from precache.storage.mirror import Cache, Mirror
+
+        mirror = Mirror(place, hashlib.sha256(raw).hexdigest(), cache or Cache())
+        folder, held = mirror.folder, mirror.held
+    manifest, digest, intact = parse_manifest(raw, place / MANIFEST_NAME, held)
+    dataset = ConvertedDataset(folder, manifest, digest, mirror)
     if intact:
         return dataset, None
-    return dataset, f"{manifest_path}: was edited or damaged (its checksum does not fit its content)"
+    return dataset, f"{place / MANIFEST_NAME}: was edited or damaged (its checksum does not fit its content)"
+
+
+def _read_manifest(place: Location) -> bytes:
+    if isinstance(place, Path):
+        try:
+            return read_regular(place / MANIFEST_NAME)
+        except OSError as error:
+            raise DatasetError(_why_not_converted(place, error)) from error
+    from precache.storage.objects import ObjectStore
+    from precache.storage.retries import ObjectNotFoundError
+
+    try:
+        return ObjectStore(place).get(MANIFEST_NAME)
+    except ObjectNotFoundError as error:
+        raise DatasetError(
+            f"{place}: not a converted dataset (no {MANIFEST_NAME} there); is the URL right, and was the "
+            f"upload finished? if these are pictures: {shell_command('precache convert', place)} DST "
+            f"--format shards"
+        ) from error
 
 
 def _why_not_converted(folder: Path, error: OSError) -> str:

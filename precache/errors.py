@@ -6,6 +6,7 @@
     ├── ImageError                one picture that cannot be decoded
     ├── DatasetError              a converted folder: no manifest, wrong format, damaged file
     │   └── SampleError           one sample of it that is not as it was written (also an ImageError)
+    ├── StorageError              an object storage that does not answer, refuses, or lacks an object
     ├── DownloadError             a public dataset that could not be fetched
     ├── WorkerError               a worker process or thread that died
     └── MissingDependencyError    a package that a backend needs (also an ImportError)
@@ -65,6 +66,10 @@ class SampleError(DatasetError, ImageError):
     """
 
 
+class StorageError(PrecacheError):
+    """An object storage refuses, does not answer, or does not hold what was asked for; names the URL."""
+
+
 class DownloadError(PrecacheError):
     """A public dataset could not be downloaded, checked or unpacked."""
 
@@ -119,16 +124,16 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def shell_command(*words: str | os.PathLike[str]) -> str:
+def shell_command(*words: object) -> str:
     """The command line of `words` to paste into a shell; one as `precache convert` stays two words.
 
-    A path is one word whatever it holds; one that begins with a dash is no option.
+    A path or a URL is one word whatever it holds; one that begins with a dash is no option.
     """
     return " ".join(word if isinstance(word, str) else _quoted(word) for word in words)
 
 
-def _quoted(path: str | os.PathLike[str]) -> str:
-    text = os.fspath(path)
+def _quoted(path: object) -> str:
+    text = str(os.fspath(path)) if isinstance(path, os.PathLike) else str(path)
     if text.startswith("-"):
         text = f"./{text}"
     if text.isprintable():

@@ -1,7 +1,11 @@
 """The files of a dataset, as manifest and journal describe them."""
 
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TypeAlias
 
 from precache.storage import crc32c_file
 
@@ -13,6 +17,20 @@ class FileEntry:
     name: str
     bytes: int
     crc32c: str
+
+
+Held: TypeAlias = Callable[[FileEntry], AbstractContextManager[Path]]
+"""Has a file lie on this machine until the end of a block, which gets its path; can be pickled."""
+
+
+def in_folder(folder: Path) -> Held:
+    """Of files that lie in `folder`."""
+    return partial(_in_folder, folder)
+
+
+@contextmanager
+def _in_folder(folder: Path, file: FileEntry) -> Iterator[Path]:
+    yield folder / file.name
 
 
 def check_file(folder: Path, file: FileEntry, *, content: bool = True) -> str | None:

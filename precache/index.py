@@ -267,7 +267,7 @@ def read_index(folder: Path, entry: FileEntry, version: int) -> SampleIndex:
     Raises:
         DatasetError: it cannot be read, or is not as it was written.
     """
-    arrays = read_arrays(folder, entry)
+    arrays = read_arrays(folder / entry.name, entry)
     required = {"ids": np.int64, "labels": np.int64, "source_sizes": np.int32}
     if version > 2:
         required |= {"checksums": np.uint64, "source_checksums": np.uint64, "path_ends": np.int64}
@@ -328,7 +328,7 @@ def read_source_state(folder: Path, entry: FileEntry) -> SourceState:
     Raises:
         DatasetError: it cannot be read, or is not as it was written.
     """
-    arrays = read_arrays(folder, entry)
+    arrays = read_arrays(folder / entry.name, entry)
     required = {"bytes": np.int64, "modified_ns": np.int64, "checksums": np.uint64}
     shapes = {arrays[name].shape if name in arrays else None for name in required}
     if len(shapes) != 1 or any(arrays[name].dtype != dtype for name, dtype in required.items()):

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from precache.arrays import Header, Place, checksum_of, damaged, header_bytes, parse_header
 from precache.columns import ENDS, VALUES, Column
 from precache.errors import DatasetError, SourceError
-from precache.files import FileEntry
+from precache.files import FileEntry, Held
 from precache.index import REMEDY, Ints, ends_of
 from precache.reading import steadily
 from precache.shard_table import ShardTable
@@ -44,7 +44,7 @@ Array = npt.NDArray[Any]
 
 
 def open_index(
-    folder: Path,
+    held: Held,
     entry: FileEntry,
     table: ShardTable,
     chosen: npt.NDArray[np.bool_],
@@ -58,18 +58,19 @@ def open_index(
     Raises:
         DatasetError: it cannot be read, or is not as it was written, as far as its size and header tell.
     """
-    path = folder / entry.name
-    header = _read_header(path, entry, table)
+    with held(entry) as path:
+        header = _read_header(path, entry, table)
     first_rows = np.cumsum(table.samples) - table.samples
     for problem in _problems(header.places, int(table.samples.sum()), table):
         raise damaged(path, problem)
-    return IndexFile(path, header, table.select(chosen), first_rows[chosen], limits)
+    return IndexFile((held, entry, path), header, table.select(chosen), first_rows[chosen], limits)
 
 
 class IndexFile:
     """The rows of the shards of a split in an index.
 
     Args:
+        file: which one it is, and where it lies.
         header: of the file.
         table: the shards.
         first_rows: int64 [shards], where the rows of each begin.
@@ -77,10 +78,16 @@ class IndexFile:
     """
 
     def __init__(
-        self, path: Path, header: Header, table: ShardTable, first_rows: Ints, limits: Mapping[str, Range]
+        self,
+        file: tuple[Held, FileEntry, Path],
+        header: Header,
+        table: ShardTable,
+        first_rows: Ints,
+        limits: Mapping[str, Range],
     ) -> None:
         assert table.rows is not None
-        self.path, self.places = path, header.places
+        self._held, self._entry, self.path = file
+        self.places = header.places
         self.starts = np.concatenate(([0], np.cumsum(table.samples)))
         self._table, self._first_rows, self._limits = table, first_rows, limits
         self._sums, self._number_of = table.rows.columns, {n: i for i, n in enumerate(sorted(header.places))}
@@ -154,7 +161,8 @@ class IndexFile:
 
     def _read_bytes(self, place: Place, start: int, stop: int, shard: int) -> bytes:
         at, count = place.start + start * place.row_bytes, (stop - start) * place.row_bytes
-        content = _read_part(self.path, at, count)
+        with self._held(self._entry) as path:
+            content = _read_part(path, at, count)
         if len(content) != count:
             raise self._damaged(shard, f"the file ends before byte {at + count:,}")
         return content

@@ -24,7 +24,7 @@ import numpy as np
 
 from precache.arrays import Arrays, damaged, read_arrays, write_arrays
 from precache.errors import DatasetError
-from precache.files import FileEntry
+from precache.files import FileEntry, Held
 from precache.index import name_after
 from precache.storage import atomic_write
 
@@ -122,18 +122,18 @@ def write_left_out(
     return write_arrays(folder / name_after(LEFT_OUT_NAME, updates), arrays)[0]
 
 
-def listed_rejected(folder: Path, entry: FileEntry | None, count: int) -> Sequence[Rejected]:
+def listed_rejected(held: Held, entry: FileEntry | None, count: int) -> Sequence[Rejected]:
     """The pictures that were rejected, in the file that `entry` of a manifest describes.
 
     Raises, when one is asked for:
         DatasetError: it cannot be read, or is not as it was written.
     """
-    return () if entry is None else Listed(count, partial(_read_rejected, folder, entry, count))
+    return () if entry is None else Listed(count, partial(_read_rejected, held, entry, count))
 
 
-def listed_ignored(folder: Path, entry: FileEntry | None, count: int) -> Sequence[tuple[str, str]]:
+def listed_ignored(held: Held, entry: FileEntry | None, count: int) -> Sequence[tuple[str, str]]:
     """As `listed_rejected`: (path, reason) of what was ignored."""
-    return () if entry is None else Listed(count, partial(_read_ignored, folder, entry, count))
+    return () if entry is None else Listed(count, partial(_read_ignored, held, entry, count))
 
 
 def write_rejected(folder: Path, rejected: Sequence[Rejected]) -> None:
@@ -148,39 +148,39 @@ def write_rejected(folder: Path, rejected: Sequence[Rejected]) -> None:
         file.write(text.getvalue().encode(errors="backslashreplace"))
 
 
-def _read_rejected(folder: Path, entry: FileEntry, count: int) -> tuple[Rejected, ...]:
-    arrays, texts = _read(folder, entry, ("rejected_path", "rejected_reason"), count)
-    ids = arrays.get("rejected_ids")
-    if ids is None or ids.dtype != np.int64 or ids.shape != (count,):
-        raise _not_as_written(folder, entry)
+def _read_rejected(held: Held, entry: FileEntry, count: int) -> tuple[Rejected, ...]:
+    arrays, texts = _read(held, entry, ("rejected_path", "rejected_reason"), count)
+    ids = arrays["rejected_ids"]
     return tuple(Rejected(*about) for about in zip(*texts, ids.tolist(), strict=True))
 
 
-def _read_ignored(folder: Path, entry: FileEntry, count: int) -> tuple[tuple[str, str], ...]:
-    paths, reasons = _read(folder, entry, ("ignored_path", "ignored_reason"), count)[1]
+def _read_ignored(held: Held, entry: FileEntry, count: int) -> tuple[tuple[str, str], ...]:
+    paths, reasons = _read(held, entry, ("ignored_path", "ignored_reason"), count)[1]
     return tuple(zip(paths, reasons, strict=True))
 
 
-def _read(
-    folder: Path, entry: FileEntry, names: tuple[str, ...], count: int
-) -> tuple[Arrays, list[list[str]]]:
-    arrays = read_arrays(folder, entry)
+def _read(held: Held, entry: FileEntry, names: tuple[str, ...], count: int) -> tuple[Arrays, list[list[str]]]:
+    with held(entry) as path:
+        arrays = read_arrays(path, entry)
     texts = []
+    ids = arrays.get("rejected_ids")
+    if ids is None or ids.dtype != np.int64 or (names[0] == "rejected_path" and ids.shape != (count,)):
+        raise _not_as_written(path)
     for name in names:
         content, ends = arrays.get(f"{name}s"), arrays.get(f"{name}_ends")
         if content is None or ends is None or content.dtype != np.uint8 or ends.shape != (count,):
-            raise _not_as_written(folder, entry)
+            raise _not_as_written(path)
         bounds = [0, *ends.tolist()]
         whole = content.tobytes()
         if bounds[-1] != len(whole) or bounds != sorted(bounds):
-            raise _not_as_written(folder, entry)
+            raise _not_as_written(path)
         parts = (whole[start:stop] for start, stop in pairwise(bounds))
         try:
             texts.append([part.decode(errors=_TEXT_ERRORS) for part in parts])
         except UnicodeDecodeError as error:
-            raise _not_as_written(folder, entry) from error
+            raise _not_as_written(path) from error
     return arrays, texts
 
 
-def _not_as_written(folder: Path, entry: FileEntry) -> DatasetError:
-    return damaged(folder / entry.name, "its columns are not as this project writes them")
+def _not_as_written(path: Path) -> DatasetError:
+    return damaged(path, "its columns are not as this project writes them")

@@ -18,7 +18,7 @@ from typing import Any
 
 from precache.columns import KINDS
 from precache.errors import DatasetError, SettingError
-from precache.files import FileEntry
+from precache.files import FileEntry, Held
 from precache.formats import FORMATS
 from precache.history import Update, adds_up
 from precache.index import INDEX_NAME, SOURCE_STATE_NAME, name_after
@@ -28,6 +28,7 @@ from precache.shard_table import TABLE_NAME, ShardEntry, ShardTable, read_table
 from precache.sources.options import SourceOptions
 from precache.statistics import ChannelStatistics
 from precache.storage import atomic_write
+from precache.storage.urls import Location
 from precache.targets import TARGETS
 
 MANIFEST_NAME = "dataset.json"
@@ -158,17 +159,20 @@ def count_reasons(reasons: list[str]) -> dict[str, int]:
     return dict(Counter(reasons).most_common())
 
 
-def parse_manifest(raw: bytes, path: Path) -> tuple[Manifest, str, bool]:
+def parse_manifest(raw: bytes, path: Location, held: Held) -> tuple[Manifest, str, bool]:
     """What the bytes of the file at `path` say: the manifest, its digest, and whether its checksum is right.
 
     The digest, SHA-256 in hex, identifies the dataset: it is that of the manifest without the source's times.
 
+    Args:
+        held: of the dataset's other files.
+
     Raises:
-        DatasetError: no manifest, or one of a version that is not known.
+        DatasetError: no manifest, or one of a version that is not known; TableError: one without its table.
     """
     content = _load_json(raw, path)
     digest = hashlib.sha256(raw).hexdigest() if content["version"] == 2 else _identity(content)
-    return _decode(content, path), digest, content.get("checksum") == _checksum(content)
+    return _decode(content, path, held), digest, content.get("checksum") == _checksum(content)
 
 
 def _encode(manifest: Manifest) -> bytes:
@@ -188,7 +192,7 @@ def _encode(manifest: Manifest) -> bytes:
     return (json.dumps({**content, "checksum": _checksum(content)}, indent=1) + "\n").encode()
 
 
-def _load_json(raw: bytes, path: Path) -> dict[str, Any]:
+def _load_json(raw: bytes, path: Location) -> dict[str, Any]:
     """The manifest's JSON; DatasetError if it is none, or of a version that is not known."""
     try:
         content: Any = json.loads(raw)
@@ -225,7 +229,7 @@ def _identity(content: dict[str, Any]) -> str:
     return _checksum({name: value for name, value in content.items() if name != "source_state"})
 
 
-def _decode(content: dict[str, Any], path: Path) -> Manifest:
+def _decode(content: dict[str, Any], path: Location, held: Held) -> Manifest:
     try:
         version, counts = content["version"], content["counts"]
         fields = {name: value for name, value in content.items() if name not in ("checksum", "counts")}
@@ -239,7 +243,7 @@ def _decode(content: dict[str, Any], path: Path) -> Manifest:
         per_class = content["samples_per_class"]
         fields["samples_per_class"] = {split: tuple(counts) for split, counts in per_class.items()}
         fields["updates"] = tuple(Update(**update) for update in content.get("updates", ()))
-        fields |= _listed(content, fields["recipe"]) if version < 5 else _in_columns(content, path.parent)
+        fields |= _listed(content, fields["recipe"]) if version < 5 else _in_columns(content, held)
         manifest = Manifest(**fields)
         _check_manifest(manifest)
         return manifest
@@ -269,7 +273,7 @@ def _listed(content: dict[str, Any], recipe: Recipe) -> dict[str, Any]:
     return {"rejected": rejected, "ignored": ignored, "shards": shards}
 
 
-def _in_columns(content: dict[str, Any], folder: Path) -> dict[str, Any]:
+def _in_columns(content: dict[str, Any], held: Held) -> dict[str, Any]:
     """What from version 5 on lies in other files."""
     updates, counts = len(content["updates"]), content["counts"]
     about = dict(content["shards"])
@@ -284,11 +288,11 @@ def _in_columns(content: dict[str, Any], folder: Path) -> dict[str, Any]:
     if left_out is not None:
         _check_file(left_out, name_after(LEFT_OUT_NAME, updates))
     return {
-        "shards": read_table(folder, table, splits, FORMATS[content["recipe"]["format"]]),
+        "shards": read_table(held, table, splits, FORMATS[content["recipe"]["format"]]),
         "table": table,
         "left_out": left_out,
-        "rejected": listed_rejected(folder, left_out, rejected),
-        "ignored": listed_ignored(folder, left_out, ignored),
+        "rejected": listed_rejected(held, left_out, rejected),
+        "ignored": listed_ignored(held, left_out, ignored),
     }
 
 

@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from precache.arrays import Arrays, damaged, read_arrays, write_arrays
 from precache.errors import DatasetError
-from precache.files import FileEntry
+from precache.files import FileEntry, Held
 from precache.formats import Format
 from precache.index import Ints, RowChecksums, Sizes, name_after
 
@@ -146,7 +146,7 @@ class ShardTable(Sequence[ShardEntry]):
         return self._entry(found) if isinstance(found, int) else tuple(map(self._entry, found))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, ShardTable) and tuple(self) == tuple(other)
+        return isinstance(other, ShardTable | tuple) and tuple(self) == tuple(other)
 
     def __hash__(self) -> int:
         return hash(tuple(self))
@@ -208,16 +208,17 @@ def write_table(folder: Path, table: ShardTable, updates: int = 0) -> FileEntry:
     return entry
 
 
-def read_table(folder: Path, entry: FileEntry, split_names: tuple[str, ...], form: Format) -> ShardTable:
+def read_table(held: Held, entry: FileEntry, split_names: tuple[str, ...], form: Format) -> ShardTable:
     """The table that `entry` of a manifest describes.
 
     Raises:
         TableError: it cannot be read, is damaged, or is none of a dataset of these splits and this format.
     """
-    try:
-        arrays = read_arrays(folder, entry)
-    except DatasetError as error:
-        raise TableError(str(error)) from error
+    with held(entry) as path:
+        try:
+            arrays = read_arrays(path, entry)
+        except DatasetError as error:
+            raise TableError(str(error)) from error
     suffixes = suffixes_of(form)
     samples = arrays.get("samples", np.empty(0, np.int64))
     count, files = len(samples), len(suffixes)
@@ -229,12 +230,12 @@ def read_table(folder: Path, entry: FileEntry, split_names: tuple[str, ...], for
     largest, sums, header = (arrays.get(name) for name in ("largest", "index_checksums", "index_header"))
     fitting = fitting and (largest is None or (largest.dtype == np.int32 and largest.shape == (count, 2)))
     if not fitting or sums is None or header is None or not _are_checksums(sums, header, count):
-        raise TableError(str(damaged(folder / entry.name, "its columns are not as this project writes them")))
+        raise TableError(str(damaged(path, "its columns are not as this project writes them")))
     columns: dict[str, Any] = {name: arrays[name] for name in _COLUMNS}
     rows = RowChecksums(int(header[0]), sums)
     table = ShardTable(split_names, suffixes, **columns, rows=rows, largest=largest)
     if problem := _problem(table):
-        raise TableError(str(damaged(folder / entry.name, problem)))
+        raise TableError(str(damaged(path, problem)))
     return table
 
 

@@ -112,9 +112,10 @@ class Worker:
 def _may_fork() -> bool:
     """Whether a fork is as safe as a new process; it is ready at once, where that has to import NumPy.
 
-    A thread of this process may hold a lock that its copy would wait for; torch brings such threads.
+    A thread of this process may hold a lock that its copy would wait for; torch and obstore bring such ones.
     """
-    return sys.platform == "linux" and threading.active_count() == 1 and "torch" not in sys.modules
+    threads = {"obstore", "torch"} & sys.modules.keys()
+    return sys.platform == "linux" and threading.active_count() == 1 and not threads
 
 
 @contextmanager

@@ -8,6 +8,9 @@ import pytest
 from precache import Recipe, convert
 from precache.formats import FORMATS
 from precache.sample_tree import make_sample
+from tests.cloud.fixtures import bucket, proxy, storage_server
+
+__all__ = ["bucket", "proxy", "storage_server"]
 
 IMAGES, CLASSES, STORED_SIZE, ROWS_PER_SHARD = 70, 5, 48, 12
 RECTANGLE = (36, 60)

@@ -93,7 +93,18 @@ def test_rooms_of_bench_use_only_those_below() -> None:
     TopologicalSorter({room: used - {"options"} for room, used in ROOMS.items()}).prepare()
 
 
-CORE_OF_LOADERS = {"batch", "order", "dataset", "settings", "threads", "prefetch", "devices"}
+CORE_OF_LOADERS = {
+    "batch",
+    "dataset",
+    "devices",
+    "order",
+    "prefetch",
+    "long_columns",
+    "rejected",
+    "remote",
+    "settings",
+    "threads",
+}
 """Files of `loaders` that know neither a backend nor how a loader is put together."""
 
 

@@ -59,7 +59,7 @@ def _part(tree: SplitData, other: SplitData) -> "np.ndarray[tuple[int], np.dtype
     """Rows of `tree` that `other` holds, by path; None if all of it, or if `other` has other pictures."""
     if other.kind == RAW or other.index is None or len(other.ids) >= len(tree.ids):
         return None
-    row_of = {os.path.relpath(file, tree.path): row for row, file in enumerate(tree.files)}
+    row_of = {os.path.relpath(file, str(tree.path)): row for row, file in enumerate(tree.files)}
     paths = (other.index.path(row) for row in range(len(other.ids)))
     rows = [row_of.get(path, -1) if path is not None else -1 for path in paths]
     return np.sort(np.array(rows, np.int64)) if min(rows, default=-1) >= 0 else None

@@ -11,7 +11,6 @@ A backend is a function that opens a `Reader` over a split. Where it needs a pac
 installed, it says so when it is called, with the command that installs it.
 """
 
-import os
 from collections.abc import Callable
 
 from loaders.augment.cpu import Crops
@@ -20,6 +19,7 @@ from loaders.batch import Reader
 from loaders.dataset import RAW, SplitData
 from loaders.settings import LoaderSpec
 from precache.errors import DatasetError, check_choice
+from precache.storage.urls import Location
 
 BACKENDS: dict[str, Callable[[LoaderSpec, SplitData, Crops], Reader]] = {
     "dali": dali.open_reader,
@@ -46,7 +46,7 @@ def check_name(backend: str) -> None:
     check_choice("backend", backend, [*BACKENDS, "auto"])
 
 
-def choose_backend(backend: str, kind: str, path: str | os.PathLike[str]) -> str:
+def choose_backend(backend: str, kind: str, path: Location | str) -> str:
     """`backend`, or for `auto` that which is made for `kind`, which `path` holds.
 
     Raises:

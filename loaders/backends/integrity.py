@@ -6,6 +6,7 @@ are compared when a shard is first opened.
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -79,7 +80,7 @@ class SampleCheck:
         assert self._data.shards is not None
         entry = self._data.shards[number].files[0]
         whole = number in self._unchecked_files
-        if problem := check_file(self._data.path, entry, content=whole):
+        if problem := check_file(Path(self._data.files[number]).parent, entry, content=whole):
             raise DatasetError(f"{problem}; run: {shell_command('precache verify', self._data.path)}")
         self._unchecked_files.discard(number)
 

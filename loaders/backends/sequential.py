@@ -5,7 +5,6 @@ from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
@@ -17,6 +16,7 @@ from loaders.threads import Pool
 from precache.formats import FORMATS, StoredSample
 
 T = TypeVar("T")
+_FETCHED_AT_A_TIME = 4  # shards of a URL, each in several parts
 
 
 def look_ahead(
@@ -40,7 +40,7 @@ def look_ahead(
     wanted: Counter[int] = Counter()  # shard -> its samples in `pending`
     shards: dict[int, Future[T]] = {}
     previous: list[int] = []  # shards of the request before
-    pool = Pool(1, "read-shard")
+    pool = Pool(1 if data.remote is None else _FETCHED_AT_A_TIME, "read-shard")
 
     def close() -> None:
         pool.close()
@@ -102,8 +102,9 @@ class EncodedShards:
                 )
 
     def _open(self, index: int) -> list[StoredSample]:
-        self._check.open_file(index)
-        samples = list(FORMATS[self._data.kind].read_shard(Path(self._data.files[index])))
+        with self._data.held(index) as path:
+            self._check.open_file(index)
+            samples = list(FORMATS[self._data.kind].read_shard(path))
         whole = self._data.whole
         stored = whole.shard_positions(index)
         ids, labels = whole.ids[stored], whole.labels[stored]

@@ -40,13 +40,12 @@ def open_reader(spec: LoaderSpec, data: SplitData, crops: Crops) -> "ShardsReade
 class ShardsReader:
     """Reads single samples at random, or shard after shard for `shuffle="window"` and False."""
 
-    random_access = True
-
     def __init__(self, spec: LoaderSpec, data: SplitData, crops: Crops) -> None:
+        self.random_access = data.remote is None or spec.shuffle == "full"
         self._data = data
         self._gathers = _can_gather(crops)
         self._filler = BatchFiller(data, crops, spec.batch_size, spec.workers, spec.device)
-        self._sequential = spec.shuffle is False or spec.shuffle == "window"
+        self._sequential = spec.shuffle in (False, "window") or not self.random_access
         self._window_shards = data.window_shards(spec.reading.memory_bytes)
         most_bytes = spec.reading.memory_bytes
         self._bounded = most_bytes is not None and int(data.shard_bytes.sum()) > most_bytes
@@ -125,8 +124,9 @@ class ShardsReader:
 
     def _open(self, index: int) -> ShardFile:
         path = self._data.files[index]
-        self._check.open_file(index)
-        file = ShardFile(Path(path))
+        with self._data.held(index):
+            self._check.open_file(index)
+            file = ShardFile(Path(path))
         try:
             check_index(self._data, index, file.ids, file.labels)
             whole = self._data.whole

@@ -1,4 +1,4 @@
-"""Which samples of a raw tree are served."""
+"""Which pictures of a raw tree are served: of a split, without what `precache check` has listed."""
 
 import logging
 
@@ -9,7 +9,7 @@ from precache.errors import SettingError, SourceError, printable, shell_command
 from precache.rejects import default_list, read_list, rejected_rows
 from precache.sources.base import Scan
 
-_LOGGER = logging.getLogger(__name__)
+_LOGGER = logging.getLogger("loaders.dataset")
 
 
 def rows_of_split(scan: Scan, split: str, *, skip_rejected: bool) -> tuple[Positions, str]:
@@ -17,7 +17,7 @@ def rows_of_split(scan: Scan, split: str, *, skip_rejected: bool) -> tuple[Posit
 
     Raises:
         SettingError: it has no such split.
-        SourceError: the tree's list of rejected pictures names all of them.
+        SourceError: as `find_rejected`.
     """
     samples = scan.samples
     names = [name or "train" for name in samples.split_names]
@@ -25,13 +25,13 @@ def rows_of_split(scan: Scan, split: str, *, skip_rejected: bool) -> tuple[Posit
         raise SettingError(f"unknown split {split!r}; choose from: {', '.join(names)}")
     rows = np.flatnonzero(samples.splits == names.index(split))
     identity = f"raw {scan.digest}"
-    if skip_rejected and len(rejected := _rejected(scan, rows)):
+    if skip_rejected and len(rejected := find_rejected(scan, rows)):
         rows = np.setdiff1d(rows, rejected)
         identity += f" without {samples.ids[rejected].tolist()}"
     return rows, identity
 
 
-def _rejected(scan: Scan, rows: Positions) -> Positions:
+def find_rejected(scan: Scan, rows: Positions) -> Positions:
     """Those of `rows` that the list beside the tree names; SourceError if it is all of them."""
     path = default_list(scan.root)
     if not path.exists():

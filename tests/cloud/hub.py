@@ -1,0 +1,180 @@
+"""A stand-in for the HTTP interface of Hugging Face's dataset repositories, as far as huggingface_hub asks.
+
+One branch, `main`. Files from 1 kB on are large ones (LFS), whose bytes go elsewhere before the commit.
+"""
+
+import base64
+import hashlib
+import json
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import unquote
+
+_LARGE_BYTES = 1000
+
+
+class Hub:
+    """What has been committed and sent.
+
+    Attributes:
+        repositories: name -> path -> bytes.
+        blobs: SHA-256 -> bytes of large files, committed or not.
+        uploads: of large files, so far.
+        uploads_until_failure: how many are taken; None: all.
+        commits: how many there were.
+    """
+
+    def __init__(self) -> None:
+        self.repositories: dict[str, dict[str, bytes]] = {}
+        self.blobs: dict[str, bytes] = {}
+        self.uploads = 0
+        self.uploads_until_failure: int | None = None
+        self.commits = 0
+        self.endpoint = ""
+
+
+@contextmanager
+def hub_serving() -> Iterator[Hub]:
+    """A hub that listens on loopback until the end of the block."""
+    hub = Hub()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": hub}))
+    hub.endpoint = f"http://127.0.0.1:{server.server_address[1]}"
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+    thread.start()
+    try:
+        yield hub
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    hub: Hub
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, format: str, *arguments: Any) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        path = unquote(self.path.partition("?")[0])
+        if match := re.fullmatch(r"/api/datasets/([^/]+/[^/]+)/tree/main/?(.*)", path):
+            self._tree(match[1], match[2])
+        elif match := re.fullmatch(r"/datasets/([^/]+/[^/]+)/resolve/main/(.+)", path):
+            self._file(match[1], match[2])
+        else:
+            self._missing("EntryNotFound")
+
+    do_HEAD = do_GET
+
+    def do_POST(self) -> None:
+        body = self._body()
+        if self.path == "/api/repos/create":
+            asked = json.loads(body)
+            name = f"{asked['organization']}/{asked['name']}"
+            if name in self.hub.repositories:
+                url = f"{self.hub.endpoint}/datasets/{name}"
+                self._json({"error": "You already created this dataset repo", "url": url}, 409)
+                return
+            self.hub.repositories[name] = {}
+            self._json({"url": f"{self.hub.endpoint}/datasets/{name}"})
+        elif re.fullmatch(r"/api/datasets/[^/]+/[^/]+/preupload/main", self.path):
+            files = json.loads(body)["files"]
+            modes = ["lfs" if file["size"] >= _LARGE_BYTES else "regular" for file in files]
+            self._json(
+                {
+                    "files": [
+                        {"path": file["path"], "uploadMode": mode, "shouldIgnore": False, "oid": None}
+                        for file, mode in zip(files, modes, strict=True)
+                    ]
+                }
+            )
+        elif self.path.endswith(".git/info/lfs/objects/batch"):
+            self._json(
+                {"transfer": "basic", "objects": list(map(self._upload_action, json.loads(body)["objects"]))}
+            )
+        elif match := re.fullmatch(r"/api/datasets/([^/]+/[^/]+)/commit/main", self.path):
+            self._commit(match[1], body)
+        else:
+            self._missing("RepoNotFound")
+
+    def do_PUT(self) -> None:
+        hub, body = self.hub, self._body()
+        hub.uploads += 1
+        if hub.uploads_until_failure is not None and hub.uploads > hub.uploads_until_failure:
+            self._json({"error": "no more"}, 400)
+            return
+        sha256 = hashlib.sha256(body).hexdigest()
+        assert self.path == f"/blobs/{sha256}"
+        hub.blobs[sha256] = body
+        self._json({})
+
+    def _upload_action(self, asked: dict[str, Any]) -> dict[str, Any]:
+        known = asked["oid"] in self.hub.blobs
+        action = {"actions": {"upload": {"href": f"{self.hub.endpoint}/blobs/{asked['oid']}"}}}
+        return {**asked, **({} if known else action)}
+
+    def _commit(self, name: str, body: bytes) -> None:
+        files = self.hub.repositories[name]
+        for line in body.splitlines():
+            record = json.loads(line)
+            value = record["value"]
+            if record["key"] == "file":
+                files[value["path"]] = base64.b64decode(value["content"])
+            elif record["key"] == "lfsFile":
+                files[value["path"]] = self.hub.blobs[value["oid"]]
+        self.hub.commits += 1
+        url = f"{self.hub.endpoint}/datasets/{name}/commit/{'a' * 40}"
+        self._json({"commitUrl": url, "commitOid": "a" * 40, "pullRequestUrl": None})
+
+    def _tree(self, name: str, folder: str) -> None:
+        files = self.hub.repositories.get(name)
+        if files is None:
+            self._missing("RepoNotFound")
+            return
+        prefix = f"{folder}/" if folder else ""
+        found = {path: content for path, content in files.items() if path.startswith(prefix)}
+        if prefix and not found:
+            self._missing("EntryNotFound")
+            return
+        entries = []
+        for path, content in found.items():
+            entry = {"type": "file", "path": path, "size": len(content), "oid": "b" * 40}
+            if len(content) >= _LARGE_BYTES:
+                sha256 = hashlib.sha256(content).hexdigest()
+                entry["lfs"] = {"oid": sha256, "size": len(content), "pointerSize": 130}
+            entries.append(entry)
+        self._json(entries)
+
+    def _file(self, name: str, path: str) -> None:
+        files = self.hub.repositories.get(name)
+        if files is None or path not in files:
+            self._missing("RepoNotFound" if files is None else "EntryNotFound")
+            return
+        content, status = files[path], 200
+        headers = {"ETag": f'"{hashlib.sha256(content).hexdigest()}"', "X-Repo-Commit": "a" * 40}
+        if match := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("range", "")):
+            stop = int(match[2]) + 1 if match[2] else len(content)
+            headers["Content-Range"] = f"bytes {match[1]}-{stop - 1}/{len(content)}"
+            content, status = content[int(match[1]) : stop], 206
+        self._send(status, headers, content)
+
+    def _missing(self, code: str) -> None:
+        self._send(404, {"X-Error-Code": code}, b'{"error": "not found"}')
+
+    def _json(self, content: Any, status: int = 200) -> None:
+        self._send(status, {"Content-Type": "application/json"}, json.dumps(content).encode())
+
+    def _send(self, status: int, headers: dict[str, str], content: bytes) -> None:
+        self.send_response_only(status)
+        for name, value in {**headers, "Content-Length": str(len(content))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(content)
+
+    def _body(self) -> bytes:
+        return self.rfile.read(int(self.headers.get("content-length") or 0))

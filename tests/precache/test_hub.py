@@ -1,0 +1,85 @@
+"""`push` and `pull` with a dataset repository of Hugging Face: the real library, a stand-in for the service.
+
+Its own transfer of chunks (Xet) has no stand-in, and is switched off.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from precache.manifest import MANIFEST_NAME
+from tests.cloud.hub import Hub, hub_serving
+from tests.command import check_bad_input, run
+
+pytest.importorskip("huggingface_hub")
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
+    with hub_serving() as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
+        monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+        monkeypatch.setenv("HF_TOKEN", "hf_secret")
+        monkeypatch.setenv("HF_HUB_DISABLE_XET", "1")
+        yield hub
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+def test_a_dataset_goes_to_the_hub_in_one_commit_and_comes_back(
+    converted: dict[str, Path], hub: Hub, tmp_path: Path
+) -> None:
+    place = "hf://datasets/me/photos/small"
+    sent = run("precache", "push", converted["shards"], place, cwd=tmp_path)
+    assert sent.returncode == 0, sent.stderr
+    assert hub.commits == 1
+    here = contents(converted["shards"])
+    assert hub.repositories["me/photos"] == {f"small/{name}": content for name, content in here.items()}
+    fetched = run("precache", "pull", place, "copy", cwd=tmp_path)
+    assert fetched.returncode == 0, fetched.stderr
+    assert contents(tmp_path / "copy") == here
+
+
+def test_an_interrupted_push_shows_nothing_and_goes_on(
+    converted: dict[str, Path], hub: Hub, tmp_path: Path
+) -> None:
+    hub.uploads_until_failure = 2
+    stopped = run("precache", "push", converted["shards"], "hf://datasets/me/photos", cwd=tmp_path)
+    check_bad_input(stopped, "hf://datasets/me/photos", "check the network, and the login")
+    assert "hf_secret" not in stopped.stderr
+    assert hub.commits == 0
+    hub.uploads_until_failure, already = None, len(hub.blobs)
+    hub.uploads = 0
+    assert (
+        run("precache", "push", converted["shards"], "hf://datasets/me/photos", cwd=tmp_path).returncode == 0
+    )
+    assert hub.uploads == len(hub.blobs) - already
+    assert hub.repositories["me/photos"] == contents(converted["shards"])
+
+
+def test_another_dataset_there_is_replaced_only_if_asked(
+    converted: dict[str, Path], grey: dict[str, Path], hub: Hub, tmp_path: Path
+) -> None:
+    place = "hf://datasets/me/photos"
+    assert run("precache", "push", converted["shards"], place, cwd=tmp_path).returncode == 0
+    check_bad_input(run("precache", "push", grey["shards"], place, cwd=tmp_path), "holds another dataset")
+    again = run("precache", "push", grey["shards"], place, "--overwrite", cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    manifest = json.loads(hub.repositories["me/photos"][MANIFEST_NAME])
+    assert manifest["recipe"]["channels"] == "grey"
+
+
+@pytest.mark.parametrize(
+    ("place", "mention"),
+    [
+        ("hf://datasets/nobody/nothing", "not a converted dataset"),
+        ("hf://photos", "write hf://datasets/OWNER/NAME"),
+    ],
+)
+def test_what_is_not_there_is_one_line(place: str, mention: str, hub: Hub, tmp_path: Path) -> None:
+    check_bad_input(run("precache", "pull", place, "copy", cwd=tmp_path), mention)
+    assert not (tmp_path / "copy").exists()

@@ -22,7 +22,7 @@ from precache.reading import steadily
 from precache.shard_table import ShardTable
 from precache.storage import read_regular_part
 
-_KEPT_BYTES = 32 << 20  # of rows, in each process
+_KEPT_BYTES = 16 << 20  # of rows, in each process
 _FIRST_BYTES = 1 << 16  # hold the header of any usual index
 _NEEDED: dict[str, tuple[Any, tuple[int, ...]]] = {
     "ids": (np.int64, ()),

@@ -31,6 +31,7 @@ from precache.index import Ints, RowChecksums, Sizes, name_after
 
 TABLE_NAME = "shards.safetensors"
 _MOST_SAMPLES = 2**40  # of a shard: their sum stays within 64 bits
+_MOST_NUMBER = 2**40
 _COLUMNS = {
     "splits": np.int32,
     "numbers": np.int64,
@@ -254,10 +255,11 @@ def _problem(table: ShardTable) -> str:
         return "a shard is of no split"
     if table.samples.min() < 1 or table.samples.max() > _MOST_SAMPLES or table.bytes.min() < 0:
         return "a shard has an impossible number of samples or bytes"
-    by_name = np.lexsort((table.numbers, table.splits))
-    splits, numbers = table.splits[by_name], table.numbers[by_name]
-    again = (splits[1:] == splits[:-1]) & (numbers[1:] == numbers[:-1])
-    return "a shard is named twice" if again.any() or table.numbers.min() < 0 else ""
+    if table.numbers.min() < 0 or table.numbers.max() > _MOST_NUMBER:
+        return "a shard has an impossible number"
+    names = table.numbers * len(table.split_names) + table.splits
+    names.sort()
+    return "a shard is named twice" if (names[1:] == names[:-1]).any() else ""
 
 
 def _is_as_made(shard: ShardEntry) -> bool:

@@ -88,7 +88,7 @@ def push(
     raw = read_regular(dataset.path / MANIFEST_NAME)
     files = _with_rejected(dataset.manifest, dataset.path)
     there = remote.read(MANIFEST_NAME)
-    if there is not None and there != raw and not _goes_on(there, dataset.manifest, _from(remote)):
+    if there is not None and there != raw and not _goes_on(there, dataset.manifest, _from(remote, dataset.path)):
         if not overwrite:
             raise DatasetError(
                 f"{destination}: holds another dataset; choose another URL, or pass --overwrite to replace it"
@@ -133,10 +133,10 @@ def pull(
         raise DatasetError(
             f"{source}: not a converted dataset (no {MANIFEST_NAME} there); 'precache push' puts one there"
         )
-    manifest, digest, intact = parse_manifest(raw, Path(str(source)) / MANIFEST_NAME, _from(remote))
+    path = Path(os.path.realpath(folder))
+    manifest, digest, intact = parse_manifest(raw, Path(str(source)) / MANIFEST_NAME, _from(remote, path))
     if not intact:
         raise DatasetError(f"{source}: its {MANIFEST_NAME} was edited or damaged; push the dataset again")
-    path = Path(os.path.realpath(folder))
     with hold_lock(path):
         _prepare(path, raw, manifest, digest)
         files = _fetched(manifest, remote)
@@ -194,15 +194,18 @@ def _each(function: Callable[[FileEntry], None], files: Sequence[FileEntry]) -> 
             work.result()
 
 
-def _from(remote: Remote) -> Held:
-    """Of files in the storage."""
-    return partial(_fetched_beside, remote)
+def _from(remote: Remote, folder: Path) -> Held:
+    """Of files in the storage, which are fetched unless `folder` has them."""
+    return partial(_fetched_beside, remote, folder)
 
 
 @contextmanager
-def _fetched_beside(remote: Remote, file: FileEntry) -> Iterator[Path]:
-    with TemporaryDirectory() as folder:
-        path = Path(folder) / file.name
+def _fetched_beside(remote: Remote, folder: Path, file: FileEntry) -> Iterator[Path]:
+    if check_file(folder, file) is None:
+        yield folder / file.name
+        return
+    with TemporaryDirectory() as temporary:
+        path = Path(temporary) / file.name
         if (content := remote.read(file.name)) is not None:
             path.write_bytes(content)
         yield path

@@ -5,7 +5,7 @@
 Makes a converted folder of format `shards` in FOLDER, and one of a hundredth of it beside, so that what
 grows shows. Manifest, table of shards and index are those of a real set. Of the index ids and labels are
 written, 16 bytes a sample on the disk, and all else is zeros that take none; the shards are not read, and
-not there. Each rank has a process of its own. Prints the seconds of `loaders.build`, and of the ids and labels
+not there. Each rank has a process of its own. Prints the seconds of `loaders.build`, of the ids and labels
 of the first batch and of one in the middle of the epoch; samples/s that are looked up after it; and the most
 memory that the process had, beside that before it built the loader.
 """

@@ -88,7 +88,8 @@ def push(
     raw = read_regular(dataset.path / MANIFEST_NAME)
     files = _with_rejected(dataset.manifest, dataset.path)
     there = remote.read(MANIFEST_NAME)
-    if there is not None and there != raw and not _goes_on(there, dataset.manifest, _from(remote, dataset.path)):
+    held = _from(remote, dataset.path)
+    if there is not None and there != raw and not _goes_on(there, dataset.manifest, held):
         if not overwrite:
             raise DatasetError(
                 f"{destination}: holds another dataset; choose another URL, or pass --overwrite to replace it"

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -14,8 +15,8 @@ from loaders.augment.cpu import Crops
 from loaders.augment.device import BatchAugmentation
 from loaders.augment.draw import RandomAugmentation
 from loaders.backends import BACKENDS, check_name, choose_backend
-from loaders.backends.cache import CachedReader
-from loaders.batch import Loader, Reader
+from loaders.backends.cache import open_cached
+from loaders.batch import Loader
 from loaders.dataset import RAW, SplitData, open_split
 from loaders.devices import Lane, find_device
 from loaders.fields import with_fields
@@ -264,21 +265,10 @@ def _open_pipeline(
     scales = find_scales(spec.normalize, data) if spec.dtype.is_floating_point else None
     crops, late = _augmentation(augment, spec, data)
     with lane.active():
-        reader = _open_reader(backend, spec, data, crops, lane)
+        reader = open_cached(partial(BACKENDS[backend], spec, data), backend, spec, data, crops, lane)
         reader = with_fields(reader, data, spec, _served_crops(augment, spec, data))
     size = None if isinstance(late, CheckedFunction) else data.served_size(spec.size)
     return Pipeline(data, reader, Transfer(lane, spec.dtype, late, scales, stored, spec.views), size)
-
-
-def _open_reader(backend: str, spec: LoaderSpec, data: SplitData, crops: Crops, lane: Lane) -> Reader:
-    """That of the backend, behind a cache if there is to be one."""
-    caches_on = {"none": None, "ram": torch.device("cpu"), "device": spec.device}[spec.reading.cache]
-    if caches_on is None:
-        return BACKENDS[backend](spec, data, crops)
-    kept = Crops(crops.stored, crops.stored) if crops.random else crops
-    reader = BACKENDS[backend](spec, data, kept)
-    crops = crops if crops.random else Crops(crops.size, crops.size)
-    return CachedReader(reader, spec, data, crops, caches_on, lane)
 
 
 def _augmentation(

@@ -4,7 +4,7 @@ import hashlib
 import logging
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from operator import le
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from loaders.batch import Positions
-from loaders.long_columns import ShardPaths, at, blocks, digest_of, fitting_shards
+from loaders.long_columns import ShardPaths, at, blocks, digest_of, fitting_shards, most_sides
 from loaders.order import WINDOW_SHARDS
 from loaders.rejected import rows_of_split
 from loaders.remote import RemoteShards
@@ -40,9 +40,7 @@ _LOGGER = logging.getLogger(__name__)
 class SplitData:
     """The samples of one split, in stored order.
 
-    Of a large converted folder (see `precache.converted.WHOLE_SAMPLES`) `ids`, `labels` and `index` are read
-    shard by shard, when rows are asked for: nothing here is as long as the split. Where classes, subset or
-    updates leave samples out, each of the others costs 8 bytes.
+    Of large sets nothing here is as long as the split, see `loaders.long_columns`.
 
     Attributes:
         path: the folder, or the URL.
@@ -110,14 +108,18 @@ class SplitData:
         return self.channels * self.dtype.itemsize
 
     @contextmanager
-    def held(self, number: int) -> Iterator[Path]:
-        """The path of shard `number`, whose files stay until the end of the block; of a URL they are fetched.
+    def held(self, number: int, *, with_index: bool = False) -> Iterator[Path]:
+        """The path of shard `number`, which stays until the end of the block; at a URL it is fetched before.
 
         Raises:
             StorageError: one cannot be fetched.
         """
-        with nullcontext() if self.remote is None else self.remote.held(number):
+        hold = None if self.remote is None else self.remote.hold(number, with_index=with_index)
+        try:
             yield Path(self.files[number])
+        finally:
+            if hold is not None:
+                hold.release()
 
     def locate(self, positions: Positions) -> tuple[Positions, Positions]:
         """Of the samples at `positions`: int64 [n] numbers of their shards, int64 [n] their rows in these."""
@@ -205,8 +207,7 @@ class SplitData:
         """What each sample is labelled with: a class, a list of classes, a number, or a list of numbers."""
         targets = None if self.index is None else self.index.targets
         if targets is None:
-            labels: list[Any] = self.labels.tolist()
-            return labels
+            return list(self.labels.tolist())
         return [targets.value(row) for row in range(len(targets))]
 
     def shapes_at(self, positions: Positions | slice) -> Positions:
@@ -218,11 +219,7 @@ class SplitData:
     @property
     def most_sides(self) -> tuple[int, int]:
         """Height and width that no stored picture exceeds."""
-        if self.shapes is None:
-            return sides(self.size)
-        of_shards = None if self.shards is None else self.shards.largest
-        height, width = np.asarray(self.shapes if of_shards is None else of_shards).max(axis=0).tolist()
-        return height, width
+        return sides(self.size) if self.shapes is None else most_sides(self.shapes, self.shards)
 
     def check_shape(self, position: int, height: int, width: int) -> None:
         """Compare the size of what was decoded of the sample at `position` with what is known of it.
@@ -258,11 +255,15 @@ class SplitData:
         """How many shards a window holds so that two of them, read and next, fit into `memory_bytes`.
 
         Raises:
-            SettingError: not even two shards fit.
+            SettingError: not even two shards fit, or not two windows into the cache of a URL.
         """
-        if memory_bytes is None or not len(self.shard_bytes):
+        if not len(self.shard_bytes):
             return WINDOW_SHARDS
-        return fitting_shards(self.path, self.shard_bytes, memory_bytes)
+        if memory_bytes is not None:
+            return fitting_shards(self.path, self.shard_bytes, memory_bytes)
+        if self.remote is not None:
+            self.remote.ahead(WINDOW_SHARDS, int(self.shard_bytes.max()))
+        return WINDOW_SHARDS
 
 
 def open_split(
@@ -332,15 +333,14 @@ def _converted(dataset: ConvertedDataset, split: str) -> SplitData:
 
 
 def _raw(scan: Scan, split: str, *, skip_rejected: bool) -> SplitData:
-    samples = scan.samples
     rows, identity = rows_of_split(scan, split, skip_rejected=skip_rejected)
     return SplitData(
         path=scan.root,
         kind=RAW,
-        ids=samples.ids[rows],
-        labels=samples.labels[rows],
+        ids=scan.samples.ids[rows],
+        labels=scan.samples.labels[rows],
         shard_samples=np.array([len(rows)]),
-        files=tuple(f"{scan.root}/{samples[row].path}" for row in rows.tolist()),
+        files=tuple(f"{scan.root}/{scan.samples[row].path}" for row in rows.tolist()),
         shard_bytes=np.empty(0, np.int64),
         shards=None,
         index=None,

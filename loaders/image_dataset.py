@@ -4,7 +4,6 @@ import os
 from collections.abc import Callable
 from functools import cached_property
 from operator import index as as_index
-from pathlib import Path
 from typing import Any, SupportsIndex
 
 import numpy as np
@@ -23,6 +22,7 @@ from precache.images import Rendering
 from precache.jpeg import Pixels, decode_jpeg
 from precache.reading import steadily
 from precache.storage import read_regular_part
+from precache.storage.urls import Url
 
 DECODES = ("pil", "tensor")
 _WHOLE = Rendering(size=1)  # nothing is fitted, so no size matters
@@ -37,7 +37,9 @@ class ImageDataset(Dataset[tuple[Any, Any]]):
     size that is stored. Samples of no one class each have the tensor that `loaders.fields` says.
 
     A sample of a converted folder is compared with its checksum when this process first reads it. No file
-    stays open between two samples, so it may be pickled, forked and used by several threads.
+    stays open between two samples, so it may be pickled, forked and used by several threads. Of a URL each
+    shard is fetched, whole, when a sample of it is first asked for; worker processes that fetch must not be
+    forked: `DataLoader(..., multiprocessing_context="forkserver")`.
 
     Args:
         path: as of `loaders.build`; one.
@@ -62,7 +64,7 @@ class ImageDataset(Dataset[tuple[Any, Any]]):
 
     def __init__(
         self,
-        path: str | os.PathLike[str],
+        path: str | os.PathLike[str] | Url,
         split: str = "train",
         transform: Callable[[Any], Any] | None = None,
         target_transform: Callable[[Any], Any] | None = None,
@@ -83,7 +85,7 @@ class ImageDataset(Dataset[tuple[Any, Any]]):
         self._decode = decode
         self._check = SampleCheck(self._data, "first-read")
         self._places: dict[int, Places] = {}  # of the shards read so far
-        self.root = os.fspath(path)
+        self.root = str(path) if isinstance(path, Url) else os.fspath(path)
         self.classes = list(self._data.classes)
         self.class_to_idx = {name: label for label, name in enumerate(self.classes)}
         self.ids = self._data.ids
@@ -158,7 +160,8 @@ class ImageDataset(Dataset[tuple[Any, Any]]):
         file = self._data.files[shard]
         start, size = self._find(shard)[row].tolist()
         try:
-            content = steadily(lambda: read_regular_part(file, start, size), file)
+            with self._data.held(int(shard)):
+                content = steadily(lambda: read_regular_part(file, start, size), file)
             sample = FORMATS[self._data.kind].read_sample(content)
         except ValueError as error:
             raise self._error(position, f"not where its index says ({error})") from error
@@ -178,8 +181,9 @@ class ImageDataset(Dataset[tuple[Any, Any]]):
             DatasetError: it is not as it was written, or its index names places that are not in it.
         """
         if shard not in self._places:
-            self._check.open_file(shard)
-            places = FORMATS[self._data.kind].find_samples(Path(self._data.files[shard]))
+            with self._data.held(shard, with_index=True) as path:
+                self._check.open_file(shard)
+                places = FORMATS[self._data.kind].find_samples(path)
             samples, most = self._data.whole.shard_samples[shard], self._data.shard_bytes[shard]
             if len(places) != samples or (places > most).any():
                 raise DatasetError(

@@ -1,4 +1,9 @@
-"""What a split has one of for each sample or shard, without a list of all of them."""
+"""What a split has one of for each sample or shard, without a list of all of them.
+
+Of a large converted set (see `precache.converted.WHOLE_SAMPLES`) ids, labels and what else the index has are
+read shard by shard, when rows are asked for. Where classes, subset or updates leave samples out, each of the
+others costs 8 bytes.
+"""
 
 import hashlib
 from collections.abc import Iterator, Sequence
@@ -9,6 +14,7 @@ import numpy.typing as npt
 
 from loaders.batch import Positions
 from precache.errors import SettingError
+from precache.index import Sizes
 from precache.index_rows import LazyArray
 from precache.shard_table import ShardTable
 from precache.storage.urls import Location
@@ -64,6 +70,13 @@ def digest_of(digest: str, ids: Any, positions: Positions) -> str:
     for _, block in blocks(ids, positions):
         known.update(block.tobytes())
     return known.hexdigest()
+
+
+def most_sides(shapes: Sizes, shards: ShardTable | None) -> tuple[int, int]:
+    """The greatest height and width of `shapes`, int32 [n, 2], the pictures of `shards`."""
+    largest = shapes if shards is None or shards.largest is None else shards.largest
+    height, width = largest.max(axis=0).tolist()
+    return height, width
 
 
 def fitting_shards(path: Location, shard_bytes: Positions, memory_bytes: int) -> int:

@@ -60,7 +60,7 @@ class MaskReader:
         opener = FORMATS[self._data.kind].open_masks
         for shard in shards:
             if shard not in self._files:
-                with self._data.held(shard) as path:
+                with self._data.held(shard, with_index=True) as path:
                     self._files[shard] = opener(path)
             self._files.move_to_end(shard)
         while len(self._files) > max(_OPEN_FILES, len(shards)):

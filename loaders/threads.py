@@ -231,6 +231,18 @@ def check_exit() -> None:
         raise Ending
 
 
+def stop_check() -> Callable[[], None]:
+    """What raises Ending, in any thread, as soon as the thread that calls this is to stop."""
+    us = threading.current_thread()
+
+    def check() -> None:
+        check_exit()
+        if isinstance(us, EndingThread) and us.stopping:
+            raise Ending("the thread is to end")
+
+    return check
+
+
 def begin_exit_with(function: Callable[[], None]) -> None:
     """Have `function` called before the threads are ended; as `end_first`."""
     if function not in _first_at_exit:

@@ -2,12 +2,12 @@
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from precache.index import SampleIndex, Sizes, SourceState
 from precache.index_file import open_index
 from precache.index_rows import read_lazily
 from precache.manifest import MANIFEST_NAME, Manifest, parse_manifest
-from precache.shard_table import ShardEntry
+from precache.shard_table import ShardEntry, TableError
 from precache.storage import read_regular
 from precache.storage.urls import Location, Url, locate
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 WHOLE_SAMPLES = 1_000_000
 """An index of more is not read as a whole by who serves samples: see `precache.index_file`."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +78,8 @@ class ConvertedDataset:
         Raises:
             DatasetError: the index is damaged, or does not fit the manifest.
         """
-        with self.held(self.manifest.index):
-            whole = index.read_index(self.path, self.manifest.index, self.manifest.version)
+        entry = self.manifest.index
+        whole = self._read(entry, lambda: index.read_index(self.path, entry, self.manifest.version))
         _check_index(self.path / self.manifest.index.name, whole, self.manifest)
         chosen = np.ones(len(whole), np.bool_) if removed else whole.served
         if split is not None:
@@ -127,8 +128,19 @@ class ConvertedDataset:
         entry = self.manifest.source_state
         if entry is None:
             return None
-        with self.held(entry):
-            return index.read_source_state(self.path, entry)
+        return self._read(entry, lambda: index.read_source_state(self.path, entry))
+
+    def _read(self, file: FileEntry, read: Callable[[], T]) -> T:
+        """What `read` makes of the file; what was fetched, and damaged since, is fetched again."""
+        try:
+            with self.held(file):
+                return read()
+        except DatasetError:
+            if self.mirror is None:
+                raise
+        self.mirror.forget(file.name)
+        with self.held(file):
+            return read()
 
 
 def is_converted(path: Path) -> bool:
@@ -163,19 +175,36 @@ def open_unchecked(
         DatasetError: as `open_dataset`, for all else.
     """
     place = locate(path)
-    raw = _read_manifest(place)
-    if isinstance(place, Path):
-        folder, mirror, held = place, None, in_folder(place)
-    else:
-        from precache.storage.mirror import Cache, Mirror
-
-        mirror = Mirror(place, hashlib.sha256(raw).hexdigest(), cache or Cache())
-        folder, held = mirror.folder, mirror.held
-    manifest, digest, intact = parse_manifest(raw, place / MANIFEST_NAME, held)
+    (manifest, digest, intact), folder, mirror = _parse(place, cache)
     dataset = ConvertedDataset(folder, manifest, digest, mirror)
     if intact:
         return dataset, None
     return dataset, f"{place / MANIFEST_NAME}: was edited or damaged (its checksum does not fit its content)"
+
+
+def _parse(
+    place: Location, cache: "Cache | None", tries: int = 3
+) -> tuple[tuple[Manifest, str, bool], Path, "Mirror | None"]:
+    """What the manifest says, where the other files are, and what fetches those of a URL.
+
+    What comes damaged from a storage is asked for again.
+    """
+    raw = _read_manifest(place)
+    if isinstance(place, Path):
+        return parse_manifest(raw, place / MANIFEST_NAME, in_folder(place)), place, None
+    from precache.storage.mirror import Cache, Mirror
+
+    mirror = Mirror(place, hashlib.sha256(raw).hexdigest(), cache or Cache())
+    try:
+        parsed = parse_manifest(raw, place / MANIFEST_NAME, mirror.held)
+        if parsed[2] or tries == 1:
+            return parsed, mirror.folder, mirror
+    except DatasetError as error:
+        if tries == 1:
+            raise
+        if isinstance(error, TableError):
+            mirror.forget(error.file_name)
+    return _parse(place, cache, tries - 1)
 
 
 def _read_manifest(place: Location) -> bytes:

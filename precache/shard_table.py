@@ -43,7 +43,15 @@ Crcs: TypeAlias = npt.NDArray[np.uint32]
 
 
 class TableError(DatasetError):
-    """The table of shards cannot be read, or is not as it was written."""
+    """The table of shards cannot be read, or is not as it was written.
+
+    Attributes:
+        file_name: of the table.
+    """
+
+    def __init__(self, message: str, file_name: str = "") -> None:
+        super().__init__(message)
+        self.file_name = file_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +227,7 @@ def read_table(held: Held, entry: FileEntry, split_names: tuple[str, ...], form:
         try:
             arrays = read_arrays(path, entry)
         except DatasetError as error:
-            raise TableError(str(error)) from error
+            raise TableError(str(error), entry.name) from error
     suffixes = suffixes_of(form)
     samples = arrays.get("samples", np.empty(0, np.int64))
     count, files = len(samples), len(suffixes)
@@ -231,12 +239,12 @@ def read_table(held: Held, entry: FileEntry, split_names: tuple[str, ...], form:
     largest, sums, header = (arrays.get(name) for name in ("largest", "index_checksums", "index_header"))
     fitting = fitting and (largest is None or (largest.dtype == np.int32 and largest.shape == (count, 2)))
     if not fitting or sums is None or header is None or not _are_checksums(sums, header, count):
-        raise TableError(str(damaged(path, "its columns are not as this project writes them")))
+        raise TableError(str(damaged(path, "its columns are not as this project writes them")), entry.name)
     columns: dict[str, Any] = {name: arrays[name] for name in _COLUMNS}
     rows = RowChecksums(int(header[0]), sums)
     table = ShardTable(split_names, suffixes, **columns, rows=rows, largest=largest)
     if problem := _problem(table):
-        raise TableError(str(damaged(path, problem)))
+        raise TableError(str(damaged(path, problem)), entry.name)
     return table
 
 

@@ -1,6 +1,8 @@
 """Trees and converted folders that the tests share. None of them is written to by a test."""
 
 import gc
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -67,3 +69,11 @@ def small_recipe(format_name: str, **settings: object) -> Recipe:
     """A recipe that cuts the small tree into several shards."""
     defaults = {"size": STORED_SIZE, "shard_bytes": ROWS_PER_SHARD * STORED_SIZE**2 * 3}
     return Recipe(format=format_name, **{**defaults, **settings})
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _memory_of_its_own() -> Iterator[None]:
+    """What another run of these tests keeps at the same time is not found: it has none of the damage here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("loaders.backends.host_memory._PREFIX", f"precache-test-{os.getpid()}-")
+        yield

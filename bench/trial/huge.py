@@ -150,7 +150,7 @@ def measure(folder: Path, shuffle: str, rank: int, ranks: int, batch_size: int, 
     loader = loaders.build(
         folder,
         batch_size=batch_size,
-        shuffle=False if shuffle == "none" else shuffle,
+        shuffle={"full": "full", "window": "window", "none": False}[shuffle],  # type: ignore[arg-type]
         rank=rank,
         world_size=ranks,
         last="drop",

@@ -3,7 +3,8 @@
     filler      threads fill a batch with crops, in memory of `buffers`
     sequential  shards read whole, ahead of their first use
     integrity   what was read is compared with its checksum
-    cache       a reader that keeps what another one decoded
+    cache       a reader that keeps what another one decoded; room: where, and how much of it; share: which
+                samples; kept: the pictures; host_memory: memory that all ranks of a host share
     decoding    pictures of a raw tree (`pytorch`); dali_input: for `dali`; gpu_jpeg: for `nvjpeg`
     gather      many pieces of files in one system call (`shards`)
 

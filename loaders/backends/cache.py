@@ -1,170 +1,224 @@
 """Keep what was decoded, in main memory or on the device: from the second epoch on a batch is a gather.
 
 The cache sits between a backend's reader and the loader and changes neither order nor pixels. The
-first epoch goes at the reader's pace and fills it; once every sample has passed, the reader rests.
-Random crops are taken of what is kept, so that they differ from epoch to epoch.
+first epoch goes at the reader's pace and fills it; the reader is asked for what is not there, and rests as
+long as everything is. Random crops are taken of what is kept, so that they differ from epoch to epoch. Main
+memory is shared with the other ranks of this host: see `loaders.backends.host_memory`. What does not fit is
+read each time: see `loaders.backends.share`.
 """
 
-import math
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import partial
 from itertools import chain
 
 import numpy as np
-import psutil
+import numpy.typing as npt
 import torch
 
 from loaders.augment.cpu import Crops
 from loaders.backends.filler import BatchFiller, Pictures
+from loaders.backends.kept import DevicePictures, HostPictures, Kept, pictures_of
+from loaders.backends.room import open_kept
 from loaders.batch import DecodedBatch, Positions, Reader, Request
 from loaders.dataset import SplitData
 from loaders.devices import Lane, upload
 from loaders.settings import LoaderSpec
-from precache.errors import ImageError, SettingError
+from precache.errors import DatasetError, ImageError
 from precache.jpeg import Pixels
-from precache.sizes import sides
 
-_MOST_CACHED = 8  # batches in a row that a reader which has something left to read is not asked for
-_RESERVED_SHARE = 0.1  # of the free memory is left to others
+_MOST_IDLE = 256  # batches on their way that the reader has no part in; then it is let go
+OpenReader = Callable[[Crops], Reader]
+"""Opens the backend's reader, which serves the part of stored pictures that it is told."""
+
+
+def open_cached(
+    open_reader: OpenReader, backend: str, spec: LoaderSpec, data: SplitData, crops: Crops, lane: Lane
+) -> Reader:
+    """What serves `crops`, behind the cache that the settings ask for; where `lane` is active.
+
+    Raises:
+        SettingError: as `loaders.backends.room.open_kept`.
+    """
+    served_crops = crops if crops.random else Crops(crops.size, crops.size)
+    kept = open_kept(backend, spec, data, served_crops)
+    if kept is None:
+        return open_reader(crops)
+    try:
+        reader = open_reader(Crops(crops.stored, crops.stored) if crops.random else crops)
+    except BaseException:
+        kept.close()
+        raise
+    return CachedReader(reader, kept, spec, data, served_crops, lane)
 
 
 class CachedReader:
-    """What `reader` decodes, pictures of `crops.stored`, kept on `device` and served as `crops` say.
-
-    To be made where `lane`, that of the loader, is active.
-    """
+    """What `reader` decodes, pictures of `crops.stored`, kept and served as `crops` say."""
 
     def __init__(
-        self,
-        reader: Reader,
-        spec: LoaderSpec,
-        data: SplitData,
-        crops: Crops,
-        device: torch.device,
-        lane: Lane,
+        self, reader: Reader, kept: Kept, spec: LoaderSpec, data: SplitData, crops: Crops, lane: Lane
     ) -> None:
         self.random_access = reader.random_access
         self._reader = reader
         self._data = data
-        self._device = device
+        self._kept = kept
         self._lane = lane
-        if crops.stored is None and device.type == "cuda":
-            reader.close()
-            raise SettingError(
-                f"cache 'device' keeps pictures of one size, and those of {data.path} vary; use cache 'ram'"
-            )
-        shape: tuple[int, ...]
-        if crops.stored is None:
-            self._ends = np.cumsum(data.shapes_at(slice(None)).prod(axis=1) * data.pixel_bytes)
-            shape = (int(self._ends[-1]),)
-        else:
-            shape = (len(data.ids), *sides(crops.stored), data.pixel_bytes)
-        needed, free = math.prod(shape), _free_bytes(device)
-        if needed > free * (1 - _RESERVED_SHARE):
-            reader.close()
-            raise SettingError(
-                f"the cache of {data.path} needs {needed:,} bytes, {free:,} are free on {device}; "
-                f"use cache 'none', or a smaller size"
-            )
-        self._images = torch.empty(shape, dtype=torch.uint8, device=device)
-        self._passed = np.zeros(len(data.ids), bool)
-        self._missing = np.zeros(len(data.ids), bool)
         self._takes = crops.size == crops.stored
-        self._refused: dict[int, ImageError] = {}  # what passed, but could not be decoded: id -> why
+        self._refused: dict[int, ImageError] = {}  # what could not be decoded: id -> why
         self._filler = BatchFiller(data, crops, spec.batch_size, spec.workers, spec.device)
 
     def read(self, requests: Iterator[Request]) -> Iterator[DecodedBatch]:
-        """Yield one batch per request, from the reader while it has something new."""
-        waiting: deque[tuple[Request, bool]] = deque()  # with whether the reader was asked, which looks ahead
-        asked = self._passed.copy()
+        """Yield one batch per request; the reader is asked for what it takes."""
+        for request in requests:
+            if len(self._lacking(request)):
+                yield from self._read_some(request, requests)
+            else:
+                yield self._serve(request)
+
+    def _read_some(self, first: Request, requests: Iterator[Request]) -> Iterator[DecodedBatch]:
+        """`first`, and what follows until the reader has nothing to do for long."""
+        waiting: deque[tuple[Request, Positions]] = deque()  # with the slots that the reader was asked for
+        coming = np.zeros(self._kept.share.samples, bool)  # of those that are kept
+        idle = 0
 
         def ask() -> Iterator[Request]:
-            cached = 0  # since the reader was asked last
-            for request in requests:
-                # of samples that may come again some never come, and the reader would be asked no more
-                new = not asked[request.positions].all() or cached == _MOST_CACHED
-                cached = 0 if new else cached + 1
-                asked[request.positions] = True
-                waiting.append((request, new))
-                if new:
-                    yield request
+            nonlocal idle
+            for request in chain([first], requests):
+                slots = self._lacking(request)
+                numbers = self._kept.share.find(request.positions[slots])
+                free = self._kept.free(request.positions[slots])
+                slots = slots[~(free & coming[numbers])]
+                waiting.append((request, slots))
+                if len(slots):
+                    coming[numbers[free]] = True
+                    whole = len(slots) == len(request.positions)
+                    yield request if whole else request.select(slots.tolist())
+                else:
+                    idle += 1
+                    if idle >= _MOST_IDLE:  # it would look further and further ahead
+                        return
 
-        if not self._passed.all():
-            with closing(self._reader.read(ask())) as decoded:  # type: ignore[type-var]
-                for batch in decoded:
-                    while not waiting[0][1]:
-                        yield self._gather(waiting.popleft()[0])
-                    request, _ = waiting.popleft()
-                    self._keep(request, batch)
-                    yield self._gather(request)
-                    if self._passed.all():
-                        break
-        for request in chain((request for request, _ in waiting), requests):
-            yield self._gather(request)
+        with closing(self._reader.read(ask())) as decoded:  # type: ignore[type-var]
+            for batch in decoded:
+                while not len(waiting[0][1]):
+                    idle -= 1
+                    yield self._serve(waiting.popleft()[0])
+                request, slots = waiting.popleft()
+                numbers = self._kept.share.find(request.positions[slots])
+                coming[numbers[numbers >= 0]] = False
+                yield self._take_in(request, slots, batch)
+        while waiting:
+            yield self._serve(waiting.popleft()[0])
 
     def close(self) -> None:
         """Free the cache."""
-        self._images = torch.empty(0, dtype=torch.uint8)
         self._filler.close()
         self._reader.close()
+        self._kept.close()
 
-    def _keep(self, request: Request, batch: DecodedBatch) -> None:
-        self._passed[request.positions] = True
+    def _lacking(self, request: Request) -> Positions:
+        """Which of a batch are neither there nor known to be undecodable."""
+        return np.flatnonzero(~self._kept.there(request.positions) & ~self._is_refused(request.positions))
+
+    def _is_refused(self, positions: Positions) -> npt.NDArray[np.bool_]:
+        if not self._refused:
+            return np.zeros(len(positions), bool)
+        return np.isin(self._data.ids[positions], list(self._refused))
+
+    def _take_in(self, request: Request, slots: Positions, batch: DecodedBatch) -> DecodedBatch:
+        """Keep what the reader made of some slots of a batch, and serve all of it."""
         for sample_id, error in batch.refused.items():  # without what the error's traceback holds
             self._refused[sample_id] = type(error)(error.path, error.reason)
-        refused = np.isin(self._data.ids[request.positions], list(batch.refused))
-        self._missing[request.positions] = refused
-        kept = request.positions[~refused]
+        slots = slots[~self._is_refused(request.positions[slots])]
         images = self._lane.take(batch.images, batch.ready)
-        if images.ndim == 1:  # one picture behind the other, as they are kept
-            lengths = self._data.shapes_at(kept).prod(axis=1) * self._data.pixel_bytes
-            parts = torch.split(images.to(self._device), lengths.tolist())
-            for end, part in zip(self._ends[kept].tolist(), parts, strict=True):
-                self._images[end - len(part) : end] = part
-        elif self._device.type == "cuda":
-            self._images[upload(torch.from_numpy(kept), self._device)] = upload(images, self._device)
-        else:  # of a backend that decodes on a GPU: waited for
-            self._images[torch.from_numpy(kept)] = images.to(self._device)
+        if isinstance(self._kept, HostPictures):
+            images = images.to(torch.device("cpu"))  # of a backend that decodes on a GPU: waited for
+        else:
+            images = upload(images, self._lane.device)
+        self._kept.keep(request.positions[slots], images)
+        return self._serve(request, slots, images)
 
-    def _gather(self, request: Request) -> DecodedBatch:
-        if self._device.type == "cpu":
-            rows_of = partial(self._rows, request.positions.tolist())
-            take = partial(self._take, request.positions) if self._takes else None
+    def _serve(
+        self, request: Request, slots: Positions | None = None, images: torch.Tensor | None = None
+    ) -> DecodedBatch:
+        """A batch of what is kept, and of `images`, those of `slots`."""
+        if isinstance(self._kept, HostPictures):
+            read = {}
+            if slots is not None and images is not None:
+                pictures = pictures_of(self._data, request.positions[slots], images)
+                read = dict(zip(slots.tolist(), pictures, strict=True))
+            self._check_there(request, list(read))
+            rows_of = partial(self._rows, request.positions.tolist(), self._kept, read)
+            whole = self._takes and not read and not self._is_refused(request.positions).any()
+            take = partial(self._take, request.positions, self._kept) if whole else None
             return self._filler.fill(Pictures(request, rows_of, take))
+        assert isinstance(self._kept, DevicePictures)
+        refused = self._is_refused(request.positions)
         ids = self._data.ids[request.positions]
-        refused = {i: self._refused[i] for i in ids.tolist() if i in self._refused}
-        kept = request.positions[~self._missing[request.positions]]
+        kept = request.positions[~refused]
         return DecodedBatch(
-            self._images[upload(torch.from_numpy(kept), self._device)],
+            self._gather(request.positions, refused, self._kept, slots, images),
             torch.from_numpy(self._data.labels[kept]),
             torch.from_numpy(self._data.ids[kept]),
-            refused,
+            {i: self._refused[i] for i in ids[refused].tolist()},
         )
 
-    def _take(self, positions: Positions, part: slice, corners: Positions, space: Pixels) -> bool:
+    def _gather(
+        self,
+        positions: Positions,
+        refused: npt.NDArray[np.bool_],
+        kept: DevicePictures,
+        slots: Positions | None,
+        images: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """On the device; `images` are those of `slots`."""
+        if slots is None or images is None or not len(slots):
+            return kept.gather(positions[~refused])
+        from_cache = ~refused
+        from_cache[slots] = False
+        if not from_cache.any():
+            return images
+        rows = np.cumsum(~refused) - 1  # of each slot in what is served
+        served = torch.empty(
+            (int((~refused).sum()), *images.shape[1:]), dtype=torch.uint8, device=self._lane.device
+        )
+        for chosen, part in (
+            (slots, images),
+            (np.flatnonzero(from_cache), kept.gather(positions[from_cache])),
+        ):
+            served[upload(torch.from_numpy(rows[chosen]), self._lane.device)] = part
+        return served
+
+    def _check_there(self, request: Request, read: list[int]) -> None:
+        """DatasetError if what was on its way has come, but is not what another process has found."""
+        lacking = np.setdiff1d(self._lacking(request), read)
+        if len(lacking):
+            raise DatasetError(
+                f"{self._data.file(int(request.positions[lacking[0]]))}: has changed while it was read; "
+                f"leave the dataset alone while it is trained with, and build the loader again"
+            )
+
+    def _take(
+        self, positions: Positions, kept: HostPictures, part: slice, corners: Positions, space: Pixels
+    ) -> bool:
         """As `loaders.backends.filler.Gather`, of whole squares."""
-        if self._missing[positions[part]].any():
-            return False
-        squares = self._images.numpy()
-        np.take(squares, positions[part], axis=0, out=space, mode="clip")  # the lock is released
+        kept.take(positions[part], space)
         return True
 
-    def _rows(self, positions: list[int], slot: int, first: int, space: Pixels) -> Pixels:
-        position = positions[slot]
-        if self._refused and (sample_id := int(self._data.ids[position])) in self._refused:
-            raise self._refused[sample_id]
-        images: Pixels = self._images.numpy()
-        if images.ndim == 1:
-            height, width = self._data.shapes_at(slice(position, position + 1))[0].tolist()
-            stop, channels = int(self._ends[position]), self._data.pixel_bytes
-            images = images[stop - height * width * channels : stop].reshape(1, height, width, channels)
-            position = 0
-        return images[position, first : first + len(space)]
-
-
-def _free_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    return int(psutil.virtual_memory().available)
+    def _rows(
+        self,
+        positions: list[int],
+        kept: HostPictures,
+        read: dict[int, Pixels],
+        slot: int,
+        first: int,
+        space: Pixels,
+    ) -> Pixels:
+        picture = read.get(slot)
+        if picture is None:
+            position = positions[slot]
+            if self._refused and (sample_id := int(self._data.ids[position])) in self._refused:
+                raise self._refused[sample_id]
+            picture = kept.picture(position)
+        return picture[first : first + len(space)]

@@ -54,6 +54,8 @@ class SampleCheck:
             index = self._data.index
             assert index is not None
             if damage or index.checksums is None or checksum_of(stored) != index.checksums[position]:
+                if self._data.remote is not None:
+                    damage = self._data.remote.damaged(int(self._data.locate(np.array([position]))[0][0]))
                 raise index.error(position, self._data.file(position), damage)
             self.passed(np.array([position]))
 

@@ -12,11 +12,12 @@ import numpy as np
 from loaders.backends.integrity import SampleCheck, check_index
 from loaders.batch import Request
 from loaders.dataset import SplitData
+from loaders.remote import FetchAhead
 from loaders.threads import Pool
+from precache.errors import DatasetError
 from precache.formats import FORMATS, StoredSample
 
 T = TypeVar("T")
-_FETCHED_AT_A_TIME = 4  # shards of a URL, each in several parts
 
 
 def look_ahead(
@@ -36,13 +37,32 @@ def look_ahead(
     are left, not this iterator: when it ends or fails, the requests before may still be read.
     """
     horizon = int(np.sort(data.shard_samples)[-window_shards:].sum())
+    fetching: FetchAhead | None = None
+    if data.remote is not None:
+        fetching = FetchAhead(
+            data.remote, data.remote.ahead(window_shards, int(data.shard_bytes.max())), horizon
+        )
+        requests = fetching.requests(requests, lambda positions: data.locate(positions)[0])
     pending: deque[tuple[Request, list[int]]] = deque()  # with the shard of each sample
     wanted: Counter[int] = Counter()  # shard -> its samples in `pending`
     shards: dict[int, Future[T]] = {}
     previous: list[int] = []  # shards of the request before
-    pool = Pool(1 if data.remote is None else _FETCHED_AT_A_TIME, "read-shard")
+    pool = Pool(1, "read-shard")
+
+    def open_next(index: int) -> T:
+        if fetching is None or data.remote is None:
+            return open_shard(index)
+        with fetching.fetched(index):
+            try:
+                return open_shard(index)
+            except DatasetError:
+                data.remote.damaged(index)
+        with data.held(index):
+            return open_shard(index)
 
     def close() -> None:
+        if fetching is not None:
+            fetching.close()
         pool.close()
         for opened in shards.values():
             if not opened.cancelled() and opened.exception() is None:
@@ -56,7 +76,7 @@ def look_ahead(
             wanted.update(indexes)
             for index in dict.fromkeys(indexes):
                 if index not in shards:
-                    shards[index] = pool.submit(open_shard, index)
+                    shards[index] = pool.submit(open_next, index)
         if not pending:
             return
         request, indexes = pending.popleft()
@@ -66,6 +86,8 @@ def look_ahead(
             if wanted[index] == 0:
                 close_shard(shards.pop(index).result())
                 del wanted[index]
+                if fetching is not None:
+                    fetching.closed(index)
         previous = indexes
 
 

@@ -127,6 +127,8 @@ class ShardsReader:
         with self._data.held(index):
             self._check.open_file(index)
             file = ShardFile(Path(path))
+            if self._data.remote is not None:
+                self._data.remote.keep(file.descriptor)
         try:
             check_index(self._data, index, file.ids, file.labels)
             whole = self._data.whole

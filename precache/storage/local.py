@@ -156,10 +156,16 @@ def temporary_path(path: Path) -> Path:
     return path.with_name(f".{path.name}.{secrets.token_hex(8)}{TEMPORARY_SUFFIX}")
 
 
+def partial_of(name: str) -> str | None:
+    """The name that a file of this name is to get, if it is one that is being written; else None."""
+    match = _TEMPORARY_NAME.fullmatch(name)
+    return match[1] if match else None
+
+
 def is_leftover(path: Path, names: Container[str]) -> bool:
     """Whether `path` is what a killed process left of writing a file of one of `names`."""
-    match = _TEMPORARY_NAME.fullmatch(path.name)
-    return match is not None and match[1] in names and not path.is_symlink() and path.is_file()
+    name = partial_of(path.name)
+    return name is not None and name in names and not path.is_symlink() and path.is_file()
 
 
 def remove_leftovers(folder: Path, names: Container[str]) -> None:

@@ -10,7 +10,6 @@ ends: who waited for it goes on, and removes what the dead one left. A file that
 that `precache.storage.room` does not remove it; a file without a note is somebody else's, and stays.
 """
 
-import json
 import os
 import time
 from collections.abc import Iterator
@@ -19,27 +18,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from precache.errors import SettingError, StorageError, check_range
+from precache.errors import PrecacheError, SettingError, StorageError, check_range
 from precache.files import FileEntry
 from precache.storage.local import (
     crc32c_file,
-    open_append,
-    open_new,
     open_regular,
-    read_descriptor_at,
+    partial_of,
     remove_leftovers,
     temporary_path,
 )
 from precache.storage.objects import ObjectStore
-from precache.storage.retries import Patience
-from precache.storage.urls import Url
+from precache.storage.retries import Check, Patience, unchecked
+from precache.storage.room import Fetched, Room, locked, note_path, read_note, write_note
+from precache.storage.urls import Url, locate
 
 CACHE_DIR = "PRECACHE_CACHE_DIR"
 """Environment variable: the folder that keeps what is fetched."""
-FETCH_SUFFIX = ".precache-fetch"
 _TRIES = 3  # of a file that comes with other bytes than the manifest says
-_POLL_S = 0.02
-_NOTE_BYTES = 1 << 12
+_BRIEFLY = Patience(total_s=5.0, stall_s=5.0, connect_s=5.0)  # is asked whether a file may go
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,12 +63,14 @@ class Mirror:
     Attributes:
         url: of the dataset.
         folder: where its files are, or will be.
+        cache: as it was given.
     """
 
     def __init__(self, url: Url, digest: str, cache: Cache) -> None:
         self.url = url
         self.folder = Path(os.path.abspath(cache.folder)) / digest[:32]
-        self._digest, self._cache = digest, cache
+        self.cache = cache
+        self._digest = digest
         self._patience = Patience.of_environment()
         self._opened: tuple[int, ObjectStore] | None = None
         try:
@@ -90,63 +88,124 @@ class Mirror:
         Raises:
             StorageError: it cannot be fetched, or the storage has something else.
         """
-        path = self.folder / file.name
-        while (descriptor := _open_used(path, file.bytes)) is None:
-            self._fetch(file)
+        descriptor = self.hold(file)
         try:
-            yield path
+            yield self.folder / file.name
         finally:
             os.close(descriptor)
 
+    def hold(self, file: FileEntry, check: Check = unchecked) -> int:
+        """A descriptor of a file, which is fetched if it is not there, and stays until this is closed.
+
+        Args:
+            check: called now and then while it is fetched, by several threads; what it raises ends that.
+
+        Raises:
+            StorageError: as `held`.
+        """
+        path = self.folder / file.name
+        try:
+            while (descriptor := _open_used(path, file.bytes)) is None:
+                self._fetch(file, check)
+        except OSError as error:
+            raise StorageError(
+                f"{self.url / file.name}: {file.bytes:,} bytes cannot be kept in {self.folder} "
+                f"({error.strerror}); make room on that disk, or give another cache_dir or {CACHE_DIR}"
+            ) from error
+        return descriptor
+
+    def forget(self, name: str) -> None:
+        """Remove a file that was found to be damaged, so that it is fetched again when it is needed."""
+        path = self.folder / name
+        with suppress(OSError), locked(note_path(path), self._waiting(path)) as note:
+            self._remove(path, note)
+
     def __reduce__(self) -> Any:
-        return Mirror, (self.url, self._digest, self._cache)
+        return Mirror, (self.url, self._digest, self.cache)
 
     def _store(self) -> ObjectStore:
         if self._opened is None or self._opened[0] != os.getpid():
             self._opened = (os.getpid(), ObjectStore(self.url, self._patience))
         return self._opened[1]
 
-    def _fetch(self, file: FileEntry) -> None:
+    def _fetch(self, file: FileEntry, check: Check) -> None:
         """Have the file at its path, fetched by this process or another one."""
         path = self.folder / file.name
-        with _locked(path) as note:
-            if path.exists():
+        waiting = self._waiting(path, check)
+        with locked(note_path(path), waiting) as note:
+            if os.path.lexists(path):
                 if path.stat().st_size == file.bytes:
                     return  # another one has fetched it
                 self._remove(path, note)
             remove_leftovers(self.folder, (file.name,))
             temporary = temporary_path(path)
+            room = Room(self.folder, self.cache.bytes, self._is_at_storage, waiting)
             try:
-                self._download(file, temporary)
-                _write_note(note, {"fetched": file.name, "pid": os.getpid()})
+                descriptor = room.open_new(temporary, file.bytes)
+                try:
+                    self._download(file, temporary, descriptor, check)
+                finally:
+                    os.close(descriptor)
+                write_note(note, Fetched(file.name, str(self.url / file.name), file.bytes))
                 os.replace(temporary, path)
             finally:
                 temporary.unlink(missing_ok=True)
 
+    def _download(self, file: FileEntry, path: Path, descriptor: int, check: Check) -> None:
+        """Write the file to `path`, and compare it with its checksum."""
+        for _ in range(_TRIES):
+            self._store().download(file.name, descriptor, file.bytes, check)
+            found = crc32c_file(path)
+            if found == file.crc32c:
+                os.fsync(descriptor)
+                return
+        raise StorageError(
+            f"{self.url / file.name}: its checksum is {found}, expected {file.crc32c} (fetched {_TRIES} "
+            f"times); its bytes changed since it was written: put it there again"
+        )
+
     def _remove(self, path: Path, note: int) -> None:
-        if "fetched" not in _read_note(note):
+        if read_note(note) is None:
             raise StorageError(
                 f"{path}: lies in the cache of {self.url}, and is not from there; give it another name"
             )
         path.unlink()
 
-    def _download(self, file: FileEntry, path: Path) -> None:
-        """Write the file to `path`, and compare it with its checksum."""
-        store = self._store()
-        descriptor = open_new(path)
+    def _is_at_storage(self, fetched: Fetched) -> bool:
+        """Whether what was fetched, of this dataset or another one, can be fetched again."""
         try:
-            for _ in range(_TRIES):
-                store.download(file.name, descriptor, file.bytes)
-                found = crc32c_file(path)
-                if found == file.crc32c:
-                    os.fsync(descriptor)
-                    return
-        finally:
-            os.close(descriptor)
-        raise StorageError(
-            f"{self.url / file.name}: its checksum is {found}, expected {file.crc32c} (fetched {_TRIES} "
-            f"times); its bytes changed since it was written: put it there again"
-        )
+            url = locate(fetched.url)
+            if not isinstance(url, Url):
+                return False
+            found = ObjectStore(url.parent, _BRIEFLY).find(url.name)
+        except PrecacheError:
+            return False
+        return found is not None and found.bytes == fetched.bytes
+
+    def _waiting(self, path: Path, check: Check = unchecked) -> "_Waiting":
+        return _Waiting(path, 2 * self._patience.total_s, check)
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """Waits for who fetches the file at `path`, as long as there is progress."""
+
+    path: Path
+    most_s: float
+    check: Check
+
+    def __call__(self, waited_s: float) -> None:
+        self.check()
+        if waited_s < self.most_s:
+            return
+        partials = (entry for entry in os.scandir(self.path.parent) if partial_of(entry.name) is not None)
+        with suppress(FileNotFoundError):  # it has just been finished
+            if any(time.time() - entry.stat().st_mtime < self.most_s for entry in partials):
+                return
+            raise StorageError(
+                f"{self.path}: another process fetches it, and has got nothing for {self.most_s:.0f} s; end "
+                f"that process, or wait"
+            )
 
 
 def _open_used(path: Path, file_bytes: int) -> int | None:
@@ -161,8 +220,8 @@ def _open_used(path: Path, file_bytes: int) -> int | None:
         fcntl.flock(descriptor, fcntl.LOCK_SH)
         status = os.fstat(descriptor)
         if status.st_size == file_bytes and _is_at(descriptor, path):
-            with suppress(OSError):  # somebody else's; then it does not count
-                os.utime(descriptor)  # used last: `precache.storage.room`
+            with suppress(PermissionError):  # of another user
+                os.utime(descriptor)  # was used last: see `precache.storage.room`
             return descriptor
     except BaseException:
         os.close(descriptor)
@@ -176,42 +235,3 @@ def _is_at(descriptor: int, path: Path) -> bool:
         return os.path.samestat(os.fstat(descriptor), os.stat(path, follow_symlinks=False))
     except FileNotFoundError:
         return False
-
-
-def note_path(path: Path) -> Path:
-    """Of the file that says whether the one at `path` was fetched, and is locked meanwhile."""
-    return path.with_name(f".{path.name}{FETCH_SUFFIX}")
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[int]:
-    """A descriptor of the note of `path`, locked; who has it is waited for, as long as he lives."""
-    import fcntl
-
-    descriptor = open_append(note_path(path), os.O_CREAT)
-    try:
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                time.sleep(_POLL_S)
-        yield descriptor
-    finally:
-        with suppress(OSError):  # a process that was forked meanwhile may have it open, too
-            fcntl.flock(descriptor, fcntl.LOCK_UN)
-        os.close(descriptor)
-
-
-def _write_note(descriptor: int, content: dict[str, object]) -> None:
-    os.ftruncate(descriptor, 0)
-    os.write(descriptor, json.dumps(content).encode())
-
-
-def _read_note(descriptor: int) -> dict[str, object]:
-    """Empty where there is none."""
-    try:
-        content = json.loads(read_descriptor_at(descriptor, 0, _NOTE_BYTES))
-    except ValueError:
-        return {}
-    return content if isinstance(content, dict) else {}

@@ -17,6 +17,8 @@ from precache.errors import MissingDependencyError, SettingError, StorageError
 from precache.packages import install_extra
 from precache.storage.retries import (
     IS_IT_WHOLE,
+    REPLACED,
+    Check,
     ObjectNotFoundError,
     Patience,
     check_length,
@@ -24,6 +26,7 @@ from precache.storage.retries import (
     is_of_storage,
     remedy,
     retried,
+    unchecked,
 )
 from precache.storage.urls import Url
 
@@ -32,6 +35,7 @@ PART_BYTES = 8 << 20
 """Of a download: so much is asked for at a time."""
 _SINGLE_PUT_BYTES = 64 << 20  # what is larger goes up in parts
 _AT_A_TIME = 8  # parts of one file
+_user: int | None = None  # the process that uses the library
 _CRC32C = "precache-crc32c"  # in an object's own metadata, so that it comes and goes with its content
 
 
@@ -95,23 +99,25 @@ class ObjectStore:
 
         return self._retried(name, once)
 
-    def download(self, name: str, descriptor: int, file_bytes: int) -> None:
-        """Write an object of `file_bytes` into the open file `descriptor`, several parts at a time."""
-        found = self.find(name)
-        if found is None:
-            raise ObjectNotFoundError(f"{self.url / name}: is not there; {IS_IT_WHOLE}")
-        if found.bytes != file_bytes:
-            raise StorageError(
-                f"{self.url / name}: expected {file_bytes:,} bytes, got {found.bytes:,}; {IS_IT_WHOLE}"
-            )
-        fetch = partial(self._download_part, name, descriptor, file_bytes, found.etag)
+    def download(self, name: str, descriptor: int, file_bytes: int, check: Check = unchecked) -> None:
+        """Write an object of `file_bytes` into the open file `descriptor`, several parts at a time.
+
+        Args:
+            check: called before each request, by several threads; what it raises ends the download.
+        """
+        fetch = partial(self._download_part, name, descriptor, file_bytes, check)
+        starts = range(0, file_bytes, PART_BYTES)
+        if len(starts) == 1:
+            fetch(0)
+            return
         with ThreadPoolExecutor(_AT_A_TIME) as pool:
-            parts = [pool.submit(fetch, start) for start in range(0, file_bytes, PART_BYTES)]
+            parts = [pool.submit(fetch, start) for start in starts]
             try:
-                for part in parts:
-                    part.result()
+                etags = {part.result() for part in parts}
             finally:
                 pool.shutdown(cancel_futures=True)
+        if len(etags) > 1:
+            raise StorageError(f"{self.url / name}: {REPLACED}; {remedy(REPLACED)}")
 
     def put(self, name: str, content: bytes, *, crc32c: str = "") -> None:
         """Write an object; whoever reads it sees the old one or all of the new one.
@@ -189,12 +195,27 @@ class ObjectStore:
         return _obstore()
 
     def _download_part(
-        self, name: str, descriptor: int, file_bytes: int, etag: str | None, start: int
-    ) -> None:
-        content = memoryview(self.get_range(name, start, min(PART_BYTES, file_bytes - start), etag))
+        self, name: str, descriptor: int, file_bytes: int, check: Check, start: int
+    ) -> str | None:
+        """Write what begins at `start`; the object's etag."""
+        count = min(PART_BYTES, file_bytes - start)
+
+        def once() -> tuple[memoryview, str | None]:
+            answer = self._obstore().get(self._store, name, options={"range": (start, start + count)})
+            if answer.meta["size"] != file_bytes:
+                raise StorageError(
+                    f"{self.url / name}: expected {file_bytes:,} bytes, got {answer.meta['size']:,}; "
+                    f"{IS_IT_WHOLE}"
+                )
+            content = memoryview(answer.bytes())
+            check_length(len(content), count)
+            return content, answer.meta["e_tag"]
+
+        content, etag = retried(self.url / name, self._patience, once, check)
         while content:
             written = os.pwrite(descriptor, content, start)
             content, start = content[written:], start + written
+        return etag
 
 
 def _attributes(crc32c: str) -> dict[str, str] | None:
@@ -202,7 +223,14 @@ def _attributes(crc32c: str) -> dict[str, str] | None:
 
 
 def _open(url: Url, patience: Patience) -> Any:
+    global _user
     obstore = _obstore()
+    if _user not in (None, os.getpid()):  # its threads did not come along, and it would wait for them
+        raise StorageError(
+            f"{url}: cannot be read by a process that was forked from one that has read URLs; start workers "
+            f"otherwise: multiprocessing_context='forkserver'"
+        )
+    _user = os.getpid()
     client: dict[str, Any] = {
         "connect_timeout": timedelta(seconds=patience.connect_s),
         "read_timeout": timedelta(seconds=patience.stall_s),

@@ -10,14 +10,18 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from precache.errors import SettingError, StorageError
 from precache.storage.urls import Url
 
 T = TypeVar("T")
+Check: TypeAlias = Callable[[], None]
+"""Raises where what is being done is not wanted any more."""
 IS_IT_WHOLE = "is the URL right, and was the upload finished?"
+REPLACED = "was replaced by another object while it was read"
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 8.0
+_CHECK_S = 0.25
 _STATUS = re.compile(r"status code: (\d{3})")
 _TOLD = re.compile(r"<Code>(.*?)</Code>(?:.*?<Message>(.*?)</Message>)?", re.DOTALL)
 _MAY_PASS = (408, 425, 429)  # of the 4xx
@@ -56,6 +60,10 @@ class Patience:
         )
 
 
+def unchecked() -> None:
+    """The `Check` that never raises."""
+
+
 class ObjectNotFoundError(StorageError):
     """There is no such object."""
 
@@ -70,8 +78,11 @@ def check_length(got: int, expected: int) -> None:
         raise ShortError(f"sent {got:,} bytes instead of {expected:,}")
 
 
-def retried(where: Url, patience: Patience, once: Callable[[], T]) -> T:
+def retried(where: Url, patience: Patience, once: Callable[[], T], check: Check = unchecked) -> T:
     """What `once`, a request to `where`, returns; called until it succeeds, cannot succeed, or patience ends.
+
+    Args:
+        check: called before each request, and while the next one is waited for.
 
     Raises:
         StorageError: it failed; ObjectNotFoundError: there is no such object.
@@ -79,6 +90,7 @@ def retried(where: Url, patience: Patience, once: Callable[[], T]) -> T:
     begin_s, wait_s, tries = time.monotonic(), _FIRST_WAIT_S, 0
     while True:
         tries += 1
+        check()
         try:
             return once()
         except Exception as error:
@@ -95,7 +107,10 @@ def retried(where: Url, patience: Patience, once: Callable[[], T]) -> T:
                     f"{where}: {problem}, {tries} times in {took_s:.0f} s; check the network and the "
                     f"storage, then run the same command again"
                 ) from error
-        time.sleep(random.uniform(wait_s / 2, wait_s))
+        until_s = time.monotonic() + random.uniform(wait_s / 2, wait_s)
+        while (left_s := until_s - time.monotonic()) > 0:
+            check()
+            time.sleep(min(left_s, _CHECK_S))
         wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
 
 
@@ -128,7 +143,7 @@ def in_words(error: BaseException) -> str:
     """What went wrong, in one line of a few words."""
     text = str(error).partition("Debug source:")[0]
     if type(error).__name__ == "PreconditionError":
-        return "was replaced by another object while it was read"
+        return REPLACED
     if told := _TOLD.search(text):
         code, message = told[1], (told[2] or "").strip()
         return f"the storage says {code}{f' ({message})' if message else ''}"

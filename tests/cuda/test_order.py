@@ -116,6 +116,28 @@ def test_each_batch_is_right_whatever_is_late(case: str, paths: dict[str, Path])
             assert torch.equal(labels, their_labels)
 
 
+@pytest.mark.parametrize("case", ["cache-on-the-device-train", "nvjpeg-cache-on-the-device"])
+def test_a_share_on_the_device_is_right_whatever_is_late(
+    case: str, paths: dict[str, Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    kind, settings = CASES[case]
+    for schedule in SCHEDULES:
+        with simulated(schedule), monkeypatch.context() as patch:
+            due = serve(paths[kind], **{**settings, "cache": "none"})
+            patch.setattr("torch.cuda.mem_get_info", lambda device=None: (13 * 24 * 24 * 3, 2**34))
+            assert all(same(due, serve(paths[kind], **settings))), schedule
+    assert "cache 'device' keeps 11 of 22 samples" in caplog.text
+
+
+def test_a_device_without_room_is_refused(paths: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    with simulated("at once"):
+        monkeypatch.setattr("torch.cuda.mem_get_info", lambda device=None: (1_000, 2**34))
+        with pytest.raises(
+            SettingError, match="has no room on cuda:0, of which 1,000 bytes are free; use cache"
+        ):
+            build_loader(paths["shards"], device="cuda", cache="device")
+
+
 def test_a_mixture_is_right_whatever_is_late(paths: dict[str, Path]) -> None:
     """Batches of two loaders' work on one stream, put together there."""
     mixture: Any = [paths["shards"], paths["webdataset"]]

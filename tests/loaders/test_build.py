@@ -13,7 +13,6 @@ import torch
 
 import loaders
 from loaders import Reading, settings
-from loaders.backends import cache
 from precache import Recipe, convert
 from precache.errors import DatasetError, PrecacheError, SettingError, SourceError
 from tests import loader_contract as contract
@@ -60,7 +59,7 @@ def test_classes_are_the_folders(raw_tree: Path, converted: dict[str, Path]) -> 
         ({"size": 49}, "size 49 is more than .* stores \\(48\\)"),
         ({"last": "some"}, "unknown last 'some'; choose from: drop, pad, partial"),
         ({"check": "sometimes"}, "unknown check 'sometimes'; choose from: always, first-read, never"),
-        ({"cache": "disk"}, "unknown cache 'disk'; choose from: device, none, ram"),
+        ({"cache": "disk"}, "unknown cache 'disk'; choose from: auto, device, none, ram"),
         ({"on_error": "ignore"}, "unknown on_error 'ignore'; choose from: raise, skip"),
         ({"rank": 0}, "rank and world_size belong together"),
         ({"rank": 2, "world_size": 2}, "rank must be an integer from 0 to 1, got 2"),
@@ -225,18 +224,6 @@ def test_a_split_smaller_than_a_dropped_batch_is_an_empty_epoch(converted: dict[
     with build_loader(converted["shards"], batch_size=IMAGES + 1, last="drop") as loader:
         assert len(loader) == 0
         assert list(loader) == []
-
-
-def test_a_cache_that_does_not_fit_is_refused_with_the_numbers(
-    converted: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The machine's memory is the one thing that a test cannot use up."""
-    monkeypatch.setattr(cache, "_free_bytes", lambda device: 100_000)
-    needed = f"{IMAGES * STORED_SIZE**2 * 3:,}"
-    with pytest.raises(
-        SettingError, match=rf"needs {needed} bytes, 100,000 are free on cpu; use cache 'none'"
-    ):
-        build_loader(converted["shards"], cache="ram")
 
 
 def test_a_cache_reads_each_file_for_one_epoch_only(converted: dict[str, Path], tmp_path: Path) -> None:

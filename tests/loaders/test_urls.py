@@ -1,16 +1,23 @@
 """Loaders on datasets in a bucket: what they serve is what they serve of a folder."""
 
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 import loaders
-from loaders import Reading
+from loaders import ImageDataset, Reading
 from precache import open_dataset
-from precache.errors import DatasetError
+from precache.errors import DatasetError, SampleError, SettingError, StorageError
 from precache.storage.urls import Url
-from tests.cloud.proxy import Proxy
+from tests.cloud.proxy import Proxy, Seen
 from tests.cloud.uploading import upload
 
 QUIET = {"batch_size": 8, "seed": 3, "device": "cpu"}
@@ -86,3 +93,148 @@ def test_reading_says_where_shards_are_kept(converted: dict[str, Path], bucket: 
     served(url, reading=Reading(cache_dir=tmp_path / "elsewhere"))
     assert list((tmp_path / "elsewhere").glob("*/train-*.safetensors"))
     assert not (tmp_path / "cache").exists()
+
+
+def test_what_is_damaged_in_the_cache_is_found_and_fetched_again(
+    converted: dict[str, Path], bucket: Url, cache: Path
+) -> None:
+    url = upload(converted["shards"], bucket / "a")
+    expected = served(url)
+    index, *_ = cache.glob("*/index.safetensors")
+    index.write_bytes(bytes(index.stat().st_size))
+    header, *_ = cache.glob("*/train-00000.safetensors")
+    with open(header, "r+b") as file:
+        file.write(bytes(20))
+    assert_same(served(url), expected)
+    with open(header, "r+b") as file:
+        file.seek(-5000, os.SEEK_END)
+        file.write(bytes(100))
+    with pytest.raises(SampleError, match=rf"train-00000.safetensors: sample .*fetched from {url}"):
+        served(url)
+    assert_same(served(url), expected)
+
+
+def test_a_damaged_manifest_is_asked_for_again(converted: dict[str, Path], bucket: Url, proxy: Proxy) -> None:
+    url = upload(converted["shards"], bucket / "a")
+    first = len(proxy.seen)
+    proxy.plan = lambda seen: "flip" if seen.number in (first, first + 1) else None
+    assert open_dataset(url).digest == open_dataset(converted["shards"]).digest
+    assert proxy.faults == {"flip": 2}
+    proxy.plan = lambda seen: "flip"
+    with pytest.raises(DatasetError, match=rf"^{url}/dataset.json: "):
+        open_dataset(url)
+
+
+def test_a_set_that_does_not_fit_is_served_and_in_part_kept(
+    converted: dict[str, Path], bucket: Url, proxy: Proxy, cache: Path
+) -> None:
+    url = upload(converted["webdataset"], bucket / "a")
+    shards = open_dataset(url).manifest.split_shards("train")
+    sizes = [shard.files[0].bytes for shard in shards]
+    reading = Reading(memory_bytes=2 * max(sizes), cache_bytes=4 * max(sizes))
+    with loaders.build(url, **QUIET, reading=reading) as loader:
+        for _ in range(3):
+            before = len(proxy.seen)
+            ids = sorted(id for batch in loader for id in batch.ids.tolist())
+            fetched = [seen for seen in proxy.seen[before:] if seen.path.endswith(".tar")]
+    assert len(set(ids)) == sum(shard.samples for shard in shards)
+    assert sum(path.stat().st_size for path in cache.rglob("*.tar")) <= 4 * max(sizes)
+    assert len(sizes) == 6
+    assert len([seen for seen in fetched if seen.method == "GET"]) <= 4
+
+
+def test_a_cache_without_room_for_two_windows_is_refused(converted: dict[str, Path], bucket: Url) -> None:
+    url = upload(converted["shards"], bucket / "a")
+    with pytest.raises(
+        SettingError, match=rf"^cache_bytes 100,000 holds no two windows of shards of {url}; .*"
+    ):
+        loaders.build(url, reading=Reading(cache_bytes=100_000))
+
+
+def test_image_dataset_reads_a_url_also_in_workers(
+    converted: dict[str, Path], bucket: Url, raw_tree: Path
+) -> None:
+    url = upload(converted["shards"], bucket / "a")
+    here = ImageDataset(converted["shards"], decode="tensor")
+    there = ImageDataset(url, decode="tensor")
+    forked = DataLoader(there, num_workers=1, batch_size=None, multiprocessing_context="fork")
+    with pytest.raises(StorageError, match="multiprocessing_context='forkserver'"):
+        next(iter(forked))
+    workers = DataLoader(there, num_workers=1, batch_size=None, multiprocessing_context="forkserver")
+    found = [(picture.clone(), label) for picture, label in workers]
+    assert [label for _, label in found] == here.targets
+    assert all(torch.equal(picture, here[place][0]) for place, (picture, _) in enumerate(found))
+
+
+def test_closing_does_not_wait_for_a_storage_that_is_silent(
+    converted: dict[str, Path], bucket: Url, proxy: Proxy
+) -> None:
+    url = upload(converted["shards"], bucket / "a")
+    loader = loaders.build(url, **QUIET)
+    proxy.plan = lambda seen: "503"
+    threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        next(iter(loader))
+    begin_s = time.monotonic()
+    loader.close()
+    assert time.monotonic() - begin_s < 3
+
+
+def plan_by_seed(seed: int) -> Callable[[Seen], str | None]:
+    """A fault for every third request of a shard, one after the other, and none twice in a row."""
+    random, last = np.random.default_rng(seed), [-2]
+
+    def plan(seen: Seen) -> str | None:
+        if "train-" not in seen.path or seen.number < last[0] + 2 or random.random() > 0.5:
+            return None
+        last[0] = seen.number
+        return str(random.choice(["reset", "broken", "500", "503", "flip", "short"]))
+
+    return plan
+
+
+def check_faults(url: Url, proxy: Proxy, expected: list, tmp_path: Path, seeds: range) -> int:
+    """Serve an epoch for each seed; how many requests failed."""
+    for seed in seeds:
+        proxy.plan = plan_by_seed(seed)
+        assert_same(served(url, reading=Reading(cache_dir=tmp_path / str(seed))), expected)
+    return proxy.faults.total()
+
+
+@pytest.mark.parametrize("kind", ["shards", "webdataset"])
+def test_faults_that_pass_change_nothing(
+    kind: str, converted: dict[str, Path], bucket: Url, proxy: Proxy, tmp_path: Path
+) -> None:
+    url = upload(converted[kind], bucket / "a")
+    expected = served(converted[kind], shuffle="window")
+    assert check_faults(url, proxy, expected, tmp_path, range(5)) >= 10
+
+
+@pytest.mark.faults
+def test_500_faults_change_nothing(
+    converted: dict[str, Path], bucket: Url, proxy: Proxy, tmp_path: Path
+) -> None:
+    url = upload(converted["shards"], bucket / "a")
+    expected = served(converted["shards"], shuffle="window")
+    seed = 0
+    while check_faults(url, proxy, expected, tmp_path, range(seed, seed + 10)) < 500:
+        seed += 10
+
+
+@pytest.mark.parametrize("fault", ["flip", "short", "500", "stall", "expired", "skew", "gone"])
+def test_a_fault_that_stays_ends_the_epoch_with_the_url(
+    fault: str,
+    converted: dict[str, Path],
+    bucket: Url,
+    proxy: Proxy,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PRECACHE_STORAGE_PATIENCE_S", "1")
+    url = upload(converted["shards"], bucket / "a")
+    with loaders.build(url, **QUIET) as loader:
+        proxy.plan = lambda seen: fault if "train-00002" in seen.path else None
+        begin_s = time.monotonic()
+        with pytest.raises(StorageError, match=rf"^{url}/train-00002.safetensors: "):
+            for _ in loader:
+                pass
+    assert time.monotonic() - begin_s < 8

@@ -16,6 +16,7 @@ from precache.reading import MAX_PIXELS
 from precache.rejects import check_writable, default_list, write_list
 from precache.sources.base import SampleRef, Scan, Source
 from precache.sources.tree import scan_tree
+from precache.sources.walk import Scanning
 from precache.turns import Turn
 
 _TASK_PICTURES = 64
@@ -67,7 +68,7 @@ def check(
     if is_converted(source):
         command = shell_command("precache verify", source)
         raise SourceError(f"{source}: is a converted dataset; check it with: {command}")
-    scan = scan_tree(source)
+    scan = scan_tree(source, how=Scanning(workers))
     for warning in scan.warnings:
         warn(warning)
     target = default_list(source) if list_file is None else Path(list_file)

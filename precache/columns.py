@@ -23,6 +23,7 @@ VALUES, ENDS = "value:", "ends:"
 KINDS = ("int", "float", "vector", "ragged", "text")
 _NUMBERS = (np.dtype(np.int64), np.dtype(np.float64))
 _TEXT = np.dtype(np.uint8)
+_GATHERED = 1 << 10  # rows at once: where a value lies takes 8 bytes, and one of text is a single byte
 
 
 class ValueOfRowError(ValueError):
@@ -146,9 +147,15 @@ class Column:
             return Column(self.values[rows])
         rows = np.flatnonzero(rows) if rows.dtype == np.bool_ else rows
         lengths = np.diff(self.ends, prepend=0)[rows]
-        ends = np.cumsum(lengths, dtype=np.int64)
-        within = np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - lengths, lengths)
-        return Column(self.values[np.repeat(self.ends[rows] - lengths, lengths) + within], ends)
+        starts, ends = self.ends[rows] - lengths, np.cumsum(lengths, dtype=np.int64)
+        values = np.empty((ends[-1] if len(ends) else 0, *self.values.shape[1:]), self.values.dtype)
+        for first in range(0, len(rows), _GATHERED):
+            part = slice(first, first + _GATHERED)
+            begin = int(ends[first] - lengths[first])
+            places = np.arange(begin, ends[part][-1])  # in the new values, then in ours
+            places += np.repeat(starts[part] - (ends[part] - lengths[part]), lengths[part])
+            values[begin : ends[part][-1]] = self.values[places]
+        return Column(values, ends)
 
     def array(self, row: int) -> npt.NDArray[Any]:
         """The numbers of one row: of shape [], [k] or [m, ...]; of text, its bytes."""

@@ -25,6 +25,7 @@ from precache.destination import (
     build_folder,
     check_may_be_replaced,
     finish_swap,
+    is_untouched,
     resolve,
     swap_in,
     tidy,
@@ -44,9 +45,10 @@ from precache.progress import Progress, nothing_lost, tells, unseen
 from precache.recipe import Recipe
 from precache.shard_writer import ShardTask, finish_shard, write_shard
 from precache.source_state import changed_pictures
-from precache.sources import SourceOptions, open_source
-from precache.sources.base import Scan, check_apart
+from precache.sources import Scanning, SourceOptions, open_source
+from precache.sources.base import Scan, check_apart, lie_apart
 from precache.sources.converted import prepared
+from precache.sources.kept import kept_path
 from precache.splits import apply_list
 from precache.update import plan as plan_update
 
@@ -119,7 +121,8 @@ def convert(
     if update and overwrite:
         raise SettingError("update and overwrite cannot be combined; give one")
     options = replace(options or SourceOptions(), **named)
-    opened = open_source(source, options)
+    how = Scanning(workers) if split_list else _scanning(source, Path(destination), workers, options)
+    opened = open_source(source, options, how)
     scan, options = prepared(opened.scan(), recipe, options)
     boxes.check(options.boxes, scan.samples.fields, masks=masks.reader_of(scan.source) is not None)
     for warning in scan.warnings:
@@ -157,6 +160,15 @@ def convert(
     return Conversion(manifest, converted or 0, converted is not None, elapsed_s)
 
 
+def _scanning(source: Any, destination: Path, workers: int, options: SourceOptions) -> Scanning:
+    """Of a tree whose pictures will all be read, such that a scan that is killed goes on."""
+    folder = Path(os.path.realpath(destination))
+    on_disk = isinstance(source, str | os.PathLike) and all(
+        lie_apart(path, folder) for path in (source, options.mask) if path is not None
+    )
+    return Scanning(workers, kept_path(folder) if on_disk and is_untouched(folder) else None)
+
+
 @dataclass(frozen=True, slots=True)
 class _Job:
     """What is to be done, whatever the destination holds; `limit` is the most rejects."""
@@ -177,6 +189,10 @@ def _convert(job: _Job, lock: Lock, overwrite: bool, update: bool) -> tuple[Mani
     finish_swap(lock)
     destination = folder = lock.destination
     finished = is_converted(destination)
+    if job.scan.recalled and not is_untouched(destination):
+        raise DatasetError(
+            f"{destination}: another process has begun to convert into it; run the same command again"
+        )
     if finished:
         tidy(destination)
     if finished and overwrite:

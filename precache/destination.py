@@ -46,6 +46,11 @@ def resolve(destination: Path) -> Path:
     return destination
 
 
+def is_untouched(folder: Path) -> bool:
+    """Whether nothing was converted in `folder`, so that a conversion into it reads every picture."""
+    return not any(os.path.lexists(folder / name) for name in (MANIFEST_NAME, JOURNAL_NAME))
+
+
 def tidy(folder: Path) -> None:
     """Remove what a conversion that was killed after its manifest has left in the finished `folder`."""
     try:

@@ -43,6 +43,9 @@ Folder: TypeAlias = str | os.PathLike[str] | Inside
 LOOP = "a link to a folder that it lies in"
 HIDDEN_FOLDER = "a hidden folder"
 NO_PICTURES = "a folder without pictures"
+INNER_FOLDER = "a folder inside a class folder"
+NO_FILE = "not a regular file"
+HIDDEN_FILE = "a hidden file"
 
 
 def sorted_entries(folder: Folder) -> list[Entry]:
@@ -74,21 +77,26 @@ def is_loop(entry: Entry) -> bool:
     return os.path.commonpath((target, here)) == target
 
 
-def status(entry: Entry) -> os.stat_result:
+def status(entry: Entry | Folder) -> os.stat_result:
     """Of what it leads to; SourceError if that cannot be found out."""
-    if not isinstance(entry, os.DirEntry):
+    if not isinstance(entry, os.DirEntry | str | os.PathLike):
         return entry.status()
-    return steadily(lambda: os.stat(entry.path), entry.path)
+    try:  # what nearly always works is asked without ceremony: a tree may hold 10,000,000 files
+        return os.stat(entry)
+    except OSError:
+        return steadily(lambda: os.stat(entry), os.fspath(entry))
 
 
 def why_not_a_picture(entry: Entry) -> str | None:
     """Why this, in a class folder, is no sample; None if it is one."""
+    if is_listed_as_picture(entry):
+        return None
     if is_folder(entry):
-        return "a folder inside a class folder"
+        return INNER_FOLDER
     if not steadily(lambda: _is(entry, entry.is_file), entry.path):
-        return "not a regular file"
+        return NO_FILE
     if entry.name.startswith("."):
-        return "a hidden file"
+        return HIDDEN_FILE
     if kinds.extension(entry.name) in kinds.IMAGE_EXTENSIONS or _begins_as_picture(entry):
         return None
     return kinds.why_not_read(entry.name)
@@ -97,6 +105,28 @@ def why_not_a_picture(entry: Entry) -> str | None:
 def looks_like_picture(entry: Entry) -> bool:
     """Whether the user may have taken it for a sample."""
     return not entry.name.startswith(".") and kinds.looks_like_picture(entry.name) and not is_folder(entry)
+
+
+def says_its_folder(entry: Entry, reason: str | None) -> bool:
+    """Whether `reason`, of `why_not_a_picture`, holds for as long as the folder is not written to.
+
+    What a link leads to, and what a file begins with, may change without it.
+    """
+    if is_listed_as_picture(entry):
+        return True
+    kinds_alone = reason in (INNER_FOLDER, NO_FILE, HIDDEN_FILE)
+    return kinds_alone and isinstance(entry, os.DirEntry) and not entry.is_symlink()
+
+
+def is_listed_as_picture(entry: Entry) -> bool:
+    """Whether the folder's own list says that it is a file, not a link, named as a picture: as usual."""
+    name = entry.name
+    if name.startswith(".") or name[name.rfind(".") :].lower() not in kinds.IMAGE_EXTENSIONS:
+        return False
+    try:
+        return isinstance(entry, os.DirEntry) and entry.is_file(follow_symlinks=False)
+    except OSError:  # such a list says nothing of kinds, and asking failed: ask with patience
+        return False
 
 
 def _is(entry: Entry, question: Callable[[], bool]) -> bool:

@@ -24,7 +24,7 @@ from precache.progress import Progress, unseen
 from precache.recipe import Recipe
 from precache.shard_table import ShardEntry, TableError
 from precache.sizes import written
-from precache.sources import Source, SourceOptions, open_source
+from precache.sources import Scanning, Source, SourceOptions, open_source
 from precache.sources.base import SampleRef, Scan, picture_checksum
 from precache.sources.converted import prepared
 from precache.statistics import NO_PIXELS, PixelSums, statistics_by_split
@@ -153,7 +153,7 @@ def verify_deep(
     bands.check_reader(manifest.recipe.channels)
     given = manifest.source_options if root is None else {**manifest.source_options, "root": root}
     options = SourceOptions.from_json(given)
-    scan, _ = prepared(open_source(source, options).scan(), manifest.recipe, options)
+    scan, _ = prepared(open_source(source, options, Scanning(workers)).scan(), manifest.recipe, options)
     if scan.digest != manifest.source_digest:
         raise DatasetError(
             f"{dataset.path}: was not made from {source}, or that tree changed since; "

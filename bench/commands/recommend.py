@@ -27,6 +27,7 @@ from precache.executors import available_cpus
 from precache.packages import DALI
 from precache.recipe import FORMAT_NAMES
 from precache.sources.tree import scan_tree
+from precache.sources.walk import Scanning
 from precache.tables import new_console
 
 _VERSIONS = ("python", "torch", "pillow", "simplejpeg", "webdataset", *DALI)
@@ -128,7 +129,7 @@ def command(
     thorough = thorough or check
     names = _formats(formats, thorough)
     spec = _spec(thorough, asked)
-    scan = scan_tree(src)
+    scan = scan_tree(src, how=Scanning(spec.workers))
     if asked["batch_size"] is None:
         spec = replace(spec, batch_size=max(1, min(_BATCH_SIZE, train_images(scan))))
     with ProgressBar("recommend", "run") as bar:

@@ -15,17 +15,19 @@ from precache.sources.masks import MaskColumn, MaskTree
 from precache.sources.options import SourceOptions
 from precache.sources.table import TableSource
 from precache.sources.tree import TreeSource
+from precache.sources.walk import ALONE, Scanning
 from precache.sources.webdataset import WebDatasetSource
 
-__all__ = ["Source", "SourceOptions", "open_source"]
+__all__ = ["Scanning", "Source", "SourceOptions", "open_source"]
 
 
-def open_source(source: Any, options: SourceOptions | None = None) -> Source:
+def open_source(source: Any, options: SourceOptions | None = None, how: Scanning = ALONE) -> Source:
     """The source at a path, of the kind that the path says; that of a dataset; or `source` where it is one.
 
     Args:
         source: a path, `hf:FOLDER` for a dataset of Hugging Face on disk, anything with `__len__` and
             `__getitem__`, a mapping of splits to such datasets, or a `Source`.
+        how: a large tree is scanned.
 
     Raises:
         SettingError: an option is not for such a source, or it is none.
@@ -34,7 +36,7 @@ def open_source(source: Any, options: SourceOptions | None = None) -> Source:
     """
     options = options or SourceOptions()
     if options.mask is not None:
-        return _open_masked(source, options, options.mask)
+        return _open_masked(source, options, options.mask, how)
     options = replace(options, boxes=None)  # a field like others, for a source
     if not isinstance(source, str | os.PathLike):
         is_source = all(hasattr(source, name) for name in ("scan", "read", "where"))
@@ -42,15 +44,15 @@ def open_source(source: Any, options: SourceOptions | None = None) -> Source:
     path = Path(source)
     if str(path).startswith(PREFIX):
         return open_saved(str(path).removeprefix(PREFIX), options)
-    return _open_folder(path, options) if path.is_dir() else _open_file(path, options)
+    return _open_folder(path, options, how) if path.is_dir() else _open_file(path, options)
 
 
-def _open_masked(source: Any, options: SourceOptions, mask: str) -> Source:
+def _open_masked(source: Any, options: SourceOptions, mask: str, how: Scanning) -> Source:
     """With masks in a folder; or in a column, of a table that has one of this name."""
     options = replace(options, mask=None)
     path = Path(source) if isinstance(source, str | os.PathLike) else Path()
     if not (rows.is_table(path) and path.is_file() and mask in rows.columns_of(path)):
-        return MaskTree(open_source(source, options), Path(mask))
+        return MaskTree(open_source(source, options, how), Path(mask))
     table = open_source(path, replace(options, fields=tuple(dict.fromkeys((*options.fields, mask)))))
     assert isinstance(table, TableSource)
     return MaskColumn(table, Path(table.folder), mask, mask in options.fields)
@@ -71,7 +73,7 @@ def _open_file(path: Path, options: SourceOptions) -> Source:
     return _open_tree(path, options)
 
 
-def _open_folder(path: Path, options: SourceOptions) -> Source:
+def _open_folder(path: Path, options: SourceOptions, how: Scanning) -> Source:
     from precache.sources import converted  # which reads manifests, and these hold options of sources
 
     if converted.is_converted(path):
@@ -80,9 +82,9 @@ def _open_folder(path: Path, options: SourceOptions) -> Source:
     if webdataset.holds_tars(path):
         options.only("WebDataset tars", "image", "label", "target", "separator", "fields")
         return WebDatasetSource(path, options)
-    return _open_tree(path, options)
+    return _open_tree(path, options, how)
 
 
-def _open_tree(path: Path, options: SourceOptions) -> Source:
+def _open_tree(path: Path, options: SourceOptions, how: Scanning = ALONE) -> Source:
     options.only("a tree of class folders", "class_depth")
-    return TreeSource(path, 1 if options.class_depth is None else options.class_depth)
+    return TreeSource(path, 1 if options.class_depth is None else options.class_depth, how)

@@ -139,18 +139,15 @@ class Samples(Sequence[SampleRef]):
         self, rows: Ints, splits: Ints | None = None, split_names: Sequence[str] | None = None
     ) -> "Samples":
         """The samples at `rows`, with other splits if they are given."""
-        lengths = np.diff(self.path_ends, prepend=0)[rows]
-        starts = self.path_ends[rows] - lengths
-        paths = b"".join(
-            self.paths[a : a + n] for a, n in zip(starts.tolist(), lengths.tolist(), strict=True)
-        )
+        paths = Column(np.frombuffer(self.paths, np.uint8), self.path_ends).select(rows)
+        assert paths.ends is not None
         columns = (self.ids[rows], self.labels[rows], self.file_bytes[rows], self.modified_ns[rows])
         splits = self.splits[rows] if splits is None else splits
         names = self.split_names if split_names is None else split_names
         targets = None if self.targets is None else self.targets.select(rows)
         fields = {name: column.select(rows) for name, column in self.fields.items()}
-        ends, places = np.cumsum(lengths), self.places[rows]
-        selected = Samples(*columns, splits, names, paths, ends, places, targets, fields)
+        texts, places = paths.values.tobytes(), self.places[rows]
+        selected = Samples(*columns, splits, names, texts, paths.ends, places, targets, fields)
         if self.original_sizes is not None:
             selected.original_sizes = self.original_sizes[rows]
         return selected
@@ -207,6 +204,8 @@ class Scan:
         warnings: what the user may not expect of it, one line each: classes without pictures, files
             left out that look like pictures, one folder under two names.
         target: one of `precache.targets.TARGETS`.
+        recalled: whether some of it is what an unfinished scan had found: the names are right, and a picture
+            that is read has the size and the time that it says, or that is an error.
     """
 
     source: Source
@@ -217,6 +216,7 @@ class Scan:
     digest: str
     warnings: tuple[str, ...] = ()
     target: str = "class"
+    recalled: bool = False
 
     @property
     def root(self) -> Path:
@@ -243,10 +243,15 @@ def digest_of(samples: Samples, classes: Sequence[str]) -> str:
 
 def check_apart(source: Source, destination: Path) -> None:
     """Raise SettingError if one lies inside the other: the source is never written to."""
-    inner = Path(os.path.realpath(destination))
     for path in source.paths:
-        outer = Path(os.path.realpath(path))
-        if inner == outer or outer in inner.parents or inner in outer.parents:
-            raise SettingError(
-                f"{destination}: and the source {path} lie one inside the other; choose a DST beside it"
-            )
+        if lie_apart(path, destination):
+            continue
+        raise SettingError(
+            f"{destination}: and the source {path} lie one inside the other; choose a DST beside it"
+        )
+
+
+def lie_apart(one: str | os.PathLike[str], other: str | os.PathLike[str]) -> bool:
+    """Whether neither is the other, or lies inside it."""
+    paths = {Path(os.path.realpath(path)) for path in (one, other)}
+    return len(paths) == 2 and not any(paths & {*path.parents} for path in paths)

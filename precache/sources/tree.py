@@ -20,7 +20,8 @@ import hashlib
 import os
 import stat
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -29,10 +30,12 @@ import numpy as np
 
 from precache import folders
 from precache.errors import SourceError, shell_command
-from precache.folders import Entry, Folder, sorted_entries
+from precache.folders import Folder, sorted_entries
 from precache.reading import read_picture
 from precache.sources.base import IgnoredPath, SampleRef, Samples, Scan, Source
+from precache.sources.kept import keep_scan
 from precache.sources.rows import is_table
+from precache.sources.walk import ALONE, ClassFolder, LeftOut, Listed, Scanning, list_folders
 
 SPLIT_FOLDERS = ("train", "val", "valid", "validation", "test")
 _MISSED_SHARE = 0.01  # of files that look like pictures: more, and the user hears of it
@@ -41,10 +44,11 @@ _NAMED = 5  # files or folders that a warning names
 
 @dataclass(frozen=True, slots=True)
 class TreeSource:
-    """A tree as a `Source`, whose class folders lie `class_depth` folders deep."""
+    """A tree as a `Source`, whose class folders lie `class_depth` folders deep; as of `scan_tree`."""
 
     root: Path
     class_depth: int = 1
+    how: Scanning = ALONE
 
     @property
     def paths(self) -> tuple[Path, ...]:
@@ -53,7 +57,7 @@ class TreeSource:
 
     def scan(self) -> Scan:
         """As `scan_tree`."""
-        return scan_tree(self.root, self.class_depth)
+        return scan_tree(self.root, self.class_depth, self.how)
 
     def read(self, ref: SampleRef, max_pixels: int) -> bytes:
         """The content of the file."""
@@ -65,15 +69,17 @@ class TreeSource:
         return os.path.join(self.root, ref.path)
 
 
-def scan_tree(root: str | os.PathLike[str], class_depth: int = 1) -> Scan:
+def scan_tree(root: str | os.PathLike[str], class_depth: int = 1, how: Scanning = ALONE) -> Scan:
     """List the samples of the tree at `root`, sorted by class folder, then by file name.
 
     Args:
         class_depth: how many folders deep the class folders lie; 0 for a folder of pictures without labels.
+        how: by how many processes, where there are many pictures.
 
     Raises:
         SourceError: `root` is missing, is not a folder, or has no class folder with a picture; or
             something of it cannot be read: then its `__cause__` is an OSError.
+        WorkerError: a process died, again and again.
     """
     root = Path(root)
     try:
@@ -95,7 +101,7 @@ def scan_tree(root: str | os.PathLike[str], class_depth: int = 1) -> Scan:
             f"{root}: {reason}; expected a folder of class folders with pictures "
             f"(make one with: {shell_command('precache sample', root)})"
         )
-    return scan_folders(root, TreeSource(root, class_depth))
+    return scan_folders(root, TreeSource(root, class_depth), how)
 
 
 class FolderSource(Source, Protocol):
@@ -106,15 +112,22 @@ class FolderSource(Source, Protocol):
         """See the class."""
 
 
-def scan_folders(top: Folder, source: FolderSource) -> Scan:
+def scan_folders(top: Folder, source: FolderSource, how: Scanning = ALONE) -> Scan:
     """List the samples of `source`, of which `top` is the outermost folder; raises as `scan_tree`."""
     found, class_depth = _Found(), source.class_depth
+    asked: list[ClassFolder | LeftOut] = []
     for split, prefix, folder in _split_folders(top, class_depth):
         if class_depth == 0:
-            _scan_pictures(found, split, "", prefix, sorted_entries(folder))
+            asked.append(_to_list(folder, prefix, split, ""))
         else:
-            _scan_folders(found, split, prefix, "", folder, class_depth)
-    if not found.sizes:
+            asked += _class_folders(split, prefix, "", folder, class_depth)
+    if how.kept is None:
+        found.list(asked, list_folders, how.workers)
+    else:
+        with keep_scan(how.kept, source.root, class_depth) as kept:
+            found.list(asked, kept.list_folders, how.workers)
+            found.recalled = kept.recalled > 0
+    if not found.pictures:
         raise SourceError(_nothing_found(top, source.root, class_depth))
     return found.scan(source)
 
@@ -141,51 +154,71 @@ class _Found:
     def __init__(self) -> None:
         self.ignored: list[IgnoredPath] = []
         self.scanned = 0
+        self.pictures = 0
+        self.recalled = False
         self._missed: list[str] = []  # ignored files that look like pictures
         self._empty: list[str] = []  # class folders without pictures
         self._name_of: dict[tuple[int, int], str] = {}  # a folder's device and number -> its path
         self._twice: list[str] = []
         self._loops: list[str] = []
-        self.sizes = array("q")
+        self._sizes = array("q")
         self._modified_ns = array("q")
         self._paths = bytearray()
         self._path_ends = array("q")
-        self._folders: list[tuple[str, str]] = []  # split and class name
-        self._folder_of = array("q")
+        self._folders: list[ClassFolder] = []  # those with pictures
+        self._counts: list[int] = []  # how many each of them holds
         self._digest = hashlib.sha256()
 
-    def add(self, split: str, class_name: str, path: str, status: os.stat_result) -> None:
-        """Note a picture; those of one folder come after one another."""
-        if not self._folders or self._folders[-1] != (split, class_name):
-            self._folders.append((split, class_name))
-        encoded = os.fsencode(path)
-        self._paths += encoded
-        self._path_ends.append(len(self._paths))
-        self.sizes.append(status.st_size)
-        self._modified_ns.append(status.st_mtime_ns)
-        self._folder_of.append(len(self._folders) - 1)
-        self._digest.update(encoded + b"\0%d\0" % status.st_size)
+    def list(
+        self,
+        asked: Sequence[ClassFolder | LeftOut],
+        list_folders: Callable[[Sequence[ClassFolder], int], Generator[Listed, None, None]],
+        workers: int,
+    ) -> None:
+        """Note what was asked for, in its order."""
+        to_list = [step for step in asked if isinstance(step, ClassFolder)]
+        with closing(list_folders(to_list, workers)) as listed:
+            for step in asked:
+                if isinstance(step, ClassFolder):
+                    self.add(step, next(listed))
+                else:
+                    self.leave_out(step)
 
-    def ignore(self, path: str, reason: str, *, missed: bool = False) -> None:
-        """Note something that is not a picture, or looks like one and is `missed`."""
-        self.ignored.append(IgnoredPath(path, reason))
-        if missed:
-            self._missed.append(path)
-        if reason == folders.NO_PICTURES:
-            self._empty.append(path)
-        elif reason == folders.LOOP:
-            self._loops.append(path)
+    def add(self, folder: ClassFolder, listed: Listed) -> None:
+        """Note what a folder holds."""
+        path = folder.path.removesuffix("/")
+        if folder.name:
+            self._enter(path, listed.state[:2])
+        for left_out in listed.left_out:
+            self.leave_out(left_out)
+        self.scanned += len(listed)
+        if len(listed):
+            self.pictures += len(listed)
+            self._folders.append(folder)
+            self._counts.append(len(listed))
+            self._sizes.frombytes(listed.file_bytes.tobytes())
+            self._modified_ns.frombytes(listed.modified_ns.tobytes())
+            self._path_ends.frombytes((len(self._paths) + np.cumsum(listed.lengths)).tobytes())
+            self._paths += listed.paths
+            self._digest.update(listed.hashed)
+        elif folder.name:
+            self.leave_out(LeftOut(path, folders.NO_PICTURES))
 
-    def leave_out(self, path: str, reason: str, entry: Entry) -> None:
-        """Look at something that is not a picture."""
+    def leave_out(self, what: LeftOut) -> None:
+        """Note something that is not a picture, or looks like one and is missed."""
         self.scanned += 1
-        self.ignore(path, reason, missed=folders.looks_like_picture(entry))
+        self.ignored.append(IgnoredPath(what.path, what.reason))
+        if what.missed:
+            self._missed.append(what.path)
+        if what.reason == folders.NO_PICTURES:
+            self._empty.append(what.path)
+        elif what.reason == folders.LOOP:
+            self._loops.append(what.path)
 
-    def enter(self, path: str, status: os.stat_result) -> None:
+    def _enter(self, path: str, key: tuple[int, int]) -> None:
         """Note a class folder."""
-        key = (status.st_dev, status.st_ino)
         first = self._name_of.setdefault(key, path)
-        if first != path and status.st_ino:  # 0 where the file system counts none
+        if first != path and key[1]:  # 0 where the file system counts none
             self._twice.append(f"{path!r} is {first!r}")
 
     def warnings(self, root: Path) -> tuple[str, ...]:
@@ -193,7 +226,7 @@ class _Found:
         lines = []
         if self._empty:
             lines.append(f"{root}: class folders without a picture: {_names(self._empty)}")
-        if len(self._missed) > _MISSED_SHARE * (len(self.sizes) + len(self._missed)):
+        if len(self._missed) > _MISSED_SHARE * (self.pictures + len(self._missed)):
             lines.append(
                 f"{root}: {len(self._missed):,} files that look like pictures are left out: "
                 f"{_names(self._missed)}"
@@ -210,16 +243,15 @@ class _Found:
     def scan(self, source: FolderSource) -> Scan:
         """All of it."""
         target = "class" if source.class_depth else "none"
-        classes = sorted({class_name for _, class_name in self._folders}) if target == "class" else []
+        classes = sorted({folder.name for folder in self._folders}) if target == "class" else []
         label_of = {name: label for label, name in enumerate(classes)}
-        splits = list(dict.fromkeys(split for split, _ in self._folders))
-        folder_of = np.frombuffer(self._folder_of, np.int64)
+        splits = list(dict.fromkeys(folder.split for folder in self._folders))
         samples = Samples(
-            ids=np.arange(len(self.sizes)),
-            labels=np.array([label_of.get(name, -1) for _, name in self._folders])[folder_of],
-            file_bytes=np.frombuffer(self.sizes, np.int64),
+            ids=np.arange(self.pictures),
+            labels=np.repeat([label_of.get(folder.name, -1) for folder in self._folders], self._counts),
+            file_bytes=np.frombuffer(self._sizes, np.int64),
             modified_ns=np.frombuffer(self._modified_ns, np.int64),
-            splits=np.array([splits.index(split) for split, _ in self._folders])[folder_of],
+            splits=np.repeat([splits.index(folder.split) for folder in self._folders], self._counts),
             split_names=splits,
             paths=bytes(self._paths),
             path_ends=np.frombuffer(self._path_ends, np.int64),
@@ -228,7 +260,17 @@ class _Found:
             self._digest.update(b"class depth %d" % source.class_depth)
         digest = self._digest.hexdigest()
         ignored, warnings = tuple(self.ignored), self.warnings(source.root)
-        return Scan(source, tuple(classes), samples, ignored, self.scanned, digest, warnings, target)
+        return Scan(
+            source,
+            tuple(classes),
+            samples,
+            ignored,
+            self.scanned,
+            digest,
+            warnings,
+            target,
+            self.recalled,
+        )
 
 
 def _names(paths: Sequence[str]) -> str:
@@ -252,8 +294,10 @@ def _split_folders(top: Folder, class_depth: int) -> list[tuple[str, str, Folder
     return [(folder.name, f"{folder.name}/", folder) for folder in found]
 
 
-def _scan_folders(found: _Found, split: str, path: str, name: str, folder: Folder, depth: int) -> None:
-    """Add the class folders `depth` folders deep in `folder`.
+def _class_folders(
+    split: str, path: str, name: str, folder: Folder, depth: int
+) -> Iterator[ClassFolder | LeftOut]:
+    """The class folders `depth` folders deep in `folder`, and what lies beside them.
 
     Args:
         path: of the folder, relative to the root, with a slash; so is `name`, without the split's folder.
@@ -261,30 +305,16 @@ def _scan_folders(found: _Found, split: str, path: str, name: str, folder: Folde
     for entry in sorted_entries(folder):
         here = f"{path}{entry.name}"
         if not folders.is_folder(entry):
-            found.leave_out(here, "a file beside the class folders", entry)
+            missed = folders.looks_like_picture(entry)
+            yield LeftOut(here, "a file beside the class folders", missed)
         elif entry.name.startswith(".") or folders.is_loop(entry):
-            found.leave_out(
-                here, folders.HIDDEN_FOLDER if entry.name.startswith(".") else folders.LOOP, entry
-            )
+            yield LeftOut(here, folders.HIDDEN_FOLDER if entry.name.startswith(".") else folders.LOOP)
         elif depth > 1:
-            _scan_folders(found, split, f"{here}/", f"{name}{entry.name}/", entry, depth - 1)
+            yield from _class_folders(split, f"{here}/", f"{name}{entry.name}/", entry, depth - 1)
         else:
-            entries = sorted_entries(entry)
-            found.enter(here, folders.status(entry))
-            if _scan_pictures(found, split, f"{name}{entry.name}", f"{here}/", entries) == 0:
-                found.scanned += 1
-                found.ignore(here, folders.NO_PICTURES)
+            yield _to_list(entry, f"{here}/", split, f"{name}{entry.name}")
 
 
-def _scan_pictures(found: _Found, split: str, class_name: str, path: str, entries: Sequence[Entry]) -> int:
-    """Add those among what a class folder holds, `path` relative to the root; how many there are."""
-    pictures = 0
-    for entry in entries:
-        reason = folders.why_not_a_picture(entry)
-        if reason is None:
-            pictures += 1
-            found.scanned += 1
-            found.add(split, class_name, f"{path}{entry.name}", folders.status(entry))
-        else:
-            found.leave_out(f"{path}{entry.name}", reason, entry)
-    return pictures
+def _to_list(folder: Folder, path: str, split: str, name: str) -> ClassFolder:
+    # as a path where it is on disk: it may be sent to another process
+    return ClassFolder(folder.path if isinstance(folder, os.DirEntry) else folder, path, split, name)

@@ -1,10 +1,12 @@
 """What is known of every sample, in columns."""
 
+import tracemalloc
 from typing import Any
 
 import numpy as np
 import pytest
 
+from precache import columns
 from precache.columns import Column, ValueOfRowError, from_arrays, select, to_arrays, values_of
 
 VALUES: dict[str, tuple[list[Any], str]] = {
@@ -40,6 +42,29 @@ def test_rows_are_selected_by_number_and_by_mask(name: str) -> None:
     ]
     masked = select(columns, np.array([False, True, True]))[name]
     assert [masked.value(row) for row in range(2)] == values[1:]
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 7, 64])
+def test_many_rows_are_selected_a_few_at_a_time(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    random = np.random.default_rng(at_once)
+    texts = ["\u00e9" * length for length in random.integers(0, 4, 50)]
+    boxes = [[[row, number, 0, 1] for number in range(row % 3)] for row in range(50)]
+    monkeypatch.setattr(columns, "_GATHERED", at_once)
+    for values in (texts, boxes):
+        for rows in (random.permutation(50), random.integers(0, 50, 7), np.empty(0, np.int64)):
+            chosen = Column.of(values).select(rows)
+            assert [chosen.value(row) for row in range(len(chosen))] == [values[row] for row in rows]
+
+
+def test_selecting_text_takes_little_more_memory_than_the_text() -> None:
+    rows, width = 50_000, 100
+    column = Column(np.zeros(rows * width, np.uint8), np.arange(1, rows + 1) * width)
+    tracemalloc.start()
+    try:
+        column.select(np.arange(rows))
+        assert tracemalloc.get_traced_memory()[1] < 3 * rows * width
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from tests.test_layers import files, imports
 
 DISTRIBUTIONS = {"PIL": "pillow", "google_crc32c": "google-crc32c"}
 """Of modules that are not named as what installs them."""
-OPTIONAL = {"datasets", "pyarrow", "tifffile"}
+OPTIONAL = {"boto3", "datasets", "huggingface_hub", "obstore", "pyarrow", "ray", "tifffile"}
 """Modules that extras bring, imported where they are needed alone."""
 PYPROJECT = (ROOT / "pyproject.toml").read_text()
 WITHOUT_EXTRAS = """
@@ -24,7 +24,8 @@ import sys
 class Lacking:
     def find_spec(self, name, path=None, target=None):
         if name.split(".")[0] in (
-            "torch", "torchvision", "cv2", "plotly", "webdataset", "nvidia", "datasets", "pyarrow", "tifffile"
+            "torch", "torchvision", "cv2", "plotly", "webdataset", "nvidia", "datasets", "pyarrow", "tifffile",
+            "boto3", "huggingface_hub", "obstore", "ray"
         ):
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 

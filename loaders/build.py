@@ -22,9 +22,10 @@ from loaders.devices import Lane, find_device
 from loaders.fields import with_fields
 from loaders.loader import EpochLoader
 from loaders.mixture import MixedData, MixedOrder, Mixture, samples_of, unite_classes
+from loaders.parts import with_parts
 from loaders.pipeline import Pipeline
 from loaders.refusals import refuse
-from loaders.sampling import Sampling, choose_samples, make_order
+from loaders.sampling import Sampling, choose_samples, find_weights, make_order
 from loaders.settings import (
     READING_SETTINGS,
     LoaderSpec,
@@ -135,6 +136,7 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
         SettingError: a value is out of range or unknown, or the cache does not fit.
         TypeError: a setting that is known nowhere.
         DatasetError, SourceError: `path` does not hold what the backend reads.
+        StorageError: the storage of a URL refuses, or does not answer for 120 s; later ones at their batch.
         MissingDependencyError: the backend's package is not installed.
     """
     old = {name: other.pop(name) for name in READING_SETTINGS if name in other}
@@ -167,6 +169,8 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
             f"shares {shares!r} of one dataset; give a list of paths: build([A, B], shares=...)"
         )
     data = choose_samples(sampling, _open_split(spec))
+    weights = find_weights(sampling, data)
+    data = with_parts(data, None if weights is None else weights > 0)
     open_source = choice.opener(data)
     pipeline = open_source(spec)
     try:

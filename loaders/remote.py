@@ -2,16 +2,17 @@
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from loaders.batch import Positions, Request
 from loaders.threads import Pool, stop_check
 from precache.converted import ConvertedDataset
 from precache.errors import SettingError
 from precache.shard_table import ShardTable
+from precache.storage.mirror import Part
 
 _AT_A_TIME = 4  # shards that are fetched, each in several parts
 
@@ -22,10 +23,12 @@ class RemoteShards:
 
     Attributes:
         shards: in stored order.
+        parts: by number, of those shards that are not fetched whole, see `loaders.parts`.
     """
 
     dataset: ConvertedDataset
     shards: ShardTable
+    parts: Mapping[int, Part] = field(default_factory=dict)
 
     @classmethod
     def of(cls, dataset: ConvertedDataset, shards: ShardTable) -> "RemoteShards | None":
@@ -46,9 +49,12 @@ class RemoteShards:
         """
         assert self.dataset.mirror is not None
         check, hold = check or stop_check(), Hold()
+        shard, *others = self.shards[number].files
+        part = self.parts.get(number)
         try:
-            for file in self.shards[number].files[: None if with_index else 1]:
+            for file in others if with_index or part is not None else ():
                 hold.descriptors.append(self.dataset.mirror.hold(file, check))
+            hold.descriptors.append(self.dataset.mirror.hold(shard, check, part))
         except BaseException:
             hold.release()
             raise
@@ -57,12 +63,20 @@ class RemoteShards:
     def damaged(self, number: int) -> str:
         """Shard `number` was damaged here: remove it, so that it is fetched again; what to say of it."""
         assert self.dataset.mirror is not None
+        part = self.parts.get(number)
         for file in self.shards[number].files:
             self.dataset.mirror.forget(file.name)
+            if part is not None:
+                self.dataset.mirror.forget(f"{part.prefix}{file.name}")
         return (
             f"its bytes changed since they were fetched (checksum), so its shard was removed from the cache; "
             f"run again, and it is fetched from {self.dataset.place}"
         )
+
+    def is_here(self, number: int) -> bool:
+        """Whether all of shard `number` lies in the cache."""
+        assert self.dataset.mirror is not None
+        return (self.dataset.mirror.folder / self.shards[number].files[0].name).exists()
 
     def keep(self, descriptor: int) -> None:
         """Have an open file of the cache stay there until it is closed."""

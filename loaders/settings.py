@@ -53,8 +53,9 @@ class Reading:
             was written; a shard that is missing or truncated raises.
         cache_dir: folder of this machine that keeps the shards of datasets at URLs, for all its processes;
             default PRECACHE_CACHE_DIR, or ~/.cache/precache.
-        cache_bytes: that may lie in it: what was used least recently goes first. What is in use stays, even
-            where it is more. Default: as much as leaves a twentieth of the disk free, at most 10 GiB.
+        cache_bytes: that may lie in it: what was used least recently goes first; of the set that is read,
+            what was read last, so that one that does not fit keeps a part for the next epoch. What is in use
+            stays, even where it is more. Default: what leaves a twentieth of the disk free, at most 10 GiB.
 
     Raises:
         SettingError: a value is out of range or unknown.

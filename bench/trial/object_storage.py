@@ -24,6 +24,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
+from importlib import metadata
 from pathlib import Path
 from typing import TypeVar
 
@@ -265,7 +266,7 @@ def main(
         plain, found = measure(data, names, settings, mb_per_s, repeats, peer_python, place)
     print("\n".join(table(plain, found)))
     machine = describe_machine(torch.device("cpu"))
-    versions = ", ".join(versions_of(machine, ("obstore",)))
+    versions = f"{', '.join(versions_of(machine, ('torch',)))}, obstore {metadata.version('obstore')}"
     share = others.share()
     busy = "" if share is None else f"; other processes took {share:.0%} of the CPUs"
     print(

@@ -1,7 +1,7 @@
 """Reading whole shards one after the other, ahead of their first use."""
 
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import replace
@@ -123,9 +123,12 @@ class EncodedShards:
                     ],
                 )
 
-    def _open(self, index: int) -> list[StoredSample]:
+    def _open(self, index: int) -> Mapping[int, StoredSample]:
+        """The samples of shard `index` by their rows."""
         with self._data.held(index) as path:
             self._check.open_file(index)
+            if self._data.remote is not None and index in self._data.remote.parts:
+                return self._data.remote.parts[index].read(path)
             samples = list(FORMATS[self._data.kind].read_shard(path))
         whole = self._data.whole
         stored = whole.shard_positions(index)
@@ -134,4 +137,4 @@ class EncodedShards:
             if sample.damage:  # then the index alone knows which one it is
                 samples[row] = replace(sample, id=int(ids[row]), label=int(labels[row]))
         check_index(self._data, index, [s.id for s in samples], [s.label for s in samples])
-        return samples
+        return dict(enumerate(samples))

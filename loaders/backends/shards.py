@@ -9,7 +9,7 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +21,7 @@ from loaders.backends.integrity import SampleCheck, check_index
 from loaders.backends.sequential import look_ahead
 from loaders.batch import DecodedBatch, Positions, Request
 from loaders.dataset import SplitData
+from loaders.remote import FetchAhead
 from loaders.settings import LoaderSpec
 from precache.errors import DatasetError, shell_command
 from precache.formats.shards import ShardFile
@@ -29,6 +30,7 @@ from precache.jpeg import Pixels
 from precache.sizes import sides
 
 _PROBES = 4  # pictures of a batch that tell whether the disk is to be asked for any: a call each
+_BATCHES_AHEAD = 2  # whose shards at a URL are fetched
 _OPEN_FILES = 256  # a process may have 1,024 by default, and others want some
 
 
@@ -43,6 +45,7 @@ class ShardsReader:
     def __init__(self, spec: LoaderSpec, data: SplitData, crops: Crops) -> None:
         self.random_access = data.remote is None or spec.shuffle == "full"
         self._data = data
+        self._batch_size = spec.batch_size
         self._gathers = _can_gather(crops)
         self._filler = BatchFiller(data, crops, spec.batch_size, spec.workers, spec.device)
         self._sequential = spec.shuffle in (False, "window") or not self.random_access
@@ -94,8 +97,14 @@ class ShardsReader:
     ) -> Iterator[tuple[Request, dict[int, ShardFile]]]:
         """The files of each request; those used last stay open, of this request and the one before all."""
         opened: OrderedDict[int, ShardFile] = OrderedDict()
+        fetching: FetchAhead | None = None
+        if self._data.remote is not None:
+            fetching = FetchAhead(self._data.remote, _OPEN_FILES, _BATCHES_AHEAD * self._batch_size)
+            requests = fetching.requests(requests, lambda positions: self._data.locate(positions)[0])
 
         def close() -> None:
+            if fetching is not None:
+                fetching.close()
             for file in opened.values():
                 file.close()
 
@@ -105,10 +114,14 @@ class ShardsReader:
             indexes = np.unique(self._data.locate(request.positions)[0])
             for index in indexes.tolist():
                 if index not in opened:
-                    opened[index] = self._open(index)
+                    with nullcontext() if fetching is None else fetching.fetched(index):
+                        opened[index] = self._open(index)
                 opened.move_to_end(index)
             while len(opened) > max(_OPEN_FILES, before + len(indexes)):
-                opened.popitem(last=False)[1].close()
+                index, file = opened.popitem(last=False)
+                file.close()
+                if fetching is not None:
+                    fetching.closed(index)
             before = len(indexes)
             yield request, opened
 

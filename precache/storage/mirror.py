@@ -12,11 +12,12 @@ that `precache.storage.room` does not remove it; a file without a note is somebo
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from precache.errors import PrecacheError, SettingError, StorageError, check_range
 from precache.files import FileEntry
@@ -32,8 +33,12 @@ from precache.storage.retries import Check, Patience, unchecked
 from precache.storage.room import Fetched, Room, locked, note_path, read_note, write_note
 from precache.storage.urls import Url, locate
 
+if TYPE_CHECKING:
+    from precache.formats import StoredSample
+
 CACHE_DIR = "PRECACHE_CACHE_DIR"
 """Environment variable: the folder that keeps what is fetched."""
+_AT_A_TIME = 8  # pieces of one file
 _TRIES = 3  # of a file that comes with other bytes than the manifest says
 _BRIEFLY = Patience(total_s=5.0, stall_s=5.0, connect_s=5.0)  # is asked whether a file may go
 
@@ -55,6 +60,23 @@ class Cache:
     def __post_init__(self) -> None:
         if self.bytes is not None:
             check_range("cache_bytes", self.bytes, 1)
+
+
+class Part(Protocol):
+    """Some of a file, which are kept as a file of its size with holes."""
+
+    @property
+    def prefix(self) -> str:
+        """Of the name in the cache: who asks for the same has the same."""
+
+    def ranges(self) -> list[tuple[int, int]]:
+        """First byte and number of bytes of each piece."""
+
+    def is_right(self, number: int, content: bytes) -> bool:
+        """Whether that is what piece `number` is to be."""
+
+    def read(self, path: Path) -> "Mapping[int, StoredSample]":
+        """Row -> sample, of the file at `path`."""
 
 
 class Mirror:
@@ -94,19 +116,20 @@ class Mirror:
         finally:
             os.close(descriptor)
 
-    def hold(self, file: FileEntry, check: Check = unchecked) -> int:
+    def hold(self, file: FileEntry, check: Check = unchecked, part: Part | None = None) -> int:
         """A descriptor of a file, which is fetched if it is not there, and stays until this is closed.
 
         Args:
             check: called now and then while it is fetched, by several threads; what it raises ends that.
+            part: of the file, instead of all of it; its name is another.
 
         Raises:
             StorageError: as `held`.
         """
-        path = self.folder / file.name
+        path = self.folder / (file.name if part is None else f"{part.prefix}{file.name}")
         try:
             while (descriptor := _open_used(path, file.bytes)) is None:
-                self._fetch(file, check)
+                self._fetch(file, path, check, part)
         except OSError as error:
             raise StorageError(
                 f"{self.url / file.name}: {file.bytes:,} bytes cannot be kept in {self.folder} "
@@ -128,25 +151,28 @@ class Mirror:
             self._opened = (os.getpid(), ObjectStore(self.url, self._patience))
         return self._opened[1]
 
-    def _fetch(self, file: FileEntry, check: Check) -> None:
-        """Have the file at its path, fetched by this process or another one."""
-        path = self.folder / file.name
+    def _fetch(self, file: FileEntry, path: Path, check: Check, part: Part | None) -> None:
+        """Have the file, or the part of it, at `path`, fetched by this process or another one."""
         waiting = self._waiting(path, check)
         with locked(note_path(path), waiting) as note:
             if os.path.lexists(path):
                 if path.stat().st_size == file.bytes:
                     return  # another one has fetched it
                 self._remove(path, note)
-            remove_leftovers(self.folder, (file.name,))
+            remove_leftovers(self.folder, (path.name,))
             temporary = temporary_path(path)
             room = Room(self.folder, self.cache.bytes, self._is_at_storage, waiting)
             try:
-                descriptor = room.open_new(temporary, file.bytes)
+                ranges = [(0, file.bytes)] if part is None else part.ranges()
+                descriptor = room.open_new(temporary, file.bytes, ranges)
                 try:
-                    self._download(file, temporary, descriptor, check)
+                    if part is None:
+                        self._download(file, temporary, descriptor, check)
+                    else:
+                        self._download_part(file, part, ranges, descriptor, check)
                 finally:
                     os.close(descriptor)
-                write_note(note, Fetched(file.name, str(self.url / file.name), file.bytes))
+                write_note(note, Fetched(path.name, str(self.url / file.name), file.bytes))
                 os.replace(temporary, path)
             finally:
                 temporary.unlink(missing_ok=True)
@@ -163,6 +189,32 @@ class Mirror:
             f"{self.url / file.name}: its checksum is {found}, expected {file.crc32c} (fetched {_TRIES} "
             f"times); its bytes changed since it was written: put it there again"
         )
+
+    def _download_part(
+        self, file: FileEntry, part: Part, ranges: list[tuple[int, int]], descriptor: int, check: Check
+    ) -> None:
+        """Write the pieces where they belong, each compared with its checksum."""
+
+        def fetch(number: int) -> None:
+            start, count = ranges[number]
+            for _ in range(_TRIES):
+                check()
+                content = self._store().get_range(file.name, start, count)
+                if part.is_right(number, content):
+                    os.pwrite(descriptor, content, start)
+                    return
+            raise StorageError(
+                f"{self.url / file.name}: {count:,} bytes from {start:,} on are not the sample that was "
+                f"written (checksum; fetched {_TRIES} times); put the file there again"
+            )
+
+        with ThreadPoolExecutor(_AT_A_TIME) as pool:
+            pieces = [pool.submit(fetch, number) for number in range(len(ranges))]
+            try:
+                for piece in pieces:
+                    piece.result()
+            finally:
+                pool.shutdown(cancel_futures=True)
 
     def _remove(self, path: Path, note: int) -> None:
         if read_note(note) is None:

@@ -13,7 +13,7 @@ import json
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -114,9 +114,10 @@ class Room:
     is_at_storage: Callable[[Fetched], bool]
     waiting: Callable[[float], None]
 
-    def open_new(self, path: Path, file_bytes: int) -> int:
+    def open_new(self, path: Path, file_bytes: int, ranges: Sequence[tuple[int, int]]) -> int:
         """A descriptor, for writing, of a new file at `path` that has its room on the disk already.
 
+        Its size is `file_bytes`; room have the pieces `ranges`, of (first byte, bytes), the rest are holes.
         So several processes do not count on the same room, and a full disk is found before anything comes.
 
         Raises:
@@ -124,10 +125,10 @@ class Room:
         """
         cache = self.folder.parent
         with locked(cache / ROOM_NAME, self.waiting):
-            self._make(file_bytes)
+            self._make(sum(count for _, count in ranges))
             descriptor = open_new(path)
             try:
-                while (error := _allocate(descriptor, file_bytes)) is not None:
+                while (error := _allocate(descriptor, file_bytes, ranges)) is not None:
                     os.ftruncate(descriptor, 0)  # gives back what it got
                     if error.errno not in _FULL or not self._remove_first(self._victims(_kept(cache))):
                         raise error
@@ -179,12 +180,13 @@ class Room:
         return False
 
 
-def _allocate(descriptor: int, file_bytes: int) -> OSError | None:
+def _allocate(descriptor: int, file_bytes: int, ranges: Sequence[tuple[int, int]]) -> OSError | None:
     """Give the file its room; what it got none for, or None."""
     try:
-        if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(descriptor, 0, max(1, file_bytes))
         os.ftruncate(descriptor, file_bytes)
+        for start, count in ranges if hasattr(os, "posix_fallocate") else ():
+            if count:
+                os.posix_fallocate(descriptor, start, count)
     except OSError as error:
         if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS):
             return error
@@ -194,7 +196,11 @@ def _allocate(descriptor: int, file_bytes: int) -> OSError | None:
 def _kept(cache: Path) -> Iterator[Kept]:
     """All that was fetched into the folders of the cache, or is being fetched."""
     for folder in [entry for entry in os.scandir(cache) if entry.is_dir(follow_symlinks=False)]:
-        entries = {entry.name: entry for entry in os.scandir(folder) if entry.is_file(follow_symlinks=False)}
+        entries: dict[str, os.DirEntry[str]] = {}
+        with suppress(PermissionError, FileNotFoundError):  # somebody else's
+            entries = {
+                entry.name: entry for entry in os.scandir(folder) if entry.is_file(follow_symlinks=False)
+            }
         for name, entry in entries.items():
             target = partial_of(name) or name
             if note_path(Path(target)).name in entries:
@@ -212,7 +218,7 @@ def _unused(path: Path) -> Iterator[None]:
     """
     import fcntl
 
-    descriptor = open_regular(path)
+    descriptor = open_regular(path, os.O_RDWR)  # NFS locks nothing else for one alone
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield

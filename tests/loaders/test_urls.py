@@ -2,9 +2,13 @@
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -238,3 +242,38 @@ def test_a_fault_that_stays_ends_the_epoch_with_the_url(
             for _ in loader:
                 pass
     assert time.monotonic() - begin_s < 8
+
+
+def test_ranks_share_what_is_fetched(
+    converted: dict[str, Path], bucket: Url, proxy: Proxy, cache: Path
+) -> None:
+    url = upload(converted["shards"], bucket / "a")
+    with ExitStack() as stack:
+        ranks = [
+            stack.enter_context(loaders.build(url, **QUIET, rank=rank, world_size=2)) for rank in range(2)
+        ]
+        found = [id for batches in zip(*ranks, strict=True) for batch in batches for id in batch.ids.tolist()]
+    assert sorted(found) == sorted(ids for batch, _, _ in served(converted["shards"]) for ids in batch)
+    gets = Counter(seen.path for seen in proxy.seen if "train-" in seen.path and seen.method == "GET")
+    assert set(gets.values()) == {1}
+
+
+def test_the_program_ends_while_a_storage_is_silent(
+    converted: dict[str, Path], bucket: Url, proxy: Proxy, cache: Path
+) -> None:
+    url = upload(converted["shards"], bucket / "a")
+    proxy.plan = lambda seen: "stall" if "train-" in seen.path else None
+    process = subprocess.Popen([sys.executable, "-c", _ABANDON, str(url)], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"ending\n"
+    assert process.wait(30) == 7  # patience is 120 s
+
+
+_ABANDON = """
+import sys, threading, time, loaders
+loader = loaders.build(sys.argv[1], batch_size=8)
+threading.Thread(target=next, args=(iter(loader),), daemon=True).start()
+time.sleep(1)
+print("ending", flush=True)
+sys.exit(7)
+"""

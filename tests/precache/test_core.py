@@ -24,8 +24,8 @@ import sys
 class Lacking:
     def find_spec(self, name, path=None, target=None):
         if name.split(".")[0] in (
-            "torch", "torchvision", "cv2", "plotly", "webdataset", "nvidia", "datasets", "pyarrow", "tifffile",
-            "boto3", "huggingface_hub", "obstore", "ray"
+            "torch", "torchvision", "cv2", "plotly", "webdataset", "nvidia", "datasets", "pyarrow",
+            "tifffile", "boto3", "huggingface_hub", "obstore", "ray"
         ):
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 

@@ -122,11 +122,12 @@ def test_what_the_storage_has_no_more_stays(bucket: Url, tmp_path: Path) -> None
 
 
 def test_a_file_of_somebody_else_is_not_replaced(bucket: Url, tmp_path: Path) -> None:
-    file = put(bucket / "a", 1)[0]
-    read = mirror(bucket / "a", tmp_path)
+    file, other = put(bucket / "a", 2)
+    read = mirror(bucket / "a", tmp_path, shards=0.1)
     (read.folder / "s-0").write_bytes(b"mine")
     with pytest.raises(StorageError, match=r"s-0: lies in the cache of s3://.* and is not from there"):
         fetch(read, file)
+    fetch(read, other)  # though there is no room
     assert (read.folder / "s-0").read_bytes() == b"mine"
 
 
@@ -300,7 +301,41 @@ def test_a_full_disk_is_told_before_anything_is_fetched(bucket: Url, proxy: Prox
 
 
 def test_by_default_the_disk_does_not_fill_up(bucket: Url, small_disk: Path) -> None:
+    (small_disk / "theirs").write_bytes(bytes(30_000))  # with nine files no twentieth would be left
     read = mirror(bucket / "a", small_disk)
     fetch(read, *put(bucket / "a", 12))
     free = os.statvfs(small_disk)
     assert 50_000 <= free.f_bavail * free.f_frsize < 160_000
+    assert len(names(read)) == 8
+
+
+def killed_at(delays_s: list[float], url: Url, proxy: Proxy, folder: Path) -> None:
+    """Kill one of two processes on one cache at each moment; what lies there then is whole."""
+    files = put(url, 8)
+    read = mirror(url, folder, shards=6)
+    proxy.latency_s = 0.01
+    for delay_s in delays_s:
+        for path in read.folder.iterdir():
+            path.unlink()
+        first, second = fetching_process(read, files), fetching_process(read, files[::-1])
+        for process in (first, second):
+            assert process.stdin is not None
+            process.stdin.close()
+        until(lambda: list(read.folder.glob("*s-*")))
+        time.sleep(delay_s)
+        first.kill()
+        assert second.wait(30) == 0
+        first.wait()
+        by_name = {file.name: file.crc32c for file in files}
+        assert all(crc32c_file(path) == by_name[path.name] for path in read.folder.glob("s-*"))
+    fetch(read, *files)
+    assert not list(read.folder.glob("*.partial"))
+
+
+def test_a_kill_leaves_no_file_that_is_not_whole(bucket: Url, proxy: Proxy, tmp_path: Path) -> None:
+    killed_at([0.0, 0.03], bucket / "a", proxy, tmp_path)
+
+
+@pytest.mark.faults
+def test_20_kills_leave_no_file_that_is_not_whole(bucket: Url, proxy: Proxy, tmp_path: Path) -> None:
+    killed_at(np.random.default_rng(7).uniform(0, 0.3, 20).tolist(), bucket / "a", proxy, tmp_path)

@@ -6,6 +6,7 @@ are compared when a shard is first opened.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -80,9 +81,10 @@ class SampleCheck:
         if self._when == "never":
             return
         assert self._data.shards is not None
-        entry = self._data.shards[number].files[0]
+        path = Path(self._data.files[number])  # a part of a shard has a name of its own
+        entry = replace(self._data.shards[number].files[0], name=path.name)
         whole = number in self._unchecked_files
-        if problem := check_file(Path(self._data.files[number]).parent, entry, content=whole):
+        if problem := check_file(path.parent, entry, content=whole):
             raise DatasetError(f"{problem}; run: {shell_command('precache verify', self._data.path)}")
         self._unchecked_files.discard(number)
 

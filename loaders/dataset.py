@@ -3,7 +3,7 @@
 import hashlib
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from operator import le
@@ -13,14 +13,17 @@ from typing import Any
 import numpy as np
 
 from loaders.batch import Positions
+from loaders.long_columns import ShardPaths, at, blocks, digest_of, fitting_shards, most_sides
 from loaders.order import WINDOW_SHARDS
-from loaders.rejected import find_rejected
+from loaders.rejected import rows_of_split
 from loaders.remote import RemoteShards
 from precache.converted import ConvertedDataset, is_converted, open_dataset
 from precache.errors import DatasetError, ImageError, SettingError, SourceError, printable
 from precache.images import Rendering, channel_count
 from precache.index import SampleIndex, Sizes
+from precache.index_rows import LazyArray, normal
 from precache.manifest import MANIFEST_NAME
+from precache.shard_table import ShardTable
 from precache.sizes import Size, sides, written
 from precache.sources.base import Scan
 from precache.sources.tree import scan_tree
@@ -37,15 +40,17 @@ _LOGGER = logging.getLogger(__name__)
 class SplitData:
     """The samples of one split, in stored order.
 
+    Of large sets nothing here is as long as the split, see `loaders.long_columns`.
+
     Attributes:
         path: the folder, or the URL.
         kind: `raw`, or the format of a converted folder.
-        ids: int64 [n], ranks in the sorted scan of the source tree.
-        labels: int64 [n]; -1 where a sample has not just one class.
-        shard_samples: samples per shard, in stored order; a raw tree is one shard.
+        ids: int64 [n], ranks in the sorted scan of the source tree; an array or a `LazyArray`, see there.
+        labels: int64 [n], likewise; -1 where a sample has not just one class.
+        shard_samples: int64 [shards], in stored order; a raw tree is one shard.
         files: paths of the shards, see `held`; of the pictures themselves for a raw tree.
-        shard_bytes: sizes of the shards' files; none for a raw tree.
-        file_checksums: CRC-32C of the shards, hex; none for a raw tree.
+        shard_bytes: int64 [shards], sizes of the shards' files; none for a raw tree.
+        shards: as the manifest has them; None for a raw tree.
         index: of the samples of a converted folder, with their checksums and paths; None for a raw tree.
         classes: class names.
         size: of the stored pictures; the side that they were fitted to where each has a size of its own; the
@@ -58,9 +63,11 @@ class SplitData:
         rendering: how pictures became what is stored; None for a raw tree.
         boxes: the field of boxes; empty if there is none.
         digest: identity of the dataset, and of what is left out of it, hex.
-        shapes: int32 [n, 2], height and width of each stored picture; None where all are of `size`.
-        part_of: the whole split and the positions int64 [n] in it, where this is a part; then `shard_samples`
-            counts what is served of each shard.
+        shapes: int32 [n, 2], as `ids`: height and width of each stored picture; None where all are of `size`.
+        part_of: the whole split and the positions int64 [n] in it, where this is a part; None: all, labelled
+            otherwise. `shard_samples` counts what is served of each shard.
+        order_version: how the order of an epoch is drawn; 1 for a raw tree and manifests up to version 4,
+            whose order stays what it was; 2 for those from version 5 on.
         remote: fetches the shards of a dataset at a URL; else None.
         shard_starts: int64 [shards + 1], the position of each shard's first sample, and behind the last one.
     """
@@ -69,10 +76,10 @@ class SplitData:
     kind: str
     ids: Positions
     labels: Positions
-    shard_samples: tuple[int, ...]
-    files: tuple[str, ...]
-    shard_bytes: tuple[int, ...]
-    file_checksums: tuple[str, ...]
+    shard_samples: Positions
+    files: Sequence[str]
+    shard_bytes: Positions
+    shards: ShardTable | None
     index: SampleIndex | None
     classes: tuple[str, ...]
     size: Size
@@ -83,13 +90,17 @@ class SplitData:
     statistics: tuple[tuple[float, ...], tuple[float, ...]] | None = None
     rendering: Rendering | None = None
     boxes: str = ""
-    part_of: "tuple[SplitData, Positions] | None" = field(default=None, repr=False, compare=False)
+    part_of: "tuple[SplitData, Positions | None] | None" = field(default=None, repr=False, compare=False)
+    order_version: int = 1
     remote: RemoteShards | None = field(default=None, repr=False, compare=False)
     shard_starts: Positions = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         starts = np.concatenate(([0], np.cumsum(self.shard_samples, dtype=np.int64)))
         object.__setattr__(self, "shard_starts", starts)
+
+    def __len__(self) -> int:
+        return len(self.ids)
 
     @property
     def pixel_bytes(self) -> int:
@@ -128,8 +139,11 @@ class SplitData:
 
     def in_whole(self, positions: Positions | slice) -> Positions:
         """Positions in `whole` of the samples at `positions`."""
-        rows = np.arange(len(self.ids)) if self.part_of is None else self.part_of[1]
-        return rows[positions]
+        if self.part_of is not None and self.part_of[1] is not None:
+            return self.part_of[1][positions]
+        if isinstance(positions, slice):
+            return np.arange(*positions.indices(len(self)))
+        return normal(positions, len(self))
 
     def part(self, number: int | None) -> "SplitData":
         """Itself, which is the only one: see `loaders.mixture.MixedData`."""
@@ -139,25 +153,25 @@ class SplitData:
 
     def select(self, positions: Positions) -> "SplitData":
         """The samples at `positions`, ascending, alone."""
-        counts = np.bincount(self.locate(positions)[0], minlength=len(self.shard_samples))
-        chosen = np.zeros(len(self.ids), bool)
-        chosen[positions] = True
         raw = self.kind == RAW
+        ids, labels, shapes = (at(column, positions) for column in (self.ids, self.labels, self.shapes))
         return replace(
             self,
-            ids=self.ids[positions],
-            labels=self.labels[positions],
-            shard_samples=tuple(counts.tolist()),
+            ids=ids,
+            labels=labels,
+            shard_samples=np.bincount(self.locate(positions)[0], minlength=len(self.shard_samples)),
             files=tuple(self.files[position] for position in positions.tolist()) if raw else self.files,
-            index=None if self.index is None else self.index.select(chosen),
-            shapes=None if self.shapes is None else self.shapes[positions],
-            digest=hashlib.sha256(self.digest.encode() + self.ids[positions].tobytes()).hexdigest(),
+            index=None if self.index is None else self.index.at(positions),
+            shapes=shapes,
+            digest=digest_of(self.digest, self.ids, positions),
             part_of=(self.whole, self.in_whole(positions)),
         )
 
     def relabel(self, classes: tuple[str, ...], labels: Positions) -> "SplitData":
-        """The same samples with other labels, int64 [n], of other classes."""
-        return replace(self, classes=classes, labels=labels, part_of=(self.whole, self.in_whole(slice(None))))
+        """The same samples labelled as `classes`: `labels`, int64, has what each label becomes."""
+        known: Any = self.labels
+        renamed: Any = known.renamed(labels) if isinstance(known, LazyArray) else labels[known]
+        return replace(self, classes=classes, labels=renamed, part_of=self.part_of or (self, None))
 
     def file(self, position: int) -> str:
         """The file that holds the sample at `position`: its shard, or the picture itself."""
@@ -184,17 +198,16 @@ class SplitData:
         Raises:
             SettingError: the split has no such sample, or its dataset is of version 2.
         """
-        rows = np.flatnonzero(self.ids == sample_id)
-        if not len(rows):
-            raise SettingError(f"sample {sample_id!r}: {self.path} has none of this id in this split")
-        return self.path_at(int(rows[0]))
+        for start, block in blocks(self.ids):
+            if len(rows := np.flatnonzero(block == sample_id)):
+                return self.path_at(start + int(rows[0]))
+        raise SettingError(f"sample {sample_id!r}: {self.path} has none of this id in this split")
 
     def targets(self) -> list[Any]:
         """What each sample is labelled with: a class, a list of classes, a number, or a list of numbers."""
         targets = None if self.index is None else self.index.targets
         if targets is None:
-            labels: list[Any] = self.labels.tolist()
-            return labels
+            return list(self.labels.tolist())
         return [targets.value(row) for row in range(len(targets))]
 
     def shapes_at(self, positions: Positions | slice) -> Positions:
@@ -202,6 +215,11 @@ class SplitData:
         if self.shapes is not None:
             return self.shapes[positions].astype(np.int64)
         return np.broadcast_to(np.array(sides(self.size), np.int64), (len(self.ids), 2))[positions]
+
+    @property
+    def most_sides(self) -> tuple[int, int]:
+        """Height and width that no stored picture exceeds."""
+        return sides(self.size) if self.shapes is None else most_sides(self.shapes, self.shards)
 
     def check_shape(self, position: int, height: int, width: int) -> None:
         """Compare the size of what was decoded of the sample at `position` with what is known of it.
@@ -239,19 +257,13 @@ class SplitData:
         Raises:
             SettingError: not even two shards fit, or not two windows into the cache of a URL.
         """
-        if not self.shard_bytes:
+        if not len(self.shard_bytes):
             return WINDOW_SHARDS
-        largest = max(self.shard_bytes)
-        if memory_bytes is None:
-            if self.remote is not None:
-                self.remote.ahead(WINDOW_SHARDS, largest)
-            return WINDOW_SHARDS
-        if memory_bytes < 2 * largest:
-            raise SettingError(
-                f"memory_bytes {memory_bytes:,} holds no two shards of {self.path}, of {largest:,} bytes "
-                f"each; give at least {2 * largest:,}, or convert again with smaller --shard-bytes"
-            )
-        return memory_bytes // (2 * largest)
+        if memory_bytes is not None:
+            return fitting_shards(self.path, self.shard_bytes, memory_bytes)
+        if self.remote is not None:
+            self.remote.ahead(WINDOW_SHARDS, int(self.shard_bytes.max()))
+        return WINDOW_SHARDS
 
 
 def open_split(
@@ -292,11 +304,7 @@ def open_split(
 
 def _converted(dataset: ConvertedDataset, split: str) -> SplitData:
     shards = dataset.manifest.split_shards(split)
-    index = dataset.read_index(split, removed=True)  # a row for each that the shards hold
-    if not index.served.any():
-        raise DatasetError(
-            f"{dataset.place}: updates have removed all of split {split!r}; choose another split"
-        )
+    index = dataset.open_index(split)
     all_statistics = dataset.manifest.statistics
     statistics = all_statistics.get("train", all_statistics.get(split))
     data = SplitData(
@@ -304,10 +312,10 @@ def _converted(dataset: ConvertedDataset, split: str) -> SplitData:
         kind=dataset.manifest.recipe.format,
         ids=index.ids,
         labels=index.labels,
-        shard_samples=tuple(shard.samples for shard in shards),
-        files=tuple(str(dataset.path / shard.file_name) for shard in shards),
-        shard_bytes=tuple(shard.files[0].bytes for shard in shards),
-        file_checksums=tuple(shard.files[0].crc32c for shard in shards),
+        shard_samples=shards.samples,
+        files=ShardPaths(dataset.path, shards),
+        shard_bytes=shards.bytes[:, 0],
+        shards=shards,
         index=index,
         classes=dataset.manifest.classes,
         size=dataset.manifest.recipe.size,
@@ -318,30 +326,23 @@ def _converted(dataset: ConvertedDataset, split: str) -> SplitData:
         statistics=None if statistics is None else (statistics.mean, statistics.std),
         rendering=dataset.manifest.recipe.rendering,
         boxes=str(dataset.manifest.source_options.get("boxes", "")),
+        order_version=1 if dataset.manifest.version < 5 else 2,
         remote=RemoteShards.of(dataset, shards),
     )
-    return data if index.served.all() else data.select(np.flatnonzero(index.served))
+    return data if index.removed is None else data.select(np.flatnonzero(index.served))
 
 
 def _raw(scan: Scan, split: str, *, skip_rejected: bool) -> SplitData:
-    samples = scan.samples
-    names = [name or "train" for name in samples.split_names]
-    if split not in names:
-        raise SettingError(f"unknown split {split!r}; choose from: {', '.join(names)}")
-    rows = np.flatnonzero(samples.splits == names.index(split))
-    identity = f"raw {scan.digest}"
-    if skip_rejected and len(rejected := find_rejected(scan, rows)):
-        rows = np.setdiff1d(rows, rejected)
-        identity += f" without {samples.ids[rejected].tolist()}"
+    rows, identity = rows_of_split(scan, split, skip_rejected=skip_rejected)
     return SplitData(
         path=scan.root,
         kind=RAW,
-        ids=samples.ids[rows],
-        labels=samples.labels[rows],
-        shard_samples=(len(rows),),
-        files=tuple(f"{scan.root}/{samples[row].path}" for row in rows.tolist()),
-        shard_bytes=(),
-        file_checksums=(),
+        ids=scan.samples.ids[rows],
+        labels=scan.samples.labels[rows],
+        shard_samples=np.array([len(rows)]),
+        files=tuple(f"{scan.root}/{scan.samples[row].path}" for row in rows.tolist()),
+        shard_bytes=np.empty(0, np.int64),
+        shards=None,
         index=None,
         classes=scan.classes,
         size=DEFAULT_SIZE,

@@ -63,7 +63,7 @@ class SplitDataset(Dataset[Any]):
         return 0
 
     def __len__(self) -> int:
-        return len(self._data.ids)
+        return len(self._data)
 
     def __getitem__(self, position: Any) -> Any:
         raise SettingError(

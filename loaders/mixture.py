@@ -51,6 +51,9 @@ class MixedData:
         """Of all parts."""
         return self.parts[0].classes
 
+    def __len__(self) -> int:
+        return sum(map(len, self.parts))
+
     @property
     def ids(self) -> Positions:
         """int64 [n], one part behind the other; those of two may be the same."""
@@ -91,7 +94,7 @@ def unite_classes(parts: Sequence[SplitData]) -> tuple[SplitData, ...]:
         SettingError: they cannot be in one batch.
     """
     targets = [None if part.index is None else part.index.targets for part in parts]
-    kinds = {None if t is None else (t.kind, t.values.shape[1:]) for t in targets}
+    kinds = {None if t is None else (t.kind, t.row_shape) for t in targets}
     if len(kinds) > 1 or (targets[0] is not None and len({part.classes for part in parts}) > 1):
         raise SettingError("datasets of a mixture are labelled alike: one class each, or the same targets")
     if len({(part.channels, part.dtype) for part in parts}) > 1:
@@ -102,7 +105,7 @@ def unite_classes(parts: Sequence[SplitData]) -> tuple[SplitData, ...]:
     return tuple(
         part
         if part.classes == classes
-        else part.relabel(classes, np.array([labels[name] for name in part.classes])[part.labels])
+        else part.relabel(classes, np.array([labels[name] for name in part.classes]))
         for part in parts
     )
 

@@ -31,6 +31,8 @@ def with_parts(data: SplitData, wanted: npt.NDArray[np.bool_] | None) -> SplitDa
     remote, index = data.remote, data.whole.index
     if remote is None or index is None or index.checksums is None or index.mask_checksums is not None:
         return data
+    if wanted is None and data.part_of is None:  # all of each shard
+        return data
     positions = np.arange(len(data.ids)) if wanted is None else np.flatnonzero(wanted)
     numbers, rows = data.locate(positions)
     counts = np.bincount(numbers, minlength=len(data.files))
@@ -72,7 +74,7 @@ class ShardPart:
         ranges: list[tuple[int, int]] = places[self.rows].tolist()
         if self.whole.kind == "shards":
             end = int(places[-1].sum())
-            ranges += [(0, DATA_START), (end, self.whole.shard_bytes[self.number] - end)]
+            ranges += [(0, DATA_START), (end, int(self.whole.shard_bytes[self.number]) - end)]
         return ranges
 
     def is_right(self, number: int, content: bytes) -> bool:

@@ -1,15 +1,34 @@
-"""Which pictures of a raw tree are left out: those that the list of `precache check` names."""
+"""Which pictures of a raw tree are served: of a split, without what `precache check` has listed."""
 
 import logging
 
 import numpy as np
 
 from loaders.batch import Positions
-from precache.errors import SourceError, printable, shell_command
+from precache.errors import SettingError, SourceError, printable, shell_command
 from precache.rejects import default_list, read_list, rejected_rows
 from precache.sources.base import Scan
 
 _LOGGER = logging.getLogger("loaders.dataset")
+
+
+def rows_of_split(scan: Scan, split: str, *, skip_rejected: bool) -> tuple[Positions, str]:
+    """Rows of the scan's samples, int64 [n], of `split`, and what identifies them.
+
+    Raises:
+        SettingError: it has no such split.
+        SourceError: as `find_rejected`.
+    """
+    samples = scan.samples
+    names = [name or "train" for name in samples.split_names]
+    if split not in names:
+        raise SettingError(f"unknown split {split!r}; choose from: {', '.join(names)}")
+    rows = np.flatnonzero(samples.splits == names.index(split))
+    identity = f"raw {scan.digest}"
+    if skip_rejected and len(rejected := find_rejected(scan, rows)):
+        rows = np.setdiff1d(rows, rejected)
+        identity += f" without {samples.ids[rejected].tolist()}"
+    return rows, identity
 
 
 def find_rejected(scan: Scan, rows: Positions) -> Positions:

@@ -2,7 +2,7 @@
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -11,8 +11,7 @@ from loaders.batch import Positions, Request
 from loaders.threads import Pool, stop_check
 from precache.converted import ConvertedDataset
 from precache.errors import SettingError
-from precache.files import FileEntry
-from precache.manifest import ShardEntry
+from precache.shard_table import ShardTable
 from precache.storage.mirror import Part
 
 _AT_A_TIME = 4  # shards that are fetched, each in several parts
@@ -23,18 +22,18 @@ class RemoteShards:
     """What is fetched for each shard of a split.
 
     Attributes:
-        files: of each shard, in stored order: the shard itself, then its index where it has one.
+        shards: in stored order.
         parts: by number, of those shards that are not fetched whole, see `loaders.parts`.
     """
 
     dataset: ConvertedDataset
-    files: tuple[tuple[FileEntry, ...], ...]
+    shards: ShardTable
     parts: Mapping[int, Part] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, dataset: ConvertedDataset, shards: Sequence[ShardEntry]) -> "RemoteShards | None":
+    def of(cls, dataset: ConvertedDataset, shards: ShardTable) -> "RemoteShards | None":
         """Of a dataset at a URL; None: it lies on this machine."""
-        return None if dataset.mirror is None else cls(dataset, tuple(shard.files for shard in shards))
+        return None if dataset.mirror is None else cls(dataset, shards)
 
     def hold(
         self, number: int, *, with_index: bool = False, check: Callable[[], None] | None = None
@@ -50,7 +49,7 @@ class RemoteShards:
         """
         assert self.dataset.mirror is not None
         check, hold = check or stop_check(), Hold()
-        shard, *others = self.files[number]
+        shard, *others = self.shards[number].files
         part = self.parts.get(number)
         try:
             for file in others if with_index or part is not None else ():
@@ -65,7 +64,7 @@ class RemoteShards:
         """Shard `number` was damaged here: remove it, so that it is fetched again; what to say of it."""
         assert self.dataset.mirror is not None
         part = self.parts.get(number)
-        for file in self.files[number]:
+        for file in self.shards[number].files:
             self.dataset.mirror.forget(file.name)
             if part is not None:
                 self.dataset.mirror.forget(f"{part.prefix}{file.name}")
@@ -77,7 +76,7 @@ class RemoteShards:
     def is_here(self, number: int) -> bool:
         """Whether all of shard `number` lies in the cache."""
         assert self.dataset.mirror is not None
-        return (self.dataset.mirror.folder / self.files[number][0].name).exists()
+        return (self.dataset.mirror.folder / self.shards[number].files[0].name).exists()
 
     def keep(self, descriptor: int) -> None:
         """Have an open file of the cache stay there until it is closed."""
@@ -95,7 +94,7 @@ class RemoteShards:
         most_bytes = self.dataset.mirror.cache.bytes
         if most_bytes is None:
             return window_shards
-        windows_bytes = 2 * min(window_shards, len(self.files)) * largest_bytes
+        windows_bytes = 2 * min(window_shards, len(self.shards)) * largest_bytes
         if most_bytes < windows_bytes:
             raise SettingError(
                 f"cache_bytes {most_bytes:,} holds no two windows of shards of {self.dataset.place}; give at "

@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from loaders.batch import Positions
 from loaders.dataset import SplitData
+from loaders.long_columns import blocks
 from loaders.order import EpochOrder, Weights
 from loaders.settings import LoaderSpec
 from precache.errors import SettingError
@@ -36,15 +38,22 @@ def choose_samples(sampling: Sampling, data: SplitData) -> SplitData:
     """
     if sampling.classes is None and sampling.subset is None:
         return data
-    chosen = np.ones(len(data.ids), bool)
+    chosen = None
     if sampling.classes is not None:
-        chosen &= np.isin(data.labels, _labels(sampling.classes, data))
+        chosen = _among(data.labels, _labels(sampling.classes, data))
     if sampling.subset is not None:
-        chosen &= np.isin(data.ids, _ids(sampling.subset, data))
-    if not chosen.any():
+        in_subset = _ids(sampling.subset, data)
+        chosen = in_subset if chosen is None else np.intersect1d(chosen, in_subset, assume_unique=True)
+    if chosen is None or not len(chosen):
         names = [name for name in ("classes", "subset") if getattr(sampling, name) is not None]
         raise SettingError(f"{' and '.join(names)}: {data.path} has no such sample in this split")
-    return data.select(np.flatnonzero(chosen))
+    return data.select(chosen)
+
+
+def _among(column: Any, values: npt.ArrayLike) -> Positions:
+    """Where `column` has one of `values`."""
+    found = [start + np.flatnonzero(np.isin(block, values)) for start, block in blocks(column)]
+    return np.concatenate(found)
 
 
 def _labels(classes: Iterable[str], data: SplitData) -> list[int]:
@@ -68,7 +77,8 @@ def _check_classes(what: str, data: SplitData) -> None:
         )
 
 
-def _ids(subset: npt.ArrayLike, data: SplitData) -> npt.NDArray[np.int64]:
+def _ids(subset: npt.ArrayLike, data: SplitData) -> Positions:
+    """Where the samples of `subset` lie."""
     ids = _array("subset", subset, "a list or array of sample ids")
     if ids.dtype.kind not in "iu" or ids.ndim != 1:
         if ids.size == 0:
@@ -77,7 +87,8 @@ def _ids(subset: npt.ArrayLike, data: SplitData) -> npt.NDArray[np.int64]:
             f"subset must be integers, one after the other: ids of samples, of batch.ids; got {ids.dtype} "
             f"{list(ids.shape)}"
         )
-    missing = ids[~np.isin(ids, data.ids)]
+    found = _among(data.ids, ids)
+    missing = ids[~np.isin(ids, data.ids[found])]
     if len(missing):
         raise SettingError(
             f"subset: {data.path} has {len(missing):,} of {len(ids):,} samples not in this split: "
@@ -89,7 +100,7 @@ def _ids(subset: npt.ArrayLike, data: SplitData) -> npt.NDArray[np.int64]:
             f"subset names sample {named[counts.argmax()]} {counts.max()} times; name each once; "
             f"weights serve some more often"
         )
-    return ids.astype(np.int64)
+    return found
 
 
 def find_weights(sampling: Sampling, data: SplitData) -> Weights | None:
@@ -105,11 +116,12 @@ def find_weights(sampling: Sampling, data: SplitData) -> Weights | None:
         if asked != "balanced":
             raise SettingError(f"weights must be 'balanced' or a number for each sample, got {asked!r}")
         _check_classes("weights 'balanced' need", data)
-        shares: Weights = 1 / np.bincount(data.labels)[data.labels]
+        labels = np.asarray(data.labels)
+        shares: Weights = 1 / np.bincount(labels)[labels]
         return shares
     weights = _array("weights", asked, "'balanced' or a number for each sample")
     index = data.whole.index
-    served = np.ones(len(data.whole.ids), bool) if index is None else index.served
+    served = np.ones(len(data.whole), bool) if index is None else index.served
     counts = (int(served.sum()), len(data.ids))
     if weights.dtype.kind not in "iuf" or weights.shape not in [(count,) for count in counts]:
         lengths = " or ".join(f"[{count}]" for count in dict.fromkeys(counts))
@@ -146,7 +158,7 @@ def make_order(spec: LoaderSpec, sampling: Sampling, data: SplitData, random_acc
     """
     return EpochOrder(
         ids=data.ids,
-        shard_samples=data.shard_samples,
+        shard_samples=tuple(data.shard_samples.tolist()),
         kind=_shuffle_kind(spec, random_access),
         seed=spec.seed,
         batch_size=spec.batch_size,

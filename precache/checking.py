@@ -9,7 +9,7 @@ from pathlib import Path
 from precache import executors, images
 from precache.converted import is_converted
 from precache.errors import ImageError, SettingError, SourceError, check_range, shell_command
-from precache.manifest import Rejected
+from precache.left_out import Rejected
 from precache.notices import warn
 from precache.progress import Progress, unseen
 from precache.reading import MAX_PIXELS

@@ -6,7 +6,7 @@ process is writing is never touched: its lock is held meanwhile.
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,9 +14,11 @@ from pathlib import Path
 from precache.converted import is_converted, open_unchecked
 from precache.destination import resolve
 from precache.errors import DatasetError
+from precache.files import FileEntry
 from precache.journal_header import JOURNAL_NAME, is_of_this_release, own_names, read_header
+from precache.left_out import REJECTED_NAME
 from precache.lock import Lock, hold_lock, lock_path
-from precache.manifest import MANIFEST_NAME, REJECTED_NAME
+from precache.manifest import MANIFEST_NAME
 from precache.sources.kept import is_left, kept_path
 from precache.storage import fsync_folder, is_leftover, staging
 from precache.storage.objects import ObjectStore
@@ -162,8 +164,8 @@ def _names(folder: Path) -> frozenset[str]:
     return own_names(header)
 
 
-def _own(files: tuple[object, ...]) -> frozenset[str]:
-    return frozenset(file.name for file in files) | {MANIFEST_NAME, REJECTED_NAME}  # type: ignore[attr-defined]
+def _own(files: Iterable[FileEntry]) -> frozenset[str]:
+    return frozenset(file.name for file in files) | {MANIFEST_NAME, REJECTED_NAME}
 
 
 def _is_file(path: Path) -> bool:

@@ -30,7 +30,7 @@ from precache.commands.transfer import pull_command, push_command
 from precache.convert import Conversion
 from precache.errors import SettingError, check_choice, shell_command
 from precache.images import FITS, RESAMPLING
-from precache.manifest import REJECTED_NAME
+from precache.left_out import REJECTED_NAME
 from precache.notices import counted
 from precache.progress import Progress
 from precache.reading import MAX_PIXELS

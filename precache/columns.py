@@ -18,6 +18,8 @@ import numpy.typing as npt
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 
+VALUES, ENDS = "value:", "ends:"
+"""Before the names of columns in files."""
 KINDS = ("int", "float", "vector", "ragged", "text")
 _NUMBERS = (np.dtype(np.int64), np.dtype(np.float64))
 _TEXT = np.dtype(np.uint8)
@@ -131,6 +133,11 @@ class Column:
             return "vector"
         return "int" if self.values.dtype == np.int64 else "float"
 
+    @property
+    def row_shape(self) -> tuple[int, ...]:
+        """Of one value, or of each of the values of a sample that has several."""
+        return self.values.shape[1:]
+
     def __len__(self) -> int:
         return len(self.values if self.ends is None else self.ends)
 
@@ -206,8 +213,8 @@ _NUMPY_NUMBERS: set[type] = {
 
 def to_arrays(name: str, column: Column) -> dict[str, npt.NDArray[Any]]:
     """The arrays of a column for a safetensors file; `name` may be anything."""
-    arrays = {f"value:{name}": column.values}
-    return arrays if column.ends is None else {**arrays, f"ends:{name}": column.ends}
+    arrays = {f"{VALUES}{name}": column.values}
+    return arrays if column.ends is None else {**arrays, f"{ENDS}{name}": column.ends}
 
 
 def from_arrays(arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, Column]:
@@ -216,9 +223,8 @@ def from_arrays(arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, Column]:
     Raises:
         ValueError: one of them is none.
     """
-    prefix = "value:"
-    names = [key.removeprefix(prefix) for key in arrays if key.startswith(prefix)]
-    return {name: Column(arrays[prefix + name], arrays.get(f"ends:{name}")) for name in names}
+    names = [key.removeprefix(VALUES) for key in arrays if key.startswith(VALUES)]
+    return {name: Column(arrays[VALUES + name], arrays.get(ENDS + name)) for name in names}
 
 
 def select(columns: Mapping[str, Column], rows: npt.NDArray[Any]) -> dict[str, Column]:

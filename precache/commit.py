@@ -12,6 +12,7 @@ from precache import images
 from precache.codecs import made_by
 from precache.errors import DatasetError
 from precache.finished import FinishedShard
+from precache.formats import FORMATS
 from precache.history import Update
 from precache.index import (
     Checksums,
@@ -19,20 +20,15 @@ from precache.index import (
     SampleIndex,
     Sizes,
     SourceState,
+    name_after,
     write_index,
     write_source_state,
 )
-from precache.manifest import (
-    REJECTED_NAME,
-    VERSION,
-    Manifest,
-    Rejected,
-    ShardEntry,
-    write_manifest,
-    write_rejected,
-)
+from precache.left_out import REJECTED_NAME, Rejected, write_left_out, write_rejected
+from precache.manifest import NUMBERED, VERSION, Manifest, write_manifest
 from precache.plan import ConvertPlan
 from precache.recipe import Recipe
+from precache.shard_table import ShardEntry, ShardTable, write_table
 from precache.sources import SourceOptions
 from precache.sources.base import Scan
 from precache.statistics import ChannelStatistics, statistics_by_split
@@ -57,18 +53,19 @@ def commit(
     source_checksums[written.rows] = written.source_checksums
     state = SourceState(scan.samples.file_bytes, scan.samples.modified_ns, source_checksums)
     next_id = int(scan.samples.ids.max()) + 1  # a converted dataset that was updated has ids of its own
+    ignored = tuple((ignored.path, ignored.reason) for ignored in scan.ignored)
+    columns = _write_columns(destination, written.shards, written.index, (written.rejected, ignored), plan)
     manifest = Manifest(
         recipe=plan.recipe,
         made_by=made_by(),
         source_digest=scan.digest,
         source_bytes=int(scan.samples.file_bytes.clip(0).sum()),
         classes=scan.classes,
-        samples_per_class=_count_classes(scan, written.shards, written.index),
-        shards=written.shards,
-        index=write_index(destination, written.index),
+        samples_per_class=_count_classes(scan, columns["shards"], written.index),
+        **columns,
         scanned=scan.scanned,
         rejected=written.rejected,
-        ignored=tuple((ignored.path, ignored.reason) for ignored in scan.ignored),
+        ignored=ignored,
         source_state=write_source_state(destination, state),
         source_options=options.given(),
         target=scan.target,
@@ -97,9 +94,12 @@ def commit_update(update: UpdatePlan, finished: Mapping[str, FinishedShard]) -> 
     index = known.index if not len(written.index) else known.index.join(written.index)
     index = replace(index, removed=np.concatenate((removed, np.zeros(len(written.index), np.bool_))))
     _check_counts(scan, int(index.served.sum()), rejected)
+    ignored = tuple((ignored.path, ignored.reason) for ignored in scan.ignored)
     shards = (*before.shards, *written.shards)
-    stored = np.repeat([shard.split for shard in shards], [shard.samples for shard in shards])
-    splits, counts = np.unique(stored[~index.served], return_counts=True)
+    columns = _write_columns(folder, shards, index, (rejected, ignored), update.plan, update.number)
+    table = columns["shards"]
+    stored = np.repeat(table.splits, table.samples)
+    counts = np.bincount(stored[~index.served], minlength=len(table.split_names)).tolist()
     done = Update(
         added=len(written.index),
         removed=int((gone >= 0).sum()),
@@ -112,19 +112,18 @@ def commit_update(update: UpdatePlan, finished: Mapping[str, FinishedShard]) -> 
         source_digest=scan.digest,
         source_bytes=int(scan.samples.file_bytes.clip(0).sum()),
         classes=scan.classes,
-        samples_per_class=_count_classes(scan, shards, index),
-        shards=shards,
-        index=write_index(folder, index, update.number),
+        samples_per_class=_count_classes(scan, table, index),
+        **columns,
         scanned=scan.scanned,
         rejected=rejected,
-        ignored=tuple((ignored.path, ignored.reason) for ignored in scan.ignored),
+        ignored=ignored,
         source_state=write_source_state(folder, _state_after(update, written), update.number),
         source_options=update.options.given(),
         fields={name: column.kind for name, column in index.fields.items()},
         statistics=_statistics_after(before, written),
         next_id=difference.next_id,
         updates=(*before.updates, done),
-        removed=dict(zip(splits.tolist(), counts.tolist(), strict=True)),
+        removed={split: count for split, count in zip(table.split_names, counts, strict=True) if count},
     )
     if not rejected:
         (folder / REJECTED_NAME).unlink(missing_ok=True)
@@ -182,6 +181,45 @@ class _Written:
         return cls(shards, rows, checksums, tuple(rejected), index, statistics)
 
 
+def _write_columns(
+    folder: Path,
+    shards: Sequence[ShardEntry],
+    index: SampleIndex,
+    left_out: tuple[tuple[Rejected, ...], tuple[tuple[str, str], ...]],
+    plan: ConvertPlan,
+    updates: int = 0,
+) -> dict[str, Any]:
+    """Write the index, the table of shards and what is left out; what the manifest says of them.
+
+    Raises:
+        DatasetError: a shard has the name of one of these files.
+    """
+    form = FORMATS[plan.recipe.format]
+    table = ShardTable.of(shards, form)
+    for name in (name_after(name, updates) for name in NUMBERED):
+        if table.has_file(name):
+            raise DatasetError(
+                f"{folder / name}: is a shard, and the dataset has another file of this name; "
+                f"choose another name for the split"
+            )
+    entry, rows = write_index(folder, index, table.samples, updates)
+    table = replace(table, rows=rows, largest=_largest(index, table))
+    return {
+        "index": entry,
+        "shards": table,
+        "table": write_table(folder, table, updates),
+        "left_out": write_left_out(folder, *left_out, updates),
+    }
+
+
+def _largest(index: SampleIndex, table: ShardTable) -> Sizes | None:
+    """int32 [shards, 2]: the greatest height and width of what each shard stores, where they vary."""
+    if index.shapes is None:
+        return None
+    starts = np.cumsum(table.samples) - table.samples
+    return np.maximum.reduceat(index.shapes, starts, axis=0)
+
+
 def _joined(parts: Sequence[npt.NDArray[Any]], dtype: type) -> npt.NDArray[Any]:
     return np.concatenate(parts) if parts else np.empty(0, dtype)
 
@@ -233,14 +271,11 @@ def _statistics_after(before: Manifest, written: _Written) -> dict[str, ChannelS
     return known
 
 
-def _count_classes(
-    scan: Scan, shards: Sequence[ShardEntry], index: SampleIndex
-) -> dict[str, tuple[int, ...]]:
+def _count_classes(scan: Scan, shards: ShardTable, index: SampleIndex) -> dict[str, tuple[int, ...]]:
     """Split -> number of samples of each class; `index` is of all samples of `shards`."""
-    split_of = np.repeat([shard.split for shard in shards], [shard.samples for shard in shards])
     counts = {}
-    for split in dict.fromkeys(shard.split for shard in shards):
-        rows = (split_of == split) & index.served
+    for split in shards.split_names:
+        rows = np.repeat(shards.of_split(split), shards.samples) & index.served
         labels = index.labels[rows]
         if scan.target == "classes" and index.targets is not None:
             labels = index.targets.select(rows).values

@@ -32,8 +32,9 @@ from precache.destination import (
 from precache.errors import DatasetError, SettingError, check_share
 from precache.journal import Journal, check_empty
 from precache.journal_header import JOURNAL_NAME, Target
+from precache.left_out import Rejected
 from precache.lock import Lock, hold_lock, lock_path
-from precache.manifest import Manifest, Rejected
+from precache.manifest import Manifest
 from precache.plan import ConvertPlan, ShardPlan, plan_conversion
 from precache.progress import Progress, nothing_lost, tells, unseen
 from precache.recipe import Recipe

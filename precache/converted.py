@@ -4,7 +4,7 @@ import hashlib
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -13,10 +13,13 @@ import numpy as np
 
 from precache import index
 from precache.errors import DatasetError, shell_command
-from precache.files import FileEntry
+from precache.files import FileEntry, in_folder
 from precache.images import MAX_KEPT_SIDE
 from precache.index import SampleIndex, Sizes, SourceState
-from precache.manifest import MANIFEST_NAME, Manifest, ShardEntry, parse_manifest
+from precache.index_file import open_index
+from precache.index_rows import read_lazily
+from precache.manifest import MANIFEST_NAME, Manifest, parse_manifest
+from precache.shard_table import ShardEntry, TableError
 from precache.storage import read_regular
 from precache.storage.objects import ObjectStore
 from precache.storage.retries import ObjectNotFoundError
@@ -25,6 +28,8 @@ from precache.storage.urls import Location, Url, locate
 if TYPE_CHECKING:
     from precache.storage.mirror import Cache, Mirror
 
+WHOLE_SAMPLES = 1_000_000
+"""An index of more is not read as a whole by who serves samples: see `precache.index_file`."""
 T = TypeVar("T")
 
 
@@ -80,9 +85,41 @@ class ConvertedDataset:
         _check_index(self.path / self.manifest.index.name, whole, self.manifest)
         chosen = np.ones(len(whole), np.bool_) if removed else whole.served
         if split is not None:
-            in_split = [shard.split == split for shard in self.manifest.shards]
-            chosen &= np.repeat(in_split, [shard.samples for shard in self.manifest.shards])
+            shards = self.manifest.shards
+            chosen &= np.repeat(shards.of_split(split), shards.samples)
         return whole if chosen.all() else whole.select(chosen)
+
+    def open_index(self, split: str) -> SampleIndex:
+        """As `read_index`, with a row for each that the shards hold; of a large set read when it is needed.
+
+        Then no row costs memory before it is asked for, and what is asked for of a shard is compared with
+        the shard's checksum; that no two samples have the same id is taken for granted.
+
+        Raises:
+            DatasetError: as `read_index`, now or when a row is asked for; or no sample of the split is left.
+        """
+        manifest = self.manifest
+        if manifest.split_samples[split] == 0:
+            raise DatasetError(
+                f"{self.place}: updates have removed all of split {split!r}; choose another split"
+            )
+        if manifest.version < 5 or manifest.stored_samples <= WHOLE_SAMPLES:
+            found = self.read_index(split, removed=True)
+            return found if not found.served.all() else replace(found, removed=None)
+        chosen = manifest.shards.of_split(split)
+        limits = {"ids": (0, max(manifest.scanned, manifest.next_id) - 1), "shapes": (1, MAX_KEPT_SIDE)}
+        classes = (0, len(manifest.classes) - 1)
+        limits["labels"] = classes if manifest.target == "class" else (-1, -1)
+        if manifest.target == "classes":
+            limits["targets"] = classes
+        held = in_folder(self.path) if self.mirror is None else self.mirror.held
+        found = read_lazily(open_index(held, manifest.index, manifest.shards, chosen, limits))
+        path = self.path / manifest.index.name
+        gone = 0 if found.removed is None else int(found.removed.sum())
+        found = found if gone else replace(found, removed=None)
+        if not _kinds_fit(found, manifest) or gone != manifest.removed.get(split, 0):
+            raise _unfit(path, manifest)
+        return found
 
     def read_source_sizes(self) -> Sizes:
         """int32 [samples, 2]: width and height of all source pictures, in written order."""
@@ -142,30 +179,36 @@ def open_unchecked(
         DatasetError: as `open_dataset`, for all else.
     """
     place = locate(path)
-    raw, (manifest, digest, intact) = _parse(place)
-    if isinstance(place, Url):
-        from precache.storage.mirror import Cache, Mirror
-
-        mirror = Mirror(place, hashlib.sha256(raw).hexdigest(), cache or Cache())
-        dataset = ConvertedDataset(mirror.folder, manifest, digest, mirror)
-    else:
-        dataset = ConvertedDataset(place, manifest, digest)
+    (manifest, digest, intact), folder, mirror = _parse(place, cache)
+    dataset = ConvertedDataset(folder, manifest, digest, mirror)
     if intact:
         return dataset, None
     return dataset, f"{place / MANIFEST_NAME}: was edited or damaged (its checksum does not fit its content)"
 
 
-def _parse(place: Location, tries: int = 3) -> tuple[bytes, tuple[Manifest, str, bool]]:
-    """The manifest's bytes, and what they say; what comes damaged from a storage is asked for again."""
+def _parse(
+    place: Location, cache: "Cache | None", tries: int = 3
+) -> tuple[tuple[Manifest, str, bool], Path, "Mirror | None"]:
+    """What the manifest says, where the other files are, and what fetches those of a URL.
+
+    What comes damaged from a storage is asked for again.
+    """
     raw = _read_manifest(place)
+    if isinstance(place, Path):
+        return parse_manifest(raw, place / MANIFEST_NAME, in_folder(place)), place, None
+    from precache.storage.mirror import Cache, Mirror
+
+    mirror = Mirror(place, hashlib.sha256(raw).hexdigest(), cache or Cache())
     try:
-        parsed = parse_manifest(raw, place / MANIFEST_NAME)
-        if parsed[2] or isinstance(place, Path) or tries == 1:
-            return raw, parsed
-    except DatasetError:
-        if isinstance(place, Path) or tries == 1:
+        parsed = parse_manifest(raw, place / MANIFEST_NAME, mirror.held)
+        if parsed[2] or tries == 1:
+            return parsed, mirror.folder, mirror
+    except DatasetError as error:
+        if tries == 1:
             raise
-    return _parse(place, tries - 1)
+        if isinstance(error, TableError):
+            mirror.forget(error.file_name)
+    return _parse(place, cache, tries - 1)
 
 
 def _read_manifest(place: Location) -> bytes:
@@ -204,36 +247,48 @@ def _check_index(path: Path, whole: SampleIndex, manifest: Manifest) -> None:
         and whole.ids.max() < max(manifest.scanned, manifest.next_id)
         and _count_removed(whole, manifest) == manifest.removed
         and len(np.unique(whole.ids)) == len(whole)
+        and _kinds_fit(whole, manifest)
         and _targets_fit(whole, manifest)
-        and {name: column.kind for name, column in whole.fields.items()} == manifest.fields
-        and (whole.shapes is None) == (manifest.recipe.stored_size is not None)
         and (whole.shapes is None or (whole.shapes.min() > 0 and whole.shapes.max() <= MAX_KEPT_SIDE))
     )
     if not fits:
-        raise DatasetError(
-            f"{path}: does not fit the manifest, which has {manifest.stored_samples:,} samples in "
-            f"{len(manifest.classes):,} classes; convert the dataset again with --overwrite"
-        )
+        raise _unfit(path, manifest)
+
+
+def _unfit(path: Path, manifest: Manifest) -> DatasetError:
+    return DatasetError(
+        f"{path}: does not fit the manifest, which has {manifest.stored_samples:,} samples in "
+        f"{len(manifest.classes):,} classes; convert the dataset again with --overwrite"
+    )
 
 
 def _count_removed(whole: SampleIndex, manifest: Manifest) -> dict[str, int]:
     """As of the manifest."""
-    split_of = np.repeat([shard.split for shard in manifest.shards], [s.samples for s in manifest.shards])
+    split_of = np.repeat(manifest.shards.splits, manifest.shards.samples)
     splits, counts = np.unique(split_of[~whole.served], return_counts=True)
-    return dict(zip(splits.tolist(), counts.tolist(), strict=True))
+    names = [manifest.shards.split_names[split] for split in splits.tolist()]
+    return dict(zip(names, counts.tolist(), strict=True))
+
+
+def _kinds_fit(found: SampleIndex, manifest: Manifest) -> bool:
+    """Whether targets, fields and shapes are those that the manifest says there are."""
+    targets = found.targets
+    kinds = {"number": ("int", "float", "vector"), "classes": ("ragged",)}.get(manifest.target, ())
+    return (
+        (targets is None) == (not kinds)
+        and (targets is None or (targets.kind in kinds and (kinds != ("ragged",) or not targets.row_shape)))
+        and {name: column.kind for name, column in found.fields.items()} == manifest.fields
+        and (found.shapes is None) == (manifest.recipe.stored_size is not None)
+    )
 
 
 def _targets_fit(whole: SampleIndex, manifest: Manifest) -> bool:
-    """Whether labels and targets are of the manifest's kind, and name classes that there are."""
+    """Whether labels and targets name classes that there are."""
     labels, targets = whole.labels, whole.targets
     if manifest.target == "class":
-        return targets is None and labels.min() >= 0 and labels.max() < len(manifest.classes)
-    if (labels != -1).any() or (targets is None) != (manifest.target == "none"):
-        return False
-    if targets is None:
-        return True
-    if manifest.target == "number":
-        return targets.kind in ("int", "float", "vector")
+        return bool(labels.min() >= 0 and labels.max() < len(manifest.classes))
+    if (labels != -1).any() or targets is None or manifest.target == "number":
+        return not (labels != -1).any()
     named = targets.values
     inside = not len(named) or (named.min() >= 0 and named.max() < len(manifest.classes))
-    return targets.kind == "ragged" and named.dtype == np.int64 and named.ndim == 1 and bool(inside)
+    return named.dtype == np.int64 and bool(inside)

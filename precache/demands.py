@@ -11,7 +11,8 @@ from precache.difference import compare
 from precache.errors import DatasetError
 from precache.estimate import predict_bytes
 from precache.journal_header import Target
-from precache.manifest import Manifest, Rejected
+from precache.left_out import Rejected
+from precache.manifest import Manifest
 from precache.notices import counted
 from precache.plan import ShardPlan
 from precache.recipe import Recipe

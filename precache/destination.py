@@ -23,13 +23,11 @@ from typing import Any
 
 from precache.converted import is_converted, open_dataset, open_unchecked
 from precache.errors import DatasetError
-from precache.finished import file_names
-from precache.formats import FORMATS
 from precache.journal_header import JOURNAL_NAME, read_header, unfinished_names
+from precache.left_out import REJECTED_NAME
 from precache.lock import Lock, Swap, is_mount_point
-from precache.manifest import MANIFEST_NAME, REJECTED_NAME, Manifest, ShardEntry
+from precache.manifest import MANIFEST_NAME, Manifest
 from precache.notices import some, warn
-from precache.plan import shard_name
 from precache.storage import fsync_folder, remove_leftovers
 
 
@@ -92,15 +90,10 @@ def check_may_be_replaced(destination: Path) -> tuple[str, ...]:
             f"from another one"
         )
     remedy = f"remove {destination} yourself, or choose another DST"
-    try:  # edited, it may still be replaced: names that no conversion gives are looked for here
+    try:  # edited, it may still be replaced: the names in it are those that conversions give
         manifest = open_unchecked(destination)[0].manifest
     except DatasetError as error:
         raise DatasetError(f"{error}; so it is unknown which files are the dataset's: {remedy}") from error
-    if strange := [shard.name for shard in manifest.shards if not _is_as_made(shard, manifest)]:
-        raise DatasetError(
-            f"{destination / MANIFEST_NAME}: lists files that precache does not write ({some(strange)}); "
-            f"{remedy}"
-        )
     ours = (*_own_names(manifest), *unfinished_names(destination))
     check_nothing_else(destination, ours)
     return ours
@@ -213,14 +206,6 @@ def _remove_old(lock: Lock) -> None:
 
 def _folders(lock: Lock, swap: Swap) -> tuple[Path, Path]:
     return lock.destination.with_name(swap.build), lock.destination.with_name(swap.old)
-
-
-def _is_as_made(shard: ShardEntry, manifest: Manifest) -> bool:
-    """Whether a conversion gives the shard and its files these names."""
-    names = tuple(file.name for file in shard.files)
-    number = shard.name.removeprefix(f"{shard.split}-")
-    in_order = number.isdecimal() and shard.name == shard_name(shard.split, int(number))
-    return in_order and names == file_names(shard.name, FORMATS[manifest.recipe.format])
 
 
 def _own_names(manifest: Manifest) -> tuple[str, ...]:

@@ -1,9 +1,12 @@
 """The files of a dataset, as manifest and journal describe them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TypeAlias
 
 import google_crc32c
 
@@ -23,6 +26,20 @@ class FileEntry:
     crc32c: str
 
 
+Held: TypeAlias = Callable[[FileEntry], AbstractContextManager[Path]]
+"""Has a file lie on this machine until the end of a block, which gets its path; can be pickled."""
+
+
+def in_folder(folder: Path) -> Held:
+    """Of files that lie in `folder`."""
+    return partial(_in_folder, folder)
+
+
+@contextmanager
+def _in_folder(folder: Path, file: FileEntry) -> Iterator[Path]:
+    yield folder / file.name
+
+
 def check_file(folder: Path, file: FileEntry, *, content: bool = True) -> str | None:
     """What is wrong with a file, as one line, or None; `content=False` looks at its size alone."""
     path = folder / file.name
@@ -40,7 +57,7 @@ def check_file(folder: Path, file: FileEntry, *, content: bool = True) -> str | 
     return None
 
 
-def check_objects(store: ObjectStore, files: Sequence[FileEntry]) -> Iterator[str | None]:
+def check_objects(store: ObjectStore, files: Iterable[FileEntry]) -> Iterator[str | None]:
     """Of each of the files that lie below a URL in turn, as `check_file` of one; all bytes are fetched.
 
     Raises:

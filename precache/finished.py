@@ -11,8 +11,9 @@ import numpy.typing as npt
 from precache.files import FileEntry
 from precache.formats import Format
 from precache.index import Checksums, Ints, Sizes
-from precache.manifest import Rejected, ShardEntry
+from precache.left_out import Rejected
 from precache.plan import ShardPlan
+from precache.shard_table import ShardEntry, file_names
 from precache.sources.base import Samples
 from precache.statistics import PixelSums
 
@@ -51,11 +52,6 @@ class FinishedShard:
     mask_checksums: Checksums
     sums: PixelSums
     etags: tuple[str, ...] = ()
-
-
-def file_names(shard: str, form: Format) -> tuple[str, ...]:
-    """Names of the files of the shard of this name."""
-    return (f"{shard}{form.suffix}", *([f"{shard}{form.index_suffix}"] if form.index_suffix else []))
 
 
 def encode(shard: FinishedShard) -> dict[str, Any]:

@@ -25,43 +25,48 @@
 An update (see `precache.update`) writes both anew, with its number in their names, since somebody may be
 reading the ones before: `index-00001.safetensors`.
 
+The rows of a shard are one range of each column, and of each of these `precache.shard_table` has a checksum:
+who needs those of a few shards alone reads no more, see `precache.index_rows`.
+
 It tells whether a source is still what it was, and is no part of a dataset's identity: a copy of a tree
 has other times. Datasets of version 2 have neither checksums nor paths, and no `source.safetensors`.
 """
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-import xxhash
-from safetensors import SafetensorError
-from safetensors.numpy import load, save
 
 from precache import columns
+from precache.arrays import REMEDY as REMEDY  # noqa: PLC0414 (exported)
+from precache.arrays import Arrays, damaged, read_arrays, write_arrays
+from precache.arrays import checksum_of as checksum_of  # noqa: PLC0414 (exported)
 from precache.columns import Column
-from precache.errors import DatasetError, SampleError
+from precache.errors import SampleError
 from precache.files import FileEntry
-from precache.storage import atomic_write, crc32c, read_regular
 
 INDEX_NAME = "index.safetensors"
 SOURCE_STATE_NAME = "source.safetensors"
-REMEDY = "run 'precache verify' on its folder, then convert it again with --overwrite"
 Ints: TypeAlias = npt.NDArray[np.int64]
 Sizes: TypeAlias = npt.NDArray[np.int32]
 Checksums: TypeAlias = npt.NDArray[np.uint64]
 
 
-def checksum_of(stored: bytes | memoryview | npt.NDArray[np.uint8]) -> int:
-    """XXH3-64 of something contiguous: https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md
+class RowChecksums(NamedTuple):
+    """What tells whether rows of an index are as they were written.
 
-    It finds what disks, memory and networks do to bytes, nearly as fast as the CPU's cache is read; it does
-    not find what a forger does.
+    Attributes:
+        header: XXH3-64 of its header.
+        columns: uint64 [shards, columns], XXH3-64 of each shard's rows of each column, by the columns' names.
     """
-    return xxhash.xxh3_64_intdigest(stored)  # type: ignore[arg-type]  # NumPy 1's arrays do not say Buffer
+
+    header: int
+    columns: Checksums
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -105,6 +110,12 @@ class SampleIndex:
             removed=None if self.removed is None else self.removed[rows],
         )
 
+    def at(self, rows: Ints) -> "SampleIndex":
+        """The samples of these rows, int64 [m], ascending."""
+        chosen = np.zeros(len(self), np.bool_)
+        chosen[rows] = True
+        return self.select(chosen)
+
     def join(self, other: "SampleIndex") -> "SampleIndex":
         """Its samples, then those of `other`, which has the same columns; without `removed`."""
         assert self.path_ends is not None
@@ -140,7 +151,8 @@ class SampleIndex:
 
     def error(self, row: int, file: str, damage: str = "") -> SampleError:
         """What to raise of the damaged sample at `row`, see `check`."""
-        source = "" if self.paths is None else f" ({self.path(row)})"
+        path = self.path(row)
+        source = "" if path is None else f" ({path})"
         reason = damage or f"its bytes changed since they were written (checksum); {REMEDY}"
         return SampleError(f"{file}: sample {self.ids[row]}{source}", reason)
 
@@ -177,13 +189,45 @@ def name_after(name: str, updates: int) -> str:
     return name.replace(".", f"-{updates:05d}.") if updates else name
 
 
-def write_index(folder: Path, index: SampleIndex, updates: int = 0) -> FileEntry:
-    """Write the index, of version 3 or later, into `folder`, of a dataset of so many updates."""
+def write_index(
+    folder: Path, index: SampleIndex, shard_samples: Ints, updates: int = 0
+) -> tuple[FileEntry, RowChecksums]:
+    """Write the index of a dataset of so many updates, whose shards hold so many samples, into `folder`."""
+    arrays = _to_arrays(index)
+    entry, header = write_arrays(folder / name_after(INDEX_NAME, updates), arrays)
+    starts = np.concatenate(([0], np.cumsum(shard_samples)))
+    sums = [_checksums(arrays[name], *_bounds(name, arrays, starts)) for name in sorted(arrays)]
+    return entry, RowChecksums(header.checksum, np.array(sums, np.uint64).T.reshape(len(shard_samples), -1))
+
+
+def ends_of(name: str) -> str:
+    """The name of the column that says where each sample's values of column `name` end, if it has one."""
+    if name.startswith(columns.VALUES):
+        return columns.ENDS + name.removeprefix(columns.VALUES)
+    return {"paths": "path_ends", "targets": "target_ends"}.get(name, "")
+
+
+def _bounds(name: str, arrays: Arrays, starts: Ints) -> tuple[Ints, Ints]:
+    """Where the values of each shard begin and end in a column; its samples are the rows from `starts` on."""
+    if (ends := arrays.get(ends_of(name))) is not None:
+        starts = np.concatenate((np.zeros(1, np.int64), ends))[starts]
+    return starts[:-1], starts[1:]
+
+
+def _checksums(array: npt.NDArray[Any], first: Ints, last: Ints) -> list[int]:
+    rows = np.ascontiguousarray(array)
+    row_bytes = rows.itemsize * math.prod(rows.shape[1:])
+    content = rows.reshape(-1).view(np.uint8).data
+    ranges = zip((first * row_bytes).tolist(), (last * row_bytes).tolist(), strict=True)
+    return [checksum_of(content[start:stop]) for start, stop in ranges]
+
+
+def _to_arrays(index: SampleIndex) -> Arrays:
     assert index.checksums is not None
     assert index.source_checksums is not None
     assert index.paths is not None
     assert index.path_ends is not None
-    arrays: dict[str, npt.NDArray[Any]] = {
+    arrays: Arrays = {
         "ids": index.ids,
         "labels": index.labels,
         "source_sizes": index.source_sizes,
@@ -204,17 +248,17 @@ def write_index(folder: Path, index: SampleIndex, updates: int = 0) -> FileEntry
         arrays["mask_checksums"] = index.mask_checksums
     if index.removed is not None and index.removed.any():
         arrays["removed"] = index.removed.astype(np.uint8)
-    return _write(folder / name_after(INDEX_NAME, updates), arrays)
+    return arrays
 
 
 def write_source_state(folder: Path, state: SourceState, updates: int = 0) -> FileEntry:
     """Write the state of the source into `folder`, of a dataset of so many updates."""
-    arrays: dict[str, npt.NDArray[Any]] = {
+    arrays: Arrays = {
         "bytes": state.bytes,
         "modified_ns": state.modified_ns,
         "checksums": state.checksums,
     }
-    return _write(folder / name_after(SOURCE_STATE_NAME, updates), arrays)
+    return write_arrays(folder / name_after(SOURCE_STATE_NAME, updates), arrays)[0]
 
 
 def read_index(folder: Path, entry: FileEntry, version: int) -> SampleIndex:
@@ -223,7 +267,7 @@ def read_index(folder: Path, entry: FileEntry, version: int) -> SampleIndex:
     Raises:
         DatasetError: it cannot be read, or is not as it was written.
     """
-    arrays = _read(folder, entry)
+    arrays = read_arrays(folder / entry.name, entry)
     required = {"ids": np.int64, "labels": np.int64, "source_sizes": np.int32}
     if version > 2:
         required |= {"checksums": np.uint64, "source_checksums": np.uint64, "path_ends": np.int64}
@@ -242,7 +286,7 @@ def read_index(folder: Path, entry: FileEntry, version: int) -> SampleIndex:
         or arrays[name].shape != ((samples, 2) if name in ("source_sizes", "shapes") else (samples,))
     ]
     if wrong:
-        raise _damaged(folder / entry.name, f"column {wrong[0]} is missing or of another shape")
+        raise damaged(folder / entry.name, f"column {wrong[0]} is missing or of another shape")
     index = SampleIndex(arrays["ids"], arrays["labels"], arrays["source_sizes"])
     if version == 2:
         return index
@@ -255,15 +299,15 @@ def read_index(folder: Path, entry: FileEntry, version: int) -> SampleIndex:
         or np.any(np.diff(ends, prepend=0) < 0)
         or (ends[-1] if samples else 0) != len(paths)
     ):
-        raise _damaged(folder / entry.name, "its paths do not add up")
+        raise damaged(folder / entry.name, "its paths do not add up")
     try:
         named = columns.from_arrays(arrays)
         targets = Column(arrays["targets"], arrays.get("target_ends")) if "targets" in arrays else None
     except ValueError as error:
-        raise _damaged(folder / entry.name, f"a field has {error}") from error
+        raise damaged(folder / entry.name, f"a field has {error}") from error
     known = (*named.values(), *([] if targets is None else [targets]))
     if any(len(column) != samples for column in known):
-        raise _damaged(folder / entry.name, "a field has another number of values")
+        raise damaged(folder / entry.name, "a field has another number of values")
     return replace(
         index,
         checksums=arrays["checksums"],
@@ -284,38 +328,9 @@ def read_source_state(folder: Path, entry: FileEntry) -> SourceState:
     Raises:
         DatasetError: it cannot be read, or is not as it was written.
     """
-    arrays = _read(folder, entry)
+    arrays = read_arrays(folder / entry.name, entry)
     required = {"bytes": np.int64, "modified_ns": np.int64, "checksums": np.uint64}
     shapes = {arrays[name].shape if name in arrays else None for name in required}
     if len(shapes) != 1 or any(arrays[name].dtype != dtype for name, dtype in required.items()):
-        raise _damaged(folder / entry.name, "its columns are not as this project writes them")
+        raise damaged(folder / entry.name, "its columns are not as this project writes them")
     return SourceState(*(arrays[name] for name in required))
-
-
-def _write(path: Path, arrays: dict[str, npt.NDArray[Any]]) -> FileEntry:
-    content = save({name: np.ascontiguousarray(array) for name, array in arrays.items()})
-    with atomic_write(path) as file:
-        file.write(content)
-    return FileEntry(path.name, len(content), crc32c(content))
-
-
-def _read(folder: Path, entry: FileEntry) -> dict[str, npt.NDArray[Any]]:
-    """The columns of a file whose bytes are those that `entry` describes."""
-    path = folder / entry.name
-    try:
-        content = read_regular(path)
-    except OSError as error:
-        raise DatasetError(f"{path}: cannot be read ({error.strerror}); {REMEDY}") from error
-    if len(content) != entry.bytes:
-        raise _damaged(path, f"expected {entry.bytes:,} bytes, got {len(content):,}")
-    if crc32c(content) != entry.crc32c:
-        raise _damaged(path, "its checksum is not the manifest's")
-    try:
-        arrays: dict[str, npt.NDArray[Any]] = load(content)
-    except (SafetensorError, ValueError, KeyError) as error:
-        raise _damaged(path, str(error)) from error
-    return arrays
-
-
-def _damaged(path: Path, why: str) -> DatasetError:
-    return DatasetError(f"{path}: is damaged ({why}); {REMEDY}")

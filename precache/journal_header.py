@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from precache.errors import DatasetError
-from precache.finished import file_names
 from precache.formats import FORMATS
-from precache.index import INDEX_NAME, SOURCE_STATE_NAME, name_after
-from precache.manifest import MANIFEST_NAME, REJECTED_NAME
-from precache.plan import ConvertPlan, shard_name
+from precache.index import name_after
+from precache.left_out import REJECTED_NAME
+from precache.manifest import MANIFEST_NAME, NUMBERED
+from precache.plan import ConvertPlan
 from precache.recipe import Recipe
 from precache.records import RecordFile
+from precache.shard_table import file_names, shard_name
 from precache.storage import open_regular
 from precache.storage.urls import Url
 
@@ -88,7 +89,7 @@ def header_of(target: Target, plan: ConvertPlan) -> dict[str, Any]:
 def own_names(header: dict[str, Any]) -> frozenset[str]:
     """The names of all files that the conversion, or the update, of this journal makes."""
     form, update = FORMATS[header["recipe"]["format"]], header.get("update", 0)
-    names = {JOURNAL_NAME, name_after(INDEX_NAME, update), name_after(SOURCE_STATE_NAME, update)}
+    names = {JOURNAL_NAME, *(name_after(name, update) for name in NUMBERED)}
     names |= frozenset() if update else REWRITTEN
     for split, count in header["shards"].items():
         first = header["first"][split] if update else 0

@@ -1,25 +1,30 @@
 """`dataset.json`: what a converted dataset is. Written last, so a folder without it is not one.
 
-Beside the shards lie `index.safetensors` and `source.safetensors`, see `precache.index`.
+What grows with the samples lies in files of its own: `shards.safetensors`, see `precache.shard_table`;
+`index.safetensors` and `source.safetensors`, see `precache.index`; and `left_out.safetensors`, see
+`precache.left_out`. The manifest has their sizes and checksums.
 """
 
-import csv
 import hashlib
-import io
 import json
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from dataclasses import fields as fields_of
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from precache.columns import KINDS
 from precache.errors import DatasetError, SettingError
-from precache.files import FileEntry
+from precache.files import FileEntry, Held
+from precache.formats import FORMATS
 from precache.history import Update, adds_up
 from precache.index import INDEX_NAME, SOURCE_STATE_NAME, name_after
+from precache.left_out import LEFT_OUT_NAME, Rejected, listed_ignored, listed_rejected
 from precache.recipe import Recipe
+from precache.shard_table import TABLE_NAME, ShardEntry, ShardTable, read_table
 from precache.sources.options import SourceOptions
 from precache.statistics import ChannelStatistics
 from precache.storage import atomic_write
@@ -27,57 +32,13 @@ from precache.storage.urls import Location
 from precache.targets import TARGETS
 
 MANIFEST_NAME = "dataset.json"
-REJECTED_NAME = "rejected.csv"
-VERSION = 4
-READABLE = (2, 3, 4)
+VERSION = 5
+READABLE = (2, 3, 4, 5)
+NUMBERED = (INDEX_NAME, SOURCE_STATE_NAME, TABLE_NAME, LEFT_OUT_NAME)
+"""What an update writes anew, under another name, see `precache.index.name_after`."""
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _MOST_WORDS = 200  # characters of an error that quotes what the file says
-_HEX = re.compile(r"[0-9a-f]+")
-
-
-@dataclass(frozen=True, slots=True)
-class Rejected:
-    """A picture that cannot be decoded, so that it is left out.
-
-    Attributes:
-        path: relative to the source tree, with forward slashes.
-        reason: what is wrong with it.
-        id: of the sample that it would be; -1 if it was read from the list that `precache check` writes.
-        bytes: size of the file when it was tried; -1 if it comes from a conversion, which has no such record.
-        modified_ns: when the file had last been written then, as the file system counts; or -1, likewise.
-    """
-
-    path: str
-    reason: str
-    id: int = field(default=-1, compare=False)
-    bytes: int = -1
-    modified_ns: int = -1
-
-    def to_json(self) -> dict[str, Any]:
-        """As manifest and journal hold it."""
-        return {"id": self.id, "path": self.path, "reason": self.reason}
-
-    @classmethod
-    def from_json(cls, entry: dict[str, Any]) -> "Rejected":
-        """What `to_json` gave; TypeError or KeyError if `entry` is something else."""
-        if len(entry) != 3:
-            raise TypeError(f"id, path and reason are expected, got {', '.join(map(str, entry))}")
-        return cls(path=entry["path"], reason=entry["reason"], id=entry["id"])
-
-
-@dataclass(frozen=True, slots=True)
-class ShardEntry:
-    """One finished shard: the shard file first, then its index where the format has one."""
-
-    name: str
-    split: str
-    samples: int
-    files: tuple[FileEntry, ...]
-
-    @property
-    def file_name(self) -> str:
-        """Name of the shard file."""
-        return self.files[0].name
+_HEX = re.compile(r"[0-9a-f]{1,8}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,8 +55,10 @@ class Manifest:
         shards: in written order, split by split.
         index: the file with ids, labels and source sizes of all samples.
         scanned: what the source tree holds: samples, rejected and ignored.
-        rejected: pictures that could not be decoded.
-        ignored: (path, reason) of what the source tree holds beside pictures.
+        rejected: pictures that could not be decoded; read when they are asked for.
+        ignored: (path, reason) of what the source tree holds beside pictures; likewise.
+        table: the file with the shards; None before version 5.
+        left_out: the file with what is rejected and ignored; None if there is nothing, and before version 5.
         statistics: split -> mean and standard deviation of what is stored, of JPEGs before they became one,
             of samples that are removed, too;
             none with passthrough, and none before version 4.
@@ -106,7 +69,8 @@ class Manifest:
         next_id: above all ids that were ever used, where that is not `scanned`; else 0.
         updates: what became of it since it was converted, one after the other.
         removed: split -> samples of its shards that are served no more; none of a split without such.
-        version: of the manifest's layout. Up to 3 there are no options and fields, and targets are classes.
+        version: of the manifest's layout. Up to 3 there are no options and fields, and targets are classes;
+            up to 4 it lists all that grows with the samples itself.
     """
 
     recipe: Recipe
@@ -115,12 +79,14 @@ class Manifest:
     source_bytes: int
     classes: tuple[str, ...]
     samples_per_class: dict[str, tuple[int, ...]]
-    shards: tuple[ShardEntry, ...]
+    shards: ShardTable
     index: FileEntry
     scanned: int
-    rejected: tuple[Rejected, ...]
-    ignored: tuple[tuple[str, str], ...]
+    rejected: Sequence[Rejected]
+    ignored: Sequence[tuple[str, str]]
     source_state: FileEntry | None
+    table: FileEntry | None = None
+    left_out: FileEntry | None = None
     source_options: dict[str, Any] = field(default_factory=dict)
     target: str = "class"
     fields: dict[str, str] = field(default_factory=dict)
@@ -138,26 +104,29 @@ class Manifest:
     @property
     def stored_samples(self) -> int:
         """Samples in all shards, removed ones too."""
-        return sum(shard.samples for shard in self.shards)
+        return int(self.shards.samples.sum())
 
     @property
     def split_samples(self) -> dict[str, int]:
         """Split -> samples, without those that are removed."""
-        return {
-            split: sum(s.samples for s in self.shards if s.split == split) - self.removed.get(split, 0)
-            for split in self.samples_per_class
-        }
+        stored = self.shards.samples_of_splits()
+        return {split: stored[split] - self.removed.get(split, 0) for split in self.samples_per_class}
 
     @property
     def stored_bytes(self) -> int:
         """Size of all files that the manifest names, in bytes."""
-        return sum(file.bytes for file in self.files)
+        return int(self.shards.bytes.sum()) + sum(file.bytes for file in self.columns)
 
     @property
-    def files(self) -> tuple[FileEntry, ...]:
-        """All files of the dataset beside the manifest."""
-        others = (self.index,) if self.source_state is None else (self.index, self.source_state)
-        return (*(file for shard in self.shards for file in shard.files), *others)
+    def files(self) -> Iterator[FileEntry]:
+        """All files of the dataset beside the manifest, one after the other: there may be many."""
+        return chain((file for shard in self.shards for file in shard.files), self.columns)
+
+    @property
+    def columns(self) -> tuple[FileEntry, ...]:
+        """The files beside shards and manifest."""
+        every = (self.index, self.source_state, self.table, self.left_out)
+        return tuple(file for file in every if file is not None)
 
     def to_flags(self) -> str:
         """The flags of `precache convert` that made it, to paste into a shell."""
@@ -168,15 +137,15 @@ class Manifest:
     def replaced_files(self) -> tuple[str, ...]:
         """Names of the files that updates have replaced by others; the last ones stay for who reads them."""
         numbers = range(len(self.updates))
-        return tuple(name_after(name, n) for n in numbers for name in (INDEX_NAME, SOURCE_STATE_NAME))
+        return tuple(name_after(name, n) for n in numbers for name in NUMBERED)
 
-    def split_shards(self, split: str) -> tuple[ShardEntry, ...]:
+    def split_shards(self, split: str) -> ShardTable:
         """The shards of `split`; SettingError names the splits that there are."""
-        shards = tuple(shard for shard in self.shards if shard.split == split)
-        if not shards:
-            splits = ", ".join(sorted({shard.split for shard in self.shards}))
+        chosen = self.shards.of_split(split)
+        if not chosen.any():
+            splits = ", ".join(sorted(self.shards.split_names))
             raise SettingError(f"unknown split {split!r}; choose from: {splits}")
-        return shards
+        return self.shards.select(chosen)
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
@@ -185,34 +154,25 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
         file.write(_encode(manifest))
 
 
-def write_rejected(folder: Path, rejected: Sequence[Rejected]) -> None:
-    """Write `rejected.csv` into `folder`, for people; the manifest has the same. None if none is."""
-    if not rejected:
-        return
-    text = io.StringIO()
-    writer = csv.writer(text)
-    writer.writerow(("id", "path", "reason"))
-    writer.writerows((sample.id, sample.path, sample.reason) for sample in rejected)
-    with atomic_write(folder / REJECTED_NAME) as file:
-        file.write(text.getvalue().encode(errors="backslashreplace"))
-
-
 def count_reasons(reasons: list[str]) -> dict[str, int]:
     """Reasons and how often each occurs, most frequent first."""
     return dict(Counter(reasons).most_common())
 
 
-def parse_manifest(raw: bytes, path: Location) -> tuple[Manifest, str, bool]:
+def parse_manifest(raw: bytes, path: Location, held: Held) -> tuple[Manifest, str, bool]:
     """What the bytes of the file at `path` say: the manifest, its digest, and whether its checksum is right.
 
     The digest, SHA-256 in hex, identifies the dataset: it is that of the manifest without the source's times.
 
+    Args:
+        held: of the dataset's other files.
+
     Raises:
-        DatasetError: no manifest, or one of a version that is not known.
+        DatasetError: no manifest, or one of a version that is not known; TableError: one without its table.
     """
     content = _load_json(raw, path)
     digest = hashlib.sha256(raw).hexdigest() if content["version"] == 2 else _identity(content)
-    return _decode(content, path), digest, content.get("checksum") == _checksum(content)
+    return _decode(content, path, held), digest, content.get("checksum") == _checksum(content)
 
 
 def _encode(manifest: Manifest) -> bytes:
@@ -222,11 +182,13 @@ def _encode(manifest: Manifest) -> bytes:
         "rejected": len(manifest.rejected),
         "ignored": len(manifest.ignored),
     }
-    fields = asdict(manifest)
-    del fields["scanned"], fields["version"]
-    content = {"version": manifest.version, "counts": counts, **fields}
+    assert manifest.table is not None
+    elsewhere = ("scanned", "version", "rejected", "ignored", "shards", "table")
+    fields = {f.name: getattr(manifest, f.name) for f in fields_of(manifest) if f.name not in elsewhere}
+    content: dict[str, Any] = {"version": manifest.version, "counts": counts, **fields}
     content["recipe"] = manifest.recipe.to_json()
-    content["rejected"] = [rejected.to_json() for rejected in manifest.rejected]
+    content["shards"] = {"splits": manifest.shards.split_names, **asdict(manifest.table)}
+    content = json.loads(json.dumps(content, default=asdict))
     return (json.dumps({**content, "checksum": _checksum(content)}, indent=1) + "\n").encode()
 
 
@@ -267,11 +229,11 @@ def _identity(content: dict[str, Any]) -> str:
     return _checksum({name: value for name, value in content.items() if name != "source_state"})
 
 
-def _decode(content: dict[str, Any], path: Location) -> Manifest:
+def _decode(content: dict[str, Any], path: Location, held: Held) -> Manifest:
     try:
-        version = content["version"]
+        version, counts = content["version"], content["counts"]
         fields = {name: value for name, value in content.items() if name not in ("checksum", "counts")}
-        fields["scanned"] = content["counts"]["scanned"]
+        fields["scanned"] = counts["scanned"]
         fields["recipe"] = Recipe(**content["recipe"])
         fields["index"] = FileEntry(**content["index"])
         fields["source_state"] = None if version == 2 else FileEntry(**content["source_state"])
@@ -280,10 +242,8 @@ def _decode(content: dict[str, Any], path: Location) -> Manifest:
         fields["classes"] = tuple(content["classes"])
         per_class = content["samples_per_class"]
         fields["samples_per_class"] = {split: tuple(counts) for split, counts in per_class.items()}
-        fields["rejected"] = tuple(Rejected.from_json(entry) for entry in content["rejected"])
-        fields["ignored"] = tuple((entry[0], entry[1]) for entry in content["ignored"])
-        fields["shards"] = tuple(_decode_shard(entry) for entry in content["shards"])
         fields["updates"] = tuple(Update(**update) for update in content.get("updates", ()))
+        fields |= _listed(content, fields["recipe"]) if version < 5 else _in_columns(content, held)
         manifest = Manifest(**fields)
         _check_manifest(manifest)
         return manifest
@@ -293,6 +253,49 @@ def _decode(content: dict[str, Any], path: Location) -> Manifest:
         ) from error
 
 
+def _listed(content: dict[str, Any], recipe: Recipe) -> dict[str, Any]:
+    """What a manifest before version 5 lists itself."""
+    rejected = tuple(Rejected.from_json(entry) for entry in content["rejected"])
+    ignored = tuple((entry[0], entry[1]) for entry in content["ignored"])
+    strings = [*(s.path for s in rejected), *(s.reason for s in rejected)]
+    strings += [text for pair in ignored for text in pair]
+    _require(all(isinstance(text, str) for text in strings), "a path or a reason that is no text")
+    entries = [_decode_shard(entry) for entry in content["shards"]]
+    _require(entries, "no shards")
+    for shard in entries:
+        _require(isinstance(shard.split, str) and isinstance(shard.name, str), f"shard {shard.name!r}")
+        _require(_is_count(shard.samples) and shard.samples > 0, f"{shard.samples!r} samples in {shard.name}")
+        for file in shard.files:
+            _check_file(file)
+    names = [file.name for shard in entries for file in shard.files]
+    _require(len(set(names)) == len(names), "a file is named twice")
+    shards = ShardTable.of(entries, FORMATS[recipe.format])
+    return {"rejected": rejected, "ignored": ignored, "shards": shards}
+
+
+def _in_columns(content: dict[str, Any], held: Held) -> dict[str, Any]:
+    """What from version 5 on lies in other files."""
+    updates, counts = len(content["updates"]), content["counts"]
+    about = dict(content["shards"])
+    splits = tuple(about.pop("splits"))
+    table = FileEntry(**about)
+    _check_file(table, name_after(TABLE_NAME, updates))
+    _require(splits and all(type(split) is str for split in splits), "splits of shards")
+    left_out = None if content["left_out"] is None else FileEntry(**content["left_out"])
+    rejected, ignored = counts["rejected"], counts["ignored"]
+    _require(_is_count(rejected) and _is_count(ignored), "counts")
+    _require((left_out is None) == (rejected + ignored == 0), "what is left out")
+    if left_out is not None:
+        _check_file(left_out, name_after(LEFT_OUT_NAME, updates))
+    return {
+        "shards": read_table(held, table, splits, FORMATS[content["recipe"]["format"]]),
+        "table": table,
+        "left_out": left_out,
+        "rejected": listed_rejected(held, left_out, rejected),
+        "ignored": listed_ignored(held, left_out, ignored),
+    }
+
+
 def _decode_shard(entry: dict[str, Any]) -> ShardEntry:
     files = tuple(FileEntry(**file) for file in entry["files"])
     return ShardEntry(files=files, **{name: value for name, value in entry.items() if name != "files"})
@@ -300,20 +303,12 @@ def _decode_shard(entry: dict[str, Any]) -> ShardEntry:
 
 def _check_manifest(manifest: Manifest) -> None:
     """Raise ValueError for what an edited manifest says, and no conversion: nothing else is trusted."""
-    names = [file.name for file in manifest.files]
-    for file in manifest.files:
-        _require(isinstance(file.name, str) and _PLAIN_NAME.fullmatch(file.name), f"file name {file.name!r}")
-        _require(_is_count(file.bytes), f"{file.bytes!r} bytes of {file.name}")
-        _require(isinstance(file.crc32c, str) and _HEX.fullmatch(file.crc32c), f"CRC of {file.name}")
-    _require(len(set(names)) == len(names) and MANIFEST_NAME not in names, "a file is named twice")
     updates = len(manifest.updates)
-    _require(manifest.index.name == name_after(INDEX_NAME, updates), f"index {manifest.index.name!r}")
-    state, state_name = manifest.source_state, name_after(SOURCE_STATE_NAME, updates)
-    _require(state is None or state.name == state_name, "another file with the source's state")
-    _require(manifest.shards and all(shard.files for shard in manifest.shards), "a shard without files")
-    for shard in manifest.shards:
-        _require(_is_count(shard.samples) and shard.samples > 0, f"{shard.samples!r} samples in {shard.name}")
-        _require(isinstance(shard.split, str) and isinstance(shard.name, str), f"shard {shard.name!r}")
+    _check_file(manifest.index, name_after(INDEX_NAME, updates))
+    if manifest.source_state is not None:
+        _check_file(manifest.source_state, name_after(SOURCE_STATE_NAME, updates))
+    for file in manifest.columns:
+        _require(not manifest.shards.has_file(file.name), f"a shard named {file.name}")
     classes = manifest.classes
     _require(manifest.target in TARGETS, f"target {manifest.target!r}")
     labelled = bool(classes) == (manifest.target in ("class", "classes"))
@@ -325,20 +320,23 @@ def _check_manifest(manifest: Manifest) -> None:
         _is_count(manifest.next_id) and _is_count(manifest.scanned) and _is_count(manifest.source_bytes),
         "counts",
     )
-    stored = Counter[str]()
-    for shard in manifest.shards:
-        stored[shard.split] += shard.samples
+    stored = manifest.shards.samples_of_splits()
     _require(adds_up(manifest.updates, manifest.removed, stored), "updates")
+    _require(set(stored) == set(manifest.samples_per_class) and all(stored.values()), "splits")
     for split, counts in manifest.samples_per_class.items():
         inside = stored[split] - manifest.removed.get(split, 0)
         right = len(counts) == len(classes) and all(map(_is_count, counts))
         right = right and (manifest.target != "class" or sum(counts) == inside)
         _require(right, f"samples per class of split {split!r}")
-    _require({s.split for s in manifest.shards} == set(manifest.samples_per_class), "splits")
     _require(set(manifest.statistics) <= set(manifest.samples_per_class), "splits of statistics")
-    strings = [*(s.path for s in manifest.rejected), *(s.reason for s in manifest.rejected)]
-    strings += [text for pair in manifest.ignored for text in pair]
-    _require(all(isinstance(text, str) for text in strings), "a path or a reason that is no text")
+
+
+def _check_file(file: FileEntry, name: str | None = None) -> None:
+    """Of this name; None: any that leads nowhere else."""
+    right = isinstance(file.name, str) and _PLAIN_NAME.fullmatch(file.name)
+    _require(right and name in (None, file.name), f"file name {file.name!r}")
+    _require(_is_count(file.bytes), f"{file.bytes!r} bytes of {file.name}")
+    _require(isinstance(file.crc32c, str) and _HEX.fullmatch(file.crc32c), f"CRC of {file.name}")
 
 
 def _is_count(value: object) -> bool:

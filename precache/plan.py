@@ -9,6 +9,7 @@ import numpy.typing as npt
 from precache.columns import Ints
 from precache.errors import SettingError
 from precache.recipe import DEFAULT_SPLITS, Recipe, parse_splits
+from precache.shard_table import shard_name
 from precache.sources.base import Samples
 
 _SHUFFLE_TAG, _SPLIT_TAG = 1, 5
@@ -92,11 +93,6 @@ def _shards(
         first = 0 if grown is None else grown.shards.get(split, 0)
         for index, part in enumerate(np.array_split(rows[order], shard_count) if shard_count else []):
             yield ShardPlan(shard_name(split, first + index), split, part)
-
-
-def shard_name(split: str, index: int) -> str:
-    """Name, without suffix, of the shard `index` of `split`."""
-    return f"{split}-{index:05d}"
 
 
 def _splits(samples: Samples, recipe: Recipe, grown: Grown | None = None) -> Iterator[tuple[str, Ints]]:

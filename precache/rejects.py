@@ -17,7 +17,7 @@ import numpy as np
 
 from precache.columns import Ints
 from precache.errors import SettingError, SourceError
-from precache.manifest import Rejected
+from precache.left_out import Rejected
 from precache.sources.base import Samples
 from precache.storage import atomic_write, read_regular
 from precache.storage.urls import Location

@@ -17,10 +17,11 @@ from precache.finished import FinishedShard
 from precache.formats import FORMATS, Sample
 from precache.index import checksum_of
 from precache.jpeg import Pixels
-from precache.manifest import Rejected, ShardEntry
+from precache.left_out import Rejected
 from precache.output import OutputFile, publish
 from precache.reading import MAX_PIXELS
 from precache.recipe import Recipe
+from precache.shard_table import ShardEntry
 from precache.sources.ahead import read_ahead
 from precache.sources.base import SampleRef, Source, picture_checksum
 from precache.statistics import NO_PIXELS, PixelSums

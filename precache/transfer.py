@@ -11,18 +11,22 @@ what was sent as it, so that one of the same size is not taken for it. What is t
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from threading import Lock as ThreadLock
 
 from precache.converted import open_dataset
 from precache.errors import DatasetError, shell_command
 from precache.executors import of_caller
-from precache.files import FileEntry, check_file
+from precache.files import FileEntry, Held, check_file, in_folder
+from precache.left_out import REJECTED_NAME
 from precache.lock import hold_lock, is_mount_point, lock_path
-from precache.manifest import MANIFEST_NAME, REJECTED_NAME, Manifest, parse_manifest
+from precache.manifest import MANIFEST_NAME, Manifest, parse_manifest
 from precache.notices import some
 from precache.progress import Progress, tells, unseen
 from precache.remote import Remote, open_remote
@@ -84,7 +88,8 @@ def push(
     raw = read_regular(dataset.path / MANIFEST_NAME)
     files = _with_rejected(dataset.manifest, dataset.path)
     there = remote.read(MANIFEST_NAME)
-    if there is not None and there != raw and not _goes_on(there, dataset.manifest, destination):
+    held = _from(remote, dataset.path)
+    if there is not None and there != raw and not _goes_on(there, dataset.manifest, held):
         if not overwrite:
             raise DatasetError(
                 f"{destination}: holds another dataset; choose another URL, or pass --overwrite to replace it"
@@ -129,12 +134,12 @@ def pull(
         raise DatasetError(
             f"{source}: not a converted dataset (no {MANIFEST_NAME} there); 'precache push' puts one there"
         )
-    manifest, digest, intact = parse_manifest(raw, Path(str(source)) / MANIFEST_NAME)
+    path = Path(os.path.realpath(folder))
+    manifest, digest, intact = parse_manifest(raw, Path(str(source)) / MANIFEST_NAME, _from(remote, path))
     if not intact:
         raise DatasetError(f"{source}: its {MANIFEST_NAME} was edited or damaged; push the dataset again")
-    path = Path(os.path.realpath(folder))
     with hold_lock(path):
-        _prepare(path, raw, manifest, digest, source)
+        _prepare(path, raw, manifest, digest)
         files = _fetched(manifest, remote)
         names = {file.name for file in files}
         remove_leftovers(path, names)
@@ -190,6 +195,23 @@ def _each(function: Callable[[FileEntry], None], files: Sequence[FileEntry]) -> 
             work.result()
 
 
+def _from(remote: Remote, folder: Path) -> Held:
+    """Of files in the storage, which are fetched unless `folder` has them."""
+    return partial(_fetched_beside, remote, folder)
+
+
+@contextmanager
+def _fetched_beside(remote: Remote, folder: Path, file: FileEntry) -> Iterator[Path]:
+    if check_file(folder, file) is None:
+        yield folder / file.name
+        return
+    with TemporaryDirectory() as temporary:
+        path = Path(temporary) / file.name
+        if (content := remote.read(file.name)) is not None:
+            path.write_bytes(content)
+        yield path
+
+
 def _with_rejected(manifest: Manifest, folder: Path) -> list[FileEntry]:
     """All files of the dataset, the largest first; and the list of rejects, which people read."""
     files = sorted(manifest.files, key=lambda file: -file.bytes)
@@ -206,10 +228,10 @@ def _fetched(manifest: Manifest, remote: Remote) -> list[FileEntry]:
     return files
 
 
-def _goes_on(there: bytes, manifest: Manifest, destination: str | Url) -> bool:
+def _goes_on(there: bytes, manifest: Manifest, held: Held) -> bool:
     """Whether the dataset there is an earlier state of ours: what it names is the same in both."""
     try:
-        old, _, intact = parse_manifest(there, Path(str(destination)) / MANIFEST_NAME)
+        old, _, intact = parse_manifest(there, Path(MANIFEST_NAME), held)
     except DatasetError:
         return False
     ours = {file.name: file for file in manifest.files}
@@ -220,13 +242,13 @@ def _is_earlier(old: Manifest, new: Manifest) -> bool:
     return old.updates == new.updates[: len(old.updates)] and old.shards == new.shards[: len(old.shards)]
 
 
-def _prepare(path: Path, raw: bytes, manifest: Manifest, digest: str, source: str | Url) -> None:
+def _prepare(path: Path, raw: bytes, manifest: Manifest, digest: str) -> None:
     """Make the folder one that the dataset may be written to; DatasetError if it is not."""
     record = json.dumps({"digest": digest}).encode()
     manifest_path, record_path = path / MANIFEST_NAME, path / PULL_NAME
     if os.path.lexists(manifest_path):
         there = read_regular(manifest_path)
-        if there != raw and not _goes_on(there, manifest, source):
+        if there != raw and not _goes_on(there, manifest, in_folder(path)):
             raise DatasetError(f"{path}: holds another dataset; choose another folder, or remove it")
     elif os.path.lexists(record_path):
         if read_regular(record_path) != record:

@@ -19,7 +19,8 @@ from precache.converted import ConvertedDataset
 from precache.difference import AGAIN, Difference, compare
 from precache.errors import DatasetError
 from precache.journal_header import Target
-from precache.manifest import Manifest, Rejected
+from precache.left_out import Rejected
+from precache.manifest import Manifest
 from precache.notices import warn
 from precache.plan import ConvertPlan, Grown, plan_update
 from precache.recipe import Recipe

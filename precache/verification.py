@@ -18,12 +18,12 @@ from precache.errors import DatasetError, ImageError, SampleError
 from precache.files import check_file, check_objects
 from precache.formats import FORMATS, StoredSample
 from precache.images import Decoded
-from precache.index import SampleIndex
+from precache.index import REMEDY, SampleIndex
 from precache.jpeg import Pixels
-from precache.manifest import ShardEntry
 from precache.notices import counted
 from precache.progress import Progress, unseen
 from precache.recipe import Recipe
+from precache.shard_table import ShardEntry, TableError
 from precache.sizes import written
 from precache.sources import Scanning, Source, SourceOptions, open_source
 from precache.sources.base import SampleRef, Scan, picture_checksum
@@ -52,7 +52,10 @@ def verify(path: str | os.PathLike[str] | Url) -> list[str]:
         DatasetError: `path` is not a converted dataset.
         StorageError: it is a URL, and the storage refuses or does not answer.
     """
-    dataset, problem = open_unchecked(path)
+    try:
+        dataset, problem = open_unchecked(path)
+    except TableError as error:  # nothing else is known of the files then
+        return [str(error).removesuffix(f"; {REMEDY}")]
     files, place = dataset.manifest.files, dataset.place
     if isinstance(place, Url):
         problems = check_objects(ObjectStore(place), files)

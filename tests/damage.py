@@ -1,15 +1,20 @@
-"""Pictures that cannot be decoded, and folders that hold some."""
+"""Pictures that cannot be decoded, folders that hold some, and what a saboteur does to a folder."""
 
 import io
+import json
 import shutil
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
 
 from precache import open_dataset
+from precache.arrays import read_arrays, write_arrays
 from precache.formats import FORMATS, Sample
+from precache.manifest import MANIFEST_NAME, _checksum
 from precache.output import publish
 from precache.sources.tree import scan_tree
 
@@ -70,3 +75,20 @@ def flip_a_bit(path: Path, shard_number: int = 2, row: int = 4) -> tuple[Path, i
     content[content.index(data) + len(data) // 2] ^= 16
     shard.write_bytes(content)
     return shard, stored.id
+
+
+def edit_manifest(path: Path, **changes: Any) -> None:
+    """Change these entries of the manifest of the dataset at `path`; its checksum fits."""
+    content = {**json.loads((path / MANIFEST_NAME).read_bytes()), **changes}
+    content["checksum"] = _checksum(content)
+    (path / MANIFEST_NAME).write_text(json.dumps(content))
+
+
+def edit_table(path: Path, **columns: Any) -> None:
+    """Change these columns of the table of shards, None: take it out; all checksums fit."""
+    manifest = open_dataset(path).manifest
+    assert manifest.table is not None
+    arrays = {**read_arrays(path, manifest.table), **columns}
+    kept = {name: array for name, array in arrays.items() if array is not None}
+    entry, _ = write_arrays(path / manifest.table.name, kept)
+    edit_manifest(path, shards={"splits": manifest.shards.split_names, **asdict(entry)})

@@ -72,8 +72,10 @@ class Arm:
         """Of a picture as it is stored, on average; None of noise."""
         if self.backend == "synthetic":
             return None
-        sizes = self.data.shard_bytes or [Path(file).stat().st_size for file in self.data.files]
-        return sum(sizes) / len(self.data.ids)
+        sizes: list[int] = self.data.shard_bytes.tolist() or [
+            Path(file).stat().st_size for file in self.data.files
+        ]
+        return sum(sizes) / len(self.data)
 
     @property
     def file_bytes(self) -> int:

@@ -81,6 +81,6 @@ def _link(tree: SplitData, rows: "np.ndarray[tuple[int], np.dtype[np.int64]]", f
         ids=tree.ids[rows],
         labels=tree.labels[rows],
         files=tuple(files),
-        shard_samples=(len(rows),),
+        shard_samples=np.array([len(rows)]),
         digest=hashlib.sha256(identity.encode()).hexdigest(),
     )

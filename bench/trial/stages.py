@@ -23,7 +23,7 @@ DECODING = ("pytorch", "webdataset")
 def probe_files(data: SplitData) -> tuple[str, ...]:
     """What `time_stages` reads of it: some pictures of a raw tree, else the shards."""
     if data.kind != RAW:
-        return data.files
+        return tuple(data.files)
     rows = np.unique(np.linspace(0, len(data.files) - 1, PICTURES).round().astype(int))
     return tuple(data.files[row] for row in rows.tolist())
 

@@ -94,8 +94,8 @@ class BatchFiller:
             if crops.size is None
             else BufferPool(batch_size * crops.views, crops.size, device, data.pixel_bytes)
         )
-        shapes = data.shapes_at(slice(None)) if crops.stored is None else np.array([sides(crops.stored)])
-        self._most_bytes = int(shapes.prod(axis=1).max()) * data.pixel_bytes
+        most = data.most_sides if crops.stored is None else sides(crops.stored)
+        self._most_bytes = math.prod(most) * data.pixel_bytes
         # the caller's thread is one of them
         self._pool = Pool(max(1, self._threads - 1), "fill")
 

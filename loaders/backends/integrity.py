@@ -6,6 +6,7 @@ are compared when a shard is first opened.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ import numpy.typing as npt
 
 from loaders.dataset import SplitData
 from precache.errors import DatasetError, shell_command
-from precache.files import FileEntry, check_file
+from precache.files import check_file
 from precache.index import checksum_of
 
 
@@ -29,16 +30,17 @@ class SampleCheck:
         self._when = when
         self._always = when == "always"
         has_checksums = data.index is not None and data.index.checksums is not None
-        self._pending = np.full(len(data.ids), when != "never" and has_checksums)
+        self._compares = when != "never" and has_checksums
+        self._passed = _Flags(len(data) if self._compares and not self._always else 0)
         self._unchecked_files = set() if when == "never" or has_checksums else set(range(len(data.files)))
 
     def wants(self, position: int) -> bool:
         """Whether the sample at `position` is to be compared when it is read."""
-        return bool(self._pending[position])
+        return self._compares and (self._always or not self._passed.get(position))
 
     def wants_any(self, positions: npt.NDArray[np.int64]) -> bool:
         """Whether any of those at `positions` is."""
-        return bool(self._pending[positions].any())
+        return self._compares and (self._always or not self._passed.all(positions))
 
     def compare(self, position: int, stored: bytes | npt.NDArray[np.uint8], damage: str = "") -> None:
         """Compare all that is stored of the sample at `position`, if that is wanted.
@@ -49,15 +51,14 @@ class SampleCheck:
         Raises:
             SampleError: it is not what was written; so is it the next time.
         """
-        if damage or self._pending[position]:
+        if damage or self.wants(position):
             index = self._data.index
             assert index is not None
             if damage or index.checksums is None or checksum_of(stored) != index.checksums[position]:
                 if self._data.remote is not None:
                     damage = self._data.remote.damaged(int(self._data.locate(np.array([position]))[0][0]))
                 raise index.error(position, self._data.file(position), damage)
-            if not self._always:
-                self._pending[position] = False
+            self.passed(np.array([position]))
 
     def written(self, positions: npt.NDArray[np.int64]) -> list[int]:
         """Checksums of what was written of the samples at `positions`, for who compares many at a time."""
@@ -68,8 +69,8 @@ class SampleCheck:
 
     def passed(self, positions: npt.NDArray[np.int64]) -> None:
         """Note that those at `positions` were compared, and right."""
-        if not self._always:
-            self._pending[positions] = False
+        if self._compares and not self._always:
+            self._passed.set(positions)
 
     def open_file(self, number: int) -> None:
         """To be called before shard `number` of the split is read: compares its size; all of it in version 2.
@@ -79,12 +80,32 @@ class SampleCheck:
         """
         if self._when == "never":
             return
-        path = Path(self._data.files[number])
-        entry = FileEntry(path.name, self._data.shard_bytes[number], self._data.file_checksums[number])
+        assert self._data.shards is not None
+        path = Path(self._data.files[number])  # a part of a shard has a name of its own
+        entry = replace(self._data.shards[number].files[0], name=path.name)
         whole = number in self._unchecked_files
         if problem := check_file(path.parent, entry, content=whole):
             raise DatasetError(f"{problem}; run: {shell_command('precache verify', self._data.path)}")
         self._unchecked_files.discard(number)
+
+
+class _Flags:
+    """A bit for each sample, 0 at first; memory is taken where some are set.
+
+    Two threads that set flags of one byte at a time may lose one of them: what it stands for is done again.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._bytes = np.zeros(-(-count // 8), np.uint8)
+
+    def get(self, position: int) -> bool:
+        return bool(self._bytes[position >> 3] >> (position & 7) & 1)
+
+    def all(self, positions: npt.NDArray[np.int64]) -> bool:
+        return bool((self._bytes[positions >> 3] >> (positions & 7) & 1).all())
+
+    def set(self, positions: npt.NDArray[np.int64]) -> None:
+        np.bitwise_or.at(self._bytes, positions >> 3, (1 << (positions & 7)).astype(np.uint8))
 
 
 def check_index(

@@ -7,6 +7,8 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import TypeVar
 
+import numpy as np
+
 from loaders.backends.integrity import SampleCheck, check_index
 from loaders.batch import Request
 from loaders.dataset import SplitData
@@ -34,10 +36,12 @@ def look_ahead(
     until the second one after it is asked for: see `loaders.backends.filler`. `at_end` closes those that
     are left, not this iterator: when it ends or fails, the requests before may still be read.
     """
-    horizon = sum(sorted(data.shard_samples)[-window_shards:])
+    horizon = int(np.sort(data.shard_samples)[-window_shards:].sum())
     fetching: FetchAhead | None = None
     if data.remote is not None:
-        fetching = FetchAhead(data.remote, data.remote.ahead(window_shards, max(data.shard_bytes)), horizon)
+        fetching = FetchAhead(
+            data.remote, data.remote.ahead(window_shards, int(data.shard_bytes.max())), horizon
+        )
         requests = fetching.requests(requests, lambda positions: data.locate(positions)[0])
     pending: deque[tuple[Request, list[int]]] = deque()  # with the shard of each sample
     wanted: Counter[int] = Counter()  # shard -> its samples in `pending`

@@ -4,6 +4,7 @@ Crops that are not resized go there at once, many pictures in one call, see `loa
 picture that is to be compared with its checksum is read whole, whatever is served of it.
 """
 
+import math
 import os
 import threading
 from collections import OrderedDict
@@ -23,7 +24,7 @@ from loaders.dataset import SplitData
 from loaders.remote import FetchAhead
 from loaders.settings import LoaderSpec
 from precache.errors import DatasetError, shell_command
-from precache.formats.shards import ShardFile, picture_starts
+from precache.formats.shards import ShardFile
 from precache.index import checksum_of
 from precache.jpeg import Pixels
 from precache.sizes import sides
@@ -50,17 +51,10 @@ class ShardsReader:
         self._sequential = spec.shuffle in (False, "window") or not self.random_access
         self._window_shards = data.window_shards(spec.reading.memory_bytes)
         most_bytes = spec.reading.memory_bytes
-        self._bounded = most_bytes is not None and sum(data.shard_bytes) > most_bytes
+        self._bounded = most_bytes is not None and int(data.shard_bytes.sum()) > most_bytes
         self._check = SampleCheck(data, spec.reading.check)
-        self._scratch = _Scratch(int(data.shapes_at(slice(None)).prod(axis=1).max()), data.pixel_bytes)
-        shards = range(len(data.files))
-        whole = data.whole
-        starts = [
-            picture_starts(whole.shapes_at(whole.shard_positions(number)), data.pixel_bytes)
-            for number in shards
-        ]
-        self._starts = np.concatenate(starts)[data.in_whole(slice(None))]
-        self._unasked = np.full(len(data.ids), not self._sequential)
+        self._scratch = _Scratch(math.prod(data.most_sides), data.pixel_bytes)
+        self._unasked = 0 if self._sequential else len(data)
 
     def read(self, requests: Iterator[Request]) -> Iterator[DecodedBatch]:
         """Yield one batch per request."""
@@ -76,8 +70,8 @@ class ShardsReader:
     def _pictures(self, request: Request, opened: Mapping[int, ShardFile]) -> Pictures:
         indexes, samples = self._data.locate(request.positions)
         files = [opened[index] for index in indexes.tolist()]
-        self._ask_for(files, samples, request.positions)
-        shapes, starts = self._data.shapes_at(request.positions), self._starts[request.positions]
+        self._ask_for(files, samples)
+        shapes, starts = self._data.shapes_at(request.positions), _starts(files, samples)
         lying = _Lying(files, samples, request.positions, shapes, starts, self._check, self._scratch)
         return Pictures(request, lying.rows, lying.gather if self._gathers() else None)
 
@@ -85,16 +79,18 @@ class ShardsReader:
         """End the threads."""
         self._filler.close()
 
-    def _ask_for(self, files: list[ShardFile], samples: Positions, positions: Positions) -> None:
+    def _ask_for(self, files: list[ShardFile], samples: Positions) -> None:
         """Have the disk fetch all pictures of a batch at a time; each thread alone would wait for one.
 
-        The first time alone: afterwards they are in the system's cache, where it is large enough.
+        Until as many were read as there are: then they are in the system's cache, where it is large enough.
         """
-        new = np.flatnonzero(self._unasked[positions]).tolist()
-        self._unasked[positions] = False
-        if not all(files[number].is_cached(int(samples[number])) for number in new[:_PROBES]):
-            for number in new:
-                files[number].will_need(int(samples[number]))
+        if self._unasked <= 0:
+            return
+        self._unasked -= len(files)
+        asked = list(zip(files, samples.tolist(), strict=True))
+        if not all(file.is_cached(sample) for file, sample in asked[:_PROBES]):
+            for file, sample in asked:
+                file.will_need(sample)
 
     def _open_at_random(
         self, requests: Iterator[Request], at_end: ExitStack
@@ -161,6 +157,11 @@ class ShardsReader:
             file.close()
             raise
         return file
+
+
+def _starts(files: list[ShardFile], samples: Positions) -> Positions:
+    """int64 [n], the byte of its file where each of the samples begins."""
+    return np.array([file.starts[sample] for file, sample in zip(files, samples.tolist(), strict=True)])
 
 
 def _can_gather(crops: Crops) -> Callable[[], bool]:

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from precache import PrecacheError, convert, inspection, open_dataset, verify
-from precache.manifest import MANIFEST_NAME, REJECTED_NAME
+from precache.left_out import REJECTED_NAME
+from precache.manifest import MANIFEST_NAME
 from precache.recipe import Recipe
 from tests.building import build_loader
 from tests.faults import mutations, nursery

@@ -111,7 +111,7 @@ def test_a_part_of_many_shards_opens_no_more_of_them_at_a_time(converted: dict[s
     """Six shards, windows of one, two samples of each: what is read ahead is counted in these, not in all."""
     whole = open_split(converted["webdataset"], "train")
     data = whole.select(np.sort(np.concatenate([whole.shard_starts[:-1], whole.shard_starts[:-1] + 3])))
-    assert data.shard_samples == (2,) * 6
+    assert data.shard_samples.tolist() == [2] * 6
     opened: list[int] = []
     closed: list[int] = []
     requests = (Request(0, np.array([position])) for position in range(12))

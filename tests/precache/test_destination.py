@@ -13,8 +13,9 @@ from precache import convert
 from precache.converted import open_dataset
 from precache.errors import DatasetError
 from precache.journal import JOURNAL_NAME
+from precache.left_out import REJECTED_NAME
 from precache.lock import lock_path
-from precache.manifest import MANIFEST_NAME, REJECTED_NAME
+from precache.manifest import MANIFEST_NAME
 from precache.output import publish, write_beside
 from tests.command import ROOT, check_bad_input, run
 from tests.conftest import small_recipe
@@ -145,16 +146,15 @@ def test_an_edited_manifest_can_be_replaced_and_a_broken_one_says_what_to_do(
     assert contents(out) == before
 
 
-def test_a_manifest_that_lists_files_of_the_users_removes_none(
-    raw_tree: Path, converted: dict[str, Path], out: Path
-) -> None:
-    shutil.copytree(converted["shards"], out)
+def test_a_manifest_that_lists_files_of_the_users_removes_none(raw_tree: Path, out: Path) -> None:
+    """Of version 4, whose manifest had the names of the shards' files."""
+    shutil.copytree(ROOT / "tests/data/version-4/shards", out)
     (out / "thesis.txt").write_bytes(THESIS)
     text = (out / MANIFEST_NAME).read_text()
     first = open_dataset(out).manifest.shards[-1].file_name
     (out / MANIFEST_NAME).write_text(text.replace(first, "thesis.txt"))
     with pytest.raises(
-        DatasetError, match=r"lists files that precache does not write \(train-00005\); remove .*/out"
+        DatasetError, match=r"shard 'train-00002': not as this .* unknown which files .* remove .*/out"
     ):
         convert(raw_tree, out, small_recipe("shards"), workers=0, overwrite=True)
     assert (out / "thesis.txt").read_bytes() == THESIS

@@ -15,17 +15,20 @@ from precache import convert, open_dataset, verify, verify_across, verify_deep
 from precache.errors import DatasetError
 from precache.formats import FORMATS, Sample
 from precache.formats.shards import DATA_START
-from precache.manifest import INDEX_NAME, MANIFEST_NAME, write_manifest
+from precache.index import INDEX_NAME
+from precache.left_out import LEFT_OUT_NAME, REJECTED_NAME
+from precache.manifest import MANIFEST_NAME, write_manifest
 from precache.output import publish
+from precache.shard_table import TABLE_NAME
 from tests.command import check_bad_input, run, run_here
 from tests.conftest import IMAGES, STORED_SIZE, small_recipe
 
 
-@pytest.mark.parametrize("damage", ["flip", "truncate", "remove", "index"])
+@pytest.mark.parametrize("damage", ["flip", "truncate", "remove", "index", "table"])
 def test_verify_names_the_damaged_file(converted: dict[str, Path], tmp_path: Path, damage: str) -> None:
     path = Path(shutil.copytree(converted["dali"], tmp_path / "copy"))
     assert verify(path) == []
-    shard = path / (INDEX_NAME if damage == "index" else "train-00002.tfrecord")
+    shard = path / {"index": INDEX_NAME, "table": TABLE_NAME}.get(damage, "train-00002.tfrecord")
     content = bytearray(shard.read_bytes())
     if damage == "remove":
         shard.unlink()
@@ -36,6 +39,28 @@ def test_verify_names_the_damaged_file(converted: dict[str, Path], tmp_path: Pat
         shard.write_bytes(content)
     (problem,) = verify(path)
     assert problem.startswith(f"{shard}: ")
+
+
+def test_a_bit_that_changed_in_any_file_is_found(raw_tree: Path, tmp_path: Path) -> None:
+    tree, out = Path(shutil.copytree(raw_tree, tmp_path / "tree")), tmp_path / "out"
+    (tree / "notes.txt").write_bytes(b"no picture")
+    next(tree.rglob("*.jpg")).with_name("broken.jpg").write_bytes(b"")
+    convert(tree, out, small_recipe("webdataset"), workers=0, max_rejects=0.1)
+    files = sorted({path.name for path in out.iterdir()} - {REJECTED_NAME})  # which is for people
+    assert {LEFT_OUT_NAME, TABLE_NAME, INDEX_NAME, MANIFEST_NAME} < set(files)
+    rng = np.random.default_rng(2)
+    for name in files:
+        content = (out / name).read_bytes()
+        for place, bit in zip(rng.integers(0, len(content), 8), rng.integers(0, 8, 8), strict=True):
+            changed = bytearray(content)
+            changed[place] ^= 1 << bit
+            (out / name).write_bytes(changed)
+            try:
+                problems = verify(out)
+            except DatasetError as error:  # it is no manifest any more
+                problems = [str(error)]
+            assert [problem.startswith(f"{out / name}: ") for problem in problems] == [True]
+        (out / name).write_bytes(content)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +82,7 @@ def test_a_damaged_manifest_names_its_file(
         if content == "shards":
             edited["shards"] = []
         else:
-            edited["shards"][0]["samples"] = "many"
+            edited["shards"]["bytes"] = "many"
         content = json.dumps(edited).encode()
     (tmp_path / MANIFEST_NAME).write_bytes(content)
     with pytest.raises(DatasetError, match=message) as caught:

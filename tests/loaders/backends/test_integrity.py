@@ -17,10 +17,11 @@ from precache.converted import ConvertedDataset
 from precache.errors import DatasetError, ImageError, SampleError
 from precache.formats import FORMATS
 from precache.index import INDEX_NAME, SOURCE_STATE_NAME
-from precache.manifest import MANIFEST_NAME, _checksum
+from precache.manifest import MANIFEST_NAME
+from precache.shard_table import TABLE_NAME
 from tests.building import build_loader
 from tests.conftest import IMAGES
-from tests.damage import flip_a_bit
+from tests.damage import edit_manifest, edit_table, flip_a_bit
 from tests.loader_contract import ids_of
 
 ARMS = [
@@ -131,9 +132,9 @@ def test_a_sample_that_was_wrong_once_is_compared_again(converted: dict[str, Pat
         assert len(ids_of(loader)) == IMAGES
 
 
-@pytest.mark.parametrize("file", [MANIFEST_NAME, INDEX_NAME])
+@pytest.mark.parametrize("file", [MANIFEST_NAME, INDEX_NAME, TABLE_NAME])
 @pytest.mark.parametrize("name", sorted(FORMATS))
-def test_one_changed_byte_of_manifest_or_index_serves_nothing_else(
+def test_one_changed_byte_of_manifest_index_or_table_serves_nothing_else(
     name: str, file: str, converted: dict[str, Path], tmp_path: Path
 ) -> None:
     if name == "dali":
@@ -154,13 +155,16 @@ def test_a_manifest_with_a_right_checksum_is_not_trusted_either(
     converted: dict[str, Path], tmp_path: Path
 ) -> None:
     path = Path(shutil.copytree(converted["shards"], tmp_path / "copy"))
-    good = json.loads((path / MANIFEST_NAME).read_bytes())
+    whole = (path / MANIFEST_NAME).read_bytes()
+    good = json.loads(whole)
     for change in (
-        {"shards": [{**good["shards"][0], "samples": 2**70}]},
-        {"shards": [{**good["shards"][0], "samples": -1}]},
-        {"shards": [{**good["shards"][0], "files": [{**good["shards"][0]["files"][0], "name": "../x"}]}]},
-        {"shards": good["shards"] * 2},
+        {"shards": {**good["shards"], "name": "../shards.safetensors"}},
+        {"shards": {**good["shards"], "bytes": -1}},
+        {"shards": {**good["shards"], "splits": []}},
+        {"shards": {**good["shards"], "splits": ["train", "val"]}},
+        {"shards": {**good["shards"], "splits": ["val"]}},
         {"shards": []},
+        {"left_out": good["index"]},
         {"classes": [1, 2]},
         {"classes": good["classes"][:1]},
         {"index": {**good["index"], "name": "dataset.json"}},
@@ -168,10 +172,36 @@ def test_a_manifest_with_a_right_checksum_is_not_trusted_either(
         {"source_state": None},
         {"samples_per_class": {"train": [1, 2, 3]}},
         {"counts": {**good["counts"], "scanned": 3}},
+        {"counts": {**good["counts"], "rejected": 3}},
     ):
-        changed = {**good, **change}
-        changed["checksum"] = _checksum(changed)
-        (path / MANIFEST_NAME).write_text(json.dumps(changed))
+        edit_manifest(path, **change)
+        with pytest.raises(DatasetError, match=str(path)):
+            build_loader(path, workers=1)
+        (path / MANIFEST_NAME).write_bytes(whole)
+
+
+def test_a_table_with_a_right_checksum_is_not_trusted_either(
+    converted: dict[str, Path], tmp_path: Path
+) -> None:
+    samples = open_dataset(converted["shards"]).manifest.shards.samples
+    for number, change in enumerate(
+        (
+            {"samples": samples * 2**50},
+            {"samples": samples * 0},
+            {"samples": samples + 1},
+            {"samples": samples.astype(np.float64)},
+            {"samples": samples[:-1]},
+            {"samples": None},
+            {"splits": np.full(len(samples), 1, np.int32)},
+            {"numbers": samples * 0},
+            {"numbers": -samples},
+            {"bytes": np.full((len(samples), 1), -1)},
+            {"index_header": None},
+            {"largest": samples},
+        )
+    ):
+        path = Path(shutil.copytree(converted["shards"], tmp_path / str(number)))
+        edit_table(path, **change)
         with pytest.raises(DatasetError, match=str(path)):
             build_loader(path, workers=1)
 
@@ -183,7 +213,7 @@ def read_all(path: Path) -> None:
 
 
 @pytest.mark.parametrize("what", ["fifo", "directory", "loop of links"])
-@pytest.mark.parametrize("file", [MANIFEST_NAME, INDEX_NAME, SOURCE_STATE_NAME, "shard"])
+@pytest.mark.parametrize("file", [MANIFEST_NAME, INDEX_NAME, SOURCE_STATE_NAME, TABLE_NAME, "shard"])
 @pytest.mark.parametrize("name", sorted(FORMATS))
 def test_what_is_no_file_is_an_error_not_a_wait(
     name: str, file: str, what: str, converted: dict[str, Path], tmp_path: Path

@@ -1,0 +1,287 @@
+"""Sets whose index is read shard by shard: they serve what others do, and cost what a batch needs."""
+
+import os
+import pickle
+import shutil
+import tracemalloc
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from bench.trial import huge
+from loaders import ImageDataset
+from loaders.backends.integrity import SampleCheck
+from loaders.dataset import SplitData, open_split
+from loaders.mixture import unite_classes
+from precache import Recipe, convert, converted, index_file, open_dataset
+from precache.errors import DatasetError, SettingError
+from precache.formats import FORMATS
+from precache.index import INDEX_NAME
+from precache.index_rows import LazyArray
+from tests.building import build_loader
+from tests.conftest import IMAGES
+from tests.damage import edit_manifest
+from tests.precache.sources.listed import listed
+
+MIB = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def lazily(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if every set were large."""
+    monkeypatch.setattr(converted, "WHOLE_SAMPLES", 0)
+
+
+@pytest.fixture(scope="module")
+def described(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A set for each kind of target, with fields of every kind."""
+    root = tmp_path_factory.mktemp("described")
+    for target in ("class", "classes", "number", "none"):
+        recipe = Recipe(format="webdataset", size=16, shard_bytes=7 * 16 * 16 * 3, splits="train=0.6,val=0.4")
+        convert(listed(target), root / target, recipe, workers=0)
+    return {path.name: path for path in root.iterdir()}
+
+
+def both(path: Path, split: str) -> tuple[SplitData, SplitData]:
+    """Read as a whole, and shard by shard."""
+    lazy = open_split(path, split)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(converted, "WHOLE_SAMPLES", 10**6)
+        whole = open_split(path, split)
+    assert isinstance(lazy.ids, LazyArray)
+    assert isinstance(whole.ids, np.ndarray)
+    return whole, lazy
+
+
+def check_same(whole: SplitData, lazy: SplitData) -> None:
+    """In every column and by every kind of position."""
+    count = len(whole)
+    assert len(lazy) == count
+    rng = np.random.default_rng(1)
+    asked = (
+        rng.permutation(count),
+        np.array([-1, 0, 0]),
+        np.empty(0, np.int64),
+        slice(2, 9),
+        slice(None),
+        count // 2,
+        -2,
+    )
+    for positions in (*asked, rng.random(count) < 0.5):
+        for name in ("ids", "labels", "shapes"):
+            ours, theirs = getattr(lazy, name), getattr(whole, name)
+            assert (ours is None) == (theirs is None)
+            if ours is not None:
+                assert np.array_equal(ours[positions], theirs[positions])
+                assert ours[positions].dtype == theirs.dtype
+        for name in ("source_sizes", "checksums", "source_checksums", "mask_checksums"):
+            ours, theirs = getattr(lazy.index, name), getattr(whole.index, name)
+            assert ours is theirs is None or np.array_equal(ours[positions], theirs[positions])
+    assert whole.index is not None
+    assert lazy.index is not None
+    columns = {**whole.index.fields, "": whole.index.targets}
+    for name, column in columns.items():
+        lazy_column: Any = lazy.index.targets if name == "" else lazy.index.fields[name]
+        if column is None:
+            assert lazy_column is None
+            continue
+        assert (lazy_column.kind, lazy_column.row_shape, len(lazy_column)) == (
+            *(column.kind, column.row_shape),
+            len(column),
+        )
+        for rows in (rng.permutation(count), np.array([count - 1, 0, 0]), np.empty(0, np.int64)):
+            assert lazy_column.select(rows).content() == column.select(rows).content()
+        assert lazy_column.value(count - 1) == column.value(count - 1)
+    assert [lazy.path_at(row) for row in range(count)] == [whole.path_at(row) for row in range(count)]
+    assert lazy.targets() == whole.targets()
+    assert lazy.most_sides == tuple(whole.shapes_at(slice(None)).max(axis=0).tolist())
+
+
+@pytest.mark.parametrize("target", ["class", "classes", "number", "none"])
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_every_column_is_what_it_is_read_as_a_whole(
+    described: dict[str, Path], target: str, split: str
+) -> None:
+    whole, lazy = both(described[target], split)
+    check_same(whole, lazy)
+    some = np.flatnonzero(np.arange(len(whole)) % 3 > 0)
+    check_same(whole.select(some), lazy.select(some))
+    check_same(whole.select(some).select(np.arange(1, 4)), lazy.select(some).select(np.arange(1, 4)))
+    assert whole.select(some).digest == lazy.select(some).digest
+    check_same(whole, pickle.loads(pickle.dumps(lazy)))
+
+
+def test_sets_of_a_mixture_are_relabelled_without_reading_them(converted: dict[str, Path]) -> None:
+    whole, lazy = both(converted["shards"], "train")
+    names = ("new", *whole.classes[::-1])
+    for parts in ((whole, whole), (lazy, lazy)):
+        one, other = unite_classes((parts[0], parts[1].relabel(names, np.arange(len(whole.classes)) + 1)))
+        assert one.classes == other.classes == (*whole.classes, "new")
+        assert isinstance(other.labels, LazyArray) == (parts[0] is lazy)
+    check_labels = np.array([one.classes.index(names[label + 1]) for label in whole.labels])
+    assert np.array_equal(other.labels[np.arange(IMAGES)], check_labels)
+
+
+HOW: list[dict[str, Any]] = [
+    {},
+    {"shuffle": "window"},
+    {"shuffle": False, "size": 40},
+    {"subset": [3, 60, 4, 20]},
+    {"weights": "balanced"},
+    {"augment": "train", "size": 40},
+    {"cache": "ram"},
+    {"check": "always"},
+]
+
+
+@pytest.mark.parametrize("how", HOW, ids=str)
+@pytest.mark.parametrize("kind", ["shards", "webdataset", "keep-shards", "keep-webdataset"])
+def test_loaders_serve_the_same_batches(
+    kind: str, how: dict[str, Any], converted: dict[str, Path], shaped: dict[str, Path]
+) -> None:
+    path = {**converted, **shaped}[kind]
+
+    def serve() -> Iterator[tuple[torch.Tensor, ...]]:
+        with build_loader(path, batch_size=8, workers=2, **how) as loader:
+            for _ in range(2):
+                yield from ((batch.images.clone(), batch.labels, batch.ids) for batch in loader)
+            yield torch.tensor(loader.dataset.targets), torch.tensor(len(loader.dataset))
+
+    lazy = [*serve()]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("precache.converted.WHOLE_SAMPLES", 10**6)
+        whole = [*serve()]
+    assert len(lazy) == len(whole)
+    assert all(
+        torch.equal(a, b)
+        for one, other in zip(lazy, whole, strict=True)
+        for a, b in zip(one, other, strict=True)
+    )
+
+
+def test_classes_and_paths_are_found(converted: dict[str, Path]) -> None:
+    whole, lazy = both(converted["webdataset"], "train")
+    assert lazy.path_of(int(whole.ids[33])) == whole.path_at(33)
+    with pytest.raises(SettingError, match="has none of this id"):
+        lazy.path_of(10**6)
+    with build_loader(converted["webdataset"], classes=whole.classes[:2], batch_size=8) as loader:
+        assert loader.samples == int((whole.labels < 2).sum())
+    with pytest.raises(IndexError):
+        lazy.ids[[IMAGES]]
+
+
+def test_the_map_style_dataset_serves_the_same(shaped: dict[str, Path]) -> None:
+    dataset = ImageDataset(shaped["keep-shards"], decode="tensor")
+    again = pickle.loads(pickle.dumps(dataset))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("precache.converted.WHOLE_SAMPLES", 10**6)
+        whole = ImageDataset(shaped["keep-shards"], decode="tensor")
+    for number in (0, 69, -3, 30):
+        assert torch.equal(dataset[number][0], whole[number][0])
+        assert torch.equal(again[number][0], whole[number][0])
+        assert dataset[number][1] == whole[number][1]
+    assert dataset.samples == whole.samples
+
+
+def test_threads_may_ask_at_once_and_what_is_kept_is_bounded(
+    converted: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(index_file, "_KEPT_BYTES", 300)
+    whole, lazy = both(converted["shards"], "train")
+    turns = [np.random.default_rng(seed).integers(0, IMAGES, 40) for seed in range(200)]
+    with ThreadPoolExecutor(8) as pool:
+        found = [*pool.map(lambda rows: lazy.ids[rows], turns)]
+    assert all(np.array_equal(ids, whole.ids[rows]) for ids, rows in zip(found, turns, strict=True))
+    file = lazy.ids._file  # type: ignore[attr-defined]
+    assert file._kept_bytes == sum(a.nbytes for read in file._kept.values() for a in read) <= 300
+
+
+@pytest.mark.parametrize("name", sorted(FORMATS))
+def test_a_bit_that_changed_in_the_index_is_found_where_its_rows_are_read(
+    name: str, converted: dict[str, Path], tmp_path: Path
+) -> None:
+    """In the header at once, in the rows by who reads them; no other rows than those that were written."""
+    path = Path(shutil.copytree(converted[name], tmp_path / "copy"))
+    whole, _ = both(path, "train")
+    content = (path / INDEX_NAME).read_bytes()
+    rng = np.random.default_rng(3)
+    remedy = "run 'precache verify' on its folder"
+    found = set()
+    for place, bit in zip(rng.integers(0, len(content), 150), rng.integers(0, 8, 150), strict=True):
+        changed = bytearray(content)
+        changed[place] ^= 1 << bit
+        (path / INDEX_NAME).write_bytes(changed)
+        with pytest.raises(DatasetError, match=remedy) as caught:
+            check_same(whole, open_split(path, "train"))
+        message = str(caught.value)
+        assert message.startswith(f"{path / INDEX_NAME}: ")
+        assert "\n" not in message
+        found.add("its rows of the shard train-" in message)
+    assert found == {True, False}
+
+
+def test_an_index_that_is_cut_off_gone_or_a_pipe_is_an_error_when_it_is_opened_or_read(
+    converted: dict[str, Path], tmp_path: Path
+) -> None:
+    path = Path(shutil.copytree(converted["shards"], tmp_path / "copy"))
+    opened = open_split(path, "train")
+    os.truncate(path / INDEX_NAME, 900)
+    with pytest.raises(DatasetError, match=r"index.safetensors: .* damaged \(the file ends before byte"):
+        opened.labels[:]
+    with pytest.raises(DatasetError, match=r"index.safetensors: is damaged \(expected .* bytes, got 900\)"):
+        open_split(path, "train")
+    (path / INDEX_NAME).unlink()
+    with pytest.raises(DatasetError, match=r"index.safetensors: cannot be read \(No such file"):
+        open_split(path, "train")
+    os.mkfifo(path / INDEX_NAME)
+    with pytest.raises(DatasetError, match=str(path)):
+        open_split(path, "train")
+
+
+def test_rows_that_fit_no_manifest_are_refused_although_their_checksums_fit(
+    converted: dict[str, Path], tmp_path: Path
+) -> None:
+    path = Path(shutil.copytree(converted["shards"], tmp_path / "copy"))
+    counts = open_dataset(path).manifest.samples_per_class["train"]
+    fewer = {"train": (*counts[:-2], counts[-2] + counts[-1])}
+    edit_manifest(path, classes=["a", "b", "c", "d"], samples_per_class=fewer)
+    with pytest.raises(DatasetError, match="its labels are not from 0 to 3"):
+        open_split(path, "train").labels[:]
+    edit_manifest(path, fields={"caption": "text"})
+    with pytest.raises(DatasetError, match="does not fit the manifest"):
+        open_split(path, "train")
+
+
+def test_what_a_sample_costs_is_less_than_a_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten million samples: opening them, the first batch, and what notes that all of them were compared."""
+    monkeypatch.undo()  # they are many
+    huge.make(tmp_path / "set", samples := 10_000_000, 6_000)
+    tracemalloc.start()
+    data = open_split(tmp_path / "set", "train")
+    positions = np.random.default_rng(0).integers(0, samples, 64)
+    assert np.array_equal(data.ids[positions], positions)
+    opened = tracemalloc.get_traced_memory()[1]
+    check = SampleCheck(data, "first-read")
+    check.passed(positions)
+    assert not check.wants_any(positions)
+    assert check.wants_any(np.arange(64))
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert opened < 4 * MIB  # 128 bytes and more for each of the shards, and rows of 64 of them
+    assert most - opened < samples / 7
+
+
+def test_what_a_shard_costs_is_a_few_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    huge.make(tmp_path / "set", 2_000_000, shards := 60_000)
+    tracemalloc.start()
+    data = open_split(tmp_path / "set", "train")
+    assert data.files[shards - 1].endswith("train-59999.safetensors")
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 300 * shards

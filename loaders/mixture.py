@@ -18,9 +18,10 @@ import numpy as np
 import torch
 
 from loaders.batch import Batch, Positions, Request
+from loaders.cutting import Cut, Shares, batch_count, cut_repeating
 from loaders.dataset import SplitData
 from loaders.devices import upload
-from loaders.order import EpochOrder, Share, batch_count, cut, cut_repeating
+from loaders.order import EpochOrder
 from loaders.pipeline import Pipeline
 from loaders.transfer import Sent
 from precache.errors import SettingError
@@ -160,7 +161,7 @@ class MixedOrder:
         """As of `Order`."""
         return sum(self.counts)
 
-    def batches(self, epoch: int) -> list[Share]:
+    def batches(self, epoch: int) -> Shares:
         """As of `Order`."""
         return cut_repeating(self.order(epoch), self.batch_size, self.last, self.rank, self.world_size)
 
@@ -182,9 +183,13 @@ class MixedOrder:
 
     def rank_samples(self) -> int:
         """As of `Order`."""
-        stored = np.arange(self.samples)
-        shares = cut(stored, self.batch_size, self.last, self.rank, self.world_size)
-        return sum(len(share.positions) for share in shares)
+        return Cut(
+            samples=self.samples,
+            batch_size=self.batch_size,
+            last=self.last,
+            rank=self.rank,
+            world_size=self.world_size,
+        ).rank_samples()
 
     def identity(self) -> dict[str, Any]:
         """As of `Order`."""

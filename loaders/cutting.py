@@ -86,7 +86,7 @@ class Cut:
         return self._whole + len(self._tail)
 
     def places(self, number: int) -> tuple[Positions, int]:
-        """Of batch `number`: places in the order of what this rank serves, int64 [n], and how many fill up."""
+        """Of batch `number`: places of what this rank serves, int64 [n], and how many at the end fill up."""
         ranks = self.world_size // self.nodes
         start, local = self.run[0], self.rank % ranks
         if number < self._whole:
@@ -120,12 +120,15 @@ class Shares:
     """One rank's batches of an epoch, each computed when it is asked for, with some that follow it.
 
     Any may be asked for first: those before it cost nothing.
+
+    Args:
+        span: places that a batch costs; by default those that it has.
     """
 
-    def __init__(self, cut: Cut, look_up: LookUp) -> None:
+    def __init__(self, cut: Cut, look_up: LookUp, span: int | None = None) -> None:
         self._cut = cut
         self._look_up = look_up
-        self._ahead = max(1, _BLOCK // cut.span)
+        self._ahead = max(1, _BLOCK // (span or cut.batch_size))
         self._first, self._block = 0, list[Share]()
 
     def __len__(self) -> int:

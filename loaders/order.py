@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from loaders.arrangements import Arrangement, Listed
 from loaders.batch import Positions
 from loaders.cutting import Cut, Shares, batch_count, cut, cut_repeating
 
@@ -97,6 +98,10 @@ class EpochOrder:
         if self.weights is None:
             return cut(order, self.batch_size, self.last, self.rank, self.world_size)
         return cut_repeating(order, self.batch_size, self.last, self.rank, self.world_size)
+
+    def arrangement(self, epoch: int) -> Arrangement:
+        """What all ranks serve in `epoch`, without what fills up."""
+        return Listed(self.order(epoch))
 
     def order(self, epoch: int) -> Positions:
         """What all ranks serve in `epoch`, without what fills up."""

@@ -7,7 +7,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from loaders.mixture import MixedOrder
+from loaders.mixed_order import MixedOrder
 from loaders.order import EpochOrder, Order
 
 IDS = np.random.default_rng(7).permutation(1300)[:1000]

@@ -60,7 +60,7 @@ class KeyedPermutation:
 
     def _permute(self, values: _Words, forward: bool) -> _Words:
         """Of 0 to rows * 2**bits - 1, through the network once."""
-        row = values >> self._bits
+        row: _Words = values >> self._bits
         column = values & ((np.uint64(1) << self._bits) - np.uint64(1))
         hashed, other = np.empty_like(values), np.empty_like(values)
         for number, key in self._rounds if forward else self._rounds[::-1]:

@@ -201,8 +201,8 @@ def find_nodes(ranks_per_node: int | None, world_size: int) -> int:
         check_range("ranks_per_node", ranks_per_node, 1)
         if world_size % ranks_per_node:
             raise SettingError(
-                f"ranks_per_node {ranks_per_node} does not divide world_size {world_size}; give as many as each "
-                f"node runs, or {world_size}: then all share each shard"
+                f"ranks_per_node {ranks_per_node} does not divide world_size {world_size}; give as many as "
+                f"each node runs, or {world_size}: then all share each shard"
             )
         return world_size // ranks_per_node
     try:

@@ -153,7 +153,7 @@ def _array(name: str, values: Any, wanted: str) -> npt.NDArray[Any]:
 def make_order(
     spec: LoaderSpec, sampling: Sampling, data: SplitData, random_access: bool, nodes: int = 1
 ) -> EpochOrder | KeyedOrder:
-    """The order of each epoch; of weights it is listed, which costs some 8 bytes a sample as they do.
+    """The order of each epoch: with weights, of which the caller holds 8 bytes a sample, it is listed, too.
 
     Args:
         nodes: that split the shards, see `KeyedOrder`.

@@ -125,10 +125,9 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
         rank, world_size: which of how many processes share each epoch, every sample served by one
             of them; default those of `torch.distributed` where it is initialised, else 0 and 1.
             `batch_size` is that of one rank.
-        ranks_per_node: of a dataset as of manifest version 5 that is read shard by shard (shuffle `"window"` or
-            False) each node reads shards of its own, which its ranks share; those of a node have numbers that
-            follow one another. Default: as many as torchrun runs, if these are as many on each node; else one
-            node has all ranks. Datasets of older manifests, `weights` and several paths know one node alone.
+        ranks_per_node: of a dataset as of manifest version 5 read shard by shard (shuffle "window" or False)
+            each node reads shards of its own, which its ranks share: those whose numbers follow one another.
+            Default: as many as torchrun runs, if on each node alike; else all ranks are of one node.
         reading: how pictures are read: workers, checksums, cache, memory, errors; see `loaders.Reading`.
         other: the settings of `Reading`, which stood here up to version 0.1, are taken with a FutureWarning;
             a setting of torch's DataLoader is refused with the name of the one here.

@@ -5,7 +5,7 @@ import pytest
 
 from loaders.keyed import KeyedPermutation
 
-COUNT, KEYS = 1000, 1000
+COUNT, KEYS = 1000, 2000
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 255, 256, 257, 1000, 65_537, 1 << 17, (1 << 17) + 1, 300_000])

@@ -64,7 +64,7 @@ def dropped(shards: Path) -> tuple[str, ...]:
 
 def test_the_window_is_as_many_shards_as_fit_twice(shards: Path) -> None:
     data = open_split(shards, "train")
-    largest = max(data.shard_bytes)
+    largest = int(max(data.shard_bytes))
     for memory_bytes, window in ((None, 8), (2 * largest, 1), (7 * largest, 3), (100 * largest, 50)):
         assert data.window_shards(memory_bytes) == window
         with build_loader(shards, shuffle="window", memory_bytes=memory_bytes, batch_size=7) as loader:
@@ -78,7 +78,7 @@ def test_the_window_is_as_many_shards_as_fit_twice(shards: Path) -> None:
 
 def test_the_cache_of_the_files_stays_within_memory_bytes(shards: Path, dropped: tuple[str, ...]) -> None:
     data = open_split(shards, "train")
-    memory_bytes = 4 * max(data.shard_bytes)
+    memory_bytes = 4 * int(max(data.shard_bytes))
     assert sum(data.shard_bytes) > 2 * memory_bytes
     seen = []
     with build_loader(shards, shuffle="window", memory_bytes=memory_bytes, batch_size=5) as loader:
@@ -124,7 +124,7 @@ def test_a_rank_that_shares_windows_has_no_more_than_two_of_them_open(shards: Pa
 
 
 def test_a_state_of_another_window_is_refused(shards: Path) -> None:
-    largest = max(open_split(shards, "train").shard_bytes)
+    largest = int(max(open_split(shards, "train").shard_bytes))
     with build_loader(shards, shuffle="window", memory_bytes=2 * largest) as loader:
         state = loader.state_dict()
     with (

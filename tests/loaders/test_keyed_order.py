@@ -190,9 +190,9 @@ def test_the_first_batch_of_a_billion_samples_is_there_at_once(kind: str, nodes:
     assert order.samples == 10**9
     for number in (0, 10_000):
         tracemalloc.start()
-        start_s = time.perf_counter()
+        start_s = time.thread_time()  # not that of others
         share = order.batches(2)[number]
-        took_s = time.perf_counter() - start_s
+        took_s = time.thread_time() - start_s
         most = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         assert len(share.positions) == 64
@@ -308,9 +308,9 @@ def test_a_mixture_of_a_billion_samples_is_asked_anywhere() -> None:
     order = MixedOrder(
         parts=parts, counts=(10**9, 10**9, 3000), batch_size=64, last="drop", rank=5, world_size=1024
     )
-    start_s = time.perf_counter()
+    start_s = time.thread_time()  # not that of others
     share = order.batches(1)[10_000]
-    assert time.perf_counter() - start_s < 1
+    assert time.thread_time() - start_s < 1
     assert abs((share.positions < 10**9).sum() - 32) <= 1
     numbers, _ = merge((10**9, 10**9, 3000), 10**9, 10**9 + 1000)
     assert abs(np.bincount(numbers)[0] - 500) <= 1

@@ -21,7 +21,8 @@ from loaders.dataset import RAW, SplitData, open_split
 from loaders.devices import Lane, find_device
 from loaders.fields import with_fields
 from loaders.loader import EpochLoader
-from loaders.mixture import MixedData, MixedOrder, Mixture, samples_of, unite_classes
+from loaders.mixed_order import MixedOrder
+from loaders.mixture import MixedData, Mixture, samples_of, unite_classes
 from loaders.parts import with_parts
 from loaders.pipeline import Pipeline
 from loaders.refusals import refuse
@@ -33,6 +34,7 @@ from loaders.settings import (
     Reading,
     Shuffle,
     find_dtype,
+    find_nodes,
     find_ranks,
     with_old_keywords,
 )
@@ -66,6 +68,7 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
     backend: str = "auto",
     rank: int | None = None,
     world_size: int | None = None,
+    ranks_per_node: int | None = None,
     reading: Reading | None = None,
     **other: Any,
 ) -> Loader:
@@ -123,6 +126,9 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
         rank, world_size: which of how many processes share each epoch, every sample served by one
             of them; default those of `torch.distributed` where it is initialised, else 0 and 1.
             `batch_size` is that of one rank.
+        ranks_per_node: of a dataset as of manifest version 5 read shard by shard (shuffle "window" or False)
+            each node reads shards of its own, which its ranks share: those whose numbers follow one another.
+            Default: as many as torchrun runs, if on each node alike; else all ranks are of one node.
         reading: how pictures are read: workers, checksums, cache, memory, errors; see `loaders.Reading`.
         other: the settings of `Reading`, which stood here up to version 0.1, are taken with a FutureWarning;
             a setting of torch's DataLoader is refused with the name of the one here.
@@ -143,6 +149,7 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
     refuse(other, build)
     check_name(backend)
     rank, world_size = find_ranks(rank, world_size)
+    nodes = find_nodes(ranks_per_node, world_size)
     spec = LoaderSpec(
         path=" + ".join(map(str, path)) if isinstance(path, (list, tuple)) else path,
         backend=backend,
@@ -174,7 +181,7 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
     open_source = choice.opener(data)
     pipeline = open_source(spec)
     try:
-        order = make_order(spec, sampling, data, pipeline.random_access)
+        order = make_order(spec, sampling, data, pipeline.random_access, nodes)
     except SettingError:
         pipeline.close()
         raise

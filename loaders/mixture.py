@@ -20,7 +20,6 @@ import torch
 from loaders.batch import Batch, Positions, Request
 from loaders.dataset import SplitData
 from loaders.devices import upload
-from loaders.order import EpochOrder, Share, batch_count, cut, cut_repeating
 from loaders.pipeline import Pipeline
 from loaders.transfer import Sent
 from precache.errors import SettingError
@@ -131,71 +130,6 @@ def samples_of(shares: Sequence[float] | None, samples: Sequence[int]) -> tuple[
     if counts.max() > 2**40:
         raise SettingError(f"shares {shares!r} make an epoch of more than {2**40:,} samples")
     return tuple(max(1, round(count)) for count in counts.tolist())
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MixedOrder:
-    """The batches of any epoch; positions count through the parts, one behind the other.
-
-    Attributes:
-        parts: the order of each.
-        counts: how many samples of each an epoch has.
-        batch_size, last, rank, world_size: as of `EpochOrder`.
-    """
-
-    parts: tuple[EpochOrder, ...]
-    counts: tuple[int, ...]
-    batch_size: int
-    last: str
-    rank: int
-    world_size: int
-
-    @property
-    def kind(self) -> str:
-        """As of `Order`."""
-        return "none" if all(part.kind == "none" for part in self.parts) else "mixture"
-
-    @property
-    def samples(self) -> int:
-        """As of `Order`."""
-        return sum(self.counts)
-
-    def batches(self, epoch: int) -> list[Share]:
-        """As of `Order`."""
-        return cut_repeating(self.order(epoch), self.batch_size, self.last, self.rank, self.world_size)
-
-    def order(self, epoch: int) -> Positions:
-        """What all ranks serve in `epoch`, without what fills up."""
-        starts = np.cumsum([0, *(part.samples for part in self.parts)])
-        streams = [
-            start + _take(part, epoch * count, count)
-            for part, count, start in zip(self.parts, self.counts, starts.tolist(), strict=False)
-        ]
-        # the j-th of m comes at (j + 1/2) / m of the epoch: of two datasets, what came so far has its shares
-        # to within half a sample, and any batch to within one
-        times = np.concatenate([(np.arange(count) + 0.5) / count for count in self.counts])
-        return np.concatenate(streams)[np.argsort(times, kind="stable")]
-
-    def batch_count(self) -> int:
-        """As of `Order`."""
-        return batch_count(self.samples, self.batch_size, self.last, self.world_size)
-
-    def rank_samples(self) -> int:
-        """As of `Order`."""
-        stored = np.arange(self.samples)
-        shares = cut(stored, self.batch_size, self.last, self.rank, self.world_size)
-        return sum(len(share.positions) for share in shares)
-
-    def identity(self) -> dict[str, Any]:
-        """As of `Order`."""
-        return {"shuffle": [part.identity() for part in self.parts], "samples": list(self.counts)}
-
-
-def _take(part: EpochOrder, start: int, count: int) -> Positions:
-    """`count` samples from number `start` on of all epochs of `part`, one behind the other."""
-    first, last = start // part.samples, (start + count - 1) // part.samples
-    epochs = np.concatenate([part.order(epoch) for epoch in range(first, last + 1)])
-    return epochs[start - first * part.samples :][:count]
 
 
 class Mixture:

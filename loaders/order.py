@@ -7,30 +7,18 @@ split. It depends on the seed, the epoch and what is stored, never on workers or
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from loaders.arrangements import Arrangement, Listed
 from loaders.batch import Positions
+from loaders.cutting import Cut, Shares, batch_count, cut, cut_repeating
 
 _FULL_TAG, _WINDOW_TAG, _WEIGHTED_TAG = 3, 4, 5
 WINDOW_SHARDS = 8
 Weights: TypeAlias = npt.NDArray[np.float64]
-
-
-class Share(NamedTuple):
-    """What one rank serves of a global batch.
-
-    Attributes:
-        positions: int64 [n], n > 0.
-        padding: how many at the end of `positions` are repeats, which fill up.
-        occurrences: int64 [n], how often each sample came before in the epoch; None where none comes again.
-    """
-
-    positions: Positions
-    padding: int = 0
-    occurrences: Positions | None = None
 
 
 class Order(Protocol):
@@ -39,7 +27,7 @@ class Order(Protocol):
     Attributes:
         kind: `none` for the stored order.
         batch_size: samples per batch of one rank.
-        last: see `cut`.
+        last: see `loaders.cutting.global_sizes`.
     """
 
     @property
@@ -58,7 +46,7 @@ class Order(Protocol):
     def samples(self) -> int:
         """Of an epoch, over all ranks, without what fills up."""
 
-    def batches(self, epoch: int) -> list[Share]:
+    def batches(self, epoch: int) -> Shares:
         """Each batch of this rank in `epoch`, in the order they are served."""
 
     def batch_count(self) -> int:
@@ -73,7 +61,9 @@ class Order(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EpochOrder:
-    """The batches of any epoch.
+    """The batches of any epoch, of version 1: each order is listed, which costs tens of bytes a sample.
+
+    So are weighted orders of any version; the weights alone are 8 bytes each. Others have `KeyedOrder`.
 
     Attributes:
         ids: int64 [n], of the split's samples in stored order.
@@ -81,7 +71,7 @@ class EpochOrder:
         kind: `full`, `window` or `none`.
         seed: with the epoch it gives the order.
         batch_size: samples per batch of one rank.
-        last: `partial`, `pad` or `drop`, see `cut`.
+        last: `partial`, `pad` or `drop`, see `loaders.cutting.global_sizes`.
         window_shards: shards in a window, for kind `window`.
         rank, world_size: which of how many processes share each epoch.
         weights: float64 [n], how likely each sample is drawn; an epoch then draws as many as there are, with
@@ -104,12 +94,16 @@ class EpochOrder:
         """As of `Order`."""
         return len(self.ids)
 
-    def batches(self, epoch: int) -> list[Share]:
+    def batches(self, epoch: int) -> Shares:
         """Each batch of this rank in `epoch`, in the order they are served."""
         order = self.order(epoch)
         if self.weights is None:
             return cut(order, self.batch_size, self.last, self.rank, self.world_size)
         return cut_repeating(order, self.batch_size, self.last, self.rank, self.world_size)
+
+    def arrangement(self, epoch: int) -> Arrangement:
+        """What all ranks serve in `epoch`, without what fills up."""
+        return Listed(self.order(epoch))
 
     def order(self, epoch: int) -> Positions:
         """What all ranks serve in `epoch`, without what fills up."""
@@ -130,9 +124,13 @@ class EpochOrder:
 
     def rank_samples(self) -> int:
         """How many samples this rank serves in an epoch."""
-        stored = np.arange(len(self.ids))
-        shares = cut(stored, self.batch_size, self.last, self.rank, self.world_size)
-        return sum(len(share.positions) for share in shares)
+        return Cut(
+            samples=len(self.ids),
+            batch_size=self.batch_size,
+            last=self.last,
+            rank=self.rank,
+            world_size=self.world_size,
+        ).rank_samples()
 
     def identity(self) -> dict[str, Any]:
         """As of `Order`."""
@@ -192,69 +190,3 @@ def gather_windows(
     places = np.argsort(rng.permutation(len(shard_samples)))  # of each shard
     shards = np.searchsorted(np.cumsum(shard_samples), drawn, side="right")
     return drawn[np.lexsort((rng.random(len(drawn)), places[shards] // window_shards))]
-
-
-def occurrences(order: Positions) -> Positions:
-    """How often each sample of `order` came before in it: int64 [n]."""
-    by_sample = np.argsort(order, kind="stable")
-    ranked = order[by_sample]
-    first = np.concatenate(([True], ranked[1:] != ranked[:-1]))[: len(ranked)]
-    places = np.arange(len(ranked))
-    before = np.empty_like(places)
-    before[by_sample] = places - np.maximum.accumulate(np.where(first, places, 0))
-    return before
-
-
-def cut_repeating(
-    order: Positions, batch_size: int, last: str, rank: int = 0, world_size: int = 1
-) -> list[Share]:
-    """As `cut`, of an order in which samples may come again."""
-    before = occurrences(order)
-    shares = cut(np.arange(len(order)), batch_size, last, rank, world_size)
-    return [Share(order[places], padding, before[places]) for places, padding, _ in shares]
-
-
-def cut(order: Positions, batch_size: int, last: str, rank: int = 0, world_size: int = 1) -> list[Share]:
-    """One rank's batches of `order`: as many for each rank, none of them empty.
-
-    `order` is cut into global batches, see `global_sizes`, of which each rank serves its part; parts of
-    the same global batch differ by at most one sample. A global batch that is too short for that, and
-    for `pad` the last one, is filled up with samples from the start of `order`.
-    """
-    shares: list[Share] = []
-    start = filled = 0
-    for size in global_sizes(len(order), batch_size * world_size, last):
-        batch, start = order[start : start + size], start + size
-        least = batch_size if last == "pad" else 1
-        missing = max(0, least * world_size - size)
-        if missing:
-            batch = np.concatenate((batch, np.resize(np.roll(order, -filled), missing)))
-            filled += missing
-        each, more = divmod(len(batch), world_size)
-        first = rank * each + min(rank, more)
-        stop = first + each + (rank < more)
-        shares.append(Share(batch[first:stop], min(stop - first, max(0, stop - size))))
-    return shares
-
-
-def global_sizes(samples: int, global_size: int, last: str) -> list[int]:
-    """How many samples each batch of an epoch has over all ranks, without those that fill up.
-
-    All have `global_size`, and what is left (`rest`) depends on these two numbers alone, so that the same
-    global batches come for any world size of the same global size: `partial` shares the last whole one
-    and the rest out over two, of which no rank's part is a sliver; `pad` has the rest in one, to be filled
-    up; `drop` leaves it out.
-    """
-    whole, rest = divmod(samples, global_size)
-    sizes = [global_size] * whole
-    if rest and last == "partial" and whole:
-        sizes[-1:] = [(global_size + rest + 1) // 2, (global_size + rest) // 2]
-    elif rest and last != "drop":
-        sizes.append(rest)
-    return sizes
-
-
-def batch_count(samples: int, batch_size: int, last: str, world_size: int = 1) -> int:
-    """How many batches `cut` gives each rank of an order of `samples`."""
-    whole, rest = divmod(samples, batch_size * world_size)
-    return whole + (rest > 0 and last != "drop")

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from loaders.batch import Positions
 from loaders.dataset import SplitData
+from loaders.keyed_order import KeyedOrder
 from loaders.long_columns import blocks
 from loaders.order import EpochOrder, Weights
 from loaders.settings import LoaderSpec
@@ -149,24 +150,46 @@ def _array(name: str, values: Any, wanted: str) -> npt.NDArray[Any]:
         raise SettingError(f"{name} must be {wanted}, got {values!r:.80}") from error
 
 
-def make_order(spec: LoaderSpec, sampling: Sampling, data: SplitData, random_access: bool) -> EpochOrder:
-    """The order of each epoch.
+def make_order(
+    spec: LoaderSpec, sampling: Sampling, data: SplitData, random_access: bool, nodes: int = 1
+) -> EpochOrder | KeyedOrder:
+    """The order of each epoch: with weights, of which the caller holds 8 bytes a sample, it is listed, too.
+
+    Args:
+        nodes: that split the shards, see `KeyedOrder`.
 
     Raises:
         SettingError: the backend cannot serve it, or it cannot be had within `memory_bytes`; as
             `find_weights`.
     """
+    kind = _shuffle_kind(spec, random_access)
+    weights = find_weights(sampling, data)
+    keyed = data.order_version > 1
+    if keyed and weights is None:
+        rows = None if data.part_of is None else data.part_of[1]
+        return KeyedOrder(
+            shard_starts=data.shard_starts,
+            chosen=None if rows is None else (rows, len(data.whole)),
+            kind=kind,
+            seed=spec.seed,
+            batch_size=spec.batch_size,
+            last=spec.last,
+            window_shards=data.window_shards(spec.reading.memory_bytes),
+            rank=spec.rank,
+            world_size=spec.world_size,
+            nodes=nodes,
+        )
     return EpochOrder(
-        ids=data.ids,
+        ids=np.arange(len(data)) if keyed else data.ids,
         shard_samples=tuple(data.shard_samples.tolist()),
-        kind=_shuffle_kind(spec, random_access),
+        kind=kind,
         seed=spec.seed,
         batch_size=spec.batch_size,
         last=spec.last,
         window_shards=data.window_shards(spec.reading.memory_bytes),
         rank=spec.rank,
         world_size=spec.world_size,
-        weights=find_weights(sampling, data),
+        weights=weights,
     )
 
 

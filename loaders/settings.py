@@ -219,6 +219,28 @@ def _ranks_of_ray_train() -> tuple[int, int] | None:
         return None
 
 
+def find_nodes(ranks_per_node: int | None, world_size: int) -> int:
+    """How many machines the ranks run on, by what torchrun says if `ranks_per_node` does not; 1: not known.
+
+    Raises:
+        SettingError: not all would have as many ranks.
+    """
+    if ranks_per_node is not None:
+        check_range("ranks_per_node", ranks_per_node, 1)
+        if world_size % ranks_per_node:
+            raise SettingError(
+                f"ranks_per_node {ranks_per_node} does not divide world_size {world_size}; give as many as "
+                f"each node runs, or {world_size}: then all share each shard"
+            )
+        return world_size // ranks_per_node
+    try:
+        ranks, nodes = (int(os.environ[name]) for name in ("LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE"))
+    except (KeyError, ValueError):
+        return 1
+    # else the nodes run different numbers of ranks, or this world is not torchrun's
+    return nodes if nodes > 0 and ranks * nodes == world_size else 1
+
+
 def find_dtype(dtype: str | torch.dtype) -> torch.dtype:
     """The dtype of this name; SettingError if there is none."""
     if isinstance(dtype, torch.dtype):

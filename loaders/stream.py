@@ -70,7 +70,8 @@ def _send(source: Source, order: Order, place: tuple[int, int]) -> Iterator[Sent
     def ask() -> Iterator[Request]:
         epoch, start = place
         while batches := order.batches(epoch):
-            for positions, padding, occurrences in batches[start:]:
+            for number in range(start, len(batches)):
+                positions, padding, occurrences = batches[number]
                 yield Request(epoch, positions, padding, occurrences)
             epoch, start = epoch + 1, 0
 

@@ -94,9 +94,13 @@ def test_rooms_of_bench_use_only_those_below() -> None:
 
 
 CORE_OF_LOADERS = {
+    "arrangements",
     "batch",
+    "cutting",
     "dataset",
     "devices",
+    "keyed",
+    "keyed_order",
     "order",
     "prefetch",
     "long_columns",

@@ -30,9 +30,10 @@ def look_ahead(
 ) -> Iterator[tuple[Request, dict[int, T]]]:
     """Yield each request with the shards of the split, by number, that its samples lie in.
 
-    Looks ahead by as many samples as `window_shards` shards hold: the shards of those samples are
-    open, or being opened by a thread; no others are. In the order of `window_order` each shard is
-    then opened once an epoch, and at most two windows of them are open. The shards of a request stay open
+    Looks ahead by as many samples as `window_shards` shards hold, but not over more than two windows of
+    shards, of which a rank among others takes a part each: the shards of those samples are open, or being
+    opened by a thread; no others are. In the order of windows each shard is then opened once an epoch, and
+    at most two windows of them are open. The shards of a request stay open
     until the second one after it is asked for: see `loaders.backends.filler`. `at_end` closes those that
     are left, not this iterator: when it ends or fails, the requests before may still be read.
     """
@@ -70,7 +71,9 @@ def look_ahead(
 
     at_end.callback(close)
     while True:
-        while (wanted.total() < horizon or not pending) and (request := next(requests, None)) is not None:
+        while (not pending or (wanted.total() < horizon and len(wanted) < 2 * window_shards)) and (
+            request := next(requests, None)
+        ) is not None:
             indexes = data.locate(request.positions)[0].tolist()
             pending.append((request, indexes))
             wanted.update(indexes)

@@ -10,8 +10,9 @@ import torch
 
 from loaders.backends.sequential import look_ahead
 from loaders.batch import Request
+from loaders.cutting import cut_repeating, occurrences
 from loaders.dataset import open_split
-from loaders.order import cut_repeating, gather_windows, occurrences, weighted_order
+from loaders.order import gather_windows, weighted_order
 from precache.errors import SettingError
 from tests.building import build_loader
 from tests.conftest import IMAGES

@@ -109,9 +109,7 @@ def test_a_state_of_before_the_update_is_refused(raw_tree: Path, tmp_path: Path)
         loader.load_state_dict(state)
 
 
-def test_a_sample_keeps_its_pixels_and_its_place_in_the_order(
-    updated: dict[str, Updated], converted: dict[str, Path]
-) -> None:
+def test_a_sample_keeps_its_pixels(updated: dict[str, Updated], converted: dict[str, Path]) -> None:
     kept = updated["shards"].labels.keys() & set(range(IMAGES))
     orders = []
     for out in (converted["shards"], updated["shards"].out):

@@ -2,14 +2,18 @@
 
 import mmap
 import os
+from contextlib import ExitStack
 from ctypes import CDLL, c_size_t, c_ubyte, c_void_p
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from loaders.arrangements import Windows
+from loaders.backends.sequential import look_ahead
+from loaders.batch import Request
 from loaders.dataset import open_split
-from loaders.order import window_order
+from loaders.keyed_order import KeyedOrder
 from precache import Recipe, convert
 from precache.errors import SettingError
 from precache.formats.shards import ShardFile
@@ -60,12 +64,13 @@ def dropped(shards: Path) -> tuple[str, ...]:
 
 def test_the_window_is_as_many_shards_as_fit_twice(shards: Path) -> None:
     data = open_split(shards, "train")
-    largest = max(data.shard_bytes)
+    largest = int(max(data.shard_bytes))
     for memory_bytes, window in ((None, 8), (2 * largest, 1), (7 * largest, 3), (100 * largest, 50)):
         assert data.window_shards(memory_bytes) == window
         with build_loader(shards, shuffle="window", memory_bytes=memory_bytes, batch_size=7) as loader:
             served = np.concatenate([batch.ids.numpy() for batch in loader])
-        order = window_order(data.shard_samples, 0, 0, window)
+        places = np.arange(len(data))
+        order = Windows(data.shard_starts, 0, 0, window, (0, len(data))).at(places)
         assert np.array_equal(served, data.ids[order])
     with pytest.raises(SettingError, match=f"holds no two shards of {shards}.*give at least {2 * largest:,}"):
         build_loader(shards, shuffle="window", memory_bytes=2 * largest - 1)
@@ -73,7 +78,7 @@ def test_the_window_is_as_many_shards_as_fit_twice(shards: Path) -> None:
 
 def test_the_cache_of_the_files_stays_within_memory_bytes(shards: Path, dropped: tuple[str, ...]) -> None:
     data = open_split(shards, "train")
-    memory_bytes = 4 * max(data.shard_bytes)
+    memory_bytes = 4 * int(max(data.shard_bytes))
     assert sum(data.shard_bytes) > 2 * memory_bytes
     seen = []
     with build_loader(shards, shuffle="window", memory_bytes=memory_bytes, batch_size=5) as loader:
@@ -95,8 +100,31 @@ def test_reading_ahead_brings_a_whole_shard_into_the_cache(dropped: tuple[str, .
     assert cached_bytes(dropped[3:4]) == 0
 
 
+@pytest.mark.parametrize("ranks", [1, 2, 5])
+def test_a_rank_that_shares_windows_has_no_more_than_two_of_them_open(shards: Path, ranks: int) -> None:
+    data = open_split(shards, "train")
+    opened: list[int] = []
+    most = 0
+    order = KeyedOrder(
+        shard_starts=data.shard_starts,
+        kind="window",
+        seed=0,
+        batch_size=2,
+        last="partial",
+        window_shards=2,
+        rank=ranks - 1,
+        world_size=ranks,
+    )
+    asked = (Request(0, share.positions) for share in order.batches(0))
+    with ExitStack() as at_end:
+        for _ in look_ahead(data, asked, 2, lambda n: opened.append(n) or n, opened.remove, at_end):
+            most = max(most, len(opened))
+    assert not opened
+    assert 2 < most <= 2 * 2 + 2, "and those of a batch"
+
+
 def test_a_state_of_another_window_is_refused(shards: Path) -> None:
-    largest = max(open_split(shards, "train").shard_bytes)
+    largest = int(max(open_split(shards, "train").shard_bytes))
     with build_loader(shards, shuffle="window", memory_bytes=2 * largest) as loader:
         state = loader.state_dict()
     with (

@@ -145,7 +145,12 @@ class FetchAhead:
         waiting: deque[Request] = deque()
         samples = 0
         while True:
-            while not waiting or (len(self._coming) < self._most_shards and samples < self._most_samples):
+            # of what comes behind an empty request nothing is known yet: see `ray_decoder`
+            while not waiting or (
+                len(self._coming) < self._most_shards
+                and samples < self._most_samples
+                and len(waiting[-1].positions)
+            ):
                 if (request := next(requests, None)) is None:
                     break
                 waiting.append(request)

@@ -88,7 +88,7 @@ def edit_table(path: Path, **columns: Any) -> None:
     """Change these columns of the table of shards, None: take it out; all checksums fit."""
     manifest = open_dataset(path).manifest
     assert manifest.table is not None
-    arrays = {**read_arrays(path, manifest.table), **columns}
+    arrays = {**read_arrays(path / manifest.table.name, manifest.table), **columns}
     kept = {name: array for name, array in arrays.items() if array is not None}
     entry, _ = write_arrays(path / manifest.table.name, kept)
     edit_manifest(path, shards={"splits": manifest.shards.split_names, **asdict(entry)})

@@ -26,6 +26,7 @@ from precache.errors import DatasetError, PrecacheError, WorkerError
 from precache.formats.shards import DATA_START
 from precache.index import write_index
 from precache.manifest import write_manifest
+from precache.shard_table import write_table
 from tests.building import build_loader
 from tests.command import ROOT
 from tests.damage import flip_a_bit
@@ -111,8 +112,10 @@ def test_labels_that_differ_from_the_index_are_refused(
     path = Path(shutil.copytree(converted[backend], tmp_path / "copy"))
     dataset = open_dataset(path)
     index = dataset.read_index()
-    entry = write_index(path, replace(index, labels=np.roll(index.labels, 1)))
-    write_manifest(path, replace(dataset.manifest, index=entry))
+    table = dataset.manifest.shards
+    entry, rows = write_index(path, replace(index, labels=np.roll(index.labels, 1)), table.samples)
+    table = replace(table, rows=rows)
+    write_manifest(path, replace(dataset.manifest, index=entry, shards=table, table=write_table(path, table)))
     with (
         build_loader(path, workers=1) as loader,
         pytest.raises(DatasetError, match="holds other samples than the dataset's index says"),

@@ -13,7 +13,7 @@ from precache.formats import FORMATS
 from tests.command import ROOT
 from tests.test_layers import files, imports
 
-DISTRIBUTIONS = {"PIL": "pillow", "google_crc32c": "google-crc32c"}
+DISTRIBUTIONS = {"PIL": "pillow", "botocore": "boto3", "google_crc32c": "google-crc32c"}
 """Of modules that are not named as what installs them."""
 OPTIONAL = {"boto3", "datasets", "huggingface_hub", "obstore", "pyarrow", "ray", "tifffile"}
 """Modules that extras bring, imported where they are needed alone."""

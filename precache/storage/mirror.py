@@ -138,10 +138,13 @@ class Mirror:
         return descriptor
 
     def forget(self, name: str) -> None:
-        """Remove a file that was found to be damaged, so that it is fetched again when it is needed."""
+        """Remove a damaged file, if it is there: it is fetched again when it is needed."""
         path = self.folder / name
+        if not os.path.lexists(path):
+            return
         with suppress(OSError), locked(note_path(path), self._waiting(path)) as note:
-            self._remove(path, note)
+            if os.path.lexists(path):
+                self._remove(path, note)
 
     def __reduce__(self) -> Any:
         return Mirror, (self.url, self._digest, self.cache)

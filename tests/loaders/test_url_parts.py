@@ -10,7 +10,7 @@ from loaders import Reading
 from precache import open_dataset
 from precache.errors import StorageError
 from precache.storage.urls import Url
-from tests.cloud.proxy import Proxy
+from tests.cloud.proxy import Proxy, Seen
 from tests.cloud.uploading import upload
 from tests.loaders.test_urls import QUIET, assert_same, cache, served
 
@@ -66,3 +66,18 @@ def test_a_sample_that_comes_wrong_is_fetched_again(
         loaders.build(url, **QUIET, subset=few, reading=reading) as loader,
     ):
         list(loader)
+
+
+def test_a_header_that_comes_wrong_is_fetched_again(
+    converted: dict[str, Path], bucket: Url, proxy: Proxy
+) -> None:
+    url = upload(converted["shards"], bucket / "a")
+    few = open_dataset(converted["shards"]).read_index("train").ids[:2]
+
+    def flip(seen: Seen) -> str | None:
+        is_header = "train-" in seen.path and seen.range.startswith("bytes=0-")
+        return "flip" if is_header and not proxy.faults["flip"] else None
+
+    proxy.plan = flip
+    assert_same(served(url, subset=few), served(converted["shards"], shuffle="window", subset=few))
+    assert proxy.faults["flip"] == 1

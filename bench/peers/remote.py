@@ -24,11 +24,14 @@ def _crop(pixels: Any, size: int) -> Any:
 def litdata(url: str, cache: str, batch_size: int, workers: int, size: int) -> Callable[[], Iterable[Any]]:
     """Chunks of raw pixels [size, size, 3]."""
     from litdata import StreamingDataLoader, StreamingDataset
+    from litdata.streaming import downloader
+
+    downloader._OBSTORE_CLIENT_OPTIONS["allow_http"] = True  # the storage on loopback has no certificate
 
     class Pictures(StreamingDataset):  # type: ignore[misc]
         def __getitem__(self, index: Any) -> tuple[Any, Any]:
             sample = super().__getitem__(index)
-            return _crop(sample["image"], size).permute(2, 0, 1), sample["label"]
+            return _crop(sample["image"], size), sample["label"]
 
     options = {"endpoint_url": os.environ["AWS_ENDPOINT_URL"]}
     dataset = Pictures(url, cache_dir=cache, shuffle=True, drop_last=False, storage_options=options)

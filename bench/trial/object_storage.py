@@ -71,12 +71,14 @@ class Found:
         epochs: images/s of the first epoch, of the second one, and so on.
         busy: share of the time that the emulated trainer was at work in the first epoch.
         trainer: images/s that it takes.
+        problem: why it is not measured any more.
     """
 
     image_bytes: float
     epochs: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
     busy: list[float] = field(default_factory=list)
     trainer: float = 0.0
+    problem: str = ""
 
 
 def download(url: Url, folder: str) -> float:
@@ -174,7 +176,14 @@ def measure(
             shards = Url("s3://bucket", "shards")
             plain.append(run(partial(run_fresh, download, shards)))
             for name, of in found.items():
-                for epoch, rate in enumerate(run(partial(_read, name, settings, python))):
+                if of.problem:
+                    continue
+                try:
+                    rates = run(partial(_read, name, settings, python))
+                except SettingError as error:  # of another library
+                    of.problem = str(error)
+                    continue
+                for epoch, rate in enumerate(rates):
                     of.epochs[epoch].append(rate)
                 if name in OURS:
                     line = _SHARE_OF_LINE * mb_per_s * 1e6 / of.image_bytes
@@ -212,7 +221,10 @@ def table(plain: list[float], found: dict[str, Found]) -> list[str]:
         f"{'loader':12}{'bytes/image':>12}  {'first epoch, images/s':26}{'MB/s beside plain':22}"
         f"{'second epoch, images/s':30}{'trainer busy':24}",
     ]
+    lines += [f"skipped {of.problem}" for of in found.values() if of.problem]
     for name, of in found.items():
+        if of.problem:
+            continue
         beside = [
             rate * of.image_bytes / bytes_per_s for rate, bytes_per_s in zip(of.epochs[0], plain, strict=True)
         ]

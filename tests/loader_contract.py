@@ -287,16 +287,15 @@ def check_an_exception_in_the_loop_leaves_nothing(build: Build) -> None:
     assert not _left(before)
 
 
-def _running() -> tuple[int, int]:
+def _running() -> set[threading.Thread | psutil.Process]:
     """Threads of this process started by Python, and child processes."""
-    children = [child for child in psutil.Process().children() if "resource_tracker" not in _command(child)]
-    return threading.active_count(), len(children)
+    children = {child for child in psutil.Process().children() if "resource_tracker" not in _command(child)}
+    return {*threading.enumerate(), *children}
 
 
-def _left(before: tuple[int, int]) -> tuple[int, int] | None:
-    """What runs, if it is more than `before`; what another test had left may have ended meanwhile."""
-    running = _running()
-    return running if any(now > was for now, was in zip(running, before, strict=True)) else None
+def _left(before: set[threading.Thread | psutil.Process]) -> set[threading.Thread | psutil.Process]:
+    """What runs now and did not `before`; what another test had left may have ended meanwhile."""
+    return _running() - before
 
 
 def _command(process: psutil.Process) -> str:

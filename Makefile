@@ -30,7 +30,7 @@ else $(BIN)/python -m pip uninstall --quiet --yes pillow-simd 2>>$(VENV)/pillow-
 fi
 endef
 IS_SIMD := from PIL import Image; Image.new("RGB", (9, 9)).resize((5, 5), 2); \
-	from precache import codecs; assert codecs.pillow_is_simd(), codecs.made_by()
+	from precache.pictures import codecs; assert codecs.pillow_is_simd(), codecs.made_by()
 
 # Set up once; again when the dependencies change.
 $(VENV)/.installed: pyproject.toml
@@ -52,7 +52,7 @@ $(STOCK)/.installed: $(VENV)/.installed-test
 	$(STOCK)/bin/python -m pip install --quiet --no-deps 'pillow>=10.1'
 	$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
 		> "$$($(STOCK)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/base.pth"
-	$(STOCK)/bin/python -c 'from precache import codecs; assert not codecs.pillow_is_simd(), codecs.made_by()'
+	$(STOCK)/bin/python -c 'from precache.pictures import codecs; assert not codecs.pillow_is_simd(), codecs.made_by()'
 	touch $@
 
 quickstart: $(VENV)/.installed
@@ -65,7 +65,7 @@ test: $(VENV)/.installed-test
 test-pillow: $(VENV)/.installed-test
 	@if $(BIN)/python -c '$(IS_SIMD)' 2>/dev/null; \
 	then $(MAKE) --no-print-directory $(STOCK)/.installed \
-		&& $(STOCK)/bin/python -m pytest $(TWO) tests/precache tests/loaders/test_backends.py tests/loaders/test_skipping.py tests/test_realdata.py; \
+		&& $(STOCK)/bin/python -m pytest $(TWO) tests/precache tests/loaders/test_backends.py tests/loaders/delivery/test_skipping.py tests/test_realdata.py; \
 	else echo "SKIPPED: $(VENV) has stock Pillow already, so 'make test' covers it"; fi
 
 # On a machine with an NVIDIA GPU: all that is to be measured there. Once .venv is set up it needs no network.

@@ -17,7 +17,7 @@ from bench.pages.terminal import Showing
 from bench.trial.device import WARMUP_HELP, choose_device, choose_warmup
 from bench.trial.spec import RunSettings
 from bench.trial.trainers import CHOICES
-from precache.commandline import Place, gathered
+from precache.console.commandline import Place, gathered
 from precache.errors import SettingError
 from precache.executors import worker_count
 

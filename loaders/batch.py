@@ -12,7 +12,7 @@ from torch.utils._pytree import register_pytree_node
 from torch.utils.data import Dataset, Sampler
 
 from precache.errors import ImageError
-from precache.sizes import Size
+from precache.pictures.sizes import Size
 
 Positions: TypeAlias = npt.NDArray[np.int64]
 """int64 [n]: ranks of samples in the stored order of a split."""
@@ -38,11 +38,11 @@ class Batch(list[torch.Tensor]):
     Attributes:
         images: [n, channels, height, width] in channels-last memory, RGB unless converted to other channels;
             uint8 0-255, or floating point as `normalize` of `loaders.build` says.
-        labels: int64 [n] of samples of one class each; else float32 [n, ...], see `loaders.fields`.
+        labels: int64 [n] of samples of one class each; else float32 [n, ...], see `loaders.samples.fields`.
         ids: int64 [n], on the CPU: each picture's rank in the sorted scan of the source tree.
         padding: bool [n], on the CPU: which samples are repeats, so that every rank has as many batches;
             see `last` of `loaders.build`.
-        fields: what else is known of the samples, by name, on the CPU; see `loaders.fields`.
+        fields: what else is known of the samples, by name, on the CPU; see `loaders.samples.fields`.
         views: tuple of as many batches of images as `views` of `loaders.build` says, each drawn anew of the
             same pictures; the first is `images`. Masks and boxes follow the first.
     """

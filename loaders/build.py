@@ -18,15 +18,15 @@ from loaders.backends import BACKENDS, check_name, choose_backend, ray_reader
 from loaders.backends.cache import open_cached
 from loaders.batch import Loader
 from loaders.dataset import RAW, SplitData, open_split
-from loaders.devices import Lane, find_device
-from loaders.fields import with_fields
+from loaders.delivery.devices import Lane, find_device
+from loaders.delivery.pipeline import Pipeline
 from loaders.loader import EpochLoader
-from loaders.mixed_order import MixedOrder
 from loaders.mixture import MixedData, Mixture, samples_of, unite_classes
-from loaders.parts import with_parts
-from loaders.pipeline import Pipeline
+from loaders.orders.mixed_order import MixedOrder
 from loaders.refusals import refuse
-from loaders.sampling import Sampling, choose_samples, find_weights, make_order
+from loaders.samples.fields import with_fields
+from loaders.samples.parts import with_parts
+from loaders.samples.sampling import Sampling, choose_samples, find_weights, make_order
 from loaders.settings import (
     READING_SETTINGS,
     LoaderSpec,
@@ -40,7 +40,7 @@ from loaders.settings import (
 )
 from loaders.transfer import Transfer, find_scales
 from precache.errors import SettingError
-from precache.sizes import Size
+from precache.pictures.sizes import Size
 from precache.storage.mirror import Cache
 from precache.storage.urls import Url, is_url
 

@@ -13,18 +13,18 @@ from typing import Any
 import numpy as np
 
 from loaders.batch import Positions
-from loaders.long_columns import ShardPaths, at, blocks, digest_of, fitting_shards, most_sides
 from loaders.order import WINDOW_SHARDS
-from loaders.rejected import rows_of_split
-from loaders.remote import RemoteShards
-from precache.converted import ConvertedDataset, is_converted, open_dataset
+from loaders.samples.long_columns import ShardPaths, at, blocks, digest_of, fitting_shards, most_sides
+from loaders.samples.rejected import rows_of_split
+from loaders.samples.remote import RemoteShards
+from precache.dataset.converted import ConvertedDataset, is_converted, open_dataset
+from precache.dataset.index import SampleIndex, Sizes
+from precache.dataset.index_rows import LazyArray, normal
+from precache.dataset.shard_table import ShardTable
 from precache.errors import DatasetError, ImageError, SettingError, SourceError, printable
 from precache.images import Rendering, channel_count
-from precache.index import SampleIndex, Sizes
-from precache.index_rows import LazyArray, normal
 from precache.manifest import MANIFEST_NAME
-from precache.shard_table import ShardTable
-from precache.sizes import Size, sides, written
+from precache.pictures.sizes import Size, sides, written
 from precache.sources.base import Scan
 from precache.sources.tree import scan_tree
 from precache.storage.mirror import Cache
@@ -40,7 +40,7 @@ _LOGGER = logging.getLogger(__name__)
 class SplitData:
     """The samples of one split, in stored order.
 
-    Of large sets nothing here is as long as the split, see `loaders.long_columns`.
+    Of large sets nothing here is as long as the split, see `loaders.samples.long_columns`.
 
     Attributes:
         path: the folder, or the URL.

@@ -14,16 +14,16 @@ from torch.utils.data import IterableDataset
 from loaders import frameworks
 from loaders.batch import Batch
 from loaders.dataset import SplitData
+from loaders.delivery.iterations import Asked, Batches, Places
+from loaders.delivery.prefetch import of_dead_worker
+from loaders.delivery.skipping import ErrorPolicy
+from loaders.delivery.stream import Source, Stream
 from loaders.frameworks import Place
-from loaders.iterations import Asked, Batches, Places
 from loaders.mixture import MixedData
 from loaders.order import Order
-from loaders.prefetch import of_dead_worker
 from loaders.settings import LoaderSpec
-from loaders.skipping import ErrorPolicy
-from loaders.stream import Source, Stream
 from precache.errors import SettingError, check_range, printable
-from precache.sizes import Size, as_size
+from precache.pictures.sizes import Size, as_size
 
 _TURNS = 8  # of two iterations of one loader, before it says what they cost
 _LOGGER = logging.getLogger(__name__)

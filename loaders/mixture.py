@@ -19,11 +19,11 @@ import torch
 
 from loaders.batch import Batch, Positions, Request
 from loaders.dataset import SplitData
-from loaders.devices import upload
-from loaders.pipeline import Pipeline
+from loaders.delivery.devices import upload
+from loaders.delivery.pipeline import Pipeline
 from loaders.transfer import Sent
 from precache.errors import SettingError
-from precache.sizes import Size, sides
+from precache.pictures.sizes import Size, sides
 
 DATASET = "dataset"
 """The field that says which dataset a sample is of."""
@@ -133,7 +133,7 @@ def samples_of(shares: Sequence[float] | None, samples: Sequence[int]) -> tuple[
 
 
 class Mixture:
-    """The pipelines of several splits as one: see `loaders.stream.Source`."""
+    """The pipelines of several splits as one: see `loaders.delivery.stream.Source`."""
 
     def __init__(self, parts: Sequence[Pipeline], data: MixedData) -> None:
         sizes = {part.size for part in parts}

@@ -13,7 +13,7 @@ import torch
 from precache.errors import SettingError, check_choice, check_range
 from precache.executors import available_cpus
 from precache.images import MAX_SIZE
-from precache.sizes import Size, check_size
+from precache.pictures.sizes import Size, check_size
 from precache.storage.urls import Url
 
 Shuffle: TypeAlias = bool | Literal["full", "window"]

@@ -14,7 +14,7 @@ from loaders.augment.choice import BatchFunction, CheckedFunction
 from loaders.augment.draw import draw_keys
 from loaders.batch import MASK, Batch, DecodedBatch, Positions, masks_in
 from loaders.dataset import RAW, SplitData
-from loaders.devices import Lane, upload
+from loaders.delivery.devices import Lane, upload
 from loaders.settings import Normalize, numbers_of
 from precache.errors import ImageError, SettingError
 

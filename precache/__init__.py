@@ -7,10 +7,11 @@
 This package never imports torch: it runs on CPU-only hosts, and its workers start fast.
 """
 
-from precache.across import verify_across
-from precache.checking import CheckReport, check
+from precache.checks.across import verify_across
+from precache.checks.checking import CheckReport, check
+from precache.checks.verification import verify, verify_deep
 from precache.convert import Conversion, convert
-from precache.converted import ConvertedDataset, open_dataset
+from precache.dataset.converted import ConvertedDataset, open_dataset
 from precache.errors import (
     DatasetError,
     DownloadError,
@@ -21,11 +22,10 @@ from precache.errors import (
     SourceError,
     WorkerError,
 )
-from precache.export import export
 from precache.manifest import Manifest
 from precache.recipe import Recipe
+from precache.sharing.export import export
 from precache.sources import Source, SourceOptions, open_source
-from precache.verification import verify, verify_deep
 
 __version__ = "0.3.0"
 

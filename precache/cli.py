@@ -13,8 +13,13 @@ from typing import Any
 import click
 
 import precache
-from precache import commandline
-from precache.commandline import (
+from precache.commands.checks import check_command, verify_command
+from precache.commands.clean import clean_command
+from precache.commands.running import RUNNING_FLAGS, lines_of_nodes
+from precache.commands.source_flags import SOURCE_FLAGS, source_options
+from precache.commands.transfer import pull_command, push_command
+from precache.console import commandline
+from precache.console.commandline import (
     Place,
     ProgressBar,
     gathered,
@@ -24,20 +29,15 @@ from precache.commandline import (
     parse_share,
     printable,
 )
-from precache.commands.checks import check_command, verify_command
-from precache.commands.clean import clean_command
-from precache.commands.transfer import pull_command, push_command
+from precache.console.notices import counted
+from precache.console.progress import Progress
 from precache.convert import Conversion
+from precache.dataset.left_out import REJECTED_NAME
 from precache.errors import SettingError, check_choice, shell_command
 from precache.images import FITS, RESAMPLING
-from precache.left_out import REJECTED_NAME
-from precache.notices import counted
-from precache.progress import Progress
-from precache.reading import MAX_PIXELS
+from precache.pictures.reading import MAX_PIXELS
+from precache.pictures.sizes import parse_size
 from precache.recipe import DEFAULT_SPLITS, FORMAT_NAMES, Recipe
-from precache.running import RUNNING_FLAGS, lines_of_nodes
-from precache.sizes import parse_size
-from precache.source_flags import SOURCE_FLAGS, source_options
 from precache.sources import SourceOptions
 from precache.storage.urls import Location, Url
 
@@ -76,7 +76,7 @@ def sample_command(dst: Path, images: int, classes: int, seed: int, like: str) -
     train on, so what you measure on them holds. Like Caltech's they are a quarter of that, and some are PNG,
     CMYK, grey or rotated by EXIF.
     """
-    from precache import sample_tree
+    from precache.example_data import sample_tree
 
     with ProgressBar("sample", "image") as bar:
         sample_tree.make_sample(dst, images=images, classes=classes, seed=seed, like=like, on_progress=bar)
@@ -89,7 +89,7 @@ def sample_command(dst: Path, images: int, classes: int, seed: int, like: str) -
 @click.option("--url", help="Download the archive from this mirror instead.")
 def fetch(name: str, dst: Path, url: str | None) -> None:
     """Download the dataset NAME (caltech256 or caltech101) to DST (default data/raw)."""
-    from precache import datasets
+    from precache.example_data import datasets
 
     check_choice("dataset", name, datasets.DATASETS)
     dataset = datasets.DATASETS[name]
@@ -193,7 +193,7 @@ def convert(
 @click.option("--all-classes", is_flag=True, help="List every class, not the first ten.")
 def inspect(dst: Location, as_json: bool, html: Path | None, all_classes: bool) -> None:
     """Show what the converted dataset in DST holds: classes, rejected files, and the summary."""
-    from precache import inspection
+    from precache.checks import inspection
 
     dataset = precache.open_dataset(dst)
     if html is not None:
@@ -215,7 +215,7 @@ def export_command(
     dst: Location, tree: Path, file_format: str | None, quality: int, workers: int | None
 ) -> None:
     """Write the pictures of the converted dataset in DST back as files, into the new folder TREE."""
-    from precache.export import export
+    from precache.sharing.export import export
 
     with ProgressBar("export", "image") as bar:
         done = export(dst, tree, file_format=file_format, quality=quality, workers=workers, on_progress=bar)
@@ -226,7 +226,7 @@ def export_command(
 @main.command(name="doctor")
 def doctor_command() -> None:
     """Show what this machine has, and which command installs what is missing."""
-    from precache import doctor
+    from precache.checks import doctor
 
     findings = doctor.examine()
     width = max(len(finding.subject) for finding in findings)

@@ -14,11 +14,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from precache import bands, columns, executors, uploads
-from precache.codecs import made_by
-from precache.commit import commit, commit_update
-from precache.converted import is_converted, open_dataset
-from precache.demands import check_finished, check_rejects, check_room
+from precache import executors, uploads
+from precache.console.progress import Progress, nothing_lost, tells, unseen
+from precache.conversion.commit import commit, commit_update
+from precache.conversion.demands import check_finished, check_rejects, check_room
+from precache.conversion.journal_header import JOURNAL_NAME, Target
+from precache.conversion.lock import Lock, hold_lock, lock_path
+from precache.conversion.scanning import scanned
+from precache.conversion.shard_writer import ShardTask, finish_shard, read_first, write_shard
+from precache.conversion.update import plan as plan_update
+from precache.dataset import columns
+from precache.dataset.converted import is_converted, open_dataset
+from precache.dataset.left_out import Rejected
 from precache.destination import (
     build_folder,
     check_may_be_replaced,
@@ -31,19 +38,14 @@ from precache.destination import (
 )
 from precache.errors import DatasetError, SettingError, check_share
 from precache.journal import Journal, check_empty
-from precache.journal_header import JOURNAL_NAME, Target
-from precache.left_out import Rejected
-from precache.lock import Lock, hold_lock, lock_path
 from precache.manifest import Manifest
+from precache.pictures import bands
+from precache.pictures.codecs import made_by
 from precache.plan import ConvertPlan, ShardPlan, plan_conversion
-from precache.progress import Progress, nothing_lost, tells, unseen
 from precache.recipe import Recipe
-from precache.scanning import scanned
-from precache.shard_writer import ShardTask, finish_shard, read_first, write_shard
 from precache.sources import SourceOptions
 from precache.sources.base import Scan, check_apart
 from precache.storage.urls import Url, check_writable, locate
-from precache.update import plan as plan_update
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +97,11 @@ def convert(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
         overwrite: convert although the destination is finished: the new dataset is built beside
             it and takes its place at the end. An unfinished one of other settings is discarded.
         update: add to a finished destination what `source` has got since, and mark what it has lost, see
-            `precache.update`.
+            `precache.conversion.update`.
         max_rejects: share of the pictures, 0 to 1, that may be undecodable, rounded up to whole
             pictures; more, and nothing is published.
         split_list: a file of lines `path,split` that says what is converted, into which splits
-            (see `precache.splits`).
+            (see `precache.sources.splits`).
         options: what is which in `source`, see `precache.SourceOptions`.
         engine: `local`, processes of this machine; or `ray`, the nodes of a Ray cluster, all of which see
             `source` and `destination` under the same paths.

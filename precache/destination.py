@@ -3,9 +3,9 @@
     .NAME.0123456789abcdef.precache    beside DST: in one such folder the new dataset is made, to another the
                                        old one is moved, for a moment
 
-Both names are on record (see `precache.lock`) before the folders exist. Nothing beside DST that is not on
-record is touched, and of an old dataset only the files that its manifest lists are removed, one by one.
-A swap that is killed is completed, or undone, by the next run:
+Both names are on record (see `precache.conversion.lock`) before the folders exist. Nothing beside DST that is
+not on record is touched, and of an old dataset only the files that its manifest lists are removed, one by
+one. A swap that is killed is completed, or undone, by the next run:
 
     old    DST    build       what was done                       what is left to do
     -      old    unfinished  nothing                             go on converting, if asked to overwrite
@@ -21,13 +21,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from precache.converted import is_converted, open_dataset, open_unchecked
+from precache.console.notices import some, warn
+from precache.conversion.journal_header import JOURNAL_NAME, read_header, unfinished_names
+from precache.conversion.lock import Lock, Swap, is_mount_point
+from precache.dataset.converted import is_converted, open_dataset, open_unchecked
+from precache.dataset.left_out import REJECTED_NAME
 from precache.errors import DatasetError
-from precache.journal_header import JOURNAL_NAME, read_header, unfinished_names
-from precache.left_out import REJECTED_NAME
-from precache.lock import Lock, Swap, is_mount_point
 from precache.manifest import MANIFEST_NAME, Manifest
-from precache.notices import some, warn
 from precache.storage import fsync_folder, remove_leftovers
 
 

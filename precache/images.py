@@ -12,13 +12,14 @@ import numpy as np
 import simplejpeg
 from PIL import Image, ImageOps
 
-from precache import bands, jpeg, pillow
-from precache.codecs import pillow_is_simd
+from precache import jpeg
 from precache.errors import ImageError, MissingDependencyError, SourceError
-from precache.headers import TooLargeError, check_pixels
 from precache.jpeg import Pixels
-from precache.reading import MAX_PIXELS, read_picture
-from precache.rendering import (
+from precache.pictures import bands, pillow
+from precache.pictures.codecs import pillow_is_simd
+from precache.pictures.headers import TooLargeError, check_pixels
+from precache.pictures.reading import MAX_PIXELS, read_picture
+from precache.pictures.rendering import (
     CHANNELS,
     FITS,
     KEPT,
@@ -31,8 +32,8 @@ from precache.rendering import (
     Rendering,
     channel_count,
 )
-from precache.sizes import Size, sides
-from precache.turns import Turn, lacks_memory
+from precache.pictures.sizes import Size, sides
+from precache.pictures.turns import Turn, lacks_memory
 
 __all__ = [
     "CHANNELS", "FITS", "KEPT", "MAX_KEPT_SIDE", "MAX_SIZE", "MODES", "RESAMPLING", "SCALED_MARGIN", "WHITE",
@@ -41,7 +42,7 @@ __all__ = [
     "resized_size",
 ]  # fmt: skip
 
-_KERNELS = {**RESAMPLING, "nearest": Image.Resampling.NEAREST}  # of masks, see `precache.masks`
+_KERNELS = {**RESAMPLING, "nearest": Image.Resampling.NEAREST}  # of masks, see `precache.pictures.masks`
 
 _SIDEWAYS = (5, 6, 7, 8)
 # Pillow-SIMD works on four bytes at a time; a wrapped RGBX saves it the copy into its own layout.
@@ -56,7 +57,7 @@ class Decoded:
 
     Attributes:
         content: a Pillow image of mode L, RGB, RGBX or RGBA, or uint8 [height, width, 1, 3 or 4] as one of
-            the first three; or what `precache.bands` gives.
+            the first three; or what `precache.pictures.bands` gives.
     """
 
     content: Image.Image | Pixels
@@ -83,7 +84,7 @@ def load(path: str, size: Size) -> Pixels:
 def render(data: bytes | Image.Image, path: str, how: Rendering) -> tuple[Pixels, tuple[int, int]]:
     """Decode and fit: (uint8 [height, width, channels]; width and height of the upright picture).
 
-    Large pictures are rendered one at a time by all workers of a run: see `precache.turns`.
+    Large pictures are rendered one at a time by all workers of a run: see `precache.pictures.turns`.
 
     Raises:
         ImageError, SourceError: as `decode_for`.

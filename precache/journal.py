@@ -1,8 +1,8 @@
 """`journal.jsonl`: which shards of an unfinished conversion are done.
 
-The first record (see `precache.records`) says what is being made, and of how many shards; each further one
-is a finished shard with its checksums. A folder with a journal is an unfinished conversion of ours; the same
-command continues it. What does not fit the plan is not believed.
+The first record (see `precache.storage.records`) says what is being made, and of how many shards; each
+further one is a finished shard with its checksums. A folder with a journal is an unfinished conversion of
+ours; the same command continues it. What does not fit the plan is not believed.
 """
 
 import json
@@ -14,11 +14,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from precache.errors import DatasetError
-from precache.files import check_file
-from precache.finished import FinishedShard, decode, encode
-from precache.formats import FORMATS
-from precache.journal_header import (
+from precache.console.notices import counted, some, warn
+from precache.conversion.finished import FinishedShard, decode, encode
+from precache.conversion.journal_header import (
     JOURNAL_NAME,
     KEY,
     REWRITTEN,
@@ -27,13 +25,14 @@ from precache.journal_header import (
     is_of_this_release,
     own_names,
 )
-from precache.lock import LOCK_SUFFIX, is_mount_point
+from precache.conversion.lock import LOCK_SUFFIX, is_mount_point
+from precache.dataset.files import check_file
+from precache.errors import DatasetError
+from precache.formats import FORMATS
 from precache.manifest import MANIFEST_NAME
-from precache.notices import counted, some, warn
 from precache.plan import ConvertPlan, ShardPlan
-from precache.records import PROBED_BYTES, RecordFile, may_be_records
-from precache.source_state import changed_pictures
 from precache.sources.base import Scan
+from precache.sources.source_state import changed_pictures
 from precache.storage import (
     atomic_write,
     fsync_folder,
@@ -42,6 +41,7 @@ from precache.storage import (
     open_regular,
     remove_leftovers,
 )
+from precache.storage.records import PROBED_BYTES, RecordFile, may_be_records
 
 
 class Journal:

@@ -1,8 +1,8 @@
 """`dataset.json`: what a converted dataset is. Written last, so a folder without it is not one.
 
-What grows with the samples lies in files of its own: `shards.safetensors`, see `precache.shard_table`;
-`index.safetensors` and `source.safetensors`, see `precache.index`; and `left_out.safetensors`, see
-`precache.left_out`. The manifest has their sizes and checksums.
+What grows with the samples lies in files of its own: `shards.safetensors`, see
+`precache.dataset.shard_table`; `index.safetensors` and `source.safetensors`, see `precache.dataset.index`;
+and `left_out.safetensors`, see `precache.dataset.left_out`. The manifest has their sizes and checksums.
 """
 
 import hashlib
@@ -16,26 +16,26 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from precache.columns import KINDS
+from precache.dataset.columns import KINDS
+from precache.dataset.files import FileEntry, Held
+from precache.dataset.history import Update, adds_up
+from precache.dataset.index import INDEX_NAME, SOURCE_STATE_NAME, name_after
+from precache.dataset.left_out import LEFT_OUT_NAME, Rejected, listed_ignored, listed_rejected
+from precache.dataset.shard_table import TABLE_NAME, ShardEntry, ShardTable, read_table
+from precache.dataset.statistics import ChannelStatistics
+from precache.dataset.targets import TARGETS
 from precache.errors import DatasetError, SettingError
-from precache.files import FileEntry, Held
 from precache.formats import FORMATS
-from precache.history import Update, adds_up
-from precache.index import INDEX_NAME, SOURCE_STATE_NAME, name_after
-from precache.left_out import LEFT_OUT_NAME, Rejected, listed_ignored, listed_rejected
 from precache.recipe import Recipe
-from precache.shard_table import TABLE_NAME, ShardEntry, ShardTable, read_table
 from precache.sources.options import SourceOptions
-from precache.statistics import ChannelStatistics
 from precache.storage import atomic_write
 from precache.storage.urls import Location
-from precache.targets import TARGETS
 
 MANIFEST_NAME = "dataset.json"
 VERSION = 5
 READABLE = (2, 3, 4, 5)
 NUMBERED = (INDEX_NAME, SOURCE_STATE_NAME, TABLE_NAME, LEFT_OUT_NAME)
-"""What an update writes anew, under another name, see `precache.index.name_after`."""
+"""What an update writes anew, under another name, see `precache.dataset.index.name_after`."""
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _MOST_WORDS = 200  # characters of an error that quotes what the file says
 _HEX = re.compile(r"[0-9a-f]{1,8}")
@@ -64,8 +64,8 @@ class Manifest:
             none with passthrough, and none before version 4.
         source_state: the file with sizes, times and checksums of the source; None in version 2.
         source_options: what was said of the source, see `precache.SourceOptions`.
-        target: what the samples are labelled with, one of `precache.targets.TARGETS`.
-        fields: what else the index knows of each sample: name -> kind, see `precache.columns`.
+        target: what the samples are labelled with, one of `precache.dataset.targets.TARGETS`.
+        fields: what else the index knows of each sample: name -> kind, see `precache.dataset.columns`.
         next_id: above all ids that were ever used, where that is not `scanned`; else 0.
         updates: what became of it since it was converted, one after the other.
         removed: split -> samples of its shards that are served no more; none of a split without such.

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from precache.columns import Ints
+from precache.dataset.columns import Ints
+from precache.dataset.shard_table import shard_name
 from precache.errors import SettingError
 from precache.recipe import DEFAULT_SPLITS, Recipe, parse_splits
-from precache.shard_table import shard_name
 from precache.sources.base import Samples
 
 _SHUFFLE_TAG, _SPLIT_TAG = 1, 5

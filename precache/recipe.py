@@ -10,8 +10,8 @@ from PIL import ImageColor
 
 from precache.errors import SettingError, check_choice, check_range
 from precache.images import CHANNELS, FITS, KEPT, MAX_SIZE, RESAMPLING, Color, Rendering, channel_count
-from precache.reading import MAX_PIXELS
-from precache.sizes import Size, check_size, sides, written
+from precache.pictures.reading import MAX_PIXELS
+from precache.pictures.sizes import Size, check_size, sides, written
 
 FORMAT_NAMES = ("dali", "shards", "webdataset")
 DECODES = ("full", "scaled")
@@ -36,7 +36,7 @@ class Recipe:
         seed: of the order in which samples are written, and of the splits.
         splits: names and shares, as `train=0.8,val=0.2`; the shares sum to 1. Each class is split
             by them. A source with `train` and `val` folders keeps its own; `list:` and a SHA-256
-            stand for a list file (see `precache.splits`).
+            stand for a list file (see `precache.sources.splits`).
         fit: `crop`, resized until it covers `size`, then the centre; `pad`, until it fits into `size`,
             between black bars; `stretch`, both sides to `size`; `keep`, shorter side to `size`, an integer,
             and `keep-longer`, longer side to it: all of the picture and nothing else, of varying size.

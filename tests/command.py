@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from unittest import mock
 
-from precache import commandline
+from precache.console import commandline
 
 ROOT = Path(__file__).resolve().parent.parent
 

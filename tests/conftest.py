@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from precache import Recipe, convert
+from precache.example_data.sample_tree import make_sample
 from precache.formats import FORMATS
-from precache.sample_tree import make_sample
 from tests.cloud.fixtures import bucket, proxy, storage_server
 
 __all__ = ["bucket", "proxy", "storage_server"]

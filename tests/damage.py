@@ -12,11 +12,11 @@ import numpy as np
 from PIL import Image
 
 from precache import open_dataset
-from precache.arrays import read_arrays, write_arrays
+from precache.dataset.arrays import read_arrays, write_arrays
 from precache.formats import FORMATS, Sample
 from precache.manifest import MANIFEST_NAME, _checksum
-from precache.output import publish
 from precache.sources.tree import scan_tree
+from precache.storage.output import publish
 
 
 def _begins_again() -> bytes:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from precache import images
-from precache.converted import ConvertedDataset
+from precache.dataset.converted import ConvertedDataset
 from precache.formats import FORMATS, StoredSample
 from precache.sources.tree import scan_tree
 

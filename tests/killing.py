@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from precache import Recipe, convert
-from precache.converted import is_converted
-from precache.lock import lock_path
+from precache.conversion.lock import lock_path
+from precache.dataset.converted import is_converted
 
 CALLS = (
     "open", "write", "fsync", "ftruncate", "close", "fstat", "rename", "replace", "unlink", "mkdir", "rmdir",

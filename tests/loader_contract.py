@@ -18,7 +18,7 @@ import torch
 from loaders import Loader
 from loaders.transfer import IMAGENET_MEAN, IMAGENET_STD
 from precache import images
-from precache.sizes import Size, sides
+from precache.pictures.sizes import Size, sides
 from precache.sources.tree import scan_tree
 
 Build: TypeAlias = Callable[..., Loader]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from precache.errors import SettingError
-from precache.sizes import Size, sides
+from precache.pictures.sizes import Size, sides
 from tests.loader_contract import Build, check_ranks_share_each_epoch, check_resume, ids_of
 
 

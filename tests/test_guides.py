@@ -14,9 +14,9 @@ from PIL import Image, ImageOps
 
 from bench.cli import COMMANDS
 from bench.cli import main as bench
-from precache import commandline
 from precache.cli import main as precache
-from precache.sample_tree import make_sample
+from precache.console import commandline
+from precache.example_data.sample_tree import make_sample
 from precache.sources.tree import scan_tree
 from precache.storage.objects import ObjectStore
 from precache.storage.urls import Url

@@ -13,10 +13,10 @@ from bench.findings.result_file import read_result
 from bench.findings.trust import disturbance, is_disturbed, other_cpu
 from bench.findings.verdict import NOT_DISTINGUISHABLE
 from bench.findings.words import counted
-from precache import commandline
-from precache.commandline import STDOUT, check_output, write_json
+from precache.console import commandline
+from precache.console.commandline import STDOUT, check_output, write_json
+from precache.console.tables import new_console
 from precache.errors import SettingError, check_share
-from precache.tables import new_console
 
 _WIDTH = 100
 _WITHIN_NOISE = "within noise"

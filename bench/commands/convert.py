@@ -10,8 +10,8 @@ from bench.options import PATH, names_of, option
 from bench.pages import conversion as pages
 from bench.peers.writing import WRITERS
 from bench.trial import conversion
-from precache import commandline
-from precache.commandline import STDOUT, ProgressBar, check_output, gathered, write_json
+from precache.console import commandline
+from precache.console.commandline import STDOUT, ProgressBar, check_output, gathered, write_json
 from precache.executors import worker_count
 from precache.recipe import Recipe
 

@@ -30,13 +30,13 @@ from bench.trial.spec import RunSettings
 from bench.trial.trainers import resolve
 from loaders import BACKENDS
 from loaders.dataset import open_split
-from precache import commandline
-from precache.commandline import STDOUT, ProgressBar, check_output, write_json
+from precache.console import commandline
+from precache.console.commandline import STDOUT, ProgressBar, check_output, write_json
+from precache.console.progress import Progress, unseen
+from precache.console.tables import new_console
 from precache.errors import PrecacheError, SettingError, WorkerError, check_choice, check_range
 from precache.executors import available_cpus
-from precache.progress import Progress, unseen
 from precache.storage.urls import Location
-from precache.tables import new_console
 
 _WIDTH = 100
 _GRACE_S = 40  # torchrun gives its ranks 30 s to end

@@ -16,8 +16,8 @@ from bench.evidence.runner import NOT_YET, Outcome, Run, forget, run_steps
 from bench.evidence.steps import FULL, PREPARE, SMOKE, STEPS
 from bench.machine.hardware import describe_machine
 from bench.trial.fresh import run_fresh
-from precache import commandline
-from precache.commandline import note
+from precache.console import commandline
+from precache.console.commandline import note
 from precache.errors import SettingError, check_choice
 from precache.executors import available_cpus
 from precache.storage import atomic_write

@@ -15,12 +15,12 @@ from bench.machine import measurements
 from bench.machine.hardware import accelerator_of
 from bench.machine.measurements import PETABYTE, Hardware, HardwareSpec, Measurement
 from bench.options import PATH, option
-from precache import commandline
-from precache.commandline import STDOUT, ProgressBar, check_output, human_bytes, write_json
-from precache.sample_tree import make_sample
+from precache.console import commandline
+from precache.console.commandline import STDOUT, ProgressBar, check_output, human_bytes, write_json
+from precache.console.tables import new_console
+from precache.example_data.sample_tree import make_sample
 from precache.sources.base import Scan
 from precache.sources.tree import scan_tree
-from precache.tables import new_console
 
 TABLE_WIDTH = 100
 _LONGEST_HOW = 20

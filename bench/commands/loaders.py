@@ -15,8 +15,8 @@ from bench.trial.comparison import compare
 from bench.trial.peer_arm import choose_peers, limits
 from bench.trial.presets import EPILOG
 from bench.trial.spec import RunSettings
-from precache import commandline
-from precache.commandline import STDOUT, ProgressBar, check_output
+from precache.console import commandline
+from precache.console.commandline import STDOUT, ProgressBar, check_output
 from precache.errors import SettingError
 from precache.recipe import FORMAT_NAMES
 from precache.storage.urls import Location

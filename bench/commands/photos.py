@@ -6,8 +6,8 @@ from pathlib import Path
 import click
 
 from bench.machine.photos import make_photos
-from precache import commandline
-from precache.commandline import ProgressBar
+from precache.console import commandline
+from precache.console.commandline import ProgressBar
 from precache.errors import SettingError
 
 _PATH = click.Path(path_type=Path)

@@ -26,10 +26,10 @@ from bench.trial.run import measure
 from bench.trial.spec import RunSettings, TrialSpec
 from bench.trial.trainers import CHOICES, resolve
 from loaders.dataset import RAW, open_split
-from precache import commandline
+from precache.console import commandline
+from precache.console.tables import new_console
 from precache.errors import DatasetError, SettingError, check_choice, check_range
 from precache.storage.urls import Location
-from precache.tables import new_console
 
 WAIT, STEP = "wait for batch", "train step"
 _DATA = Path("data")

@@ -16,12 +16,12 @@ from bench.pages.terminal import Showing, all_or_nothing, show, write
 from bench.trial.arm import CHOICES
 from bench.trial.comparison import choose_arms, compare
 from bench.trial.spec import RunSettings
-from precache import commandline
-from precache.commandline import ProgressBar
+from precache.console import commandline
+from precache.console.commandline import ProgressBar
 from precache.convert import convert
 from precache.errors import SettingError
+from precache.example_data.sample_tree import make_sample
 from precache.recipe import Recipe
-from precache.sample_tree import make_sample
 from precache.sources.tree import scan_tree
 from precache.storage import atomic_write
 

@@ -20,8 +20,9 @@ from bench.options import PATH, PLACE, option
 from bench.trial.presets import EPILOG
 from bench.trial.recommendation import Recommendation, recommend, train_images
 from bench.trial.sampling import RecommendSpec
-from precache import commandline
-from precache.commandline import STDOUT, ProgressBar, check_output, gathered, human_bytes, write_json
+from precache.console import commandline
+from precache.console.commandline import STDOUT, ProgressBar, check_output, gathered, human_bytes, write_json
+from precache.console.tables import new_console
 from precache.errors import SettingError
 from precache.executors import available_cpus
 from precache.packages import DALI
@@ -30,7 +31,6 @@ from precache.sources.objects import ObjectTree
 from precache.sources.tree import scan_tree
 from precache.sources.walk import Scanning
 from precache.storage.urls import Location, Url
-from precache.tables import new_console
 
 _VERSIONS = ("python", "torch", "pillow", "simplejpeg", "webdataset", *DALI)
 _BATCH_SIZE = 64

@@ -7,7 +7,7 @@ import click
 from bench.findings.result_file import read_result
 from bench.options import PATH, option, showing_options, tensorboard_option
 from bench.pages.terminal import Showing, show, write
-from precache import commandline
+from precache.console import commandline
 
 
 @click.command(name="report", cls=commandline.Command)

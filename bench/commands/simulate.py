@@ -22,10 +22,10 @@ from bench.findings.simulation import (
 )
 from bench.findings.trust import disturbance, is_disturbed, miss, other_cpu, why_together
 from bench.findings.words import counted
-from precache import commandline
-from precache.commandline import STDOUT, ProgressBar, check_output, gathered, write_json
+from precache.console import commandline
+from precache.console.commandline import STDOUT, ProgressBar, check_output, gathered, write_json
+from precache.console.tables import new_console
 from precache.errors import SettingError, check_range
-from precache.tables import new_console
 
 _PATH = click.Path(path_type=Path)
 _WIDTH = 100

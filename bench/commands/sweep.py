@@ -35,12 +35,12 @@ from bench.trial.spec import RunSettings
 from bench.trial.sweep_trial import at_point
 from bench.trial.trainers import MODELS, resolve
 from loaders.dataset import RAW
-from precache import commandline
-from precache.commandline import ProgressBar, check_output
+from precache.console import commandline
+from precache.console.commandline import ProgressBar, check_output
+from precache.console.progress import Progress, unseen
+from precache.console.tables import new_console
 from precache.errors import DatasetError, check_choice
-from precache.progress import Progress, unseen
 from precache.storage.urls import Location, locate
-from precache.tables import new_console
 
 _DATA = Path("data")
 _WIDTH = 100

@@ -8,7 +8,7 @@ from bench.evidence.runner import Outcome
 from bench.evidence.steps import Step
 from bench.pages import charts, skeleton
 from bench.pages import table as report
-from precache import page
+from precache.console import page
 
 SMOKE_NOTE = (
     "This is a trial run on a CPU with few pictures and emulated trainers in the place of ResNet-50 and "

@@ -7,7 +7,8 @@ import click
 import torch
 
 from bench.evidence.programs import failure, write_result
-from precache import commandline, doctor
+from precache.checks import doctor
+from precache.console import commandline
 
 _ASKED = (
     *("name", "driver_version", "vbios_version", "memory.total", "power.limit", "clocks.max.sm"),

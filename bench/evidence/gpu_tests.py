@@ -10,7 +10,7 @@ import click
 
 import bench
 from bench.evidence.programs import write_result
-from precache import commandline
+from precache.console import commandline
 from precache.errors import SettingError, WorkerError
 
 _ROOT = Path(bench.__file__).resolve().parent.parent

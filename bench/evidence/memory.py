@@ -16,7 +16,7 @@ from bench.evidence.feeds import FEEDS, Feed
 from bench.evidence.programs import failure, feed_options, write_result
 from bench.trial.fresh import run_fresh
 from bench.trial.processes import tree_bytes
-from precache import commandline
+from precache.console import commandline
 from precache.errors import MissingDependencyError, SettingError
 
 MAY_GROW_BYTES = 64 << 20

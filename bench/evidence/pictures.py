@@ -16,11 +16,11 @@ import click
 
 from bench.evidence.programs import write_result
 from bench.machine.photos import make_photos
-from precache import commandline
+from precache.console import commandline
 from precache.convert import convert
 from precache.errors import SettingError
+from precache.example_data.sample_tree import make_sample
 from precache.recipe import Recipe
-from precache.sample_tree import make_sample
 from precache.sources.tree import scan_tree
 
 _CLASSES = 64

@@ -14,7 +14,7 @@ import click
 from bench.findings.grid import recommend, sentence
 from bench.findings.sweep_file import SweepFile
 from bench.trial.fresh_process import environment
-from precache import commandline
+from precache.console import commandline
 
 _PATH = click.Path(path_type=Path)
 

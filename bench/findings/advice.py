@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from bench.findings import forecast as model
 from bench.findings.forecast import JPEG_NAMES, RAW_NAME, WORTH_IT, Inputs, Prediction
 from bench.findings.words import duration, epochs
-from precache.commandline import human_bytes
+from precache.console.commandline import human_bytes
 
 PLAIN_RULE = (
     "Rule: plenty of disk: shards; slow or small disk: webdataset; "

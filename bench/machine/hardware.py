@@ -10,9 +10,9 @@ import psutil
 import torch
 
 from bench.machine.nvml import driver_version
-from precache.codecs import made_by
 from precache.executors import available_cpus
 from precache.packages import DALI
+from precache.pictures.codecs import made_by
 
 _GPU = {"driver": "driver", "cuda": "CUDA", "cudnn": "cuDNN", "nccl": "NCCL"}
 _PACKAGES = ("torch", "torchvision", "numpy", "webdataset", *DALI, "torchcodec")

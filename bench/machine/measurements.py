@@ -18,10 +18,10 @@ from bench.machine.hardware import describe_machine
 from bench.machine.others import OtherProcesses
 from bench.machine.precision import DTYPES, resolve_amp
 from precache import jpeg
+from precache.console.progress import Progress, unseen
 from precache.errors import ImageError, SettingError, check_range
 from precache.executors import available_cpus
-from precache.progress import Progress, unseen
-from precache.reading import MAX_PIXELS
+from precache.pictures.reading import MAX_PIXELS
 from precache.sources.ahead import read_ahead
 from precache.sources.base import Scan
 

@@ -14,8 +14,8 @@ import numpy as np
 from PIL import Image
 
 from precache import executors, images, jpeg
+from precache.console.progress import Progress, unseen
 from precache.errors import check_range
-from precache.progress import Progress, unseen
 from precache.sources.base import check_apart
 from precache.sources.tree import TreeSource, scan_tree
 from precache.storage import atomic_folder, check_new_folder

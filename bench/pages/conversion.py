@@ -6,8 +6,8 @@ from bench.findings import stats
 from bench.findings.words import counted
 from bench.machine.hardware import versions_of
 from bench.trial.conversion import OURS, ConversionResult
+from precache.console.tables import new_console
 from precache.recipe import Recipe
-from precache.tables import new_console
 
 WIDTH = 100
 

@@ -17,7 +17,7 @@ from bench.findings.verdict import COLD_FETCH, files_are, takes
 from bench.findings.workers import without_former_advice
 from bench.pages import busy, charts, skeleton, summary
 from bench.pages import table as report
-from precache import page
+from precache.console import page
 
 _NUMBERS: dict[str, Callable[[Row], Estimate | float | None]] = {
     "loader alone, images/s": lambda row: row.loader,

@@ -1,4 +1,4 @@
-"""What a page of `bench` adds to `precache.page`: charts by plotly, in the page's colours."""
+"""What a page of `bench` adds to `precache.console.page`: charts by plotly, in the page's colours."""
 
 from html import escape
 
@@ -6,7 +6,7 @@ import plotly.graph_objects as go
 import plotly.io
 from plotly.offline import get_plotlyjs
 
-from precache import page
+from precache.console import page
 
 # Text and grid get their colours here, not from plotly: dark mode and print need no script.
 _STYLE = """

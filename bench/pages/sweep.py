@@ -11,7 +11,7 @@ from bench.findings.sweep_file import SweepFile
 from bench.findings.trust import disturbance, is_disturbed
 from bench.findings.verdict import KEEPS_UP, judge
 from bench.pages import skeleton
-from precache import page
+from precache.console import page
 
 # Okabe and Ito, "Color Universal Design" (2008), without black and yellow
 _COLOURS = ("#2b83c6", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9")

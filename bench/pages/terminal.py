@@ -11,10 +11,10 @@ import click
 from bench.findings.gain import sentences
 from bench.findings.result import Result
 from bench.pages import events, loaders, picture, summary, table
-from precache.commandline import write_json
+from precache.console.commandline import write_json
+from precache.console.progress import Progress
+from precache.console.tables import new_console
 from precache.errors import printable
-from precache.progress import Progress
-from precache.tables import new_console
 
 _TABLE_WIDTH = 130  # more than any row
 

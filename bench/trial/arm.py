@@ -8,7 +8,7 @@ from pathlib import Path
 import loaders
 from bench.trial import imagefolder
 from loaders.dataset import RAW, SplitData, open_split
-from precache.converted import open_dataset
+from precache.dataset.converted import open_dataset
 from precache.errors import DatasetError, SettingError, SourceError, check_choice
 from precache.storage.urls import Location, Url
 

@@ -31,6 +31,7 @@ from bench.trial.same_pictures import Served, same_pictures
 from bench.trial.spec import RunSettings, TrialSpec
 from bench.trial.stages import DECODING, probe_files, time_stages
 from bench.trial.trainers import MODELS, NullTrainer, resolve
+from precache.console.progress import Progress, unseen
 from precache.errors import (
     DatasetError,
     ImageError,
@@ -40,7 +41,6 @@ from precache.errors import (
     WorkerError,
 )
 from precache.executors import available_cpus
-from precache.progress import Progress, unseen
 
 __all__ = ["Arm", "RunSettings", "choose_arms", "compare"]
 

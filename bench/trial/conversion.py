@@ -24,6 +24,7 @@ from bench.machine.hardware import describe_machine
 from bench.peers import writing
 from bench.trial.processes import ProcessRun, run_watched
 from precache import images, jpeg
+from precache.console.progress import Progress, unseen
 from precache.errors import (
     ImageError,
     MissingDependencyError,
@@ -33,11 +34,10 @@ from precache.errors import (
     shell_command,
 )
 from precache.formats import FORMATS, Sample
-from precache.output import publish
-from precache.progress import Progress, unseen
 from precache.recipe import Recipe
 from precache.sources.base import Scan
 from precache.sources.tree import scan_tree
+from precache.storage.output import publish
 
 OURS = "precache"
 STAGES = ("read", "decode", "resize", "encode", "write")

@@ -11,7 +11,7 @@ like. Prices change and differ: give yours.
 import click
 
 from bench.findings.cost import GB, Cost, Layout, Prices, cost, seconds_of_an_epoch
-from precache import commandline
+from precache.console import commandline
 from precache.errors import check_range
 
 SETS = {"ImageNet-1k": 1_281_167, "ImageNet-21k": 14_197_122, "a billion": 1_000_000_000}

@@ -20,10 +20,10 @@ import time
 from pathlib import Path
 
 from precache import Recipe, convert
-from precache.codecs import made_by
-from precache.commandline import parse_bytes
+from precache.console.commandline import parse_bytes
 from precache.errors import PrecacheError, SettingError
 from precache.executors.ray_cluster import imported
+from precache.pictures.codecs import made_by
 
 FIGURES = ("steady", "whole")
 _FROM, _TO = 0.25, 0.75

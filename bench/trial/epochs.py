@@ -17,8 +17,8 @@ import torch
 import loaders
 from bench.findings.stats import Estimate, estimate, ratio
 from bench.trial.fresh import run_fresh
-from precache import commandline
-from precache.commandline import ProgressBar
+from precache.console import commandline
+from precache.console.commandline import ProgressBar
 
 _CHECKS = ("never", "first-read", "always")
 _LATER = 4  # epochs after the first

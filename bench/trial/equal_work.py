@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from bench.trial.run import Served
 from bench.trial.spec import TrialSpec
 from precache.errors import DatasetError
-from precache.sizes import Size, sides
+from precache.pictures.sizes import Size, sides
 
 
 @dataclass(frozen=True, slots=True)

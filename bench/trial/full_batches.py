@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from loaders.batch import Batch
 from precache.errors import SettingError
-from precache.sizes import Size
+from precache.pictures.sizes import Size
 
 LAST = "drop"
 """What the loader of a trial does with the samples that fill no batch, see `loaders.build`."""

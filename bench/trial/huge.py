@@ -27,14 +27,15 @@ import numpy.typing as npt
 
 import loaders
 from bench.trial.fresh import run_fresh
-from precache import Recipe, commandline
-from precache.arrays import checksum_of, parse_header
-from precache.codecs import made_by
-from precache.files import FileEntry
+from precache import Recipe
+from precache.console import commandline
+from precache.dataset.arrays import checksum_of, parse_header
+from precache.dataset.files import FileEntry
+from precache.dataset.index import INDEX_NAME, SOURCE_STATE_NAME, RowChecksums
+from precache.dataset.shard_table import ShardTable, suffixes_of, write_table
 from precache.formats import FORMATS
-from precache.index import INDEX_NAME, SOURCE_STATE_NAME, RowChecksums
 from precache.manifest import Manifest, write_manifest
-from precache.shard_table import ShardTable, suffixes_of, write_table
+from precache.pictures.codecs import made_by
 from precache.storage import check_new_folder
 
 CLASSES, SIZE = 1000, 224

@@ -38,8 +38,9 @@ from bench.machine.others import OtherProcesses
 from bench.peers import remote
 from bench.trial.fresh import run_fresh
 from bench.trial.object_server import ENVIRONMENT, serving
-from precache import commandline, open_dataset
-from precache.commandline import ProgressBar
+from precache import open_dataset
+from precache.console import commandline
+from precache.console.commandline import ProgressBar
 from precache.errors import SettingError, check_range, shell_command
 from precache.executors import available_cpus
 from precache.storage.objects import ObjectStore

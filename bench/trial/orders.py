@@ -22,9 +22,9 @@ from rich.table import Table
 
 from bench.machine.hardware import describe_machine
 from bench.machine.others import OtherProcesses
-from loaders.keyed_order import KeyedOrder
 from loaders.order import WINDOW_SHARDS, EpochOrder, Order
-from precache.tables import new_console
+from loaders.orders.keyed_order import KeyedOrder
+from precache.console.tables import new_console
 
 Make: TypeAlias = Callable[[], Order]
 

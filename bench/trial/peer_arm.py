@@ -13,7 +13,7 @@ from bench.trial.arm import Arm
 from bench.trial.processes import run_watched
 from bench.trial.run import Trial
 from loaders.dataset import RAW
-from precache.converted import is_converted, open_dataset
+from precache.dataset.converted import is_converted, open_dataset
 from precache.errors import DatasetError, SettingError, WorkerError, check_choice
 from precache.recipe import Recipe
 

@@ -25,10 +25,10 @@ from bench.findings import stats
 from bench.machine.hardware import describe_machine
 from bench.machine.others import OtherProcesses
 from bench.trial.fresh_process import run_module
-from precache.commandline import ProgressBar, human_bytes
+from precache.console.commandline import ProgressBar, human_bytes
+from precache.console.tables import new_console
 from precache.errors import SettingError, check_range
 from precache.executors import available_cpus
-from precache.tables import new_console
 
 _MOST_LINKS = 60_000  # ext4 allows 65,000
 _SIDE = 16

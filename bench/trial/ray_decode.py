@@ -26,8 +26,8 @@ from bench.findings.stats import Estimate, estimate, ratio
 from bench.machine.hardware import describe_machine, versions_of
 from bench.trial.full_batches import LAST, endless
 from loaders.batch import Batch
-from precache import commandline
-from precache.commandline import ProgressBar
+from precache.console import commandline
+from precache.console.commandline import ProgressBar
 from precache.errors import MissingDependencyError
 from precache.executors import available_cpus
 from precache.packages import install_extra, version_of

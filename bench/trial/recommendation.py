@@ -24,8 +24,8 @@ from bench.trial.full_batches import check_fills_batch
 from bench.trial.loader_run import LoaderRun
 from bench.trial.sampling import BACKENDS, Converted, RecommendSpec, Trees
 from bench.trial.trainers import check_trainer, resolve
+from precache.console.progress import Progress, unseen
 from precache.errors import DatasetError, MissingDependencyError, WorkerError, check_choice
-from precache.progress import Progress, unseen
 from precache.recipe import FORMAT_NAMES
 from precache.sources.base import Scan
 

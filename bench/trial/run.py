@@ -21,7 +21,7 @@ from bench.trial.spec import TrialSpec
 from bench.trial.threads import serial_seconds, thread_seconds
 from bench.trial.trainers import FromPageable, NullTrainer, Trainer
 from loaders.batch import Batch, DecodedBatch
-from loaders.devices import Lane
+from loaders.delivery.devices import Lane
 from loaders.transfer import Transfer, normalise
 
 

@@ -27,9 +27,9 @@ from bench.trial.processes import run_watched
 from bench.trial.spec import TrialSpec
 from loaders.dataset import open_split
 from precache import images
-from precache.converted import open_dataset
+from precache.dataset.converted import open_dataset
 from precache.errors import ImageError, SettingError, SourceError, check_range
-from precache.reading import MAX_PIXELS
+from precache.pictures.reading import MAX_PIXELS
 from precache.recipe import FORMAT_NAMES, Recipe
 from precache.sources.ahead import read_ahead
 from precache.sources.base import SampleRef, Scan

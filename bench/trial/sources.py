@@ -26,13 +26,13 @@ from bench.findings import stats
 from bench.machine.hardware import describe_machine, versions_of
 from bench.machine.others import OtherProcesses
 from precache import SourceOptions, convert, open_dataset
-from precache.commandline import ProgressBar
+from precache.console.commandline import ProgressBar
+from precache.console.tables import new_console
 from precache.errors import MissingDependencyError, check_choice, check_range
 from precache.executors import available_cpus
 from precache.recipe import FORMAT_NAMES, Recipe
 from precache.sources.base import Scan
 from precache.sources.tree import scan_tree
-from precache.tables import new_console
 
 TREE = "tree"
 _TAR_SAMPLES = 2000

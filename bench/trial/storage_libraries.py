@@ -22,7 +22,7 @@ import torch
 from bench.findings.stats import estimate
 from bench.machine.hardware import describe_machine
 from bench.trial.object_server import ENVIRONMENT, serving
-from precache import commandline
+from precache.console import commandline
 from precache.errors import check_range
 
 _PROGRAM = """

@@ -4,8 +4,9 @@
 
 Beside a step that leaves the CPUs alone, as that of a GPU does, a loader has each batch ready long before it
 is asked for. What is left to wait for is a core and the interpreter's lock: the thread that reads ahead has
-work as soon as a batch is taken. Measured with that thread sleeping first (`nap`, see `loaders.prefetch`),
-without, and with a thread fewer. Each run has a process of its own, and they take turns.
+work as soon as a batch is taken. Measured with that thread sleeping first (`nap`, see
+`loaders.delivery.prefetch`), without, and with a thread fewer. Each run has a process of its own, and they
+take turns.
 """
 
 import os
@@ -23,10 +24,10 @@ import loaders
 from bench.findings.stats import Estimate, estimate, percentile, ratio
 from bench.trial.fresh import run_fresh
 from bench.trial.full_batches import LAST, endless
-from loaders import prefetch
 from loaders.batch import Batch
-from precache import commandline
-from precache.commandline import ProgressBar
+from loaders.delivery import prefetch
+from precache.console import commandline
+from precache.console.commandline import ProgressBar
 from precache.executors import available_cpus
 
 
@@ -35,7 +36,7 @@ class Way:
     """How the threads of a loader run.
 
     Attributes:
-        naps: as `loaders.prefetch` has it.
+        naps: as `loaders.delivery.prefetch` has it.
         fewer: threads than asked for.
     """
 

@@ -8,7 +8,7 @@ import torch
 
 from loaders.augment.draw import RandomAugmentation
 from precache.errors import SettingError, check_choice
-from precache.sizes import Size, as_size, sides
+from precache.pictures.sizes import Size, as_size, sides
 
 BatchFunction: TypeAlias = Callable[..., Any]
 """(images uint8 [n, height, width, channels], all that is stored, on the device, ids int64 [n] on the CPU,

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from loaders.augment.draw import RandomAugmentation, draw, draw_keys, window_boxes
 from precache.jpeg import Pixels
-from precache.sizes import Size
+from precache.pictures.sizes import Size
 
 _BYTE: np.dtype[Any] = np.dtype(np.uint8)
 

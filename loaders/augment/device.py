@@ -5,8 +5,8 @@ import torch
 from torch.nn.functional import grid_sample
 
 from loaders.augment.draw import RandomAugmentation, draw
-from loaders.devices import upload
-from precache.sizes import Size, as_size, sides
+from loaders.delivery.devices import upload
+from precache.pictures.sizes import Size, as_size, sides
 
 _CHUNK = 32  # pictures at a time: bounds the memory of their float copies
 # ITU-R BT.601, as torchvision's rgb_to_grayscale has it

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from precache.errors import SettingError
-from precache.sizes import Size, sides
+from precache.pictures.sizes import Size, sides
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 Integers: TypeAlias = npt.NDArray[np.int64]

@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from loaders.augment.cpu import frame, mirror
 from precache.jpeg import Pixels
-from precache.sizes import Size, sides
+from precache.pictures.sizes import Size, sides
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from precache.sizes import Size, sides
+from precache.pictures.sizes import Size, sides
 
 _KEPT = 8  # free buffers: more than are ever on their way at a time
 

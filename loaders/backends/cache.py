@@ -23,7 +23,7 @@ from loaders.backends.kept import DevicePictures, HostPictures, Kept, pictures_o
 from loaders.backends.room import open_kept
 from loaders.batch import DecodedBatch, Positions, Reader, Request
 from loaders.dataset import SplitData
-from loaders.devices import Lane, upload
+from loaders.delivery.devices import Lane, upload
 from loaders.settings import LoaderSpec
 from precache.errors import DatasetError, ImageError
 from precache.jpeg import Pixels

@@ -34,14 +34,14 @@ from loaders.backends.integrity import SampleCheck
 from loaders.backends.sequential import EncodedShards
 from loaders.batch import DecodedBatch, Request
 from loaders.dataset import RAW, SplitData
-from loaders.devices import Borrowed
+from loaders.delivery.devices import Borrowed
+from loaders.delivery.threads import Pool
 from loaders.settings import LoaderSpec
-from loaders.threads import Pool
 from precache import images, jpeg
 from precache.errors import DatasetError, ImageError, MissingDependencyError, SettingError
 from precache.jpeg import Pixels
 from precache.packages import dali_package
-from precache.sizes import sides
+from precache.pictures.sizes import sides
 
 _QUEUE_BATCHES = 2
 # What a pipeline takes for each picture: its bytes alone, the box that is resized, the box that is cut out.

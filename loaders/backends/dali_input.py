@@ -8,8 +8,8 @@ import numpy.typing as npt
 from PIL import Image
 
 from precache import images
-from precache.reading import MAX_PIXELS
-from precache.sizes import Size
+from precache.pictures.reading import MAX_PIXELS
+from precache.pictures.sizes import Size
 
 _EXIF_ORIENTATION = 0x0112
 _SIDEWAYS = (5, 6, 7, 8)

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 
 from precache import images
-from precache.codecs import pillow_is_simd
 from precache.images import Rendering
 from precache.jpeg import Pixels
-from precache.sizes import Size, sides
+from precache.pictures.codecs import pillow_is_simd
+from precache.pictures.sizes import Size, sides
 
 _MOST_SURPLUS = 4  # how many times what is kept may be resized; longer pictures are left to Pillow
 

@@ -16,10 +16,10 @@ from loaders.augment.cpu import Crops, frame, mirror, place
 from loaders.backends.buffers import BufferPool
 from loaders.batch import DecodedBatch, Request
 from loaders.dataset import SplitData
-from loaders.threads import Pool, check_exit
+from loaders.delivery.threads import Pool, check_exit
 from precache.errors import ImageError
 from precache.jpeg import Pixels
-from precache.sizes import sides
+from precache.pictures.sizes import sides
 
 Rows = Callable[[int, int, Pixels], Pixels]
 """(number in the batch, first row, space uint8 [count, width, bytes]) -> so many rows of the stored

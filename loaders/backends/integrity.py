@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from loaders.dataset import SplitData
+from precache.dataset.files import check_file
+from precache.dataset.index import checksum_of
 from precache.errors import DatasetError, shell_command
-from precache.files import check_file
-from precache.index import checksum_of
 
 
 class SampleCheck:

@@ -18,11 +18,11 @@ from loaders.backends.host_memory import HEADER_BYTES
 from loaders.backends.share import Share
 from loaders.batch import Positions
 from loaders.dataset import RAW, SplitData
-from loaders.devices import upload
-from loaders.threads import Pool
-from precache.index import checksum_of
+from loaders.delivery.devices import upload
+from loaders.delivery.threads import Pool
+from precache.dataset.index import checksum_of
 from precache.jpeg import Pixels
-from precache.sizes import Size, sides
+from precache.pictures.sizes import Size, sides
 
 _MARK_BYTES = 8
 _PAGE = 4096

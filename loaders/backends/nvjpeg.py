@@ -20,14 +20,14 @@ from loaders.backends.integrity import SampleCheck
 from loaders.backends.sequential import EncodedShards
 from loaders.batch import DecodedBatch, Positions, Request
 from loaders.dataset import RAW, SplitData
-from loaders.devices import Lane, upload
+from loaders.delivery.devices import Lane, upload
+from loaders.delivery.threads import Pool
 from loaders.settings import LoaderSpec
-from loaders.threads import Pool
 from precache import images, jpeg
 from precache.errors import ImageError, SampleError, SettingError
 from precache.formats import StoredSample
-from precache.reading import MAX_PIXELS
-from precache.sizes import Size, sides
+from precache.pictures.reading import MAX_PIXELS
+from precache.pictures.sizes import Size, sides
 
 
 def open_reader(spec: LoaderSpec, data: SplitData, crops: Crops) -> "NvjpegReader":

@@ -23,12 +23,12 @@ from loaders.backends.buffers import SharedBuffers
 from loaders.backends.filler import BatchFiller, Pictures
 from loaders.batch import DecodedBatch, Reader, Request
 from loaders.dataset import SplitData
-from loaders.prefetch import of_dead_worker
+from loaders.delivery.prefetch import of_dead_worker
+from loaders.delivery.threads import begin_exit_with
 from loaders.settings import LoaderSpec
-from loaders.threads import begin_exit_with
 from precache.errors import ImageError, SourceError
 from precache.jpeg import Pixels
-from precache.sizes import sides
+from precache.pictures.sizes import sides
 
 _AHEAD_PER_WORKER = 2
 _END_S = 2.0  # for what ends at once, or never

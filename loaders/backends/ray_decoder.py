@@ -20,10 +20,10 @@ from loaders.backends import BACKENDS, decoding
 from loaders.batch import DecodedBatch, Reader, Request
 from loaders.dataset import RAW, SplitData
 from loaders.settings import LoaderSpec
-from precache.codecs import made_by
-from precache.converted import open_dataset
+from precache.dataset.converted import open_dataset
 from precache.errors import DatasetError, ImageError
 from precache.jpeg import Pixels
+from precache.pictures.codecs import made_by
 
 Decoded: TypeAlias = tuple[Pixels, dict[int, ImageError]]
 """`images` and `refused` of a DecodedBatch; what else it has, the one who asked knows."""

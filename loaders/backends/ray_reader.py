@@ -23,8 +23,8 @@ from loaders.backends.buffers import BufferPool
 from loaders.backends.ray_decoder import Decoded, Job
 from loaders.batch import DecodedBatch, Reader, Request
 from loaders.dataset import SplitData
+from loaders.delivery.threads import stop_check
 from loaders.settings import LoaderSpec, Reading
-from loaders.threads import stop_check
 from precache.errors import SettingError, WorkerError
 
 DECODING = ("pytorch", "shards", "webdataset")

@@ -14,9 +14,9 @@ from loaders.backends.kept import DevicePictures, HostPictures, Kept, memory_byt
 from loaders.backends.share import Places, Share, choose_share
 from loaders.dataset import RAW, SplitData
 from loaders.settings import LoaderSpec
-from precache.codecs import made_by
 from precache.errors import SettingError, printable
-from precache.sizes import sides
+from precache.pictures.codecs import made_by
+from precache.pictures.sizes import sides
 
 _RESERVED_SHARE = 0.1  # of all memory is left free for others
 _AUTO_SHARE = 0.5  # of the free memory is what 'auto' takes

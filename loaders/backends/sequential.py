@@ -12,8 +12,8 @@ import numpy as np
 from loaders.backends.integrity import SampleCheck, check_index
 from loaders.batch import Request
 from loaders.dataset import SplitData
-from loaders.remote import FetchAhead
-from loaders.threads import Pool
+from loaders.delivery.threads import Pool
+from loaders.samples.remote import FetchAhead
 from precache.errors import DatasetError
 from precache.formats import FORMATS, StoredSample
 

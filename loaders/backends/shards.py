@@ -21,13 +21,13 @@ from loaders.backends.integrity import SampleCheck, check_index
 from loaders.backends.sequential import look_ahead
 from loaders.batch import DecodedBatch, Positions, Request
 from loaders.dataset import SplitData
-from loaders.remote import FetchAhead
+from loaders.samples.remote import FetchAhead
 from loaders.settings import LoaderSpec
+from precache.dataset.index import checksum_of
 from precache.errors import DatasetError, shell_command
 from precache.formats.shards import ShardFile
-from precache.index import checksum_of
 from precache.jpeg import Pixels
-from precache.sizes import sides
+from precache.pictures.sizes import sides
 
 _PROBES = 4  # pictures of a batch that tell whether the disk is to be asked for any: a call each
 _BATCHES_AHEAD = 2  # whose shards at a URL are fetched

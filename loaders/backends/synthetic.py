@@ -12,7 +12,7 @@ from loaders.augment.cpu import Crops
 from loaders.batch import DecodedBatch, Request
 from loaders.dataset import SplitData
 from loaders.settings import LoaderSpec
-from precache.sizes import sides
+from precache.pictures.sizes import sides
 
 
 def open_reader(spec: LoaderSpec, data: SplitData, crops: Crops) -> "SyntheticReader":

@@ -6,12 +6,12 @@ from pathlib import Path
 import click
 
 import precache
-from precache.commandline import Command, Place, ProgressBar, human_bytes, printable
-from precache.converted import open_unchecked
+from precache.console.commandline import Command, Place, ProgressBar, human_bytes, printable
+from precache.console.notices import counted
+from precache.dataset.converted import open_unchecked
 from precache.errors import SettingError, shell_command
 from precache.manifest import MANIFEST_NAME
-from precache.notices import counted
-from precache.reading import MAX_PIXELS
+from precache.pictures.reading import MAX_PIXELS
 from precache.storage.urls import Location
 
 

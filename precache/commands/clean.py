@@ -4,9 +4,9 @@ import sys
 
 import click
 
-from precache.commandline import Command, Place, human_bytes, note, printable
+from precache.console.commandline import Command, Place, human_bytes, note, printable
+from precache.console.notices import counted
 from precache.errors import SettingError
-from precache.notices import counted
 from precache.storage.urls import Location, Url
 
 _SHOWN = 10
@@ -21,7 +21,7 @@ def clean_command(place: Location, yes: bool) -> None:
     That is what our own journals and locks name, nothing else; a finished dataset stays. An unfinished
     conversion is given up: to go on with it, run the same 'precache convert' instead.
     """
-    from precache.clean import leftovers
+    from precache.conversion.clean import leftovers
 
     with leftovers(place) as found:
         if not found:

@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from precache.commandline import Command, ProgressBar, human_bytes, note
-from precache.notices import counted
+from precache.console.commandline import Command, ProgressBar, human_bytes, note
+from precache.console.notices import counted
 
 if TYPE_CHECKING:
-    from precache.transfer import Transfer
+    from precache.sharing.transfer import Transfer
 
 
 @click.command(name="push", cls=Command)
@@ -21,7 +21,7 @@ def push_command(dst: Path, url: str, overwrite: bool) -> None:
 
     Only what differs is sent; if it stops, the same command sends the rest.
     """
-    from precache.transfer import push
+    from precache.sharing.transfer import push
 
     with ProgressBar("push", "B", unit_scale=True, unit_divisor=1024) as bar:
         done = push(dst, url, overwrite=overwrite, on_progress=bar)
@@ -36,7 +36,7 @@ def pull_command(url: str, dst: Path) -> None:
 
     Only what differs is fetched; if it stops, the same command fetches the rest.
     """
-    from precache.transfer import pull
+    from precache.sharing.transfer import pull
 
     with ProgressBar("pull", "B", unit_scale=True, unit_divisor=1024) as bar:
         done = pull(url, dst, on_progress=bar)

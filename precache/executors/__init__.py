@@ -19,7 +19,7 @@ from precache.executors.processes import (
     run,
     worker_count,
 )
-from precache.workers import KILLED, Ticks
+from precache.executors.workers import KILLED, Ticks
 
 __all__ = [
     "ENGINES", "KILLED", "Nodes", "Ticks", "available_cpus", "connected", "counted", "is_of_caller",

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from precache.codecs import made_by
 from precache.errors import DatasetError, PrecacheError, SettingError, SourceError
+from precache.pictures.codecs import made_by
 from precache.storage import open_new, read_regular, temporary_path
 from precache.storage.urls import Location, Url
 

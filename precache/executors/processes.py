@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from typing import Any, TypeVar
 
+from precache.console.progress import Progress
 from precache.errors import SettingError
 from precache.executors.attempts import Attempt
 from precache.executors.nodes import Nodes
-from precache.progress import Progress
-from precache.workers import REPORT_S, Ticks, Worker
+from precache.executors.workers import REPORT_S, Ticks, Worker
 
 Task = TypeVar("Task")
 _OF_CALLER = "_precache_of_caller"

@@ -20,14 +20,14 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any, TypeVar
 
+from precache.console.notices import warn
 from precache.errors import SettingError, WorkerError
 from precache.executors import ray_node
 from precache.executors.attempts import Attempt, name_of
 from precache.executors.nodes import Nodes, unasked
 from precache.executors.processes import unchanged
 from precache.executors.ray_cluster import connected, imported, live_nodes
-from precache.notices import warn
-from precache.workers import Ticks
+from precache.executors.workers import Ticks
 
 __all__ = ["connected", "imported", "run"]
 

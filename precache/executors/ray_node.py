@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from precache import turns
-from precache.workers import Ticks, sendable
+from precache.executors.workers import Ticks, sendable
+from precache.pictures import turns
 
 REPORT_S = 0.5
 """How often a task reports its progress, over the network."""

@@ -12,9 +12,9 @@ import numpy.typing as npt
 
 from precache.errors import DatasetError, ImageError, shell_command
 from precache.jpeg import Pixels, decode_jpeg
-from precache.output import OutputFile
-from precache.sizes import Size
+from precache.pictures.sizes import Size
 from precache.storage import open_regular, read_descriptor_at, read_regular
+from precache.storage.output import OutputFile
 
 Places: TypeAlias = npt.NDArray[np.int64]
 """int64 [n, 2]: first byte and number of bytes of each of n samples in their shard."""
@@ -33,7 +33,7 @@ class Sample:
         target: what it is labelled with where that is not one class: a list of class indices, or numbers,
             as JSON has them; else None.
         fields: what else is known of it, as JSON has it.
-        mask: uint8 [height, width] of `data`, see `precache.masks`; of all samples or of none.
+        mask: uint8 [height, width] of `data`, see `precache.pictures.masks`; of all samples or of none.
     """
 
     id: int

@@ -17,7 +17,7 @@ Where each picture has a size of its own:
     then        shapes  int32 [n, 2], height and width of each: images[offset:][: height * width * 3];
                         or int32 [n, 3] with the channels of each, where there are not three
 
-Where there are masks (see `precache.masks`), then, behind all these:
+Where there are masks (see `precache.pictures.masks`), then, behind all these:
 
     then        masks   uint8 [n, height, width], or [bytes] where each has a size of its own
 
@@ -42,9 +42,9 @@ from precache.errors import DatasetError
 from precache.formats.base import Format, Places, Sample, StoredSample, remedy
 from precache.images import MAX_KEPT_SIDE
 from precache.jpeg import Pixels
-from precache.output import OutputFile, write_beside
-from precache.sizes import Size, sides
+from precache.pictures.sizes import Size, sides
 from precache.storage import is_cached, open_regular
+from precache.storage.output import OutputFile, write_beside
 
 Shapes: TypeAlias = npt.NDArray[np.int64]
 SUFFIX = ".safetensors"

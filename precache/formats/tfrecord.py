@@ -5,7 +5,7 @@
                     image/encoded      bytes   a baseline JPEG of the recipe's size, fit and quality
                     image/class/label  int64   the label; only where samples have one class each
                     sample/id          int64   the sample's id
-                    mask/encoded       bytes   the mask, a PNG, see `precache.masks`, where there is one
+                    mask/encoded       bytes   where there are masks, see `precache.pictures.masks`: a PNG
                     target             int64   indices of classes; or float: numbers to be predicted
                     field/NAME         int64, float or bytes (UTF-8), one value or a flat list of them
                     shape/NAME         int64   the shape of field/NAME, where that is a list
@@ -26,7 +26,6 @@ from typing import Any
 import google_crc32c
 import numpy as np
 
-from precache import masks
 from precache.errors import DatasetError
 from precache.formats.base import (
     EncodedMasks,
@@ -37,9 +36,10 @@ from precache.formats.base import (
     read_index,
     remedy,
 )
-from precache.output import OutputFile, write_beside
-from precache.sizes import Size
+from precache.pictures import masks
+from precache.pictures.sizes import Size
 from precache.storage import read_regular
+from precache.storage.output import OutputFile, write_beside
 
 SUFFIX = ".tfrecord"
 INDEX_SUFFIX = ".idx"

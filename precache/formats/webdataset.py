@@ -4,7 +4,7 @@
     00000042.cls    the label, an ASCII integer; only where samples are labelled with one class each
     00000042.json   {"height": ..., "path": ..., "width": ...}: the source picture; and, where there are any,
                     "target": indices of classes, or numbers, and "fields": {NAME: number, text or lists}
-    00000042.mask.png   the mask, see `precache.masks`, where there is one
+    00000042.mask.png   the mask, see `precache.pictures.masks`, where there is one
 
 Fields are an object of their own: one may be called `width`. The key is the sample's id in 8 digits. The
 tar is POSIX ustar with fixed owner, mode and time, so that its bytes depend on its content alone. The index
@@ -19,7 +19,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from precache import masks
 from precache.errors import DatasetError
 from precache.formats.base import (
     EncodedMasks,
@@ -31,9 +30,10 @@ from precache.formats.base import (
     read_index,
     remedy,
 )
-from precache.output import OutputFile, write_beside
-from precache.sizes import Size
+from precache.pictures import masks
+from precache.pictures.sizes import Size
 from precache.storage import read_regular
+from precache.storage.output import OutputFile, write_beside
 
 SUFFIX = ".tar"
 INDEX_SUFFIX = ".idx"

@@ -21,9 +21,9 @@ from pathlib import Path
 
 from PIL import Image
 
+from precache.console.notices import counted, warn
 from precache.errors import PrecacheError, SourceError
 from precache.manifest import MANIFEST_NAME
-from precache.notices import counted, warn
 from precache.sources import converted, opened, rows, webdataset
 from precache.sources.archive import ArchiveSource
 from precache.sources.base import SampleRef, Scan, Source

@@ -14,9 +14,9 @@ from typing import Protocol
 import numpy as np
 from PIL import Image
 
-from precache.columns import Column, Ints
+from precache.dataset.columns import Column, Ints
+from precache.dataset.index import Sizes, checksum_of
 from precache.errors import SettingError
-from precache.index import Sizes, checksum_of
 from precache.storage.urls import Location, Url
 
 
@@ -204,7 +204,7 @@ class Scan:
             apart without reading pictures.
         warnings: what the user may not expect of it, one line each: classes without pictures, files
             left out that look like pictures, one folder under two names.
-        target: one of `precache.targets.TARGETS`.
+        target: one of `precache.dataset.targets.TARGETS`.
         recalled: whether some of it is what an unfinished scan had found: the names are right, and a picture
             that is read has the size and the time that it says, or that is an error.
     """

@@ -17,16 +17,16 @@ import numpy as np
 from PIL import Image
 
 from precache import images, jpeg
-from precache.boxes import moved
-from precache.columns import Ints
-from precache.converted import ConvertedDataset, is_converted, open_dataset
+from precache.dataset.boxes import moved
+from precache.dataset.columns import Ints
+from precache.dataset.converted import ConvertedDataset, is_converted, open_dataset
+from precache.dataset.index import REMEDY, Checksums, SampleIndex, Sizes, checksum_of
 from precache.errors import DatasetError, ImageError, SampleError, SettingError
 from precache.formats import FORMATS
 from precache.formats.base import Places
-from precache.index import REMEDY, Checksums, SampleIndex, Sizes, checksum_of
-from precache.reading import steadily
+from precache.pictures.reading import steadily
+from precache.pictures.sizes import sides, written
 from precache.recipe import DEFAULT_SPLITS, Recipe
-from precache.sizes import sides, written
 from precache.sources.base import IgnoredPath, SampleRef, Samples, Scan
 from precache.sources.options import SourceOptions
 from precache.sources.where import Where

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from precache.columns import Column, ValueOfRowError
+from precache.dataset.columns import Column, ValueOfRowError
 from precache.errors import ImageError, SettingError, SourceError
-from precache.reading import read_picture
+from precache.pictures.reading import read_picture
 from precache.sources.base import SampleRef, Samples, Scan, digest_of, picture_checksum
 from precache.sources.hf import is_hf, list_columns, load_saved
 from precache.sources.labels import Labelled, Labels

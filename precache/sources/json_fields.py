@@ -4,9 +4,9 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from precache.columns import Column, ValueOfRowError
+from precache.console.notices import some
+from precache.dataset.columns import Column, ValueOfRowError
 from precache.errors import SourceError
-from precache.notices import some
 
 FIELDS, TEXT = "json", "txt"
 """Extensions of the files; all of a text is one field, called as its extension."""

@@ -2,9 +2,9 @@
 
     .NAME.precache-scan    beside DST, or in it where it is a mount point, like the lock file
 
-Its records (see `precache.records`) are the settings of the scan, then a class folder each: its state, and
-the names, sizes and times of its pictures. It is written once a scan has taken 10 seconds, and removed when
-the scan is done. A process that scans has it locked; another scans without.
+Its records (see `precache.storage.records`) are the settings of the scan, then a class folder each: its
+state, and the names, sizes and times of its pictures. It is written once a scan has taken 10 seconds, and
+removed when the scan is done. A process that scans has it locked; another scans without.
 
 A folder on record is not listed again if it is what it was: its number, and when it was last written and
 changed. That holds for the names; a picture that was rewritten in its place does not change its folder. So
@@ -23,10 +23,10 @@ from typing import Any
 
 import numpy as np
 
-from precache.lock import LOCK_SUFFIX, lock_path
-from precache.records import PROBED_BYTES, RecordFile, may_be_records
+from precache.conversion.lock import LOCK_SUFFIX, lock_path
 from precache.sources.walk import ClassFolder, LeftOut, Listed, list_folder, list_folders, packed, state_of
 from precache.storage import open_append, open_regular
+from precache.storage.records import PROBED_BYTES, RecordFile, may_be_records
 
 SUFFIX = ".precache-scan"
 _KEY = "scan"

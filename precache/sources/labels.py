@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from precache.columns import Column, Ints, ValueOfRowError
+from precache.dataset.columns import Column, Ints, ValueOfRowError
 from precache.errors import SettingError
 
 # As a program writes numbers: 007, +49 and numbers of 19 digits are names. 18 digits fit into 64 bits.
@@ -32,7 +32,7 @@ class Labelled:
     """What rows are labelled with.
 
     Attributes:
-        target: one of `precache.targets.TARGETS`.
+        target: one of `precache.dataset.targets.TARGETS`.
         classes: names; `labels` and `targets` index them.
         labels: int64 [n]; -1 where the target is not one class.
         targets: as of `precache.sources.base.Samples`.

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from precache.errors import ImageError, SettingError, SourceError
-from precache.reading import steadily
+from precache.pictures.reading import steadily
 from precache.sources.options import SourceOptions
 from precache.sources.pictures import is_tensor, reason_of
 

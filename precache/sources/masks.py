@@ -10,9 +10,9 @@ from pathlib import Path
 
 from PIL import Image
 
-from precache.columns import Column
+from precache.dataset.columns import Column
 from precache.errors import ImageError, SettingError, SourceError
-from precache.reading import read_picture, steadily
+from precache.pictures.reading import read_picture, steadily
 from precache.sources.base import SampleRef, Scan, Source
 from precache.storage.urls import Location
 

@@ -11,8 +11,8 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from precache import kinds
-from precache.notices import some
+from precache.console.notices import some
+from precache.pictures import kinds
 from precache.sources.base import IgnoredPath
 
 FILE, FOLDER, LINK, HARD_LINK, OTHER = "file", "folder", "link", "hard link", "other"
@@ -57,7 +57,7 @@ class Home:
 
 
 class Node:
-    """A file or a folder of an archive, see `precache.folders.Inside`.
+    """A file or a folder of an archive, see `precache.sources.folders.Inside`.
 
     Attributes:
         children: of a folder, by name; None for all else.

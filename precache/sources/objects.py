@@ -12,9 +12,9 @@ from functools import lru_cache
 import numpy as np
 import xxhash
 
-from precache import kinds
 from precache.errors import SourceError
-from precache.reading import check_bytes
+from precache.pictures import kinds
+from precache.pictures.reading import check_bytes
 from precache.sources.base import SampleRef, Scan
 from precache.sources.tree import scan_folders
 from precache.storage.objects import ObjectInfo, ObjectStore
@@ -23,7 +23,7 @@ from precache.storage.urls import Url
 
 
 class ObjectNode:
-    """An object, or a prefix, see `precache.folders.Inside`.
+    """An object, or a prefix, see `precache.sources.folders.Inside`.
 
     Attributes:
         children: of a prefix, by name; None of an object.

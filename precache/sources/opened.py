@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from precache import kinds
+from precache.console.notices import warn
 from precache.errors import SourceError
-from precache.notices import warn
-from precache.reading import check_bytes, read_part, steadily
+from precache.pictures import kinds
+from precache.pictures.reading import check_bytes, read_part, steadily
 from precache.sources import spool, tar, zip
 from precache.sources.members import Member
 from precache.sources.spool import Spool

@@ -4,8 +4,8 @@ import shlex
 from dataclasses import dataclass, fields
 from typing import Any
 
+from precache.dataset.targets import TARGETS
 from precache.errors import SettingError, check_choice, check_range
-from precache.targets import TARGETS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -20,8 +20,8 @@ import numpy.typing as npt
 from PIL import Image
 
 from precache.errors import ImageError
-from precache.headers import TooLargeError, check_pixels
-from precache.reading import check_bytes, read_picture
+from precache.pictures.headers import TooLargeError, check_pixels
+from precache.pictures.reading import check_bytes, read_picture
 
 _CHANNELS = (1, 3, 4)
 _EXPECTED = "expected a path, encoded bytes, a Pillow image, or a uint8 array or tensor"

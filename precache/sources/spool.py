@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from precache.errors import SourceError
-from precache.reading import read_part
+from precache.pictures.reading import read_part
 
 _READ_BYTES = 1 << 20
 _MOST_RATIO, _ANY_BYTES = 100, 1 << 30  # what is beyond both is a bomb

@@ -22,10 +22,10 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from precache.columns import Column, ValueOfRowError
+from precache.console.notices import counted
+from precache.dataset.columns import Column, ValueOfRowError
 from precache.errors import ImageError, SettingError, SourceError
-from precache.notices import counted
-from precache.reading import read_picture, steadily
+from precache.pictures.reading import read_picture, steadily
 from precache.sources import rows
 from precache.sources.base import SampleRef, Samples, Scan, digest_of
 from precache.sources.labels import Labelled, Labels, typed

@@ -12,8 +12,8 @@ Class folders may lie N folders deep: then a class is called as its path is, suc
 there are none: SRC/0001.jpg, a picture without a label.
 
 A file is a picture if its extension says so or, failing that, if its first bytes do: Caltech-101
-holds a JPEG named 'tmp'. `precache.kinds` lists both. Whether a picture can be decoded shows only when it
-is decoded.
+holds a JPEG named 'tmp'. `precache.pictures.kinds` lists both. Whether a picture can be decoded shows only
+when it is decoded.
 """
 
 import hashlib
@@ -28,11 +28,11 @@ from typing import Protocol
 
 import numpy as np
 
-from precache import folders
 from precache.errors import SourceError, shell_command
-from precache.folders import Folder, sorted_entries
-from precache.reading import read_picture
+from precache.pictures.reading import read_picture
+from precache.sources import folders
 from precache.sources.base import IgnoredPath, SampleRef, Samples, Scan, Source
+from precache.sources.folders import Folder, sorted_entries
 from precache.sources.kept import keep_scan
 from precache.sources.rows import is_table
 from precache.sources.walk import ALONE, ClassFolder, LeftOut, Listed, Scanning, list_folders

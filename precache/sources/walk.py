@@ -13,10 +13,11 @@ from pathlib import Path
 
 import numpy as np
 
-from precache import executors, folders
-from precache.columns import Ints
+from precache import executors
+from precache.dataset.columns import Ints
 from precache.errors import SourceError
-from precache.folders import Folder
+from precache.sources import folders
+from precache.sources.folders import Folder
 
 _FIRST = 5_000  # pictures that are listed before other processes are worth their start: some 20 ms of work
 _TASK = 10_000  # pictures of one task, about: less, and the processes would rather talk than list

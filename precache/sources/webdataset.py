@@ -23,9 +23,9 @@ from typing import Any
 
 import numpy as np
 
-from precache import kinds
-from precache.columns import Column, ValueOfRowError
+from precache.dataset.columns import Column, ValueOfRowError
 from precache.errors import ImageError, SourceError
+from precache.pictures import kinds
 from precache.sources.base import IgnoredPath, SampleRef, Samples, Scan, digest_of
 from precache.sources.json_fields import FIELDS, TEXT, JsonFields, named, text_of, values_of
 from precache.sources.labels import Labelled, Labels

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from precache.columns import Column, Ints
+from precache.console.notices import counted
+from precache.dataset.columns import Column, Ints
 from precache.errors import SettingError
-from precache.notices import counted
 from precache.storage import read_regular
 
 _FORM = re.compile(r"\s*(label|id|split)\s+(not\s+)?in\s+(\(.*\)|[^(].*?)\s*", re.DOTALL)

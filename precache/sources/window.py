@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from precache.errors import SourceError
-from precache.reading import read_part
+from precache.pictures.reading import read_part
 
 Reader: TypeAlias = Callable[[int, int], bytes]
 """`(start, count) -> bytes` of a file; fewer where it ends before."""

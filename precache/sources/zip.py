@@ -11,9 +11,9 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from precache import kinds
 from precache.errors import ImageError
-from precache.reading import check_bytes
+from precache.pictures import kinds
+from precache.pictures.reading import check_bytes
 from precache.sources.members import FILE, FOLDER, LINK, OTHER, Member
 from precache.sources.window import Reader, Window
 

@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from precache.dataset.files import FileEntry
 from precache.errors import PrecacheError, SettingError, StorageError, check_range
-from precache.files import FileEntry
 from precache.storage.local import (
     crc32c_file,
     open_regular,

@@ -42,7 +42,7 @@ def sweep() -> list[Path]:
 
 def left() -> Iterator[Path]:
     """The folders of processes that are gone."""
-    import fcntl  # as of `precache.lock`
+    import fcntl  # as of `precache.conversion.lock`
 
     for path in sorted(Path(tempfile.gettempdir()).glob(f"{_PREFIX}*")):
         with suppress(OSError):

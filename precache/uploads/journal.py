@@ -10,16 +10,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from precache.console.notices import counted, some, warn
+from precache.conversion.finished import FinishedShard, decode
+from precache.conversion.journal_header import Target, header_of, is_of_this_release, own_names
 from precache.errors import DatasetError, MissingDependencyError, SettingError, StorageError
-from precache.finished import FinishedShard, decode
 from precache.formats import FORMATS
 from precache.journal import how_much_is_kept
-from precache.journal_header import Target, header_of, is_of_this_release, own_names
 from precache.manifest import MANIFEST_NAME
-from precache.notices import counted, some, warn
 from precache.plan import ConvertPlan
-from precache.source_state import changed_pictures
 from precache.sources.base import Scan
+from precache.sources.source_state import changed_pictures
 from precache.storage import crc32c_file, staging
 from precache.storage.objects import ObjectInfo, ObjectStore
 from precache.storage.retries import ObjectNotFoundError

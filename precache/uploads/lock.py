@@ -16,8 +16,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from precache.console.notices import warn
 from precache.errors import DatasetError, StorageError
-from precache.notices import warn
 from precache.storage.objects import ObjectStore
 from precache.storage.retries import ObjectNotFoundError, Patience
 from precache.storage.urls import Url

@@ -8,11 +8,11 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
+from precache.conversion.finished import FinishedShard, encode
 from precache.errors import DatasetError, WorkerError
-from precache.finished import FinishedShard, encode
-from precache.output import OutputFile
 from precache.storage import crc32c
 from precache.storage.objects import ObjectInfo, ObjectStore
+from precache.storage.output import OutputFile
 from precache.storage.urls import Url
 
 JOURNAL = "journal"

@@ -11,7 +11,7 @@ from bench.commands import loaders as loaders_command
 from bench.findings.result import Result
 from bench.trial import conversion
 from bench.trial.conversion import ConversionResult
-from precache import commandline
+from precache.console import commandline
 from tests.bench.rich_result import around, rich_result
 from tests.command import check_bad_input, run
 

@@ -27,16 +27,16 @@ MUTATIONS = {
         f"{RIGHT} and shards-float",
     ),
     "the reading thread works on the lane": (
-        "stream.py", "with transfer.lane.active():", "if True:", "nothing_to_do_but_to_wait",
+        "delivery/stream.py", "with transfer.lane.active():", "if True:", "nothing_to_do_but_to_wait",
     ),
     "readers and caches are made on the lane": (
         "build.py", "with lane.active():", "if True:", "spoils_nothing and cache-on-the-device",
     ),
     "what another stream made is waited for": (
-        "devices.py", "self.stream.wait_event(ready)", "pass", f"{RIGHT} and nvjpeg-uint8",
+        "delivery/devices.py", "self.stream.wait_event(ready)", "pass", f"{RIGHT} and nvjpeg-uint8",
     ),
     "memory of another stream is not lent while the lane reads it": (
-        "devices.py", "tensor.record_stream(self.stream)", "pass", f"{RIGHT} and nvjpeg-float",
+        "delivery/devices.py", "tensor.record_stream(self.stream)", "pass", f"{RIGHT} and nvjpeg-float",
     ),
     "a cache waits for what another stream made": (
         "backends/cache.py", "self._lane.take(batch.images, batch.ready)", "batch.images",
@@ -60,21 +60,23 @@ MUTATIONS = {
         "backends/nvjpeg.py", "            lane.drain_device()", "            pass", "damaged_picture",
     ),
     "what is sent comes from pinned memory": (
-        "devices.py", "pinned = tensor if tensor.is_pinned() else tensor.pin_memory()", "pinned = tensor",
+        "delivery/devices.py",
+        "pinned = tensor if tensor.is_pinned() else tensor.pin_memory()", "pinned = tensor",
         "the_host_waits and shards-train",
     ),
     "the thread does not wait for the copy": (
-        "devices.py", "non_blocking=True", "non_blocking=False", "the_host_waits and shards-float",
+        "delivery/devices.py", "non_blocking=True", "non_blocking=False", "the_host_waits and shards-float",
     ),
     "the device keeps its number": (
-        "devices.py", 'return torch.device("cuda", index)', 'return torch.device("cuda")',
+        "delivery/devices.py", 'return torch.device("cuda", index)', 'return torch.device("cuda")',
         "was_current_when_the_loader_was_built",
     ),
     "DALI gets back what was read": (
-        "devices.py", "            self._lent[0][1].synchronize()\n", "", "what_dali_lends",
+        "delivery/devices.py", "            self._lent[0][1].synchronize()\n", "", "what_dali_lends",
     ),
     "what DALI lends is copied": (
-        "devices.py", "copied = shown.clone()", "copied = shown.view(shown.shape)", "what_dali_lends",
+        "delivery/devices.py", "copied = shown.clone()", "copied = shown.view(shown.shape)",
+        "what_dali_lends",
     ),
 }  # fmt: skip
 

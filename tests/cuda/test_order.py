@@ -11,12 +11,12 @@ import pytest
 import torch
 
 import loaders
-from loaders import devices
 from loaders.backends import gpu_jpeg, nvjpeg
-from loaders.devices import Lane
+from loaders.delivery import devices
+from loaders.delivery.devices import Lane
 from precache import Recipe, convert, jpeg
 from precache.errors import SettingError
-from precache.sample_tree import make_sample
+from precache.example_data.sample_tree import make_sample
 from tests.building import build_loader
 from tests.cuda.simulator import simulated
 from tests.cuda.streams import SCHEDULES

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil  # noqa: F401 (the lock loads it; now, so that this costs no run)
 
 import precache.cli
-from precache import commandline
+from precache.console import commandline
 from tests.faults.nursery import HANG_S
 from tests.faults.shim import Shim, Strike
 from tests.faults.tally import Outcome

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from precache import PrecacheError, convert, inspection, open_dataset, verify
-from precache.left_out import REJECTED_NAME
+from precache import PrecacheError, convert, open_dataset, verify
+from precache.checks import inspection
+from precache.dataset.left_out import REJECTED_NAME
 from precache.manifest import MANIFEST_NAME
 from precache.recipe import Recipe
 from tests.building import build_loader

@@ -19,7 +19,7 @@ from tests.faults.tally import RIGHT, Outcome, Tally
 from tests.faults.worlds import Belongings, contents, difference
 
 try:
-    from precache.lock import hold_lock
+    from precache.conversion.lock import hold_lock
 except ImportError:
     from precache.destination import hold_lock
 

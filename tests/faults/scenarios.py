@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import precache.cli
-from precache import commandline
+from precache.console import commandline
 from tests.faults import shim
 from tests.faults.attempts import attempt
 from tests.faults.shim import Shim, Strike

@@ -12,7 +12,7 @@ from PIL import Image
 from loaders.dataset import open_split
 from precache import open_dataset
 from precache.errors import SettingError
-from precache.sizes import Size, as_size, sides
+from precache.pictures.sizes import Size, as_size, sides
 from precache.sources.tree import scan_tree
 from tests import loader_contract as contract
 from tests import sampling_contract

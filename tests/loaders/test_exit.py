@@ -164,7 +164,7 @@ end_s = time.monotonic()
 """
 HUNG = """
 import itertools, os, sys, threading
-import loaders, loaders.backends.decoding, loaders.threads
+import loaders, loaders.backends.decoding, loaders.delivery.threads
 
 never, hanging = os.pipe()[0], threading.Event()
 read, numbers = loaders.backends.decoding.load, itertools.count()
@@ -183,7 +183,7 @@ loader = loaders.build(sys.argv[1], backend="pytorch", size=40, batch_size=4, re
 iterator = iter(loader)
 next(iterator)
 hanging.wait()
-loaders.threads._READERS_S = 0.3
+loaders.delivery.threads._READERS_S = 0.3
 sys.exit(7)
 """
 

@@ -22,11 +22,11 @@ from torch.utils.data import DataLoader
 import loaders
 from loaders.loader import EpochLoader
 from precache import open_dataset
+from precache.dataset.index import write_index
+from precache.dataset.shard_table import write_table
 from precache.errors import DatasetError, PrecacheError, WorkerError
 from precache.formats.shards import DATA_START
-from precache.index import write_index
 from precache.manifest import write_manifest
-from precache.shard_table import write_table
 from tests.building import build_loader
 from tests.command import ROOT
 from tests.damage import flip_a_bit

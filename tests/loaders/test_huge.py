@@ -18,11 +18,12 @@ from loaders import ImageDataset
 from loaders.backends.integrity import SampleCheck
 from loaders.dataset import SplitData, open_split
 from loaders.mixture import unite_classes
-from precache import Recipe, convert, converted, index_file, open_dataset
+from precache import Recipe, convert, open_dataset
+from precache.dataset import converted, index_file
+from precache.dataset.index import INDEX_NAME
+from precache.dataset.index_rows import LazyArray
 from precache.errors import DatasetError, SettingError
 from precache.formats import FORMATS
-from precache.index import INDEX_NAME
-from precache.index_rows import LazyArray
 from tests.building import build_loader
 from tests.conftest import IMAGES
 from tests.damage import edit_manifest
@@ -154,7 +155,7 @@ def test_loaders_serve_the_same_batches(
 
     lazy = [*serve()]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("precache.converted.WHOLE_SAMPLES", 10**6)
+        patch.setattr("precache.dataset.converted.WHOLE_SAMPLES", 10**6)
         whole = [*serve()]
     assert len(lazy) == len(whole)
     assert all(
@@ -179,7 +180,7 @@ def test_the_map_style_dataset_serves_the_same(shaped: dict[str, Path]) -> None:
     dataset = ImageDataset(shaped["keep-shards"], decode="tensor")
     again = pickle.loads(pickle.dumps(dataset))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("precache.converted.WHOLE_SAMPLES", 10**6)
+        patch.setattr("precache.dataset.converted.WHOLE_SAMPLES", 10**6)
         whole = ImageDataset(shaped["keep-shards"], decode="tensor")
     for number in (0, 69, -3, 30):
         assert torch.equal(dataset[number][0], whole[number][0])

@@ -12,9 +12,9 @@ import pytest
 import torch
 from PIL import Image
 
-from loaders.mixed_order import MixedOrder
 from loaders.mixture import samples_of
 from loaders.order import EpochOrder
+from loaders.orders.mixed_order import MixedOrder
 from precache import Recipe, convert
 from precache.errors import SampleError, SettingError
 from tests import loader_contract as contract

@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from loaders.arrangements import Shuffled, Windows
 from loaders.dataset import open_split
 from loaders.order import full_order, window_order
+from loaders.orders.arrangements import Shuffled, Windows
 from tests.building import build_loader
 from tests.loader_contract import ids_of
 

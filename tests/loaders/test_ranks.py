@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from precache import convert
-from precache.sample_tree import make_sample
+from precache.example_data.sample_tree import make_sample
 from tests.command import ROOT
 from tests.conftest import IMAGES, small_recipe
 

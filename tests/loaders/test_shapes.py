@@ -23,8 +23,8 @@ from precache import convert, open_dataset
 from precache.errors import DatasetError, ImageError, SettingError
 from precache.formats import FORMATS, Sample
 from precache.formats.shards import picture_starts
-from precache.output import publish
 from precache.sources.tree import scan_tree
+from precache.storage.output import publish
 from tests.building import build_loader
 from tests.conftest import IMAGES, RECTANGLE, STORED_SIZE, small_recipe
 from tests.loaders.augment.test_augment import by_id, largest_gap

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from loaders.arrangements import Windows
 from loaders.backends.sequential import look_ahead
 from loaders.batch import Request
 from loaders.dataset import open_split
-from loaders.keyed_order import KeyedOrder
+from loaders.orders.arrangements import Windows
+from loaders.orders.keyed_order import KeyedOrder
 from precache import Recipe, convert
 from precache.errors import SettingError
 from precache.formats.shards import ShardFile

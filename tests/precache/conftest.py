@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from precache import download
-from precache.datasets import PublicDataset
-from tests.precache.publishing import Server, published, tar_of
+from precache.example_data import download
+from precache.example_data.datasets import PublicDataset
+from tests.precache.example_data.publishing import Server, published, tar_of
 
 
 @pytest.fixture

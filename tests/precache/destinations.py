@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from precache import convert
-from precache.lock import lock_path
+from precache.conversion.lock import lock_path
 from tests.conftest import small_recipe
 
 THESIS = b"years of work"

@@ -6,7 +6,7 @@ Each worker imports this file anew, so it imports nothing that takes time.
 import os
 import signal
 
-from precache.workers import Ticks
+from precache.executors.workers import Ticks
 
 UNITS = 6
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from precache import Recipe, check, convert, verify_deep
-from precache.commandline import parse_bytes, parse_share
+from precache.console.commandline import parse_bytes, parse_share
 from precache.errors import SettingError, shell_command
-from precache.sample_tree import make_sample
+from precache.example_data.sample_tree import make_sample
 from tests.building import build_loader
 from tests.command import ROOT, check_bad_input, run, run_here
 from tests.conftest import small_recipe
@@ -192,7 +192,8 @@ def test_doctor_names_backends_and_install_commands(tmp_path: Path) -> None:
 def test_doctor_gives_the_command_that_installs_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     from importlib import metadata
 
-    from precache import doctor, packages
+    from precache import packages
+    from precache.checks import doctor
 
     installed = metadata.version
 
@@ -211,7 +212,7 @@ def test_doctor_gives_the_command_that_installs_what_is_missing(monkeypatch: pyt
 def test_doctor_names_the_kinds_that_pillow_cannot_read(monkeypatch: pytest.MonkeyPatch) -> None:
     from PIL import features
 
-    from precache import doctor
+    from precache.checks import doctor
 
     monkeypatch.setattr(features, "get_supported", lambda: ["jpg", "zlib", "avif", "libtiff", "jpg_2000"])
     (pillow,) = (finding for finding in doctor.examine() if finding.subject == "pillow")
@@ -248,7 +249,7 @@ def test_dali_is_the_build_that_is_installed_or_fits_the_driver(
 def test_doctor_says_who_decodes_for_nvjpeg(
     version: str | None, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from precache import doctor
+    from precache.checks import doctor
 
     known = {"torchcodec": version}
     monkeypatch.setattr(doctor, "version_of", lambda name: known.get(name, "1.0"))

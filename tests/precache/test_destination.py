@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from precache import convert
-from precache.converted import open_dataset
+from precache.conversion.lock import lock_path
+from precache.dataset.converted import open_dataset
+from precache.dataset.left_out import REJECTED_NAME
 from precache.errors import DatasetError
 from precache.journal import JOURNAL_NAME
-from precache.left_out import REJECTED_NAME
-from precache.lock import lock_path
 from precache.manifest import MANIFEST_NAME
-from precache.output import publish, write_beside
+from precache.storage.output import publish, write_beside
 from tests.command import ROOT, check_bad_input, run
 from tests.conftest import small_recipe
 from tests.precache.destinations import THESIS, beside, contents, interrupt
@@ -258,7 +258,7 @@ import sys
 from pathlib import Path
 from precache import convert
 from precache.errors import DatasetError
-from precache.lock import LOCK_SUFFIX
+from precache.conversion.lock import LOCK_SUFFIX
 from tests.conftest import small_recipe
 tree, out = map(Path, sys.argv[1:])
 (out / "lost+found").mkdir()

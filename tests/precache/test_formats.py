@@ -13,7 +13,7 @@ import safetensors
 from PIL import Image
 
 from precache import convert, open_dataset
-from precache.converted import ConvertedDataset
+from precache.dataset.converted import ConvertedDataset
 from precache.errors import DatasetError
 from precache.formats import FORMATS
 from precache.formats.shards import DATA_START, ShardFile

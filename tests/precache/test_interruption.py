@@ -15,13 +15,13 @@ import psutil
 import pytest
 
 from precache import convert, executors
-from precache.converted import is_converted
+from precache.conversion.lock import lock_path
+from precache.dataset.converted import is_converted
 from precache.errors import DatasetError, SourceError
+from precache.example_data.sample_tree import make_sample
 from precache.formats import FORMATS
 from precache.journal import JOURNAL_NAME
-from precache.lock import lock_path
 from precache.manifest import MANIFEST_NAME
-from precache.sample_tree import make_sample
 from tests.command import ROOT, run
 from tests.conftest import small_recipe
 

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from precache import convert, records
+from precache import convert
+from precache.dataset.index import INDEX_NAME
 from precache.errors import DatasetError, PrecacheError
-from precache.index import INDEX_NAME
 from precache.journal import JOURNAL_NAME
-from precache.records import RecordFile
+from precache.storage import records
+from precache.storage.records import RecordFile
 from tests.conftest import small_recipe
 from tests.killing import contents
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from precache import convert
+from precache.conversion.lock import Swap, hold_lock, lock_path
 from precache.errors import DatasetError
-from precache.lock import Swap, hold_lock, lock_path
 from tests.conftest import small_recipe
 from tests.precache.destinations import THESIS, beside, contents, interrupt
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bench.cli import main
-from precache import commandline
+from precache.console import commandline
 from tests.command import check_bad_input
 
 Write = Callable[..., Path]

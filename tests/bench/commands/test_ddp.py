@@ -13,7 +13,7 @@ from bench.cli import main
 from bench.commands.ddp import cause, launch, rank_table, sentences, summarise
 from bench.trial.ddp_rank import Job
 from bench.trial.spec import RunSettings
-from precache import commandline
+from precache.console import commandline
 from precache.errors import WorkerError
 from tests.command import check_bad_input
 

@@ -12,7 +12,7 @@ import torch
 
 from bench.cli import main
 from bench.commands.profile import STEP, WAIT
-from precache import commandline
+from precache.console import commandline
 from tests.command import check_bad_input
 
 QUICK = ("--batch-size", 4, "--size", 32, "--workers", 1, "--warmup", 1, "--steps", 3)

@@ -11,7 +11,7 @@ import torch
 from bench.cli import main
 from bench.findings.simulation import DECODE, STEP, STORAGE, Prediction
 from bench.trial.comparison import Arm, RunSettings, compare
-from precache import commandline
+from precache.console import commandline
 from tests.bench.slowed import BATCH, make_tree, slow
 from tests.command import ROOT, check_bad_input
 

@@ -20,7 +20,7 @@ from bench.trial import sweep_trial
 from bench.trial.refusals import DoesNotFit
 from bench.trial.trainers import FromPageable, NullTrainer
 from loaders.batch import Batch
-from precache import commandline
+from precache.console import commandline
 from precache.errors import SettingError
 from tests.bench.settings import sweep_settings
 from tests.command import ROOT, check_bad_input

@@ -20,7 +20,7 @@ from bench.findings.words import duration
 from bench.machine import disk, measurements
 from bench.machine.disk import Disk
 from bench.machine.measurements import Hardware, HardwareSpec, Measurement
-from precache import commandline
+from precache.console import commandline
 from precache.errors import SettingError
 from precache.sources.tree import scan_tree
 from tests.command import check_bad_input, run

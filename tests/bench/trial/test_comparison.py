@@ -18,7 +18,7 @@ from bench.trial.fresh import run_fresh
 from loaders import dataset
 from loaders.dataset import open_split
 from precache.errors import DatasetError, SettingError, WorkerError
-from precache.sample_tree import make_sample
+from precache.example_data.sample_tree import make_sample
 from precache.sources.tree import scan_tree
 from tests.conftest import IMAGES, STORED_SIZE
 

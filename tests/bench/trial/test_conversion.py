@@ -17,7 +17,7 @@ from bench.pages import conversion as report
 from bench.trial import conversion
 from bench.trial.conversion import OURS, ConversionSpec, measure
 from bench.trial.processes import run_watched
-from precache import commandline
+from precache.console import commandline
 from precache.errors import MissingDependencyError, SettingError, WorkerError
 from precache.sources.tree import scan_tree
 from tests.command import check_bad_input, run

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from precache.sample_tree import make_sample
+from precache.example_data.sample_tree import make_sample
 from tests.command import check_bad_input, run
 
 

@@ -14,7 +14,7 @@ from bench.trial.run import measure as measure_trial
 from bench.trial.spec import TrialSpec
 from bench.trial.trainers import EmulatedTrainer
 from loaders.batch import Batch
-from precache import commandline
+from precache.console import commandline
 from precache.errors import SettingError
 from tests.bench.settings import sweep_settings
 from tests.building import build_loader

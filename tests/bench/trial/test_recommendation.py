@@ -23,8 +23,8 @@ from bench.trial import recommendation, sampling
 from bench.trial.loader_run import LoaderRun
 from bench.trial.recommendation import Check, Recommendation
 from bench.trial.sampling import RecommendSpec, Trees
-from precache import commandline
-from precache.converted import open_dataset
+from precache.console import commandline
+from precache.dataset.converted import open_dataset
 from precache.errors import SettingError, SourceError
 from precache.sources.tree import scan_tree
 from tests.bench.findings.test_forecast import INPUTS, RAW, SHARDS, TARS

@@ -13,7 +13,7 @@ from bench.trial.full_batches import LAST
 from bench.trial.run import measure
 from bench.trial.spec import TrialSpec
 from bench.trial.trainers import EmulatedTrainer
-from precache import commandline
+from precache.console import commandline
 from tests.bench.settings import sweep_settings
 from tests.building import build_loader
 

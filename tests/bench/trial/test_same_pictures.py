@@ -11,8 +11,8 @@ from bench.trial.same_pictures import same_pictures
 from loaders.dataset import open_split
 from precache.convert import convert
 from precache.errors import DatasetError
+from precache.example_data.sample_tree import make_sample
 from precache.recipe import Recipe
-from precache.sample_tree import make_sample
 from precache.sources.tree import scan_tree
 from tests.bench.trial.test_comparison import spec
 from tests.conftest import IMAGES

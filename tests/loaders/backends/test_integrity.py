@@ -13,12 +13,12 @@ import torch
 from loaders import Loader
 from loaders.dataset import open_split
 from precache import open_dataset
-from precache.converted import ConvertedDataset
+from precache.dataset.converted import ConvertedDataset
+from precache.dataset.index import INDEX_NAME, SOURCE_STATE_NAME
+from precache.dataset.shard_table import TABLE_NAME
 from precache.errors import DatasetError, ImageError, SampleError
 from precache.formats import FORMATS
-from precache.index import INDEX_NAME, SOURCE_STATE_NAME
 from precache.manifest import MANIFEST_NAME
-from precache.shard_table import TABLE_NAME
 from tests.building import build_loader
 from tests.conftest import IMAGES
 from tests.damage import edit_manifest, edit_table, flip_a_bit

@@ -80,13 +80,13 @@ def readers(marks: Path) -> dict[int, str]:
 
 
 if __name__ == "__main__":
-    from precache import commandline
     from precache.cli import main
+    from precache.console import commandline
 
     def open_slow(path: str, *options: object) -> Any:
         # workers know it by this name, not as __main__
         slow = importlib.import_module("tests.precache.executors.slow")
         return slow.Slow(TreeSource(Path(path), 1), Path(sys.argv[1]))
 
-    with mock.patch("precache.scanning.open_source", open_slow):
+    with mock.patch("precache.conversion.scanning.open_source", open_slow):
         sys.exit(commandline.run(main, "precache", sys.argv[2:]))

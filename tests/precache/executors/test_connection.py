@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from precache import executors
+from precache.commands.running import lines_of_nodes
 from precache.errors import MissingDependencyError, SettingError
-from precache.running import lines_of_nodes
 from tests.command import ROOT, check_bad_input, run_here
 
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from precache.conversion.journal_header import JOURNAL_NAME
 from precache.errors import DatasetError, PrecacheError, SourceError
 from precache.executors import nodes_of
-from precache.journal_header import JOURNAL_NAME
-from precache.reading import read_picture
+from precache.pictures.reading import read_picture
 from precache.storage import is_leftover
 
 

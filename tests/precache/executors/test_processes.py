@@ -11,10 +11,10 @@ import pytest
 from PIL import Image
 
 from precache import check, convert, executors
+from precache.conversion.lock import hold_lock
 from precache.errors import DatasetError, SettingError, WorkerError
+from precache.example_data.sample_tree import make_sample
 from precache.executors import KILLED
-from precache.lock import hold_lock
-from precache.sample_tree import make_sample
 from tests.conftest import small_recipe
 from tests.precache import tasks
 from tests.precache.tasks import UNITS, Deadly
@@ -22,7 +22,7 @@ from tests.precache.tasks import UNITS, Deadly
 
 @pytest.fixture(params=["fork", "spawn"])
 def start_method(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setattr("precache.workers._may_fork", lambda: request.param == "fork")
+    monkeypatch.setattr("precache.executors.workers._may_fork", lambda: request.param == "fork")
     return str(request.param)
 
 
@@ -72,7 +72,7 @@ def test_workers_that_cannot_be_started_are_an_error_with_a_remedy(monkeypatch: 
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
     monkeypatch.setattr("multiprocessing.popen_fork.os.fork", refuse)
-    monkeypatch.setattr("precache.workers._may_fork", lambda: True)
+    monkeypatch.setattr("precache.executors.workers._may_fork", lambda: True)
     with pytest.raises(WorkerError, match=r"no worker process can be started \(Resource.*fewer --workers"):
         list(executors.run(tasks.do, [Deadly("a")], 2, lambda count: None))
 
@@ -83,7 +83,8 @@ def test_workers_that_cannot_be_started_are_an_error_with_a_remedy(monkeypatch: 
 @pytest.fixture
 def killer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
     """Kills each child that takes more memory than a limit in bytes, as the kernel or earlyoom does."""
-    monkeypatch.setattr("precache.workers._may_fork", lambda: False)  # or they begin with this one's memory
+    # else they begin with this one's memory
+    monkeypatch.setattr("precache.executors.workers._may_fork", lambda: False)
     ended = threading.Event()
     threads: list[threading.Thread] = []
 

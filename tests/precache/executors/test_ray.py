@@ -13,9 +13,9 @@ import pytest
 import simplejpeg
 
 from precache import Conversion, convert
+from precache.conversion.journal_header import JOURNAL_NAME
 from precache.errors import SettingError, WorkerError
 from precache.executors import KILLED
-from precache.journal_header import JOURNAL_NAME
 from precache.sources.tree import TreeSource
 from tests.command import ROOT
 from tests.conftest import IMAGES, small_recipe

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from precache.columns import Column
+from precache.dataset.columns import Column
 from precache.sources.base import SampleRef, Samples, Scan, digest_of
 
 ROOT = Path("listed")

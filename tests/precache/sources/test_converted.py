@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from precache import Recipe, SourceOptions, convert, export, open_dataset, verify_deep
-from precache.converted import ConvertedDataset
+from precache.dataset.converted import ConvertedDataset
 from precache.errors import PrecacheError, SettingError, SourceError
 from precache.formats import FORMATS
 from precache.sources import open_source

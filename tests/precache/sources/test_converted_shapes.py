@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from precache import Recipe, convert, open_dataset, verify_deep
-from precache.boxes import placement
+from precache.dataset.boxes import placement
 from precache.errors import SettingError
 from precache.formats import FORMATS
 from tests.conftest import small_recipe

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from precache import convert, open_dataset, verify_deep, workers
+from precache import convert, open_dataset, verify_deep
 from precache.errors import DatasetError, ImageError, SettingError, SourceError
+from precache.executors import workers
 from precache.sources import open_source
 from precache.sources.pictures import picture_of
 from precache.sources.tree import scan_tree

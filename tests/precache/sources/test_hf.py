@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from precache import SourceOptions, convert, open_dataset, verify_deep, workers
+from precache import SourceOptions, convert, open_dataset, verify_deep
 from precache.errors import MissingDependencyError, PrecacheError, SettingError, SourceError
+from precache.executors import workers
 from precache.sources import open_source
 from precache.sources.tree import scan_tree
 from tests.command import check_bad_input, run

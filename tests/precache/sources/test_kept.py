@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from precache import convert, folders
+from precache import convert
 from precache.errors import DatasetError, SourceError
 from precache.plan import ConvertPlan
 from precache.recipe import Recipe
-from precache.sources import Scanning, kept
+from precache.sources import Scanning, folders, kept
 from precache.sources.base import Samples, Scan
 from precache.sources.kept import kept_path
 from precache.sources.tree import scan_tree
@@ -92,7 +92,7 @@ def names(*numbers: int) -> list[str]:
 def test_a_scan_that_is_killed_goes_on(tree: Path, tmp_path: Path, listing: Listing) -> None:
     code = (
         "import os, signal, sys\n"
-        "from precache import folders\n"
+        "from precache.sources import folders\n"
         "from precache.sources import Scanning, kept\n"
         "from precache.sources.tree import scan_tree\n"
         "from pathlib import Path\n"

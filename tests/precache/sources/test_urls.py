@@ -11,7 +11,7 @@ import pytest
 
 from precache import check, convert, open_dataset, verify, verify_deep
 from precache.errors import SettingError, SourceError
-from precache.reading import MAX_PIXELS
+from precache.pictures.reading import MAX_PIXELS
 from precache.sources import SourceOptions, open_source
 from precache.sources.ahead import read_ahead
 from precache.sources.base import check_apart

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 import precache
-from precache import folders
 from precache.errors import SourceError
-from precache.sources import Scanning, SourceOptions, open_source, walk
+from precache.sources import Scanning, SourceOptions, folders, open_source, walk
 from precache.sources.base import Scan
 from precache.sources.tree import TreeSource, scan_tree
 from tests.conftest import small_recipe
@@ -51,7 +50,8 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes are started for the first picture, and get a few folders at a time."""
     monkeypatch.setattr(walk, "_FIRST", 1)
     monkeypatch.setattr(walk, "_TASK", 3)
-    monkeypatch.setattr("precache.workers._may_fork", lambda: True)  # forks have what a test replaces
+    # forks have what a test replaces
+    monkeypatch.setattr("precache.executors.workers._may_fork", lambda: True)
 
 
 def assert_same(scan: Scan, other: Scan) -> None:
@@ -83,7 +83,7 @@ def test_a_folder_of_many_entries_is_turned_into_columns_a_few_at_a_time(
 def test_processes_that_are_no_forks_scan_alike(
     tree: Path, at_once: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("precache.workers._may_fork", lambda: False)
+    monkeypatch.setattr("precache.executors.workers._may_fork", lambda: False)
     assert_same(scan_tree(tree, 1, Scanning(2)), scan_tree(tree))
 
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from precache.dataset.files import FileEntry
 from precache.errors import StorageError
-from precache.files import FileEntry
 from precache.storage import crc32c, crc32c_file
 from precache.storage.mirror import Cache, Mirror
 from precache.storage.objects import ObjectStore

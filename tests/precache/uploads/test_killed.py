@@ -11,7 +11,7 @@ import pytest
 
 from precache import convert
 from precache.errors import PrecacheError
-from precache.sample_tree import make_sample
+from precache.example_data.sample_tree import make_sample
 from precache.storage.objects import ObjectStore
 from precache.storage.retries import PATIENCE
 from precache.storage.urls import Url

@@ -1,0 +1,169 @@
+"""What a worker does: read, decode and resize the pictures of one shard, and write it."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from precache import images, jpeg
+from precache.conversion.finished import FinishedShard
+from precache.dataset.files import FileEntry
+from precache.dataset.index import checksum_of
+from precache.dataset.left_out import Rejected
+from precache.dataset.shard_table import ShardEntry
+from precache.dataset.statistics import NO_PIXELS, PixelSums
+from precache.errors import ImageError
+from precache.executors import KILLED, Ticks
+from precache.formats import FORMATS, Sample
+from precache.jpeg import Pixels
+from precache.pictures import masks
+from precache.pictures.reading import MAX_PIXELS
+from precache.recipe import Recipe
+from precache.sources.ahead import read_ahead
+from precache.sources.base import SampleRef, Source, picture_checksum
+from precache.storage import staging
+from precache.storage.output import OutputFile, publish
+from precache.storage.urls import Url
+from precache.uploads.publish import upload_shard
+
+
+@dataclass(frozen=True, slots=True)
+class ShardTask:
+    """One shard to write.
+
+    Attributes:
+        name: without suffix.
+        samples: in the order of their rows.
+        labelled: what each of them is labelled with and its fields, as JSON has them; see `Sample`.
+        destination: the folder of the dataset; or its URL, to which it goes from `staging`.
+        journal: digest of the journal's header, at a URL.
+    """
+
+    name: str
+    split: str
+    samples: tuple[SampleRef, ...]
+    labelled: tuple[tuple[Any, dict[str, Any]], ...]
+    destination: Path | Url
+    recipe: Recipe
+    journal: str = ""
+
+    def unit_name(self, unit: int) -> str:
+        """What errors call the picture over which a worker died."""
+        return self.samples[unit].path
+
+
+@dataclass(slots=True)
+class WrittenShard:
+    """A shard whose files are written, but neither durable nor under their names yet.
+
+    Attributes:
+        sizes, checksums: of the samples, in stored order.
+        mask_checksums: likewise; none where there are no masks.
+        source_checksums: of the pictures of `task`, in its order.
+        sums: of the pixels of the samples; of none where JPEGs were kept as they are.
+    """
+
+    task: ShardTask
+    files: list[OutputFile] = field(default_factory=list)
+    rejected: list[Rejected] = field(default_factory=list)
+    sizes: list[tuple[int, int]] = field(default_factory=list)
+    checksums: list[int] = field(default_factory=list)
+    mask_checksums: list[int] = field(default_factory=list)
+    source_checksums: list[int] = field(default_factory=list)
+    sums: PixelSums = NO_PIXELS
+
+
+def write_shard(source: Source, task: ShardTask, tick: Ticks) -> WrittenShard:
+    """Decode, resize and write the pictures of `task`, of `source`: the part that needs the CPU."""
+    written = WrittenShard(task)
+    folder = staging.folder() if isinstance(task.destination, Url) else task.destination
+    samples = _samples(source, task, written, tick)
+    write = FORMATS[task.recipe.format].write_shard
+    written.files = write(folder / task.name, samples, len(task.samples), task.recipe.stored_size)
+    return written
+
+
+def read_first(source: Source, refs: Sequence[SampleRef]) -> None:
+    """Raise a SourceError where the source cannot be read; what the pictures `refs` are does not matter."""
+    for ref in refs:
+        with suppress(ImageError):
+            source.read(ref, MAX_PIXELS)
+
+
+def finish_shard(written: WrittenShard) -> FinishedShard:
+    """Make the files durable and give them their names: the part that waits for the disk, or the storage."""
+    task = written.task
+    kept = written.files if written.sizes else []  # else every picture was rejected
+    files = tuple(FileEntry(file.path.name, file.bytes, file.crc32c) for file in kept)
+    shard = FinishedShard(
+        ShardEntry(task.name, task.split, len(written.sizes), files),
+        tuple(written.rejected),
+        np.array(written.sizes, np.int32).reshape(-1, 2),
+        np.array(written.checksums, np.uint64),
+        np.array([ref.modified_ns for ref in task.samples], np.int64),
+        np.array(written.source_checksums, np.uint64),
+        np.array(written.mask_checksums, np.uint64),
+        written.sums,
+    )
+    if isinstance(task.destination, Url):
+        return upload_shard(task.destination, task.journal, written.files, shard)
+    publish(written.files)
+    for file in written.files[len(kept) :]:
+        file.path.unlink()
+    return shard
+
+
+def store(
+    data: bytes | Image.Image, path: str, recipe: Recipe
+) -> tuple[bytes | Pixels, tuple[int, int], Pixels | None]:
+    """What `recipe` stores of a picture, the picture's upright (width, height), and the pixels stored.
+
+    For a JPEG these are the pixels that it was made of; None for one that is kept as it is.
+
+    `data` is what `Source.read` gives.
+
+    Raises:
+        ImageError: it cannot be decoded; names `path`.
+    """
+    how = recipe.rendering
+    if recipe.passthrough and isinstance(data, bytes):
+        own = jpeg.plain_size(data, grey=recipe.channels == "grey")
+        if own is not None and images.fitted_size(*own, how) == own and not images.is_too_large(*own, how):
+            return data, own, None
+    pixels, size = images.render(data, path, how)
+    if FORMATS[recipe.format].holds_pixels:
+        pixels = np.ascontiguousarray(pixels)
+        return pixels, size, pixels
+    return jpeg.encode_jpeg(pixels, recipe.quality), size, pixels
+
+
+def _samples(source: Source, task: ShardTask, written: WrittenShard, tick: Ticks) -> Iterator[Sample]:
+    reads = read_ahead(source, task.samples, task.recipe.max_pixels)
+    described = zip(task.samples, task.labelled, reads, strict=True)
+    for unit, (ref, (target, fields), read) in enumerate(described):
+        path = source.where(ref)
+        tick.begin(unit)
+        written.source_checksums.append(0)  # of one that is too large to be read
+        try:
+            data = read()
+            written.source_checksums[-1] = picture_checksum(data)
+            if unit in tick.fatal:
+                raise ImageError(path, KILLED)
+            stored, size, pixels = store(data, path, task.recipe)
+            mask = masks.render(source, ref, size, task.recipe.rendering)
+        except ImageError as error:
+            written.rejected.append(Rejected(ref.path, error.reason, ref.id))
+        else:
+            size = ref.original_size or size
+            written.sizes.append(size)
+            written.checksums.append(checksum_of(stored))
+            if pixels is not None and not task.recipe.passthrough:  # else some are not known
+                written.sums += PixelSums.of(pixels)
+            if mask is not None:
+                written.mask_checksums.append(checksum_of(mask))
+            yield Sample(ref.id, ref.label, stored, ref.path, size, target, fields, mask)
+        tick()

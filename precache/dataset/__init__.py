@@ -1,0 +1,1 @@
+"""What a converted dataset holds beside its pictures: index, columns, shards, what was left out."""

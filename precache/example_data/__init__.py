@@ -1,0 +1,1 @@
+"""Image trees to try things on: generated ones, and known public datasets."""

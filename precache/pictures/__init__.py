@@ -1,0 +1,1 @@
+"""One picture in: which files are pictures, how they are read, decoded and rendered."""

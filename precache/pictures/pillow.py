@@ -1,0 +1,146 @@
+"""A picture of any kind but a plain JPEG, by Pillow: upright, 8 bits, grey, RGB or RGBA.
+
+Only the kinds of `precache.pictures.kinds` are opened, none that makes Pillow run another program, and only
+after the header has said that the picture is not too large.
+"""
+
+import io
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from precache.pictures import depth, kinds
+from precache.pictures.headers import check_pixels, sizes_before_opening, sizes_when_opened
+from precache.pictures.turns import Turn
+
+_EXIF_ORIENTATION = 0x0112
+_ANY_SIZE = 1 << 63
+_BAND_PIXELS = 1 << 22  # of what is blended at a time
+
+
+def decode(
+    data: bytes,
+    path: str,
+    background: tuple[int, int, int] | None,
+    max_pixels: int,
+    turn: Turn | None,
+) -> Image.Image:
+    """The picture that `data` holds, of mode L or RGB; transparency on `background`, kept as RGBA if None.
+
+    Args:
+        path: its name helps where its bytes do not say what it is; and for a warning.
+        turn: to wait for if the picture is large.
+
+    Raises:
+        Exception: whatever a decoder raises on damaged bytes.
+    """
+    with opened(data, path, max_pixels, turn) as image:
+        return upright(image, background, path, data)
+
+
+@contextmanager
+def opened(data: bytes, path: str, max_pixels: int, turn: Turn | None) -> Iterator[Image.Image]:
+    """The picture that `data` holds, not decoded yet, if it is not too large; arguments as of `decode`."""
+    for size in sizes_before_opening(data):
+        check_pixels(*size, max_pixels)
+        if turn is not None:
+            turn.wait(size[0] * size[1])
+    with undisturbed(max_pixels), _open(data, path) as image:
+        for size in sizes_when_opened(image):
+            check_pixels(*size, max_pixels)
+            if turn is not None:
+                turn.wait(size[0] * size[1])
+        yield image
+
+
+def _open(data: bytes, path: str) -> Image.Image:
+    formats = kinds.openers(data, path)
+    try:
+        return Image.open(io.BytesIO(data), formats=formats)
+    except Image.DecompressionBombError:  # without the size, which the message is to name
+        with undisturbed(_ANY_SIZE):
+            return Image.open(io.BytesIO(data), formats=formats)
+    except UnidentifiedImageError:
+        if kind := kinds.missing_decoder(data):
+            remedy = "stock Pillow: python -m pip uninstall -y pillow-simd && python -m pip install pillow"
+            if kind in kinds.DECODER_PACKAGES:
+                remedy = f"its plugin: python -m pip install --no-deps {kinds.DECODER_PACKAGES[kind]}"
+            raise ValueError(
+                f"this Pillow has no decoder for {kind}, so the picture may be whole; install {remedy}"
+            ) from None
+        if kind := kinds.drawing(data):
+            raise ValueError(f"{kind}: {kinds.DRAWING}") from None
+        raise ValueError("not a known image format") from None
+
+
+def upright(
+    image: Image.Image, background: tuple[int, int, int] | None, path: str, data: bytes = b""
+) -> Image.Image:
+    """Pillow's picture turned upright, as of `decode`; `data` is what it was decoded from, if known."""
+    image.load()
+    turned = image
+    if image.getexif().get(_EXIF_ORIENTATION, 1) != 1:
+        turned = ImageOps.exif_transpose(image)
+    if turned.mode in ("I", "F") or turned.mode.startswith("I;16"):
+        return Image.fromarray(depth.grey_to_8_bits(turned, image, data, path))
+    if depth.is_deep_colour(image, data):
+        depth.warn_if_dark(depth.brightest_colour(image), path, "scale them")
+    return _without_transparency(turned, background)
+
+
+def _without_transparency(image: Image.Image, background: tuple[int, int, int] | None) -> Image.Image:
+    """In L or RGB, blended in bands, for a copy of the whole takes much memory; RGBA where that stays."""
+    if not ("A" in image.getbands() or "a" in image.getbands() or "transparency" in image.info):
+        mode = "L" if image.mode in ("1", "L") else "RGB"
+        return image if image.mode == mode else image.convert(mode)
+    if background is None:
+        return image.convert("RGBA")
+    width, height = image.size
+    rows = max(1, _BAND_PIXELS // width)
+    result = Image.new("RGB", image.size)
+    below = Image.new("RGBA", (width, min(rows, height)), (*background, 255))
+    for top in range(0, height, rows):
+        box = (0, top, width, min(top + rows, height))
+        rgba = image.crop(box).convert("RGBA")
+        backdrop = below if rgba.height == below.height else below.crop((0, 0, width, rgba.height))
+        result.paste(Image.alpha_composite(backdrop, rgba).convert("RGB"), box)
+    return result
+
+
+class _Undisturbed:
+    """Pillow without its warnings, and without its own limit where ours is higher.
+
+    Both are settings of the whole process: the first of its threads to come in changes them, the last one
+    to leave puts them back. What another thread opens meanwhile is checked by the higher limit.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._inside = 0
+
+    @contextmanager
+    def __call__(self, max_pixels: int) -> Iterator[None]:
+        with self._lock:
+            if self._inside == 0:
+                self._warnings = warnings.catch_warnings()
+                self._warnings.__enter__()
+                warnings.simplefilter("ignore")
+                self._limit = Image.MAX_IMAGE_PIXELS
+            self._inside += 1
+            limit = Image.MAX_IMAGE_PIXELS
+            if limit is not None and max_pixels > 2 * limit:  # what Pillow refuses
+                Image.MAX_IMAGE_PIXELS = max_pixels
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._inside -= 1
+                if self._inside == 0:
+                    self._warnings.__exit__(None, None, None)
+                    Image.MAX_IMAGE_PIXELS = self._limit
+
+
+undisturbed = _Undisturbed()

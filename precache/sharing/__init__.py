@@ -1,0 +1,1 @@
+"""A converted dataset on its way elsewhere: pushed, pulled, or exported as files."""

@@ -1,0 +1,190 @@
+"""What killed conversions leave is found by our own records and removed; nothing else is."""
+
+import os
+from contextlib import closing
+from pathlib import Path
+
+import boto3
+import pytest
+
+from precache import convert, open_dataset, verify
+from precache.conversion.clean import Leftovers, leftovers
+from precache.conversion.lock import hold_lock
+from precache.errors import DatasetError
+from precache.sources import kept
+from precache.sources.walk import ClassFolder
+from precache.storage import staging
+from precache.storage.objects import ObjectStore
+from precache.storage.urls import Location, Url
+from precache.uploads.lock import LOCK_NAME, Holder
+from tests.command import run_here
+from tests.conftest import small_recipe
+from tests.precache.destinations import THESIS, interrupt
+from tests.precache.uploads.test_conversion import interrupt as interrupt_at
+from tests.precache.uploads.test_conversion import objects
+
+
+@pytest.fixture(autouse=True)
+def _staging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Folders of other tests' processes are not this one's."""
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    monkeypatch.setattr(staging, "_own", {})
+    monkeypatch.setenv("PRECACHE_CACHE_DIR", str(tmp_path / "cache"))
+
+
+def clean(place: Location) -> Leftovers:
+    with leftovers(place) as found:
+        found.remove()
+    return found
+
+
+def begin_parts(url: Url, name: str) -> None:
+    client = boto3.client("s3")
+    begun = client.create_multipart_upload(Bucket=url.name, Key=name)
+    client.upload_part(Bucket=url.name, Key=name, UploadId=begun["UploadId"], PartNumber=1, Body=b"a part")
+
+
+def uploads(url: Url) -> list[str]:
+    found = boto3.client("s3").list_multipart_uploads(Bucket=url.name).get("Uploads", [])
+    return [one["Key"] for one in found]
+
+
+def test_an_unfinished_conversion_is_removed_from_a_bucket(bucket: Url, raw_tree: Path) -> None:
+    interrupt_at(raw_tree, bucket)
+    store = ObjectStore(bucket)
+    store.put("thesis.txt", THESIS)
+    store.put("journal/diary.txt", THESIS)
+    begin_parts(bucket, "train-00004.safetensors")
+    begin_parts(bucket, "thesis.bin")
+    found = clean(bucket)
+    assert len(found.shards) == 3
+    assert [one.name for one in found.uploads] == ["train-00004.safetensors"]
+    assert objects(bucket) == {"thesis.txt": THESIS, "journal/diary.txt": THESIS}
+    assert uploads(bucket) == ["thesis.bin"]
+
+
+def test_a_finished_dataset_in_a_bucket_stays(
+    bucket: Url, raw_tree: Path, converted: dict[str, Path]
+) -> None:
+    interrupt_at(raw_tree, bucket)
+    store = ObjectStore(bucket)
+    journal = {name: data for name, data in objects(bucket).items() if name.startswith("journal/")}
+    convert(raw_tree, bucket, small_recipe("shards"), workers=0)
+    before = objects(bucket)
+    for name, data in journal.items():  # as if it had been killed before they were removed
+        store.put(name, data)
+    store.put(LOCK_NAME, Holder("here", 1, Holder.me().machine, "1").encode())
+    begin_parts(bucket, "train-00000.safetensors")
+    found = clean(bucket)
+    assert (found.finished, found.shards, len(found.others)) == (True, (), len(journal) + 1)
+    assert objects(bucket) == before
+    assert uploads(bucket) == []
+    assert verify(str(bucket)) == []
+
+
+def test_parts_that_a_killed_upload_left_go_at_the_end_of_the_next(bucket: Url, raw_tree: Path) -> None:
+    interrupt_at(raw_tree, bucket)
+    begin_parts(bucket, "train-00004.safetensors")
+    begin_parts(bucket, "thesis.bin")
+    convert(raw_tree, bucket, small_recipe("shards"), workers=0)
+    assert uploads(bucket) == ["thesis.bin"]
+
+
+def test_a_bucket_that_is_not_ours_is_not_even_locked(bucket: Url) -> None:
+    store = ObjectStore(bucket)
+    store.put("train-00000.safetensors", THESIS)
+    assert not clean(bucket)
+    assert objects(bucket) == {"train-00000.safetensors": THESIS}
+
+
+def test_a_conversion_that_runs_is_left_alone(bucket: Url, raw_tree: Path, tmp_path: Path) -> None:
+    refused = []
+
+    def act(place: Location) -> None:
+        with pytest.raises(DatasetError, match="is being converted by process"), leftovers(place):
+            pass
+        refused.append(place)
+
+    for place in (bucket, tmp_path / "out"):
+        convert(raw_tree, place, small_recipe("shards"), workers=0, on_start=lambda *_, p=place: act(p))
+    assert len(refused) == 2
+
+
+def test_an_unfinished_conversion_is_removed_from_a_folder(raw_tree: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    interrupt(raw_tree, out)
+    (out / "thesis.txt").write_bytes(THESIS)
+    (out / "val-00009.safetensors").write_bytes(THESIS)
+    found = clean(out)
+    assert found.shards
+    assert {path.name for path in out.iterdir()} == {"thesis.txt", "val-00009.safetensors"}
+
+
+def test_an_unfinished_overwrite_is_removed_and_the_old_dataset_stays(raw_tree: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    convert(raw_tree, out, small_recipe("webdataset"), workers=0)
+    digest = open_dataset(out).digest
+    interrupt(raw_tree, out, overwrite=True)
+    assert [path for path in tmp_path.iterdir() if path.name.endswith(".precache")]
+    assert clean(out)
+    assert not [path for path in tmp_path.iterdir() if path.name.endswith(".precache")]
+    assert open_dataset(out).digest == digest
+    assert verify(out) == []
+    assert not clean(out)
+
+
+def test_what_a_killed_scan_keeps_is_removed_and_that_of_a_living_one_stays(
+    raw_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept, "_WORTH_S", 0.0)
+    path = kept.kept_path(tmp_path / "out")
+    folders = [ClassFolder(str(f), f"{f.name}/", "", f.name) for f in raw_tree.iterdir() if f.is_dir()]
+    with closing(kept.KeptScan(path, raw_tree, 1)) as scan:  # it does not come to its end
+        for _ in scan.list_folders(folders, 0):
+            assert not clean(tmp_path / "out")
+    assert path.exists()
+    assert clean(tmp_path / "out")
+    assert not path.exists()
+    path.write_bytes(THESIS)
+    assert not clean(tmp_path / "out")
+    assert path.read_bytes() == THESIS
+
+
+def test_staging_folders_of_dead_processes_are_removed(tmp_path: Path) -> None:
+    own = staging.folder()
+    dead = tmp_path / "tmp" / "precache-staging-0000"
+    dead.mkdir()
+    (dead / ".precache-staging").touch()
+    (dead / "train-00000.tar").write_bytes(b"half")
+    mine = tmp_path / "tmp" / "precache-staging-mine"
+    mine.mkdir()
+    (mine / "thesis.txt").write_bytes(THESIS)
+    found = clean(tmp_path / "nowhere")
+    assert found.folders == (dead,)
+    assert own.exists()
+    assert (mine / "thesis.txt").read_bytes() == THESIS
+    assert not dead.exists()
+
+
+def test_nothing_is_removed_where_nobody_can_be_asked(raw_tree: Path, tmp_path: Path) -> None:
+    interrupt(raw_tree, tmp_path / "out")
+    before = sorted(os.listdir(tmp_path / "out"))
+    asked = run_here("precache", "clean", "out", cwd=tmp_path)
+    assert asked.returncode == 2
+    assert "pass --yes" in asked.stderr
+    assert sorted(os.listdir(tmp_path / "out")) == before
+    done = run_here("precache", "clean", "out", "--yes", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "leftovers removed" in done.stdout
+    assert os.listdir(tmp_path / "out") == []
+    again = run_here("precache", "clean", "out", "--yes", cwd=tmp_path)
+    assert "nothing is left" in again.stdout
+
+
+def test_a_file_that_is_locked_by_a_process_is_not_touched(raw_tree: Path, tmp_path: Path) -> None:
+    interrupt(raw_tree, tmp_path / "out")
+    with hold_lock(tmp_path / "out"):
+        asked = run_here("precache", "clean", "out", "--yes", cwd=tmp_path)
+    assert asked.returncode == 2
+    assert "is being converted by" in asked.stderr

@@ -1,0 +1,244 @@
+"""One conversion at a time writes a destination; a lock ends with its process, however that ends."""
+
+import errno
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from precache import convert
+from precache.conversion import lock
+from precache.conversion.lock import hold_lock, lock_path
+from precache.errors import DatasetError
+from precache.storage.records import RecordFile
+from tests.command import ROOT
+from tests.conftest import small_recipe
+
+
+@pytest.fixture(autouse=True)
+def _no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lock, "_PATIENCE_S", 0.0)
+
+
+def start(script: str, *arguments: object) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-c", script, *map(str, arguments)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True
+    )
+
+
+HOLD = """
+import sys
+from pathlib import Path
+from precache.conversion.lock import hold_lock
+with hold_lock(Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_two_conversions_into_one_destination_are_refused(raw_tree: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with (
+        hold_lock(out),
+        pytest.raises(DatasetError, match=rf"is being converted by process {os.getpid()} on"),
+    ):
+        convert(raw_tree, out, small_recipe("shards"), workers=0)
+    assert not out.exists()
+    convert(raw_tree, out, small_recipe("shards"), workers=0)
+    assert lock_path(out).read_bytes() == b""
+
+
+def test_a_lock_ends_with_its_process_and_not_before(tmp_path: Path) -> None:
+    """Whatever the lock file says: its host may be that of another container, its process not to be seen."""
+    out = tmp_path / "out"
+    process = start(HOLD, out)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "held\n"
+    content = json.loads(lock_path(out).read_text())
+    assert content["pid"] == process.pid
+    for claim in (content["pid"], 999_999_999, 1):
+        text = lock_path(out).read_text().replace(str(content["pid"]), str(claim))
+        with open(lock_path(out), "r+") as file:
+            file.write(text)
+        with pytest.raises(DatasetError, match="wait for it, or stop it"), hold_lock(out):
+            pass
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert lock_path(out).stat().st_size > 0
+    with hold_lock(out):
+        assert json.loads(lock_path(out).read_text())["pid"] == os.getpid()
+
+
+@pytest.mark.parametrize(
+    "left", [b"", bytes(300), b'{"lock": "pre', b'{"lock": "precache", "host": "x", "pid": 1}\n']
+)
+def test_what_a_crash_leaves_of_a_lock_is_no_obstacle(left: bytes, tmp_path: Path) -> None:
+    lock_path(tmp_path / "out").write_bytes(left)
+    with hold_lock(tmp_path / "out") as held:
+        assert held.swap is None
+    assert lock_path(tmp_path / "out").read_bytes() == b""
+
+
+@pytest.mark.parametrize("kind", ["file", "dangling link", "link", "second name", "folder", "fifo"])
+def test_what_lies_at_the_locks_name_and_is_none_is_neither_damaged_nor_waited_for(
+    kind: str, raw_tree: Path, tmp_path: Path
+) -> None:
+    path = lock_path(tmp_path / "out")
+    victim = tmp_path / "victim"
+    if "dangling" not in kind:
+        victim.write_text("mine")
+    if kind == "file":
+        victim.rename(path)
+    elif "link" in kind:
+        path.symlink_to(victim)
+    elif kind == "second name":
+        os.link(victim, path)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        os.mkfifo(path)
+    for _ in range(2):
+        with pytest.raises(DatasetError, match=f"{path}: is .*; give it another name"):
+            convert(raw_tree, tmp_path / "out", small_recipe("shards"), workers=0)
+    assert [file.read_text() for file in tmp_path.iterdir() if file.is_file()] == ["mine"] * (
+        {"dangling link": 0, "link": 2, "second name": 2}.get(kind, 1)
+    )
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_file_system_without_locks_is_refused(
+    raw_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(DatasetError, match=r"cannot be locked \(No locks available\); choose a DST on"):
+        convert(raw_tree, tmp_path / "out", small_recipe("shards"), workers=0)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_lock_that_somebody_removes_is_not_held_twice(tmp_path: Path) -> None:
+    """The one who waits with the removed file open does not take that for the lock."""
+    out = tmp_path / "out"
+    first = lock._open_locked(lock_path(out), out)
+    flock = fcntl.flock
+
+    def remove_first(descriptor: int, operation: int) -> None:
+        fcntl.flock = flock
+        lock_path(out).unlink()
+        flock(first, fcntl.LOCK_UN)
+        flock(descriptor, operation)
+
+    fcntl.flock = remove_first
+    try:
+        with hold_lock(out), pytest.raises(DatasetError, match="is being converted by"), hold_lock(out):
+            pass
+    finally:
+        fcntl.flock = flock
+        os.close(first)
+
+
+def test_a_child_that_outlives_the_block_does_not_hold_the_lock(tmp_path: Path) -> None:
+    with hold_lock(tmp_path / "out"):
+        child = os.fork()
+        if child == 0:
+            time.sleep(60)
+            os._exit(0)
+    try:
+        with hold_lock(tmp_path / "out"):
+            pass
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def test_a_full_disk_keeps_nobody_from_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: RecordFile, content: object, **options: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(RecordFile, "append", full)
+    with (
+        hold_lock(tmp_path / "out"),
+        pytest.raises(DatasetError, match="is being converted by another process"),
+        hold_lock(tmp_path / "out"),
+    ):
+        pass
+
+
+RACE = """
+import os, sys
+from pathlib import Path
+from precache.conversion import lock
+from precache.errors import DatasetError
+os.fsync = lambda descriptor: None
+lock._PATIENCE_S = 0.0
+out, races = Path(sys.argv[1]), int(sys.argv[2])
+mark = out.with_name("mark")
+held = 0
+for race in range(races):
+    print("ready", flush=True)
+    sys.stdin.readline()
+    try:
+        with lock.hold_lock(out):
+            os.close(os.open(mark, os.O_CREAT | os.O_EXCL))  # FileExistsError: held twice
+            os.unlink(mark)
+            held += 1
+    except DatasetError as error:
+        assert "being converted" in str(error), error
+print(held)
+"""
+
+
+def race(out: Path, races: int, racers: int) -> int:
+    """Let processes reach for the lock at once, again and again, in all states; how often one got it."""
+    processes = [start(RACE, out, races) for _ in range(racers)]
+    out.parent.mkdir(exist_ok=True)
+    for number in range(races):
+        for process in processes:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+        if number % 3 == 1:
+            lock_path(out).write_text("")
+        elif number % 3 == 2:
+            lock_path(out).unlink()
+        for process in processes:
+            assert process.stdin is not None
+            process.stdin.write("\n")
+            process.stdin.flush()
+    held = [int(process.communicate(timeout=60)[0]) for process in processes]
+    assert not out.with_name("mark").exists()
+    assert sum(held) >= races
+    return sum(held)
+
+
+def test_of_those_that_reach_for_a_lock_at_once_one_gets_it(tmp_path: Path) -> None:
+    race(tmp_path / "out", races=150, racers=3)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("racers", [2, 4])
+def test_of_many_that_reach_for_a_lock_at_once_one_gets_it(racers: int, tmp_path: Path) -> None:
+    race(tmp_path / "out", races=2000, racers=racers)
+
+
+def test_a_killed_parent_whose_workers_are_about_to_end_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lock, "_PATIENCE_S", 5.0)
+    descriptor = lock._open_locked(lock_path(tmp_path / "out"), tmp_path / "out")
+    timer = threading.Timer(0.2, os.close, [descriptor])
+    timer.start()
+    with hold_lock(tmp_path / "out"):
+        pass
+    timer.join()

@@ -1,0 +1,238 @@
+"""Targets and fields of every kind, in every format, as stock readers and `verify` see them."""
+
+import json
+import math
+import struct
+import tarfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from precache import Recipe, convert, open_dataset, verify, verify_across, verify_deep
+from precache.checks.inspection import summary, write_html
+from precache.dataset.converted import ConvertedDataset
+from precache.errors import DatasetError
+from precache.formats import FORMATS, Sample, tfrecord
+from precache.sources import SourceOptions
+from precache.sources.base import Source
+from tests.precache.sources.listed import CLASSES, FIELDS, KINDS, SAMPLES, SHARES, TARGETS, listed
+
+
+def make(source: Source, path: Path, name: str, **settings: Any) -> ConvertedDataset:
+    recipe = Recipe(format=name, size=16, shard_bytes=8 * 16 * 16 * 3, splits=SHARES, **settings)
+    convert(source, path, recipe, workers=0, max_rejects=1)
+    return open_dataset(path)
+
+
+def described(dataset: ConvertedDataset) -> dict[int, dict[str, Any]]:
+    """Id -> what the .json of the tars has of it."""
+    found = {}
+    for shard in dataset.manifest.shards:
+        with tarfile.open(dataset.shard_path(shard)) as tar:
+            names = tar.getnames()
+            for name in (name for name in names if name.endswith(".json")):
+                member = tar.extractfile(name)
+                assert member is not None
+                labelled = name.replace(".json", ".cls") in names
+                found[int(name[:8])] = {**json.load(member), "has_class": labelled}
+    return found
+
+
+@pytest.mark.parametrize("target", sorted(TARGETS))
+def test_the_index_has_every_target_and_field_as_it_was(target: str, tmp_path: Path) -> None:
+    dataset = make(listed(target), tmp_path / "out", "shards")
+    index = dataset.read_index()
+    assert dataset.manifest.fields == KINDS
+    for row, sample_id in enumerate(index.ids.tolist()):
+        for name, values in FIELDS.items():
+            assert index.fields[name].value(row) == values[sample_id]
+        if target not in ("class", "none"):
+            assert index.targets is not None
+            assert index.targets.value(row) == TARGETS[target][sample_id]
+        assert index.labels[row] == (TARGETS[target][sample_id] if target == "class" else -1)
+
+
+@pytest.mark.parametrize("target", sorted(TARGETS))
+def test_tars_have_targets_and_fields_in_their_json(target: str, tmp_path: Path) -> None:
+    found = described(make(listed(target), tmp_path / "out", "webdataset"))
+    assert sorted(found) == list(range(SAMPLES))
+    for sample_id, known in found.items():
+        assert known["fields"] == {name: values[sample_id] for name, values in FIELDS.items()}
+        assert (known["width"], known["height"]) == (40, 32), "the picture's, not those of a field"
+        assert known["has_class"] == (target == "class")
+        expected = None if target in ("class", "none") else TARGETS[target][sample_id]
+        assert known.get("target") == expected
+
+
+@pytest.mark.parametrize("name", ["webdataset", "shards", "dali"])
+def test_pictures_without_fields_are_stored_as_before(name: str, tmp_path: Path) -> None:
+    source = listed("class", fields={})
+    plain = make(source, tmp_path / "plain", name)
+    with_fields = make(listed("class"), tmp_path / "fields", name)
+    for one, other in zip(plain.manifest.shards, with_fields.manifest.shards, strict=True):
+        assert (one.files[0].crc32c == other.files[0].crc32c) == (name == "shards")
+    if name == "webdataset":
+        assert set(next(iter(described(plain).values()))) == {"height", "path", "width", "has_class"}
+
+
+@pytest.mark.parametrize("name", ["webdataset", "dali"])
+def test_the_webdataset_library_and_dali_read_what_is_written(name: str, tmp_path: Path) -> None:
+    dataset = make(listed("classes"), tmp_path / "out", name)
+    read = read_with_webdataset if name == "webdataset" else read_with_dali
+    found: dict[int, Mapping[str, Any]] = read(dataset)
+    assert sorted(found) == list(range(SAMPLES))
+    for sample_id, fields in found.items():
+        for field, values in FIELDS.items():
+            expected = values[sample_id]
+            if isinstance(expected, str):
+                assert fields[field] == expected
+            else:
+                flat = np.ravel(np.asarray(expected, np.float64))
+                assert np.allclose(np.ravel(fields[field]), flat, rtol=1e-6)
+        assert list(fields["target"]) == TARGETS["classes"][sample_id]
+
+
+def read_with_webdataset(dataset: ConvertedDataset) -> dict[int, Mapping[str, Any]]:
+    webdataset = pytest.importorskip("webdataset")
+    urls = [str(dataset.shard_path(shard)) for shard in dataset.manifest.shards]
+    samples = webdataset.WebDataset(urls, shardshuffle=False).decode()
+    return {int(s["__key__"]): {**s["json"]["fields"], "target": s["json"]["target"]} for s in samples}
+
+
+def read_with_dali(dataset: ConvertedDataset) -> dict[int, Mapping[str, Any]]:
+    pytest.importorskip("nvidia.dali")
+    from nvidia.dali import Pipeline, fn
+    from nvidia.dali import tfrecord as tfr
+
+    floats = ("score", "place", "corners")
+    features = {f"field/{name}": tfr.VarLenFeature(tfr.float32, 0.0) for name in floats}
+    features |= {f"field/{name}": tfr.VarLenFeature(tfr.int64, 0) for name in ("width", "tokens")}
+    features["shape/corners"] = tfr.VarLenFeature(tfr.int64, 0)
+    features["field/caption"] = tfr.FixedLenFeature([], tfr.string, "")
+    features["sample/id"] = tfr.FixedLenFeature([1], tfr.int64, -1)
+    features["target"] = tfr.VarLenFeature(tfr.int64, 0)
+    paths = [str(dataset.shard_path(shard)) for shard in dataset.manifest.shards]
+    pipeline = Pipeline(batch_size=1, num_threads=1, device_id=None, prefetch_queue_depth=1)
+    with pipeline:
+        indexes = [path.replace(".tfrecord", ".idx") for path in paths]
+        read: Any = fn.readers.tfrecord(path=paths, index_path=indexes, features=features)
+        pipeline.set_outputs(*read.values())
+    pipeline.build()
+    found: dict[int, Mapping[str, Any]] = {}
+    for _ in range(dataset.manifest.samples):
+        values = [np.asarray(output[0]) for output in pipeline.run()]
+        fields: dict[str, Any] = {
+            key.removeprefix("field/"): value for key, value in zip(read, values, strict=True)
+        }
+        fields["caption"] = fields["caption"].tobytes().decode()
+        shape = [*np.shape(FIELDS["corners"][int(fields["sample/id"][0])])]
+        assert fields["shape/corners"].tolist() == shape
+        found[int(fields["sample/id"][0])] = fields
+    return found
+
+
+def test_tfrecord_features_that_are_not_known_are_skipped(tmp_path: Path) -> None:
+    """Of any wire type, and integers that are not packed, as other writers have them."""
+    made = tfrecord._encode_example(Sample(7, 2, b"jpeg", "a", (1, 1), None, {"x": [1.5, 2.5]}))
+    ((_, features),) = tfrecord._fields(memoryview(made))
+    loose = tfrecord._field(3, b"\x08\x05")  # Int64List { value: 5 }, a varint of its own
+    floats = tfrecord._field(2, b"\x0d" + struct.pack("<f", 1.0))  # FloatList { value: 1.0 }, 4 bytes
+    doubles = b"\x79" + bytes(8) + b"\x78\x81\x01"  # field 15: 8 bytes, then a varint
+    more = b"".join(
+        tfrecord._field(1, tfrecord._entry(key, value))
+        for key, value in {"other": floats + doubles, "sample/id": loose, "empty": b""}.items()
+    )
+    example = doubles + tfrecord._field(1, bytes(features) + more + doubles) + doubles
+    sample = tfrecord._decode_example(memoryview(example))
+    assert (sample.id, sample.label, sample.data) == (5, 2, b"jpeg")
+
+
+@pytest.mark.parametrize("name", sorted(FORMATS))
+@pytest.mark.parametrize("target", sorted(TARGETS))
+def test_what_was_written_is_verified_in_depth(target: str, name: str, tmp_path: Path) -> None:
+    make(listed(target), tmp_path / "out", name)
+    assert verify(tmp_path / "out") == []
+    assert deep(listed(target), tmp_path / "out") == ()
+
+
+def deep(source: Source, path: Path) -> tuple[str, ...]:
+    return verify_deep(path, source, workers=0).problems  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["dali", "webdataset"])
+def test_a_field_that_is_another_in_its_shard_is_found_in_depth(name: str, tmp_path: Path) -> None:
+    dataset = make(listed("number"), tmp_path / "out", name)
+    shards = [dataset.shard_path(shard) for shard in dataset.manifest.shards]
+    (shard,) = (shard for shard in shards if b"number 9" in shard.read_bytes())
+    content = shard.read_bytes()
+    # the first text of a sample; its length stays, and in TFRecords its checksum is made anew
+    shard.write_bytes(resealed(content.replace(b"number 9", b"number 8"), name))
+    problems = deep(listed("number"), tmp_path / "out")
+    assert len(problems) == 1
+    assert "sample 9 (9.png) has another path, target or other fields in its shard" in problems[0]
+
+
+def resealed(content: bytes, name: str) -> bytes:
+    if name == "webdataset":
+        return content
+    records = []
+    position = 0
+    while position < len(content):
+        (length,) = struct.unpack_from("<Q", content, position)
+        records.append(tfrecord._record(content[position + 12 : position + 12 + length]))
+        position += 16 + length
+    return b"".join(records)
+
+
+def test_datasets_with_other_fields_or_targets_are_told_apart(tmp_path: Path) -> None:
+    numbers = make(listed("number"), tmp_path / "number", "shards")
+    same = make(listed("number"), tmp_path / "same", "dali")
+    assert verify_across([numbers.path, same.path]) == []
+    fields = {**FIELDS, "caption": ["other", *FIELDS["caption"][1:]]}
+    caption = make(listed("number", fields), tmp_path / "caption", "webdataset")
+    (problem,) = verify_across([numbers.path, caption.path])
+    assert "differs in 1 sample" in problem
+    vector = make(listed("none"), tmp_path / "none", "shards")
+    (problem,) = verify_across([numbers.path, vector.path])
+    assert "targets and fields differ" in problem
+
+
+@pytest.mark.parametrize("target", sorted(TARGETS))
+def test_inspect_shows_target_and_fields(target: str, tmp_path: Path) -> None:
+    dataset = make(listed(target), tmp_path / "out", "shards")
+    found = summary(dataset.manifest)
+    assert found["target"] == dataset.manifest.target
+    assert found["fields"] == KINDS
+    assert {split: known["samples"] for split, known in found["splits"].items()} == {"train": 18, "val": 6}
+    write_html(dataset, tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert "caption (text)" in page
+    assert all(name in page for name in CLASSES) == target.startswith("class")
+    assert "data:image/jpeg" in page
+
+
+def test_a_number_that_is_none_is_itself_in_every_format(tmp_path: Path) -> None:
+    fields = {"x": [math.nan, math.inf, -0.0, *[1e300] * (SAMPLES - 3)]}
+    for name in FORMATS:
+        make(listed("none", fields), tmp_path / name, name)
+        assert deep(listed("none", fields), tmp_path / name) == ()
+    assert verify_across([tmp_path / name for name in FORMATS]) == []
+
+
+def test_a_sample_without_its_picture_is_left_out_with_its_fields(tmp_path: Path) -> None:
+    dataset = make(listed("classes", missing=(0, 5)), tmp_path / "out", "shards")
+    assert [rejected.id for rejected in dataset.manifest.rejected] == [0, 5]
+    index = dataset.read_index()
+    assert index.fields["caption"].value(int(np.flatnonzero(index.ids == 23)[0])) == "number 23"
+    assert len(index.fields["caption"]) == SAMPLES - 2
+
+
+def test_a_finished_dataset_does_not_pass_for_one_with_boxes(tmp_path: Path) -> None:
+    dataset = make(listed("none"), tmp_path / "out", "shards")
+    with pytest.raises(
+        DatasetError, match="finished, with boxes None, and 'corners' are asked for; pass --o"
+    ):
+        convert(listed("none"), dataset.path, dataset.manifest.recipe, options=SourceOptions(boxes="corners"))

@@ -1,0 +1,135 @@
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from precache import images
+from precache.errors import SettingError
+from precache.example_data.sample_pictures import LIKE
+from precache.example_data.sample_tree import make_sample
+from precache.sources.tree import scan_tree
+
+
+def test_same_seed_same_bytes_whatever_the_workers(raw_tree: Path, tmp_path: Path) -> None:
+    make_sample(tmp_path / "again", images=70, classes=5, seed=1, like="caltech", workers=2)
+    make_sample(tmp_path / "other", images=70, classes=5, seed=2, like="caltech", workers=0)
+    paths = [sample.path for sample in scan_tree(raw_tree).samples]
+    assert paths == [sample.path for sample in scan_tree(tmp_path / "again").samples]
+    assert all((raw_tree / path).read_bytes() == (tmp_path / "again" / path).read_bytes() for path in paths)
+    assert all((raw_tree / path).read_bytes() != (tmp_path / "other" / path).read_bytes() for path in paths)
+
+
+def test_the_tree_holds_every_kind_of_picture(raw_tree: Path) -> None:
+    kinds: Counter[str] = Counter()
+    for sample in scan_tree(raw_tree).samples:
+        with Image.open(raw_tree / sample.path) as picture:
+            rotated = picture.getexif().get(0x0112, 1) != 1
+            kinds[f"{picture.format} {picture.mode}{' rotated' if rotated else ''}"] += 1
+    assert set(kinds) == {"JPEG RGB", "JPEG L", "JPEG CMYK", "JPEG RGB rotated", "PNG RGB"}
+    assert kinds["JPEG RGB"] > 0.8 * sum(kinds.values())
+
+
+def test_sizes_aspects_and_entropy_spread_like_photographs(raw_tree: Path) -> None:
+    """Quartiles of Caltech-101 and Caltech-256 lie around these ranges."""
+    areas, aspects, density = [], [], []
+    for path in raw_tree.glob("*/*.jpg"):
+        with Image.open(path) as picture:
+            width, height = picture.size
+        areas.append(width * height)
+        aspects.append(width / height)
+        density.append(path.stat().st_size / (width * height))
+    assert 60_000 < np.median(areas) < 250_000
+    assert max(areas) > 3 * min(areas)
+    assert min(aspects) < 0.9
+    assert max(aspects) > 1.4
+    assert 0.1 < np.median(density) < 0.4
+    assert max(density) > 3 * min(density)
+
+
+def test_photographs_like_imagenets_have_its_sizes_bytes_and_kinds(tmp_path: Path) -> None:
+    make_sample(tmp_path / "tree", images=48, classes=4, seed=3, like="imagenet", workers=2)
+    sizes, modes, file_bytes = [], Counter[str](), []
+    for path in sorted((tmp_path / "tree").glob("*/*")):
+        with Image.open(path) as picture:
+            assert picture.format == "JPEG"
+            sizes.append(picture.size)
+            modes[picture.mode] += 1
+        file_bytes.append(path.stat().st_size)
+    width, height = np.array(sizes).T
+    # the mean of ImageNet's training pictures is 470x400 pixels and 110 kB
+    assert width.mean() == pytest.approx(470, rel=0.15)
+    assert height.mean() == pytest.approx(400, rel=0.15)
+    assert np.mean(file_bytes) == pytest.approx(110_000, rel=0.25)
+    assert max(file_bytes) > 3 * min(file_bytes)
+    assert 0.1 < (height > width).mean() < 0.45
+    assert modes == {"RGB": 46, "L": 2}
+
+
+def test_photographs_like_imagenets_are_the_same_whatever_the_workers(tmp_path: Path) -> None:
+    for workers in (0, 2):
+        make_sample(tmp_path / str(workers), images=6, classes=2, seed=3, like="imagenet", workers=workers)
+    paths = [path.relative_to(tmp_path / "0") for path in (tmp_path / "0").glob("*/*")]
+    assert len(paths) == 6
+    assert all((tmp_path / "0" / p).read_bytes() == (tmp_path / "2" / p).read_bytes() for p in paths)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("like", sorted(LIKE))
+def test_a_small_network_learns_the_classes(like: str, tmp_path: Path) -> None:
+    make_sample(tmp_path / "tree", images=160, classes=4, seed=0, like=like, workers=2)
+    scan = scan_tree(tmp_path / "tree")
+    pixels = np.stack([images.load(f"{scan.root}/{s.path}", 16) for s in scan.samples])
+    x = torch.from_numpy(pixels).permute(0, 3, 1, 2).float() / 255 - 0.5
+    y = torch.tensor([s.label for s in scan.samples])
+    held_out = torch.arange(len(y)) % 4 == 0
+    torch.manual_seed(0)
+    network = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 16, 5, 2), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(576, 4)
+    )
+    optimizer = torch.optim.Adam(network.parameters(), 0.005)
+    for _ in range(60):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(network(x[~held_out]), y[~held_out]).backward()
+        optimizer.step()
+    accuracy = (network(x[held_out]).argmax(1) == y[held_out]).float().mean().item()
+    assert accuracy > 0.8  # by chance: 0.25
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"classes": 0}, "classes must be an integer from 1 to 999, got 0"),
+        ({"images": 3, "classes": 4}, "images must be an integer of at least 4, got 3"),
+        ({"seed": -1}, "seed must be an integer of at least 0, got -1"),
+        ({"like": "coco"}, "unknown like 'coco'; choose from: caltech, imagenet"),
+    ],
+)
+def test_bad_settings_are_named(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingError, match=message):
+        make_sample(tmp_path / "tree", **settings)
+    assert not (tmp_path / "tree").exists()
+
+
+def test_an_empty_folder_is_filled_and_neighbours_are_spared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "photos.partial").mkdir()
+    (tmp_path / "photos.partial" / "mine.jpg").write_text("mine")
+    (tmp_path / "photos").mkdir()
+    monkeypatch.chdir(tmp_path / "photos")
+    make_sample(".", images=4, classes=2, workers=0)
+    assert len(scan_tree(tmp_path / "photos").samples) == 4
+    assert (tmp_path / "photos.partial" / "mine.jpg").read_text() == "mine"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["photos", "photos.partial"]
+
+
+def test_an_existing_tree_is_not_touched(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "file").write_text("mine")
+    with pytest.raises(SettingError, match="exists and is not empty"):
+        make_sample(tmp_path / "mine")
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["file"]

@@ -1,0 +1,169 @@
+"""Files written once: their bytes, their checksum, and that nothing half-written is left."""
+
+import errno
+import os
+import resource
+import stat
+from contextlib import nullcontext
+from pathlib import Path
+
+import google_crc32c
+import numpy as np
+import pytest
+
+from precache.storage import (
+    atomic_write,
+    crc32c_file,
+    fsync_folder,
+    is_leftover,
+    open_append,
+    open_new,
+    output,
+    temporary_path,
+)
+from precache.storage.output import publish, write_beside
+
+LENGTHS = [0, 1, 4095, 4096, 4097, 3 * 4096]
+
+
+def random_bytes(count: int) -> bytes:
+    return np.random.default_rng(count).bytes(count)
+
+
+def test_crc32c_is_castagnolis(tmp_path: Path) -> None:
+    """The check value of the catalogue of CRC algorithms, for CRC-32/ISCSI."""
+    (tmp_path / "file").write_bytes(b"123456789")
+    assert crc32c_file(tmp_path / "file") == "e3069283"
+
+
+@pytest.mark.parametrize("direct", [True, False])
+@pytest.mark.parametrize("pieces", [[n] for n in LENGTHS] + [LENGTHS, [1] * 9, [100_001] * 3])
+def test_a_file_holds_what_was_written(
+    pieces: list[int], direct: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output, "_BUFFER_BYTES", 2 * 4096)  # several buffers
+    if not direct:
+        monkeypatch.setattr(output, "_DIRECT", 0)
+    parts = [random_bytes(count) for count in pieces]
+    with write_beside(tmp_path / "file") as file:
+        for part in parts:
+            file.write(part)
+        assert not (tmp_path / "file").exists()
+    publish([file])
+    content = (tmp_path / "file").read_bytes()
+    assert content == b"".join(parts)
+    assert file.bytes == len(content)
+    assert file.crc32c == f"{google_crc32c.value(content):08x}" == crc32c_file(tmp_path / "file")
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_arrays_are_written_as_their_bytes(tmp_path: Path) -> None:
+    pixels = np.arange(24, dtype=np.uint8).reshape(2, 4, 3)
+    with write_beside(tmp_path / "file") as file:
+        file.write(pixels.data)
+    publish([file])
+    assert (tmp_path / "file").read_bytes() == pixels.tobytes()
+
+
+def test_the_start_can_be_replaced(tmp_path: Path) -> None:
+    with write_beside(tmp_path / "file") as file:
+        file.write(b"0000" + random_bytes(9000))
+        file.replace_start(b"1234")
+    publish([file])
+    content = (tmp_path / "file").read_bytes()
+    assert content == b"1234" + random_bytes(9000)
+    assert file.crc32c == f"{google_crc32c.value(content):08x}"
+
+
+def test_an_exception_leaves_nothing(tmp_path: Path) -> None:
+    def fail() -> None:
+        with write_beside(tmp_path / "file") as file:
+            file.write(random_bytes(9 << 20))
+            raise ValueError("stop")
+
+    with pytest.raises(ValueError, match="stop"):
+        fail()
+    assert os.listdir(tmp_path) == []
+    assert all("file" not in os.readlink(f"/proc/self/fd/{fd}") for fd in open_descriptors())
+
+
+def open_descriptors() -> list[str]:
+    return [fd for fd in os.listdir("/proc/self/fd") if os.path.lexists(f"/proc/self/fd/{fd}")]
+
+
+def test_a_write_that_fails_in_the_background_reaches_the_writer(tmp_path: Path) -> None:
+    def write_much() -> None:
+        with write_beside(tmp_path / "file") as file:
+            for _ in range(8):
+                file.write(bytes(4 << 20))
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, hard))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            write_much()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_file_system_without_direct_io_is_written_through_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An offset that is no multiple of the block makes direct I/O answer EINVAL, as such a system does."""
+    monkeypatch.setattr(output, "_BLOCK_BYTES", 1)
+    with write_beside(tmp_path / "file") as file:
+        file.write(b"odd")
+    publish([file])
+    assert (tmp_path / "file").read_bytes() == b"odd"
+
+
+def test_no_name_is_written_through_or_over(tmp_path: Path) -> None:
+    """Of what is written beside, nobody can know the name; and what has it is not written to."""
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    for make in (os.symlink, os.link):
+        make(victim, tmp_path / "name")
+        with pytest.raises(FileExistsError):
+            open_new(tmp_path / "name")
+        with pytest.raises(OSError, match=r"symbolic links|not a regular file with one name"):
+            open_append(tmp_path / "name")
+        with atomic_write(tmp_path / "name") as file:  # takes the place of the link, not of its target
+            file.write(b"new")
+        with write_beside(tmp_path / "name") as output_file:
+            output_file.write(b"newer")
+        publish([output_file])
+        assert (tmp_path / "name").read_bytes() == b"newer"
+        assert not (tmp_path / "name").is_symlink()
+        assert victim.read_text() == "mine"
+        (tmp_path / "name").unlink()
+    assert temporary_path(victim) != temporary_path(victim)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match=r"No such device|not a regular file"):
+        open_append(tmp_path / "pipe")
+
+
+def test_what_a_killed_writer_leaves_is_recognised(tmp_path: Path) -> None:
+    leftover = temporary_path(tmp_path / "file")
+    leftover.touch()
+    assert is_leftover(leftover, ["file"])
+    assert not is_leftover(leftover, ["other"])
+    for mine in ("file.partial", ".file.partial", "file", ".file.0123.partial"):
+        (tmp_path / mine).touch()
+        assert not is_leftover(tmp_path / mine, ["file"])
+
+
+@pytest.mark.parametrize("code", [errno.EINVAL, errno.ENOTSUP, errno.EIO])
+def test_a_folder_that_cannot_be_synced_is_no_error_but_a_failing_disk_is(
+    code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fsync = os.fsync
+
+    def refuse_folders(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(code, os.strerror(code))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", refuse_folders)
+    with pytest.raises(OSError, match="Input/output error") if code == errno.EIO else nullcontext():
+        fsync_folder(tmp_path)

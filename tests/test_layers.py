@@ -12,25 +12,25 @@ from loaders import BACKENDS
 from tests.command import ROOT
 
 LOADERS_MAY_USE = {
-    "boxes",
-    "codecs",
-    "columns",
-    "converted",
+    "checks.rejects",
+    "dataset.boxes",
+    "dataset.columns",
+    "dataset.converted",
+    "dataset.files",
+    "dataset.index",
+    "dataset.index_rows",
+    "dataset.shard_table",
     "errors",
     "executors",
-    "files",
     "formats",
     "images",
-    "index",
-    "index_rows",
     "jpeg",
     "manifest",
-    "masks",
     "packages",
-    "reading",
-    "rejects",
-    "shard_table",
-    "sizes",
+    "pictures.codecs",
+    "pictures.masks",
+    "pictures.reading",
+    "pictures.sizes",
     "sources",
     "storage",
 }
@@ -63,8 +63,9 @@ def test_imports_go_one_way(package: str, forbidden: set[str]) -> None:
 
 def test_loaders_use_only_these_modules_of_precache() -> None:
     for path in files("loaders"):
-        used = {name.split(".")[1] for name in imports(path) if name.startswith("precache.")}
-        assert used <= LOADERS_MAY_USE, path
+        used = [name.removeprefix("precache.") for name in imports(path) if name.startswith("precache.")]
+        allowed = (f"{name}.".startswith(tuple(f"{module}." for module in LOADERS_MAY_USE)) for name in used)
+        assert all(allowed), path
 
 
 def test_errors_import_nothing_of_ours() -> None:
@@ -94,20 +95,20 @@ def test_rooms_of_bench_use_only_those_below() -> None:
 
 
 CORE_OF_LOADERS = {
-    "arrangements",
     "batch",
-    "cutting",
     "dataset",
-    "devices",
-    "keyed",
-    "keyed_order",
+    "delivery.devices",
+    "delivery.prefetch",
+    "delivery.threads",
     "order",
-    "prefetch",
-    "long_columns",
-    "rejected",
-    "remote",
+    "orders.arrangements",
+    "orders.cutting",
+    "orders.keyed",
+    "orders.keyed_order",
+    "samples.long_columns",
+    "samples.rejected",
+    "samples.remote",
     "settings",
-    "threads",
 }
 """Files of `loaders` that know neither a backend nor how a loader is put together."""
 
@@ -122,10 +123,11 @@ def test_loaders_are_put_together_in_one_place() -> None:
     assert users("loaders.backends") == {"backends", "build.py", "image_dataset.py", "__init__.py"}
     assert users("loaders.build") == {"__init__.py"}
     assert users("loaders.loader") == users("loaders.augment.device") == {"build.py"}
-    for path in files("loaders"):
-        if path.stem in CORE_OF_LOADERS:
-            rooms = {name.split(".")[1] for name in imports(path) if name.startswith("loaders.")}
-            assert rooms <= CORE_OF_LOADERS, path
+    for module in CORE_OF_LOADERS:
+        path = ROOT / "loaders" / f"{module.replace('.', '/')}.py"
+        used = [name.removeprefix("loaders.") for name in imports(path) if name.startswith("loaders.")]
+        core = (f"{name}.".startswith(tuple(f"{known}." for known in CORE_OF_LOADERS)) for name in used)
+        assert all(core), path
     assert not [n for n in imports(ROOT / "loaders/augment/draw.py") if n.startswith(("torch", "loaders"))]
 
 

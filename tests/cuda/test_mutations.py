@@ -22,12 +22,14 @@ MUTATIONS = {
     ),
     "the event is recorded behind the work": (
         "transfer.py",
-        "batch = self._prepare(decoded, epoch, padding)\n        return Sent(batch, self.lane.mark(), ",
-        "mark = self.lane.mark()\n        return Sent(self._prepare(decoded, epoch, padding), mark, ",
+        "batch = self._prepare(decoded, epoch, padding, occurrences)\n"
+        "        return Sent(batch, self.lane.mark(), ",
+        "mark = self.lane.mark()\n"
+        "        return Sent(self._prepare(decoded, epoch, padding, occurrences), mark, ",
         f"{RIGHT} and shards-float",
     ),
     "the reading thread works on the lane": (
-        "delivery/stream.py", "with transfer.lane.active():", "if True:", "nothing_to_do_but_to_wait",
+        "delivery/stream.py", "with source.lane.active():", "if True:", "nothing_to_do_but_to_wait",
     ),
     "readers and caches are made on the lane": (
         "build.py", "with lane.active():", "if True:", "spoils_nothing and cache-on-the-device",

@@ -1,0 +1,4 @@
+"""Whole trainings, a file each, to run or to copy: `python -m loaders.examples.train --help`.
+
+A copied file runs as it is: what all of them share, `common`, is found where `loaders` is installed.
+"""

@@ -1,0 +1,144 @@
+"""What the examples share: the command line, the two loaders, a line per epoch, errors in one line."""
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torchvision
+
+import loaders
+from precache.errors import PrecacheError, SettingError
+
+MODELS = ("resnet18", "resnet34", "resnet50", "resnet101")
+
+
+def parser(name: str, description: str) -> argparse.ArgumentParser:
+    """The options that every example takes; `name` is that of its file."""
+    made = argparse.ArgumentParser(f"python -m loaders.examples.{name}", description=description)
+    add = made.add_argument
+    add("path", help="a tree of class folders, or what 'precache convert' made of one, also at a URL")
+    add("--val", help="another such, to validate on (default: the split val of PATH, if it has one)")
+    add("--out", type=Path, default=Path("runs", name), help=f"folder of checkpoints (default: runs/{name})")
+    add("--resume", action="store_true", help="go on from the checkpoint in OUT, or start if there is none")
+    add("--model", default="resnet18", choices=MODELS, help="default: resnet18")
+    add("--epochs", type=_positive, default=10, help="default: 10")
+    add("--batch-size", type=_positive, default=64, help="of all ranks together (default: 64)")
+    add("--size", type=_positive, help="side of the pictures (default: 224, or what is stored if less)")
+    add("--lr", type=float, default=0.05, help="the highest learning rate (default: 0.05)")
+    add("--seed", type=int, default=0, help="of the order, the crops and the first weights (default: 0)")
+    add(
+        "--device",
+        default="cuda" if torch.cuda.is_available() else "cpu",
+        help="default: cuda if it is there",
+    )
+    add("--bf16", action="store_true", help="compute in bfloat16 where that is safe")
+    return made
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be an integer of at least 1, got {text!r}")
+    return int(text)
+
+
+def build_loaders(
+    args: argparse.Namespace, ranks: int = 1, device: str | None = None, **settings: Any
+) -> tuple[loaders.Loader, loaders.Loader | None]:
+    """The loader of training and, where there is something to validate on, that of validation.
+
+    Args:
+        args: as `parser` parsed them.
+        ranks: that share a batch.
+        device: of the batches; default `args.device`.
+        settings: others of `loaders.build`, for both.
+
+    Raises:
+        SettingError: a value is wrong, a batch cannot be shared, or the classes of both are not the same.
+        DatasetError, SourceError: there is no data at a path.
+    """
+    if args.batch_size % ranks:
+        even = max(1, round(args.batch_size / ranks)) * ranks
+        raise SettingError(f"--batch-size {args.batch_size} cannot be shared by {ranks} ranks; use {even}")
+    settings = {"dtype": "float32", "device": device or args.device, "seed": args.seed, **settings}
+    settings["batch_size"] = args.batch_size // ranks
+    train = loaders.build(args.path, size=args.size, augment="train", **settings)
+    settings |= {"size": train.size, "shuffle": False}
+    try:
+        val = loaders.build(args.val or args.path, split="train" if args.val else "val", **settings)
+    except SettingError as error:
+        if args.val:
+            raise
+        if os.environ.get("RANK", "0") == "0":
+            print(f"no validation: {args.path}: {error}; give --val, or convert with --splits", flush=True)
+        return train, None
+    if val.classes != train.classes:
+        raise SettingError(f"--val {args.val}: has other classes than {args.path}; both need the same")
+    return train, val
+
+
+def build_model(args: argparse.Namespace, loader: loaders.Loader) -> torch.nn.Module:
+    """A ResNet of torchvision for the classes of `loader`, its weights drawn by `args.seed`."""
+    if not loader.classes:
+        raise SettingError(f"{args.path}: its samples have no classes; the examples learn to tell classes")
+    torch.manual_seed(args.seed)
+    model: torch.nn.Module = torchvision.models.get_model(args.model, num_classes=len(loader.classes))
+    return model
+
+
+def report(epoch: int, figures: dict[str, float], tensorboard: Path | None = None) -> None:
+    """Print the figures of an epoch, counted from 0, on one line; and write them for TensorBoard.
+
+    Args:
+        epoch: its number.
+        figures: by name: accuracies as shares, `images_per_s`, losses.
+        tensorboard: folder of its files; None: write none.
+    """
+    print(f"epoch {epoch + 1}: {', '.join(_said(*figure) for figure in figures.items())}", flush=True)
+    if tensorboard is not None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        with SummaryWriter(str(tensorboard)) as writer:
+            for name, value in figures.items():
+                writer.add_scalar(name, value, epoch + 1)
+
+
+def _said(name: str, value: float) -> str:
+    """As people say it: `accuracy 91.2%`, `1,234 images/s`, `loss 0.1234`."""
+    if "_per_" in name:
+        return f"{value:,.0f} {name.replace('_per_', '/')}"
+    words = name.replace("_", " ")
+    return f"{words} {value:.1%}" if "accuracy" in name else f"{words} {value:.4f}"
+
+
+class Sigterm:
+    """Remembers SIGTERM. A second one changes nothing: what is being saved is saved whole."""
+
+    def __enter__(self) -> "Sigterm":
+        self._flag = torch.tensor(0)
+        self._before = signal.signal(signal.SIGTERM, lambda *_: self._flag.fill_(1))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.signal(signal.SIGTERM, self._before)
+
+    def came(self) -> bool:
+        """To any rank: all ask after the same batch, and so all stop there."""
+        came = self._flag.clone()  # on the CPU, where gloo reduces: no GPU is waited for
+        if dist.is_initialized():
+            dist.all_reduce(came, dist.ReduceOp.MAX)
+        return bool(came)
+
+
+def run(name: str, main: Callable[[], int]) -> int:
+    """The exit code of `main()`; 2 and one line on stderr where input is bad."""
+    try:
+        return main()
+    except (PrecacheError, OSError) as error:
+        print(f"{name}: error: {error}", file=sys.stderr)
+        return 2

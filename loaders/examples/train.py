@@ -1,0 +1,139 @@
+"""Train a ResNet on a folder of pictures with plain PyTorch. Run it as it is, or copy it and change it.
+
+    python -m loaders.examples.train data/shards --epochs 20
+    torchrun --nproc-per-node 8 -m loaders.examples.train data/shards --epochs 90 --bf16 --compile --resume
+
+SIGTERM saves and ends with exit code 143; the same command with --resume goes on with the batches left.
+"""
+
+import argparse
+import math
+import os
+import sys
+import time
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.functional import cross_entropy
+
+import loaders
+from loaders.examples import common
+from precache import PrecacheError, SettingError
+
+
+def save(path: Path, content: dict[str, Any]) -> None:
+    """Write beside, then rename: whenever this is killed, there is a whole checkpoint."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path.with_suffix(".partial"), "wb") as file:
+        torch.save(content, file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(file.name, path)
+
+
+def load(path: Path, args: argparse.Namespace) -> Any:
+    """The checkpoint to go on from, None if there is none; read by rank 0, whose disk may be the only one."""
+    found: list[Any] = [None]
+    if dist.get_rank() == 0 and path.exists():
+        if not args.resume:
+            raise SettingError(f"{path}: is there already; add --resume to go on, or give another --out")
+        try:
+            found = [torch.load(path, map_location="cpu", weights_only=True)]
+            name = found[0]["name"]
+        except Exception as error:  # there are many kinds of damage
+            raise PrecacheError(f"{path}: damaged, or no checkpoint; remove it to start anew") from error
+        if name != args.model:
+            raise SettingError(f"{path}: is of {name}, not of {args.model}; give --model {name}")
+    dist.broadcast_object_list(found, device=torch.device("cpu"))
+    return found[0]
+
+
+def run_epoch(
+    model: torch.nn.Module,
+    loader: loaders.Loader,
+    args: argparse.Namespace,
+    sigterm: common.Sigterm,
+    optimizer: torch.optim.Optimizer | None = None,
+) -> tuple[dict[str, float], dict[str, Any]]:
+    """Train on what is left of an epoch, or validate; its figures, and the state of `loader` at its end."""
+    model.train(optimizer is not None)
+    sums, state, started = torch.zeros(3, device=args.device), loader.state_dict(), time.perf_counter()
+    for batch in loader:
+        state = loader.state_dict()  # this batch counts as served
+        amp = torch.autocast(batch.images.device.type, torch.bfloat16, enabled=args.bf16)
+        with amp, torch.set_grad_enabled(optimizer is not None):
+            logits = model(batch.images)
+            loss = cross_entropy(logits, batch.labels, label_smoothing=0.1)
+        if optimizer is not None:
+            done = (state["epoch"] + state["served_batches"] / len(loader)) / args.epochs
+            optimizer.param_groups[0]["lr"] = args.lr * min(20 * done, (1 + math.cos(math.pi * done)) / 2)
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+        real = ~batch.padding.to(args.device, non_blocking=True)
+        right = (logits.argmax(1) == batch.labels) & real
+        sums += torch.stack([loss.detach() * real.sum(), right.sum(), real.sum()])
+        if sigterm.came():
+            break
+    dist.all_reduce(sums)
+    loss_sum, right_sum, samples = sums.tolist()
+    if not samples:  # all of it was served before the resume
+        return {}, state
+    speed = samples / (time.perf_counter() - started)
+    return {"loss": loss_sum / samples, "accuracy": right_sum / samples, "images_per_s": speed}, state
+
+
+def train(args: argparse.Namespace, sigterm: common.Sigterm) -> int:
+    """The exit code: 143 where SIGTERM ended it, and what was done is saved."""
+    training, validation = common.build_loaders(args, dist.get_world_size())
+    net = common.build_model(args, training).to(args.device).to(memory_format=torch.channels_last)
+    model = torch.nn.parallel.DistributedDataParallel(net) if dist.get_world_size() > 1 else net
+    if args.compile:
+        model.compile()
+    optimizer = torch.optim.SGD(net.parameters(), args.lr, momentum=0.9, weight_decay=1e-4, nesterov=True)
+    path, first = args.out / "checkpoint.pt", dist.get_rank() == 0
+    if (found := load(path, args)) is not None:
+        net.load_state_dict(found["model"])
+        optimizer.load_state_dict(found["optimizer"])
+        training.load_state_dict(found["loader"])
+    with training, validation or nullcontext():
+        for epoch in range(training.state_dict()["epoch"], args.epochs):
+            figures, state = run_epoch(model, training, args, sigterm, optimizer)
+            if first:  # before the validation: who is ended there need not train again
+                weights = {"name": args.model, "model": net.state_dict(), "optimizer": optimizer.state_dict()}
+                save(path, weights | {"loader": state, "classes": training.classes})
+            if validation is not None and not sigterm.came():
+                validated, _ = run_epoch(model, validation, args, sigterm)
+                figures |= {f"validation_{name}": validated[name] for name in ("loss", "accuracy")}
+            if sigterm.came():
+                return 143
+            if first:
+                common.report(epoch, figures, args.out if args.tensorboard else None)
+    return 0
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Train as the command line says; the exit code."""
+    parser = common.parser("train", "Train a ResNet on a folder of pictures with plain PyTorch.")
+    parser.add_argument("--compile", action="store_true", help="compile the model with torch.compile")
+    parser.add_argument("--tensorboard", action="store_true", help="write what is printed to OUT, too")
+    args = parser.parse_args(arguments)
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    if "RANK" in os.environ:  # by torchrun
+        dist.init_process_group(backend)
+        args.device = f"cuda:{os.environ['LOCAL_RANK']}" if args.device == "cuda" else args.device
+    else:
+        store = dist.HashStore()  # type: ignore[attr-defined]
+        dist.init_process_group(backend, store=store, rank=0, world_size=1)
+    try:
+        with common.Sigterm() as sigterm:
+            return common.run("train", lambda: train(args, sigterm))
+    finally:
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -11,11 +11,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torchvision
+from torchvision.models.resnet import BasicBlock, ResNet
 
 import loaders
 from precache.errors import PrecacheError, SettingError
 
-MODELS = ("resnet18", "resnet34", "resnet50", "resnet101")
+MODELS = ("resnet10", "resnet18", "resnet34", "resnet50", "resnet101")
 
 
 def parser(name: str, description: str) -> argparse.ArgumentParser:
@@ -83,12 +84,22 @@ def build_loaders(
 
 
 def build_model(args: argparse.Namespace, loader: loaders.Loader) -> torch.nn.Module:
-    """A ResNet of torchvision for the classes of `loader`, its weights drawn by `args.seed`."""
+    """A ResNet for the classes of `loader`, its weights drawn by `args.seed`; resnet10 suits CPUs."""
     if not loader.classes:
         raise SettingError(f"{args.path}: its samples have no classes; the examples learn to tell classes")
     torch.manual_seed(args.seed)
+    if args.model == "resnet10":
+        return ResNet(BasicBlock, [1, 1, 1, 1], num_classes=len(loader.classes))
     model: torch.nn.Module = torchvision.models.get_model(args.model, num_classes=len(loader.classes))
     return model
+
+
+def restore(loader: loaders.Loader, state: dict[str, Any], path: Path) -> None:
+    """Have `loader` go on where `state`, which was read from `path`, was taken; SettingError names `path`."""
+    try:
+        loader.load_state_dict(state)
+    except SettingError as error:
+        raise SettingError(f"{path}: {error}, or give another --out") from None
 
 
 def report(epoch: int, figures: dict[str, float], tensorboard: Path | None = None) -> None:
@@ -140,5 +151,6 @@ def run(name: str, main: Callable[[], int]) -> int:
     try:
         return main()
     except (PrecacheError, OSError) as error:
-        print(f"{name}: error: {error}", file=sys.stderr)
+        system = isinstance(error, OSError) and error.filename
+        print(f"{name}: error: {f'{error.filename}: {error.strerror}' if system else error}", file=sys.stderr)
         return 2

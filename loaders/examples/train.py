@@ -26,7 +26,6 @@ from precache import PrecacheError, SettingError
 
 def save(path: Path, content: dict[str, Any]) -> None:
     """Write beside, then rename: whenever this is killed, there is a whole checkpoint."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     with open(path.with_suffix(".partial"), "wb") as file:
         torch.save(content, file)
         file.flush()
@@ -37,6 +36,7 @@ def save(path: Path, content: dict[str, Any]) -> None:
 def load(path: Path, args: argparse.Namespace) -> Any:
     """The checkpoint to go on from, None if there is none; read by rank 0, whose disk may be the only one."""
     found: list[Any] = [None]
+    path.parent.mkdir(parents=True, exist_ok=True)
     if dist.get_rank() == 0 and path.exists():
         if not args.resume:
             raise SettingError(f"{path}: is there already; add --resume to go on, or give another --out")
@@ -96,9 +96,9 @@ def train(args: argparse.Namespace, sigterm: common.Sigterm) -> int:
     optimizer = torch.optim.SGD(net.parameters(), args.lr, momentum=0.9, weight_decay=1e-4, nesterov=True)
     path, first = args.out / "checkpoint.pt", dist.get_rank() == 0
     if (found := load(path, args)) is not None:
+        common.restore(training, found["loader"], path)
         net.load_state_dict(found["model"])
         optimizer.load_state_dict(found["optimizer"])
-        training.load_state_dict(found["loader"])
     with training, validation or nullcontext():
         for epoch in range(training.state_dict()["epoch"], args.epochs):
             figures, state = run_epoch(model, training, args, sigterm, optimizer)

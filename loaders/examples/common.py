@@ -14,6 +14,7 @@ import torchvision
 from torchvision.models.resnet import BasicBlock, ResNet
 
 import loaders
+from loaders.devices import find_device
 from precache.errors import PrecacheError, SettingError
 
 MODELS = ("resnet10", "resnet18", "resnet34", "resnet50", "resnet101")
@@ -40,6 +41,14 @@ def parser(name: str, description: str) -> argparse.ArgumentParser:
     )
     add("--bf16", action="store_true", help="compute in bfloat16 where that is safe")
     return made
+
+
+def _device(text: str) -> str:
+    try:
+        find_device(text)
+    except SettingError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
 
 
 def _positive(text: str) -> int:
@@ -89,9 +98,32 @@ def build_model(args: argparse.Namespace, loader: loaders.Loader) -> torch.nn.Mo
         raise SettingError(f"{args.path}: its samples have no classes; the examples learn to tell classes")
     torch.manual_seed(args.seed)
     if args.model == "resnet10":
-        return ResNet(BasicBlock, [1, 1, 1, 1], num_classes=len(loader.classes))
-    model: torch.nn.Module = torchvision.models.get_model(args.model, num_classes=len(loader.classes))
+        model: torch.nn.Module = ResNet(BasicBlock, [1, 1, 1, 1], num_classes=len(loader.classes))
+    else:
+        model = torchvision.models.get_model(args.model, num_classes=len(loader.classes))
     return model
+
+
+def read_checkpoint(path: Path, args: argparse.Namespace) -> dict[str, Any] | None:
+    """What torch saved at `path`, for --resume; None: there is nothing. Its folder is made.
+
+    Raises:
+        SettingError: it is there, and --resume was not given, or it is of another model than --model.
+        PrecacheError: it cannot be read.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.exists():
+        return None
+    if not args.resume:
+        raise SettingError(f"{path}: is there already; add --resume to go on, or give another --out")
+    try:
+        content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        name = content["name"]
+    except Exception as error:  # there are many kinds of damage
+        raise PrecacheError(f"{path}: damaged, or no checkpoint; remove it to start anew") from error
+    if name != args.model:
+        raise SettingError(f"{path}: is of {name}, not of {args.model}; give --model {name}")
+    return content
 
 
 def restore(loader: loaders.Loader, state: dict[str, Any], path: Path) -> None:
@@ -131,9 +163,13 @@ class Sigterm:
     """Remembers SIGTERM. A second one changes nothing: what is being saved is saved whole."""
 
     def __enter__(self) -> "Sigterm":
-        self._flag = torch.tensor(0)
-        self._before = signal.signal(signal.SIGTERM, lambda *_: self._flag.fill_(1))
+        self._flag, self._before = torch.tensor(0), signal.getsignal(signal.SIGTERM)
+        self.listen()
         return self
+
+    def listen(self) -> None:
+        """Take it over from who else has set a handler meanwhile."""
+        signal.signal(signal.SIGTERM, lambda *_: self._flag.fill_(1))
 
     def __exit__(self, *_: object) -> None:
         signal.signal(signal.SIGTERM, self._before)
@@ -150,7 +186,8 @@ def run(name: str, main: Callable[[], int]) -> int:
     """The exit code of `main()`; 2 and one line on stderr where input is bad."""
     try:
         return main()
-    except (PrecacheError, OSError) as error:
-        system = isinstance(error, OSError) and error.filename
-        print(f"{name}: error: {f'{error.filename}: {error.strerror}' if system else error}", file=sys.stderr)
-        return 2
+    except PrecacheError as error:
+        print(f"{name}: error: {error}", file=sys.stderr)
+    except OSError as error:
+        print(f"{name}: error: {error.filename or 'disk'}: {error.strerror}", file=sys.stderr)
+    return 2

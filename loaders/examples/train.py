@@ -21,7 +21,6 @@ from torch.nn.functional import cross_entropy
 
 import loaders
 from loaders.examples import common
-from precache import PrecacheError, SettingError
 
 
 def save(path: Path, content: dict[str, Any]) -> None:
@@ -31,24 +30,6 @@ def save(path: Path, content: dict[str, Any]) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(file.name, path)
-
-
-def load(path: Path, args: argparse.Namespace) -> Any:
-    """The checkpoint to go on from, None if there is none; read by rank 0, whose disk may be the only one."""
-    found: list[Any] = [None]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if dist.get_rank() == 0 and path.exists():
-        if not args.resume:
-            raise SettingError(f"{path}: is there already; add --resume to go on, or give another --out")
-        try:
-            found = [torch.load(path, map_location="cpu", weights_only=True)]
-            name = found[0]["name"]
-        except Exception as error:  # there are many kinds of damage
-            raise PrecacheError(f"{path}: damaged, or no checkpoint; remove it to start anew") from error
-        if name != args.model:
-            raise SettingError(f"{path}: is of {name}, not of {args.model}; give --model {name}")
-    dist.broadcast_object_list(found, device=torch.device("cpu"))
-    return found[0]
 
 
 def run_epoch(
@@ -95,10 +76,12 @@ def train(args: argparse.Namespace, sigterm: common.Sigterm) -> int:
         model.compile()
     optimizer = torch.optim.SGD(net.parameters(), args.lr, momentum=0.9, weight_decay=1e-4, nesterov=True)
     path, first = args.out / "checkpoint.pt", dist.get_rank() == 0
-    if (found := load(path, args)) is not None:
-        common.restore(training, found["loader"], path)
-        net.load_state_dict(found["model"])
-        optimizer.load_state_dict(found["optimizer"])
+    found = [common.read_checkpoint(path, args) if first else None]
+    dist.broadcast_object_list(found, device=torch.device("cpu"))  # the first rank's disk may be the only one
+    if found[0] is not None:
+        common.restore(training, found[0]["loader"], path)
+        net.load_state_dict(found[0]["model"])
+        optimizer.load_state_dict(found[0]["optimizer"])
     with training, validation or nullcontext():
         for epoch in range(training.state_dict()["epoch"], args.epochs):
             figures, state = run_epoch(model, training, args, sigterm, optimizer)
@@ -121,10 +104,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--compile", action="store_true", help="compile the model with torch.compile")
     parser.add_argument("--tensorboard", action="store_true", help="write what is printed to OUT, too")
     args = parser.parse_args(arguments)
-    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    if args.device == "cuda":
+        args.device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
+    backend = "gloo" if args.device == "cpu" else "cpu:gloo,cuda:nccl"
     if "RANK" in os.environ:  # by torchrun
         dist.init_process_group(backend)
-        args.device = f"cuda:{os.environ['LOCAL_RANK']}" if args.device == "cuda" else args.device
     else:
         store = dist.HashStore()  # type: ignore[attr-defined]
         dist.init_process_group(backend, store=store, rank=0, world_size=1)

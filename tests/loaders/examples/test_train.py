@@ -171,16 +171,15 @@ def test_bad_input_is_one_line(
     tree: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     out = ("--out", tmp_path / "out", *SMALL)
     assert f"{tmp_path / 'nowhere'}: does not exist" in refused(capsys, tmp_path / "nowhere", *out)
     assert "nowhere: does not exist" in refused(capsys, data, *out, "--val", tmp_path / "nowhere")
-    assert "has other classes" in refused(capsys, data, *out, "--val", tree.parent)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "grey").symlink_to(tree / "colour 0")
+    assert "has other classes" in refused(capsys, data, *out, "--val", tmp_path / "other")
     (tmp_path / "file").touch()
     assert str(tmp_path / "file") in refused(capsys, data, *out, "--out", tmp_path / "file")
-    if not torch.cuda.is_available():
-        assert "torch finds no GPU" in refused(capsys, data, *out, "--device", "cuda")
     args = parser("train", "").parse_args([str(data), "--batch-size", "64"])
     with pytest.raises(SettingError, match="--batch-size 64 cannot be shared by 3 ranks; use 63"):
         build_loaders(args, ranks=3)
@@ -195,3 +194,10 @@ def test_a_tree_without_a_split_val_trains_and_says_that_nothing_is_validated(
     assert "validation" not in second
     assert run(tree, tmp_path / "again", "--epochs", 1, "--val", tree) == 0
     assert "validation accuracy" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="here is a GPU")
+def test_a_gpu_that_is_not_there_is_bad_input(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        train.main([str(data), "--device", "cuda"])
+    assert "device 'cuda' asked for, but torch finds no GPU; use 'cpu'" in capsys.readouterr().err

@@ -1,0 +1,147 @@
+"""Train a ResNet on a folder of pictures with Lightning (`pip install pytorch-lightning`).
+
+    python -m loaders.examples.train_lightning data/shards --epochs 20
+    torchrun --nproc-per-node 8 -m loaders.examples.train_lightning data/shards --epochs 90 --bf16 --resume
+
+SIGTERM saves and ends with exit code 143; the same command with --resume goes on with the batches left.
+"""
+
+import argparse
+import math
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as lightning
+import torch
+from torch.nn.functional import cross_entropy
+
+from loaders.batch import Batch
+from loaders.examples import common
+
+
+class Classifier(lightning.LightningModule):  # type: ignore[misc]
+    """A ResNet, its loss and its loaders."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        super().__init__()
+        self.args = args
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """What `common.read_checkpoint` compares."""
+        checkpoint["name"] = self.args.model
+
+    def setup(self, stage: str) -> None:
+        """By each process, when all have found each other: only then a loader shares its epochs with them."""
+        device = str(self.trainer.strategy.root_device)
+        self.loaders = common.build_loaders(self.args, self.trainer.world_size, device)
+        self.net = common.build_model(self.args, self.loaders[0])
+
+    def train_dataloader(self) -> Any:
+        """Lightning saves and loads the state of a loader with its checkpoints."""
+        return self.loaders[0]
+
+    def val_dataloader(self) -> Any:
+        """None where there is nothing to validate on."""
+        return self.loaders[1] or []
+
+    def training_step(self, batch: Batch, number: int) -> torch.Tensor:
+        """The loss."""
+        return self._step(batch, "")
+
+    def validation_step(self, batch: Batch, number: int) -> None:
+        """Lightning averages what is logged."""
+        self._step(batch, "validation_")
+
+    def _step(self, batch: Batch, prefix: str) -> torch.Tensor:
+        images, labels = batch
+        logits = self.net(images)
+        loss = cross_entropy(logits, labels, label_smoothing=0.1)
+        figures = {"loss": loss, "accuracy": (logits.argmax(1) == labels).float().mean()}
+        named = {prefix + name: value for name, value in figures.items()}
+        self.log_dict(named, on_step=False, on_epoch=True, sync_dist=True, batch_size=len(labels))
+        return loss
+
+    def configure_optimizers(self) -> Any:
+        """SGD, whose rate falls as a cosine."""
+        lr, steps = self.args.lr, self.args.epochs * len(self.loaders[0])
+        optimizer = torch.optim.SGD(self.parameters(), lr, momentum=0.9, weight_decay=1e-4, nesterov=True)
+        rate = torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda step: min((step + 1) * 20 / steps, (1 + math.cos(math.pi * step / steps)) / 2)
+        )
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": rate, "interval": "step"}}
+
+
+class Epochs(lightning.Callback):  # type: ignore[misc]
+    """Saves when an epoch is trained, and on SIGTERM; reports each epoch."""
+
+    def __init__(self, path: Path, sigterm: common.Sigterm) -> None:
+        self.path, self.sigterm = path, sigterm
+        self.served, self.started = 0, 0.0
+
+    def on_train_start(self, trainer: Any, module: Any) -> None:
+        """Lightning's own answer to SIGTERM is a broadcast amidst whatever the ranks are doing."""
+        self.sigterm.listen()
+
+    def on_train_batch_start(self, trainer: Any, module: Any, batch: Batch, number: int) -> None:
+        """Start the clock with the first batch."""
+        self.started = self.started or time.perf_counter()
+
+    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Batch, number: int) -> None:
+        """The state of the loader is in the checkpoint."""
+        self.served += len(batch.ids) * trainer.world_size
+        came = self.sigterm.came()
+        if came or number + 1 == trainer.num_training_batches:
+            trainer.save_checkpoint(self.path)
+        if came:
+            raise SystemExit(143)
+
+    def on_validation_batch_end(self, trainer: Any, *_: Any) -> None:
+        """What was trained is saved already."""
+        if self.sigterm.came():
+            raise SystemExit(143)
+
+    def on_train_epoch_end(self, trainer: Any, module: Any) -> None:
+        """Lightning has validated by now."""
+        figures = {name: value.item() for name, value in trainer.callback_metrics.items()}
+        if self.served:
+            figures["images_per_s"] = self.served / (time.perf_counter() - self.started)
+        if trainer.is_global_zero:
+            common.report(trainer.current_epoch, figures)
+        self.served, self.started = 0, 0.0
+
+
+def train(args: argparse.Namespace, sigterm: common.Sigterm) -> int:
+    """The exit code."""
+    path = args.out / "checkpoint.ckpt"
+    found = common.read_checkpoint(path, args)
+    trainer = lightning.Trainer(
+        accelerator="cpu" if args.device == "cpu" else "cuda",
+        devices=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),  # torchrun's
+        num_nodes=int(os.environ.get("GROUP_WORLD_SIZE", "1")),
+        max_epochs=args.epochs,
+        precision="bf16-mixed" if args.bf16 else "32-true",
+        callbacks=[Epochs(path, sigterm)],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+    )
+    trainer.fit(Classifier(args), ckpt_path=None if found is None else path)
+    return 0
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Train as the command line says; the exit code."""
+    args = common.parser(
+        "train_lightning", "Train a ResNet on a folder of pictures with Lightning."
+    ).parse_args(arguments)
+    with common.Sigterm() as sigterm:
+        return common.run("train_lightning", lambda: train(args, sigterm))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,6 +1,7 @@
 """What the examples share: the command line, the two loaders, a line per epoch, errors in one line."""
 
 import argparse
+import math
 import os
 import signal
 import sys
@@ -34,11 +35,8 @@ def parser(name: str, description: str) -> argparse.ArgumentParser:
     add("--size", type=_positive, help="side of the pictures (default: 224, or what is stored if less)")
     add("--lr", type=float, default=0.05, help="the highest learning rate (default: 0.05)")
     add("--seed", type=int, default=0, help="of the order, the crops and the first weights (default: 0)")
-    add(
-        "--device",
-        default="cuda" if torch.cuda.is_available() else "cpu",
-        help="default: cuda if it is there",
-    )
+    found = "cuda" if torch.cuda.is_available() else "cpu"
+    add("--device", type=_device, default=found, help="cpu or cuda (default: cuda if it is there)")
     add("--bf16", action="store_true", help="compute in bfloat16 where that is safe")
     return made
 
@@ -104,34 +102,9 @@ def build_model(args: argparse.Namespace, loader: loaders.Loader) -> torch.nn.Mo
     return model
 
 
-def read_checkpoint(path: Path, args: argparse.Namespace) -> dict[str, Any] | None:
-    """What torch saved at `path`, for --resume; None: there is nothing. Its folder is made.
-
-    Raises:
-        SettingError: it is there, and --resume was not given, or it is of another model than --model.
-        PrecacheError: it cannot be read.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if not path.exists():
-        return None
-    if not args.resume:
-        raise SettingError(f"{path}: is there already; add --resume to go on, or give another --out")
-    try:
-        content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-        name = content["name"]
-    except Exception as error:  # there are many kinds of damage
-        raise PrecacheError(f"{path}: damaged, or no checkpoint; remove it to start anew") from error
-    if name != args.model:
-        raise SettingError(f"{path}: is of {name}, not of {args.model}; give --model {name}")
-    return content
-
-
-def restore(loader: loaders.Loader, state: dict[str, Any], path: Path) -> None:
-    """Have `loader` go on where `state`, which was read from `path`, was taken; SettingError names `path`."""
-    try:
-        loader.load_state_dict(state)
-    except SettingError as error:
-        raise SettingError(f"{path}: {error}, or give another --out") from None
+def rate(step: int, steps: int) -> float:
+    """Share of the highest learning rate: it rises for a twentieth of the steps, and falls as a cosine."""
+    return min(20 * (step + 1) / steps, (1 + math.cos(math.pi * step / steps)) / 2)
 
 
 def report(epoch: int, figures: dict[str, float], tensorboard: Path | None = None) -> None:

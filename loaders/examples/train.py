@@ -7,12 +7,10 @@ SIGTERM saves and ends with exit code 143; the same command with --resume goes o
 """
 
 import argparse
-import math
 import os
 import sys
 import time
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,16 +18,7 @@ import torch.distributed as dist
 from torch.nn.functional import cross_entropy
 
 import loaders
-from loaders.examples import common
-
-
-def save(path: Path, content: dict[str, Any]) -> None:
-    """Write beside, then rename: whenever this is killed, there is a whole checkpoint."""
-    with open(path.with_suffix(".partial"), "wb") as file:
-        torch.save(content, file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(file.name, path)
+from loaders.examples import checkpoints, common
 
 
 def run_epoch(
@@ -49,8 +38,8 @@ def run_epoch(
             logits = model(batch.images)
             loss = cross_entropy(logits, batch.labels, label_smoothing=0.1)
         if optimizer is not None:
-            done = (state["epoch"] + state["served_batches"] / len(loader)) / args.epochs
-            optimizer.param_groups[0]["lr"] = args.lr * min(20 * done, (1 + math.cos(math.pi * done)) / 2)
+            step = state["epoch"] * len(loader) + state["served_batches"] - 1
+            optimizer.param_groups[0]["lr"] = args.lr * common.rate(step, args.epochs * len(loader))
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
@@ -76,18 +65,18 @@ def train(args: argparse.Namespace, sigterm: common.Sigterm) -> int:
         model.compile()
     optimizer = torch.optim.SGD(net.parameters(), args.lr, momentum=0.9, weight_decay=1e-4, nesterov=True)
     path, first = args.out / "checkpoint.pt", dist.get_rank() == 0
-    found = [common.read_checkpoint(path, args) if first else None]
+    found = [checkpoints.read(path, args) if first else None]
     dist.broadcast_object_list(found, device=torch.device("cpu"))  # the first rank's disk may be the only one
     if found[0] is not None:
-        common.restore(training, found[0]["loader"], path)
+        checkpoints.restore(training, found[0]["loader"], path)
         net.load_state_dict(found[0]["model"])
         optimizer.load_state_dict(found[0]["optimizer"])
     with training, validation or nullcontext():
         for epoch in range(training.state_dict()["epoch"], args.epochs):
             figures, state = run_epoch(model, training, args, sigterm, optimizer)
-            if first:  # before the validation: who is ended there need not train again
+            if first and figures:  # before the validation: who is ended there need not train again
                 weights = {"name": args.model, "model": net.state_dict(), "optimizer": optimizer.state_dict()}
-                save(path, weights | {"loader": state, "classes": training.classes})
+                checkpoints.save(path, weights | {"loader": state, "classes": training.classes})
             if validation is not None and not sigterm.came():
                 validated, _ = run_epoch(model, validation, args, sigterm)
                 figures |= {f"validation_{name}": validated[name] for name in ("loss", "accuracy")}

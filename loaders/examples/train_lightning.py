@@ -7,7 +7,6 @@ SIGTERM saves and ends with exit code 143; the same command with --resume goes o
 """
 
 import argparse
-import math
 import os
 import sys
 import time
@@ -17,9 +16,10 @@ from typing import Any
 import pytorch_lightning as lightning
 import torch
 from torch.nn.functional import cross_entropy
+from torch.optim.lr_scheduler import LambdaLR
 
 from loaders.batch import Batch
-from loaders.examples import common
+from loaders.examples import checkpoints, common
 
 
 class Classifier(lightning.LightningModule):  # type: ignore[misc]
@@ -30,7 +30,7 @@ class Classifier(lightning.LightningModule):  # type: ignore[misc]
         self.args = args
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """What `common.read_checkpoint` compares."""
+        """What `checkpoints.read` compares."""
         checkpoint["name"] = self.args.model
 
     def setup(self, stage: str) -> None:
@@ -68,9 +68,7 @@ class Classifier(lightning.LightningModule):  # type: ignore[misc]
         """SGD, whose rate falls as a cosine."""
         lr, steps = self.args.lr, self.args.epochs * len(self.loaders[0])
         optimizer = torch.optim.SGD(self.parameters(), lr, momentum=0.9, weight_decay=1e-4, nesterov=True)
-        rate = torch.optim.lr_scheduler.LambdaLR(
-            optimizer, lambda step: min((step + 1) * 20 / steps, (1 + math.cos(math.pi * step / steps)) / 2)
-        )
+        rate = LambdaLR(optimizer, lambda step: common.rate(step, steps))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": rate, "interval": "step"}}
 
 
@@ -116,7 +114,7 @@ class Epochs(lightning.Callback):  # type: ignore[misc]
 def train(args: argparse.Namespace, sigterm: common.Sigterm) -> int:
     """The exit code."""
     path = args.out / "checkpoint.ckpt"
-    found = common.read_checkpoint(path, args)
+    found = checkpoints.read(path, args)
     trainer = lightning.Trainer(
         accelerator="cpu" if args.device == "cpu" else "cuda",
         devices=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),  # torchrun's

@@ -1,0 +1,98 @@
+"""Train a ResNet on a folder of pictures with Accelerate (`pip install accelerate`).
+
+    python -m loaders.examples.train_accelerate data/shards --epochs 20
+    accelerate launch -m loaders.examples.train_accelerate data/shards --epochs 90 --bf16 --resume
+
+SIGTERM saves and ends with exit code 143; the same command with --resume goes on with the batches left.
+"""
+
+import argparse
+import sys
+import time
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch.nn.functional import cross_entropy
+from torch.optim.lr_scheduler import LambdaLR
+
+import loaders
+from loaders.examples import checkpoints, common
+
+
+def run_epoch(
+    accelerator: Accelerator,
+    model: torch.nn.Module,
+    loader: loaders.Loader,
+    sigterm: common.Sigterm,
+    optimizer: Any = None,
+    schedule: Any = None,
+) -> tuple[dict[str, float], dict[str, Any]]:
+    """Train on what is left of an epoch, or validate; its figures, and the state of `loader` at its end."""
+    model.train(optimizer is not None)
+    state, started = loader.state_dict(), time.perf_counter()
+    sums = torch.zeros(3, device=accelerator.device)
+    for batch in loader:
+        state = loader.state_dict()  # this batch counts as served
+        with torch.set_grad_enabled(optimizer is not None):
+            logits = model(batch.images)
+            loss = cross_entropy(logits, batch.labels, label_smoothing=0.1)
+        if optimizer is not None:
+            accelerator.backward(loss)
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad()
+        real = ~batch.padding.to(accelerator.device, non_blocking=True)
+        right = (logits.argmax(1) == batch.labels) & real
+        sums += torch.stack([loss.detach() * real.sum(), right.sum(), real.sum()])
+        if sigterm.came():
+            break
+    loss_sum, right_sum, samples = accelerator.reduce(sums).tolist()
+    if not samples:  # all of it was served before the resume
+        return {}, state
+    speed = samples / (time.perf_counter() - started)
+    return {"loss": loss_sum / samples, "accuracy": right_sum / samples, "images_per_s": speed}, state
+
+
+def train(args: argparse.Namespace, sigterm: common.Sigterm) -> int:
+    """The exit code: 143 where SIGTERM ended it, and what was done is saved."""
+    accelerator = Accelerator(cpu=args.device == "cpu", mixed_precision="bf16" if args.bf16 else "no")
+    # built when the processes have found each other; they share its epochs, and it serves on their devices
+    training, validation = common.build_loaders(args, accelerator.num_processes, str(accelerator.device))
+    net = common.build_model(args, training)
+    optimizer = torch.optim.SGD(net.parameters(), args.lr, momentum=0.9, weight_decay=1e-4, nesterov=True)
+    model, optimizer, training = accelerator.prepare(net, optimizer, training)
+    schedule = LambdaLR(optimizer.optimizer, lambda step: common.rate(step, args.epochs * len(training)))
+    accelerator.register_for_checkpointing(schedule)
+    if (found := checkpoints.find(args)) is not None:
+        folder, state = found
+        checkpoints.restore(training, state, folder)
+        accelerator.load_state(str(folder))
+    for epoch in range(training.state_dict()["epoch"], args.epochs):
+        figures, state = run_epoch(accelerator, model, training, sigterm, optimizer, schedule)
+        if figures:  # saved before the validation: who is ended there need not train again
+            folder = args.out / f"checkpoint-{epoch * len(training) + state['served_batches']}"
+            accelerator.save_state(str(folder))
+            accelerator.wait_for_everyone()
+            if accelerator.is_main_process:
+                checkpoints.finish(folder, state, args)
+        if validation is not None and not sigterm.came():
+            validated, _ = run_epoch(accelerator, model, validation, sigterm)
+            figures |= {f"validation_{name}": validated[name] for name in ("loss", "accuracy")}
+        if sigterm.came():
+            return 143
+        if accelerator.is_main_process:
+            common.report(epoch, figures)
+    return 0
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Train as the command line says; the exit code."""
+    parser = common.parser("train_accelerate", "Train a ResNet on a folder of pictures with Accelerate.")
+    args = parser.parse_args(arguments)
+    with common.Sigterm() as sigterm:
+        return common.run("train_accelerate", lambda: train(args, sigterm))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

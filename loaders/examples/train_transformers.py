@@ -1,0 +1,149 @@
+"""Train a ResNet on a folder of pictures with Hugging Face's Trainer (`pip install transformers accelerate`).
+
+    python -m loaders.examples.train_transformers data/shards --epochs 20
+    torchrun --nproc-per-node 8 -m loaders.examples.train_transformers data/shards --epochs 90 --bf16 --resume
+
+SIGTERM saves and ends with exit code 143; the same command with --resume goes on with the batches left.
+"""
+
+import argparse
+import sys
+import time
+from typing import Any
+
+import torch
+import transformers
+from torch.nn.functional import cross_entropy
+from torch.optim.lr_scheduler import LambdaLR
+from torch.utils.data import DataLoader
+
+import loaders
+from loaders.examples import checkpoints, common
+
+
+class Classifier(torch.nn.Module):
+    """As the models of transformers: it gives the loss where it gets the labels."""
+
+    def __init__(self, net: torch.nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, pixel_values: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The loss, and the logits [batch, classes]."""
+        logits = self.net(pixel_values)
+        return {"loss": cross_entropy(logits, labels, label_smoothing=0.1), "logits": logits}
+
+
+class Trainer(transformers.Trainer):  # type: ignore[misc]
+    """Takes our loaders for its DataLoaders: they share epochs among processes by themselves."""
+
+    training: loaders.Loader
+    validation: loaders.Loader | None
+
+    def get_train_dataloader(self) -> Any:
+        """It is told the epoch, and skips batches without reading them."""
+        return self.training
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+        """With the names that the evaluation looks for."""
+        loader: Any = self.validation
+        return DataLoader(loader.dataset, batch_sampler=loader.batch_sampler, collate_fn=_named)
+
+    def _prepare_inputs(self, inputs: Any) -> Any:
+        return super()._prepare_inputs(_named(inputs) if isinstance(inputs, loaders.Batch) else inputs)
+
+
+def _named(batch: loaders.Batch) -> dict[str, torch.Tensor]:
+    return {"pixel_values": batch.images, "labels": batch.labels}
+
+
+class Epochs(transformers.TrainerCallback):  # type: ignore[misc]
+    """Reports each epoch, ends it at SIGTERM, and finishes what the Trainer has saved."""
+
+    def __init__(self, args: argparse.Namespace, trainer: Trainer, sigterm: common.Sigterm) -> None:
+        self.args, self.trainer, self.sigterm = args, trainer, sigterm
+        self.figures: dict[str, float] = {}
+        self.served, self.started, self.stopped = 0, 0.0, False
+
+    def on_step_begin(self, *_: Any, **__: Any) -> None:
+        """Start the clock with the first batch."""
+        self.started = self.started or time.perf_counter()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """After this batch it is saved and ended."""
+        self.served += self.args.batch_size
+        if self.sigterm.came():
+            control.should_save = control.should_training_stop = self.stopped = True
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Also called of an epoch that was ended within."""
+        self.figures = {"images_per_s": self.served / (time.perf_counter() - self.started)}
+        self.served, self.started = 0, 0.0
+        if self.stopped:
+            control.should_log = control.should_evaluate = control.should_save = False
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float], **_: Any) -> None:
+        """Of the training, then of the validation."""
+        names = {"loss": "loss", "eval_loss": "validation_loss", "eval_accuracy": "validation_accuracy"}
+        self.figures |= {names[name]: value for name, value in logs.items() if name in names}
+        whole = "eval_accuracy" in logs or ("loss" in logs and self.trainer.validation is None)
+        if whole and state.is_world_process_zero:
+            common.report(round(state.epoch) - 1, self.figures)
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """After the validation, if there is one."""
+        if state.is_world_process_zero:
+            folder = self.args.out / f"checkpoint-{state.global_step}"
+            checkpoints.finish(folder, self.trainer.training.state_dict(), self.args)
+        if self.sigterm.came():
+            control.should_training_stop = self.stopped = True
+
+
+def train(args: argparse.Namespace, sigterm: common.Sigterm) -> int:
+    """The exit code: 143 where SIGTERM ended it, and what was done is saved."""
+    settings = transformers.TrainingArguments(
+        output_dir=str(args.out),
+        num_train_epochs=args.epochs,
+        use_cpu=args.device == "cpu",
+        bf16=args.bf16,
+        max_grad_norm=0,
+        logging_strategy="epoch",
+        save_strategy="epoch",
+        label_names=["labels"],
+        remove_unused_columns=False,
+        disable_tqdm=True,
+        report_to=[],
+    )
+    training, validation = common.build_loaders(args, settings.world_size, str(settings.device))
+    net = common.build_model(args, training)
+    optimizer = torch.optim.SGD(net.parameters(), args.lr, momentum=0.9, weight_decay=1e-4, nesterov=True)
+    steps = args.epochs * len(training)
+    settings.per_device_train_batch_size = training.batch_size
+    settings.eval_strategy = transformers.IntervalStrategy.NO if validation is None else "epoch"
+    trainer = Trainer(
+        model=Classifier(net),
+        args=settings,
+        train_dataset=training.dataset,
+        eval_dataset=None if validation is None else validation.dataset,
+        optimizers=(optimizer, LambdaLR(optimizer, lambda step: common.rate(step, steps))),
+        compute_metrics=lambda of: {"accuracy": float((of.predictions.argmax(1) == of.label_ids).mean())},
+    )
+    trainer.training, trainer.validation = training, validation
+    trainer.remove_callback(transformers.PrinterCallback)
+    trainer.add_callback(epochs := Epochs(args, trainer, sigterm))
+    if (found := checkpoints.find(args)) is not None:  # the Trainer knows the place, not the data
+        checkpoints.restore(training, {**found[1], "epoch": 0, "served_batches": 0}, found[0])
+    trainer.train(resume_from_checkpoint=None if found is None else str(found[0]))
+    return 143 if epochs.stopped else 0
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Train as the command line says; the exit code."""
+    about = "Train a ResNet on a folder of pictures with Hugging Face's Trainer."
+    args = common.parser("train_transformers", about).parse_args(arguments)
+    with common.Sigterm() as sigterm:
+        return common.run("train_transformers", lambda: train(args, sigterm))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -90,16 +90,14 @@ def build_loaders(
     return train, val
 
 
-def build_model(args: argparse.Namespace, loader: loaders.Loader) -> torch.nn.Module:
-    """A ResNet for the classes of `loader`, its weights drawn by `args.seed`; resnet10 suits CPUs."""
+def build_model(args: argparse.Namespace, loader: loaders.Loader) -> Any:
+    """A ResNet, a torch module, for the classes of `loader`, its weights drawn by `args.seed`."""
     if not loader.classes:
         raise SettingError(f"{args.path}: its samples have no classes; the examples learn to tell classes")
     torch.manual_seed(args.seed)
     if args.model == "resnet10":
-        model: torch.nn.Module = ResNet(BasicBlock, [1, 1, 1, 1], num_classes=len(loader.classes))
-    else:
-        model = torchvision.models.get_model(args.model, num_classes=len(loader.classes))
-    return model
+        return ResNet(BasicBlock, [1, 1, 1, 1], num_classes=len(loader.classes))
+    return torchvision.models.get_model(args.model, num_classes=len(loader.classes))
 
 
 def rate(step: int, steps: int) -> float:

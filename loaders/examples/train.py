@@ -59,7 +59,7 @@ def run_epoch(
 def train(args: argparse.Namespace, sigterm: common.Sigterm) -> int:
     """The exit code: 143 where SIGTERM ended it, and what was done is saved."""
     training, validation = common.build_loaders(args, dist.get_world_size())
-    net = common.build_model(args, training).to(args.device).to(memory_format=torch.channels_last)
+    net = common.build_model(args, training).to(args.device, memory_format=torch.channels_last)
     model = torch.nn.parallel.DistributedDataParallel(net) if dist.get_world_size() > 1 else net
     if args.compile:
         model.compile()

@@ -59,7 +59,7 @@ def train(args: argparse.Namespace, sigterm: common.Sigterm) -> int:
     accelerator = Accelerator(cpu=args.device == "cpu", mixed_precision="bf16" if args.bf16 else "no")
     # built when the processes have found each other; they share its epochs, and it serves on their devices
     training, validation = common.build_loaders(args, accelerator.num_processes, str(accelerator.device))
-    net = common.build_model(args, training)
+    net = common.build_model(args, training).to(memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(net.parameters(), args.lr, momentum=0.9, weight_decay=1e-4, nesterov=True)
     model, optimizer, training = accelerator.prepare(net, optimizer, training)
     schedule = LambdaLR(optimizer.optimizer, lambda step: common.rate(step, args.epochs * len(training)))

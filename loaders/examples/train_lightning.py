@@ -37,7 +37,7 @@ class Classifier(lightning.LightningModule):  # type: ignore[misc]
         """By each process, when all have found each other: only then a loader shares its epochs with them."""
         device = str(self.trainer.strategy.root_device)
         self.loaders = common.build_loaders(self.args, self.trainer.world_size, device)
-        self.net = common.build_model(self.args, self.loaders[0])
+        self.net = common.build_model(self.args, self.loaders[0]).to(memory_format=torch.channels_last)
 
     def train_dataloader(self) -> Any:
         """Lightning saves and loads the state of a loader with its checkpoints."""

@@ -53,7 +53,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
         return super()._prepare_inputs(_named(inputs) if isinstance(inputs, loaders.Batch) else inputs)
 
 
-def _named(batch: loaders.Batch) -> dict[str, torch.Tensor]:
+def _named(batch: Any) -> dict[str, torch.Tensor]:
     return {"pixel_values": batch.images, "labels": batch.labels}
 
 

@@ -1,6 +1,5 @@
-"""The same training with other libraries: they end with the same model, also where SIGTERM came within an epoch."""
+"""The same training with other libraries: it ends with the same model, also after a SIGTERM."""
 
-import re
 import signal
 from importlib import import_module
 from pathlib import Path
@@ -30,12 +29,8 @@ def run(module: ModuleType, data: Path, out: Path, *more: object) -> int:
     return code
 
 
-def validated(said: str) -> list[str]:
-    return re.findall(r"validation loss ([0-9.]+), validation accuracy ([0-9.]+)", said)
-
-
 @pytest.fixture(scope="module")
-def plain(data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[served.Served, str]:
+def plain(data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[served.Served, dict[str, float]]:
     """What `train` serves, and what it says of the last epoch's validation."""
     out = tmp_path_factory.mktemp("plain")
     with pytest.MonkeyPatch.context() as patch, served.writing_down(out / "served"):
@@ -48,7 +43,7 @@ def plain(data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[served.
 
 def test_it_ends_with_the_same_model_as_plain_pytorch(
     example: ModuleType,
-    plain: tuple[served.Served, str],
+    plain: tuple[served.Served, dict[str, float]],
     data: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -62,7 +57,7 @@ def test_it_ends_with_the_same_model_as_plain_pytorch(
     rows, expected = plain
     assert served.read(tmp_path / "served") == rows
     assert len(said) == EPOCHS
-    assert {name: said[-1][name] for name in expected} == pytest.approx(expected)
+    assert {name: said[-1][name] for name in expected} == pytest.approx(expected, rel=1e-3)
     assert said[-1]["images_per_s"] > 0
 
 

@@ -160,5 +160,8 @@ def run(name: str, main: Callable[[], int]) -> int:
     except PrecacheError as error:
         print(f"{name}: error: {error}", file=sys.stderr)
     except OSError as error:
-        print(f"{name}: error: {error.filename or 'disk'}: {error.strerror}", file=sys.stderr)
+        print(f"{name}: error: {error.filename or 'disk'}: {error.strerror or error}", file=sys.stderr)
+    finally:
+        if dist.is_initialized():  # or a rank that ends later may end with a fault of gloo's
+            dist.destroy_process_group()
     return 2

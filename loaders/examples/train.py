@@ -101,11 +101,8 @@ def main(arguments: list[str] | None = None) -> int:
     else:
         store = dist.HashStore()  # type: ignore[attr-defined]
         dist.init_process_group(backend, store=store, rank=0, world_size=1)
-    try:
-        with common.Sigterm() as sigterm:
-            return common.run("train", lambda: train(args, sigterm))
-    finally:
-        dist.destroy_process_group()
+    with common.Sigterm() as sigterm:
+        return common.run("train", lambda: train(args, sigterm))
 
 
 if __name__ == "__main__":

@@ -9,11 +9,12 @@ SIGTERM saves and ends with exit code 143; the same command with --resume goes o
 import argparse
 import sys
 import time
+from functools import partial
 from typing import Any
 
 import torch
 import transformers
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, pad
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
 
@@ -37,24 +38,26 @@ class Classifier(torch.nn.Module):
 class Trainer(transformers.Trainer):  # type: ignore[misc]
     """Takes our loaders for its DataLoaders: they share epochs among processes by themselves."""
 
-    training: loaders.Loader
-    validation: loaders.Loader | None
-
     def get_train_dataloader(self) -> Any:
         """It is told the epoch, and skips batches without reading them."""
         return self.training
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
-        """With the names that the evaluation looks for."""
+        """With the names that the evaluation looks for, and of several ranks the same number of samples."""
         loader: Any = self.validation
-        return DataLoader(loader.dataset, batch_sampler=loader.batch_sampler, collate_fn=_named)
+        names = partial(_named, size=loader.batch_size if self.args.world_size > 1 else 0)
+        return DataLoader(loader.dataset, batch_sampler=loader.batch_sampler, collate_fn=names)
 
     def _prepare_inputs(self, inputs: Any) -> Any:
         return super()._prepare_inputs(_named(inputs) if isinstance(inputs, loaders.Batch) else inputs)
 
 
-def _named(batch: Any) -> dict[str, torch.Tensor]:
-    return {"pixel_values": batch.images, "labels": batch.labels}
+def _named(batch: Any, size: int = 0) -> dict[str, torch.Tensor]:
+    """Filled up to `size` with black pictures labelled -100, which do not count."""
+    more = max(0, size - len(batch.labels))
+    labels = batch.labels.masked_fill(batch.padding.to(batch.labels.device), -100)
+    labels = pad(labels, (0, more), value=-100)
+    return {"pixel_values": pad(batch.images, (0, 0) * 3 + (0, more)), "labels": labels}
 
 
 class Epochs(transformers.TrainerCallback):  # type: ignore[misc]
@@ -62,12 +65,11 @@ class Epochs(transformers.TrainerCallback):  # type: ignore[misc]
 
     def __init__(self, args: argparse.Namespace, trainer: Trainer, sigterm: common.Sigterm) -> None:
         self.args, self.trainer, self.sigterm = args, trainer, sigterm
-        self.figures: dict[str, float] = {}
         self.served, self.started, self.stopped = 0, 0.0, False
 
-    def on_step_begin(self, *_: Any, **__: Any) -> None:
-        """Start the clock with the first batch."""
-        self.started = self.started or time.perf_counter()
+    def on_epoch_begin(self, *_: Any, **__: Any) -> None:
+        """Start the clock."""
+        self.served, self.started = 0, time.perf_counter()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """After this batch it is saved and ended."""
@@ -78,7 +80,6 @@ class Epochs(transformers.TrainerCallback):  # type: ignore[misc]
     def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Also called of an epoch that was ended within."""
         self.figures = {"images_per_s": self.served / (time.perf_counter() - self.started)}
-        self.served, self.started = 0, 0.0
         if self.stopped:
             control.should_log = control.should_evaluate = control.should_save = False
 
@@ -86,15 +87,15 @@ class Epochs(transformers.TrainerCallback):  # type: ignore[misc]
         """Of the training, then of the validation."""
         names = {"loss": "loss", "eval_loss": "validation_loss", "eval_accuracy": "validation_accuracy"}
         self.figures |= {names[name]: value for name, value in logs.items() if name in names}
-        whole = "eval_accuracy" in logs or ("loss" in logs and self.trainer.validation is None)
-        if whole and state.is_world_process_zero:
+        last = "loss" if self.trainer.validation is None else "eval_accuracy"
+        if last in logs and state.is_world_process_zero:
             common.report(round(state.epoch) - 1, self.figures)
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """After the validation, if there is one."""
         if state.is_world_process_zero:
-            folder = self.args.out / f"checkpoint-{state.global_step}"
-            checkpoints.finish(folder, self.trainer.training.state_dict(), self.args)
+            loader_state = self.trainer.training.state_dict()
+            checkpoints.finish(self.args.out / f"checkpoint-{state.global_step}", loader_state, self.args)
         if self.sigterm.came():
             control.should_training_stop = self.stopped = True
 
@@ -110,23 +111,22 @@ def train(args: argparse.Namespace, sigterm: common.Sigterm) -> int:
         logging_strategy="epoch",
         save_strategy="epoch",
         label_names=["labels"],
-        remove_unused_columns=False,
         disable_tqdm=True,
-        report_to=[],
     )
     training, validation = common.build_loaders(args, settings.world_size, str(settings.device))
     net = common.build_model(args, training)
     optimizer = torch.optim.SGD(net.parameters(), args.lr, momentum=0.9, weight_decay=1e-4, nesterov=True)
     steps = args.epochs * len(training)
-    settings.per_device_train_batch_size = training.batch_size
-    settings.eval_strategy = transformers.IntervalStrategy.NO if validation is None else "epoch"
+    settings.eval_strategy = "no" if validation is None else "epoch"
     trainer = Trainer(
         model=Classifier(net),
         args=settings,
         train_dataset=training.dataset,
         eval_dataset=None if validation is None else validation.dataset,
         optimizers=(optimizer, LambdaLR(optimizer, lambda step: common.rate(step, steps))),
-        compute_metrics=lambda of: {"accuracy": float((of.predictions.argmax(1) == of.label_ids).mean())},
+        compute_metrics=lambda of: {
+            "accuracy": (of.predictions.argmax(1) == of.label_ids).sum() / (of.label_ids >= 0).sum()
+        },
     )
     trainer.training, trainer.validation = training, validation
     trainer.remove_callback(transformers.PrinterCallback)
@@ -139,8 +139,8 @@ def train(args: argparse.Namespace, sigterm: common.Sigterm) -> int:
 
 def main(arguments: list[str] | None = None) -> int:
     """Train as the command line says; the exit code."""
-    about = "Train a ResNet on a folder of pictures with Hugging Face's Trainer."
-    args = common.parser("train_transformers", about).parse_args(arguments)
+    parser = common.parser("train_transformers", "Train a ResNet with Hugging Face's Trainer.")
+    args = parser.parse_args(arguments)
     with common.Sigterm() as sigterm:
         return common.run("train_transformers", lambda: train(args, sigterm))
 

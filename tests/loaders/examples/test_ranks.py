@@ -79,6 +79,7 @@ def check_each_sample_once(out: Path) -> None:
     assert len({len(rows) for rows in ranks[:2]}) == 1
 
 
+@pytest.mark.timeout(300)
 def test_an_epoch_that_sigterm_ended_on_two_ranks_is_ended_by_one(data: Path, tmp_path: Path) -> None:
     """One rank got it; both stopped after the same batch."""
     code, said = finish(data, tmp_path, sent=signal.SIGTERM)

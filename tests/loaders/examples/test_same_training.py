@@ -61,6 +61,7 @@ def test_it_ends_with_the_same_model_as_plain_pytorch(
     assert said[-1]["images_per_s"] > 0
 
 
+@pytest.mark.slow
 def test_it_goes_on_only_when_told_to_and_with_its_own_data(
     example: ModuleType, tree: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -55,9 +55,9 @@ def figures(line: str) -> dict[str, float]:
 def test_it_learns_and_says_how_well_it_does_at_each_epoch(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(data, tmp_path, "--epochs", 6, "--tensorboard") == 0
+    assert run(data, tmp_path, "--epochs", 4, "--tensorboard") == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split(":")[0] for line in lines] == [f"epoch {number}" for number in range(1, 7)]
+    assert [line.split(":")[0] for line in lines] == [f"epoch {number}" for number in range(1, 5)]
     assert all(re.search(r", [0-9,]+ images/s, validation loss ", line) for line in lines)
     first, last = figures(lines[0]), figures(lines[-1])
     assert last["loss"] < first["loss"]
@@ -77,8 +77,12 @@ def test_each_epoch_serves_each_sample_once(undisturbed: Path, data: Path) -> No
 
 @pytest.mark.parametrize(
     ("split", "place"),
-    [("train", (0, 0)), ("train", (1, 2)), ("train", (0, BATCHES - 1)), ("val", (0, 0))],
-    ids=["first batch", "within an epoch", "last batch", "validation"],
+    [
+        pytest.param("train", (0, 0), id="first batch", marks=pytest.mark.slow),
+        pytest.param("train", (1, 2), id="within an epoch"),
+        pytest.param("train", (0, BATCHES - 1), id="last batch", marks=pytest.mark.slow),
+        pytest.param("val", (0, 0), id="validation"),
+    ],
 )
 def test_what_sigterm_ended_goes_on_to_the_same_weights(
     split: str, place: tuple[int, int], undisturbed: Path, data: Path, tmp_path: Path
@@ -127,6 +131,7 @@ def start(module: str, out: Path, sent: int, place: tuple[int, int], *arguments:
     )
 
 
+@pytest.mark.slow
 def test_what_was_killed_goes_on_from_its_last_epoch(undisturbed: Path, data: Path, tmp_path: Path) -> None:
     arguments = (data, "--out", tmp_path, "--epochs", EPOCHS, *SMALL)
     killed = start("loaders.examples.train", tmp_path, signal.SIGKILL, (1, 1), *arguments)

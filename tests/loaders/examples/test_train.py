@@ -85,7 +85,12 @@ def test_each_epoch_serves_each_sample_once(undisturbed: Path, data: Path) -> No
     ],
 )
 def test_what_sigterm_ended_goes_on_to_the_same_weights(
-    split: str, place: tuple[int, int], undisturbed: Path, data: Path, tmp_path: Path
+    split: str,
+    place: tuple[int, int],
+    undisturbed: Path,
+    data: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     with served.writing_down(tmp_path / "served", signal.SIGTERM, split, place):
         assert run(data, tmp_path) == 143
@@ -93,6 +98,7 @@ def test_what_sigterm_ended_goes_on_to_the_same_weights(
         assert run(data, tmp_path, "--resume") == 0
     assert served.read(tmp_path / "served") == served.read(undisturbed / "served")
     check_same_weights(tmp_path, undisturbed)
+    assert capsys.readouterr().out.count("validation accuracy") == EPOCHS
 
 
 def test_a_second_sigterm_does_not_cut_a_checkpoint_off(

@@ -88,6 +88,7 @@ class ProcessesReader:
             num_workers=spec.workers,
             prefetch_factor=_AHEAD_PER_WORKER,
             collate_fn=_as_is,
+            worker_init_fn=_put_aside,
             persistent_workers=True,
         )
         _readers.add(self)
@@ -113,14 +114,13 @@ class ProcessesReader:
         return self._buffers.serve(filled, samples)
 
     def _start(self) -> Iterator[Any]:
-        # A forked worker inherits the objects of this process. To collect one there can run a
-        # finaliser that waits for a thread which exists only here; DALI's pipeline has such a one.
-        gc.collect()
-        gc.freeze()
+        collecting = gc.isenabled()
+        gc.disable()  # a worker inherits that, until it has put aside what else it inherits
         try:
             return iter(self._loader)
         finally:
-            gc.unfreeze()
+            if collecting:
+                gc.enable()
             begin_exit_with(_kill_workers)  # torch has just asked for its turn: ours comes before that
 
     def close(self) -> None:
@@ -250,3 +250,14 @@ class _RawTree(Dataset[Any]):
 
 def _as_is(batch: Any) -> Any:
     return batch
+
+
+def _put_aside(_: int) -> None:
+    """Never collect what a forked worker has from its parent.
+
+    To collect one of these objects can run a finaliser that waits for a thread which exists only there; DALI's
+    pipeline has such a one. It is done here and not in the parent, where it takes up to a second, and to take it
+    back would take back what the training has put aside itself.
+    """
+    gc.freeze()
+    gc.enable()

@@ -1,5 +1,6 @@
 """Loaders over several processes: resumed in a new one, forked, spawned, interrupted."""
 
+import gc
 import json
 import multiprocessing
 import os
@@ -14,6 +15,7 @@ import psutil
 import pytest
 
 import loaders
+from loaders.backends import decoding
 from precache.errors import SettingError
 from tests.building import build_loader
 from tests.command import ROOT
@@ -223,6 +225,46 @@ def test_a_forked_process_that_drops_its_copy_leaves_the_parents_workers(
     process = start(DROP_IN_A_CHILD, tmp_path, raw_tree)
     _, errors = process.communicate(timeout=PROCESS_S)
     assert (process.returncode, errors) == (0, "")
+
+
+class Inherited:
+    """Garbage that says where it was collected."""
+
+    def __init__(self, said: Path) -> None:
+        self.itself, self.said, self.made_in = self, said, os.getpid()
+
+    def __del__(self) -> None:
+        if os.getpid() != self.made_in:
+            self.said.touch()
+
+
+def test_a_worker_collects_nothing_that_it_has_from_its_parent(
+    raw_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its finaliser might wait for a thread that is not there. What the parent has put aside stays so."""
+    load = decoding.load
+
+    def collect_and_load(*arguments: Any) -> Any:
+        gc.collect()
+        return load(*arguments)
+
+    monkeypatch.setattr(decoding, "load", collect_and_load)
+    gc.collect()
+    gc.freeze()
+    put_aside = gc.get_freeze_count()
+    gc.disable()
+    try:
+        Inherited(tmp_path / "collected in a worker")
+        with build("pytorch", raw_tree, workers=1) as loader:
+            next(iter(loader))
+            assert not gc.isenabled()
+    finally:
+        gc.enable()
+    assert list(tmp_path.iterdir()) == []
+    assert gc.get_freeze_count() > put_aside / 2
+    with build("pytorch", raw_tree, workers=1) as loader:
+        next(iter(loader))
+        assert gc.isenabled()
 
 
 @pytest.mark.parametrize(

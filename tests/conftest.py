@@ -2,6 +2,7 @@
 
 import gc
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,16 +18,29 @@ __all__ = ["bucket", "proxy", "storage_server"]
 IMAGES, CLASSES, STORED_SIZE, ROWS_PER_SHARD = 70, 5, 48, 12
 RECTANGLE = (36, 60)
 """Height and width."""
+_put_aside = [0]
+"""Of how many modules, each time."""
 
 
 def pytest_collection_finish() -> None:
-    """What was imported is no garbage: to look for some in it takes most of the time of a collection."""
-    gc.collect()
-    gc.freeze()
+    _put_imports_aside()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown() -> None:
+    _put_imports_aside()
 
 
 def pytest_sessionfinish() -> None:
     gc.unfreeze()  # or what is written in C++ says at the exit that it was leaked
+
+
+def _put_imports_aside() -> None:
+    """What was imported is no garbage: to look for some in it takes most of the time of a collection."""
+    if len(sys.modules) > _put_aside[-1] + 50:
+        gc.collect()
+        gc.freeze()
+        _put_aside.append(len(sys.modules))
 
 
 @pytest.fixture(scope="session")

@@ -255,9 +255,9 @@ def _as_is(batch: Any) -> Any:
 def _put_aside(_: int) -> None:
     """Never collect what a forked worker has from its parent.
 
-    To collect one of these objects can run a finaliser that waits for a thread which exists only there; DALI's
-    pipeline has such a one. It is done here and not in the parent, where it takes up to a second, and to take it
-    back would take back what the training has put aside itself.
+    To collect one of them can run a finaliser that waits for a thread which exists only there, as that of
+    DALI's pipeline does. The parent does not put them aside: that takes up to a second, and to take it back
+    would take back what the training has put aside itself.
     """
     gc.freeze()
     gc.enable()

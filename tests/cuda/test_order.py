@@ -183,11 +183,21 @@ def serve_on_the_cpu(path: Path, settings: dict[str, Any]) -> Iterator[tuple[tor
             yield from loader
 
 
+@pytest.fixture(scope="module")
+def left_on_time() -> dict[tuple[str, str], list[tuple[torch.Tensor, ...]]]:
+    """What is served where nothing is late, by case and way to leave: found once."""
+    return {}
+
+
 @pytest.mark.parametrize("how", ["break", "close"])
 @pytest.mark.parametrize("case", ["shards-jitter", "cache-on-the-device-train", "nvjpeg-float"])
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_what_is_left_midway_spoils_nothing(
-    case: str, how: str, schedule: str, paths: dict[str, Path]
+    case: str,
+    how: str,
+    schedule: str,
+    paths: dict[str, Path],
+    left_on_time: dict[tuple[str, str], list[tuple[torch.Tensor, ...]]],
 ) -> None:
     """Memory of what was on its way is lent again, to loaders and to the training."""
     kind, settings = CASES[case]
@@ -212,10 +222,11 @@ def test_what_is_left_midway_spoils_nothing(
         torch.cuda.synchronize()
         return [tuple(tensor.cpu() for tensor in tensors) for tensors in read]
 
-    with simulated("at once"):
-        due = leave_and_serve()
+    if (case, how) not in left_on_time:
+        with simulated("at once"):
+            left_on_time[case, how] = leave_and_serve()
     with simulated(schedule):
-        assert all(same(due, leave_and_serve()))
+        assert all(same(left_on_time[case, how], leave_and_serve()))
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -13,8 +13,8 @@ from precache.example_data.sample_tree import make_sample
 from precache.formats import FORMATS
 from tests.cloud.fixtures import bucket, proxy, storage_server
 
-# Several processes of tests, with workers each, share the CPUs: threads of torch that wait for each other on a busy
-# one take a thousand times as long as one thread alone. Torch reads this when it is imported; so do programs.
+# Several processes of tests, with workers each, share the CPUs: threads of torch that wait for each other on
+# busy ones take a hundred times as long as one alone. Torch reads this when it is imported, in programs too.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 __all__ = ["bucket", "proxy", "storage_server"]
 

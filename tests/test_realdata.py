@@ -78,7 +78,7 @@ def test_real_pictures_go_the_whole_way(tree: Path, tmp_path: Path) -> None:
 
 def test_real_pictures_are_benchmarked(tree: Path) -> None:
     spec = RunSettings(
-        trainers=("emulated:400",), batch_size=16, workers=2, size=112, warmup=1, batches=4, repeats=2,
+        trainers=("emulated:400",), batch_size=16, workers=2, size=112, warmup=1, batches=4, repeats=1,
         device=torch.device("cpu"),
     )  # fmt: skip
     result = compare(choose_arms([tree], ["pytorch", "synthetic"], tree), spec)

@@ -6,15 +6,13 @@ normalise, `DataLoader(num_workers=N, pin_memory=True)`, copies by `.to(device)`
 Two things are ours: full batches only, as all trials have them, and workers that live on from epoch to epoch.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader
-from torchvision import datasets, transforms
-from torchvision.transforms.functional import InterpolationMode
+from torch.utils.data import DataLoader, Dataset
 
 from loaders.batch import Batch
 from loaders.transfer import IMAGENET_MEAN, IMAGENET_STD
@@ -31,14 +29,22 @@ _FLIP = 0.5
 _EVAL_RESIZE = 256 / 224  # of the shorter side, to the side of the crop
 
 
-class _Indexed(datasets.ImageFolder):  # type: ignore[misc]  # torchvision has no types
+class _Indexed(Dataset[Any]):
     """Each picture with its class and its place in ImageFolder's sorted list, which is no sample id."""
+
+    def __init__(self, path: Path, transform: Callable[[Any], torch.Tensor]) -> None:
+        from torchvision.datasets import ImageFolder  # imports torch's compiler too: as long as torch itself
+
+        self.tree = ImageFolder(str(path), transform)
+
+    def __len__(self) -> int:
+        return len(self.tree)
 
     def __getitem__(self, index: int) -> tuple[Any, int, int]:
         try:
-            image, label = super().__getitem__(index)
+            image, label = self.tree[index]
         except (OSError, SyntaxError, ValueError) as error:
-            raise DatasetError(f"{self.samples[index][0]}: {error}") from error
+            raise DatasetError(f"{self.tree.samples[index][0]}: {error}") from error
         return image, label, index
 
 
@@ -70,11 +76,11 @@ class ImageFolderLoader:
     ) -> None:
         check_choice("augment", augment, AUGMENTATIONS)
         try:
-            found = _Indexed(str(path), recipe(augment, size))
+            found = _Indexed(path, recipe(augment, size))
         except FileNotFoundError as error:
             raise DatasetError(f"{path}: ImageFolder refuses it ({error})") from error
         self.batch_size, self.size = batch_size, size
-        self.samples, self.classes = len(found), tuple(found.classes)
+        self.samples, self.classes = len(found), tuple(found.tree.classes)
         self._device = device
         self._loader: DataLoader[Any] | None = DataLoader(
             found,
@@ -112,13 +118,15 @@ class ImageFolderLoader:
         self.close()
 
 
-def recipe(augment: str, size: int) -> transforms.Compose:
+def recipe(augment: str, size: int) -> Callable[[Any], torch.Tensor]:
     """From a picture of Pillow's to float32 [3, size, size], normalised.
 
     `presets.ClassificationPresetTrain` with its default flips and no automatic augmentation, or
     `ClassificationPresetEval`, which resizes the shorter side to 256 for 224.
     """
-    bilinear = InterpolationMode.BILINEAR
+    from torchvision import transforms
+
+    bilinear = transforms.InterpolationMode.BILINEAR
     shape = {
         "train": [
             transforms.RandomResizedCrop(size, interpolation=bilinear, antialias=True),
@@ -129,7 +137,7 @@ def recipe(augment: str, size: int) -> transforms.Compose:
             transforms.CenterCrop(size),
         ],
     }
-    return transforms.Compose(
+    whole: Callable[[Any], torch.Tensor] = transforms.Compose(
         [
             *shape[augment],
             transforms.PILToTensor(),
@@ -137,3 +145,4 @@ def recipe(augment: str, size: int) -> transforms.Compose:
             transforms.Normalize(mean=IMAGENET_MEAN, std=IMAGENET_STD),
         ]
     )
+    return whole

@@ -97,6 +97,7 @@ def measure(spec: TrialSpec, trainer: Trainer | None = None, clock: Clock | None
     with spec.running():
         trainer = trainer or spec.make_trainer()
         fed = FromPageable(trainer, spec.device) if spec.pageable else trainer
+        spec.import_libraries()
         start_s = time.perf_counter()
         with spec.open_loader(trainer.dtype) as loader:
             source = endless(loader)

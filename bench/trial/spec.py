@@ -89,6 +89,11 @@ class TrialSpec:
         """Build the trainer."""
         return make_trainer(self.trainer, self.device, self.classes, amp=self.amp, compiled=self.compiled)
 
+    def import_libraries(self) -> None:
+        """Import what this loader needs and others do not, as a training has before it builds its loader."""
+        if self.backend == imagefolder.NAME:
+            import torchvision  # noqa: F401
+
     def open_loader(self, dtype: torch.dtype) -> Feed:
         """Build the loader; `imagefolder` serves float32 whatever `dtype` is."""
         workers: int | Literal["auto"] = "auto" if self.workers is None else self.workers

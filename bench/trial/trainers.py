@@ -9,7 +9,6 @@ from functools import partial
 from typing import Protocol
 
 import torch
-from torchvision.models import VisionTransformer, resnet18, resnet50
 
 from bench.machine.precision import AMP, DTYPES, resolve_amp
 from bench.trial.presets import PRESETS
@@ -37,8 +36,17 @@ class Model:
     size: int | None = None
 
 
+def _resnet(layers: int, classes: int) -> torch.nn.Module:
+    from torchvision import models  # imports torch's compiler too: as long as torch itself
+
+    resnet: torch.nn.Module = getattr(models, f"resnet{layers}")(num_classes=classes)
+    return resnet
+
+
 def _vit_s_16(classes: int) -> torch.nn.Module:
     """ViT-S/16 of Touvron et al., "Training data-efficient image transformers" (2021), table 1."""
+    from torchvision.models import VisionTransformer
+
     vit: torch.nn.Module = VisionTransformer(
         image_size=224,
         patch_size=16,
@@ -53,8 +61,8 @@ def _vit_s_16(classes: int) -> torch.nn.Module:
 
 _SGD = partial(torch.optim.SGD, lr=0.01, momentum=0.9)
 MODELS = {
-    "resnet18": Model(lambda classes: resnet18(num_classes=classes), _SGD),
-    "resnet50": Model(lambda classes: resnet50(num_classes=classes), _SGD),
+    "resnet18": Model(partial(_resnet, 18), _SGD),
+    "resnet50": Model(partial(_resnet, 50), _SGD),
     "vit_s_16": Model(_vit_s_16, partial(torch.optim.AdamW, lr=1e-3, weight_decay=0.05), size=224),
 }
 CHOICES = ", ".join(

@@ -1,6 +1,8 @@
 """The loader that people have today, over real pictures: its recipe, its place, its honesty."""
 
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +19,30 @@ from bench.trial.run import measure
 from bench.trial.spec import TrialSpec
 from loaders.transfer import IMAGENET_MEAN, IMAGENET_STD
 from precache.errors import DatasetError, SettingError
+from tests.command import ROOT
 from tests.conftest import IMAGES
 
+# `torch._dynamo` is as large as torch, and torchvision imports it.
+IMPORTS = """
+import sys
+from pathlib import Path
+
+import bench.commands.loaders, bench.trial.run
+from bench.trial.spec import TrialSpec
+import torch
+
+def imported():
+    return [name in sys.modules for name in ("torchvision", "torch._dynamo")]
+
+def stop(*_):
+    raise SystemExit(f"{before} {imported()}")
+
+before = imported()
+TrialSpec.open_loader = stop
+settings = {"trainer": "none", "classes": 5, "batch_size": 8, "workers": 0, "size": 32, "warmup": 0}
+spec = TrialSpec(backend="imagefolder", path=Path("unused"), batches=1, device=torch.device("cpu"), **settings)
+bench.trial.run.measure(spec)
+"""
 CPU = torch.device("cpu")
 
 
@@ -41,6 +65,14 @@ def test_it_comes_first_and_our_loader_on_the_same_tree_second(raw_tree: Path) -
     assert CHOICES[:2] == ("imagefolder", "pytorch")
     arms = choose_arms([raw_tree], ["all"], Path("unused"))
     assert [arm.backend for arm in arms][:2] == ["imagefolder", "pytorch"]
+
+
+def test_torchvision_is_imported_where_it_is_used_and_before_the_first_batch_is_timed() -> None:
+    """Else each trial of each loader would take seconds longer, or this loader's first batch."""
+    found = subprocess.run(
+        [sys.executable, "-c", IMPORTS], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert found.stderr == "[False, False] [True, True]\n"
 
 
 def test_an_epoch_serves_every_picture_at_most_once_as_normalised_float32(raw_tree: Path) -> None:

@@ -40,8 +40,8 @@ def stop(*_):
 before = imported()
 TrialSpec.open_loader = stop
 settings = {"trainer": "none", "classes": 5, "batch_size": 8, "workers": 0, "size": 32, "warmup": 0}
-spec = TrialSpec(backend="imagefolder", path=Path("unused"), batches=1, device=torch.device("cpu"), **settings)
-bench.trial.run.measure(spec)
+settings |= {"backend": "imagefolder", "path": Path("unused"), "device": torch.device("cpu")}
+bench.trial.run.measure(TrialSpec(batches=1, **settings))
 """
 CPU = torch.device("cpu")
 

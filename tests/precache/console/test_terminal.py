@@ -29,7 +29,7 @@ import time
 from precache import images
 render = images.render
 def slow_render(*arguments):
-    time.sleep(0.02)
+    time.sleep(0.01)
     return render(*arguments)
 images.render = slow_render
 from precache.cli import entry_point

@@ -1,8 +1,9 @@
 """`bench accuracy`: the same model trained from several sources of the same pictures; is one worse?"""
 
+import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,13 @@ from bench.findings import accuracy as findings
 from bench.machine.hardware import describe_machine
 from bench.machine.precision import resolve_amp
 from bench.options import PATH, option
+from bench.pages import accuracy as page
 from bench.trial.device import choose_device
 from precache import commandline
-from precache.commandline import ProgressBar, check_output, gathered
+from precache.commandline import STDOUT, ProgressBar, check_output, gathered, write_json
 from precache.errors import SettingError
 from precache.executors import worker_count
+from precache.page import write as write_page
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,8 +104,24 @@ def command(
     if not arms:
         raise click.UsageError("name at least one ARM, such as crop=shards:data/shards")
     lines = _train(raw, [baseline, *arms], settings, parse_seeds(seeds), out)
-    for found in findings.compare(lines, margin):
-        click.echo(findings.sentence(found))
+    silent = json_path == STDOUT
+    if not silent:
+        page.show(lines, margin)
+    if json_path is not None:
+        compared = [_finite(asdict(found)) for found in findings.compare(lines, margin)]
+        write_json(json_path, {"compared": compared, "margin": margin, "trainings": lines}, quiet=silent)
+    if html_path is not None:
+        write_page(html_path, page.html(lines, margin))
+        if not silent:
+            click.echo(f"the page: {html_path}")
+
+
+def _finite(values: dict[str, Any]) -> dict[str, Any]:
+    """JSON has no infinity."""
+    return {
+        name: None if isinstance(value, float) and math.isinf(value) else value
+        for name, value in values.items()
+    }
 
 
 def parse_seeds(text: str) -> range:

@@ -1,17 +1,20 @@
 """Is a model that was trained from one source of pictures worse than from another? Pure.
 
 Trainings are paired by seed: both begin with the same weights. The interval of the mean difference is
-Student's t, two-sided 95%, and holds for that comparison alone. Where several sources are compared with one
-baseline, chance makes one of them differ more often; 'worse' and 'better' are said by Holm's procedure ("A
-Simple Sequentially Rejective Multiple Test Procedure", 1979), which keeps the chance of a false one among all
-of them below 5%. 'The same' is said where the interval lies within the margin (two one-sided tests).
+Student's t, two-sided 95%, and holds for that comparison alone; it decides. 'Worse' or 'better': it leaves
+0 out. 'The same': it lies within the margin (two one-sided tests) and holds 0. Where several sources are
+compared with one baseline, one may differ by chance: `Compared.chance`, by Holm, "A Simple Sequentially
+Rejective Multiple Test Procedure" (1979), says how likely that is among all of them.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from statistics import fmean, stdev
 from typing import Any
+
+from bench.findings import stats
 
 LEVEL = 0.95
 SAME, WORSE, BETTER, CANNOT_TELL = "same", "worse", "better", "cannot tell"
@@ -28,6 +31,7 @@ class Compared:
         difference: mean over the seeds, above 0 where the source is better.
         low, high: of the interval; -inf and inf of one seed.
         verdict: one of SAME, WORSE, BETTER, CANNOT_TELL.
+        chance: how likely one of all sources differs that clearly though none is worse or better.
         enough: seeds that would tell, if differences go on to be as they are; None: not known, or more than
             MOST_SEEDS.
     """
@@ -40,12 +44,35 @@ class Compared:
     low: float
     high: float
     verdict: str
+    chance: float
     enough: int | None = None
 
     @property
     def within(self) -> float:
         """The larger end of the interval."""
         return max(abs(self.low), abs(self.high))
+
+    @property
+    def may_be_chance(self) -> bool:
+        """Whether it is worse or better by itself, but one of so many may well be."""
+        return self.verdict in (WORSE, BETTER) and self.chance > 1 - LEVEL
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cost:
+    """What the trainings from one source took, evaluations left out.
+
+    Attributes:
+        train_s: of a training.
+        ratio: of it to the baseline's, seed by seed.
+        level_s: until the mean over the seeds first was at the level that all sources reach; see `level`.
+        energy_j: of the accelerator, a training, mean; None where it is not known.
+    """
+
+    train_s: stats.Estimate
+    ratio: stats.Estimate
+    level_s: float
+    energy_j: float | None
 
 
 def compare(lines: Sequence[Line], margin: float) -> list[Compared]:
@@ -60,12 +87,14 @@ def compare(lines: Sequence[Line], margin: float) -> list[Compared]:
     differences = {
         name: [top1[seed] - reference[seed] for seed in sorted(reference)] for name, top1 in others
     }
-    differ = holm({name: p_value(values) for name, values in differences.items()})
+    chance = holm({name: p_value(values) for name, values in differences.items()})
     found = []
     for name, values in differences.items():
         mean, (low, high) = fmean(values), interval(values)
-        if name in differ:
-            verdict = WORSE if mean < 0 else BETTER
+        if high < 0:
+            verdict = WORSE
+        elif low > 0:
+            verdict = BETTER
         elif -margin <= low and high <= margin:
             verdict = SAME
         else:
@@ -80,7 +109,8 @@ def compare(lines: Sequence[Line], margin: float) -> list[Compared]:
                 low=low,
                 high=high,
                 verdict=verdict,
-                enough=enough(values, margin, len(others)) if verdict == CANNOT_TELL else None,
+                chance=chance[name],
+                enough=enough(values, margin) if verdict == CANNOT_TELL else None,
             )
         )
     return found
@@ -88,10 +118,45 @@ def compare(lines: Sequence[Line], margin: float) -> list[Compared]:
 
 def final(lines: Sequence[Line]) -> dict[str, dict[int, float]]:
     """Source -> seed -> top-1 in percent at the end."""
-    by_arm: dict[str, dict[int, float]] = {}
-    for line in lines:
-        by_arm.setdefault(line["arm"], {})[line["seed"]] = line["curve"][-1][1]
-    return by_arm
+    return {
+        name: {line["seed"]: line["curve"][-1][1] for line in own} for name, own in _by_arm(lines).items()
+    }
+
+
+def costs(lines: Sequence[Line]) -> dict[str, Cost]:
+    """Of each source, the baseline first."""
+    by_arm = _by_arm(lines)
+    reached = level(lines)
+    reference = [line["train_s"] for line in next(iter(by_arm.values()))]
+    found = {}
+    for name, own in by_arm.items():
+        seconds = [line["train_s"] for line in own]
+        joules = [line["energy_j"] for line in own]
+        found[name] = Cost(
+            train_s=stats.estimate(seconds),
+            ratio=stats.ratio(seconds, reference),
+            level_s=next(at_s for _, top1, at_s in mean_curve(own) if top1 >= reached),
+            energy_j=None if None in joules else fmean(joules),
+        )
+    return found
+
+
+def level(lines: Sequence[Line]) -> int:
+    """Top-1, whole percent, that the mean over the seeds reaches of every source."""
+    return min(math.floor(max(top1 for _, top1, _ in mean_curve(own))) for own in _by_arm(lines).values())
+
+
+def mean_curve(lines: Sequence[Line]) -> list[tuple[int, float, float]]:
+    """Over trainings from one source: epochs done, top-1 in percent, seconds."""
+    points = zip(*(line["curve"] for line in lines), strict=True)
+    return [(each[0][0], fmean(p[1] for p in each), fmean(p[2] for p in each)) for each in points]
+
+
+def _by_arm(lines: Sequence[Line]) -> dict[str, list[Line]]:
+    """Source -> its trainings, by seed."""
+    names = list(dict.fromkeys(line["arm"] for line in lines))
+    ordered = sorted(lines, key=lambda line: (names.index(line["arm"]), line["seed"]))
+    return {name: list(own) for name, own in groupby(ordered, key=lambda line: line["arm"])}
 
 
 def interval(values: Sequence[float], level: float = LEVEL) -> tuple[float, float]:
@@ -110,26 +175,23 @@ def p_value(values: Sequence[float]) -> float:
     return 0.0 if error == 0 else 2 * (1 - cdf(abs(fmean(values)) / error, len(values) - 1))
 
 
-def holm(p_values: Mapping[str, float], level: float = LEVEL) -> set[str]:
-    """The names of those that differ, with a chance of at most 1 - `level` that one is named wrongly."""
-    named: set[str] = set()
+def holm(p_values: Mapping[str, float]) -> dict[str, float]:
+    """Each adjusted for there being several."""
+    adjusted, worst = {}, 0.0
     for rank, (name, p) in enumerate(sorted(p_values.items(), key=lambda pair: pair[1])):
-        if p > (1 - level) / (len(p_values) - rank):
-            break
-        named.add(name)
-    return named
+        worst = max(worst, min(1.0, p * (len(p_values) - rank)))
+        adjusted[name] = worst
+    return adjusted
 
 
-def enough(values: Sequence[float], margin: float, comparisons: int) -> int | None:
+def enough(values: Sequence[float], margin: float) -> int | None:
     """The fewest seeds that give another verdict than CANNOT_TELL, if mean and deviation stay as they are."""
     if len(values) < 2:
         return None
     mean, deviation = abs(fmean(values)), stdev(values)
     for seeds in range(len(values) + 1, MOST_SEEDS + 1):
-        error = deviation / math.sqrt(seeds)
-        if quantile(0.5 + LEVEL / 2, seeds - 1) * error <= margin - mean:
-            return seeds
-        if quantile(1 - (1 - LEVEL) / 2 / comparisons, seeds - 1) * error <= mean:
+        half = quantile(0.5 + LEVEL / 2, seeds - 1) * deviation / math.sqrt(seeds)
+        if half < mean or half <= margin - mean:
             return seeds
     return None
 
@@ -166,16 +228,17 @@ def sentence(found: Compared) -> str:
     """The answer for one source."""
     name, seeds = found.name, f"{found.seeds} {'seed' if found.seeds == 1 else 'seeds'}"
     difference = f"{found.difference:+.2f} points"
-    evidence = f"{difference}, 95% interval {found.low:+.2f} to {found.high:+.2f}, {seeds}"
+    evidence = f"{difference}, 95% interval {found.low:+.2f} to {found.high:+.2f}"
     if found.verdict == SAME:
         return (
             f"A model trained on {name} is as good as on {found.baseline}, within ±{found.within:.2f} points "
-            f"({evidence})."
+            f"({evidence}, {seeds})."
         )
     if found.verdict in (WORSE, BETTER):
+        doubt = f"; one of all sources would differ as clearly by chance in {found.chance:.0%} of such runs"
         return (
             f"A model trained on {name} is {found.verdict} than on {found.baseline}, by "
-            f"{abs(found.difference):.2f} points ({evidence})."
+            f"{abs(found.difference):.2f} points ({evidence}, {seeds}{doubt if found.may_be_chance else ''})."
         )
     asked = f"Cannot tell with {seeds} whether a model trained on {name} is as good as on {found.baseline}"
     if found.seeds < 2:

@@ -248,6 +248,12 @@ def _open(
 
 def _positions(data: SplitData, whole: SplitData, known: dict[str, int]) -> npt.NDArray[np.int64]:
     """Ascending, in the tree, of the samples of a converted split."""
+    apart = sorted({*data.classes} ^ {*whole.classes})
+    if apart:
+        raise DatasetError(
+            f"{data.path}: has not the classes of {whole.path}, {apart[0]!r} is of one alone; name the tree "
+            f"that it was converted from"
+        )
     labels = np.asarray(data.labels[:])
     found = []
     for position in range(len(data)):
@@ -258,10 +264,10 @@ def _positions(data: SplitData, whole: SplitData, known: dict[str, int]) -> npt.
                 f"{data.path}: was made of {path}, which {whole.path} lacks; name the tree that "
                 f"it was converted from"
             )
-        ours, theirs = whole.classes[whole.labels[at]], data.classes[labels[position]]
-        if ours != theirs or whole.labels[at] != labels[position]:
+        if whole.labels[at] != labels[position]:
             raise DatasetError(
-                f"{data.path}: {path} is labelled {theirs!r}, in {whole.path} {ours!r}; convert it again"
+                f"{data.path}: {path} is labelled {data.classes[labels[position]]!r}, in {whole.path} "
+                f"{whole.classes[whole.labels[at]]!r}; convert it again"
             )
         found.append(at)
     return np.sort(np.array(found, np.int64))

@@ -8,8 +8,10 @@ Rejective Multiple Test Procedure" (1979), says how likely that is among all of 
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import groupby
 from statistics import fmean, stdev
 from typing import Any
@@ -189,11 +191,14 @@ def enough(values: Sequence[float], margin: float) -> int | None:
     if len(values) < 2:
         return None
     mean, deviation = abs(fmean(values)), stdev(values)
-    for seeds in range(len(values) + 1, MOST_SEEDS + 1):
+
+    def tells(seeds: int) -> bool:
         half = quantile(0.5 + LEVEL / 2, seeds - 1) * deviation / math.sqrt(seeds)
-        if half < mean or half <= margin - mean:
-            return seeds
-    return None
+        return half < mean or half <= margin - mean
+
+    counts = range(len(values) + 1, MOST_SEEDS + 1)
+    found = bisect_left(counts, True, key=tells)  # more seeds never tell less
+    return counts[found] if found < len(counts) else None
 
 
 def cdf(t: float, degrees: int) -> float:
@@ -213,6 +218,7 @@ def cdf(t: float, degrees: int) -> float:
     return 0.5 + inside / 2
 
 
+@cache
 def quantile(share: float, degrees: int) -> float:
     """What a share of Student's distribution, above 0.5, lies below."""
     low, high = 0.0, 1.0

@@ -15,8 +15,8 @@ from bench.accuracy.recipe import Recipe, Training
 from bench.accuracy.results import Line, Trainings, check_same
 from bench.machine.nvml import energy_j
 from bench.machine.others import OtherProcesses
+from precache.console.progress import Progress, tells
 from precache.errors import SettingError
-from precache.progress import Progress, tells
 from precache.storage import atomic_write
 
 _CURVE = 20

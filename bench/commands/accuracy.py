@@ -21,11 +21,11 @@ from bench.machine.precision import resolve_amp
 from bench.options import PATH, option
 from bench.pages import accuracy as page
 from bench.trial.device import choose_device
-from precache import commandline
-from precache.commandline import STDOUT, ProgressBar, check_output, gathered, write_json
+from precache.console import commandline
+from precache.console.commandline import STDOUT, ProgressBar, check_output, gathered, write_json
+from precache.console.page import write as write_page
 from precache.errors import SettingError
 from precache.executors import worker_count
-from precache.page import write as write_page
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,8 +14,8 @@ from bench.findings.trust import disturbance
 from bench.findings.words import counted, duration
 from bench.machine.hardware import accelerator_of, versions_of
 from bench.pages import skeleton
-from precache import page
-from precache.tables import new_console
+from precache.console import page
+from precache.console.tables import new_console
 
 _WIDTH = 110
 # Okabe and Ito, "Color Universal Design" (2008), without black and yellow

@@ -76,5 +76,6 @@ def _complete_lines(path: Path) -> list[str]:
         end = content.rfind(b"\n") + 1
         if content[:1] not in (b"", b"{"):
             raise SettingError(f"{path}: not of 'bench accuracy'; name another --out")
-        file.truncate(end)
+        if end < len(content):  # not else: a process that trains other seeds may be writing
+            file.truncate(end)
     return content[:end].decode("utf-8", "replace").splitlines()

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,10 @@ from bench.accuracy.results import Line, Trainings, check_same
 from bench.machine.nvml import energy_j
 from bench.machine.others import OtherProcesses
 from precache.console.progress import Progress, tells
-from precache.errors import SettingError
+from precache.errors import DatasetError, PrecacheError, SettingError
 from precache.storage import atomic_write
 
-_CURVE = 20
+_CURVE = 10
 """How often a model is tried while it is trained, or each epoch where those are fewer."""
 
 
@@ -30,6 +31,7 @@ class Task:
     Attributes:
         images, labels: to try the models on: uint8 [n, side, side, 3], int64 [n].
         conditions: JSON; what must be the same for results to be compared.
+        batches: of an epoch.
         machine: of `describe_machine`.
         folder: where unfinished trainings are kept.
     """
@@ -38,6 +40,7 @@ class Task:
     classes: int
     images: npt.NDArray[np.uint8]
     labels: npt.NDArray[np.int64]
+    batches: int
     device: torch.device
     conditions: Mapping[str, Any]
     machine: Mapping[str, str]
@@ -67,34 +70,53 @@ def run(task: Task, sources: Sequence[Source], seeds: Sequence[int], done: Train
     epochs = task.recipe.epochs
     total, before = len(order) * epochs, (len(order) - len(missing)) * epochs
     bar(before, total)
-    with tells(lambda: "; finished trainings and epochs are kept, and the same command goes on"):
-        for source, seed in missing:
-            base = before
-            done.add(train(task, source, seed, lambda epoch, base=base: bar(base + epoch, total)))  # type: ignore[misc]
-            _kept(task, source, seed).unlink(missing_ok=True)
-            before += epochs
+    for source, seed in missing:
+        with tells(partial(_told, source, seed)):
+            done.add(train(task, source, seed, partial(_report, bar, before, total)))
+        _kept(task, source, seed).unlink(missing_ok=True)
+        before += epochs
+
+
+def check_opens(sources: Sequence[Source], seeds: Sequence[int], done: Trainings) -> None:
+    """SettingError for a loader that cannot be opened: now, not after hours of others' trainings."""
+    for source in sources:
+        if any((source.name, seed) not in done.done for seed in seeds):
+            try:
+                with source.open(seeds[0]):
+                    pass
+            except PrecacheError as error:
+                raise SettingError(f"arm {source.name}: {error}") from error
+
+
+def _told(source: Source, seed: int) -> str:
+    return (
+        f"in the training of {source.name}, seed {seed}; finished trainings and epochs are kept, and the "
+        f"same command goes on"
+    )
+
+
+def _report(bar: Progress, before: int, total: int, epoch: int) -> None:
+    bar(before + epoch, total)
 
 
 def train(task: Task, source: Source, seed: int, on_epoch: Callable[[int], None]) -> Line:
     """One training, from its last finished epoch on; the line that `Trainings` keeps.
 
     Raises:
-        SettingError: the loader has no full batch; or what is kept of it was trained otherwise.
+        SettingError: what is kept of it was trained otherwise.
+        DatasetError: an epoch has more or fewer batches than those of other sources.
     """
     recipe, kept = task.recipe, _kept(task, source, seed)
     with source.open(seed) as feed:
-        if not len(feed):
-            raise SettingError(
-                f"batch_size {recipe.batch_size:,} is more than the training pictures; choose less"
-            )
-        steps = recipe.epochs * len(feed)
+        steps = recipe.epochs * task.batches
         training = Training(recipe, task.classes, steps, seed, task.device)
         line = _load(kept, training, task, source, seed)
         for epoch in range(line["epochs"], recipe.epochs):
             _epoch(training, feed, epoch, line)
-            if training.step != (epoch + 1) * len(feed):
-                raise SettingError(
-                    f"{source.name}: epoch {epoch} had another number of batches than the first"
+            if training.step != (epoch + 1) * task.batches:
+                raise DatasetError(
+                    f"{source.name}: after epoch {epoch} {training.step:,} batches were served, expected "
+                    f"{(epoch + 1) * task.batches:,}: it does not serve the same pictures as the others"
                 )
             if (epoch + 1) % max(1, recipe.epochs // _CURVE) == 0 or epoch + 1 == recipe.epochs:
                 right = training.right(task.images, task.labels)

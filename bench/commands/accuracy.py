@@ -14,13 +14,14 @@ from bench.accuracy import splits, validation
 from bench.accuracy.arms import find_pictures, opener, parse_arm
 from bench.accuracy.recipe import MODELS, Recipe
 from bench.accuracy.results import Line, Trainings
-from bench.accuracy.run import Source, Task, run
+from bench.accuracy.run import Source, Task, check_opens, run
 from bench.findings import accuracy as findings
 from bench.machine.hardware import describe_machine
 from bench.machine.precision import resolve_amp
 from bench.options import PATH, option
 from bench.pages import accuracy as page
 from bench.trial.device import choose_device
+from bench.trial.full_batches import check_fills_batch
 from precache.console import commandline
 from precache.console.commandline import STDOUT, ProgressBar, check_output, gathered, write_json
 from precache.console.page import write as write_page
@@ -103,6 +104,8 @@ def command(
         return
     if not arms:
         raise click.UsageError("name at least one ARM, such as crop=shards:data/shards")
+    if not 0 < margin < math.inf:
+        raise SettingError(f"margin must be positive, got {margin}")
     lines = _train(raw, [baseline, *arms], settings, parse_seeds(seeds), out)
     silent = json_path == STDOUT
     if not silent:
@@ -138,6 +141,7 @@ def _train(raw: Path, asked: Sequence[str], settings: Settings, seeds: range, ou
     """What `--out` holds of these trainings once all are finished."""
     recipe, device, workers = settings.recipe, settings.device, settings.workers
     arms, pictures = find_pictures(raw, [parse_arm(text, raw) for text in asked])
+    check_fills_batch(recipe.batch_size, len(pictures.train))
     how = {"batch_size": recipe.batch_size, "size": recipe.size, "workers": workers, "device": device}
     sources = [Source(arm.name, opener(arm, pictures, **how), arm.told) for arm in arms]  # type: ignore[arg-type]
     where = {"workers": workers, "device": str(device), "threads": torch.get_num_threads()}
@@ -147,11 +151,13 @@ def _train(raw: Path, asked: Sequence[str], settings: Settings, seeds: range, ou
     done = Trainings(out / "trainings.jsonl")
     for source in sources:
         done.check(source.name, {"conditions": conditions, "source": source.told, "machine": machine})
+    check_opens(sources, seeds, done)
     task = Task(
         recipe=recipe,
         classes=len(pictures.tree.classes),
         images=validation.load(pictures.files(pictures.val), recipe.size, out, workers),
         labels=pictures.labels(pictures.val),
+        batches=len(pictures.train) // recipe.batch_size,
         device=device,
         conditions=conditions,
         machine=machine,

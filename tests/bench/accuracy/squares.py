@@ -58,8 +58,8 @@ class Squares:
     def listed(self) -> Path:
         return self.folder / "splits.csv"
 
-    def convert(self, name: str, splits_list: Path | None = None) -> Path:
-        recipe = Conversion(format="shards", size=SIDE)
+    def convert(self, name: str, splits_list: Path | None = None, fit: str = "crop") -> Path:
+        recipe = Conversion(format="shards", size=SIDE, fit=fit)
         convert(self.tree, self.folder / name, recipe, workers=0, split_list=splits_list or self.listed)
         return self.folder / name
 
@@ -84,6 +84,7 @@ class Squares:
             classes=len(COLOURS),
             images=validation.load(pictures.files(pictures.val), 16, out, 1),
             labels=pictures.labels(pictures.val),
+            batches=3 * TRAIN // recipe.batch_size,
             device=CPU,
             conditions={**recipe.written, "workers": 0, "threads": 1},
             machine={"date": "2026-11-22", "cpu": "test"},

@@ -21,7 +21,11 @@ _WIDTH = 110
 # Okabe and Ito, "Color Universal Design" (2008), without black and yellow
 _COLOURS = ("#2b83c6", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9")
 _DASHES = ("solid", "dash", "dot")
-_STYLE = ".charts { grid-template-columns: minmax(0, 1fr); } figure { max-width: 60rem; }"
+_STYLE = """
+.verdict { margin-bottom: 1.5rem; }
+.charts { grid-template-columns: minmax(0, 1fr); }
+figure { max-width: 60rem; }
+"""
 _CURVES = "Top-1 on the validation pictures, %: a thin line a seed, thick the mean"
 
 

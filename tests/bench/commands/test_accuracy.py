@@ -81,6 +81,7 @@ def test_a_run_that_ends_leaves_results_a_page_and_nothing_unfinished(
     check_bad_input(other, "the training of imagefolder, seed 0", "lr 0.2, this is 0.1; name another --out")
 
 
+@pytest.mark.slow
 def test_a_killed_training_goes_on_after_its_last_epoch(squares: Squares, tmp_path: Path) -> None:
     process = begin(squares, tmp_path)
     os.killpg(process.pid, signal.SIGKILL)

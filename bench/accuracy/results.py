@@ -1,8 +1,8 @@
 """The file of finished trainings: JSON lines, one each, so that a run that was killed goes on.
 
     {"arm": "crop", "seed": 0, "conditions": {...}, "source": {...}, "machine": {...}, "epochs": 40,
-     "curve": [[2, 31.4, 8.1], ...], "train_s": 162.0, "steps": 1880, "images": 120320, "energy_j": null,
-     "other_cpu": 0.01, "resumed": 0}
+     "curve": [[2, 31.4, 8.1], ...], "train_s": 162.0, "classes": 102, "steps": 1880, "images": 120320,
+     "energy_j": null, "other_cpu": 0.01, "resumed": 0}
 
 `curve`: epochs done, top-1 in percent, seconds of training until then, evaluations left out. A line without
 its end is one that a killed process was writing: it is cut off.

@@ -127,7 +127,7 @@ def train(task: Task, source: Source, seed: int, on_epoch: Callable[[int], None]
             on_epoch(epoch + 1)
     line["other_cpu"] = line["other_cpu_s"] / line["train_s"] if line["train_s"] else 0.0
     del line["other_cpu_s"]
-    return {**line, "steps": steps, "images": steps * recipe.batch_size}
+    return {**line, "classes": task.classes, "steps": steps, "images": steps * recipe.batch_size}
 
 
 def _epoch(training: Training, feed: Any, epoch: int, line: Line) -> None:

@@ -125,6 +125,18 @@ def final(lines: Sequence[Line]) -> dict[str, dict[int, float]]:
     }
 
 
+def too_little(lines: Sequence[Line]) -> str:
+    """A sentence where the baseline's models are hardly better than guesses; empty where they have learnt."""
+    name, values = next(iter(final(lines).items()))
+    guessed = 100 / lines[0].get("classes", math.inf)
+    if fmean(values.values()) >= 2 * guessed:
+        return ""
+    return (
+        f"Nothing can be told: models trained on {name} reach {fmean(values.values()):.1f}%, and guessing "
+        f"{guessed:.1f}%. Train longer, or with other settings."
+    )
+
+
 def costs(lines: Sequence[Line]) -> dict[str, Cost]:
     """Of each source, the baseline first."""
     by_arm = _by_arm(lines)

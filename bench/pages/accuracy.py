@@ -9,7 +9,7 @@ import click
 import plotly.graph_objects as go
 from rich.table import Table
 
-from bench.findings.accuracy import Compared, Cost, Line, compare, costs, final, level, sentence
+from bench.findings.accuracy import Compared, Cost, Line, compare, costs, final, level, sentence, too_little
 from bench.findings.trust import disturbance
 from bench.findings.words import counted, duration
 from bench.machine.hardware import accelerator_of, versions_of
@@ -49,7 +49,11 @@ def answers(lines: Sequence[Line], margin: float) -> list[str]:
     """A sentence for each source; and whether others disturbed the times."""
     shares = [line["other_cpu"] for line in lines]
     disturbed = disturbance(fmean(shares), "; accuracy does not depend on that")
-    return [*(sentence(each) for each in compare(lines, margin)), *([disturbed] if disturbed else [])]
+    notes = [text for text in (disturbed,) if text]
+    little = too_little(lines)
+    if little:
+        return [little, *notes]
+    return [*(sentence(each) for each in compare(lines, margin)), *notes]
 
 
 def titles(lines: Sequence[Line]) -> list[str]:

@@ -68,6 +68,16 @@ def test_the_page_has_the_curves_of_all_seeds_and_escapes_names() -> None:
     assert drawn.count("60.20%") == 2  # every training is in the folded table
 
 
+def test_models_that_learnt_nothing_are_not_called_as_good() -> None:
+    answers = page.answers(lines(classes=3), 1.0)
+    assert answers[0].startswith(
+        "Nothing can be told: models trained on imagefolder reach 60.1%, and guessing"
+    )
+    assert len(answers) == 1
+    assert len(page.answers(lines(classes=102), 1.0)) == 1
+    assert "is as good as" in page.answers(lines(classes=102), 1.0)[0]
+
+
 def test_one_seed_has_a_page_too() -> None:
     alone = [each for each in lines() if each["seed"] == 0]
     assert "Cannot tell with 1 seed" in page.html(alone, 1.0)

@@ -10,6 +10,7 @@ from precache.console import commandline
 from precache.errors import SettingError
 
 COMMANDS = {
+    "accuracy": "bench.commands.accuracy",
     "loaders": "bench.commands.loaders",
     "recommend": "bench.commands.recommend",
     "quickstart": "bench.commands.quickstart",

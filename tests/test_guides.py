@@ -38,6 +38,7 @@ RECORD += "record() { printf '%s\\x1f' \"$@\"; printf '\\n'; }; mkdir() { :; }; 
 SMALL = {
     "--batches": "2", "--warmup": "1", "--repeats": "1", "--batch-size": "8", "--size": "64", "--steps": "2",
     "--pictures": "16", "--seconds": "0.1", "--workers": "1", "--trainer": "emulated:2000",
+    "--seeds": "2", "--epochs": "2",
 }  # fmt: skip
 """Options of `bench` that make a command quick, where the guide does not give them."""
 QUICKER = {'"batch_size": 256, "size": 224': '"batch_size": 16, "size": 64', "resnet50": "resnet18"}

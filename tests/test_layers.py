@@ -73,8 +73,9 @@ def test_errors_import_nothing_of_ours() -> None:
 
 
 ROOMS = {
-    "commands": {"evidence", "findings", "machine", "options", "pages", "peers", "trial"},
+    "commands": {"accuracy", "evidence", "findings", "machine", "options", "pages", "peers", "trial"},
     "evidence": {"findings", "machine", "pages", "trial"},
+    "accuracy": {"findings", "machine", "trial"},
     "trial": {"findings", "machine", "peers"},
     "pages": {"findings", "machine", "trial"},
     "machine": {"findings"},

@@ -67,3 +67,20 @@ def driver_version() -> str | None:
 
 def _used_share(memory: Any) -> float:
     return float(memory.used / memory.total)
+
+
+def energy_j(device: torch.device) -> float | None:
+    """What the GPU has taken since its driver was loaded, joules; None where that cannot be read."""
+    if device.type != "cuda":
+        return None
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        uuid = str(torch.cuda.get_device_properties(device).uuid)
+        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+        return float(pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)) / 1e3
+    except ImportError:
+        return None
+    except pynvml.NVMLError:  # cards before Volta, slices of a card
+        return None

@@ -11,8 +11,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, Sampler
 
 from loaders.batch import Batch
 from loaders.transfer import IMAGENET_MEAN, IMAGENET_STD
@@ -26,26 +27,58 @@ CONDITION = (
 """What a result says that has it."""
 AUGMENTATIONS = ("eval", "train")
 _FLIP = 0.5
+_ORDER, _DRAWS = 1, 2  # what is random for
 _EVAL_RESIZE = 256 / 224  # of the shorter side, to the side of the crop
 
 
 class _Indexed(Dataset[Any]):
-    """Each picture with its class and its place in ImageFolder's sorted list, which is no sample id."""
+    """Each picture with its class and its place in ImageFolder's sorted list, which is no sample id.
 
-    def __init__(self, path: Path, transform: Callable[[Any], torch.Tensor]) -> None:
+    Attributes:
+        seed: what torchvision draws follows it, the epoch and the place; None: chance.
+        epoch: int64 [], in memory that the workers share.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        transform: Callable[[Any], torch.Tensor],
+        only: Callable[[str], bool] | None,
+        seed: int | None,
+    ) -> None:
         from torchvision.datasets import ImageFolder  # imports torch's compiler too: as long as torch itself
 
-        self.tree = ImageFolder(str(path), transform)
+        self.tree = ImageFolder(str(path), transform, is_valid_file=only)
+        self.seed = seed
+        self.epoch = torch.zeros((), dtype=torch.int64)
+        self.epoch.share_memory_()  # type: ignore[no-untyped-call]
 
     def __len__(self) -> int:
         return len(self.tree)
 
     def __getitem__(self, index: int) -> tuple[Any, int, int]:
+        if self.seed is not None:
+            # workers live on over epochs, and a training that goes on has to draw what it would have drawn
+            torch.default_generator.manual_seed(_mixed(self.seed, int(self.epoch), _DRAWS, index))
         try:
             image, label = self.tree[index]
         except (OSError, SyntaxError, ValueError) as error:
             raise DatasetError(f"{self.tree.samples[index][0]}: {error}") from error
         return image, label, index
+
+
+class _Order(Sampler[int]):
+    """A permutation that follows seed and epoch: DataLoader's own also counts the iterations before."""
+
+    def __init__(self, found: _Indexed, seed: int) -> None:
+        self._found, self._seed = found, seed
+
+    def __iter__(self) -> Iterator[int]:
+        rng = np.random.default_rng((self._seed, int(self._found.epoch), _ORDER))
+        return iter(rng.permutation(len(self._found)).tolist())
+
+    def __len__(self) -> int:
+        return len(self._found)
 
 
 class ImageFolderLoader:
@@ -56,6 +89,10 @@ class ImageFolderLoader:
         samples: pictures that ImageFolder finds: it goes by the endings of their names.
         size: side of the served square, pixels.
         classes: names of the class folders.
+
+    Args:
+        seed: order and draws follow it and the epoch, see `set_epoch`; None: chance.
+        only: which files are pictures, by their paths; by default their endings tell.
 
     Raises:
         DatasetError: a class folder has no picture by its ending.
@@ -73,19 +110,23 @@ class ImageFolderLoader:
         augment: str,
         shuffle: bool,
         pin: bool = True,
+        seed: int | None = None,
+        only: Callable[[str], bool] | None = None,
     ) -> None:
         check_choice("augment", augment, AUGMENTATIONS)
         try:
-            found = _Indexed(path, recipe(augment, size))
+            found = _Indexed(path, recipe(augment, size), only, seed)
         except FileNotFoundError as error:
             raise DatasetError(f"{path}: ImageFolder refuses it ({error})") from error
         self.batch_size, self.size = batch_size, size
         self.samples, self.classes = len(found), tuple(found.tree.classes)
         self._device = device
+        self._found = found
         self._loader: DataLoader[Any] | None = DataLoader(
             found,
             batch_size=batch_size,
-            shuffle=shuffle,
+            shuffle=shuffle and seed is None,
+            sampler=_Order(found, seed) if shuffle and seed is not None else None,
             num_workers=workers,
             pin_memory=pin and device.type == "cuda",
             drop_last=True,
@@ -95,6 +136,10 @@ class ImageFolderLoader:
     def __len__(self) -> int:
         """Batches of an epoch."""
         return self.samples // self.batch_size
+
+    def set_epoch(self, epoch: int) -> None:
+        """Of a loader with a seed: the next iteration serves this one, whatever was served before."""
+        self._found.epoch.fill_(epoch)
 
     def __iter__(self) -> Iterator[Batch]:
         """One epoch; DatasetError, with the file's name, at a picture that Pillow cannot decode."""
@@ -126,8 +171,23 @@ def recipe(augment: str, size: int) -> Callable[[Any], torch.Tensor]:
     """
     from torchvision import transforms
 
+    whole: Callable[[Any], torch.Tensor] = transforms.Compose(
+        [
+            *shape(augment, size),
+            transforms.PILToTensor(),
+            transforms.ConvertImageDtype(torch.float),
+            transforms.Normalize(mean=IMAGENET_MEAN, std=IMAGENET_STD),
+        ]
+    )
+    return whole
+
+
+def shape(augment: str, size: int) -> list[Any]:
+    """The part of the recipe that gives a picture of Pillow's its size."""
+    from torchvision import transforms
+
     bilinear = transforms.InterpolationMode.BILINEAR
-    shape = {
+    shapes: dict[str, list[Any]] = {
         "train": [
             transforms.RandomResizedCrop(size, interpolation=bilinear, antialias=True),
             transforms.RandomHorizontalFlip(_FLIP),
@@ -137,12 +197,9 @@ def recipe(augment: str, size: int) -> Callable[[Any], torch.Tensor]:
             transforms.CenterCrop(size),
         ],
     }
-    whole: Callable[[Any], torch.Tensor] = transforms.Compose(
-        [
-            *shape[augment],
-            transforms.PILToTensor(),
-            transforms.ConvertImageDtype(torch.float),
-            transforms.Normalize(mean=IMAGENET_MEAN, std=IMAGENET_STD),
-        ]
-    )
-    return whole
+    return shapes[augment]
+
+
+def _mixed(*numbers: int) -> int:
+    """A seed of torch's that is another one for all other numbers."""
+    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> np.uint64(1))

@@ -1,0 +1,1 @@
+"""The same model trained from several sources of the same pictures."""

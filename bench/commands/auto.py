@@ -1,0 +1,309 @@
+"""The command `precache auto`: choose a format, convert to it, and measure what that brought.
+
+It is registered with `precache` by the name of this module, for `precache` imports nothing of `bench`.
+"""
+
+import json
+import shutil
+import sys
+import time
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from bench.commands.hardware import TABLE_WIDTH
+from bench.commands.recommend import (
+    MEASURING,
+    QUICK_FORMATS,
+    check_table,
+    chosen_formats,
+    conditions,
+    make_spec,
+    what_if,
+)
+from bench.findings import choice as rules
+from bench.findings import forecast as model
+from bench.findings.advice import answer, is_unclear
+from bench.findings.choice import Setting
+from bench.findings.forecast import RAW_NAME
+from bench.findings.trust import disturbance, other_cpu
+from bench.options import PLACE, SHARED
+from bench.trial import automatic
+from bench.trial.automatic import Proof
+from bench.trial.presets import EPILOG
+from bench.trial.recommendation import Recommendation, recommend, train_images
+from bench.trial.sampling import Converted, RecommendSpec
+from precache import commandline
+from precache.cli import DATA, RAW, convert
+from precache.commandline import ProgressBar, gathered, human_bytes, note, parse_bytes
+from precache.converted import is_converted, open_dataset
+from precache.destination import AUTO_NAME, is_untouched, resolve
+from precache.errors import DatasetError, PrecacheError, SettingError, check_choice, shell_command
+from precache.journal import check_empty
+from precache.journal_header import JOURNAL_NAME, read_header
+from precache.manifest import Manifest
+from precache.notices import warn
+from precache.recipe import FORMAT_NAMES, Recipe
+from precache.sources.base import Scan, check_apart
+from precache.sources.tree import scan_tree
+from precache.sources.walk import Scanning
+from precache.storage import atomic_write, read_regular
+from precache.storage.urls import Location, Url
+from precache.tables import new_console
+
+_VERSION = 1
+_MOST_BATCH = 64
+_MEASURED = {name: MEASURING[name] for name in MEASURING if name not in ("stored_size", "quality")}
+_GIVEN = f"all, or some of: {', '.join(FORMAT_NAMES)}.  [default: {', '.join(QUICK_FORMATS)}]"
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """What was asked for.
+
+    Attributes:
+        places: format -> where it would go.
+        limit: what DST may take, as given; None: what is free.
+    """
+
+    tree: Path
+    scan: Scan
+    places: dict[str, Path]
+    limit: str | None
+    yes: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """A conversion of the same tree by an earlier call, or by `precache convert`."""
+
+    place: Path
+    recipe: Recipe
+    finished: bool
+
+
+@click.command(name="auto", cls=commandline.Command, epilog=EPILOG)
+@click.argument("src", type=PLACE, default=RAW)
+@click.argument("dst", type=PLACE, required=False)
+@click.option("--max-bytes", metavar="SIZE", help="What DST may take, as in 20GB.  [default: what is free]")
+@click.option("--format", "formats", help=_GIVEN)
+@click.option("--trainer-rate", type=float, help="Images/s of one GPU: the same as --trainer emulated:RATE.")
+@click.option("--yes", is_flag=True, help="Convert without asking.")
+@gathered("asked", dict, _MEASURED)
+def command(
+    src: Location,
+    dst: Location | None,
+    max_bytes: str | None,
+    formats: str | None,
+    trainer_rate: float | None,
+    yes: bool,
+    asked: dict[str, Any],
+) -> None:
+    """Convert the tree SRC (default data/raw) to what suits this machine, into DST (default data/FORMAT).
+
+    A sample is measured, as by 'bench recommend'. What keeps most of the pictures within --max-bytes is
+    chosen, you are asked, and after the conversion the trainer is fed from both. Nothing is converted where
+    the tree keeps the trainer busy. Killed, the same command goes on.
+    """
+    tree, target = _on_disk("SRC", src), None if dst is None else resolve(_on_disk("DST", dst))
+    names = chosen_formats(formats, thorough=False)
+    for name in names:
+        check_choice("format", name, FORMAT_NAMES)
+    if max_bytes is not None:
+        parse_bytes(max_bytes)  # an error now, not after minutes
+    if not yes and not sys.stdin.isatty():
+        raise SettingError("there is no terminal to ask at before converting; give --yes to convert at once")
+    asked = _asked(asked, trainer_rate)
+    spec = make_spec(False, {"stored_size": asked["size"], "quality": 95, **asked})
+    scan = scan_tree(tree, how=Scanning(spec.workers))
+    if asked["batch_size"] is None:
+        # a picture of the sample may be damaged, and left out by the conversion
+        spec = replace(spec, batch_size=max(1, min(_MOST_BATCH, train_images(scan) // 2)))
+    places = {name: target or DATA / name for name in names}
+    job = _Job(tree, scan, places, max_bytes, yes)
+    begun = next((found for name, place in places.items() if (found := _begun(place, scan, name))), None)
+    if begun is None:
+        _begin(job, spec)
+    else:
+        _go_on(job, spec, begun)
+
+
+def _begin(job: _Job, spec: RecommendSpec) -> None:
+    """Choose, ask, convert, measure."""
+    for place in {*job.places.values()} if len(set(job.places.values())) == 1 else ():
+        _check_free(job, place)
+    choice = automatic.choose(job.scan, spec.size, tuple(job.places), *_room(job))
+    found = _recommend(job, _stored_as(spec, choice.setting), choice.formats)
+    chosen = model.best(found.predictions)
+    if chosen.name == RAW_NAME or is_unclear(chosen, found.turns):
+        note(answer(found.predictions, found.inputs, found.turns))
+        return
+    for line in rules.why(chosen, found.predictions, found.inputs, choice):
+        note(line)
+    place = job.places[chosen.name]
+    _check_free(job, place)
+    if not job.yes and not click.confirm(f"Convert to {chosen.name}, into {place}?", default=True):
+        note("nothing was converted")
+        return
+    _carry_out(job, _stored_as(spec, choice.setting), found, chosen.name, place)
+
+
+def _go_on(job: _Job, spec: RecommendSpec, begun: _Begun) -> None:
+    """Finish, and measure, what was begun before; say it again where that is done, too."""
+    name, setting = begun.recipe.format, _setting_of(begun.recipe)
+    stored = read_report(begun.place, job.scan) if begun.finished else None
+    if stored is not None:
+        note(f"{begun.place}: already converted, and measured; nothing to do")
+        for line in stored["said"]:
+            note(line)
+        return
+    does = "converted already; measuring it" if begun.finished else "begun; going on with it"
+    note(f"{begun.place}: {name}, {setting.words(name)}, is {does}")
+    spec = _stored_as(spec, setting)
+    _carry_out(job, spec, _recommend(job, spec, (name,)), name, begun.place)
+
+
+def _recommend(job: _Job, spec: RecommendSpec, formats: tuple[str, ...]) -> Recommendation:
+    with ProgressBar("recommend", "run") as bar:
+        found = recommend(job.scan, spec, formats=formats, on_progress=bar)
+    for name, reason in found.skipped.items():
+        warn(f"{name} is left out: {reason}")
+    busy = disturbance(other_cpu(found.settings), "")
+    if busy:
+        warn(busy)
+    return found
+
+
+def _carry_out(job: _Job, spec: RecommendSpec, found: Recommendation, name: str, place: Path) -> None:
+    """Convert, measure, say and store what came; exit code 1 where that is less, or larger, than it should."""
+    if name in found.skipped:
+        raise DatasetError(f"{place}: cannot be measured: {found.skipped[name]}")
+    whole = is_untouched(place)
+    start_s = time.perf_counter()
+    context = click.get_current_context()
+    context.invoke(
+        convert, src=job.tree, dst=place, format_name=name, size=str(spec.stored_size), quality=spec.quality
+    )
+    seconds, manifest = time.perf_counter() - start_s, open_dataset(place).manifest
+    with ProgressBar("measure", "run") as bar:
+        proof = automatic.prove(
+            job.tree, place, found, name, spec, Converted(seconds, manifest.stored_bytes), whole, bar
+        )
+    said = [*proof.gain.words(), _off(proof)]
+    for line in said[:-1]:
+        note(line)
+    show(found, proof)
+    note(f"{said[-1]} Stored in {place / AUTO_NAME}.")
+    store(place, manifest, found, proof, said)
+    if job.limit is not None and manifest.stored_bytes > parse_bytes(job.limit):
+        click.echo(f"{place}: takes {human_bytes(manifest.stored_bytes)}, more than --max-bytes", err=True)
+        raise click.exceptions.Exit(1)
+    if proof.gain.is_loss:
+        raise click.exceptions.Exit(1)
+
+
+def _off(proof: Proof) -> str:
+    return f"Predictions were {proof.median_error:.0%} off in the median."
+
+
+def show(found: Recommendation, proof: Proof) -> None:
+    """Predicted beside measured, and under which conditions."""
+    console = new_console(width=TABLE_WIDTH)
+    console.print(check_table(replace(found, checks=proof.checks)))
+    console.print(conditions(found))
+
+
+def store(place: Path, manifest: Manifest, found: Recommendation, proof: Proof, said: list[str]) -> None:
+    """Write what was predicted and what came beside the dataset in `place`."""
+    content = {
+        "version": _VERSION,
+        "source_digest": manifest.source_digest,
+        "said": said,
+        "median_error": proof.median_error,
+        "gain": asdict(proof.gain),
+        "recommendation": replace(found, checks=proof.checks).to_json(),
+    }
+    with atomic_write(place / AUTO_NAME) as file:
+        file.write(json.dumps(content, indent=1).encode() + b"\n")
+
+
+def read_report(place: Path, scan: Scan) -> dict[str, Any] | None:
+    """What `store` wrote of the dataset of this tree; None if there is nothing, or nothing whole."""
+    try:
+        content: dict[str, Any] = json.loads(read_regular(place / AUTO_NAME))
+        said = content["said"]
+        ours = content["version"] == _VERSION and content["source_digest"] == scan.digest
+        return content if ours and all(isinstance(line, str) for line in said) else None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
+def _asked(asked: dict[str, Any], trainer_rate: float | None) -> dict[str, Any]:
+    """The options of the measurement, with the trainer that `trainer_rate` means."""
+    if trainer_rate is None:
+        return asked
+    if asked["trainer"] != SHARED["trainer"]["default"]:
+        raise SettingError("--trainer and --trainer-rate cannot be combined; give one of them")
+    what_if(trainer_rate=trainer_rate)  # it is positive, or that is an error
+    return {**asked, "trainer": f"emulated:{trainer_rate:g}"}
+
+
+def _on_disk(name: str, place: Location) -> Path:
+    if isinstance(place, Url):
+        raise SettingError(
+            f"{place}: precache auto measures on a disk, so {name} has to lie on one; 'bench recommend URL' "
+            f"advises, 'precache convert' reads and writes URLs"
+        )
+    return place
+
+
+def _stored_as(spec: RecommendSpec, setting: Setting) -> RecommendSpec:
+    return replace(spec, stored_size=setting.stored_size, quality=setting.quality)
+
+
+def _setting_of(recipe: Recipe) -> Setting:
+    assert isinstance(recipe.size, int), "of a square, see _begun"
+    return Setting(recipe.size, recipe.quality)
+
+
+def _begun(place: Path, scan: Scan, name: str) -> _Begun | None:
+    """The conversion of this tree in `place`, if its settings are those of this command."""
+    finished = is_converted(place)
+    try:
+        if finished:
+            manifest = open_dataset(place).manifest
+            recipe, digest = manifest.recipe, manifest.source_digest
+        else:
+            header = read_header(place / JOURNAL_NAME) or {}
+            recipe, digest = Recipe(**header["recipe"]), header["source_digest"]
+    except (PrecacheError, KeyError, TypeError):
+        return None
+    if digest != scan.digest or recipe.format != name or not isinstance(recipe.size, int):
+        return None
+    ours = automatic.recipe(name, _setting_of(recipe)) == recipe
+    return _Begun(place, recipe, finished) if ours else None
+
+
+def _check_free(job: _Job, place: Path) -> None:
+    """Raise an error, before minutes are spent, if nothing can be converted into `place`."""
+    check_apart(job.scan.source, place)
+    if not is_untouched(place):
+        raise DatasetError(
+            f"{place}: holds a conversion of another tree, or with other settings; choose another DST, or "
+            f"replace it by '{shell_command('precache convert', job.tree, place)} --overwrite'"
+        )
+    check_empty(place)
+
+
+def _room(job: _Job) -> tuple[float, str]:
+    """Bytes that DST may take, and what limits it."""
+    folder = next(iter(job.places.values())).absolute()
+    while not folder.is_dir():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free
+    asked = None if job.limit is None else parse_bytes(job.limit)
+    if asked is not None and asked <= free:
+        return asked, f"the {job.limit} of --max-bytes"
+    return free, f"the {human_bytes(free)} that are free"

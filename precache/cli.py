@@ -150,7 +150,7 @@ def convert(
     size: str,
     options: SourceOptions,
     **settings: Any,
-) -> None:
+) -> Conversion:
     """Convert the pictures of SRC (default data/raw) into DST (default data/FORMAT).
 
     SRC is a tree of class folders, a table of pictures and labels (.csv, .tsv, .jsonl, .parquet), an archive,
@@ -187,6 +187,7 @@ def convert(
             on_progress=_telling_of_resume(destination, bar),
         )
     _print_conversion(result, destination)
+    return result
 
 
 @main.command()

@@ -3,11 +3,9 @@
 It is registered with `precache` by the name of this module, for `precache` imports nothing of `bench`.
 """
 
-import json
 import shutil
 import sys
-import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,31 +30,42 @@ from bench.findings.trust import disturbance, other_cpu
 from bench.options import PLACE, SHARED
 from bench.trial import automatic
 from bench.trial.automatic import Proof
+from bench.trial.begun import Begun, find_begun, read_report, store
 from bench.trial.presets import EPILOG
 from bench.trial.recommendation import Recommendation, recommend, train_images
 from bench.trial.sampling import Converted, RecommendSpec
 from precache import commandline
 from precache.cli import DATA, RAW, convert
-from precache.commandline import ProgressBar, gathered, human_bytes, note, parse_bytes
-from precache.converted import is_converted, open_dataset
+from precache.commandline import ProgressBar, gathered, human_bytes, note, parse_bytes, parse_share, printable
+from precache.convert import Conversion
 from precache.destination import AUTO_NAME, is_untouched, resolve
-from precache.errors import DatasetError, PrecacheError, SettingError, check_choice, shell_command
+from precache.errors import DatasetError, SettingError, check_choice
 from precache.journal import check_empty
-from precache.journal_header import JOURNAL_NAME, read_header
-from precache.manifest import Manifest
 from precache.notices import warn
-from precache.recipe import FORMAT_NAMES, Recipe
+from precache.plan import plan_conversion
+from precache.recipe import DEFAULT_SPLITS, FORMAT_NAMES, Recipe, parse_splits
 from precache.sources.base import Scan, check_apart
 from precache.sources.tree import scan_tree
 from precache.sources.walk import Scanning
-from precache.storage import atomic_write, read_regular
 from precache.storage.urls import Location, Url
 from precache.tables import new_console
 
-_VERSION = 1
 _MOST_BATCH = 64
 _MEASURED = {name: MEASURING[name] for name in MEASURING if name not in ("stored_size", "quality")}
 _GIVEN = f"all, or some of: {', '.join(FORMAT_NAMES)}.  [default: {', '.join(QUICK_FORMATS)}]"
+
+_CONVERTING = {
+    "splits": click.option(
+        "--splits", default=DEFAULT_SPLITS, show_default=True, help="Shares, as in train=0.9,val=0.1."
+    ),
+    "max_rejects": click.option(
+        "--max-rejects", default="1%", show_default=True, help="How many pictures may be damaged: 1% or 0.01."
+    ),
+    "overwrite": click.option(
+        "--overwrite", is_flag=True, help="Choose and convert again, and replace DST when all is done."
+    ),
+}
+"""Options of `precache convert`, handed on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +75,7 @@ class _Job:
     Attributes:
         places: format -> where it would go.
         limit: what DST may take, as given; None: what is free.
+        converting: options of `precache convert`.
     """
 
     tree: Path
@@ -73,15 +83,7 @@ class _Job:
     places: dict[str, Path]
     limit: str | None
     yes: bool
-
-
-@dataclass(frozen=True, slots=True)
-class _Begun:
-    """A conversion of the same tree by an earlier call, or by `precache convert`."""
-
-    place: Path
-    recipe: Recipe
-    finished: bool
+    converting: dict[str, Any]
 
 
 @click.command(name="auto", cls=commandline.Command, epilog=EPILOG)
@@ -91,6 +93,7 @@ class _Begun:
 @click.option("--format", "formats", help=_GIVEN)
 @click.option("--trainer-rate", type=float, help="Images/s of one GPU: the same as --trainer emulated:RATE.")
 @click.option("--yes", is_flag=True, help="Convert without asking.")
+@gathered("converting", dict, _CONVERTING)
 @gathered("asked", dict, _MEASURED)
 def command(
     src: Location,
@@ -99,6 +102,7 @@ def command(
     formats: str | None,
     trainer_rate: float | None,
     yes: bool,
+    converting: dict[str, Any],
     asked: dict[str, Any],
 ) -> None:
     """Convert the tree SRC (default data/raw) to what suits this machine, into DST (default data/FORMAT).
@@ -115,6 +119,8 @@ def command(
         parse_bytes(max_bytes)  # an error now, not after minutes
     if not yes and not sys.stdin.isatty():
         raise SettingError("there is no terminal to ask at before converting; give --yes to convert at once")
+    parse_splits(converting["splits"])
+    parse_share("max_rejects", converting["max_rejects"])
     asked = _asked(asked, trainer_rate)
     spec = make_spec(False, {"stored_size": asked["size"], "quality": 95, **asked})
     scan = scan_tree(tree, how=Scanning(spec.workers))
@@ -122,9 +128,12 @@ def command(
         # a picture of the sample may be damaged, and left out by the conversion
         spec = replace(spec, batch_size=max(1, min(_MOST_BATCH, train_images(scan) // 2)))
     places = {name: target or DATA / name for name in names}
-    job = _Job(tree, scan, places, max_bytes, yes)
-    begun = next((found for name, place in places.items() if (found := _begun(place, scan, name))), None)
-    if begun is None:
+    job = _Job(tree, scan, places, max_bytes, yes, converting)
+    if converting["splits"] != DEFAULT_SPLITS:
+        plan_conversion(scan.samples, Recipe(format=names[0], splits=converting["splits"]))
+    every = (find_begun(place, scan, name, spec.size) for name, place in places.items())
+    begun = next((found for found in every if found is not None), None)
+    if begun is None or converting["overwrite"]:
         _begin(job, spec)
     else:
         _go_on(job, spec, begun)
@@ -132,10 +141,12 @@ def command(
 
 def _begin(job: _Job, spec: RecommendSpec) -> None:
     """Choose, ask, convert, measure."""
-    for place in {*job.places.values()} if len(set(job.places.values())) == 1 else ():
-        _check_free(job, place)
+    given = {*job.places.values()}
+    if len(given) == 1:  # else it is not known yet which it will be
+        _check_free(job, *given)
     choice = automatic.choose(job.scan, spec.size, tuple(job.places), *_room(job))
     found = _recommend(job, _stored_as(spec, choice.setting), choice.formats)
+    _check_measured(found)
     chosen = model.best(found.predictions)
     if chosen.name == RAW_NAME or is_unclear(chosen, found.turns):
         note(answer(found.predictions, found.inputs, found.turns))
@@ -150,26 +161,36 @@ def _begin(job: _Job, spec: RecommendSpec) -> None:
     _carry_out(job, _stored_as(spec, choice.setting), found, chosen.name, place)
 
 
-def _go_on(job: _Job, spec: RecommendSpec, begun: _Begun) -> None:
+def _go_on(job: _Job, spec: RecommendSpec, begun: Begun) -> None:
     """Finish, and measure, what was begun before; say it again where that is done, too."""
-    name, setting = begun.recipe.format, _setting_of(begun.recipe)
-    stored = read_report(begun.place, job.scan) if begun.finished else None
-    if stored is not None:
-        note(f"{begun.place}: already converted, and measured; nothing to do")
-        for line in stored["said"]:
-            note(line)
-        return
-    does = "converted already; measuring it" if begun.finished else "begun; going on with it"
-    note(f"{begun.place}: {name}, {setting.words(name)}, is {does}")
+    name, setting = begun.recipe.format, begun.setting
     spec = _stored_as(spec, setting)
-    _carry_out(job, spec, _recommend(job, spec, (name,)), name, begun.place)
+    if begun.finished:
+        _convert(job, spec, name, begun.place)  # which says if it is not what is asked for
+        if (stored := read_report(begun.place, job.scan)) is not None:
+            for line in stored["said"]:
+                note(line)
+            return
+    else:
+        note(f"{begun.place}: a conversion to {name}, {setting.words(name)}, was begun; going on with it")
+    found = _recommend(job, spec, (name,))
+    _check_measured(found)
+    _carry_out(job, spec, found, name, begun.place)
+
+
+def _check_measured(found: Recommendation) -> None:
+    """Raise DatasetError if no format could be measured: then nothing is known of what converting brings."""
+    if len(found.predictions) == 1:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in found.skipped.items())
+        raise DatasetError(f"no format could be measured: {reasons}")
 
 
 def _recommend(job: _Job, spec: RecommendSpec, formats: tuple[str, ...]) -> Recommendation:
     with ProgressBar("recommend", "run") as bar:
         found = recommend(job.scan, spec, formats=formats, on_progress=bar)
-    for name, reason in found.skipped.items():
-        warn(f"{name} is left out: {reason}")
+    if len(found.predictions) > 1:
+        for name, reason in found.skipped.items():
+            warn(f"{name} is left out: {reason}")
     busy = disturbance(other_cpu(found.settings), "")
     if busy:
         warn(busy)
@@ -177,31 +198,34 @@ def _recommend(job: _Job, spec: RecommendSpec, formats: tuple[str, ...]) -> Reco
 
 
 def _carry_out(job: _Job, spec: RecommendSpec, found: Recommendation, name: str, place: Path) -> None:
-    """Convert, measure, say and store what came; exit code 1 where that is less, or larger, than it should."""
-    if name in found.skipped:
-        raise DatasetError(f"{place}: cannot be measured: {found.skipped[name]}")
-    whole = is_untouched(place)
-    start_s = time.perf_counter()
-    context = click.get_current_context()
-    context.invoke(
-        convert, src=job.tree, dst=place, format_name=name, size=str(spec.stored_size), quality=spec.quality
-    )
-    seconds, manifest = time.perf_counter() - start_s, open_dataset(place).manifest
+    """Convert, measure, say and store what came; exit code 1 where that is less, or larger, than asked."""
+    result = _convert(job, spec, name, place)
+    manifest = result.manifest
+    converted = Converted(result.elapsed_s, manifest.stored_bytes)
+    whole = result.converted == manifest.samples  # else an earlier call did some of it
     with ProgressBar("measure", "run") as bar:
-        proof = automatic.prove(
-            job.tree, place, found, name, spec, Converted(seconds, manifest.stored_bytes), whole, bar
-        )
+        proof = automatic.prove(job.tree, place, found, name, spec, converted, whole, bar)
     said = [*proof.gain.words(), _off(proof)]
     for line in said[:-1]:
         note(line)
     show(found, proof)
     note(f"{said[-1]} Stored in {place / AUTO_NAME}.")
-    store(place, manifest, found, proof, said)
+    store(place, manifest.source_digest, found, proof, said)
     if job.limit is not None and manifest.stored_bytes > parse_bytes(job.limit):
-        click.echo(f"{place}: takes {human_bytes(manifest.stored_bytes)}, more than --max-bytes", err=True)
+        takes = f"{place}: takes {human_bytes(manifest.stored_bytes)}, more than --max-bytes {job.limit}"
+        click.echo(printable(f"{takes}; make room, or remove it"), err=True)
         raise click.exceptions.Exit(1)
     if proof.gain.is_loss:
         raise click.exceptions.Exit(1)
+
+
+def _convert(job: _Job, spec: RecommendSpec, name: str, place: Path) -> Conversion:
+    """As `precache convert` does, with all that it says."""
+    settings = {"format_name": name, "size": str(spec.stored_size), "quality": spec.quality}
+    done: Conversion = click.get_current_context().invoke(
+        convert, src=job.tree, dst=place, **settings, **job.converting
+    )
+    return done
 
 
 def _off(proof: Proof) -> str:
@@ -213,31 +237,6 @@ def show(found: Recommendation, proof: Proof) -> None:
     console = new_console(width=TABLE_WIDTH)
     console.print(check_table(replace(found, checks=proof.checks)))
     console.print(conditions(found))
-
-
-def store(place: Path, manifest: Manifest, found: Recommendation, proof: Proof, said: list[str]) -> None:
-    """Write what was predicted and what came beside the dataset in `place`."""
-    content = {
-        "version": _VERSION,
-        "source_digest": manifest.source_digest,
-        "said": said,
-        "median_error": proof.median_error,
-        "gain": asdict(proof.gain),
-        "recommendation": replace(found, checks=proof.checks).to_json(),
-    }
-    with atomic_write(place / AUTO_NAME) as file:
-        file.write(json.dumps(content, indent=1).encode() + b"\n")
-
-
-def read_report(place: Path, scan: Scan) -> dict[str, Any] | None:
-    """What `store` wrote of the dataset of this tree; None if there is nothing, or nothing whole."""
-    try:
-        content: dict[str, Any] = json.loads(read_regular(place / AUTO_NAME))
-        said = content["said"]
-        ours = content["version"] == _VERSION and content["source_digest"] == scan.digest
-        return content if ours and all(isinstance(line, str) for line in said) else None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return None
 
 
 def _asked(asked: dict[str, Any], trainer_rate: float | None) -> dict[str, Any]:
@@ -263,36 +262,13 @@ def _stored_as(spec: RecommendSpec, setting: Setting) -> RecommendSpec:
     return replace(spec, stored_size=setting.stored_size, quality=setting.quality)
 
 
-def _setting_of(recipe: Recipe) -> Setting:
-    assert isinstance(recipe.size, int), "of a square, see _begun"
-    return Setting(recipe.size, recipe.quality)
-
-
-def _begun(place: Path, scan: Scan, name: str) -> _Begun | None:
-    """The conversion of this tree in `place`, if its settings are those of this command."""
-    finished = is_converted(place)
-    try:
-        if finished:
-            manifest = open_dataset(place).manifest
-            recipe, digest = manifest.recipe, manifest.source_digest
-        else:
-            header = read_header(place / JOURNAL_NAME) or {}
-            recipe, digest = Recipe(**header["recipe"]), header["source_digest"]
-    except (PrecacheError, KeyError, TypeError):
-        return None
-    if digest != scan.digest or recipe.format != name or not isinstance(recipe.size, int):
-        return None
-    ours = automatic.recipe(name, _setting_of(recipe)) == recipe
-    return _Begun(place, recipe, finished) if ours else None
-
-
 def _check_free(job: _Job, place: Path) -> None:
     """Raise an error, before minutes are spent, if nothing can be converted into `place`."""
     check_apart(job.scan.source, place)
-    if not is_untouched(place):
+    if not job.converting["overwrite"] and not is_untouched(place):
         raise DatasetError(
-            f"{place}: holds a conversion of another tree, or with other settings; choose another DST, or "
-            f"replace it by '{shell_command('precache convert', job.tree, place)} --overwrite'"
+            f"{place}: holds a conversion of other pictures, or with other settings; choose another DST, or "
+            f"pass --overwrite to replace it"
         )
     check_empty(place)
 

@@ -77,14 +77,14 @@ def why(chosen: Prediction, predictions: Sequence[Prediction], inputs: Inputs, c
 def _setting_reason(name: str, choice: Choice) -> str:
     words = choice.setting.words(name)
     if choice.first:
-        return f"{words} leaves random crops their room"
-    return f"{words} is the most that fits"
+        return f"{words}: room for random crops"
+    return f"{words}: the most that fits"
 
 
 def _instead(found: Prediction) -> str:
     return (
-        f"{found.name} would take {human_bytes(found.bytes)} and give the trainer "
-        f"{found.trained_images_per_s:,.0f}"
+        f"{found.name} would take {human_bytes(found.bytes)} and {duration(found.conversion_s)}, and give "
+        f"the trainer {found.trained_images_per_s:,.0f} images/s"
     )
 
 

@@ -120,7 +120,7 @@ def test_the_commands_of_a_guide_run_and_so_does_its_python(guide: str, photos: 
     for sample in scan_tree(photos / "photos").samples:
         store.upload(photos / "photos" / sample.path, sample.path)
     for program, *words in commands(guide):
-        if program == "precache" and words[0] not in ("doctor", "sample"):
+        if program == "precache" and words[0] not in ("doctor", "sample", "auto"):
             assert commandline.run(precache, "precache", in_bucket(words, bucket)) == 0, words
     found = blocks(guide, "python")
     assert found
@@ -140,6 +140,28 @@ def test_the_training_loop_of_the_readme_trains(photos: Path, bucket: Url) -> No
             assert commandline.run(PROGRAMS[program], program, in_bucket(words, bucket)) == 0, words
     exec(compile(quick, "README.md", "exec"), {"__name__": "__main__"})
     assert (photos / "checkpoint.pt").exists()
+
+
+@pytest.mark.slow
+def test_what_the_guide_lets_decide_is_decided(photos: Path) -> None:
+    quick = (
+        "--pictures",
+        "16",
+        "--seconds",
+        "0.1",
+        "--repeats",
+        "1",
+        "--size",
+        "64",
+        "--trainer-rate",
+        "1e6",
+    )
+    found = [words for program, *words in commands("precache/README.md") if words[0] == "auto"]
+    assert found
+    for words in found:
+        ended = run("precache", *words, *quick, cwd=photos)
+        assert ended.returncode == 0, ended.stderr
+        assert "Gained: " in ended.stdout
 
 
 @pytest.mark.slow

@@ -246,7 +246,7 @@ def _asked(asked: dict[str, Any], trainer_rate: float | None) -> dict[str, Any]:
     if asked["trainer"] != SHARED["trainer"]["default"]:
         raise SettingError("--trainer and --trainer-rate cannot be combined; give one of them")
     what_if(trainer_rate=trainer_rate)  # it is positive, or that is an error
-    return {**asked, "trainer": f"emulated:{trainer_rate:g}"}
+    return {**asked, "trainer": f"emulated:{trainer_rate:.10g}"}
 
 
 def _on_disk(name: str, place: Location) -> Path:

@@ -205,17 +205,21 @@ def _carry_out(job: _Job, spec: RecommendSpec, found: Recommendation, name: str,
     whole = result.converted == manifest.samples  # else an earlier call did some of it
     with ProgressBar("measure", "run") as bar:
         proof = automatic.prove(job.tree, place, found, name, spec, converted, whole, bar)
-    said = [*proof.gain.words(), _off(proof)]
+    said = [*proof.gain.words(), f"Predictions were {proof.median_error:.0%} off in the median."]
+    store(place, manifest.source_digest, found, proof, said)
+    disturbed = disturbance(proof.other_cpu, "")
+    if disturbed:
+        warn(disturbed)
     for line in said[:-1]:
         note(line)
     show(found, proof)
-    note(f"{said[-1]} Stored in {place / AUTO_NAME}.")
-    store(place, manifest.source_digest, found, proof, said)
+    note(f"{said[-1]} {place / AUTO_NAME} has every figure.")
+    note(f"To train from it: loaders.build({str(place)!r}, batch_size=64, size={spec.size}, augment='train')")
     if job.limit is not None and manifest.stored_bytes > parse_bytes(job.limit):
         takes = f"{place}: takes {human_bytes(manifest.stored_bytes)}, more than --max-bytes {job.limit}"
         click.echo(printable(f"{takes}; make room, or remove it"), err=True)
         raise click.exceptions.Exit(1)
-    if proof.gain.is_loss:
+    if proof.gain.is_loss and not disturbed:
         raise click.exceptions.Exit(1)
 
 
@@ -226,10 +230,6 @@ def _convert(job: _Job, spec: RecommendSpec, name: str, place: Path) -> Conversi
         convert, src=job.tree, dst=place, **settings, **job.converting
     )
     return done
-
-
-def _off(proof: Proof) -> str:
-    return f"Predictions were {proof.median_error:.0%} off in the median."
 
 
 def show(found: Recommendation, proof: Proof) -> None:

@@ -6,7 +6,7 @@ from statistics import median
 
 from bench.findings.forecast import JPEG_NAMES, RAW_NAME, Inputs, Prediction
 from bench.findings.stats import Estimate
-from bench.findings.words import counted, duration, epochs
+from bench.findings.words import counted, duration, epochs, number
 from precache.commandline import human_bytes
 
 _SLACK = 1.1  # a hundred JPEGs tell the size of all of them to within a tenth
@@ -114,13 +114,13 @@ class Gain:
         return self.times.high < 1
 
     def words(self) -> list[str]:
-        """What was gained, in one or two lines."""
-        rates = f"{self.after.median:,.0f} images/s instead of {self.before.median:,.0f}"
-        spread = f"{self.times.low:.2f} to {self.times.high:.2f}"
+        """What was gained, a line each."""
+        rates = f"the trainer gets {self.after.median:,.0f} images/s instead of {self.before.median:,.0f}"
+        times, low, high = map(number, (self.times.median, self.times.low, self.times.high))
         if self.is_loss:
-            return [f"Lost: the trainer gets {rates} ({self.times.median:.2f} times as many, {spread})."]
+            return [f"Lost: {rates}, {times} times as many ({low} to {high})."]
         if self.times.low <= 1:
-            return [f"Gained nothing that can be told from noise: the trainer gets {rates} ({spread} times)."]
+            return [f"Gained nothing that can be told from noise: {rates} ({low} to {high} times)."]
         saved_s = self.images * (1 / self.before.median - 1 / self.after.median)
         pays = ""
         if self.conversion_s is not None and saved_s > 0:
@@ -128,8 +128,8 @@ class Gain:
             pays = f"; converting took {duration(self.conversion_s)}, which pays after {after}"
         epoch = [duration(self.images / rate.median) for rate in (self.after, self.before)]
         return [
-            f"Gained: the trainer gets {rates}, {self.times.median:.2f} times as many ({spread}), and works "
-            f"{self.busy_after:.0%} of the time instead of {self.busy_before:.0%}.",
+            f"Gained: {rates}, {times} times as many ({low} to {high}).",
+            f"It works {self.busy_after:.0%} of the time instead of {self.busy_before:.0%}.",
             f"An epoch of {counted(self.images, 'picture')} takes {epoch[0]} instead of {epoch[1]}{pays}.",
         ]
 

@@ -9,6 +9,7 @@ from bench.findings import stats
 from bench.findings.choice import Choice, Gain, Setting
 from bench.findings.forecast import RAW_NAME, Prediction
 from bench.machine import page_cache
+from bench.machine.others import OtherProcesses
 from bench.trial import sampling
 from bench.trial.loader_run import LoaderRun
 from bench.trial.recommendation import Check, Recommendation, Runs, compare
@@ -56,10 +57,15 @@ def recipe(name: str, setting: Setting) -> Recipe:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What came: the gain, and each prediction beside what was measured."""
+    """What came: the gain, and each prediction beside what was measured.
+
+    Attributes:
+        other_cpu: share of the CPUs, 0 to 1, that other processes took meanwhile; None where not known.
+    """
 
     gain: Gain
     checks: list[Check]
+    other_cpu: float | None
 
     @property
     def median_error(self) -> float:
@@ -86,7 +92,7 @@ def prove(
     predicted = {one.name: one for one in found.predictions}
     places = {RAW_NAME: tree, name: destination}
     runs: dict[str, list[LoaderRun]] = {RAW_NAME: [], name: []}
-    turns = spec.repeats
+    turns, others = spec.repeats, OtherProcesses()
     on_progress(0, 2 * turns)
     for turn in range(turns):
         for number, (kind, place) in enumerate(places.items(), 1):
@@ -102,7 +108,8 @@ def prove(
         for check in _compare(predicted[kind], runs[kind], None if kind == RAW_NAME else converted)
         if whole or check.quantity != "conversion"
     ]
-    return Proof(_gain(runs[RAW_NAME], runs[name], found, converted.seconds if whole else None), checks)
+    gain = _gain(runs[RAW_NAME], runs[name], found, converted.seconds if whole else None)
+    return Proof(gain, checks, others.share())
 
 
 def _compare(predicted: Prediction, runs: list[LoaderRun], converted: Converted | None) -> list[Check]:

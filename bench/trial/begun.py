@@ -71,6 +71,7 @@ def store(place: Path, source_digest: str, found: Recommendation, proof: Proof, 
         "said": said,
         "median_error": proof.median_error,
         "gain": asdict(proof.gain),
+        "other_cpu": proof.other_cpu,
         "recommendation": replace(found, checks=proof.checks).to_json(),
     }
     with atomic_write(place / AUTO_NAME) as file:

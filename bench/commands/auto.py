@@ -34,21 +34,29 @@ from bench.trial.begun import Begun, find_begun, read_report, store
 from bench.trial.presets import EPILOG
 from bench.trial.recommendation import Recommendation, recommend, train_images
 from bench.trial.sampling import Converted, RecommendSpec
-from precache import commandline
 from precache.cli import DATA, RAW, convert
-from precache.commandline import ProgressBar, gathered, human_bytes, note, parse_bytes, parse_share, printable
+from precache.console import commandline
+from precache.console.commandline import (
+    ProgressBar,
+    gathered,
+    human_bytes,
+    note,
+    parse_bytes,
+    parse_share,
+    printable,
+)
+from precache.console.notices import warn
+from precache.console.tables import new_console
 from precache.convert import Conversion
 from precache.destination import AUTO_NAME, is_untouched, resolve
 from precache.errors import DatasetError, SettingError, check_choice
 from precache.journal import check_empty
-from precache.notices import warn
 from precache.plan import plan_conversion
 from precache.recipe import DEFAULT_SPLITS, FORMAT_NAMES, Recipe, parse_splits
 from precache.sources.base import Scan, check_apart
 from precache.sources.tree import scan_tree
 from precache.sources.walk import Scanning
 from precache.storage.urls import Location, Url
-from precache.tables import new_console
 
 _MOST_BATCH = 64
 _MEASURED = {name: MEASURING[name] for name in MEASURING if name not in ("stored_size", "quality")}

@@ -7,7 +7,7 @@ from statistics import median
 from bench.findings.forecast import JPEG_NAMES, RAW_NAME, Inputs, Prediction
 from bench.findings.stats import Estimate
 from bench.findings.words import counted, duration, epochs, number
-from precache.commandline import human_bytes
+from precache.console.commandline import human_bytes
 
 _SLACK = 1.1  # a hundred JPEGs tell the size of all of them to within a tenth
 _CROP_ROOM = 8 / 7  # torchvision's recipe stores 256 for crops of 224

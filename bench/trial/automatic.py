@@ -14,10 +14,10 @@ from bench.trial import sampling
 from bench.trial.loader_run import LoaderRun
 from bench.trial.recommendation import Check, Recommendation, Runs, compare
 from bench.trial.sampling import Converted, RecommendSpec
-from precache.commandline import human_bytes
+from precache.console.commandline import human_bytes
+from precache.console.progress import Progress, unseen
+from precache.conversion.estimate import predict_bytes
 from precache.errors import SettingError
-from precache.estimate import predict_bytes
-from precache.progress import Progress, unseen
 from precache.recipe import Recipe
 from precache.sources.base import Scan
 
@@ -97,6 +97,10 @@ def prove(
     for turn in range(turns):
         for number, (kind, place) in enumerate(places.items(), 1):
             warm = page_cache.warm(place)
+            if not warm:  # the disk is part of what is measured
+                predicted[kind] = replace(
+                    predicted[kind], warm_images_per_s=predicted[kind].cold_images_per_s
+                )
             epoch_s = found.inputs.train_images / predicted[kind].warm_images_per_s
             runs[kind].append(
                 sampling.serve(place, kind, spec, first_epoch=warm and epoch_s < _FIRST_EPOCH_S)

@@ -9,10 +9,10 @@ from bench.findings.choice import Setting
 from bench.trial import automatic
 from bench.trial.automatic import Proof
 from bench.trial.recommendation import Recommendation
-from precache.converted import is_converted, open_dataset
+from precache.conversion.journal_header import JOURNAL_NAME, read_header
+from precache.dataset.converted import is_converted, open_dataset
 from precache.destination import AUTO_NAME
 from precache.errors import PrecacheError
-from precache.journal_header import JOURNAL_NAME, read_header
 from precache.recipe import Recipe
 from precache.sources.base import Scan
 from precache.storage import atomic_write, read_regular

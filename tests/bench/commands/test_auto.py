@@ -23,12 +23,12 @@ from bench.trial import automatic
 from bench.trial.loader_run import LoaderRun
 from bench.trial.recommendation import Recommendation, train_images
 from bench.trial.sampling import RecommendSpec
-from precache import commandline
 from precache.cli import main
+from precache.console import commandline
+from precache.conversion.estimate import predict_bytes
 from precache.destination import AUTO_NAME
 from precache.errors import SettingError
-from precache.estimate import predict_bytes
-from precache.sample_tree import make_sample
+from precache.example_data.sample_tree import make_sample
 from precache.sources.base import Scan
 from precache.sources.tree import scan_tree
 from tests.command import check_bad_input, run
@@ -47,6 +47,7 @@ class Machine:
         self.asked: list[tuple[str, ...]] = []
         self.after: dict[str, float] = {}
         self.other_cpu = 0.0
+        self.first_epochs: set[bool] = set()
 
     def recommend(
         self, scan: Scan, spec: RecommendSpec, *, formats: tuple[str, ...], on_progress: object
@@ -72,6 +73,7 @@ class Machine:
         )  # fmt: skip
 
     def serve(self, path: Path, name: str, spec: RecommendSpec, *, first_epoch: bool) -> LoaderRun:
+        self.first_epochs.add(first_epoch)
         rate = {**self.rates, **self.after}[name]
         return LoaderRun(rate, TRAINER, min(rate, TRAINER), 1e-6)
 
@@ -257,6 +259,18 @@ def test_beside_other_busy_processes_it_says_so_and_calls_nothing_a_regression(
     machine.after, machine.other_cpu = {"shards": 100.0}, 0.6
     assert auto("out", "--yes").returncode == 0
     assert "Other processes took 60% of the CPUs" in caplog.text
+
+
+def test_what_does_not_fit_into_memory_is_measured_from_the_disk_without_an_epoch_before(
+    machine: Machine, auto: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(automatic.page_cache, "warm", lambda path: False)
+    assert auto("out", "--yes").returncode == 0
+    assert machine.first_epochs == {False}
+    found = report(tmp_path / "out")["recommendation"]
+    cold = {one["name"]: one["cold_images_per_s"] for one in found["predictions"]}
+    said = {c["name"]: c["predicted"]["median"] for c in found["checks"] if c["quantity"] == "loader"}
+    assert said == cold
 
 
 def test_a_dataset_that_takes_more_than_was_allowed_is_said_to(

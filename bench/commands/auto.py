@@ -222,9 +222,8 @@ def _carry_out(job: _Job, spec: RecommendSpec, found: Recommendation, name: str,
         note(line)
     show(found, proof)
     note(f"{said[-1]} {place / AUTO_NAME} has every figure.")
-    note(
-        f"To train from it: loaders.build({str(place)!r}, batch_size={spec.batch_size}, size={spec.size}, augment='train')"
-    )
+    settings = f"batch_size={spec.batch_size}, size={spec.size}, augment='train'"
+    note(f"To train from it: loaders.build({str(place)!r}, {settings})")
     if job.limit is not None and manifest.stored_bytes > parse_bytes(job.limit):
         takes = f"{place}: takes {human_bytes(manifest.stored_bytes)}, more than --max-bytes {job.limit}"
         click.echo(printable(f"{takes}; make room, or remove it"), err=True)

@@ -43,6 +43,9 @@ from precache.storage.urls import Location, Url
 
 DATA = Path("data")
 RAW = DATA / "raw"
+ELSEWHERE = {"auto": "bench.commands.auto"}
+"""Commands that measure, so that they need torch: by name, where they are."""
+_ELSEWHERE_HELP = {"auto": "Choose a format, convert to it, and measure what that brings."}
 _PATH, _PLACE = click.Path(path_type=Path), Place()
 _REJECTS = {
     "max_rejects": click.option(
@@ -147,7 +150,7 @@ def convert(
     size: str,
     options: SourceOptions,
     **settings: Any,
-) -> None:
+) -> Conversion:
     """Convert the pictures of SRC (default data/raw) into DST (default data/FORMAT).
 
     SRC is a tree of class folders, a table of pictures and labels (.csv, .tsv, .jsonl, .parquet), an archive,
@@ -184,6 +187,7 @@ def convert(
             on_progress=_telling_of_resume(destination, bar),
         )
     _print_conversion(result, destination)
+    return result
 
 
 @main.command()
@@ -238,6 +242,8 @@ def doctor_command() -> None:
 
 for _command in (verify_command, check_command, clean_command, push_command, pull_command):
     main.add_command(_command)
+for _name, _module in ELSEWHERE.items():
+    main.add_command(commandline.Elsewhere(_name, _module, _ELSEWHERE_HELP[_name]))
 
 
 def _telling_of_resume(destination: Location, on_progress: Progress) -> Progress:

@@ -30,6 +30,9 @@ from precache.errors import DatasetError
 from precache.manifest import MANIFEST_NAME, Manifest
 from precache.storage import fsync_folder, remove_leftovers
 
+AUTO_NAME = "precache-auto.json"
+"""What `precache auto` predicted of the dataset beside it, and what came; the dataset is whole without."""
+
 
 def resolve(destination: Path) -> Path:
     """The folder that `destination` stands for: what a link leads to, and '.' by its own name.
@@ -209,7 +212,8 @@ def _folders(lock: Lock, swap: Swap) -> tuple[Path, Path]:
 
 
 def _own_names(manifest: Manifest) -> tuple[str, ...]:
-    return (*(file.name for file in manifest.files), *manifest.replaced_files, REJECTED_NAME, MANIFEST_NAME)
+    files = (file.name for file in manifest.files)
+    return (*files, *manifest.replaced_files, REJECTED_NAME, AUTO_NAME, MANIFEST_NAME)
 
 
 def _is_working_folder(folder: Path) -> bool:

@@ -16,6 +16,7 @@ from bench.cli import COMMANDS
 from bench.cli import main as bench
 from precache.cli import main as precache
 from precache.console import commandline
+from precache.destination import AUTO_NAME
 from precache.example_data.sample_tree import make_sample
 from precache.sources.tree import scan_tree
 from precache.storage.objects import ObjectStore
@@ -121,7 +122,7 @@ def test_the_commands_of_a_guide_run_and_so_does_its_python(guide: str, photos: 
     for sample in scan_tree(photos / "photos").samples:
         store.upload(photos / "photos" / sample.path, sample.path)
     for program, *words in commands(guide):
-        if program == "precache" and words[0] not in ("doctor", "sample"):
+        if program == "precache" and words[0] not in ("doctor", "sample", "auto"):
             assert commandline.run(precache, "precache", in_bucket(words, bucket)) == 0, words
     found = blocks(guide, "python")
     assert found
@@ -141,6 +142,28 @@ def test_the_training_loop_of_the_readme_trains(photos: Path, bucket: Url) -> No
             assert commandline.run(PROGRAMS[program], program, in_bucket(words, bucket)) == 0, words
     exec(compile(quick, "README.md", "exec"), {"__name__": "__main__"})
     assert (photos / "checkpoint.pt").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)  # six processes that import torch, each several times as long on a busy machine
+def test_what_the_guide_lets_decide_is_decided(photos: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    quick = [
+        "--pictures",
+        "16",
+        "--seconds",
+        "0.1",
+        "--repeats",
+        "1",
+        "--size",
+        "64",
+        "--trainer-rate",
+        "1e6",
+    ]
+    found = [words for program, *words in commands("precache/README.md") if words[0] == "auto"]
+    assert found
+    for words in found:
+        assert commandline.run(precache, "precache", [*words, *quick]) in (0, 1)
+        assert (photos / words[2] / AUTO_NAME).exists()
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ import pytest
 
 from bench.cli import COMMANDS
 from loaders import BACKENDS
+from precache.cli import ELSEWHERE
 from tests.command import ROOT
 
 LOADERS_MAY_USE = {
@@ -144,7 +145,18 @@ def test_names_of_loaders_are_all_that_its_init_holds() -> None:
 
 def test_each_command_is_a_file_of_its_name() -> None:
     names = {path.stem for path in files("bench/commands")} - {"__init__"}
-    assert {name: f"bench.commands.{name}" for name in names} == COMMANDS
+    assert {name: f"bench.commands.{name}" for name in names} == {**COMMANDS, **ELSEWHERE}
+
+
+def test_commands_that_precache_lends_are_named_and_not_imported() -> None:
+    """They are all of `bench` that `precache` knows, as text that is imported when the command is called."""
+    for path in files("precache"):
+        named = [
+            node.value
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.Constant) and str(node.value).startswith(("bench.", "loaders."))
+        ]
+        assert named == (list(ELSEWHERE.values()) if path.name == "cli.py" else []), path
 
 
 def test_files_stay_short_enough_to_hold_one_idea() -> None:

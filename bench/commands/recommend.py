@@ -129,8 +129,8 @@ def command(
     """
     check_output(json_path)
     thorough = thorough or check
-    names = _formats(formats, thorough)
-    spec = _spec(thorough, asked)
+    names = chosen_formats(formats, thorough)
+    spec = make_spec(thorough, asked)
     if isinstance(src, Url) and check:
         raise SettingError(f"{src}: --check reads the whole tree from a disk; leave it out, or copy the tree")
     scan = ObjectTree(src).scan() if isinstance(src, Url) else scan_tree(src, how=Scanning(spec.workers))
@@ -152,13 +152,14 @@ def command(
 _NO_FORMAT = ", so no format is named"
 
 
-def _formats(asked: str | None, thorough: bool) -> tuple[str, ...]:
+def chosen_formats(asked: str | None, thorough: bool) -> tuple[str, ...]:
+    """Those named, else those that the quick or the thorough way takes."""
     if asked is None:
         return FORMAT_NAMES if thorough else QUICK_FORMATS
     return FORMAT_NAMES if asked == "all" else tuple(name.strip() for name in asked.split(","))
 
 
-def _spec(thorough: bool, asked: dict[str, Any]) -> RecommendSpec:
+def make_spec(thorough: bool, asked: dict[str, Any]) -> RecommendSpec:
     """What was asked for, else what the quick or the thorough way takes."""
     given = {name: value for name, value in asked.items() if value is not None}
     usual = dict(THOROUGH if thorough else QUICK)

@@ -33,12 +33,11 @@ def answer(predictions: list[Prediction], inputs: Inputs, turns: Sequence[list[P
     raw = _named(predictions, RAW_NAME)
     if advised is raw or raw is None:
         return _leave(raw or advised, inputs)
-    gains = [_rate(turn, advised.name) / _rate(turn, RAW_NAME) for turn in turns]
-    if len(gains) > 1 and min(gains) <= 1:
+    if is_unclear(advised, turns):
         return (
             f"Unclear, within noise: {advised.name} gives the trainer "
             f"{advised.trained_images_per_s:,.0f} images/s, the tree as it is "
-            f"{raw.trained_images_per_s:,.0f}, and the {len(gains)} repeats disagree on which is faster."
+            f"{raw.trained_images_per_s:,.0f}, and the {len(turns)} repeats disagree on which is faster."
         )
     limit = inputs.trainer_images_per_s * inputs.gpus
     return (
@@ -47,6 +46,12 @@ def answer(predictions: list[Prediction], inputs: Inputs, turns: Sequence[list[P
         f"{duration(advised.conversion_s)} and {human_bytes(advised.bytes)}, and pays after "
         f"{epochs(advised.epochs_to_pay)}."
     )
+
+
+def is_unclear(advised: Prediction, turns: Sequence[list[Prediction]]) -> bool:
+    """Whether the predictions from each repeat alone disagree on it being faster than the tree."""
+    gains = [_rate(turn, advised.name) / _rate(turn, RAW_NAME) for turn in turns]
+    return len(gains) > 1 and min(gains) <= 1
 
 
 def as_it_is(predictions: list[Prediction], inputs: Inputs) -> str:

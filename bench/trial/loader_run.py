@@ -1,6 +1,7 @@
 """One loader alone, the trainer alone, and both together, each in a process of its own.
 
-The loader alone is measured from the second epoch on: a first one, which opens everything, goes before.
+The loader alone is measured from the second epoch on: a first one, which opens everything, goes before,
+unless that would take too long.
 """
 
 from dataclasses import dataclass, replace
@@ -27,10 +28,10 @@ class LoaderRun:
     serial_s: float
 
 
-def run(spec: TrialSpec) -> LoaderRun:
+def run(spec: TrialSpec, *, first_epoch: bool = True) -> LoaderRun:
     """Measure each for at least `spec.seconds`; WorkerError, with the reason, if a process dies."""
     warm = replace(spec, warmup=0, batches=1, monitored=False)
-    alone = run_fresh(measure, replace(warm, trainer=NullTrainer.name, first_epoch=True))
+    alone = run_fresh(measure, replace(warm, trainer=NullTrainer.name, first_epoch=first_epoch))
     half_s = spec.seconds / 2
     trainer = run_fresh(measure_trainer, replace(warm, seconds=half_s))
     together = run_fresh(measure, replace(warm, warmup_s=half_s))

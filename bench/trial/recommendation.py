@@ -100,7 +100,7 @@ class Recommendation:
 
 
 @dataclass(slots=True)
-class _Runs:
+class Runs:
     """Of one format: small and large conversions of the sample, its loader; and the whole tree's."""
 
     small: list[Converted]
@@ -158,7 +158,7 @@ def recommend(
     profiles, inputs, predictions = _predict(measured, slice(None), trees, scan, spec, hardware)
     checks = []
     for index, name in enumerate(measured):
-        checks += _checks([turn[2][index] for turn in turns], measured[name]) if check else []
+        checks += compare([turn[2][index] for turn in turns], measured[name]) if check else []
     settings = {
         **asdict(spec),
         "source": scan.root.name,
@@ -184,9 +184,9 @@ def _take_turns(
     check: bool,
     begun_s: float,
     step: Callable[[], None],
-) -> tuple[dict[str, _Runs], dict[str, str]]:
+) -> tuple[dict[str, Runs], dict[str, str]]:
     """What each format gave, as often as the repeats and the limit allow, and why others gave nothing."""
-    runs = {name: _Runs([], [], [], [], []) for name in names}
+    runs = {name: Runs([], [], [], [], []) for name in names}
     skipped: dict[str, str] = {}
     served: dict[str, Path] = {}
     turn_s = 0.0
@@ -228,7 +228,7 @@ def _hardware(scan: Scan, spec: RecommendSpec) -> Hardware:
 
 
 def _predict(
-    measured: dict[str, _Runs],
+    measured: dict[str, Runs],
     turns: slice,
     trees: Trees,
     scan: Scan,
@@ -237,7 +237,7 @@ def _predict(
 ) -> tuple[list[Profile], Inputs, list[Prediction]]:
     """From the sample's runs of some turns; the whole tree's play no part."""
     sampled = {
-        name: _Runs(runs.small[turns], runs.large[turns], runs.loaders[turns], [], [])
+        name: Runs(runs.small[turns], runs.large[turns], runs.loaders[turns], [], [])
         for name, runs in measured.items()
     }
     profiles = [_profile(name, runs, trees, scan, spec) for name, runs in sampled.items()]
@@ -246,7 +246,7 @@ def _predict(
 
 
 def _measure(
-    runs: _Runs,
+    runs: Runs,
     name: str,
     trees: Trees,
     served: Path | None,
@@ -270,7 +270,7 @@ def _measure(
         step()
 
 
-def _profile(name: str, runs: _Runs, trees: Trees, scan: Scan, spec: RecommendSpec) -> Profile:
+def _profile(name: str, runs: Runs, trees: Trees, scan: Scan, spec: RecommendSpec) -> Profile:
     startup_s = image_s = 0.0
     image_bytes = float(scan.samples.file_bytes.mean())
     # Decoding takes time in proportion to the files' bytes, and a sample misses the few largest ones.
@@ -325,7 +325,7 @@ def _inputs(scan: Scan, spec: RecommendSpec, hardware: Hardware, runs: list[Load
     )
 
 
-def _checks(predicted: list[Prediction], runs: _Runs) -> list[Check]:
+def compare(predicted: list[Prediction], runs: Runs) -> list[Check]:
     """`predicted` from each turn's sample, against each turn's whole tree."""
 
     def line(quantity: str, unit: str, values: list[float], found: list[float]) -> Check:

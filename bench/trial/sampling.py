@@ -224,25 +224,31 @@ def run_format(
             converted = convert(tree, path, spec.recipe(name, shard_images), spec.workers)
         path = path if served is None else served
         _warm(path)
-        found = loader_run.run(
-            TrialSpec(
-                backend=BACKENDS[name],
-                path=path.resolve(),
-                trainer=spec.trainer,
-                classes=len(open_split(path, "train").classes),
-                batch_size=spec.batch_size,
-                workers=spec.workers,
-                size=spec.size,
-                warmup=0,
-                batches=1,
-                seconds=spec.seconds,
-                device=choose_device("auto"),
-                check=CHECK,
-            )
-        )
+        found = serve(path, name, spec)
     finally:
         shutil.rmtree(folder / "out", ignore_errors=True)
     return converted, found
+
+
+def serve(path: Path, name: str, spec: RecommendSpec, *, first_epoch: bool = True) -> LoaderRun:
+    """Run the loader of the format `name` on what lies in `path`; WorkerError if it fails."""
+    return loader_run.run(
+        TrialSpec(
+            backend=BACKENDS[name],
+            path=path.resolve(),
+            trainer=spec.trainer,
+            classes=len(open_split(path, "train").classes),
+            batch_size=spec.batch_size,
+            workers=spec.workers,
+            size=spec.size,
+            warmup=0,
+            batches=1,
+            seconds=spec.seconds,
+            device=choose_device("auto"),
+            check=CHECK,
+        ),
+        first_epoch=first_epoch,
+    )
 
 
 def _warm(folder: Path) -> None:

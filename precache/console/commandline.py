@@ -36,8 +36,8 @@ from precache.packages import OF_EXTRAS, install_extra
 from precache.storage.urls import Location, locate
 
 __all__ = [
-    "STDOUT", "Command", "Group", "Place", "ProgressBar", "check_output", "gathered", "human_bytes", "note",
-    "parse_bytes", "parse_share", "printable", "run", "write_json",
+    "STDOUT", "Command", "Elsewhere", "Group", "Place", "ProgressBar", "check_output", "gathered",
+    "human_bytes", "note", "parse_bytes", "parse_share", "printable", "run", "write_json",
 ]  # fmt: skip
 
 STDOUT = Path("-")
@@ -66,7 +66,7 @@ class Group(click.Group):
     """A group of `Command`s.
 
     Those in `modules`, {name: module}, are imported when they are asked for; each module holds its command
-    as `command`. Where a package is not installed, the error names the extra of the group.
+    as `command`. Where a package is not installed, the error names the extra.
     """
 
     command_class = Command
@@ -83,15 +83,39 @@ class Group(click.Group):
         """The command of that name; None if there is none."""
         if cmd_name not in self._modules:
             return super().get_command(ctx, cmd_name)
-        try:
-            command: click.Command = importlib.import_module(self._modules[cmd_name]).command
-        except ImportError as error:
-            if isinstance(error, ModuleNotFoundError) and (error.name or "").split(".")[0] not in OF_EXTRAS:
-                raise
-            raise MissingDependencyError(
-                f"{self.name} needs the extra '{self.name}' ({error}); run: {install_extra(str(self.name))}"
-            ) from error
-        return command
+        return _imported(self._modules[cmd_name], str(self.name))
+
+
+class Elsewhere(Command):
+    """A command of a package that its group may not import: imported when called, not when listed.
+
+    Its module holds it as `command`. Where a package is not installed, the error names the extra.
+    """
+
+    def __init__(self, name: str, module: str, short_help: str) -> None:
+        super().__init__(name, short_help=short_help)
+        self._module = module
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        """That of the command itself."""
+        found = _imported(self._module, parent.command_path + f" {info_name}" if parent else str(info_name))
+        return found.make_context(info_name, args, parent, **extra)
+
+
+def _imported(module: str, program: str) -> click.Command:
+    """The command of `module`; MissingDependencyError if that needs what its package's extra brings."""
+    try:
+        command: click.Command = importlib.import_module(module).command
+    except ImportError as error:
+        if isinstance(error, ModuleNotFoundError) and (error.name or "").split(".")[0] not in OF_EXTRAS:
+            raise
+        extra = module.partition(".")[0]
+        raise MissingDependencyError(
+            f"{program} needs the extra '{extra}' ({error}); run: {install_extra(extra)}"
+        ) from error
+    return command
 
 
 def run(group: click.Group, program: str, arguments: Sequence[str] | None = None) -> int:

@@ -1,0 +1,140 @@
+"""What `precache auto` measures: which settings fit, and what a conversion brought."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from bench.findings import choice as rules
+from bench.findings import stats
+from bench.findings.choice import Choice, Gain, Setting
+from bench.findings.forecast import RAW_NAME, Prediction
+from bench.machine import page_cache
+from bench.machine.others import OtherProcesses
+from bench.trial import sampling
+from bench.trial.loader_run import LoaderRun
+from bench.trial.recommendation import Check, Recommendation, Runs, compare
+from bench.trial.sampling import Converted, RecommendSpec
+from precache.console.commandline import human_bytes
+from precache.console.progress import Progress, unseen
+from precache.conversion.estimate import predict_bytes
+from precache.errors import SettingError
+from precache.recipe import Recipe
+from precache.sources.base import Scan
+
+_PICTURES = 100  # whose JPEGs tell the size of all
+_FIRST_EPOCH_S = 10.0  # one that takes longer does not go before what is measured
+
+
+def choose(scan: Scan, size: int, formats: Sequence[str], room_bytes: float, limit: str) -> Choice:
+    """The setting that keeps most of the pictures, of those in which one of `formats` fits into `room_bytes`.
+
+    Raises:
+        SettingError: none fits; says what would.
+    """
+    smallest: tuple[float, str, Setting] | None = None
+    for number, setting in enumerate(rules.settings(size)):
+        sizes = {name: float(predict_bytes(scan, recipe(name, setting), _PICTURES)) for name in formats}
+        needed = {name: rules.needed_bytes(name, predicted) for name, predicted in sizes.items()}
+        fitting = tuple(name for name in formats if needed[name] <= room_bytes)
+        if fitting:
+            return Choice(setting, sizes, fitting, number == 0, limit)
+        least = min(needed, key=lambda name: needed[name])
+        if smallest is None or needed[least] < smallest[0]:
+            smallest = (needed[least], least, setting)
+    assert smallest is not None, "there is a setting"
+    least_bytes, name, setting = smallest
+    raise SettingError(
+        f"no format fits into {limit}: the smallest, {name} at {setting.words(name)}, needs "
+        f"{human_bytes(least_bytes)}; make that room, or give --max-bytes "
+        f"{-int(-least_bytes // 1e6)}MB or more"
+    )
+
+
+def recipe(name: str, setting: Setting) -> Recipe:
+    """What `precache auto` converts to."""
+    return Recipe(format=name, size=setting.stored_size, quality=setting.quality)
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What came: the gain, and each prediction beside what was measured.
+
+    Attributes:
+        other_cpu: share of the CPUs, 0 to 1, that other processes took meanwhile; None where not known.
+    """
+
+    gain: Gain
+    checks: list[Check]
+    other_cpu: float | None
+
+    @property
+    def median_error(self) -> float:
+        """Of the predictions, as a share of what was measured."""
+        return rules.median_error([check.error for check in self.checks])
+
+
+def prove(
+    tree: Path,
+    destination: Path,
+    found: Recommendation,
+    name: str,
+    spec: RecommendSpec,
+    converted: Converted,
+    whole: bool,
+    on_progress: Progress = unseen,
+) -> Proof:
+    """Feed the trainer from the tree and from the dataset by turns, `spec.repeats` times.
+
+    Args:
+        whole: whether `converted.seconds` are those of all pictures.
+    """
+    spec = replace(spec, trainer=found.settings["trainer"])
+    predicted = {one.name: one for one in found.predictions}
+    places = {RAW_NAME: tree, name: destination}
+    runs: dict[str, list[LoaderRun]] = {RAW_NAME: [], name: []}
+    turns, others = spec.repeats, OtherProcesses()
+    on_progress(0, 2 * turns)
+    for turn in range(turns):
+        for number, (kind, place) in enumerate(places.items(), 1):
+            warm = page_cache.warm(place)
+            if not warm:  # the disk is part of what is measured
+                predicted[kind] = replace(
+                    predicted[kind], warm_images_per_s=predicted[kind].cold_images_per_s
+                )
+            epoch_s = found.inputs.train_images / predicted[kind].warm_images_per_s
+            runs[kind].append(
+                sampling.serve(place, kind, spec, first_epoch=warm and epoch_s < _FIRST_EPOCH_S)
+            )
+            on_progress(2 * turn + number, 2 * turns)
+    checks = [
+        check
+        for kind in places
+        for check in _compare(predicted[kind], runs[kind], None if kind == RAW_NAME else converted)
+        if whole or check.quantity != "conversion"
+    ]
+    gain = _gain(runs[RAW_NAME], runs[name], found, converted.seconds if whole else None)
+    return Proof(gain, checks, others.share())
+
+
+def _compare(predicted: Prediction, runs: list[LoaderRun], converted: Converted | None) -> list[Check]:
+    turns = len(runs)
+    wholes = [] if converted is None else [converted] * turns
+    return compare([predicted] * turns, Runs([], [], [], wholes, runs))
+
+
+def _gain(
+    before: list[LoaderRun], after: list[LoaderRun], found: Recommendation, conversion_s: float | None
+) -> Gain:
+    rates = [[run.together for run in runs] for runs in (before, after)]
+    busy = [
+        stats.estimate([min(1.0, r.together / r.trainer) for r in runs]).median for runs in (before, after)
+    ]
+    return Gain(
+        before=stats.estimate(rates[0]),
+        after=stats.estimate(rates[1]),
+        times=stats.ratio(rates[1], rates[0]),
+        busy_before=busy[0],
+        busy_after=busy[1],
+        images=found.inputs.train_images,
+        conversion_s=conversion_s,
+    )

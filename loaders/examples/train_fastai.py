@@ -9,14 +9,17 @@ is not there.
 """
 
 import argparse
+import os
 import sys
 import time
+from pathlib import Path
 
 import fastai.callback.progress
 import fastai.callback.schedule  # noqa: F401  (both add methods to Learner)
 import torch
-from fastai.basics import Callback, DataLoaders, Learner, accuracy, default_device
+from fastai.basics import Callback, DataLoaders, L, Learner, accuracy, default_device
 
+import loaders
 from loaders.examples import common
 from precache.errors import SettingError
 
@@ -47,30 +50,56 @@ class PrintEpoch(Callback):  # type: ignore[misc]  # fastai has no types
         )
 
 
+class SaveEpoch(Callback):  # type: ignore[misc]  # fastai has no types
+    """Saves after each epoch what a restart needs, in one file: model, optimizer, where the loader stands."""
+
+    order = 61
+
+    def __init__(self, path: Path, training: loaders.Loader) -> None:
+        self.path, self.training = path, training
+
+    def after_epoch(self) -> None:
+        """Write beside, then rename: whenever this is killed, there is a whole checkpoint."""
+        # lists: of fastai's own L torch would say that it is not to be trusted
+        optimizer = {name: list(part) for name, part in self.opt.state_dict().items()}
+        states = {"model": self.model.state_dict(), "optimizer": optimizer}
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        torch.save(states | {"loader": self.training.state_dict()}, self.path.with_suffix(".partial"))
+        os.replace(self.path.with_suffix(".partial"), self.path)
+
+    def load(self) -> int:
+        """The epoch to go on with."""
+        if not self.path.exists():
+            return 0
+        states = torch.load(self.path, map_location="cpu", weights_only=True)
+        self.training.load_state_dict(states["loader"])
+        self.model.load_state_dict(states["model"])
+        self.learn.create_opt()
+        self.opt.load_state_dict({name: L(part) for name, part in states["optimizer"].items()})
+        return int(states["loader"]["epoch"])
+
+
 def train(args: argparse.Namespace) -> int:
-    """Train, and save what `Learner.load` reads to OUT."""
+    """Train, and save after each epoch."""
+    path = args.out / "checkpoint.pt"
+    if path.exists() and not args.resume:
+        raise SettingError(f"{path}: is there already; add --resume to go on, or give another --out")
     device = str(default_device(args.device != "cpu"))  # where fastai puts the model
-    training, validation = common.build_loaders(args, device=device, last="drop")
+    training, validation = common.build_loaders(args, device=device)
     if validation is None:
-        raise SettingError(
-            "fastai's Learner validates after each epoch; give --val, or convert with --splits"
-        )
+        raise SettingError(f"{args.path}: fastai validates each epoch; give --val, or convert with --splits")
     with training, validation:
-        model = common.build_model(args, training).to(memory_format=torch.channels_last)
         learner = Learner(
             DataLoaders(training, validation),
-            model,
+            common.build_model(args, training).to(memory_format=torch.channels_last),
             loss_func=torch.nn.functional.cross_entropy,
             metrics=accuracy,
-            cbs=[PrintEpoch()],
-            path=args.out,
-            model_dir=".",
+            cbs=[PrintEpoch(), saver := SaveEpoch(path, training)],
         )
         if args.bf16:
             learner.to_bf16()
         with learner.no_logging(), learner.no_bar():
-            learner.fit_one_cycle(args.epochs, args.lr)
-        learner.save("model")
+            learner.fit_one_cycle(args.epochs, args.lr, start_epoch=saver.load())
     return 0
 
 

@@ -10,7 +10,9 @@ int64 labels to int32. JAX 0.4.38 to 0.10.2 take the NCHW view without a copy, t
 """
 
 import argparse
+import json
 import math
+import os
 import sys
 import time
 from contextlib import nullcontext
@@ -19,10 +21,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 import loaders
 from loaders.examples import common
+from precache.errors import SettingError
 
 WIDTHS = (32, 64, 128, 256)
 
@@ -88,8 +92,34 @@ def find_accuracy(parameters: Any, loader: loaders.Loader) -> float:
     return right / loader.samples
 
 
+class Checkpoint:
+    """What a restart needs, in one file: the arrays, and where the loader stands."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.path = args.out / "checkpoint.npz"
+        if self.path.exists() and not args.resume:
+            raise SettingError(f"{self.path}: is there already; add --resume to go on, or give another --out")
+
+    def save(self, arrays: Any, loader: loaders.Loader) -> None:
+        """Write beside, then rename: whenever this is killed, there is a whole one."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with open(self.path.with_suffix(".partial"), "wb") as file:
+            np.savez(file, *jax.tree.leaves(arrays), loader=json.dumps(loader.state_dict()))
+        os.replace(file.name, self.path)
+
+    def load(self, arrays: Any, loader: loaders.Loader) -> Any:
+        """The arrays as they were saved, `arrays` if there is no checkpoint; the loader goes on there."""
+        if not self.path.exists():
+            return arrays
+        with np.load(self.path) as saved:
+            loader.load_state_dict(json.loads(str(saved["loader"])))
+            leaves = [jnp.asarray(saved[f"arr_{n}"]) for n in range(len(jax.tree.leaves(arrays)))]
+        return jax.tree.unflatten(jax.tree.structure(arrays), leaves)
+
+
 def train(args: argparse.Namespace) -> int:
-    """Train."""
+    """Train, and save after each epoch."""
+    checkpoint = Checkpoint(args)
     # batches of one size, or JAX would compile for each; no processes, which may hang when they fork beside
     # the threads of JAX
     reading = loaders.Reading(workers=0)
@@ -97,16 +127,18 @@ def train(args: argparse.Namespace) -> int:
     with training, validation or nullcontext():
         parameters = make_parameters(len(training.classes), args.seed)
         momenta = jax.tree.map(jnp.zeros_like, parameters)
-        for epoch in range(args.epochs):
+        parameters, momenta = checkpoint.load((parameters, momenta), training)
+        for epoch in range(training.state_dict()["epoch"], args.epochs):
             started_s, loss = time.perf_counter(), jnp.zeros(())
             for step, batch in enumerate(training):
                 done = (epoch + step / len(training)) / args.epochs
                 rate = args.lr * (1 + math.cos(math.pi * done)) / 2
                 parameters, momenta, loss = train_step(parameters, momenta, *as_jax(batch), rate)
-            figures = {"loss": float(loss)}  # waits for the device
+            figures = {"loss": float(loss)}  # of the last batch; waits for the device
             figures["images_per_s"] = training.samples / (time.perf_counter() - started_s)
             if validation is not None:
                 figures["validation_accuracy"] = find_accuracy(parameters, validation)
+            checkpoint.save((parameters, momenta), training)
             common.report(epoch, figures)
     return 0
 
@@ -116,6 +148,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser = common.parser("train_jax", "Train a convolutional network on a folder of pictures with JAX.")
     parser.set_defaults(device="cuda" if jax.default_backend() == "gpu" else "cpu")
     args = parser.parse_args(arguments)
+    for option in ("model", "bf16"):
+        if getattr(args, option) != parser.get_default(option):
+            parser.error(f"--{option}: this example has a network of its own, in float32; leave it out")
     return common.run("train_jax", lambda: train(args))
 
 

@@ -24,7 +24,7 @@ from timm.data.mixup import FastCollateMixup, Mixup
 from timm.data.random_erasing import RandomErasing
 
 import loaders
-from precache import PrecacheError
+from loaders.examples import common
 from precache.errors import SettingError
 
 OF_SINGLE_PICTURES = {
@@ -127,18 +127,16 @@ def make_augmentation(
 
 
 def main() -> int:
-    """Run the script that the command line names, with the rest of it; exit code 2 for bad input."""
-    if len(sys.argv) < 2 or not Path(sys.argv[1]).is_file():
-        print("error: give the path of timm's train.py, then its arguments", file=sys.stderr)
+    """Run the script that the command line names, with the rest of it; the exit code."""
+    script = Path(sys.argv[1] if len(sys.argv) > 1 else "train.py")
+    if not script.is_file():
+        print(
+            f"timm_adapter: error: {script}: no such file; give the path of timm's train.py", file=sys.stderr
+        )
         return 2
     del sys.argv[0]
     timm.data.create_dataset, timm.data.create_loader = create_dataset, create_loader
-    try:
-        runpy.run_path(sys.argv[0], run_name="__main__")
-    except PrecacheError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    return common.run("timm_adapter", lambda: int(not runpy.run_path(str(script), run_name="__main__")))
 
 
 if __name__ == "__main__":

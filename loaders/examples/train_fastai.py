@@ -60,8 +60,8 @@ class SaveEpoch(Callback):  # type: ignore[misc]  # fastai has no types
 
     def after_epoch(self) -> None:
         """Write beside, then rename: whenever this is killed, there is a whole checkpoint."""
-        # lists: of fastai's own L torch would say that it is not to be trusted
-        optimizer = {name: list(part) for name, part in self.opt.state_dict().items()}
+        # its other half, learning rate and momentum, is what the schedule makes of each batch
+        optimizer = list(self.opt.state_dict()["state"])
         states = {"model": self.model.state_dict(), "optimizer": optimizer}
         self.path.parent.mkdir(parents=True, exist_ok=True)
         torch.save(states | {"loader": self.training.state_dict()}, self.path.with_suffix(".partial"))
@@ -75,7 +75,7 @@ class SaveEpoch(Callback):  # type: ignore[misc]  # fastai has no types
         self.training.load_state_dict(states["loader"])
         self.model.load_state_dict(states["model"])
         self.learn.create_opt()
-        self.opt.load_state_dict({name: L(part) for name, part in states["optimizer"].items()})
+        self.opt.load_state_dict({"state": L(states["optimizer"]), "hypers": self.opt.hypers})
         return int(states["loader"]["epoch"])
 
 

@@ -24,10 +24,24 @@ from loaders.examples import common
 from precache.errors import SettingError
 
 
-class PrintEpoch(Callback):  # type: ignore[misc]  # fastai has no types
-    """One line an epoch, as the other examples print it, in the place of fastai's table."""
+class EachEpoch(Callback):  # type: ignore[misc]  # fastai has no types
+    """Prints a line, in the place of fastai's table, and saves what a restart needs."""
 
     order = 60  # after the Recorder, which is 50
+
+    def __init__(self, path: Path, training: loaders.Loader) -> None:
+        self.path, self.loader, self.first = path, training, 0
+
+    def load(self) -> int:
+        """The epoch to go on with; 0 if there is no checkpoint."""
+        if self.path.exists():
+            states = torch.load(self.path, map_location="cpu", weights_only=True)
+            self.loader.load_state_dict(states["loader"])
+            self.model.load_state_dict(states["model"])
+            self.learn.create_opt()
+            self.opt.load_state_dict({"state": L(states["optimizer"]), "hypers": self.opt.hypers})
+            self.first = states["loader"]["epoch"]
+        return self.first
 
     def before_train(self) -> None:
         """Start the clock."""
@@ -42,41 +56,19 @@ class PrintEpoch(Callback):  # type: ignore[misc]  # fastai has no types
         self.images_per_s = self.images / (time.perf_counter() - self.started_s)
 
     def after_epoch(self) -> None:
-        """Print."""
+        """Print and save."""
+        if self.epoch < self.first:  # fastai passes by those that were trained before
+            return
         loss, validation_loss, right = self.recorder.values[-1]
+        # the other half of its state, learning rate and momentum, the schedule makes anew at each batch
+        states = {"model": self.model.state_dict(), "optimizer": list(self.opt.state_dict()["state"])}
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        torch.save(states | {"loader": self.loader.state_dict()}, self.path.with_suffix(".partial"))
+        os.replace(self.path.with_suffix(".partial"), self.path)  # whenever this is killed, there is a whole one
         figures = {"loss": loss, "images_per_s": self.images_per_s}
         common.report(
             self.epoch, figures | {"validation_loss": validation_loss, "validation_accuracy": right}
         )
-
-
-class SaveEpoch(Callback):  # type: ignore[misc]  # fastai has no types
-    """Saves after each epoch what a restart needs, in one file: model, optimizer, where the loader stands."""
-
-    order = 61
-
-    def __init__(self, path: Path, training: loaders.Loader) -> None:
-        self.path, self.training = path, training
-
-    def after_epoch(self) -> None:
-        """Write beside, then rename: whenever this is killed, there is a whole checkpoint."""
-        # its other half, learning rate and momentum, is what the schedule makes of each batch
-        optimizer = list(self.opt.state_dict()["state"])
-        states = {"model": self.model.state_dict(), "optimizer": optimizer}
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        torch.save(states | {"loader": self.training.state_dict()}, self.path.with_suffix(".partial"))
-        os.replace(self.path.with_suffix(".partial"), self.path)
-
-    def load(self) -> int:
-        """The epoch to go on with."""
-        if not self.path.exists():
-            return 0
-        states = torch.load(self.path, map_location="cpu", weights_only=True)
-        self.training.load_state_dict(states["loader"])
-        self.model.load_state_dict(states["model"])
-        self.learn.create_opt()
-        self.opt.load_state_dict({"state": L(states["optimizer"]), "hypers": self.opt.hypers})
-        return int(states["loader"]["epoch"])
 
 
 def train(args: argparse.Namespace) -> int:
@@ -94,12 +86,12 @@ def train(args: argparse.Namespace) -> int:
             common.build_model(args, training).to(memory_format=torch.channels_last),
             loss_func=torch.nn.functional.cross_entropy,
             metrics=accuracy,
-            cbs=[PrintEpoch(), saver := SaveEpoch(path, training)],
+            cbs=[each_epoch := EachEpoch(path, training)],
         )
         if args.bf16:
             learner.to_bf16()
         with learner.no_logging(), learner.no_bar():
-            learner.fit_one_cycle(args.epochs, args.lr, start_epoch=saver.load())
+            learner.fit_one_cycle(args.epochs, args.lr, start_epoch=each_epoch.load())
     return 0
 
 

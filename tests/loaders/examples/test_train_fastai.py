@@ -35,7 +35,7 @@ def test_what_goes_on_ends_as_what_was_never_ended(data: Path, tmp_path: Path) -
     with served.writing_down(tmp_path / "whole.jsonl"):
         assert run(data, whole, "--epochs", "3") == 0
     with served.writing_down(tmp_path / "ended.jsonl"), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train_fastai.PrintEpoch, "before_train", ends_in_epoch_2)
+        patch.setattr(train_fastai.EachEpoch, "before_train", ends_in_epoch_2)
         with pytest.raises(KeyboardInterrupt):
             run(data, ended, "--epochs", "3")
     with served.writing_down(tmp_path / "ended.jsonl"):

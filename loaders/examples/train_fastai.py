@@ -64,7 +64,9 @@ class EachEpoch(Callback):  # type: ignore[misc]  # fastai has no types
         states = {"model": self.model.state_dict(), "optimizer": list(self.opt.state_dict()["state"])}
         self.path.parent.mkdir(parents=True, exist_ok=True)
         torch.save(states | {"loader": self.loader.state_dict()}, self.path.with_suffix(".partial"))
-        os.replace(self.path.with_suffix(".partial"), self.path)  # whenever this is killed, there is a whole one
+        os.replace(
+            self.path.with_suffix(".partial"), self.path
+        )  # whenever this is killed, there is a whole one
         figures = {"loss": loss, "images_per_s": self.images_per_s}
         common.report(
             self.epoch, figures | {"validation_loss": validation_loss, "validation_accuracy": right}

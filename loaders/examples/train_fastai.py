@@ -9,10 +9,10 @@ is not there.
 """
 
 import argparse
-import os
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import fastai.callback.progress
 import fastai.callback.schedule  # noqa: F401  (both add methods to Learner)
@@ -20,7 +20,7 @@ import torch
 from fastai.basics import Callback, DataLoaders, L, Learner, accuracy, default_device
 
 import loaders
-from loaders.examples import common
+from loaders.examples import checkpoints, common
 from precache.errors import SettingError
 
 
@@ -29,19 +29,16 @@ class EachEpoch(Callback):  # type: ignore[misc]  # fastai has no types
 
     order = 60  # after the Recorder, which is 50
 
-    def __init__(self, path: Path, training: loaders.Loader) -> None:
-        self.path, self.loader, self.first = path, training, 0
+    def __init__(self, path: Path, name: str, training: loaders.Loader) -> None:
+        self.path, self.model_name, self.loader, self.first = path, name, training, 0
 
-    def load(self) -> int:
-        """The epoch to go on with; 0 if there is no checkpoint."""
-        if self.path.exists():
-            states = torch.load(self.path, map_location="cpu", weights_only=True)
-            self.loader.load_state_dict(states["loader"])
-            self.model.load_state_dict(states["model"])
-            self.learn.create_opt()
-            self.opt.load_state_dict({"state": L(states["optimizer"]), "hypers": self.opt.hypers})
-            self.first = states["loader"]["epoch"]
-        return self.first
+    def go_on(self, states: dict[str, Any]) -> None:
+        """Go on from a checkpoint."""
+        checkpoints.restore(self.loader, states["loader"], self.path)
+        self.model.load_state_dict(states["model"])
+        self.learn.create_opt()
+        self.opt.load_state_dict({"state": L(states["optimizer"]), "hypers": self.opt.hypers})
+        self.first = states["loader"]["epoch"]
 
     def before_train(self) -> None:
         """Start the clock."""
@@ -62,11 +59,7 @@ class EachEpoch(Callback):  # type: ignore[misc]  # fastai has no types
         loss, validation_loss, right = self.recorder.values[-1]
         # the other half of its state, learning rate and momentum, the schedule makes anew at each batch
         states = {"model": self.model.state_dict(), "optimizer": list(self.opt.state_dict()["state"])}
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        torch.save(states | {"loader": self.loader.state_dict()}, self.path.with_suffix(".partial"))
-        os.replace(
-            self.path.with_suffix(".partial"), self.path
-        )  # whenever this is killed, there is a whole one
+        checkpoints.save(self.path, states | {"name": self.model_name, "loader": self.loader.state_dict()})
         figures = {"loss": loss, "images_per_s": self.images_per_s}
         common.report(
             self.epoch, figures | {"validation_loss": validation_loss, "validation_accuracy": right}
@@ -76,8 +69,7 @@ class EachEpoch(Callback):  # type: ignore[misc]  # fastai has no types
 def train(args: argparse.Namespace) -> int:
     """Train, and save after each epoch."""
     path = args.out / "checkpoint.pt"
-    if path.exists() and not args.resume:
-        raise SettingError(f"{path}: is there already; add --resume to go on, or give another --out")
+    found = checkpoints.read(path, args)
     device = str(default_device(args.device != "cpu"))  # where fastai puts the model
     training, validation = common.build_loaders(args, device=device)
     if validation is None:
@@ -88,12 +80,14 @@ def train(args: argparse.Namespace) -> int:
             common.build_model(args, training).to(memory_format=torch.channels_last),
             loss_func=torch.nn.functional.cross_entropy,
             metrics=accuracy,
-            cbs=[each_epoch := EachEpoch(path, training)],
+            cbs=[each_epoch := EachEpoch(path, args.model, training)],
         )
+        if found is not None:
+            each_epoch.go_on(found)
         if args.bf16:
             learner.to_bf16()
         with learner.no_logging(), learner.no_bar():
-            learner.fit_one_cycle(args.epochs, args.lr, start_epoch=each_epoch.load())
+            learner.fit_one_cycle(args.epochs, args.lr, start_epoch=each_epoch.first)
     return 0
 
 

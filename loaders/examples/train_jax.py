@@ -10,9 +10,7 @@ int64 labels to int32. JAX 0.4.38 to 0.10.2 take the NCHW view without a copy, t
 """
 
 import argparse
-import json
 import math
-import os
 import sys
 import time
 from contextlib import nullcontext
@@ -21,12 +19,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
+import torch
 from jax import lax
 
 import loaders
-from loaders.examples import common
-from precache.errors import SettingError
+from loaders.examples import checkpoints, common
 
 WIDTHS = (32, 64, 128, 256)
 
@@ -92,34 +89,10 @@ def find_accuracy(parameters: Any, loader: loaders.Loader) -> float:
     return right / loader.samples
 
 
-class Checkpoint:
-    """What a restart needs, in one file: the arrays, and where the loader stands."""
-
-    def __init__(self, args: argparse.Namespace) -> None:
-        self.path = args.out / "checkpoint.npz"
-        if self.path.exists() and not args.resume:
-            raise SettingError(f"{self.path}: is there already; add --resume to go on, or give another --out")
-
-    def save(self, arrays: Any, loader: loaders.Loader) -> None:
-        """Write beside, then rename: whenever this is killed, there is a whole one."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with open(self.path.with_suffix(".partial"), "wb") as file:
-            np.savez(file, *jax.tree.leaves(arrays), loader=json.dumps(loader.state_dict()))
-        os.replace(file.name, self.path)
-
-    def load(self, arrays: Any, loader: loaders.Loader) -> Any:
-        """The arrays as they were saved, `arrays` if there is no checkpoint; the loader goes on there."""
-        if not self.path.exists():
-            return arrays
-        with np.load(self.path) as saved:
-            loader.load_state_dict(json.loads(str(saved["loader"])))
-            leaves = [jnp.asarray(saved[f"arr_{n}"]) for n in range(len(jax.tree.leaves(arrays)))]
-        return jax.tree.unflatten(jax.tree.structure(arrays), leaves)
-
-
 def train(args: argparse.Namespace) -> int:
     """Train, and save after each epoch."""
-    checkpoint = Checkpoint(args)
+    path = args.out / "checkpoint.pt"
+    found = checkpoints.read(path, args)
     # batches of one size, or JAX would compile for each; no processes, which may hang when they fork beside
     # the threads of JAX
     reading = loaders.Reading(workers=0)
@@ -127,7 +100,10 @@ def train(args: argparse.Namespace) -> int:
     with training, validation or nullcontext():
         parameters = make_parameters(len(training.classes), args.seed)
         momenta = jax.tree.map(jnp.zeros_like, parameters)
-        parameters, momenta = checkpoint.load((parameters, momenta), training)
+        if found is not None:
+            checkpoints.restore(training, found["loader"], path)
+            arrays = [jax.dlpack.from_dlpack(array, copy=True) for array in found["arrays"]]
+            parameters, momenta = jax.tree.unflatten(jax.tree.structure((parameters, momenta)), arrays)
         for epoch in range(training.state_dict()["epoch"], args.epochs):
             started_s, loss = time.perf_counter(), jnp.zeros(())
             for step, batch in enumerate(training):
@@ -138,7 +114,9 @@ def train(args: argparse.Namespace) -> int:
             figures["images_per_s"] = training.samples / (time.perf_counter() - started_s)
             if validation is not None:
                 figures["validation_accuracy"] = find_accuracy(parameters, validation)
-            checkpoint.save((parameters, momenta), training)
+            arrays = [torch.from_dlpack(array) for array in jax.tree.leaves((parameters, momenta))]
+            state = training.state_dict()
+            checkpoints.save(path, {"name": args.model, "arrays": arrays, "loader": state})
             common.report(epoch, figures)
     return 0
 
@@ -146,7 +124,7 @@ def train(args: argparse.Namespace) -> int:
 def main(arguments: list[str] | None = None) -> int:
     """Train as the command line says; the exit code."""
     parser = common.parser("train_jax", "Train a convolutional network on a folder of pictures with JAX.")
-    parser.set_defaults(device="cuda" if jax.default_backend() == "gpu" else "cpu")
+    parser.set_defaults(device="cuda" if jax.default_backend() == "gpu" else "cpu", model="train_jax")
     args = parser.parse_args(arguments)
     for option in ("model", "bf16"):
         if getattr(args, option) != parser.get_default(option):

@@ -11,7 +11,7 @@ from tests.loaders.examples import served
 
 pytest.importorskip("fastai.basics", reason="pip install 'precache[frameworks]'")
 train_fastai = pytest.importorskip("loaders.examples.train_fastai")
-SMALL = ("--size", "32", "--batch-size", "15", "--lr", "0.003", "--device", "cpu")
+SMALL = ("--size", "32", "--batch-size", "15", "--lr", "0.003", "--device", "cpu", "--model", "resnet10")
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 

@@ -1,10 +1,10 @@
 """The training in JAX learns, goes on where it was ended, and takes batches without a copy."""
 
-import json
 import re
 from pathlib import Path
 
 import pytest
+import torch
 
 import loaders
 from tests.loaders.examples import served
@@ -52,10 +52,9 @@ def ended_in_epoch_1(epoch: int, figures: dict[str, float]) -> None:
         raise KeyboardInterrupt
 
 
-def saved(folder: Path) -> dict[str, bytes]:
-    np = pytest.importorskip("numpy")
-    with np.load(folder / "checkpoint.npz") as file:
-        return {name: file[name].tobytes() for name in file}
+def saved(folder: Path) -> list[bytes]:
+    arrays = torch.load(folder / "checkpoint.pt", weights_only=True)["arrays"]
+    return [array.numpy().tobytes() for array in arrays]
 
 
 def test_images_are_not_copied_on_their_way_to_jax(data: Path) -> None:
@@ -87,7 +86,9 @@ def test_an_option_that_it_has_no_use_for_is_refused(
 def test_a_run_that_is_there_is_not_overwritten(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "checkpoint.npz").write_text(json.dumps("mine"))
+    (tmp_path / "checkpoint.pt").write_text("mine")
     assert run(data, tmp_path) == 2
-    assert "checkpoint.npz: is there already; add --resume to go on" in capsys.readouterr().err
-    assert json.loads((tmp_path / "checkpoint.npz").read_text()) == "mine"
+    assert "checkpoint.pt: is there already; add --resume to go on" in capsys.readouterr().err
+    assert run(data, tmp_path, "--resume") == 2
+    assert "checkpoint.pt: damaged, or no checkpoint" in capsys.readouterr().err
+    assert (tmp_path / "checkpoint.pt").read_text() == "mine"

@@ -114,7 +114,9 @@ def train(args: argparse.Namespace) -> int:
             figures["images_per_s"] = training.samples / (time.perf_counter() - started_s)
             if validation is not None:
                 figures["validation_accuracy"] = find_accuracy(parameters, validation)
-            arrays = [torch.utils.dlpack.from_dlpack(array) for array in jax.tree.leaves((parameters, momenta))]
+            arrays = [
+                torch.utils.dlpack.from_dlpack(array) for array in jax.tree.leaves((parameters, momenta))
+            ]
             state = training.state_dict()
             checkpoints.save(path, {"name": args.model, "arrays": arrays, "loader": state})
             common.report(epoch, figures)

@@ -23,7 +23,8 @@ from ray.train.torch import TorchTrainer, get_device, prepare_model
 
 import loaders
 from loaders.examples import common
-from precache.errors import SettingError
+from precache.errors import SettingError, check_range
+from precache.storage.urls import is_url
 
 
 class Worker:
@@ -37,15 +38,10 @@ class Worker:
         model = common.build_model(args, self.training).to(memory_format=torch.channels_last)
         self.model = prepare_model(model)  # on its device, in a DistributedDataParallel
         self.optimizer = torch.optim.SGD(model.parameters(), args.lr, momentum=0.9, weight_decay=5e-4)
-        self.schedule = torch.optim.lr_scheduler.CosineAnnealingLR(
-            self.optimizer, args.epochs * len(self.training)
-        )
-        self.parts: dict[str, Any] = {
-            "model": model,
-            "optimizer": self.optimizer,
-            "schedule": self.schedule,
-            "loader": self.training,
-        }
+        steps = args.epochs * len(self.training)
+        self.schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, steps)
+        self.parts: dict[str, Any] = {"model": model, "optimizer": self.optimizer}
+        self.parts |= {"schedule": self.schedule, "loader": self.training}
 
     def load(self) -> None:
         """Go on from the latest checkpoint, if there is one."""
@@ -88,14 +84,10 @@ class Worker:
             sums += torch.stack([loss.detach() * real.sum(), right.sum(), real.sum()])
         dist.all_reduce(sums)
         loss_sum, right_sum, samples = sums.tolist()
-        if not samples:  # resumed at the end of an epoch
+        if not samples:  # it goes on at the end of an epoch
             return {}
-        seconds = time.perf_counter() - started_s
-        return {
-            "loss": loss_sum / samples,
-            "accuracy": right_sum / samples,
-            "images_per_s": samples / seconds,
-        }
+        speed = samples / (time.perf_counter() - started_s)
+        return {"loss": loss_sum / samples, "accuracy": right_sum / samples, "images_per_s": speed}
 
 
 def train_worker(settings: dict[str, Any]) -> None:
@@ -114,11 +106,14 @@ def train_worker(settings: dict[str, Any]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Have the workers train."""
+    for option, least in (("workers", 1), ("save_every", 1), ("failures", 0)):
+        check_range(f"--{option.replace('_', '-')}", getattr(args, option), least)
+    for option in ("path", "val"):  # workers have folders of their own
+        if (given := getattr(args, option)) and not is_url(given):
+            setattr(args, option, str(Path(given).resolve()))
     folder = args.out.resolve()
     if folder.exists() and not args.resume:
-        raise SettingError(
-            f"--out {args.out}: is there already; add --resume to go on, or give another --out"
-        )
+        raise SettingError(f"{args.out}: is there already; add --resume to go on, or give another --out")
     for loader in common.build_loaders(args, args.workers, "cpu"):
         if loader is not None:  # what is wrong is said here, and not by each worker after each restart
             loader.close()
@@ -140,11 +135,10 @@ def run(args: argparse.Namespace) -> int:
 def main(arguments: list[str] | None = None) -> int:
     """Train as the command line says; the exit code."""
     parser = common.parser("train_ray", "Train a ResNet on a folder of pictures with Ray Train.")
-    parser.add_argument(
-        "--workers", type=int, default=2, help="processes, a GPU each if there are (default: 2)"
-    )
-    parser.add_argument("--save-every", type=int, default=100, help="batches to a checkpoint (default: 100)")
-    parser.add_argument("--failures", type=int, default=3, help="restarts after a worker's end (default: 3)")
+    add = parser.add_argument
+    add("--workers", type=int, default=2, help="processes, with --device cuda a GPU each (default: 2)")
+    add("--save-every", type=int, default=100, help="batches to a checkpoint (default: 100)")
+    add("--failures", type=int, default=3, help="so often a training that lost a worker goes on (default: 3)")
     args = parser.parse_args(arguments)
     return common.run("train_ray", lambda: run(args))
 

@@ -60,7 +60,7 @@ def test_a_run_that_is_there_is_not_gone_on_with_unasked(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(data, tmp_path) == 2
-    assert re.search(r"--out .*: is there already; add --resume to go on", capsys.readouterr().err)
+    assert re.search(r": is there already; add --resume to go on", capsys.readouterr().err)
 
 
 def test_what_is_wrong_is_said_before_workers_start(
@@ -70,3 +70,5 @@ def test_what_is_wrong_is_said_before_workers_start(
     assert "--batch-size 13 cannot be shared by 2 ranks" in capsys.readouterr().err
     assert run(tmp_path / "none", tmp_path / "run") == 2
     assert str(tmp_path / "none") in capsys.readouterr().err
+    assert run(data, tmp_path / "run", "--workers", "0") == 2
+    assert "--workers must be at least 1, got 0" in capsys.readouterr().err

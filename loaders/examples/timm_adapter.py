@@ -136,7 +136,12 @@ def main() -> int:
         return 2
     del sys.argv[0]
     timm.data.create_dataset, timm.data.create_loader = create_dataset, create_loader
-    return common.run("timm_adapter", lambda: int(not runpy.run_path(str(script), run_name="__main__")))
+
+    def run_script() -> int:
+        runpy.run_path(str(script), run_name="__main__")
+        return 0
+
+    return common.run("timm_adapter", run_script)
 
 
 if __name__ == "__main__":

@@ -4,9 +4,9 @@
     python -m loaders.examples.train_jax data/shards
 
 A batch is channels-last in memory, so that its NHWC view, in which JAX's convolutions are at home, is
-contiguous. `jax.dlpack.from_dlpack` shares the memory of floating-point images, on the CPU and on a GPU. It
-copies what does not begin at a multiple of 64 bytes, as small uint8 batches on the CPU may not, and narrows
-int64 labels to int32. JAX 0.4.38 to 0.10.2 take the NCHW view without a copy, too.
+contiguous. `jax.dlpack.from_dlpack` shares the memory of floating-point images. It copies what does not begin
+at a multiple of 64 bytes, as small uint8 batches on the CPU may not, and narrows int64 labels to int32. JAX
+0.4.38 to 0.10.2 take the NCHW view without a copy, too. Tried on the CPU; on a GPU not yet.
 """
 
 import argparse

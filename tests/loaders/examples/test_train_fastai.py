@@ -30,6 +30,7 @@ def test_it_learns_and_says_how_well_at_each_epoch(
     assert float(share) > 60  # of three classes
 
 
+@pytest.mark.slow
 def test_what_goes_on_ends_as_what_was_never_ended(data: Path, tmp_path: Path) -> None:
     whole, ended = tmp_path / "whole", tmp_path / "ended"
     with served.writing_down(tmp_path / "whole.jsonl"):

@@ -69,4 +69,4 @@ def test_what_is_wrong_is_said_before_workers_start(
     assert run(tmp_path / "none", tmp_path / "run") == 2
     assert str(tmp_path / "none") in capsys.readouterr().err
     assert run(data, tmp_path / "run", "--workers", "0") == 2
-    assert "--workers must be at least 1, got 0" in capsys.readouterr().err
+    assert "--workers must be an integer of at least 1, got 0" in capsys.readouterr().err

@@ -1,0 +1,148 @@
+"""Run timm's own train.py, unchanged, on our batches.
+
+    pip install 'precache[loaders]' timm
+    git clone https://github.com/huggingface/pytorch-image-models  # at the tag of the installed timm
+    python -m loaders.examples.timm_adapter pytorch-image-models/train.py --data-dir data/shards \
+        --val-split val --model resnet50 --num-classes 257 --mixup 0.2 --reprob 0.25
+
+Several GPUs: `torchrun --nproc-per-node 8 -m loaders.examples.timm_adapter ...`. The script gets those
+below for `create_dataset` and `create_loader` of `timm.data`. Crops, flips, colours, MixUp, CutMix and
+random erasing are as its options say. Pictures are resized bilinearly, whatever `--train-interpolation`
+says, and validated on the centre of what was stored, whatever `--crop-pct` says. Options that need single
+pictures, as `--aa`, are refused.
+"""
+
+import runpy
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import timm.data
+import torch
+from timm.data.mixup import FastCollateMixup, Mixup
+from timm.data.random_erasing import RandomErasing
+
+import loaders
+from loaders.examples import common
+from precache.errors import SettingError
+
+OF_SINGLE_PICTURES = {
+    "vflip": "--vflip",
+    "auto_augment": "--aa",
+    "num_aug_repeats": "--aug-repeats",
+    "num_aug_splits": "--aug-splits",
+    "re_split": "--resplit",
+    "train_crop_mode": "--train-crop-mode",
+    "color_jitter_prob": "--color-jitter-prob",
+    "grayscale_prob": "--grayscale-prob",
+    "gaussian_blur_prob": "--gaussian-blur-prob",
+    "input_size_choices": "sizes that change from batch to batch",
+}
+"""Arguments of `create_loader` that have no counterpart here -> how the script calls them."""
+
+
+class Split:
+    """What the script takes for a dataset: it hands it on to `create_loader`, and tells it the epoch."""
+
+    def __init__(self, path: str, split: str, seed: int) -> None:
+        self.path, self.split, self.seed = path, split, seed
+        self.set_epoch = lambda epoch: None  # the loader's, once it is built
+
+
+class Batches:
+    """What the script asks of a loader: its length, batches on the device, `mixup_enabled`, `sampler`."""
+
+    def __init__(self, loader: loaders.Loader, mixup: Mixup | None, erase: RandomErasing | None) -> None:
+        self.loader, self.mixup, self.erase = loader, mixup, erase
+        self.dataset, self.sampler = loader.dataset, loader.sampler
+        self.mixup_enabled = mixup is not None
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        for batch in self.loader:
+            images, labels = batch
+            if self.mixup is not None:
+                self.mixup.mixup_enabled = self.mixup_enabled  # if not, it still gives each class its share
+                images, labels = Mixup.__call__(self.mixup, images, labels)  # not that of FastCollateMixup
+            yield (images if self.erase is None else self.erase(images)), labels
+
+
+def create_dataset(name: str, root: str, split: str, **others: Any) -> Split:
+    """In the place of `timm.data.create_dataset`."""
+    return Split(root, split, others.get("seed", 0))
+
+
+def create_loader(
+    dataset: Split,
+    input_size: tuple[int, int, int],
+    batch_size: int,
+    is_training: bool = False,
+    **others: Any,
+) -> Batches:
+    """In the place of `timm.data.create_loader`, with its arguments."""
+    for name, option in OF_SINGLE_PICTURES.items():
+        if others.get(name):
+            raise SettingError(f"{option} {others[name]!r}: is not there with these loaders; leave it out")
+    augments = is_training and not others.get("no_aug")
+    mixup, erased = others.get("collate_fn"), others.get("re_prob", 0.0) if augments else 0.0
+    if not isinstance(mixup, FastCollateMixup | None):
+        raise SettingError(f"collate_fn {mixup!r}: batches come whole; give timm's FastCollateMixup or none")
+    if mixup is not None and batch_size % 2:
+        raise SettingError(
+            f"--batch-size {batch_size} with MixUp or CutMix, which mix pairs; give an even one"
+        )
+    device = others.get("device", torch.device("cuda"))
+    loader = loaders.build(
+        dataset.path,
+        split=dataset.split,
+        batch_size=batch_size,
+        size=input_size[-2:],
+        dtype=others.get("img_dtype") or torch.float32,
+        normalize=(others["mean"], others["std"]),
+        device=device,
+        augment=make_augmentation(**others) if augments else None,
+        shuffle=is_training,
+        seed=dataset.seed,
+        last="drop" if is_training else "partial",
+        reading=loaders.Reading(workers=others.get("num_workers", "auto")),
+    )
+    dataset.set_epoch = loader.set_epoch
+    erase = RandomErasing(
+        erased, mode=others.get("re_mode", "const"), max_count=others.get("re_count", 1), device=device
+    )
+    return Batches(loader, mixup, erase if erased else None)
+
+
+def make_augmentation(
+    scale: Any = None, ratio: Any = None, hflip: float = 0.5, color_jitter: Any = 0.4, **others: Any
+) -> loaders.RandomAugmentation:
+    """Ours of timm's arguments; one number for colours is brightness, contrast and saturation, not hue."""
+    jitter = color_jitter if isinstance(color_jitter, (tuple, list)) else [color_jitter or 0.0] * 3
+    colors = dict(zip(("brightness", "contrast", "saturation", "hue"), jitter, strict=False))
+    boxes: dict[str, Any] = {"scale": tuple(scale or (0.08, 1.0)), "ratio": tuple(ratio or (3 / 4, 4 / 3))}
+    return loaders.RandomAugmentation(**boxes, flip=hflip, **colors)
+
+
+def main() -> int:
+    """Run the script that the command line names, with the rest of it; the exit code."""
+    script = Path(sys.argv[1] if len(sys.argv) > 1 else "train.py")
+    if not script.is_file():
+        print(
+            f"timm_adapter: error: {script}: no such file; give the path of timm's train.py", file=sys.stderr
+        )
+        return 2
+    del sys.argv[0]
+    timm.data.create_dataset, timm.data.create_loader = create_dataset, create_loader
+
+    def run_script() -> int:
+        runpy.run_path(str(script), run_name="__main__")
+        return 0
+
+    return common.run("timm_adapter", run_script)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,147 @@
+"""Train a ResNet with Ray Train; a training that loses a worker goes on by itself.
+
+    pip install 'precache[loaders]' 'ray[train]'
+    python -m loaders.examples.train_ray data/shards --workers 4 --epochs 20
+
+Ray's TorchTrainer starts the workers, here or on the cluster that RAY_ADDRESS names, and joins them by
+torch.distributed, where a loader finds its rank. Every `--save-every` batches what a restart needs goes
+into a checkpoint of Ray's: model, optimizer, schedule, and where the loader stands. `--resume` goes on with
+a run that was ended. PATH and OUT have to be where all nodes see them.
+"""
+
+import argparse
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from ray import train
+from ray.train.torch import TorchTrainer, get_device, prepare_model
+
+import loaders
+from loaders.examples import common
+from precache.errors import SettingError, check_range
+from precache.storage.urls import is_url
+
+
+class Worker:
+    """One of the processes that train."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        context = train.get_context()
+        self.args, self.rank = args, context.get_world_rank()
+        device = str(get_device())
+        self.training, self.validation = common.build_loaders(args, context.get_world_size(), device)
+        model = common.build_model(args, self.training).to(memory_format=torch.channels_last)
+        self.model = prepare_model(model)  # on its device, in a DistributedDataParallel
+        self.optimizer = torch.optim.SGD(model.parameters(), args.lr, momentum=0.9, weight_decay=5e-4)
+        steps = args.epochs * len(self.training)
+        self.schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, steps)
+        self.parts: dict[str, Any] = {"model": model, "optimizer": self.optimizer}
+        self.parts |= {"schedule": self.schedule, "loader": self.training}
+
+    def load(self) -> None:
+        """Go on from the latest checkpoint, if there is one."""
+        if (checkpoint := train.get_checkpoint()) is not None:
+            with checkpoint.as_directory() as folder:
+                states = torch.load(Path(folder) / "checkpoint.pt", map_location=get_device())
+            for name, part in self.parts.items():
+                part.load_state_dict(states[name])
+
+    def save(self, figures: dict[str, float]) -> None:
+        """Of all ranks at the same place, which is what the one checkpoint is of."""
+        with tempfile.TemporaryDirectory() as folder:
+            checkpoint = None
+            if self.rank == 0:
+                states = {name: part.state_dict() for name, part in self.parts.items()}
+                torch.save(states, Path(folder) / "checkpoint.pt")
+                checkpoint = train.Checkpoint.from_directory(folder)
+            train.report(figures, checkpoint)  # waits for the other ranks
+
+    def run_epoch(self, loader: loaders.Loader, trains: bool) -> dict[str, float]:
+        """Train on the batches that are left of an epoch, or count what is recognised; over all ranks."""
+        started_s, sums = time.perf_counter(), torch.zeros(3, device=get_device())
+        self.model.train(trains)
+        for number, batch in enumerate(loader, 1):
+            with (
+                torch.set_grad_enabled(trains),
+                torch.autocast(get_device().type, torch.bfloat16, enabled=self.args.bf16),
+            ):
+                logits = self.model(batch.images)
+                loss = torch.nn.functional.cross_entropy(logits, batch.labels)
+            if trains:
+                self.optimizer.zero_grad()
+                loss.backward()  # type: ignore[no-untyped-call]
+                self.optimizer.step()
+                self.schedule.step()
+                if number % self.args.save_every == 0:
+                    self.save({})
+            real = ~batch.padding.to(logits.device, non_blocking=True)
+            right = (logits.argmax(1) == batch.labels) & real
+            sums += torch.stack([loss.detach() * real.sum(), right.sum(), real.sum()])
+        dist.all_reduce(sums)
+        loss_sum, right_sum, samples = sums.tolist()
+        if not samples:  # it goes on at the end of an epoch
+            return {}
+        speed = samples / (time.perf_counter() - started_s)
+        return {"loss": loss_sum / samples, "accuracy": right_sum / samples, "images_per_s": speed}
+
+
+def train_worker(settings: dict[str, Any]) -> None:
+    """What each worker does."""
+    worker = Worker(argparse.Namespace(**settings))
+    worker.load()
+    for epoch in range(worker.training.state_dict()["epoch"], worker.args.epochs):
+        figures = worker.run_epoch(worker.training, trains=True)
+        if worker.validation is not None:
+            validated = worker.run_epoch(worker.validation, trains=False)
+            figures |= {f"validation_{name}": validated[name] for name in ("loss", "accuracy")}
+        worker.save(figures)
+        if worker.rank == 0:
+            common.report(epoch, figures)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Have the workers train."""
+    for option, least in (("workers", 1), ("save_every", 1), ("failures", 0)):
+        check_range(f"--{option.replace('_', '-')}", getattr(args, option), least)
+    for option in ("path", "val"):  # workers have folders of their own
+        if (given := getattr(args, option)) and not is_url(given):
+            setattr(args, option, str(Path(given).resolve()))
+    folder = args.out.resolve()
+    if folder.exists() and not args.resume:
+        raise SettingError(f"{args.out}: is there already; add --resume to go on, or give another --out")
+    for loader in common.build_loaders(args, args.workers, "cpu"):
+        if loader is not None:  # what is wrong is said here, and not by each worker after each restart
+            loader.close()
+    trainer = TorchTrainer(
+        train_worker,
+        train_loop_config=vars(args),
+        scaling_config=train.ScalingConfig(num_workers=args.workers, use_gpu=args.device != "cpu"),
+        run_config=train.RunConfig(
+            name=folder.name,  # Ray goes on with the run of this name in this folder
+            storage_path=str(folder.parent),
+            failure_config=train.FailureConfig(max_failures=args.failures),
+            checkpoint_config=train.CheckpointConfig(num_to_keep=2),
+        ),
+    )
+    trainer.fit()
+    return 0
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Train as the command line says; the exit code."""
+    parser = common.parser("train_ray", "Train a ResNet on a folder of pictures with Ray Train.")
+    add = parser.add_argument
+    add("--workers", type=int, default=2, help="processes, with --device cuda a GPU each (default: 2)")
+    add("--save-every", type=int, default=100, help="batches to a checkpoint (default: 100)")
+    add("--failures", type=int, default=3, help="so often a training that lost a worker goes on (default: 3)")
+    args = parser.parse_args(arguments)
+    return common.run("train_ray", lambda: run(args))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

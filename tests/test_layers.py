@@ -75,6 +75,7 @@ def test_errors_import_nothing_of_ours() -> None:
 ROOMS = {
     "commands": {"evidence", "findings", "machine", "options", "pages", "peers", "trial"},
     "evidence": {"findings", "machine", "pages", "trial"},
+    "sagemaker": set[str](),
     "trial": {"findings", "machine", "peers"},
     "pages": {"findings", "machine", "trial"},
     "machine": {"findings"},

@@ -1,4 +1,4 @@
-"""Which of how many hosts this is, and who leads them: by what the service has put into the environment. Pure."""
+"""Which of how many hosts this is, and who leads them, by what the service has put into the environment."""
 
 import json
 import re
@@ -36,7 +36,9 @@ class Place:
 
     def __post_init__(self) -> None:
         if not 0 <= self.number < self.hosts:
-            raise SettingError(f"this host has number {self.number}, but there are {self.hosts}, counted from 0")
+            raise SettingError(
+                f"this host has number {self.number}, but there are {self.hosts}, counted from 0"
+            )
 
 
 def find_place(environment: Mapping[str, str]) -> Place:
@@ -69,7 +71,9 @@ def _sagemaker(environment: Mapping[str, str]) -> Place:
     except ValueError:
         names = None
     if not isinstance(names, list) or current not in names:
-        raise SettingError(f"SM_HOSTS must be a JSON list with SM_CURRENT_HOST {current!r} in it, got {hosts!r}")
+        raise SettingError(
+            f"SM_HOSTS must be a JSON list with SM_CURRENT_HOST {current!r} in it, got {hosts!r}"
+        )
     if len(names) == 1:
         return Place()
     names.sort()  # every host has the same list, in an order of its own
@@ -87,8 +91,8 @@ def _slurm(environment: Mapping[str, str]) -> Place:
     nodes = int(environment.get("SLURM_NNODES", tasks))
     if tasks != nodes:
         raise SettingError(
-            f"srun has started {tasks} tasks on {nodes} nodes; start one a node (--ntasks-per-node=1): it starts a "
-            f"rank for each GPU of its node"
+            f"srun has started {tasks} tasks on {nodes} nodes; start one a node (--ntasks-per-node=1): it "
+            f"starts a rank for each GPU of its node"
         )
     if tasks == 1:
         return Place()
@@ -108,7 +112,7 @@ def first_host(nodes: str) -> str:
 
 
 def find_channels(environment: Mapping[str, str]) -> tuple[str | None, str | None]:
-    """Folders to train and to validate on: the channel `train`, or the only one that is left; `val`(`idation`).
+    """Folders to train and to validate on: the channels `train`, or the only one, and `val` or `validation`.
 
     Raises:
         SettingError: there are several channels, none of which is called train.

@@ -10,9 +10,9 @@ SageMaker   hosts, channels and folders are those of SM_HOSTS, SM_CURRENT_HOST, 
 Slurm       `srun` starts one task a node: SLURM_PROCID, SLURM_NTASKS, SLURM_JOB_NODELIST.
 others      NNODES, NODE_RANK, MASTER_ADDR. In an Indexed Job of Kubernetes JOB_COMPLETION_INDEX is the rank.
 
-Options that are not listed by --help go to `loaders.examples.train`: see `python -m loaders.examples.train --help`.
-Who is ended by SIGTERM has saved, and goes on where it was when the same command is started again. The exit
-code is that of the training: 2 for bad input, 143 after SIGTERM.
+All other options than those of --help go to `python -m loaders.examples.train`. Who is ended by SIGTERM has
+saved, and goes on where it was when the same command is started again. The exit code is that of the training:
+2 for bad input, 143 after SIGTERM.
 """
 
 import argparse
@@ -28,7 +28,6 @@ from pathlib import Path
 from typing import Any
 
 from bench.sagemaker.place import Place, find_channels, find_place, from_files, spelled
-from precache import terminal
 from precache.errors import PrecacheError, SettingError
 
 TRAINING = "loaders.examples.train"
@@ -106,7 +105,7 @@ def gpus(environment: Mapping[str, str]) -> int:
 
 
 def run_ranks(command: Sequence[str], place: Place, processes: int, environment: Mapping[str, str]) -> int:
-    """Run a rank for each process, with what torchrun would tell them; the exit code of the first that failed.
+    """Run a rank for each process, told what torchrun would tell it; the exit code of the first that failed.
 
     They are no children of torchrun's, because it makes every exit code 1. SIGTERM and SIGINT are handed on,
     once: the ranks save, and end.
@@ -142,19 +141,21 @@ def run_ranks(command: Sequence[str], place: Place, processes: int, environment:
 
 
 def _wait(ranks: Sequence["subprocess.Popen[bytes]"], came: Sequence[int]) -> int:
-    """Until all have ended. Where one fails, or a signal came, the others have a while to end by themselves."""
+    """Until all have ended. Where one fails, or a signal came, the others have a while to end themselves."""
     failed, signalled, end_s = 0, 0, float("inf")
-    while any(rank.poll() is None for rank in ranks):
+    while True:
+        codes = [rank.poll() for rank in ranks]
+        failed = failed or next((code for code in codes if code), 0)
+        if None not in codes:
+            break
         if came and not signalled:
             signalled, end_s = came[0], time.monotonic() + _SAVING_S
             _signal(ranks, signal.SIGTERM)
-        failed = failed or next((rank.returncode for rank in ranks if rank.returncode), 0)
         if failed and not signalled:
             end_s = min(end_s, time.monotonic() + _PATIENCE_S)
         if time.monotonic() > end_s:
             _signal(ranks, signal.SIGKILL)
         time.sleep(_POLL_S)
-    failed = failed or next((rank.returncode for rank in ranks if rank.returncode), 0)
     if failed and signalled:
         return 128 + signalled
     return 128 - failed if failed < 0 else failed
@@ -176,9 +177,7 @@ def keep(checkpoints: Path, environment: Mapping[str, str]) -> None:
     import torch
 
     if "SM_MODEL_DIR" in environment:
-        trained: dict[str, Any] = torch.load(
-            checkpoints / CHECKPOINT, map_location="cpu", weights_only=True
-        )
+        trained: dict[str, Any] = torch.load(checkpoints / CHECKPOINT, map_location="cpu", weights_only=True)
         folder = Path(environment["SM_MODEL_DIR"])
         folder.mkdir(parents=True, exist_ok=True)
         torch.save({name: trained[name] for name in ("name", "classes", "model")}, folder / MODEL)

@@ -22,8 +22,8 @@ NOTEBOOKS = (NOTEBOOK, ROOT / "bench" / "sagemaker" / "launch.ipynb")
 ABSOLUTE = re.compile(r"(?<![\w.:/])/(?:home|tmp|root|Users|work|usr|var|opt|mnt|private|data)/")
 SMALL = {
     "BATCH, SIZE, EPOCHS = 64, 224, 3": "BATCH, SIZE, EPOCHS = 8, 32, 2",
-    "TRAIN_SIZE, TRAIN_EPOCHS = 64, 8": "TRAIN_SIZE, TRAIN_EPOCHS = 16, 2",
-    "bench recommend data/raw": "bench recommend data/raw --pictures 16 --seconds 0.1 --size 32 --format shards",
+    "TRAIN_SIZE, TRAIN_EPOCHS = 64, 5": "TRAIN_SIZE, TRAIN_EPOCHS = 16, 2",
+    "recommend data/raw": "recommend data/raw --pictures 16 --seconds 0.1 --size 32 --format shards",
 }
 """What is changed in the notebook, for a small tree and a minute."""
 
@@ -59,7 +59,11 @@ def test_every_cell_is_python_or_commands_that_there_are(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for name, value in {"TRAINER": "emulated:h100-vit-s", "DATA": "data/shards", "PREFIX": "s3://b/p"}.items():
+    for name, value in {
+        "TRAINER": "emulated:h100-vit-s",
+        "DATA": "data/shards",
+        "PREFIX": "s3://b/p",
+    }.items():
         monkeypatch.setenv(name, value)
     for cell in code(path):
         if not cell["source"].startswith("%%bash\n"):

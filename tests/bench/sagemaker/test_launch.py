@@ -35,7 +35,10 @@ def test_the_launcher_needs_a_role_and_a_bucket_and_starts_a_training(
         monkeypatch.setenv(name, value)
     names: dict[str, Any] = {}
     # what building a wheel needs comes from the network; tests/test_packaging.py builds it
-    quick = {WHEEL: "mkdir dist; touch dist/precache-0-py3-none-any.whl", "precache push": '"$PYTHON" -m precache push'}
+    quick = {
+        WHEEL: "mkdir dist; touch dist/precache-0-py3-none-any.whl",
+        "precache push": '"$PYTHON" -m precache push',
+    }
     for cell in json.loads(NOTEBOOK.read_text())["cells"]:
         text = "".join(cell["source"])
         if cell["cell_type"] != "code":

@@ -98,5 +98,5 @@ def test_an_image_without_the_toolkit_finds_everything_in_the_files_of_sagemaker
     assert find_channels(environment) == (str(tmp_path / "input/data/train"), None)
     assert environment["SM_MODEL_DIR"] == str(tmp_path / "model")
     (config / "hyperparameters.json").write_text("{")
-    with pytest.raises(SettingError, match="hyperparameters.json: is no JSON"):
+    with pytest.raises(SettingError, match="is no JSON"):
         from_files(tmp_path)

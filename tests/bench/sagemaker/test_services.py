@@ -135,7 +135,17 @@ def test_the_slurm_script_trains_on_all_nodes_and_goes_on_when_sent_again(
         "SLURM_NTASKS": "2",
         "SLURM_NNODES": "2",
     }
-    command = ["bash", SLURM, data, tmp_path / "runs of one", "--size", "16", "--batch-size", "16", "--epochs"]
+    command = [
+        "bash",
+        SLURM,
+        data,
+        tmp_path / "runs of one",
+        "--size",
+        "16",
+        "--batch-size",
+        "16",
+        "--epochs",
+    ]
     for epochs in ("1", "2"):
         ended = subprocess.run(
             [*command, epochs], env=environment, capture_output=True, text=True, timeout=110, check=False

@@ -116,6 +116,7 @@ def test_input_that_is_wrong_is_one_line_and_exit_code_2(
     assert "SM_CHANNEL_TRAIN is not set" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_exit_code_of_the_training_is_that_of_the_job(tmp_path: Path) -> None:
     process = started(tmp_path, environment(tmp_path, tmp_path / "missing"), *TINY)
     stdout, stderr = process.communicate(timeout=110)
@@ -166,8 +167,8 @@ def test_a_signal_reaches_every_rank_once_and_waits_until_they_have_saved(
         "sys.exit(143)"
     )
     starting = (
-        "import os, sys; from bench.sagemaker.train import run_ranks; from bench.sagemaker.place import Place\n"
-        f"sys.exit(run_ranks({rank(text)!r}, Place(), 2, os.environ))"
+        "import os, sys; from bench.sagemaker import place, train\n"
+        f"sys.exit(train.run_ranks({rank(text)!r}, place.Place(), 2, os.environ))"
     )
     process = subprocess.Popen([sys.executable, "-c", starting], env={**os.environ, "PYTHONPATH": str(ROOT)})
     while len(list(tmp_path.glob("ready*"))) < 2:

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from precache import commandline
+from precache.console import commandline
 from precache.errors import MissingDependencyError, SettingError, WorkerError
 from precache.packages import install_extra
 from precache.storage import atomic_write

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from bench.notebook import NOTEBOOK
-from precache.sample_tree import make_sample
+from precache.example_data.sample_tree import make_sample
 from tests.command import ROOT, check_bad_input, run
 from tests.test_guides import RECORD, command_of
 

@@ -73,11 +73,10 @@ def parse(
         epilog="All other options are those of python -m loaders.examples.train.",
         allow_abbrev=False,
     )
-    train, val = find_channels(environment)
     managed = "SM_HOSTS" in environment
     add = parser.add_argument
-    add("--data", default=train, help="what to train on (SageMaker: the channel train, or the only one)")
-    add("--val", default=val, help="what to validate on, if not the split val (SageMaker: the channel val)")
+    add("--data", help="what to train on (SageMaker: the channel train, or the only one)")
+    add("--val", help="what to validate on, if not the split val (SageMaker: the channel val)")
     add(
         "--checkpoints",
         type=Path,
@@ -86,6 +85,9 @@ def parse(
     )
     add("--processes", type=int, help="ranks on each host (default: one for each GPU, or one)")
     args, rest = parser.parse_known_args(arguments)
+    if args.data is None:
+        args.data, val = find_channels(environment)
+        args.val = args.val or val
     if args.data is None:
         raise SettingError("there is no --data, and no channel: SM_CHANNEL_TRAIN is not set")
     if args.checkpoints is None:

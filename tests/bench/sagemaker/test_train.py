@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from bench.sagemaker.place import Place
-from bench.sagemaker.train import main, run_ranks
+from bench.sagemaker.train import main, parse, run_ranks
 from precache import Recipe, convert
 from tests.command import ROOT, check_bad_input
 
@@ -95,6 +95,12 @@ def test_two_hosts_train_one_model(data: Path, tmp_path: Path) -> None:
     assert ended[1][0][0] == ""
     assert (tmp_path / "127.0.0.1/model/model.pt").exists()
     assert not (tmp_path / "localhost/model").exists()
+
+
+def test_options_go_before_what_the_service_has_set() -> None:
+    channels = {"SM_HOSTS": "[]", "SM_CHANNEL_ONE": "a", "SM_CHANNEL_TWO": "b"}
+    args, rest = parse(["--data", "c", "--epochs", "3", "--checkpoints", "d"], channels, Path("/opt/ml"))
+    assert (args.data, args.val, args.checkpoints, rest) == ("c", None, Path("d"), ["--epochs", "3"])
 
 
 def test_input_that_is_wrong_is_one_line_and_exit_code_2(

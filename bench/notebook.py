@@ -7,6 +7,12 @@ It runs in the folder `--home`, which has, or gets, the pictures. Where a cell f
 was, and the exit code is 2.
 """
 
+import asyncio
+import logging
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +47,10 @@ def execute(path: Path, home: Path) -> None:
         WorkerError: a cell failed.
     """
     try:
+        import ipykernel  # noqa: F401  # what runs the cells
         import nbformat
         from nbclient import NotebookClient
         from nbclient.exceptions import CellExecutionError, DeadKernelError
-        from traitlets.config import Config
     except ImportError as error:
         raise MissingDependencyError(
             f"running notebooks needs the extra notebook; run '{install_extra('notebook')}'"
@@ -53,27 +59,51 @@ def execute(path: Path, home: Path) -> None:
         raise SettingError(f"{path}: there is no such notebook")
     if not home.is_dir():
         raise SettingError(f"home must be a folder that there is, got {home}")
-    notebook = nbformat.read(path, as_version=4)
+    try:
+        notebook = nbformat.read(path, as_version=4)
+    except ValueError as error:
+        raise SettingError(f"{path}: is no notebook ({str(error).splitlines()[0]})") from error
     client = NotebookClient(
         notebook,
+        on_notebook_start=_handlers_kept(),
         timeout=None,  # converting a large set takes hours
         kernel_name=_KERNEL["name"],
         resources={"metadata": {"path": str(home)}},
         coalesce_streams=True,
-        # a socket of this user's, instead of a port that all users of the machine can reach
-        config=Config(KernelManager={"transport": "ipc"}),
     )
     try:
-        client.execute()
+        client.execute(stderr=subprocess.DEVNULL)  # what a kernel logs; that of cells is in their outputs
     except (CellExecutionError, DeadKernelError) as error:
         raise WorkerError(f"{path}: {_failed(notebook, error)}; the notebook is as it was") from error
-    notebook.metadata = {"kernelspec": _KERNEL, "language_info": {"name": "python"}}
-    for cell in notebook.cells:
-        cell.metadata.pop("execution", None)  # times of each cell
-        if "outputs" in cell:  # stderr is progress, and warnings of libraries
-            cell.outputs = [output for output in cell.outputs if output.get("name") != "stderr"]
+    _clean(notebook)
     with atomic_write(path) as file:
         file.write((nbformat.writes(notebook) + "\n").encode())
+
+
+def _handlers_kept() -> Callable[..., None]:
+    """What brings today's handlers of signals back, in the place of nbclient's.
+
+    Those end the kernel at once, and call that an error. It ends with this process, too.
+    """
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def bring_back(**_: object) -> None:
+        logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # else it tells of the cell that was cut off
+        loop = asyncio.get_running_loop()
+        for number, handler in handlers.items():
+            loop.remove_signal_handler(number)
+            signal.signal(number, handler)
+
+    return bring_back
+
+
+def _clean(notebook: Any) -> None:
+    """Leave out what is of this run alone: times, versions, progress and warnings on stderr."""
+    notebook.metadata = {"kernelspec": _KERNEL, "language_info": {"name": "python"}}
+    for cell in notebook.cells:
+        cell.metadata.pop("execution", None)
+        if "outputs" in cell:
+            cell.outputs = [output for output in cell.outputs if output.get("name") != "stderr"]
 
 
 def _failed(notebook: Any, error: Exception) -> str:
@@ -89,4 +119,4 @@ def _failed(notebook: Any, error: Exception) -> str:
 
 
 if __name__ == "__main__":
-    command()
+    sys.exit(commandline.run(command, "bench.notebook"))

@@ -7,13 +7,15 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bench.notebook import NOTEBOOK
+from bench.notebook import NOTEBOOK, execute
+from precache.errors import SettingError
 from precache.example_data.sample_tree import make_sample
 from tests.command import ROOT, check_bad_input, run
 from tests.test_guides import RECORD, command_of
@@ -123,6 +125,16 @@ def small_notebook(path: Path, **changes: str) -> Path:
     return path
 
 
+def notebook(path: Path, *cells: str) -> Path:
+    """A notebook of these cells of code."""
+    made = [
+        {"cell_type": "code", "metadata": {}, "source": text, "outputs": [], "execution_count": None}
+        for text in cells
+    ]
+    path.write_text(json.dumps({"cells": made, "metadata": {}, "nbformat": 4, "nbformat_minor": 4}))
+    return path
+
+
 def kernel() -> None:
     for package in ("nbclient", "ipykernel", "matplotlib"):
         pytest.importorskip(package)
@@ -159,12 +171,7 @@ def test_the_notebook_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytes
 @pytest.mark.slow
 def test_a_cell_that_fails_leaves_the_notebook_as_it_was(tmp_path: Path) -> None:
     kernel()
-    cells = [
-        {"cell_type": "code", "metadata": {}, "source": text, "outputs": [], "execution_count": None}
-        for text in ("1", "%%bash\necho no room on the disk >&2\nexit 2")
-    ]
-    path = tmp_path / "broken.ipynb"
-    path.write_text(json.dumps({"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 4}))
+    path = notebook(tmp_path / "broken.ipynb", "1", "%%bash\necho no room on the disk >&2\nexit 2")
     before = path.read_bytes()
     check_bad_input(
         run("bench.notebook", path, cwd=tmp_path), "broken.ipynb: cell 1 failed: no room on the disk"
@@ -172,6 +179,37 @@ def test_a_cell_that_fails_leaves_the_notebook_as_it_was(tmp_path: Path) -> None
     assert path.read_bytes() == before
 
 
-def test_a_notebook_that_is_not_there_is_named(tmp_path: Path) -> None:
-    pytest.importorskip("nbclient")
-    check_bad_input(run("bench.notebook", "nothing.ipynb", cwd=tmp_path), "nothing.ipynb: there is no such")
+@pytest.mark.slow
+def test_a_signal_ends_the_kernel_too_and_leaves_the_notebook_as_it_was(tmp_path: Path) -> None:
+    kernel()
+    psutil = pytest.importorskip("psutil")
+    text = "import os, pathlib, time\npathlib.Path('pid').write_text(str(os.getpid()))\ntime.sleep(300)"
+    path = notebook(tmp_path / "long.ipynb", text)
+    before = path.read_bytes()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "bench.notebook", path, "--home", tmp_path],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    while not (pid := tmp_path / "pid").exists() or not pid.read_text():
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.terminate()
+    _, errors = process.communicate(timeout=60)
+    assert (process.returncode, len(errors.splitlines())) == (143, 1), errors
+    assert not psutil.pid_exists(int(pid.read_text()))
+    assert path.read_bytes() == before
+
+
+def test_what_is_no_notebook_is_named(tmp_path: Path) -> None:
+    kernel()
+    (tmp_path / "text.ipynb").write_text("{")
+    for name, said in (
+        ("text.ipynb", "text.ipynb: is no notebook"),
+        ("none.ipynb", "there is no such notebook"),
+    ):
+        with pytest.raises(SettingError, match=said):
+            execute(tmp_path / name, tmp_path)
+    with pytest.raises(SettingError, match="home must be a folder"):
+        execute(NOTEBOOK, tmp_path / "missing")

@@ -7,7 +7,7 @@ STOCK  ?= .venv-pillow
 SIMD   ?= yes
 TWO    := --numprocesses 2 --dist worksteal
 
-.PHONY: quickstart test test-pillow gpu lint clean
+.PHONY: quickstart notebook test test-pillow gpu lint clean
 
 # Pillow-SIMD in the place of Pillow: both provide the package PIL. It comes last, because pip puts Pillow back
 # whenever it installs something that asks for it; and it is compiled before Pillow goes.
@@ -57,6 +57,12 @@ $(STOCK)/.installed: $(VENV)/.installed-test
 
 quickstart: $(VENV)/.installed
 	$(BIN)/bench quickstart
+
+# Runs bench/caltech256.ipynb on the pictures in data/raw, which it fetches if need be, and saves it with its outputs.
+notebook: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --editable '.[all,notebook]'
+	$(PILLOW_SIMD)
+	$(BIN)/python -m bench.notebook
 
 test: $(VENV)/.installed-test
 	$(BIN)/python -m pytest $(TWO)

@@ -77,6 +77,7 @@ ROOMS = {
     "commands": {"accuracy", "evidence", "findings", "machine", "options", "pages", "peers", "trial"},
     "evidence": {"findings", "machine", "pages", "trial"},
     "accuracy": {"findings", "machine", "trial"},
+    "sagemaker": set[str](),
     "trial": {"findings", "machine", "peers"},
     "pages": {"findings", "machine", "trial"},
     "machine": {"findings"},

@@ -118,7 +118,7 @@ def _imported(module: str, program: str) -> click.Command:
     return command
 
 
-def run(group: click.Group, program: str, arguments: Sequence[str] | None = None) -> int:
+def run(group: click.Command, program: str, arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code; errors become one line on stderr."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     terminal.received.clear()
@@ -152,7 +152,7 @@ def _on_signal(number: int, _: object) -> None:
     terminal.raise_received()
 
 
-def _run(group: click.Group, program: str, arguments: list[str]) -> int:
+def _run(group: click.Command, program: str, arguments: list[str]) -> int:
     context: click.Context | None = None
     try:
         with group.make_context(program, arguments) as context:

@@ -1,0 +1,1 @@
+"""Training where a service starts one process on each host: SageMaker, Slurm, Kubernetes."""

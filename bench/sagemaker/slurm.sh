@@ -1,0 +1,34 @@
+#!/bin/bash
+# Train on the nodes of a Slurm job: a task a node, which starts a rank for each of its GPUs.
+#
+#     sbatch --nodes=4 slurm.sh /shared/data/shards /shared/runs/one --model resnet50 --epochs 90 --bf16
+#
+# The data and the folder of checkpoints lie where all nodes see them (the data may be s3://, too). What stands
+# behind them are options of `python -m loaders.examples.train`. A job that was killed, or whose time was over, is
+# sent again with the same line: it goes on where it was.
+#SBATCH --job-name=precache-train
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --gpus-per-node=8
+#SBATCH --cpus-per-task=64
+#SBATCH --mem=0
+#SBATCH --time=24:00:00
+#SBATCH --requeue
+#SBATCH --signal=TERM@120
+
+set -euo pipefail
+if [ "$#" -lt 2 ]; then
+    echo "usage: sbatch [OPTIONS OF SBATCH] $0 DATA CHECKPOINTS [OPTIONS OF THE TRAINING]" >&2
+    exit 2
+fi
+data="$1"
+checkpoints="$2"
+shift 2
+
+# What brings `python`, with precache[bench] installed, into the PATH of every node, such as
+# source /shared/venv/bin/activate
+
+# Slurm 22.05 and newer do not take the CPUs of a task over from the job. A task that has saved and ended is no
+# reason to kill the others, which may be saving.
+srun --ntasks-per-node=1 --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" --kill-on-bad-exit=0 \
+    python -m bench.sagemaker.train --data "$data" --checkpoints "$checkpoints" "$@"

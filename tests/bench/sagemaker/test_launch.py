@@ -1,0 +1,71 @@
+"""The notebook that starts a training on SageMaker, against moto's S3 and SageMaker."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.sagemaker.place import spelled
+from bench.sagemaker.train import parse
+from precache.storage.objects import ObjectStore
+from precache.storage.urls import Url
+from tests.bench.sagemaker.test_services import check_training
+from tests.command import ROOT
+
+NOTEBOOK = ROOT / "bench" / "sagemaker" / "launch.ipynb"
+WHEEL = '"$PYTHON" -m pip wheel --quiet --no-deps --wheel-dir dist ../..'
+
+
+def test_the_launcher_needs_a_role_and_a_bucket_and_starts_a_training(
+    bucket: Url, converted: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    boto3 = pytest.importorskip("boto3")
+    monkeypatch.chdir(tmp_path)
+    role = "arn:aws:iam::123456789012:role/train"
+    for name, value in {
+        "SAGEMAKER_ROLE": role,
+        "SAGEMAKER_BUCKET": bucket.name,
+        "SAGEMAKER_DATA": str(converted["shards"]),
+        "PYTHONPATH": str(ROOT),
+        "PATH": os.environ["PATH"],
+    }.items():
+        monkeypatch.setenv(name, value)
+    names: dict[str, Any] = {}
+    # what building a wheel needs comes from the network; tests/test_packaging.py builds it
+    quick = {
+        WHEEL: "mkdir dist; touch dist/precache-0-py3-none-any.whl",
+        "precache push": '"$PYTHON" -m precache push',
+    }
+    for cell in json.loads(NOTEBOOK.read_text())["cells"]:
+        text = "".join(cell["source"])
+        if cell["cell_type"] != "code":
+            continue
+        if text.startswith("%%bash\n"):
+            for asked, instead in quick.items():
+                text = text.replace(asked, instead)
+            ended = subprocess.run(["bash", "-c", text], capture_output=True, text=True, check=False)
+            assert ended.returncode == 0, ended.stderr
+        else:
+            exec(compile(text, str(NOTEBOOK), "exec"), names)
+    job = boto3.client("sagemaker").describe_training_job(TrainingJobName=names["JOB"])
+    assert job["RoleArn"] == role
+    assert job["EnableManagedSpotTraining"]
+    assert job["CheckpointConfig"]["LocalPath"] == "/opt/ml/checkpoints"
+    sources = {
+        channel["ChannelName"]: channel["DataSource"]["S3DataSource"]["S3Uri"]
+        for channel in job["InputDataConfig"]
+    }
+    assert "dataset.json" in names_at(sources["train"])
+    assert names_at(sources["code"]) == ["precache-0-py3-none-any.whl"]
+    given = [part for name, value in job["HyperParameters"].items() for part in (f"--{name}", value)]
+    channels = {"SM_HOSTS": "[]", "SM_CHANNEL_TRAIN": "train", "SM_CHANNEL_CODE": "code"}
+    args, rest = parse(spelled(given), channels, Path("/opt/ml"))
+    assert (args.data, str(args.checkpoints)) == ("train", "/opt/ml/checkpoints")
+    check_training(rest)
+
+
+def names_at(url: str) -> list[str]:
+    return [found.name for found in ObjectStore(Url(url.rstrip("/"))).list()]

@@ -1,0 +1,187 @@
+"""The entry point, with a service's variables set and folders in the place of its channels."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from bench.sagemaker.place import Place
+from bench.sagemaker.train import main, parse, run_ranks
+from precache import Recipe, convert
+from tests.command import ROOT, check_bad_input
+
+TINY = ["--size", "16", "--batch-size", "16", "--epochs", "2"]
+
+
+@pytest.fixture(scope="module")
+def data(raw_tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("channel") / "train"
+    convert(raw_tree, path, Recipe(format="shards", size=16, splits="train=0.8,val=0.2"), workers=0)
+    return path
+
+
+def environment(ml: Path, data: Path, **changes: str) -> dict[str, str]:
+    """What SageMaker's toolkit sets, for folders below `ml`."""
+    return {
+        **{name: value for name, value in os.environ.items() if not name.startswith(("SM_", "SLURM_"))},
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+        "SM_CHANNEL_TRAIN": str(data),
+        "SM_HOSTS": '["algo-1"]',
+        "SM_CURRENT_HOST": "algo-1",
+        "SM_NUM_GPUS": "0",
+        "SM_MODEL_DIR": str(ml / "model"),
+        "SM_OUTPUT_DATA_DIR": str(ml / "output/data"),
+        **changes,
+    }
+
+
+def started(ml: Path, environment: dict[str, str], *options: str) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "bench.sagemaker.train", "--checkpoints", str(ml / "checkpoints")]
+    return subprocess.Popen(
+        [*command, *options], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def test_a_job_of_sagemaker_trains_on_its_channel_and_leaves_its_model(data: Path, tmp_path: Path) -> None:
+    process = started(tmp_path, environment(tmp_path, data), *TINY, "--tensorboard", "True")
+    said, errors = process.communicate(timeout=110)
+    assert process.returncode == 0, errors
+    assert [line.split(":")[0] for line in said.splitlines()] == ["epoch 1", "epoch 2"]
+    assert "validation accuracy" in said
+    model = torch.load(tmp_path / "model/model.pt", weights_only=True)
+    assert (model["name"], len(model["classes"])) == ("resnet18", 5)
+    assert "fc.weight" in model["model"]
+    assert (tmp_path / "checkpoints/checkpoint.pt").exists()
+    assert list((tmp_path / "output/data").glob("events.*"))
+
+
+@pytest.mark.slow
+def test_a_spot_machine_that_is_taken_away_loses_no_training(data: Path, tmp_path: Path) -> None:
+    options = ["--size", "16", "--batch-size", "8", "--epochs"]
+    first = started(tmp_path, environment(tmp_path, data), *options, "1000")
+    assert first.stdout is not None
+    first.stdout.readline()  # one epoch is done
+    first.send_signal(signal.SIGTERM)
+    said, errors = first.communicate(timeout=110)
+    assert first.returncode == 143, errors
+    assert "Traceback" not in errors
+    done = 1 + len(said.splitlines())
+    second = started(tmp_path, environment(tmp_path, data), *options, str(done + 2))
+    said, errors = second.communicate(timeout=110)
+    assert second.returncode == 0, errors
+    assert said.splitlines()[-1].startswith(f"epoch {done + 2}: loss")
+    assert f"epoch {done}: loss" not in said  # it was not trained again
+    assert (tmp_path / "model/model.pt").exists()
+
+
+@pytest.mark.slow
+def test_two_hosts_train_one_model(data: Path, tmp_path: Path) -> None:
+    hosts = ("127.0.0.1", "localhost")  # names that the network knows, as it knows those of SageMaker's hosts
+    shared = {"SM_HOSTS": '["localhost", "127.0.0.1"]', "SM_NETWORK_INTERFACE_NAME": "lo"}
+    shared["MASTER_PORT"] = str(20_000 + os.getpid() % 10_000)
+    processes = [
+        started(tmp_path, environment(tmp_path / host, data, **shared, SM_CURRENT_HOST=host), *TINY)
+        for host in hosts
+    ]
+    ended = [(process.communicate(timeout=110), process.returncode) for process in processes]
+    assert [code for _, code in ended] == [0, 0], ended
+    assert ended[0][0][0].count("epoch") == 2
+    assert ended[1][0][0] == ""
+    assert (tmp_path / "127.0.0.1/model/model.pt").exists()
+    assert not (tmp_path / "localhost/model").exists()
+
+
+def test_options_go_before_what_the_service_has_set() -> None:
+    channels = {"SM_HOSTS": "[]", "SM_CHANNEL_ONE": "a", "SM_CHANNEL_TWO": "b"}
+    args, rest = parse(["--data", "c", "--epochs", "3", "--checkpoints", "d"], channels, Path("/opt/ml"))
+    assert (args.data, args.val, args.checkpoints, rest) == ("c", None, Path("d"), ["--epochs", "3"])
+
+
+def test_input_that_is_wrong_is_one_line_and_exit_code_2(
+    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in environment(tmp_path, data, SM_CURRENT_HOST="algo-7").items():
+        monkeypatch.setenv(name, value)
+    for options, said in (
+        (["train"], "SM_CURRENT_HOST 'algo-7'"),
+        (["--processes", "0"], "--processes must be positive"),
+    ):
+        assert main(options, tmp_path) == 2
+        assert said in capsys.readouterr().err
+    monkeypatch.delenv("SM_HOSTS")
+    assert main([], tmp_path) == 2
+    assert "--checkpoints" in capsys.readouterr().err
+    monkeypatch.delenv("SM_CHANNEL_TRAIN")
+    assert main([], tmp_path) == 2
+    assert "SM_CHANNEL_TRAIN is not set" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_exit_code_of_the_training_is_that_of_the_job(tmp_path: Path) -> None:
+    process = started(tmp_path, environment(tmp_path, tmp_path / "missing"), *TINY)
+    stdout, stderr = process.communicate(timeout=110)
+    ended = subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
+    check_bad_input(ended, "missing")
+
+
+def rank(text: str) -> list[str]:
+    """A rank that runs `text`."""
+    return [sys.executable, "-c", f"import os, pathlib, signal, sys, time\n{text}"]
+
+
+def test_each_rank_is_told_what_torchrun_would_tell_it(tmp_path: Path) -> None:
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    command = rank(
+        f"told = [os.environ[name] for name in {names} + ('GLOO_SOCKET_IFNAME',)]\n"
+        f"pathlib.Path({str(tmp_path)!r}, told[0]).write_text(' '.join(told))"
+    )
+    place = Place(hosts=3, number=1, master="algo-1", port=29500, interface="eth0")
+    assert run_ranks(command, place, 2, os.environ) == 0
+    told = sorted(path.read_text() for path in tmp_path.iterdir())
+    assert told == [f"{rank} {rank - 2} 6 2 algo-1 29500 eth0" for rank in (2, 3)]
+
+
+def test_a_rank_that_fails_ends_the_others_and_its_exit_code_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bench.sagemaker.train._PATIENCE_S", 0.2)
+    command = rank("sys.exit(2) if os.environ['RANK'] == '1' else time.sleep(60)")
+    start_s = time.monotonic()
+    assert run_ranks(command, Place(), 2, os.environ) == 2
+    assert time.monotonic() - start_s < 30
+    assert run_ranks(rank("os.kill(os.getpid(), 9)"), Place(), 1, os.environ) == 137
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_reaches_every_rank_once_and_waits_until_they_have_saved(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    text = (
+        "came = []\n"
+        "signal.signal(signal.SIGTERM, lambda *_: came.append(1))\n"
+        f"folder = pathlib.Path({str(tmp_path)!r})\n"
+        "(folder / ('ready' + os.environ['RANK'])).touch()\n"
+        "while not came: time.sleep(0.01)\n"
+        "time.sleep(0.5)\n"
+        "(folder / ('saved' + os.environ['RANK'])).write_text(str(len(came)))\n"
+        "sys.exit(143)"
+    )
+    starting = (
+        "import os, sys; from bench.sagemaker import place, train\n"
+        f"sys.exit(train.run_ranks({rank(text)!r}, place.Place(), 2, os.environ))"
+    )
+    process = subprocess.Popen([sys.executable, "-c", starting], env={**os.environ, "PYTHONPATH": str(ROOT)})
+    while len(list(tmp_path.glob("ready*"))) < 2:
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.send_signal(number)
+    time.sleep(0.2)
+    process.send_signal(number)
+    assert process.wait(timeout=60) == 128 + number
+    assert [(tmp_path / f"saved{rank}").read_text() for rank in (0, 1)] == ["1", "1"]

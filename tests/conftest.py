@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,8 @@ from tests.cloud.fixtures import bucket, proxy, storage_server
 # Several processes of tests, with workers each, share the CPUs: threads of torch that wait for each other on
 # busy ones take a hundred times as long as one alone. Torch reads this when it is imported, in programs too.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# What a shell starts in the background ignores Ctrl-C, and so would all that tests start and interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 __all__ = ["bucket", "proxy", "storage_server"]
 
 IMAGES, CLASSES, STORED_SIZE, ROWS_PER_SHARD = 70, 5, 48, 12

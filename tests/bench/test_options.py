@@ -14,6 +14,7 @@ from precache.errors import SettingError
 from tests.command import ROOT
 
 OWN = {
+    ("accuracy", "size"),
     ("loaders", "workers"),
     ("loaders", "repeats"),
     ("sweep", "batch_size"),

@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from loaders.augment.choice import BatchFunction, CheckedFunction, choose, source_size
+from loaders.augment.choice import BatchFunction, CheckedFunction, choose
 from loaders.augment.cpu import Crops
 from loaders.augment.device import BatchAugmentation
-from loaders.augment.draw import RandomAugmentation
+from loaders.augment.draw import RandomAugmentation, resized_side
 from loaders.backends import BACKENDS, check_name, choose_backend, ray_reader
 from loaders.backends.cache import open_cached
 from loaders.batch import Loader
@@ -28,6 +28,7 @@ from loaders.samples.fields import with_fields
 from loaders.samples.parts import with_parts
 from loaders.samples.sampling import Sampling, choose_samples, find_weights, make_order
 from loaders.settings import (
+    CROP_RATIO,
     READING_SETTINGS,
     LoaderSpec,
     Normalize,
@@ -55,6 +56,7 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
     shuffle: Shuffle = True,
     seed: int = 0,
     size: Size | None = None,
+    crop_ratio: float = CROP_RATIO,
     dtype: str | torch.dtype = torch.uint8,
     normalize: Normalize = "imagenet",
     device: str | torch.device = "cpu",
@@ -88,8 +90,11 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
             fetches nearly all shards for the first few batches; False, the stored order.
         seed: with the epoch it gives the order.
         size: of what is served, in pixels: the side of a square, or (height, width); by default 224, or all
-            that is stored where that is less or no square. A raw tree is resized to it as the converter does
-            it; of a converted dataset the centre is cropped, with black around it where there is less.
+            that is stored where that is less or no square.
+        crop_ratio: without augmentation, and for a function, the shorter side becomes `size / crop_ratio` and
+            the middle is served, as by torchvision's `Resize(256)` and `CenterCrop(224)`, whatever size is
+            stored; timm calls it crop_pct. Where `size` is left out nothing is enlarged: of what is stored
+            with less than 256 pixels more is served than this share, up to all.
         dtype: of the images: `"uint8"`, or `"uint16"` where that is stored; or `"float32"`, `"float16"` or
             `"bfloat16"`, normalised.
         normalize: what floating point is normalised with; integers never are. `"imagenet"`, the mean and
@@ -98,9 +103,10 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
             channel, of pixels from 0 to 1; None serves pixels from 0 to 1.
         device: where `images` and `labels` are put: `"cpu"`, `"cuda"`, the GPU that is the current one when
             this is called, `"cuda:1"`; `"auto"`, a GPU where there is one.
-        augment: `"train"`, random crops resized to `size` and mirrored every other time, of all that is
-            stored; `"crop"`, the same without resizing; a `loaders.RandomAugmentation` with other settings,
-            colour jitter among them; `"eval"` or None, the centre; or a function of yours, see
+        augment: `"train"`, random crops of the whole picture (a raw tree's: of the original), each resized
+            once to `size`, antialiased, and mirrored every other time; `"crop"`, crops of `size`, not resized,
+            with black around what is smaller; a `loaders.RandomAugmentation` with other settings, colour
+            jitter among them; `"eval"` or None, the middle, see `crop_ratio`; or a function of yours, see
             `loaders.augment.BatchFunction`, which is called in the thread that reads ahead with all that
             is stored; the default `size` is then what it returns. Pictures that were converted with fit keep
             have each a size of their own, and do not go through a function.
@@ -159,6 +165,7 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
         seed=seed,
         device=find_device(device),
         size=size,
+        crop_ratio=crop_ratio,
         dtype=find_dtype(dtype),
         last=last,
         views=views,
@@ -207,7 +214,8 @@ def _build_mixture(
 
     def open_source(spec: LoaderSpec) -> Mixture:
         if not choice.is_function:  # which alone knows the size that it makes
-            spec = replace(spec, size=data.served_size(spec.size))
+            ratio = data.crop_ratio(spec.size, spec.crop_ratio)
+            spec = replace(spec, size=data.served_size(spec.size), crop_ratio=ratio)
         pipelines: list[Pipeline] = []
         try:
             for opener in openers:
@@ -288,8 +296,8 @@ def _augmentation(
     augment: str | RandomAugmentation | BatchFunction | None, spec: LoaderSpec, data: SplitData
 ) -> tuple[Crops, BatchAugmentation | CheckedFunction | None]:
     """What the backend serves of each picture, and what is left to do with the batch."""
-    served = data.served_size(spec.size)
-    stored = source_size(served) if data.kind == RAW else None if data.shapes is not None else data.size
+    served, ratio = data.served_size(spec.size), data.crop_ratio(spec.size, spec.crop_ratio)
+    stored = None if data.varies else data.size
     augmentation = choose(augment)
     if augmentation is None:
         if spec.views > 1:
@@ -297,9 +305,10 @@ def _augmentation(
                 f"views {spec.views} of the centre would be the same picture {spec.views} times; give "
                 f"augment: 'train', 'crop', a loaders.RandomAugmentation or a function"
             )
-        return Crops(served if data.kind == RAW else stored, served), None
+        data.warn_if_enlarged(resized_side(served, ratio), served)
+        return Crops(stored, served, crop_ratio=ratio), None
     if not isinstance(augmentation, RandomAugmentation):
-        if stored is None:
+        if data.kind != RAW and stored is None:
             raise SettingError(
                 f"augment: {data.path} holds pictures of varying size, and a function takes batches of one; "
                 f"use 'train' or a loaders.RandomAugmentation, or convert with fit crop or pad"
@@ -310,7 +319,10 @@ def _augmentation(
                 f"views {spec.views}: an augment function that returns labels makes one view; "
                 f"give views 1, or mix the views in the training step"
             )
+        if data.kind == RAW:
+            return Crops(None, resized_side(served, ratio)), function
         return Crops(stored, stored), function
+    data.warn_if_enlarged(served, served)
     if augmentation.jitters and (data.channels != 3 or data.dtype != np.uint8):
         raise SettingError(
             f"augment: brightness, contrast, saturation and hue are for RGB, not for {data.channels}-channel "
@@ -326,12 +338,13 @@ def _served_crops(
     augment: str | RandomAugmentation | BatchFunction | None, spec: LoaderSpec, data: SplitData
 ) -> Crops:
     """What becomes of a stored picture in all, but for what a function of the caller's does."""
-    stored = None if data.shapes is not None else data.size
+    stored = None if data.varies else data.size
     augmentation = choose(augment)
+    served, ratio = data.served_size(spec.size), data.crop_ratio(spec.size, spec.crop_ratio)
     if augmentation is None:
-        return Crops(stored, data.served_size(spec.size))
+        return Crops(stored, served, crop_ratio=ratio)
     if isinstance(augmentation, RandomAugmentation):
-        return Crops(stored, data.served_size(spec.size), augmentation, spec.seed)
+        return Crops(stored, served, augmentation, spec.seed)
     return Crops(stored, stored)
 
 

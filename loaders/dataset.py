@@ -3,6 +3,7 @@
 import hashlib
 import logging
 import os
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -236,20 +237,38 @@ class SplitData:
                 f"run 'precache verify' on its folder",
             )
 
+    @property
+    def varies(self) -> bool:
+        """Whether each picture has a size of its own."""
+        return self.kind == RAW or self.shapes is not None
+
     def stores(self, size: Size) -> bool:
-        """Whether `size` can be served; a raw tree is resized to any."""
+        """Whether `size` is served without enlarging, as far as the recipe knows; of a raw tree any is."""
         return self.kind == RAW or all(map(le, sides(size), sides(self.size)))
 
     def served_size(self, size: Size | None) -> Size:
-        """What to serve if `size` was asked for; SettingError if more than is stored."""
-        if size is None:
-            return self.size if isinstance(self.size, tuple) else min(self.size, DEFAULT_SIZE)
-        if not self.stores(size):
-            raise SettingError(
-                f"size {written(size)} is more than {self.path} stores ({written(self.size)}); "
-                f"ask for at most {written(self.size)}, or convert again with --size {written(size)}"
-            )
-        return size
+        """What to serve if `size` was asked for; None: what `loaders.build` says."""
+        if size is not None:
+            return size
+        return self.size if isinstance(self.size, tuple) else min(self.size, DEFAULT_SIZE)
+
+    def crop_ratio(self, size: Size | None, asked: float, served: Size | None = None) -> float:
+        """How much of the shorter side to serve if `size` and this were asked for; without size, of `served`."""
+        if size is not None or self.kind == RAW:
+            return asked
+        served = self.served_size(None) if served is None else served
+        return min(1.0, max(asked, min(sides(served)) / min(sides(self.size))))
+
+    def warn_if_enlarged(self, needed: Size, served: Size) -> None:
+        """Say it where less is stored than is `needed` to serve `served`."""
+        if self.stores(needed):
+            return
+        cut = "" if needed == served else f", cut from {written(needed)}"
+        warnings.warn(
+            f"{self.path} stores pictures of {written(self.size)}, and size {written(served)}{cut}, is more: they "
+            f"are enlarged, and blurred by that; convert with --size {written(needed)}, or ask for a smaller size",
+            stacklevel=2,
+        )
 
     def window_shards(self, memory_bytes: int | None) -> int:
         """How many shards a window holds so that two of them, read and next, fit into `memory_bytes`.

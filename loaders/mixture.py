@@ -72,6 +72,10 @@ class MixedData:
         """As of `SplitData`; unless asked for the least of the parts'."""
         return min((part.served_size(size) for part in self.parts), key=sides)
 
+    def crop_ratio(self, size: Size | None, asked: float) -> float:
+        """As of `SplitData`, of what all parts are served as."""
+        return max(part.crop_ratio(size, asked, self.served_size(size)) for part in self.parts)
+
     def targets(self) -> list[Any]:
         """As of `SplitData`, one part behind the other."""
         return [target for part in self.parts for target in part.targets()]

@@ -19,6 +19,7 @@ from precache.storage.urls import Url
 Shuffle: TypeAlias = bool | Literal["full", "window"]
 Count: TypeAlias = int | Literal["auto"]
 Normalize: TypeAlias = str | tuple[float | Sequence[float], float | Sequence[float]] | None
+CROP_RATIO = 0.875  # 224 of 256, as ImageNet is validated
 NORMALIZE_NAMES = ("dataset", "imagenet")
 MAX_VIEWS = 64
 DTYPES = (torch.uint8, torch.uint16, torch.float32, torch.float16, torch.bfloat16)
@@ -135,6 +136,7 @@ class LoaderSpec:
     seed: int
     device: torch.device
     size: Size | None
+    crop_ratio: float
     dtype: torch.dtype
     last: str
     views: int
@@ -154,6 +156,8 @@ class LoaderSpec:
         check_choice("last", self.last, ("drop", "pad", "partial"))
         if self.size is not None:
             object.__setattr__(self, "size", check_size("size", self.size, MAX_SIZE))
+        if not (isinstance(self.crop_ratio, (int, float)) and 0 < self.crop_ratio <= 1):
+            raise SettingError(f"crop_ratio must be above 0 and at most 1, got {self.crop_ratio!r}")
         if not isinstance(self.shuffle, bool):
             check_choice("shuffle", self.shuffle, ("full", "window"))
         if self.dtype not in DTYPES:

@@ -6,6 +6,8 @@ simplejpeg, which drives the same libjpeg-turbo with the same settings and gives
 less than half the time; everything else goes through Pillow.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,8 +40,8 @@ from precache.pictures.turns import Turn, lacks_memory
 __all__ = [
     "CHANNELS", "FITS", "KEPT", "MAX_KEPT_SIDE", "MAX_SIZE", "MODES", "RESAMPLING", "SCALED_MARGIN", "WHITE",
     "Color", "Decoded", "Pixels", "Rendering", "centre_offset", "channel_count", "crop_box", "decode",
-    "decode_for", "fit", "fitted_size", "is_too_large", "load", "read_bytes", "reference", "render",
-    "resized_size",
+    "decode_for", "decode_pixels", "fit", "fitted_size", "is_too_large", "load", "read_bytes", "reference", "render",
+    "resized_size", "upright_shape",
 ]  # fmt: skip
 
 _KERNELS = {**RESAMPLING, "nearest": Image.Resampling.NEAREST}  # of masks, see `precache.pictures.masks`
@@ -113,20 +115,53 @@ def decode(data: bytes, path: str) -> Image.Image:
     return decode_for(data, path, Rendering(size=1)).image.convert("RGB")
 
 
-def decode_for(data: bytes | Image.Image, path: str, how: Rendering, turn: Turn | None = None) -> Decoded:
+def decode_pixels(data: bytes, path: str) -> Pixels:
+    """As `decode`, to uint8 [height, width, 3], which nobody else has."""
+    content = decode_for(data, path, Rendering(size=1), jpeg_mode="RGB").content
+    return content if isinstance(content, np.ndarray) else np.array(content.convert("RGB"))
+
+
+def upright_shape(data: bytes, path: str) -> tuple[int, int]:
+    """Height and width of what `decode` makes of a picture, by its header.
+
+    Raises:
+        ImageError: as `decode_for`, of what the header alone says.
+    """
+    with _named(path):
+        if data.startswith(jpeg.START):
+            try:
+                height, width, *_ = simplejpeg.decode_jpeg_header(data, strict=False)
+            except (ValueError, KeyError):  # then Pillow perhaps can
+                pass
+            else:
+                check_pixels(width, height, MAX_PIXELS)
+                return (width, height) if jpeg.orientation(data) in _SIDEWAYS else (height, width)
+        with pillow.opened(data, path, MAX_PIXELS, None) as image:
+            if image.format == "ICO":  # whose directory says what its pictures may not be
+                image.load()
+            width, height = image.size
+            sideways = image.getexif().get(jpeg.EXIF_ORIENTATION, 1) in _SIDEWAYS
+            return (width, height) if sideways else (height, width)
+
+
+def decode_for(
+    data: bytes | Image.Image,
+    path: str,
+    how: Rendering,
+    turn: Turn | None = None,
+    jpeg_mode: str | None = None,
+) -> Decoded:
     """Decode the bytes of a picture, as far as `how` needs it; `path` is for messages.
 
     The first frame of an animation; 16-bit greyscale keeps its upper 8 bits, unless it says that fewer
     are used. `turn`, if given, is waited for before a large picture is decoded. One that is decoded already
-    is turned upright and converted.
+    is turned upright and converted. A JPEG becomes `jpeg_mode`, if that is given.
 
     Raises:
         ImageError: not a picture, damaged, truncated, or of more than `how.max_pixels`.
         SourceError: there was not enough memory to decode it, which is no fault of the picture.
     """
-    if isinstance(data, bytes) and not data:
-        raise ImageError(path, "cannot be decoded (the file is empty)")
-    try:
+    with _named(path, how.max_pixels):
         if how.keeps_bands:
             count = channel_count(how.channels)
             found = bands.decode(data, path, count, how.dtype, how.max_pixels, turn)
@@ -135,15 +170,24 @@ def decode_for(data: bytes | Image.Image, path: str, how: Rendering, turn: Turn 
             check_pixels(*data.size, how.max_pixels)
             upright = pillow.upright(data, _backdrop(how), path)
             return Decoded(upright, *upright.size)
-        decoded = _decode_jpeg(data, how, turn) if data.startswith(jpeg.START) else None
+        if not data:
+            raise ValueError("the file is empty")
+        decoded = _decode_jpeg(data, how, turn, jpeg_mode) if data.startswith(jpeg.START) else None
         return decoded or _decode_any(data, path, how, turn)
+
+
+@contextmanager
+def _named(path: str, max_pixels: int = MAX_PIXELS) -> Iterator[None]:
+    """Make an ImageError that names `path` of whatever decoders raise: nearly anything on damaged bytes."""
+    try:
+        yield
     except MissingDependencyError:
         raise
     except TooLargeError as error:
         raise ImageError(path, str(error)) from error
-    except Exception as error:  # decoders raise nearly anything on damaged bytes
+    except Exception as error:
         reason = " ".join(str(error).split()) or type(error).__name__
-        if lacks_memory(error, how.max_pixels):
+        if lacks_memory(error, max_pixels):
             raise SourceError(
                 f"{path}: not enough memory to decode it ({reason}); use fewer --workers, free some "
                 f"memory, or leave it out with a smaller --max-pixels"
@@ -270,7 +314,7 @@ def _backdrop(how: Rendering) -> Color | None:
     return None if how.channels == "rgba" else how.background
 
 
-def _decode_jpeg(data: bytes, how: Rendering, turn: Turn | None) -> Decoded | None:
+def _decode_jpeg(data: bytes, how: Rendering, turn: Turn | None, mode: str | None) -> Decoded | None:
     """A grey or colour JPEG by simplejpeg; None for what it cannot decode and Pillow perhaps can."""
     try:
         height, width, colorspace, _ = simplejpeg.decode_jpeg_header(data, strict=False)
@@ -283,7 +327,7 @@ def _decode_jpeg(data: bytes, how: Rendering, turn: Turn | None) -> Decoded | No
     reduction = _reduction(width, height, orientation, how)
     if turn is not None:
         turn.wait(width * height // reduction**2)
-    mode = "GRAY" if colorspace == "Gray" else _COLOUR_MODE
+    mode = mode or ("GRAY" if colorspace == "Gray" else _COLOUR_MODE)
     pixels = jpeg.decode_strictly(data, mode, reduction, allow_truncated=how.allow_truncated)
     if pixels is None:
         return None

@@ -3,17 +3,22 @@
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from bench.trial.spec import TrialSpec
+from loaders.augment.cpu import place
+from loaders.augment.draw import shown_boxes
 from loaders.backends import decoding
 from loaders.dataset import RAW, SplitData
-from precache import images
+from loaders.settings import CROP_RATIO
 from precache.executors import available_cpus
 from precache.formats import FORMATS, StoredSample
+from precache.jpeg import Pixels
+from precache.pictures.sizes import Size, sides
 
 PICTURES = 200
 DECODING = ("pytorch", "webdataset")
@@ -41,15 +46,20 @@ def time_stages(spec: TrialSpec, kind: str, files: Sequence[str]) -> dict[str, f
         workers = max(1, spec.workers or available_cpus())
         with ThreadPoolExecutor(workers) as pool:
             if kind == RAW:
-                read, encoded = _timed(pool, workers, lambda file: (images.read_bytes(file), file), files)
-                decode, pixels = _timed(
-                    pool, workers, lambda pair: decoding.render(pair[0], pair[1], spec.size), encoded
-                )
+                read, encoded = _timed(pool, workers, decoding.read, files)
+                decode, pixels = _timed(pool, workers, partial(_serve, spec.size), encoded)
             else:
                 read, samples = _read_shards(kind, files)
                 decode, pixels = _timed(pool, workers, lambda sample: sample[0].pixels(sample[1]), samples)
             copy, _ = _timed(pool, workers, np.copy, pixels)
         return {"read": read, "decode": decode, "copy": copy}
+
+
+def _serve(size: Size, picture: decoding.Encoded) -> Pixels:
+    pixels, out = picture.decode(), np.empty((*sides(size), 3), np.uint8)
+    (box,) = shown_boxes(np.array([picture.shape]), size, CROP_RATIO).tolist()
+    place(pixels, 0, len(pixels), box, False, out)
+    return out
 
 
 def _read_shards(kind: str, files: Sequence[str]) -> tuple[float, list[tuple[StoredSample, str]]]:

@@ -19,7 +19,6 @@ With a parameter called `labels` (as of `Batch`, on the device) it returns image
 ones, float [n, classes], as CutMix and MixUp make them. With one called `view` it is told which it makes."""
 
 NAMES = ("crop", "eval", "train")
-_RATIO_TO_SERVED = 256 / 224
 
 
 def choose(
@@ -125,8 +124,3 @@ def _flaw(returned: torch.Tensor, images: torch.Tensor, size: Size | None) -> st
     }
     return next((remedy for remedy, applies in flaws.items() if applies), "")
 
-
-def source_size(size: Size) -> Size:
-    """What a raw tree is resized to, so that crops of it are served as `size`."""
-    height, width = sides(size)
-    return as_size(round(height * _RATIO_TO_SERVED), round(width * _RATIO_TO_SERVED))

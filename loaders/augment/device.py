@@ -2,7 +2,6 @@
 
 import numpy as np
 import torch
-from torch.nn.functional import grid_sample
 
 from loaders.augment.draw import RandomAugmentation, draw
 from loaders.delivery.devices import upload
@@ -52,21 +51,34 @@ def crop_and_resize(
 ) -> torch.Tensor:
     """float [n, channels, *size] of boxes (left, top, width, height) of float [n, channels, height, width].
 
-    Bilinear without antialiasing, as `loaders.augment.cpu.place`; at a crop's edge its last pixel goes on.
+    Each is the crop's own antialiased bilinear resize, as `loaders.augment.cpu.resize`: two products with
+    matrices of weights, of shapes that depend on no value, so that nothing waits for the device.
     """
     rows, columns = sides(size)
-    down, across = (
-        (torch.arange(side, device=images.device, dtype=torch.float32) + 0.5) / side
-        for side in (rows, columns)
-    )
-    left, top, width, height = boxes.T[:, :, None]
-    across = torch.where(mirrored[:, None], 1 - across, across)
-    x = left + torch.minimum((across * width).clamp(min=0.5), width - 0.5)
-    y = top + torch.minimum((down * height).clamp(min=0.5), height - 0.5)
-    # grid_sample counts from -1, the picture's left or top edge, to 1
-    x, y = x * (2 / images.shape[3]) - 1, y * (2 / images.shape[2]) - 1
-    grid = torch.stack((x[:, None, :].expand(-1, rows, -1), y[:, :, None].expand(-1, -1, columns)), dim=-1)
-    return grid_sample(images, grid, mode="bilinear", padding_mode="border", align_corners=False)
+    left, top, width, height = boxes.T
+    down = weights(top, height, images.shape[2], rows)
+    across = weights(left, width, images.shape[3], columns)
+    across = torch.where(mirrored[:, None, None], across.flip(1), across)
+    return down[:, None] @ images @ across[:, None].transpose(2, 3)
+
+
+def weights(
+    start: torch.Tensor, length: torch.Tensor, side: int, count: int, *, alone: bool = True
+) -> torch.Tensor:
+    """float [n, count, side]: how much of each of `side` pixels goes into each of `count`.
+
+    A triangle as wide as two pixels of the coarser side, over the `length` pixels from `start` on, floats [n],
+    `alone` or with those around them: Pillow's bilinear filter, see
+    https://github.com/python-pillow/Pillow/blob/main/src/libImaging/Resample.c
+    """
+    scale = (length / count)[:, None, None]
+    pixels = torch.arange(side, device=start.device, dtype=torch.float32)
+    centres = start[:, None, None] + (torch.arange(count, device=start.device)[:, None] + 0.5) * scale
+    found = (1 - (pixels + 0.5 - centres).abs() / scale.clamp(min=1)).clamp_(min=0)
+    if alone:
+        first, last = start[:, None, None], (start + length)[:, None, None]
+        found = found * ((pixels >= first) & (pixels < last))
+    return found / found.sum(dim=2, keepdim=True)
 
 
 def color_jitter(images: torch.Tensor, colors: torch.Tensor, *, shifts_hue: bool = True) -> torch.Tensor:

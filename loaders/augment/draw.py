@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from precache.errors import SettingError
-from precache.pictures.sizes import Size, sides
+from precache.pictures.sizes import Size, as_size, sides
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 Integers: TypeAlias = npt.NDArray[np.int64]
@@ -175,6 +175,37 @@ def window_boxes(stored: Size | Integers, draws: Floats | None, size: Size) -> I
     corners = np.round(room / 2) if draws is None else np.floor(draws * (room + 1))
     corners = np.where(room < 0, -(-room // 2), corners).astype(np.int64)
     return np.concatenate((corners, np.broadcast_to((width, height), corners.shape)), axis=1)
+
+
+def shown_boxes(stored: Size | Integers, size: Size, crop_ratio: float) -> Floats:
+    """What torchvision's `Resize(size / crop_ratio)` and `CenterCrop(size)` show, in pixels of the picture.
+
+    Args:
+        stored: as of `crop_boxes`.
+
+    Returns:
+        [n, 4], or [1, 4] of one size: left, top, width, height. Sizes and offsets round as in torchvision 0.29
+        (`_compute_resized_output_size`, `center_crop`); where nothing is resized, they are whole pixels.
+    """
+    rows, columns = sides(resized_side(size, crop_ratio))
+    height, width = _columns(stored)
+    fills_width = columns * height >= rows * width
+    resized = np.concatenate(
+        (
+            np.where(fills_width, columns, np.floor(rows * width / height)),
+            np.where(fills_width, np.floor(columns * height / width), rows),
+        ),
+        axis=1,
+    )
+    window = sides(size)[::-1]
+    scale = np.concatenate((width, height), axis=1) / resized
+    return np.concatenate((np.round((resized - window) / 2) * scale, window * scale), axis=1)
+
+
+def resized_side(size: Size, crop_ratio: float) -> Size:
+    """What a picture is resized to, so that it just covers this, before `size` is cut out of its middle."""
+    height, width = sides(size)
+    return as_size(round(height / crop_ratio), round(width / crop_ratio))
 
 
 def _columns(stored: Size | Integers) -> tuple[Integers, Integers]:

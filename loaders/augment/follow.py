@@ -2,36 +2,39 @@
 
 from typing import Any, TypeAlias
 
-import cv2
 import numpy as np
 import numpy.typing as npt
 
-from loaders.augment.cpu import frame, mirror
 from precache.jpeg import Pixels
 from precache.pictures.sizes import Size, sides
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 
 
-def follow_mask(mask: Pixels, crop: npt.NDArray[np.int64], mirrored: bool, out: Pixels) -> None:
+def follow_mask(mask: Pixels, crop: npt.NDArray[Any], mirrored: bool, out: Pixels) -> None:
     """Put the part `crop` (left, top, width, height) of a mask, uint8 [height, width], into `out`.
 
-    Each pixel is that on which its centre lies: nearest neighbour, without values between two labels. A crop
-    that reaches out of the mask is not resized; what lies outside is 0.
+    Each pixel is that on which its centre lies: nearest neighbour, without values between two labels. What
+    lies outside of the mask is 0.
     """
     left, top, width, height = crop.tolist()
-    part = mask[max(top, 0) : top + height, max(left, 0) : left + width]
-    if part.shape != (height, width):
-        frame(part, max(-left, 0), max(-top, 0), mirrored, out)
-        return
-    # not INTER_NEAREST, which takes the pixel at the left and upper edge
-    cv2.resize(part, out.shape[::-1], dst=out, interpolation=cv2.INTER_NEAREST_EXACT)
+    rows, inside_rows = _nearest(top, height, out.shape[0], mask.shape[0])
+    columns, inside_columns = _nearest(left, width, out.shape[1], mask.shape[1])
+    out[:] = mask[rows[:, None], columns] * (inside_rows[:, None] & inside_columns)
     if mirrored:
-        mirror(out)
+        out[:] = out[:, ::-1].copy()
+
+
+def _nearest(
+    start: float, length: float, count: int, side: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+    """Which of `side` pixels each of `count` lies on, the nearest one if it lies outside; and whether inside."""
+    places = np.floor(start + (np.arange(count) + 0.5) * (length / count)).astype(np.int64)
+    return places.clip(0, side - 1), (places >= 0) & (places < side)
 
 
 def follow_boxes(
-    boxes: npt.NDArray[Any], crop: npt.NDArray[np.int64], mirrored: bool, size: Size
+    boxes: npt.NDArray[Any], crop: npt.NDArray[Any], mirrored: bool, size: Size
 ) -> tuple[Floats, npt.NDArray[np.int64]]:
     """Boxes in the part `crop` (left, top, width, height) of their picture, resized to `size`.
 

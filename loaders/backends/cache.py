@@ -10,6 +10,7 @@ read each time: see `loaders.backends.share`.
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 
@@ -18,12 +19,14 @@ import numpy.typing as npt
 import torch
 
 from loaders.augment.cpu import Crops
+from loaders.backends import decoding
 from loaders.backends.filler import BatchFiller, Pictures
 from loaders.backends.kept import DevicePictures, HostPictures, Kept, pictures_of
 from loaders.backends.room import open_kept
 from loaders.batch import DecodedBatch, Positions, Reader, Request
-from loaders.dataset import SplitData
+from loaders.dataset import RAW, SplitData
 from loaders.delivery.devices import Lane, upload
+from loaders.delivery.threads import Pool
 from loaders.settings import LoaderSpec
 from precache.errors import DatasetError, ImageError
 from precache.jpeg import Pixels
@@ -41,16 +44,25 @@ def open_cached(
     Raises:
         SettingError: as `loaders.backends.room.open_kept`.
     """
+    if spec.reading.cache != "none" and crops.random and data.kind == RAW:
+        data = with_shapes(data, spec.threads)
     served_crops = crops if crops.random else Crops(crops.size, crops.size)
     kept = open_kept(backend, spec, data, served_crops)
     if kept is None:
         return open_reader(crops)
     try:
-        reader = open_reader(Crops(crops.stored, crops.stored) if crops.random else crops)
+        reader = open_reader(crops.whole if crops.random else crops)
     except BaseException:
         kept.close()
         raise
     return CachedReader(reader, kept, spec, data, served_crops, lane)
+
+
+def with_shapes(data: SplitData, threads: int) -> SplitData:
+    """A raw tree with the sizes of its pictures, as their headers say; each file is read once for that."""
+    with closing(Pool(max(1, threads), "header")) as pool:
+        shapes = pool.map(lambda path: decoding.read(path).shape, data.files)
+    return replace(data, shapes=np.array(shapes, np.int32).reshape(-1, 2))
 
 
 class CachedReader:

@@ -1,10 +1,9 @@
 """Backend `dali`: NVIDIA DALI decodes and resizes, on the GPU where the loader's device is one.
 
 The pictures' bytes are read here, in the order that the loader asks for, and handed to a DALI
-pipeline: DALI's own readers can neither keep that order nor resume in the middle of an epoch. A raw
-tree is resized with the box that `precache.images.fit` takes. What DALI does not convert to RGB as
-the reference does (CMYK, transparency, 16 bit) is decoded by `precache.images` and handed over as
-pixels.
+pipeline: DALI's own readers can neither keep that order nor resume in the middle of an epoch. What DALI
+does not convert to RGB as the reference does (CMYK, transparency, 16 bit) is decoded by `precache.images`
+and handed over as pixels. What is served of each picture is drawn here, and cut out and resized by DALI.
 
 DALI cannot leave a picture out of a batch. One that `precache.images` refuses is kept from the pipeline,
 or, if only DALI finds it, dropped: then the pipeline is built anew and gets the same batches again. A
@@ -16,7 +15,7 @@ import ctypes
 import os
 import weakref
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -29,7 +28,6 @@ import torch
 
 from loaders.augment.cpu import Crops
 from loaders.backends.dali_input import prepare
-from loaders.backends.filler import BatchFiller, Pictures
 from loaders.backends.integrity import SampleCheck
 from loaders.backends.sequential import EncodedShards
 from loaders.batch import DecodedBatch, Request
@@ -38,14 +36,14 @@ from loaders.delivery.devices import Borrowed
 from loaders.delivery.threads import Pool
 from loaders.settings import LoaderSpec
 from precache import images, jpeg
-from precache.errors import DatasetError, ImageError, MissingDependencyError, SettingError
-from precache.jpeg import Pixels
+from precache.errors import DatasetError, ImageError, MissingDependencyError
 from precache.packages import dali_package
 from precache.pictures.sizes import sides
 
 _QUEUE_BATCHES = 2
-# What a pipeline takes for each picture: its bytes alone, the box that is resized, the box that is cut out.
-_ENCODED, _RESIZED, _BOXED = "encoded", "resized", "boxed"
+_Box = tuple[npt.NDArray[Any], ...]
+"""(y, x) where what is served starts and ends, float32, to be resized with what lies around it; or, of random
+crops, (y, x) where it starts and its (height, width), int32, and whether it is mirrored."""
 
 
 def open_reader(spec: LoaderSpec, data: SplitData, crops: Crops) -> "DaliReader":
@@ -57,11 +55,6 @@ def open_reader(spec: LoaderSpec, data: SplitData, crops: Crops) -> "DaliReader"
             f"backend 'dali' needs NVIDIA DALI; install it with 'pip install {dali_package()}', or the build "
             f"that 'precache doctor' names"
         ) from error
-    if crops.stored is None and crops.views > 1:
-        raise SettingError(
-            f"backend 'dali' draws one view of pictures of varying size, as {data.path} holds, not "
-            f"{crops.views}; convert to tars and use backend 'webdataset'"
-        )
     return DaliReader(spec, data, crops)
 
 
@@ -100,14 +93,6 @@ class DaliReader:
         self._spec = spec
         self._data = data
         self._crops = crops
-        # Random crops are taken here on the CPU, as those of a cache are; all else is DALI's work.
-        self._fills = crops.random is not None and spec.device.type == "cpu"
-        self._size = crops.stored if self._fills else crops.size
-        if self.random_access:
-            self._inputs = _RESIZED
-        else:
-            self._inputs = _BOXED if crops.stored is None and self._size is not None else _ENCODED
-        self._filler = BatchFiller(data, crops, spec.batch_size, spec.workers, spec.device)
         if not self.random_access:
             window_shards = data.window_shards(spec.reading.memory_bytes)
             self._sample_check = SampleCheck(data, spec.reading.check)
@@ -124,10 +109,11 @@ class DaliReader:
         self._again.clear()
         pipeline = self._build()
         outputs = Borrowed()
+        whole = self._crops.size is None
         try:
             while True:
                 try:
-                    (output,) = pipeline.run()
+                    views = pipeline.run()
                 except StopIteration:
                     if not self._in_pipeline:
                         return
@@ -137,30 +123,25 @@ class DaliReader:
                     self._drop_refused(error)
                     pipeline = self._build()
                 else:
-                    whole = self._size is None
-                    pictures = map(outputs.take, output) if whole else outputs.take(output.as_tensor())
-                    yield self._serve(pictures, self._in_pipeline.popleft())
+                    if whole:
+                        pictures = [outputs.take(picture).flatten() for picture in views[0]]
+                    else:
+                        pictures = [outputs.take(view.as_tensor()) for view in views]
+                    served = pictures[0] if len(pictures) == 1 else torch.cat(pictures)
+                    yield self._serve(served, self._in_pipeline.popleft())
         finally:
             self._feed.close()
             outputs.give_back()
 
     def close(self) -> None:
-        """End the threads; the pipeline goes with the `read` that built it."""
-        self._filler.close()
+        """Nothing to end: the pipeline goes with the `read` that built it."""
 
-    def _serve(self, pictures: torch.Tensor | Iterable[torch.Tensor] | None, batch: _Encoded) -> DecodedBatch:
+    def _serve(self, pictures: torch.Tensor | None, batch: _Encoded) -> DecodedBatch:
         """`pictures`: what the pipeline made of those of `batch`; None if there are none."""
-        request = batch.request.select([picture.slot for picture in batch.pictures])
-        positions = request.positions
+        positions = batch.request.select([picture.slot for picture in batch.pictures]).positions
         if pictures is None:
             shape = (0,) if self._crops.size is None else (0, *sides(self._crops.size), self._data.channels)
             pictures = torch.empty(shape, dtype=torch.uint8)
-        elif self._fills:
-            arrays = [picture.numpy() for picture in pictures]
-            decoded = self._filler.fill(Pictures(request, partial(_rows, arrays)))
-            return replace(decoded, refused=batch.refused)
-        elif not isinstance(pictures, torch.Tensor):
-            pictures = torch.cat([picture.flatten() for picture in pictures])
         labels, ids = self._data.labels[positions], self._data.ids[positions]
         return DecodedBatch(pictures, torch.from_numpy(labels), torch.from_numpy(ids), batch.refused)
 
@@ -177,12 +158,13 @@ class DaliReader:
             exec_dynamic=True,
         )
         with pipeline:
-            dtypes = {
-                _RESIZED: [types.UINT8, types.FLOAT, types.FLOAT],
-                _BOXED: [types.UINT8, types.INT32, types.INT32, types.INT32],
-            }.get(self._inputs, [types.UINT8])
-            encoded, *box = fn.external_source(
-                source=self._next_input, num_outputs=len(dtypes), dtype=dtypes, batch=True
+            box = [types.FLOAT] * 2 if self._crops.random is None else [types.INT32] * 3
+            views = 0 if self._crops.size is None else self._crops.views
+            encoded, *boxes = fn.external_source(
+                source=self._next_input,
+                num_outputs=1 + views * len(box),
+                dtype=[types.UINT8, *box * views],
+                batch=True,
             )
             decoded = fn.decoders.image(
                 encoded,
@@ -190,31 +172,28 @@ class DaliReader:
                 output_type=types.GRAY if self._data.channels == 1 else types.RGB,
                 jpeg_fancy_upsampling=True,  # as Pillow decodes
             )
-            pipeline.set_outputs(self._part(decoded, box))
+            each = len(box)
+            parts = [self._part(decoded, boxes[view * each :][:each]) for view in range(views)]
+            pipeline.set_outputs(*(parts or [decoded]))
         pipeline.build()
         _pipelines.add(pipeline)
         return pipeline
 
     def _part(self, decoded: Any, box: list[Any]) -> Any:
-        """What is served of the `decoded` pictures of a pipeline that is being made."""
+        """What is served of the `decoded` pictures of a pipeline that is being made; `box` as of `_Box`."""
         from nvidia.dali import fn, types
 
-        if self._size is None:
-            return decoded
-        linear = {"size": sides(self._size), "interp_type": types.INTERP_LINEAR}
-        if self._inputs == _RESIZED:
-            return fn.resize(decoded, roi_start=box[0], roi_end=box[1], antialias=True, **linear)
-        if self._inputs == _BOXED:
-            part = fn.slice(decoded, *box[:2], axes=(0, 1), out_of_bounds_policy="pad", fill_values=0)
-            if self._crops.random is not None:
-                part = fn.resize(part, antialias=False, **linear)  # as `loaders.augment.cpu.place`
-            return fn.flip(part, horizontal=box[2])
-        height, width = sides(self._size)
-        y, x = (
-            images.centre_offset(stored, side) / max(1, stored - side)
-            for stored, side in zip(sides(self._data.size), (height, width), strict=True)
+        assert self._crops.size is not None
+        resize = partial(
+            fn.resize, size=sides(self._crops.size), interp_type=types.INTERP_LINEAR, antialias=True
         )
-        return fn.crop(decoded, crop=(height, width), crop_pos_x=x, crop_pos_y=y)
+        if self._crops.random is None:
+            return resize(decoded, roi_start=box[0], roi_end=box[1])
+        # not as a region of `resize`, which looks at what lies around it
+        part = fn.slice(decoded, *box[:2], axes=(0, 1), out_of_bounds_policy="pad", fill_values=0)
+        if self._crops.random.scale is not None:
+            part = resize(part)
+        return fn.flip(part, horizontal=box[2])
 
     def _next_input(self) -> tuple[list[npt.NDArray[Any]], ...]:
         """What `external_source` takes for one batch; StopIteration ends the run."""
@@ -228,23 +207,33 @@ class DaliReader:
     def _read_raw(self, requests: Iterator[Request]) -> Generator[_Encoded, None, None]:
         for request in requests:
             batch = _Encoded(request)
+            shapes = []
             for slot, position in enumerate(request.positions.tolist()):
                 file, sample_id = self._data.files[position], int(self._data.ids[position])
                 try:
                     content = images.read_bytes(file)
                     self._check(content, file)
-                    assert self._size is not None  # of a raw tree
-                    inputs = prepare(content, file, self._size)
+                    encoded, shape = prepare(content, file)
                 except ImageError as error:
                     batch.refused[sample_id] = error
                 else:
-                    batch.pictures.append(_Picture(content, file, slot, sample_id, inputs))
+                    batch.pictures.append(_Picture(content, file, slot, sample_id, (encoded,)))
+                    shapes.append(shape)
+            boxes = self._boxes(
+                request.select([picture.slot for picture in batch.pictures]),
+                np.array(shapes, np.int64).reshape(-1, 2),
+            )
+            batch.pictures = [
+                replace(picture, inputs=(*picture.inputs, *box))
+                for picture, box in zip(batch.pictures, boxes, strict=True)
+            ]
             yield batch
 
     def _read_shards(self, requests: Iterator[Request]) -> Generator[_Encoded, None, None]:
         for request, samples in self._shards.read(requests):
             batch = _Encoded(request)
-            asked = zip(request.positions.tolist(), samples, self._boxes(request), strict=True)
+            boxes = self._boxes(request, self._data.shapes_at(request.positions))
+            asked = zip(request.positions.tolist(), samples, boxes, strict=True)
             for slot, (position, (sample, shard), box) in enumerate(asked):
                 assert isinstance(sample.data, bytes)
                 file, inputs = f"{shard}: sample {sample.id}", (np.frombuffer(sample.data, np.uint8), *box)
@@ -260,15 +249,24 @@ class DaliReader:
                     batch.pictures.append(_Picture(sample.data, file, slot, sample.id, inputs))
             yield batch
 
-    def _boxes(self, request: Request) -> list[tuple[npt.NDArray[Any], ...]]:
-        """What the pipeline takes besides each picture: corner and shape of its box, and mirrored or not."""
-        if self._inputs != _BOXED:
-            return [()] * len(request.positions)
-        shapes = self._data.shapes_at(request.positions)
+    def _boxes(self, request: Request, shapes: npt.NDArray[np.int64]) -> list[_Box]:
+        """Of each picture, of these heights and widths: the box of each view, one behind the other."""
+        count = len(request.positions)
+        if self._crops.size is None or not count:
+            return [()] * count
         ids = self._data.ids[request.positions]
         boxes, mirrored = self._crops.of(request.epoch, ids, shapes, request.occurrences)
-        rows = np.ascontiguousarray(boxes[:, [1, 0, 3, 2]], np.int32)  # DALI takes no strides
-        return [(row[:2], row[2:], flip) for row, flip in zip(rows, mirrored.astype(np.int32), strict=True)]
+        corners, lengths = boxes[:, 1::-1], boxes[:, :1:-1]
+        columns: tuple[npt.NDArray[Any], ...]
+        if self._crops.random is None:
+            columns = (corners.astype(np.float32), (corners + lengths).astype(np.float32))
+        else:
+            columns = (corners.astype(np.int32), lengths.astype(np.int32), mirrored.astype(np.int32))
+        columns = tuple(map(np.ascontiguousarray, columns))  # DALI takes no strides
+        return [
+            tuple(column[slot + view * count] for view in range(self._crops.views) for column in columns)
+            for slot in range(count)
+        ]
 
     def _check_header(self, position: int, content: bytes, file: str) -> None:
         """Raise ImageError for what is no JPEG of its size: DALI 2.4 crashes on some damaged headers."""
@@ -315,10 +313,6 @@ def _disown() -> None:
 
 
 os.register_at_fork(after_in_child=_disown)
-
-
-def _rows(pictures: list[Pixels], slot: int, first: int, space: Pixels) -> Pixels:
-    return pictures[slot][first : first + len(space)]
 
 
 def _refusal(picture: _Picture) -> ImageError | None:

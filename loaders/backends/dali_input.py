@@ -1,7 +1,6 @@
-"""What DALI is given of a raw tree's picture, so that it decodes and resizes it as `precache.images` does."""
+"""What DALI is given of a raw tree's picture, so that it decodes it as `precache.images` does."""
 
 from io import BytesIO
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -9,25 +8,23 @@ from PIL import Image
 
 from precache import images
 from precache.pictures.reading import MAX_PIXELS
-from precache.pictures.sizes import Size
 
 _EXIF_ORIENTATION = 0x0112
 _SIDEWAYS = (5, 6, 7, 8)
 
 
-def prepare(content: bytes, file: str, size: Size) -> tuple[npt.NDArray[Any], ...]:
-    """(encoded picture, start, end): what DALI decodes, and the (y, x) box that it resizes."""
+def prepare(content: bytes, file: str) -> tuple[npt.NDArray[np.uint8], tuple[int, int]]:
+    """What DALI decodes, and the height and width of that.
+
+    Raises:
+        ImageError: what `precache.images` has to decode for it cannot be decoded.
+    """
     width, height, plain = _upright_size(content)
     if not plain:
         pixels = images.decode(content, file)
         width, height = pixels.size
         content = b"P6 %d %d 255\n" % pixels.size + pixels.tobytes()  # PPM: DALI reads it as it is
-    left, top, right, bottom = images.crop_box(width, height, size)
-    return (
-        np.frombuffer(content, np.uint8),
-        np.array([top, left], np.float32),
-        np.array([bottom, right], np.float32),
-    )
+    return np.frombuffer(content, np.uint8), (height, width)
 
 
 def _upright_size(content: bytes) -> tuple[int, int, bool]:

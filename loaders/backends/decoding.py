@@ -1,62 +1,59 @@
-"""Decoding and resizing a picture of a raw tree, as fast as what is installed can.
+"""Pictures of a raw tree: read, measured by their header, and decoded as the converter decodes them."""
 
-The decoder is the converter's. So is the resizer where Pillow is Pillow-SIMD; stock Pillow is slower than
-torch's kernel, whose pixels are those of `precache.images.reference` give or take one in 255:
-https://pytorch.org/vision/stable/transforms.html#performance-considerations
-"""
-
-import math
+from dataclasses import dataclass
 
 import numpy as np
-import torch
+import numpy.typing as npt
 
 from precache import images
-from precache.images import Rendering
+from precache.errors import ImageError
 from precache.jpeg import Pixels
-from precache.pictures.codecs import pillow_is_simd
-from precache.pictures.sizes import Size, sides
-
-_MOST_SURPLUS = 4  # how many times what is kept may be resized; longer pictures are left to Pillow
 
 
-def load(path: str, size: Size) -> Pixels:
-    """Read, decode and fit the picture at `path`: uint8 [height, width, 3], RGB.
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A picture that was read.
+
+    Attributes:
+        shape: height and width of the upright picture, as its header says.
+        error: why it cannot be decoded, where that is known already.
+    """
+
+    path: str
+    data: bytes
+    shape: tuple[int, int]
+    error: ImageError | None = None
+
+    def decode(self) -> Pixels:
+        """uint8 [height, width, 3], RGB.
+
+        Raises:
+            ImageError: it cannot be decoded; names `path` and the reason.
+        """
+        if self.error is not None:
+            raise self.error
+        pixels = images.decode_pixels(self.data, self.path)
+        if pixels.shape[:2] != self.shape:
+            (height, width), (rows, columns) = self.shape, pixels.shape[:2]
+            raise ImageError(
+                self.path, f"its header says {width}x{height} pixels, and it has {columns}x{rows}; store it anew"
+            )
+        return pixels
+
+
+def read(path: str) -> Encoded:
+    """The picture at `path`; one that cannot be decoded says so when it is.
 
     Raises:
-        ImageError: the file cannot be decoded; names `path` and the reason.
-        SourceError: it cannot be read.
+        SourceError: it cannot be read, which says nothing about the picture.
     """
-    return render(images.read_bytes(path), path, size)
+    try:
+        data = images.read_bytes(path)
+        return Encoded(path, data, images.upright_shape(data, path))
+    except ImageError as error:
+        return Encoded(path, b"", (1, 1), type(error)(error.path, error.reason))  # without its traceback
 
 
-def render(data: bytes, path: str, size: Size) -> Pixels:
-    """Decode and fit the bytes of a picture, as `load`; `path` is for messages."""
-    how = Rendering(size=size)
-    decoded = images.decode_for(data, path, how)
-    if torch_is_faster():
-        width, height = images.resized_size(decoded.width, decoded.height, size)
-        content = decoded.content
-        if (
-            isinstance(content, np.ndarray)
-            and content.shape[2] == 3
-            and width * height <= _MOST_SURPLUS * math.prod(sides(size))
-        ):
-            return _resize(content, width, height, size)
-    return images.fit(decoded, how)
-
-
-def torch_is_faster() -> bool:
-    """Whether torch resizes RGB bytes faster than Pillow: it does with the AVX2 of x86 processors."""
-    return not pillow_is_simd() and torch.backends.cpu.get_cpu_capability().startswith("AVX")
-
-
-def _resize(pixels: Pixels, width: int, height: int, size: Size) -> Pixels:
-    """The centre of `pixels` resized to `width` x `height`."""
-    # with this stride of a batch of one torch takes it for channels-last, in which it is twice as fast
-    batch = torch.from_numpy(pixels)[None].permute(0, 3, 1, 2)
-    resized = torch.nn.functional.interpolate(
-        batch, (height, width), mode="bilinear", align_corners=False, antialias=True
-    )
-    rows, columns = sides(size)
-    left, top = images.centre_offset(width, columns), images.centre_offset(height, rows)
-    return resized[0, :, top : top + rows, left : left + columns].permute(1, 2, 0).numpy()
+def shapes_of(pictures: list[Encoded]) -> npt.NDArray[np.int64]:
+    """int64 [n, 2], height and width of each."""
+    return np.array([picture.shape for picture in pictures], np.int64).reshape(-1, 2)

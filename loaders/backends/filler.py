@@ -6,13 +6,12 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from loaders.augment.cpu import Crops, frame, mirror, place
+from loaders.augment.cpu import Boxes, Crops, mirror, place
 from loaders.backends.buffers import BufferPool
 from loaders.batch import DecodedBatch, Request
 from loaders.dataset import SplitData
@@ -40,12 +39,14 @@ class Pictures:
         request: at most as many samples as a batch has.
         rows_of: called by several threads at a time; a picture for which it raises ImageError is left out,
             and named in `refused`.
+        shapes: int64 [n, 2], height and width of each, where the data does not know them.
         gather: called by several threads at a time, for crops that are not resized, of pictures of one size;
             `rows_of` is asked for what is not all there.
     """
 
     request: Request
     rows_of: Rows
+    shapes: npt.NDArray[np.int64] | None = None
     gather: Gather | None = None
 
 
@@ -55,8 +56,7 @@ class _Filling:
 
     Attributes:
         shapes: height and width of each picture.
-        boxes: left, top, width, height of what is served of each; of several views, one behind the other:
-            [views * n, 4].
+        boxes: what is served of each; of several views, one behind the other: [views * n, 4].
         gathers: whether none is resized.
         mirrored: which of them are.
         images: as of `DecodedBatch`.
@@ -69,7 +69,7 @@ class _Filling:
     pictures: Pictures
     ids: npt.NDArray[np.int64]
     shapes: list[tuple[int, int]]
-    boxes: npt.NDArray[np.int64]
+    boxes: Boxes
     gathers: bool
     mirrored: list[bool]
     images: torch.Tensor
@@ -94,8 +94,6 @@ class BatchFiller:
             if crops.size is None
             else BufferPool(batch_size * crops.views, crops.size, device, data.pixel_bytes)
         )
-        most = data.most_sides if crops.stored is None else sides(crops.stored)
-        self._most_bytes = math.prod(most) * data.pixel_bytes
         # the caller's thread is one of them
         self._pool = Pool(max(1, self._threads - 1), "fill")
 
@@ -138,7 +136,9 @@ class BatchFiller:
         request, stored, size = pictures.request, self._crops.stored, self._crops.size
         ids = self._data.ids[request.positions]
         if stored is None:
-            varying = self._data.shapes_at(request.positions)
+            varying = pictures.shapes
+            if varying is None:
+                varying = self._data.shapes_at(request.positions)
             shapes = [(height, width) for height, width in varying.tolist()]
         else:
             varying, shapes = None, [sides(stored)] * len(ids)
@@ -147,7 +147,7 @@ class BatchFiller:
         gathers = False
         # of several views each picture would be read as many times
         if pictures.gather is not None and size is not None and self._crops.views == 1:
-            gathers = bool((boxes[:, :1:-1] == sides(size)).all())
+            gathers = bool(boxes.dtype == np.int64 and (boxes[:, :1:-1] == sides(size)).all())
         at_a_time = max(1, -(-len(ids) // self._threads)) if gathers else _AT_A_TIME
         parts = [slice(start, start + at_a_time) for start in range(0, len(ids), at_a_time)]
         filling = _Filling(
@@ -193,9 +193,6 @@ class BatchFiller:
         return DecodedBatch(images, torch.from_numpy(labels), torch.from_numpy(ids), refused)
 
     def _fill_some(self, filling: _Filling) -> None:
-        space = getattr(self._local, "space", None)  # of this thread; it stays in the CPU's cache
-        if space is None:
-            space = self._local.space = np.empty(self._most_bytes, np.uint8)
         out = filling.places
         gather = filling.pictures.gather if filling.gathers else None
         for part in filling.parts:
@@ -207,14 +204,14 @@ class BatchFiller:
                 continue
             for slot in slots:
                 check_exit()
-                self._fill_one(filling, slot, space)
+                self._fill_one(filling, slot)
 
-    def _fill_one(self, filling: _Filling, slot: int, space: Pixels) -> None:
+    def _fill_one(self, filling: _Filling, slot: int) -> None:
         """All views of a picture, which is decoded once."""
         views = range(slot, len(filling.boxes), len(filling.ids))
         boxes = filling.boxes[slot :: len(filling.ids)].tolist()
         rows, columns = filling.shapes[slot]
-        out, rows_of, dtype = filling.places[slot], filling.pictures.rows_of, self._data.dtype
+        out, rows_of = filling.places[slot], filling.pictures.rows_of
         try:
             if (
                 boxes == [[0, 0, columns, rows]]
@@ -224,27 +221,25 @@ class BatchFiller:
                 if (whole := rows_of(slot, 0, out)) is not out:
                     np.copyto(out, whole)
                 return
-            first = max(min(top for _, top, _, _ in boxes), 0)
-            last = min(max(top + height for _, top, _, height in boxes), rows)
-            shape = (last - first, columns, out.shape[2])
-            band = rows_of(slot, first, space[: math.prod(shape)].reshape(shape))
+            first, last = 0, rows
+            if filling.boxes.dtype == np.int64:  # else a part is resized with what lies around it
+                first = max(min(top for _, top, _, _ in boxes), 0)
+                last = min(max(top + height for _, top, _, height in boxes), rows)
+            band = rows_of(slot, first, self._space_for((last - first, columns, out.shape[2])))
             for view, box in zip(views, boxes, strict=True):
-                _place_box(band, first, rows, box, filling.mirrored[view], filling.places[view], dtype)
+                mirrored, place_of = filling.mirrored[view], filling.places[view]
+                place(band, first, rows, box, mirrored, place_of, self._data.dtype)
         except ImageError as error:
             # without what its traceback holds
             filling.errors[slot] = type(error)(error.path, error.reason)
 
-
-def _place_box(
-    band: Pixels, first: int, rows: int, box: list[int], mirrored: bool, out: Pixels, dtype: np.dtype[Any]
-) -> None:
-    """Put `box` of a picture of so many `rows` into `out`; `band` is the picture from row `first` on."""
-    left, top, width, height = box
-    part = band[max(top, 0) - first : min(top + height, rows) - first, max(left, 0) : left + width]
-    if left >= 0 and top >= 0 and left + width <= band.shape[1] and top + height <= rows:
-        place(part, mirrored, out, dtype)
-    else:  # the box reaches out of a small picture
-        frame(part, max(-left, 0), max(-top, 0), mirrored, out)
+    def _space_for(self, shape: tuple[int, int, int]) -> Pixels:
+        """uint8 of this shape, of this thread: it stays in the CPU's cache."""
+        count = math.prod(shape)
+        space: Pixels | None = getattr(self._local, "space", None)
+        if space is None or len(space) < count:
+            space = self._local.space = np.empty(count, np.uint8)
+        return space[:count].reshape(shape)
 
 
 def _stop_filling(filling: _Filling) -> None:

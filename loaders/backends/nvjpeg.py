@@ -1,6 +1,6 @@
 """Backend `nvjpeg`: JPEGs decoded in batches by the GPU's own decoders, see `loaders.backends.gpu_jpeg`.
 
-Pictures are resized on the GPU as the reference does it. What nvJPEG does not decode to the reference's
+What is served of each picture is cut out and resized on the GPU, antialiased. What nvJPEG does not decode to the reference's
 RGB (other formats, CMYK), and what it refuses, is decoded by `precache.images`, by threads.
 """
 
@@ -15,6 +15,7 @@ import torch
 from torch.nn.functional import interpolate, pad
 
 from loaders.augment.cpu import Crops
+from loaders.augment.device import weights
 from loaders.backends.gpu_jpeg import find_decoder
 from loaders.backends.integrity import SampleCheck
 from loaders.backends.sequential import EncodedShards
@@ -27,7 +28,7 @@ from precache import images, jpeg
 from precache.errors import ImageError, SampleError, SettingError
 from precache.formats import StoredSample
 from precache.pictures.reading import MAX_PIXELS
-from precache.pictures.sizes import Size, sides
+from precache.pictures.sizes import sides
 
 
 def open_reader(spec: LoaderSpec, data: SplitData, crops: Crops) -> "NvjpegReader":
@@ -184,47 +185,42 @@ class NvjpegReader:
                 except ImageError as error:
                     refused[slot] = error
                     del pictures[slot]
-        varying = self._crops.stored is None
-        shapes = self._data.shapes_at(positions) if varying else None
-        boxes, mirrored = self._crops.of(request.epoch, self._data.ids[positions], shapes)
+        slots = sorted(pictures)
+        request = request.select(slots)
+        shapes = np.array([pictures[slot].shape[1:] for slot in slots], np.int64).reshape(-1, 2)
+        boxes, mirrored = self._crops.of(
+            request.epoch, self._data.ids[request.positions], shapes, request.occurrences
+        )
         served = []
-        for slot, picture in sorted(pictures.items()):
+        for number, (box, flipped) in enumerate(zip(boxes.tolist(), mirrored.tolist(), strict=True)):
             # a grey JPEG is decoded to three channels that are the same
-            stored = self._fit(picture) if self.random_access else picture[: self._data.channels]
-            part = _crop(stored, boxes[slot].tolist(), self._crops.size)
-            part = (part.flip(-1) if mirrored[slot] else part).permute(1, 2, 0)
+            stored = pictures[slots[number % len(slots)]][: self._data.channels]
+            part = _part(stored, box, self._crops)
+            part = (part.flip(-1) if flipped else part).permute(1, 2, 0)
             served.append(part.flatten() if self._crops.size is None else part)
         return served
 
-    def _fit(self, picture: torch.Tensor) -> torch.Tensor:
-        """uint8 [3, height, width]: a raw tree's picture resized and cropped as `precache.images` does it."""
-        stored = self._crops.stored
-        assert stored is not None
-        rows, columns = sides(stored)
-        height, width = picture.shape[1:]
-        if images.resized_size(width, height, stored) != (width, height):
-            width, height = images.resized_size(width, height, stored)
-            picture = _resize(picture, height, width, antialias=True)
-        left, top = images.centre_offset(width, columns), images.centre_offset(height, rows)
-        return picture[:, top : top + rows, left : left + columns]
 
-
-def _crop(picture: torch.Tensor, box: list[int], size: Size | None) -> torch.Tensor:
-    """uint8 [3, height, width]: what is in `box`, black where it reaches out of the picture, made `size`."""
-    left, top, width, height = box
+def _part(picture: torch.Tensor, box: list[int] | list[float], crops: Crops) -> torch.Tensor:
+    """uint8 [3, height, width]: `box`, as of `loaders.augment.cpu.Boxes`, made the size that is served."""
+    size = (round(box[3]), round(box[2])) if crops.size is None else sides(crops.size)
+    if (box[3], box[2]) != size and not isinstance(box[0], int):
+        left, top, width, height = (torch.full((1,), value, device=picture.device) for value in box)
+        down = weights(top, height, picture.shape[1], size[0], alone=False)
+        across = weights(left, width, picture.shape[2], size[1], alone=False)
+        return _bytes(down @ picture.to(torch.float32) @ across.transpose(1, 2))
+    left, top, width, height = map(int, box)
     part = picture[:, max(top, 0) : top + height, max(left, 0) : left + width]
-    if part.shape[1:] != (height, width):
+    if part.shape[1:] != (height, width):  # the box reaches out of a small picture
         right, below = left + width - picture.shape[2], top + height - picture.shape[1]
         part = pad(part, [max(0, side) for side in (-left, right, -top, below)])
-    if size is None or sides(size) == (height, width):
+    if size == (height, width):
         return part
-    return _resize(part, *sides(size), antialias=False)  # as `loaders.augment.cpu.place` does it
+    return _bytes(interpolate(part[None].to(torch.float32), size, mode="bilinear", antialias=True)[0])
 
 
-def _resize(picture: torch.Tensor, height: int, width: int, *, antialias: bool) -> torch.Tensor:
-    floats = picture[None].to(torch.float32)
-    resized = interpolate(floats, (height, width), mode="bilinear", antialias=antialias)[0]
-    return resized.round_().clamp_(0, 255).to(torch.uint8)
+def _bytes(floats: torch.Tensor) -> torch.Tensor:
+    return floats.round_().clamp_(0, 255).to(torch.uint8)
 
 
 def _read(file: str) -> bytes | ImageError:

@@ -1,7 +1,8 @@
 """Backend `pytorch`: the raw tree through a DataLoader's worker processes, or through threads.
 
-Pictures are decoded and resized as the converter does it, to within 1 in 255, so that what a model sees is
-what shards of the same size hold. Batches cross the process boundary as uint8, in memory that is shared.
+Pictures are decoded as the converter decodes them, and what is served is cut out of the whole upright picture
+and resized once, antialiased, as by torchvision's transforms. Batches cross the process boundary as uint8, in
+memory that is shared.
 """
 
 import gc
@@ -24,7 +25,7 @@ from loaders.backends.filler import BatchFiller, Pictures
 from loaders.batch import DecodedBatch, Reader, Request
 from loaders.dataset import SplitData
 from loaders.delivery.prefetch import of_dead_worker
-from loaders.delivery.threads import begin_exit_with
+from loaders.delivery.threads import Pool, begin_exit_with
 from loaders.settings import LoaderSpec
 from precache.errors import ImageError, SourceError
 from precache.jpeg import Pixels
@@ -48,9 +49,8 @@ class ThreadsReader:
     random_access = True
 
     def __init__(self, spec: LoaderSpec, data: SplitData, crops: Crops) -> None:
-        assert crops.stored is not None
         self._data = data
-        self._stored = crops.stored
+        self._pool = Pool(max(1, spec.threads), "read")
         self._filler = BatchFiller(data, crops, spec.batch_size, spec.threads, spec.device)
 
     def read(self, requests: Iterator[Request]) -> Iterator[DecodedBatch]:
@@ -59,14 +59,17 @@ class ThreadsReader:
 
     def _pictures(self, request: Request) -> Pictures:
         files = [self._data.files[position] for position in request.positions.tolist()]
-        return Pictures(request, partial(self._decode, files))
-
-    def _decode(self, files: list[str], slot: int, first: int, space: Pixels) -> Pixels:
-        return decoding.load(files[slot], self._stored)[first : first + len(space)]
+        pictures = self._pool.map(decoding.read, files)
+        return Pictures(request, partial(_rows, pictures), decoding.shapes_of(pictures))
 
     def close(self) -> None:
         """End the threads."""
         self._filler.close()
+        self._pool.close()
+
+
+def _rows(pictures: list[decoding.Encoded], slot: int, first: int, space: Pixels) -> Pixels:
+    return pictures[slot].decode()[first : first + len(space)]
 
 
 class ProcessesReader:
@@ -77,8 +80,7 @@ class ProcessesReader:
     def __init__(self, spec: LoaderSpec, data: SplitData, crops: Crops) -> None:
         self._views = crops.views
         self._buffers: SharedBuffers | None = None
-        if multiprocessing.get_start_method() == "fork":
-            assert crops.size is not None  # a raw tree has one
+        if multiprocessing.get_start_method() == "fork" and crops.size is not None:
             buffers = spec.workers * _AHEAD_PER_WORKER + _KEPT_BUFFERS
             self._buffers = SharedBuffers(buffers, spec.batch_size * crops.views, crops.size)
         self._sampler = _Sampler(self._buffers)
@@ -204,10 +206,8 @@ class _RawTree(Dataset[Any]):
     """Batches of a raw tree, decoded where this is called: in a worker."""
 
     def __init__(self, data: SplitData, crops: Crops, buffers: npt.NDArray[np.uint8] | None) -> None:
-        assert crops.stored is not None
-        assert crops.size is not None
         self._data = data
-        self._crops, self._stored, self._size = crops, crops.stored, crops.size
+        self._crops = crops
         self._buffers = buffers
 
     def __len__(self) -> int:
@@ -219,31 +219,47 @@ class _RawTree(Dataset[Any]):
         Errors too: raising them here would fold in a traceback.
         """
         request, buffer = asked
-        ids = self._data.ids[request.positions]
+        ids, size, views = self._data.ids[request.positions], self._crops.size, self._crops.views
+        files = [self._data.files[position] for position in request.positions.tolist()]
+        try:
+            pictures = [decoding.read(file) for file in files]
+        except SourceError as error:  # it says nothing about the picture: not left out
+            return buffer, None, ids, error
+        boxes, mirrored = self._crops.of(
+            request.epoch, ids, decoding.shapes_of(pictures), request.occurrences
+        )
         if buffer is not None and self._buffers is not None:
             rows = self._buffers[buffer]
+        elif size is not None:
+            rows = np.empty((len(ids) * views, *sides(size), 3), np.uint8)
         else:
-            rows = np.empty((len(ids) * self._crops.views, *sides(self._size), 3), np.uint8)
-        boxes, mirrored = self._crops.of(request.epoch, ids, occurrences=request.occurrences)
+            rows = np.empty(0, np.uint8)
         kept: list[int] = []
+        whole: list[Pixels] = []
         refused: dict[int, ImageError] = {}
-        for slot, position in enumerate(request.positions.tolist()):
+        for slot, picture in enumerate(pictures):
             try:
-                square = decoding.load(self._data.files[position], self._stored)
-            except SourceError as error:  # it says nothing about the picture: not left out
+                pixels = picture.decode()
+            except SourceError as error:
                 return buffer, None, ids, error
             except ImageError as error:
-                refused[int(self._data.ids[position])] = error
-            else:
-                for view in range(slot, len(boxes), len(ids)):
-                    left, top, width, height = boxes[view].tolist()
-                    place(square[top : top + height, left : left + width], mirrored[view], rows[view])
-                kept.append(slot)
-        taken = request.positions[kept]
-        if len(kept) < len(ids):  # each view moves up to the one before
-            served = [view * len(ids) + slot for view in range(self._crops.views) for slot in kept]
+                refused[int(ids[slot])] = error
+                continue
+            kept.append(slot)
+            if size is None:
+                whole.append(pixels.ravel())
+                continue
+            for view in range(slot, len(boxes), len(ids)):
+                place(pixels, 0, len(pixels), boxes[view].tolist(), bool(mirrored[view]), rows[view])
+        if len(kept) < len(ids) and size is not None:  # each view moves up to the one before
+            served = [view * len(ids) + slot for view in range(views) for slot in kept]
             rows[: len(served)] = rows[served]
-        images = torch.from_numpy(rows[: len(kept) * self._crops.views]) if buffer is None else buffer
+        taken = request.positions[kept]
+        images: torch.Tensor | int
+        if size is None:
+            images = torch.from_numpy(np.concatenate([rows, *whole]))
+        else:
+            images = torch.from_numpy(rows[: len(kept) * views]) if buffer is None else buffer
         labels = torch.from_numpy(self._data.labels[taken])
         return images, labels, torch.from_numpy(self._data.ids[taken]), refused
 

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 import precache
-from loaders.augment.cpu import Crops
-from loaders.backends import BACKENDS, decoding
+from loaders.augment.cpu import Crops, torch_is_fast
+from loaders.backends import BACKENDS
 from loaders.batch import DecodedBatch, Reader, Request
 from loaders.dataset import RAW, SplitData
 from loaders.settings import LoaderSpec
@@ -47,7 +47,7 @@ class Job:
 
 def versions() -> dict[str, str]:
     """What the served pixels depend on, name -> version."""
-    resizer = f"torch {torch.__version__}" if decoding.torch_is_faster() else "pillow"
+    resizer = f"torch {torch.__version__}" if torch_is_fast() else "pillow"
     return {"precache": precache.__version__, **made_by(), "opencv": cv2.__version__, "resizer": resizer}
 
 

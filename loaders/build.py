@@ -94,7 +94,7 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
         crop_ratio: without augmentation, and for a function, the shorter side becomes `size / crop_ratio` and
             the middle is served, as by torchvision's `Resize(256)` and `CenterCrop(224)`, whatever size is
             stored; timm calls it crop_pct. Where `size` is left out nothing is enlarged: of what is stored
-            with less than 256 pixels more is served than this share, up to all.
+            with fewer than 256 pixels more is served, up to all.
         dtype: of the images: `"uint8"`, or `"uint16"` where that is stored; or `"float32"`, `"float16"` or
             `"bfloat16"`, normalised.
         normalize: what floating point is normalised with; integers never are. `"imagenet"`, the mean and
@@ -104,8 +104,8 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
         device: where `images` and `labels` are put: `"cpu"`, `"cuda"`, the GPU that is the current one when
             this is called, `"cuda:1"`; `"auto"`, a GPU where there is one.
         augment: `"train"`, random crops of the whole picture (a raw tree's: of the original), each resized
-            once to `size`, antialiased, and mirrored every other time; `"crop"`, crops of `size`, not resized,
-            with black around what is smaller; a `loaders.RandomAugmentation` with other settings, colour
+            once to `size`, antialiased, and mirrored every other time; `"crop"`, crops of `size` alone, with
+            black around what is smaller; a `loaders.RandomAugmentation` with other settings, colour
             jitter among them; `"eval"` or None, the middle, see `crop_ratio`; or a function of yours, see
             `loaders.augment.BatchFunction`, which is called in the thread that reads ahead with all that
             is stored; the default `size` is then what it returns. Pictures that were converted with fit keep

@@ -253,7 +253,7 @@ class SplitData:
         return self.size if isinstance(self.size, tuple) else min(self.size, DEFAULT_SIZE)
 
     def crop_ratio(self, size: Size | None, asked: float, served: Size | None = None) -> float:
-        """How much of the shorter side to serve if `size` and this were asked for; without size, of `served`."""
+        """How much of the shorter side to serve if this and `size`, which becomes `served`, were asked for."""
         if size is not None or self.kind == RAW:
             return asked
         served = self.served_size(None) if served is None else served
@@ -263,10 +263,10 @@ class SplitData:
         """Say it where less is stored than is `needed` to serve `served`."""
         if self.stores(needed):
             return
-        cut = "" if needed == served else f", cut from {written(needed)}"
+        cut = "" if needed == served else f" is cut from {written(needed)}, and"
         warnings.warn(
-            f"{self.path} stores pictures of {written(self.size)}, and size {written(served)}{cut}, is more: they "
-            f"are enlarged, and blurred by that; convert with --size {written(needed)}, or ask for a smaller size",
+            f"{self.path} stores {written(self.size)} pixels: size {written(served)}{cut} is enlarged from "
+            f"them, so it is blurred; convert with --size {written(needed)}, or build with a smaller size",
             stacklevel=2,
         )
 

@@ -38,10 +38,10 @@ from precache.pictures.sizes import Size, sides
 from precache.pictures.turns import Turn, lacks_memory
 
 __all__ = [
-    "CHANNELS", "FITS", "KEPT", "MAX_KEPT_SIDE", "MAX_SIZE", "MODES", "RESAMPLING", "SCALED_MARGIN", "WHITE",
-    "Color", "Decoded", "Pixels", "Rendering", "centre_offset", "channel_count", "crop_box", "decode",
-    "decode_for", "decode_pixels", "fit", "fitted_size", "is_too_large", "load", "read_bytes", "reference", "render",
-    "resized_size", "upright_shape",
+    "CHANNELS", "FITS", "KEPT", "MAX_KEPT_SIDE", "MAX_SIZE", "MODES", "RESAMPLING", "SCALED_MARGIN",
+    "WHITE", "Color", "Decoded", "Pixels", "Rendering", "centre_offset", "channel_count", "crop_box",
+    "decode", "decode_for", "decode_pixels", "fit", "fitted_size", "is_too_large", "load", "read_bytes",
+    "reference", "render", "resized_size", "upright_shape",
 ]  # fmt: skip
 
 _KERNELS = {**RESAMPLING, "nearest": Image.Resampling.NEAREST}  # of masks, see `precache.pictures.masks`

@@ -123,4 +123,3 @@ def _flaw(returned: torch.Tensor, images: torch.Tensor, size: Size | None) -> st
         ),
     }
     return next((remedy for remedy, applies in flaws.items() if applies), "")
-

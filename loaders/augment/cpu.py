@@ -15,10 +15,11 @@ from precache.jpeg import Pixels
 from precache.pictures import bands
 from precache.pictures.sizes import Size, sides
 
-Boxes: TypeAlias = npt.NDArray[np.int64] | npt.NDArray[np.float64]
-"""[n, 4]: left, top, width and height in pixels of the stored picture. Of integers, a crop, which is resized
-for itself where it is not of the served size; it may reach out of the picture, which is black there. Of floats,
-a part of the picture, which is resized with what lies around it."""
+Boxes: TypeAlias = npt.NDArray[Any]
+"""int64 or float64 [n, 4]: left, top, width and height in pixels of the stored picture.
+
+Of integers, a crop, which is resized for itself where it is not of the served size; it may reach out of the
+picture, which is black there. Of floats, a part of the picture, which is resized with what lies around it."""
 
 _BYTE: np.dtype[Any] = np.dtype(np.uint8)
 _MOST_SURPLUS = 4  # how many times what is kept may be resized; of longer pictures Pillow resizes the part
@@ -125,7 +126,7 @@ def resize(part: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
         # where nothing shrinks, two pixels are all that an antialiased kernel looks at, too
         cv2.resize(part, out.shape[1::-1], dst=out, interpolation=cv2.INTER_LINEAR)
     elif out.dtype == np.uint8 and out.shape[2] in _COLORS and torch_is_fast():
-        # what `interpolate` calls, but that it writes where it is told: fresh memory costs a fifth of the time
+        # what `interpolate` calls, but it writes where it is told: fresh memory costs a fifth of the time
         torch.ops.aten._upsample_bilinear2d_aa.out(
             _planes(part), [*out.shape[:2]], False, None, None, out=_planes(out)
         )
@@ -151,7 +152,9 @@ def _resized_part(
 ) -> npt.NDArray[Any]:
     """The part `box` of `picture`, resized to `shape` with what lies around it; antialiased."""
     left, top, width, height = box
-    rows, columns = (round(side * n / of) for side, n, of in zip(picture.shape, shape, (height, width)))
+    rows, columns = (
+        round(side * n / of) for side, n, of in zip(picture.shape[:2], shape, (height, width), strict=True)
+    )
     if (
         picture.dtype == np.uint8
         and picture.shape[2] in _COLORS

@@ -67,7 +67,7 @@ def weights(
 ) -> torch.Tensor:
     """float [n, count, side]: how much of each of `side` pixels goes into each of `count`.
 
-    A triangle as wide as two pixels of the coarser side, over the `length` pixels from `start` on, floats [n],
+    A triangle as wide as two pixels of the coarser side, over `length` pixels from `start` on, floats [n],
     `alone` or with those around them: Pillow's bilinear filter, see
     https://github.com/python-pillow/Pillow/blob/main/src/libImaging/Resample.c
     """

@@ -184,8 +184,8 @@ def shown_boxes(stored: Size | Integers, size: Size, crop_ratio: float) -> Float
         stored: as of `crop_boxes`.
 
     Returns:
-        [n, 4], or [1, 4] of one size: left, top, width, height. Sizes and offsets round as in torchvision 0.29
-        (`_compute_resized_output_size`, `center_crop`); where nothing is resized, they are whole pixels.
+        [n, 4], or [1, 4] of one size: left, top, width, height. Sizes and offsets round as in torchvision
+        0.29 (`_compute_resized_output_size`, `center_crop`); where nothing is resized, they are integers.
     """
     rows, columns = sides(resized_side(size, crop_ratio))
     height, width = _columns(stored)

@@ -28,7 +28,7 @@ def follow_mask(mask: Pixels, crop: npt.NDArray[Any], mirrored: bool, out: Pixel
 def _nearest(
     start: float, length: float, count: int, side: int
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-    """Which of `side` pixels each of `count` lies on, the nearest one if it lies outside; and whether inside."""
+    """Which of `side` pixels each of `count` lies on, and whether it does; else the nearest one."""
     places = np.floor(start + (np.arange(count) + 0.5) * (length / count)).astype(np.int64)
     return places.clip(0, side - 1), (places >= 0) & (places < side)
 

@@ -36,7 +36,8 @@ class Encoded:
         if pixels.shape[:2] != self.shape:
             (height, width), (rows, columns) = self.shape, pixels.shape[:2]
             raise ImageError(
-                self.path, f"its header says {width}x{height} pixels, and it has {columns}x{rows}; store it anew"
+                self.path,
+                f"its header says {width}x{height} pixels, and it has {columns}x{rows}; store it anew",
             )
         return pixels
 

@@ -39,15 +39,15 @@ class Pictures:
         request: at most as many samples as a batch has.
         rows_of: called by several threads at a time; a picture for which it raises ImageError is left out,
             and named in `refused`.
-        shapes: int64 [n, 2], height and width of each, where the data does not know them.
         gather: called by several threads at a time, for crops that are not resized, of pictures of one size;
             `rows_of` is asked for what is not all there.
+        shapes: int64 [n, 2], height and width of each, where the data does not know them.
     """
 
     request: Request
     rows_of: Rows
-    shapes: npt.NDArray[np.int64] | None = None
     gather: Gather | None = None
+    shapes: npt.NDArray[np.int64] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Backend `nvjpeg`: JPEGs decoded in batches by the GPU's own decoders, see `loaders.backends.gpu_jpeg`.
 
-What is served of each picture is cut out and resized on the GPU, antialiased. What nvJPEG does not decode to the reference's
-RGB (other formats, CMYK), and what it refuses, is decoded by `precache.images`, by threads.
+What is served of each picture is cut out and resized on the GPU, antialiased. What nvJPEG does not decode to
+the reference's RGB (other formats, CMYK), and what it refuses, is decoded by `precache.images`, by threads.
 """
 
 from collections import deque
@@ -205,10 +205,10 @@ def _part(picture: torch.Tensor, box: list[int] | list[float], crops: Crops) -> 
     """uint8 [3, height, width]: `box`, as of `loaders.augment.cpu.Boxes`, made the size that is served."""
     size = (round(box[3]), round(box[2])) if crops.size is None else sides(crops.size)
     if (box[3], box[2]) != size and not isinstance(box[0], int):
-        left, top, width, height = (torch.full((1,), value, device=picture.device) for value in box)
-        down = weights(top, height, picture.shape[1], size[0], alone=False)
-        across = weights(left, width, picture.shape[2], size[1], alone=False)
-        return _bytes(down @ picture.to(torch.float32) @ across.transpose(1, 2))
+        x, y, across, down = (torch.full((1,), float(value), device=picture.device) for value in box)
+        rows = weights(y, down, picture.shape[1], size[0], alone=False)
+        columns = weights(x, across, picture.shape[2], size[1], alone=False)
+        return _bytes(rows @ picture.to(torch.float32) @ columns.transpose(1, 2))
     left, top, width, height = map(int, box)
     part = picture[:, max(top, 0) : top + height, max(left, 0) : left + width]
     if part.shape[1:] != (height, width):  # the box reaches out of a small picture

@@ -60,7 +60,7 @@ class ThreadsReader:
     def _pictures(self, request: Request) -> Pictures:
         files = [self._data.files[position] for position in request.positions.tolist()]
         pictures = self._pool.map(decoding.read, files)
-        return Pictures(request, partial(_rows, pictures), decoding.shapes_of(pictures))
+        return Pictures(request, partial(_rows, pictures), shapes=decoding.shapes_of(pictures))
 
     def close(self) -> None:
         """End the threads."""

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from loaders.augment.cpu import Boxes
 from loaders.augment.follow import follow_mask
 from loaders.batch import Positions
 from loaders.dataset import SplitData
@@ -21,7 +22,7 @@ from precache.jpeg import Pixels
 from precache.pictures import masks
 from precache.pictures.sizes import Size, sides
 
-Served: TypeAlias = tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]
+Served: TypeAlias = tuple[Boxes, npt.NDArray[np.bool_]]
 """What is served of each picture and whether it is mirrored, as `loaders.augment.cpu.Crops.of` says."""
 
 _OPEN_FILES = 128

@@ -18,7 +18,6 @@ from torchvision.transforms.functional import (
 
 import loaders
 from loaders.augment import BatchFunction, RandomAugmentation
-from loaders.augment.choice import source_size
 from loaders.augment.cpu import place
 from loaders.augment.device import BatchAugmentation, color_jitter
 from loaders.augment.draw import crop_boxes, draw, uniforms
@@ -100,20 +99,19 @@ def smooth() -> torch.Tensor:
 
 
 def test_crops_are_torchvisions_crops_resized_on_every_path(smooth: torch.Tensor) -> None:
-    """One picture at a time by OpenCV, and batched by torch."""
+    """One picture at a time on the CPU, and batched by products of matrices, as on a device."""
     ids = torch.arange(8)
     draws = draw(DEFAULTS, 64, 56, 5, 2, ids.numpy())
     squares = smooth.permute(0, 2, 3, 1).contiguous()
     batched = BatchAugmentation(DEFAULTS, 5, 56)(squares, ids, 2).permute(0, 3, 1, 2)
     for number, (left, top, width, height) in enumerate(draws.boxes.tolist()):
         expected = resized_crop(
-            smooth[number].float(), top, left, height, width, [56, 56], InterpolationMode.BILINEAR, False
+            smooth[number].float(), top, left, height, width, [56, 56], InterpolationMode.BILINEAR, True
         )
         mirrored = bool(draws.mirrored[number])
         expected = expected.flip(-1) if mirrored else expected
         placed = np.empty((56, 56, 3), np.uint8)
-        part = squares[number].numpy()[top : top + height, left : left + width]
-        place(part, mirrored, placed)
+        place(squares[number].numpy(), 0, 64, [left, top, width, height], mirrored, placed)
         for served in (torch.from_numpy(placed).permute(2, 0, 1), batched[number]):
             assert (served.float() - expected).abs().max() <= 1
     assert set(draws.mirrored.tolist()) == {True, False}
@@ -227,12 +225,6 @@ def test_floats_are_the_augmented_pixels_normalised(converted: dict[str, Path]) 
     for ours, theirs in zip(integers, floats, strict=True):
         assert torch.allclose(theirs.images, loaders.transfer.normalise(ours.images, torch.float32))
         assert theirs.images.is_contiguous(memory_format=torch.channels_last)
-
-
-def test_a_raw_tree_is_augmented_from_somewhat_larger_pictures(raw_tree: Path) -> None:
-    served = by_id(batches(raw_tree, size=32))
-    assert len(served) == 70
-    assert source_size(224) == 256
 
 
 def test_crops_are_cut_out_as_they_are(converted: dict[str, Path]) -> None:

@@ -1,0 +1,186 @@
+"""Every backend shows what torchvision's recipe shows, as near as what is stored allows."""
+
+import warnings
+from collections.abc import Callable
+from functools import cache, partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torchvision.transforms import v2
+
+from loaders.augment import cpu
+from loaders.augment.device import crop_and_resize
+from loaders.augment.draw import shown_boxes
+from precache import Recipe, convert
+from tests import pixel_contract as contract
+from tests.building import build_loader
+
+SIZE = 112
+STORED = {  # of the tree's pictures, which have 300 pixels or so
+    "original": {"format": "shards", "size": 448},
+    "twice": {"format": "shards", "size": 2 * SIZE},
+    "exact": {"format": "shards", "size": 128, "resample": "bilinear"},
+    "square": {"format": "shards", "size": 128, "fit": "crop", "resample": "bilinear"},
+    "large-square": {"format": "shards", "size": 224, "fit": "crop", "resample": "bilinear"},
+    "tars": {"format": "webdataset", "size": 448},
+    "records": {"format": "dali", "size": 448},
+}
+# backend, what it reads, and the least worst and mean distance in dB of validation, and of random crops
+CASES = [
+    ("pytorch", "raw", (50, 60), (50, 60)),
+    ("dali", "raw", (50, 54), (42, 50)),
+    ("nvjpeg", "raw", (40, 50), (40, 50)),
+    ("shards", "original", (50, 60), (50, 60)),
+    ("shards", "twice", (34, 38), (28, 38)),
+    ("shards", "exact", (50, 60), (20, 28)),
+    ("shards", "square", (50, 60), None),  # it lacks what lies beside it
+    ("shards", "large-square", (34, 38), None),
+    ("webdataset", "tars", (30, 40), (30, 40)),
+    ("dali", "tars", (30, 40), (30, 40)),
+    ("dali", "records", (30, 40), (30, 40)),
+]
+EACH_CASE = pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0]}-{case[1]}")
+
+
+@pytest.fixture(scope="module")
+def stored(raw_tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """What the tree became, by name of STORED."""
+    root = tmp_path_factory.mktemp("stored")
+
+    @cache
+    def made(name: str) -> Path:
+        if name == "raw":
+            return raw_tree
+        convert(raw_tree, root / name, Recipe(**STORED[name]), workers=0)
+        return root / name
+
+    return made
+
+
+def opener(backend: str, path: Path) -> contract.Build:
+    if backend == "dali":
+        pytest.importorskip("nvidia.dali", reason="DALI is not installed: pip install nvidia-dali-cuda120")
+    if backend == "nvjpeg" and not torch.cuda.is_available():
+        pytest.skip("no GPU")
+    device = "cuda" if backend == "nvjpeg" else "cpu"
+    return partial(build_loader, path, backend=backend, device=device, workers=1, batch_size=32)
+
+
+@EACH_CASE
+def test_validation_is_resize_and_centre_crop(
+    case: tuple, raw_tree: Path, stored: Callable[[str], Path]
+) -> None:
+    backend, name, distances, _ = case
+    contract.check_validation(opener(backend, stored(name)), raw_tree, SIZE, *distances)
+
+
+@EACH_CASE
+def test_random_crops_are_those_of_the_original(
+    case: tuple, raw_tree: Path, stored: Callable[[str], Path]
+) -> None:
+    backend, name, _, distances = case
+    if distances is None:
+        pytest.skip("a square is another picture: its crops are compared with nothing")
+    path = stored(name)
+    contract.check_random_crops(opener(backend, path), path, raw_tree, SIZE, *distances)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("augment", [None, "train"])
+def test_a_cache_and_processes_change_no_pixel_of_a_tree(raw_tree: Path, workers: int, augment: str) -> None:
+    settings = {"size": SIZE, "augment": augment, "shuffle": False, "batch_size": 32}
+    with (
+        build_loader(raw_tree, workers=1, **settings) as plain,
+        build_loader(raw_tree, workers=workers, cache="ram", **settings) as cached,
+    ):
+        for _ in range(2):
+            for ours, theirs in zip(cached, plain, strict=True):
+                assert torch.equal(ours.images, theirs.images)
+
+
+def noise(height: int, width: int, channels: int = 3, dtype: str = "uint8") -> np.ndarray:
+    """Blocks of some six pixels."""
+    rng = np.random.default_rng((height, width))
+    coarse = rng.integers(0, np.iinfo(dtype).max, (height // 6 + 1, width // 6 + 1, channels)).astype(dtype)
+    return np.ascontiguousarray(coarse[np.arange(height) // 6][:, np.arange(width) // 6])
+
+
+@pytest.mark.parametrize("torch_is_fast", [True, False])
+@pytest.mark.parametrize(("height", "width"), [(300, 400), (40, 30), (20, 300), (112, 112), (1, 1), (3, 900)])
+def test_a_crop_is_resized_as_pillow_resizes_it(
+    monkeypatch: pytest.MonkeyPatch, torch_is_fast: bool, height: int, width: int
+) -> None:
+    monkeypatch.setattr(cpu, "torch_is_fast", lambda: torch_is_fast)
+    for channels, mode in ((1, "L"), (3, "RGB")):
+        part, out = noise(height, width, channels), np.empty((112, 100, channels), np.uint8)
+        cpu.resize(part, out)
+        image = Image.fromarray(part[..., 0] if mode == "L" else part)
+        expected = np.asarray(image.resize((100, 112), Image.Resampling.BILINEAR)).reshape(out.shape)
+        assert contract.psnr(out, expected) >= 50
+    deep, out = noise(height, width, 1, "uint16"), np.empty((112, 100, 1), np.uint16)
+    cpu.resize(deep, out)
+    image = Image.fromarray(deep[..., 0].astype(np.float32))
+    expected = np.asarray(image.resize((100, 112), Image.Resampling.BILINEAR))
+    assert np.abs(out[..., 0] - expected).max() <= 257, "1 of 255"
+
+
+@pytest.mark.parametrize("side", [8, 24, 64])
+def test_a_device_resizes_as_pillow_does(side: int) -> None:
+    picture = noise(60, 80)
+    boxes = np.array([[0, 0, 80, 60], [3, 7, 50, 20], [79, 59, 1, 1], [10, 0, 5, 60]])
+    images = torch.from_numpy(picture).permute(2, 0, 1).expand(len(boxes), -1, -1, -1).float()
+    mirrored = torch.tensor([False, True, False, True])
+    served = crop_and_resize(images, torch.from_numpy(boxes).float(), mirrored, side).permute(0, 2, 3, 1)
+    for ours, (left, top, width, height), flipped in zip(
+        served.numpy(), boxes.tolist(), mirrored.tolist(), strict=True
+    ):
+        part = Image.fromarray(picture).crop((left, top, left + width, top + height))
+        expected = np.asarray(part.resize((side, side), Image.Resampling.BILINEAR)).astype(float)
+        assert np.abs(ours - (expected[:, ::-1] if flipped else expected)).max() <= 1.5
+
+
+@pytest.mark.parametrize("size", [32, 64, 224])
+def test_the_middle_is_torchvisions_of_any_shape(size: int) -> None:
+    """Of 1 pixel, of 1:100, and all between: the box that `Resize` and `CenterCrop` show."""
+    rng = np.random.default_rng(0)
+    shapes = np.concatenate((rng.integers(1, 700, (200, 2)), [(1, 1), (3, 300), (300, 3), (256, 256)]))
+    recipe = v2.Compose([v2.Resize(round(size / 0.875)), v2.CenterCrop(size)])
+    for (height, width), box in zip(shapes.tolist(), shown_boxes(shapes, size, 0.875), strict=True):
+        if max(height, width) * size / min(height, width) > 20_000:
+            continue  # torchvision would make a picture of millions of pixels
+        ramps = np.stack(np.meshgrid(np.arange(width), np.arange(height))).astype(np.float32)
+        expected = recipe(torch.from_numpy(ramps)).permute(1, 2, 0).numpy()
+        left, top, shown_width, shown_height = box.tolist()
+        middle = np.array([left + shown_width / 2, top + shown_height / 2]) - 0.5
+        assert np.abs(expected.mean(axis=(0, 1)) - middle).max() < 0.51
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (2, 200), (200, 2), (500, 40)])
+def test_pictures_of_any_shape_are_served(tmp_path: Path, shape: tuple[int, int]) -> None:
+    (tmp_path / "class").mkdir()
+    Image.fromarray(noise(*shape)).save(tmp_path / "class/a.png")
+    Image.fromarray(noise(*shape)).convert("CMYK").save(tmp_path / "class/b.jpg", quality=95)
+    build = partial(build_loader, tmp_path, workers=0, batch_size=2)
+    contract.check_validation(build, tmp_path, 32, 50, 50)
+    contract.check_random_crops(build, tmp_path, tmp_path, 32, 50, 50)
+
+
+def test_what_is_enlarged_is_said_once_with_the_remedy(stored: Callable[[str], Path]) -> None:
+    for settings, said in (
+        ({"size": SIZE}, []),
+        ({"size": 128, "augment": "train"}, []),
+        ({}, []),
+        ({"size": 128}, ["size 128 is cut from 146"]),
+        ({"size": 160, "augment": "train"}, ["stores 128 pixels: size 160 is enlarged"]),
+    ):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            build_loader(stored("square"), crop_ratio=0.875, **settings).close()
+        told = [str(warning.message) for warning in caught if "enlarged" in str(warning.message)]
+        assert len(told) == len(said)
+        for text, expected in zip(told, said, strict=True):
+            assert expected in text
+            assert "convert with --size" in text

@@ -37,7 +37,7 @@ CASES = [
     ("shards", "twice", (34, 38), (28, 38)),
     ("shards", "exact", (50, 60), (20, 28)),
     ("shards", "square", (50, 60), None),  # it lacks what lies beside it
-    ("shards", "large-square", (34, 38), None),
+    ("shards", "large-square", (30, 36), None),
     ("webdataset", "tars", (30, 40), (30, 40)),
     ("dali", "tars", (30, 40), (30, 40)),
     ("dali", "records", (30, 40), (30, 40)),

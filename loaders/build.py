@@ -108,8 +108,8 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
             black around what is smaller; a `loaders.RandomAugmentation` with other settings, colour
             jitter among them; `"eval"` or None, the middle, see `crop_ratio`; or a function of yours, see
             `loaders.augment.BatchFunction`, which is called in the thread that reads ahead with all that
-            is stored; the default `size` is then what it returns. Pictures that were converted with fit keep
-            have each a size of their own, and do not go through a function.
+            is stored; the default `size` is then what it returns. Pictures that have each a size of their
+            own, as with fit keep and of a raw tree, it gets as squares of `size / crop_ratio`.
         views: how many times `augment` draws each picture, for self-supervised training: `batch.views` is a
             tuple of so many batches of images, the first of which is `batch.images`, and what 1 gives. Each
             picture is decoded once.
@@ -308,20 +308,13 @@ def _augmentation(
         data.warn_if_enlarged(resized_side(served, ratio), served)
         return Crops(stored, served, crop_ratio=ratio), None
     if not isinstance(augmentation, RandomAugmentation):
-        if data.kind != RAW and stored is None:
-            raise SettingError(
-                f"augment: {data.path} holds pictures of varying size, and a function takes batches of one; "
-                f"use 'train' or a loaders.RandomAugmentation, or convert with fit crop or pad"
-            )
         function = CheckedFunction(augmentation, spec.size)
         if function.takes_labels and spec.views > 1:
             raise SettingError(
                 f"views {spec.views}: an augment function that returns labels makes one view; "
                 f"give views 1, or mix the views in the training step"
             )
-        if data.kind == RAW:
-            return Crops(None, resized_side(served, ratio)), function
-        return Crops(stored, stored), function
+        return _given(data, resized_side(served, ratio)), function
     data.warn_if_enlarged(served, served)
     if augmentation.jitters and (data.channels != 3 or data.dtype != np.uint8):
         raise SettingError(
@@ -345,7 +338,12 @@ def _served_crops(
         return Crops(stored, served, crop_ratio=ratio)
     if isinstance(augmentation, RandomAugmentation):
         return Crops(stored, served, augmentation, spec.seed)
-    return Crops(stored, stored)
+    return _given(data, resized_side(served, ratio))
+
+
+def _given(data: SplitData, resized: Size) -> Crops:
+    """What a function of the caller's is given: all that is stored; where sizes vary, the middle of each."""
+    return Crops(None, resized) if data.varies else Crops(data.size, data.size)
 
 
 def _check_dtype(spec: LoaderSpec, data: SplitData) -> torch.dtype:

@@ -17,7 +17,7 @@ from loaders.augment.draw import RandomAugmentation, resized_side
 from loaders.backends import BACKENDS, check_name, choose_backend, ray_reader
 from loaders.backends.cache import open_cached
 from loaders.batch import Loader
-from loaders.dataset import RAW, SplitData, open_split
+from loaders.dataset import SplitData, open_split
 from loaders.delivery.devices import Lane, find_device
 from loaders.delivery.pipeline import Pipeline
 from loaders.loader import EpochLoader

@@ -253,7 +253,7 @@ class SplitData:
         return self.size if isinstance(self.size, tuple) else min(self.size, DEFAULT_SIZE)
 
     def crop_ratio(self, size: Size | None, asked: float, served: Size | None = None) -> float:
-        """How much of the shorter side to serve if this and `size`, which becomes `served`, were asked for."""
+        """How much of the shorter side to serve if this, and `size`, were asked for; `served`: as what."""
         if size is not None or self.kind == RAW:
             return asked
         served = self.served_size(None) if served is None else served

@@ -11,7 +11,8 @@ from precache.errors import SettingError, check_choice
 from precache.pictures.sizes import Size, as_size, sides
 
 BatchFunction: TypeAlias = Callable[..., Any]
-"""(images uint8 [n, height, width, channels], see `augment` of `loaders.build`, on the device, ids int64 [n] on the CPU,
+"""(images uint8 [n, height, width, channels], see `augment` of `loaders.build`, on the
+device, ids int64 [n] on the CPU,
 epoch) -> images uint8 [n, height, width, channels] on the same device: as many, of the `size` that `build`
 was given, or else all of one.
 

@@ -152,8 +152,8 @@ def _check_kinds(dataset: ConvertedDataset, index: SampleIndex, scan: Scan) -> N
             f"or {AGAIN}"
         )
     if (index.mask_checksums is None) != (masks.reader_of(scan.source) is None):
-        has, now = ("no masks", "has some") if index.mask_checksums is None else ("masks", "has none")
-        raise DatasetError(f"{dataset.path}: has {has}, and {scan.root} {now} now; {AGAIN}")
+        ours, theirs = ("no masks", "some") if index.mask_checksums is None else ("masks", "none")
+        raise DatasetError(f"{dataset.path}: has {ours}, and {scan.root} has {theirs} now; {AGAIN}")
     pairs = {name: (column, samples.fields[name]) for name, column in index.fields.items()}
     if index.targets is not None and samples.targets is not None:
         pairs["target"] = (index.targets, samples.targets)

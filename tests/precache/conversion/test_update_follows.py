@@ -359,3 +359,18 @@ def test_a_mask_that_was_damaged_where_it_is_stored_is_a_reject(name: str, tmp_p
     change(tmp_path / "first", tmp_path / "second", SourceOptions(), "shards")
     assert rejected(tmp_path / "second") == [victim]
     assert served(tmp_path / "second").keys() == whole.keys() - {victim}
+
+
+def test_a_list_of_splits_is_followed_whatever_splits_the_source_has(tmp_path: Path) -> None:
+    world, first, second = World(1), tmp_path / "first", tmp_path / "second"
+    for _ in range(2):
+        source, options = tree(world, tmp_path)
+        change(source, first, options, "shards")
+        lines = [f"{path},{'xy'[number % 2]}\n" for path, number in sorted(ids(first).items())[1:]]
+        (tmp_path / "list.csv").write_text("".join(lines))
+        recipe = Recipe(format="shards", size=16)
+        split_list = tmp_path / "list.csv"
+        convert(first, second, recipe, workers=0, update=True, max_rejects=1, split_list=split_list)
+        assert verify_deep(second, first, workers=0).problems == ()
+        assert len(served(second)) == len(lines)
+        world.edit(times=4)

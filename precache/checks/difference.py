@@ -113,17 +113,19 @@ def compare(dataset: ConvertedDataset, scan: Scan, *, contents: bool = True) -> 
     scan = _relabelled(scan, manifest.classes)
     _check_kinds(dataset, known.index, scan)
     samples = scan.samples
-    ids, used = samples.ids.copy(), np.union1d(known.ids, known.index.ids)
-    free = np.full(len(samples), scan.own_ids) & ~np.isin(ids, used)  # else a dataset made anew has other ids
     found = (known.number_of.get(key, -1) for key in _keys(_paths(samples)))
     numbers = np.fromiter(found, np.int64, len(samples))
+    ids, stored = samples.ids.copy(), known.index.ids
+    alike = (numbers >= 0) & (known.ids[numbers] == ids)
+    # whether a sample can have the id of its own that it has; in a dataset made anew it may be another's
+    free = scan.own_ids & ~np.isin(ids, stored) & (alike | ~np.isin(ids, known.ids))
     state = dataset.read_source_state()
     if state is None or len(state) != len(known.ids):
         raise DatasetError(f"{dataset.path}: what it knows of its source does not fit its index; {AGAIN}")
     stays = np.flatnonzero(numbers >= 0)
     stays = stays[samples.file_bytes[stays] == state.bytes[numbers[stays]]]
     stays = stays[_labelled_alike(known, numbers[stays], samples, stays)]
-    stays = stays[~free[stays]]
+    stays = stays[alike[stays] | ~free[stays]]
     if contents:
         stays = np.setdiff1d(stays, list(_written_to(dataset, scan, stays, state, numbers[stays])))
         stays = stays[_masked_alike(dataset, known, numbers[stays], scan, stays)]

@@ -21,6 +21,7 @@ from PIL import Image
 from precache import Recipe, SourceOptions, convert, open_dataset, verify, verify_deep
 from precache.errors import DatasetError
 from precache.formats import FORMATS
+from precache.recipe import DEFAULT_SPLITS
 from tests.precache.conversion.test_update_onwards import Pictures
 from tests.precache.sources.tables import WRITERS
 
@@ -231,15 +232,18 @@ KINDS = {
 }
 
 
-def change(source: Any, out: Path, options: SourceOptions, name: str) -> bool:
+SPLITS = "train=0.7,val=0.3"
+
+
+def change(source: Any, out: Path, options: SourceOptions, name: str, splits: str = SPLITS) -> bool:
     """Follow `source`; whether there was anything to do."""
-    recipe = Recipe(format=name, size=16, shard_bytes=3 * 16 * 16 * 3, splits="train=0.7,val=0.3")
+    recipe = Recipe(format=name, size=16, shard_bytes=3 * 16 * 16 * 3, splits=splits)
     return convert(source, out, recipe, workers=0, update=True, max_rejects=1, options=options).published
 
 
-def update(source: Any, out: Path, options: SourceOptions, name: str) -> None:
+def update(source: Any, out: Path, options: SourceOptions, name: str, splits: str = SPLITS) -> None:
     """As `change`; what it gives is what it says."""
-    change(source, out, options, name)
+    change(source, out, options, name, splits)
     assert verify(out) == []
     assert verify_deep(out, source, workers=0).problems == ()
 
@@ -295,24 +299,27 @@ def test_an_update_serves_what_converting_afresh_serves(kind: str, seed: int, tm
 
 
 @pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("made", [tree, masked_tree])
+@pytest.mark.parametrize("masks", ["none", "stored", "beside"])
 @pytest.mark.parametrize("name", sorted(FORMATS))
 def test_what_is_made_from_a_dataset_follows_its_updates(
-    name: str, made: Callable[[World, Path], tuple[Any, SourceOptions]], seed: int, tmp_path: Path
+    name: str, masks: str, seed: int, tmp_path: Path
 ) -> None:
     """Whether each of them is followed, or several at once: the ids are the same ones."""
     world, first, second = World(seed), tmp_path / "first", tmp_path / "second"
     onto = sorted(FORMATS)[seed % len(FORMATS)]
     for number in range(ROUNDS):
         for _ in range(1 + number % 2):
-            source, options = made(world, tmp_path)
-            update(source, first, options, name)
+            source, options = (tree if masks == "none" else masked_tree)(world, tmp_path)
+            beside = options if masks == "beside" else SourceOptions()
+            update(source, first, SourceOptions() if beside.mask else options, name)
             world.edit(times=4)
-        update(first, second, SourceOptions(), onto)
-        change(first, tmp_path / f"afresh-{number}", SourceOptions(), onto)
-        assert served(second) == served(tmp_path / f"afresh-{number}")
-        assert ids(second) == ids(first)
-        assert rejected(second) == []
+        afresh = tmp_path / f"afresh-{number}"
+        update(first, second, beside, onto, DEFAULT_SPLITS)
+        change(first, afresh, beside, onto, DEFAULT_SPLITS)
+        assert served(second) == served(afresh)
+        assert ids(second) == ids(afresh)
+        assert rejected(second) == rejected(afresh)
+        assert not change(first, second, beside, onto, DEFAULT_SPLITS)
 
 
 def test_a_dataset_that_was_made_anew_is_followed_too(tmp_path: Path) -> None:

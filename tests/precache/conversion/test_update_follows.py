@@ -232,18 +232,16 @@ KINDS = {
 }
 
 
-SPLITS = "train=0.7,val=0.3"
-
-
-def change(source: Any, out: Path, options: SourceOptions, name: str, splits: str = SPLITS) -> bool:
+def change(source: Any, out: Path, options: SourceOptions, name: str, **settings: Any) -> bool:
     """Follow `source`; whether there was anything to do."""
-    recipe = Recipe(format=name, size=16, shard_bytes=3 * 16 * 16 * 3, splits=splits)
+    defaults = {"size": 16, "shard_bytes": 3 * 16 * 16 * 3, "splits": "train=0.7,val=0.3"}
+    recipe = Recipe(format=name, **{**defaults, **settings})
     return convert(source, out, recipe, workers=0, update=True, max_rejects=1, options=options).published
 
 
-def update(source: Any, out: Path, options: SourceOptions, name: str, splits: str = SPLITS) -> None:
+def update(source: Any, out: Path, options: SourceOptions, name: str, **settings: Any) -> None:
     """As `change`; what it gives is what it says."""
-    change(source, out, options, name, splits)
+    change(source, out, options, name, **settings)
     assert verify(out) == []
     assert verify_deep(out, source, workers=0).problems == ()
 
@@ -311,15 +309,17 @@ def test_what_is_made_from_a_dataset_follows_its_updates(
         for _ in range(1 + number % 2):
             source, options = (tree if masks == "none" else masked_tree)(world, tmp_path)
             beside = options if masks == "beside" else SourceOptions()
-            update(source, first, SourceOptions() if beside.mask else options, name)
+            stored = SourceOptions() if beside.mask else options
+            update(source, first, stored, name, size=min(SHAPE), fit="keep")
             world.edit(times=4)
         afresh = tmp_path / f"afresh-{number}"
-        update(first, second, beside, onto, DEFAULT_SPLITS)
-        change(first, afresh, beside, onto, DEFAULT_SPLITS)
+        update(first, second, beside, onto, splits=DEFAULT_SPLITS)
+        change(first, afresh, beside, onto, splits=DEFAULT_SPLITS)
         assert served(second) == served(afresh)
-        assert ids(second) == ids(afresh)
+        if masks != "beside":  # a mask there is changed behind the first one's back, and ids are used once
+            assert ids(second) == ids(first)
         assert rejected(second) == rejected(afresh)
-        assert not change(first, second, beside, onto, DEFAULT_SPLITS)
+        assert not change(first, second, beside, onto, splits=DEFAULT_SPLITS)
 
 
 def test_a_dataset_that_was_made_anew_is_followed_too(tmp_path: Path) -> None:

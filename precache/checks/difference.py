@@ -4,15 +4,18 @@ import copy
 import os
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
+from precache import images
 from precache.dataset.columns import Column
 from precache.dataset.converted import ConvertedDataset
 from precache.dataset.index import Checksums, Ints, SampleIndex, SourceState, checksum_of
 from precache.errors import DatasetError, ImageError
+from precache.executors import KILLED
 from precache.manifest import Manifest
 from precache.pictures import masks
 from precache.sources.base import Samples, Scan
@@ -112,23 +115,29 @@ def compare(dataset: ConvertedDataset, scan: Scan, *, contents: bool = True) -> 
     samples = scan.samples
     found = (known.number_of.get(key, -1) for key in _keys(_paths(samples)))
     numbers = np.fromiter(found, np.int64, len(samples))
+    ids, stored = samples.ids.copy(), known.index.ids
+    alike = (numbers >= 0) & (known.ids[numbers] == ids)
+    # whether a sample can have the id of its own that it has; in a dataset made anew it may be another's
+    free = scan.own_ids & ~np.isin(ids, stored) & (alike | ~np.isin(ids, known.ids))
     state = dataset.read_source_state()
     if state is None or len(state) != len(known.ids):
         raise DatasetError(f"{dataset.path}: what it knows of its source does not fit its index; {AGAIN}")
     stays = np.flatnonzero(numbers >= 0)
     stays = stays[samples.file_bytes[stays] == state.bytes[numbers[stays]]]
     stays = stays[_labelled_alike(known, numbers[stays], samples, stays)]
+    stays = stays[alike[stays] | ~free[stays]]
     if contents:
-        stays = np.setdiff1d(stays, list(_written_to(scan, stays, state, numbers[stays])))
+        stays = np.setdiff1d(stays, list(_written_to(dataset, scan, stays, state, numbers[stays])))
         stays = stays[_masked_alike(dataset, known, numbers[stays], scan, stays)]
+    stays = np.setdiff1d(stays, list(_got_masks(dataset, known, numbers[stays], scan, stays)))
     gone = np.setdiff1d(np.arange(len(known.ids)), numbers[stays])
     new = _by_path(samples, np.setdiff1d(np.arange(len(samples)), stays))
-    ids = np.empty(len(samples), np.int64)
+    next_id = max(_next_id(manifest, known.index), 1 + int(ids[free].max(initial=-1)))
     ids[stays] = known.ids[numbers[stays]]
-    next_id = _next_id(manifest, known.index)
-    ids[new] = next_id + np.arange(len(new))
+    renumbered = new[~free[new]]
+    ids[renumbered] = next_id + np.arange(len(renumbered))
     samples.ids = ids
-    return Difference(scan, known, stays, numbers[stays], new, gone, state, next_id + len(new))
+    return Difference(scan, known, stays, numbers[stays], new, gone, state, next_id + len(renumbered))
 
 
 def _check_kinds(dataset: ConvertedDataset, index: SampleIndex, scan: Scan) -> None:
@@ -144,6 +153,9 @@ def _check_kinds(dataset: ConvertedDataset, index: SampleIndex, scan: Scan) -> N
             f"{dataset.path}: {scan.root} has other fields now ({differing}); leave them as they were, "
             f"or {AGAIN}"
         )
+    if (index.mask_checksums is None) != (masks.reader_of(scan.source) is None):
+        ours, theirs = ("no masks", "some") if index.mask_checksums is None else ("masks", "none")
+        raise DatasetError(f"{dataset.path}: has {ours}, and {scan.root} has {theirs} now; {AGAIN}")
     pairs = {name: (column, samples.fields[name]) for name, column in index.fields.items()}
     if index.targets is not None and samples.targets is not None:
         pairs["target"] = (index.targets, samples.targets)
@@ -212,12 +224,18 @@ def _labelled_alike(known: Known, numbers: Ints, samples: Samples, rows: Ints) -
     return alike
 
 
-def _written_to(scan: Scan, rows: Ints, state: SourceState, numbers: Ints) -> Iterator[int]:
-    """Those of `rows` whose content is another now."""
+def _written_to(
+    dataset: ConvertedDataset, scan: Scan, rows: Ints, state: SourceState, numbers: Ints
+) -> Iterator[int]:
+    """Those of `rows` whose content is another now, or can be read now."""
     times = state.modified_ns[numbers]
     times = np.where(times == 0, -1, times)  # unknown, as in a dataset in memory: the bytes tell
     checksums: Checksums = state.checksums[numbers]
-    return changed_rows(scan, rows, times, checksums)
+    yield from changed_rows(scan, rows, times, checksums)
+    for row in rows[(checksums == 0) & (scan.samples.modified_ns[rows] != times)].tolist():
+        with suppress(ImageError):
+            scan.source.read(scan.samples[row], dataset.manifest.recipe.max_pixels)
+            yield row
 
 
 def _masked_alike(
@@ -243,6 +261,26 @@ def _masked_alike(
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         alike[places] = list(pool.map(is_same, places))
     return alike
+
+
+def _got_masks(
+    dataset: ConvertedDataset, known: Known, numbers: Ints, scan: Scan, rows: Ints
+) -> Iterator[int]:
+    """Those of `rows`, of a source with masks, that were rejected and would not be now.
+
+    Of their masks nothing is known but that: a mask that was missing may be there.
+    """
+    if masks.reader_of(scan.source) is None:
+        return
+    how = dataset.manifest.recipe.rendering
+    deadly = [picture.id for picture in dataset.manifest.rejected if picture.reason == KILLED]
+    tried = (known.rows[numbers] < 0) & ~np.isin(known.ids[numbers], deadly)
+    for row in rows[tried].tolist():  # one by one: there may be large pictures
+        ref = scan.samples[row]
+        with suppress(ImageError):
+            data = scan.source.read(ref, how.max_pixels)
+            masks.render(scan.source, ref, images.render(data, scan.source.where(ref), how)[1], how)
+            yield row
 
 
 def _next_id(manifest: Manifest, index: SampleIndex) -> int:

@@ -137,12 +137,7 @@ def verify_deep(
     given = manifest.source_options if root is None else {**manifest.source_options, "root": root}
     options = SourceOptions.from_json(given)
     scan, _ = prepared(open_source(source, options, Scanning(workers)).scan(), manifest.recipe, options)
-    if scan.digest != manifest.source_digest:
-        raise DatasetError(
-            f"{dataset.place}: was not made from {source}, or that tree changed since; "
-            f"name the tree that it was made from, or convert {source} again"
-        )
-    if manifest.updates:
+    if manifest.updates or scan.digest != manifest.source_digest:
         scan = _by_path(dataset, scan)
     report = executors.counted(on_progress, manifest.samples)
     tasks = _deep_tasks(dataset, scan)
@@ -163,19 +158,23 @@ def verify_deep(
 
 
 def _by_path(dataset: ConvertedDataset, scan: Scan) -> Scan:
-    """`scan` with labels and ids as of the dataset, whose ids are no ranks any more, and sorted by these.
+    """`scan` with labels and ids as of the dataset, and sorted by these: what order a source has is its own.
 
     Raises:
         DatasetError: a picture of the source is not in the dataset, or the other way round.
     """
+    if dataset.manifest.recipe.listed:  # its splits are those of the list, whatever the source has
+        every, none = np.arange(len(scan.samples)), np.zeros(len(scan.samples), np.int64)
+        scan = replace(scan, samples=scan.samples.select(every, none, ("",)))
     difference = compare(dataset, scan, contents=False)  # these are compared next
     samples = difference.scan.samples
     left_out = {path for path, _ in dataset.manifest.ignored}  # by a list of splits
     lacking = sum(samples[row].path not in left_out for row in difference.new.tolist())
     if lacking or len(difference.gone):
         raise DatasetError(
-            f"{dataset.place}: lacks {counted(lacking, 'picture')} of {scan.root}, and has "
-            f"{len(difference.gone):,} that it has not; run 'precache convert' with --update again"
+            f"{dataset.place}: was not made from {scan.root}, or that tree changed since: lacks "
+            f"{counted(lacking, 'picture')} of it, and has {len(difference.gone):,} that it has not; "
+            f"name what it was made from, or run 'precache convert' with --update"
         )
     return replace(difference.scan, samples=samples.select(np.argsort(samples.ids)))
 

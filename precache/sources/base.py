@@ -25,7 +25,8 @@ class SampleRef:
     """One picture of a source.
 
     Attributes:
-        id: rank in the sorted scan of files; row of a table or a dataset.
+        id: rank in the sorted scan of files; row of a table or a dataset. In an update that of the dataset:
+            a source knows its samples by `path` and `place`.
         path: what the source calls it: relative to the root of a tree, with forward slashes.
         label: index of its class; -1 where it has not just one.
         bytes: size of the file; -1 where there is none: it is rejected when it is read.
@@ -205,6 +206,7 @@ class Scan:
         warnings: what the user may not expect of it, one line each: classes without pictures, files
             left out that look like pictures, one folder under two names.
         target: one of `precache.dataset.targets.TARGETS`.
+        own_ids: whether the ids are the source's own, to be kept wherever its samples go: no ranks.
         recalled: whether some of it is what an unfinished scan had found: the names are right, and a picture
             that is read has the size and the time that it says, or that is an error.
     """
@@ -218,6 +220,7 @@ class Scan:
     warnings: tuple[str, ...] = ()
     target: str = "class"
     recalled: bool = False
+    own_ids: bool = False
 
     @property
     def root(self) -> Location:

@@ -48,16 +48,20 @@ class ConvertedSource:
     Attributes:
         where_text: which samples are taken, see `precache.sources.where`; None: all.
         dataset: that is read.
+        ids: int64 [n], of the samples in stored order.
         ends: int64 [shards], how many samples its shards have up to the end of each.
-        checksums: uint64 [n], of the samples in stored order; None in version 2.
+        checksums: uint64 [n], likewise; None in version 2.
         shapes: int32 [n, 2], height and width of what is stored, where these vary.
+        mask_checksums: uint64 [n], of the pixels of the masks, where there are any.
     """
 
     where_text: str | None
     dataset: ConvertedDataset
+    ids: Ints
     ends: Ints
     checksums: Checksums | None
     shapes: Sizes | None
+    mask_checksums: Checksums | None
 
     @property
     def root(self) -> Location:
@@ -92,7 +96,9 @@ class ConvertedSource:
         )
         digest = hashlib.sha256(self.dataset.digest.encode() + samples.ids.tobytes()).hexdigest()
         target = manifest.target
-        return Scan(self, manifest.classes, samples, ignored, manifest.scanned, digest, (), target)
+        return Scan(
+            self, manifest.classes, samples, ignored, manifest.scanned, digest, (), target, own_ids=True
+        )
 
     def read(self, ref: SampleRef, max_pixels: int) -> bytes | Image.Image:
         """The JPEG, or the pixels, that are stored."""
@@ -107,7 +113,7 @@ class ConvertedSource:
         except ValueError as error:
             raise SampleError(self.where(ref), f"is not where its index says ({error}); {REMEDY}") from error
         changed = self.checksums is not None and checksum_of(sample.data) != self.checksums[ref.place]
-        if sample.damage or changed or sample.id not in (-1, ref.id):
+        if sample.damage or changed or sample.id not in (-1, self.ids[ref.place]):
             reason = sample.damage or f"its bytes changed since they were written (checksum); {REMEDY}"
             raise SampleError(self.where(ref), reason)
         if isinstance(sample.data, bytes):
@@ -119,7 +125,7 @@ class ConvertedSource:
     def where(self, ref: SampleRef) -> str:
         """Its shard, id and path."""
         shard = self.dataset.manifest.shards[self._locate(ref.place)[0]]
-        return f"{self.root / shard.file_name}: sample {ref.id} ({ref.path})"
+        return f"{self.root / shard.file_name}: sample {self.ids[ref.place]} ({ref.path})"
 
     def _locate(self, place: int) -> tuple[int, int]:
         """The shard of the sample at `place` of the stored order, and its row there."""
@@ -163,7 +169,11 @@ class _MaskedSource(ConvertedSource):
             path = self.dataset.shard_path(entry)
             with closing(FORMATS[self.dataset.manifest.recipe.format].open_masks(path)) as file:
                 mask = file.read_mask(row)
-        return mask if isinstance(mask, bytes) else Image.fromarray(mask), f"in {path}"
+        if isinstance(mask, bytes):
+            return mask, f"in {path}"  # a PNG has checksums of its own
+        if self.mask_checksums is not None and checksum_of(mask) != self.mask_checksums[ref.place]:
+            raise SampleError(self.where(ref), f"its mask changed since it was written (checksum); {REMEDY}")
+        return Image.fromarray(mask), f"in {path}"
 
 
 def open_converted(path: Location, where_text: str | None) -> ConvertedSource:
@@ -172,7 +182,7 @@ def open_converted(path: Location, where_text: str | None) -> ConvertedSource:
     index = dataset.read_index(removed=True)
     ends = np.cumsum([shard.samples for shard in dataset.manifest.shards], dtype=np.int64)
     kind = ConvertedSource if index.mask_checksums is None else _MaskedSource
-    return kind(where_text, dataset, ends, index.checksums, index.shapes)
+    return kind(where_text, dataset, index.ids, ends, index.checksums, index.shapes, index.mask_checksums)
 
 
 def prepared(scan: Scan, recipe: Recipe, options: SourceOptions) -> tuple[Scan, SourceOptions]:

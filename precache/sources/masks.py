@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 from PIL import Image
 
-from precache.dataset.columns import Column
+from precache.dataset.columns import Column, Ints
 from precache.errors import ImageError, SettingError, SourceError
 from precache.pictures.reading import read_picture, steadily
 from precache.sources.base import SampleRef, Scan, Source
@@ -96,12 +97,14 @@ class MaskColumn(MaskTree):
     Attributes:
         column: its name.
         kept: whether it is a field, too.
-        names: its values, once it is scanned.
+        names: its values, once it is scanned: a sample's `place` is its row here.
+        places: int64 [n], of the samples in the table.
     """
 
     column: str = ""
     kept: bool = False
     names: Column | None = None
+    places: Ints | None = None
 
     @property
     def paths(self) -> tuple[Location, ...]:
@@ -118,11 +121,25 @@ class MaskColumn(MaskTree):
         samples.fields = {
             name: column for name, column in samples.fields.items() if name != self.column or self.kept
         }
-        return replace(self, names=names)._with_masks(replace(scan, samples=samples))
+        samples.places = np.arange(len(samples))
+        masked = replace(self, names=names, places=scan.samples.places)
+        return masked._with_masks(replace(scan, samples=samples))
+
+    def read(self, ref: SampleRef, max_pixels: int) -> bytes | Image.Image:
+        """The picture."""
+        return self.source.read(self._in_table(ref), max_pixels)
+
+    def where(self, ref: SampleRef) -> str:
+        """Of the picture."""
+        return self.source.where(self._in_table(ref))
+
+    def _in_table(self, ref: SampleRef) -> SampleRef:
+        assert self.places is not None
+        return replace(ref, place=int(self.places[ref.place]))
 
     def _find(self, ref: SampleRef) -> tuple[str, os.stat_result | None]:
         assert self.names is not None
-        name = str(self.names.value(ref.id))
+        name = str(self.names.value(ref.place))
         path = os.path.join(self.folder, name)
         status = steadily(partial(_status, path), path)
         return name, status if status is not None and stat.S_ISREG(status.st_mode) else None

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from precache.dataset.index import Checksums, Ints
-from precache.sources.base import Scan, picture_checksum
+from precache.errors import ImageError
+from precache.sources.base import SampleRef, Scan, picture_checksum
 
 _ANY_SIZE = 1 << 60  # it is as large as it was when it was converted
 
@@ -25,13 +26,20 @@ def changed_rows(scan: Scan, rows: Ints, modified_ns: Ints, checksums: Checksums
 
     Args:
         modified_ns: int64 [len(rows)], when they had last been written.
-        checksums: uint64 [len(rows)], XXH3-64 of the files then; 0 of those that were too large to be read.
+        checksums: uint64 [len(rows)], XXH3-64 of the files then; 0 of those that could not be read.
 
     Raises:
         SourceError: one cannot be read.
     """
     for place in np.flatnonzero(scan.samples.modified_ns[rows] != modified_ns).tolist():
         ref = scan.samples[int(rows[place])]
-        # whatever its time and size are now: they are what they were, or the bytes are compared
-        if checksums[place] and picture_checksum(scan.source.read(ref, _ANY_SIZE)) != checksums[place]:
+        if checksums[place] and _checksum(scan, ref) != checksums[place]:
             yield int(rows[place])
+
+
+def _checksum(scan: Scan, ref: SampleRef) -> int | None:
+    """Of the picture, whatever its size is now; None where it cannot be read any more."""
+    try:
+        return picture_checksum(scan.source.read(ref, _ANY_SIZE))
+    except ImageError:
+        return None

@@ -11,9 +11,8 @@ from typing import Any
 
 from precache.errors import ImageError, MissingDependencyError, SettingError, SourceError
 from precache.packages import install_extra
-from precache.sources.labels import find_label
 from precache.sources.listing import IMAGE_KEYS, LABEL_KEY, Listing, read_sample, unique_names
-from precache.sources.options import SourceOptions
+from precache.sources.options import SourceOptions, find_label
 from precache.sources.pictures import reason_of
 
 PREFIX = "hf:"

@@ -12,7 +12,7 @@ import json
 import math
 import re
 from array import array
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
@@ -21,14 +21,11 @@ import numpy as np
 
 from precache.dataset.columns import Column, Ints, ValueOfRowError
 from precache.errors import SettingError
-from precache.sources.options import SourceOptions
 
 # As a program writes numbers: 007, +49 and numbers of 19 digits are names. 18 digits fit into 64 bits.
 _WHOLE = re.compile(r"0|-?[1-9][0-9]{0,17}")
 _NUMBER = re.compile(r"-?((0|[1-9][0-9]{0,17})(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]{1,3})?|nan|NaN|-?inf")
 _SHOWN = 60
-LABEL_NAMES = ("label", "labels", "class", "class_name", "target", "category")
-"""What the column of the labels is called more often than not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,39 +45,6 @@ class Labelled:
     labels: Ints
     targets: Column | None = None
     notes: tuple[str, ...] = ()
-
-
-def find_label(
-    where: Any, names: Sequence[str], options: SourceOptions, taken: Collection[str | None], usual: str = ""
-) -> tuple[str | None, str]:
-    """Which column, or key, has the labels, None: none has; and a phrase on what nobody has said.
-
-    Args:
-        where: what messages call the table, or the dataset.
-        names: of all columns.
-        taken: those that hold something else.
-        usual: what goes without saying.
-
-    Raises:
-        SettingError: several may be it.
-    """
-    if options.target == "none" or options.label is not None:
-        return (None if options.target == "none" else options.label), ""
-    left = [name for name in names if name not in taken]
-    found = [name for name in left if name in LABEL_NAMES]
-    if len(found) > 1:
-        raise SettingError(
-            f"{where}: several columns may be the labels: {', '.join(map(repr, found))}; say which with "
-            f"--label, or leave all out with --target none"
-        )
-    if found:
-        note = f"labels are taken from {found[0]!r}; --label names others, --target none takes none"
-        return found[0], "" if found[0] == usual else note
-    if options.target is not None or options.separator is not None:
-        flag = f"--target {options.target}" if options.separator is None else "--separator"
-        raise SettingError(f"{where}: {flag} needs labels; name their column with --label")
-    none = f"pictures get no labels, as no column is named {', '.join(LABEL_NAMES)}; name theirs with --label"
-    return None, none if left else ""
 
 
 def typed(cells: Sequence[str]) -> Sequence[Any]:

@@ -19,8 +19,7 @@ from typing import Any
 
 from precache.errors import ImageError, SettingError, SourceError
 from precache.pictures.reading import steadily
-from precache.sources.labels import find_label
-from precache.sources.options import SourceOptions
+from precache.sources.options import SourceOptions, find_label
 from precache.sources.pictures import is_tensor, reason_of
 
 IMAGE_KEYS = ("image", "img", "picture", "path", "file")

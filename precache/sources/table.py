@@ -28,9 +28,9 @@ from precache.errors import ImageError, SettingError, SourceError
 from precache.pictures.reading import read_picture, steadily
 from precache.sources import rows
 from precache.sources.base import SampleRef, Samples, Scan, digest_of
-from precache.sources.labels import Labelled, Labels, find_label, typed
+from precache.sources.labels import Labelled, Labels, typed
 from precache.sources.objects import ObjectTree, read_object
-from precache.sources.options import SourceOptions
+from precache.sources.options import SourceOptions, find_label
 from precache.storage.objects import ObjectInfo, ObjectStore
 from precache.storage.urls import Location, Url, locate
 
@@ -236,28 +236,10 @@ class _Found:
         if b"\0" in encoded or len(encoded) > _PATH_BYTES:
             what = f"is of {len(encoded):,} bytes" if len(encoded) > _PATH_BYTES else "has a NUL in it"
             raise self.error(row, column, f"{path!r:.60} {what}, as no path of a file; correct it")
-        short, place = self._shortest(path)
+        short, place = rows.shortest(self._folder, path)
         self.paths += os.fsencode(short)
         self.path_ends.append(len(self.paths))
         self._hashes.append(xxhash.xxh3_64_intdigest(os.fsencode(place)))
-
-    def _shortest(self, path: str) -> tuple[str, str]:
-        """The path without `.`, `..` and double slashes, and the same from the root of the disk on.
-
-        As it is written where a link makes `..` lead elsewhere, or nothing is there.
-        """
-        short = os.path.normpath(path.replace("//", "/"))  # normpath leaves two slashes at the start
-        if self._folder is None:
-            return short, short
-        if ".." in path.split("/"):
-            written = os.path.join(self._folder, path)
-            try:
-                straight = os.path.samefile(written, os.path.normpath(written))
-            except OSError:
-                straight = False
-            if not straight:
-                return path, written
-        return short, os.path.normpath(os.path.join(self._folder, short))
 
     def _add_split(self, column: str, value: Any) -> None:
         if isinstance(value, int) and not isinstance(value, bool):
@@ -279,8 +261,8 @@ class _Found:
         order = np.argsort(hashes, kind="stable")
         for at in np.flatnonzero(hashes[order][1:] == hashes[order][:-1]).tolist():
             first, second = int(order[at]), int(order[at + 1])
-            one, other = (self._shortest(os.fsdecode(self._path(row)))[1] for row in (first, second))
-            if one == other:  # not their hashes alone
+            paths = (os.fsdecode(self._path(row)) for row in (first, second))
+            if len({rows.shortest(self._folder, path)[1] for path in paths}) == 1:  # not their hashes alone
                 other = f"line {self.lines[first]:,} (id {first})" if self.lines[first] else f"row {first}"
                 raise self.error(
                     second,

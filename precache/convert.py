@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from precache import executors, uploads
+from precache.console.notices import warn
 from precache.console.progress import Progress, nothing_lost, tells, unseen
 from precache.conversion.commit import commit, commit_update
 from precache.conversion.demands import check_finished, check_rejects, check_room
@@ -45,6 +46,7 @@ from precache.plan import ConvertPlan, ShardPlan, plan_conversion
 from precache.recipe import Recipe
 from precache.sources import SourceOptions
 from precache.sources.base import Scan, check_apart
+from precache.sources.splits import gaps
 from precache.storage.urls import Url, check_writable, locate
 
 
@@ -162,6 +164,8 @@ def convert(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
                 f"{error.filename or destination}: cannot be written ({error.strerror or error}); finished "
                 f"shards are kept: make room or fix permissions, then run the same command again"
             ) from error
+    for gap in gaps(scan, manifest) if converted is not None else ():
+        warn(f"{destination}: {gap}; --splits says what goes where, and precache inspect what was rejected")
     elapsed_s = time.perf_counter() - start_s
     return Conversion(manifest, converted or 0, converted is not None, elapsed_s, job.nodes)
 

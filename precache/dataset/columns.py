@@ -95,12 +95,20 @@ class Column:
 
     @classmethod
     def _of_numbers(cls, values: Sequence[Any]) -> "Column":
-        whole = all(isinstance(value, int | np.integer | np.bool_) for value in values)
+        whole = [isinstance(value, int | np.integer | np.bool_) for value in values]
         try:
-            return cls(np.array(values, np.int64 if whole else np.float64))
+            array = np.array(values, np.int64 if all(whole) else np.float64)
         except OverflowError:
             row = next(row for row, value in enumerate(values) if not -(2**63) <= value < 2**63)
             raise ValueOfRowError(row, f"{values[row]} does not fit into 64 bits") from None
+        if array.dtype == np.float64 and any(whole):  # ids of 19 digits would become equal
+            other = values[whole.index(False)]
+            for row, value in enumerate(values):
+                if whole[row] and int(array[row]) != value:
+                    raise ValueOfRowError(
+                        row, f"{value} does not fit into 64 bits beside {other}; write all of them as text"
+                    )
+        return cls(array)
 
     @classmethod
     def _of_lists(cls, values: Sequence[Any]) -> "Column":

@@ -268,7 +268,7 @@ def _labelled(
     if classes is None or labelled.target not in ("class", "classes"):
         return labelled
     by_name = {name: index for index, name in enumerate(classes)}
-    numbers = not any(isinstance(part, str) for part in _parts_of(labels[0]))
+    numbers = not any(isinstance(part, str) for label in labels for part in _parts_of(label))
     by_name |= {str(index): index for index in range(len(classes))} if numbers else {}
     index_of = np.array([by_name.get(name, -1) for name in labelled.classes], np.int64)
     if (index_of < 0).any():

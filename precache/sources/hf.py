@@ -12,7 +12,7 @@ from typing import Any
 from precache.errors import ImageError, MissingDependencyError, SettingError, SourceError
 from precache.packages import install_extra
 from precache.sources.listing import IMAGE_KEYS, LABEL_KEY, Listing, read_sample, unique_names
-from precache.sources.options import SourceOptions
+from precache.sources.options import SourceOptions, find_label
 from precache.sources.pictures import reason_of
 
 PREFIX = "hf:"
@@ -61,15 +61,15 @@ def list_columns(dataset: Any, name: str, options: SourceOptions) -> Listing:
     if not len(dataset):
         raise SourceError(f"{name}: has no samples; expected one for each picture")
     image = _image_column(features, name, options)
-    label = options.label or (LABEL_KEY if LABEL_KEY in features else None)
-    label = None if options.target == "none" else label
+    taken = (image, options.split, *options.fields)
+    label, note = find_label(name, list(features), options, taken, LABEL_KEY)
     wanted = [key for key in (label, options.split, *options.fields) if key is not None]
     for key in wanted:
         if key not in features:
             raise SettingError(f"{name}: has no column {key!r}; has {_listed(features)}")
-    warnings: tuple[str, ...] = ()
+    warnings = [f"{name}: {note}"] if note else []
     if (dataset.format or {}).get("type") == "custom":
-        warnings = (f"{name}: its transform is left out: pictures are converted as they are stored",)
+        warnings.append(f"{name}: its transform is left out: pictures are converted as they are stored")
     plain = dataset.with_format(None)
     columns = _columns(plain, wanted, name)
     return Listing(
@@ -80,7 +80,7 @@ def list_columns(dataset: Any, name: str, options: SourceOptions) -> Listing:
         labels=None if label is None else columns[label],
         splits=None if options.split is None else columns[options.split],
         fields={key: columns[key] for key in options.fields},
-        warnings=warnings,
+        warnings=tuple(warnings),
     )
 
 

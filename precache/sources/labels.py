@@ -5,7 +5,7 @@
     other numbers, lists of these        number
 
 That is what the values say; a `target` that is asked for goes before. The cells of a CSV are text at first,
-and `typed` says what they hold.
+and `typed` says what they hold; a class is called as its cell is written, be it 1, 1.0 or 1e0.
 """
 
 import json
@@ -14,6 +14,7 @@ import re
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,8 @@ class Labelled:
 def typed(cells: Sequence[str]) -> Sequence[Any]:
     """What the cells of a CSV column hold: integers, numbers or JSON lists, all of them; else text as it is.
 
+    Whole numbers that float64 cannot hold, among others that are not whole, are text: ids would become equal.
+
     Raises:
         ValueOfRowError: one is empty where the others are numbers, or no list where the others are.
     """
@@ -56,7 +59,7 @@ def typed(cells: Sequence[str]) -> Sequence[Any]:
     parse: Any = None
     if filled and all(map(_WHOLE.fullmatch, filled)):
         parse = int
-    elif filled and all(map(_NUMBER.fullmatch, filled)):
+    elif filled and all(map(_NUMBER.fullmatch, filled)) and all(map(_fits_float, filled)):
         parse = float
     elif filled and all(cell.startswith("[") for cell in filled) and _is_list(filled[0]):
         parse = _list
@@ -70,6 +73,10 @@ def typed(cells: Sequence[str]) -> Sequence[Any]:
             what = "is empty" if not cell else f"{_shown(cell)} is no JSON list"
             raise ValueOfRowError(row, f"{what}, and others are like {_shown(filled[0])}") from None
     return values
+
+
+def _fits_float(cell: str) -> bool:
+    return _WHOLE.fullmatch(cell) is None or int(float(cell)) == int(cell)
 
 
 def _list(cell: str) -> list[Any]:
@@ -129,7 +136,10 @@ class Labels:
                 values = _separated(values, separator, target)
                 target = "classes"
             chosen = self._chosen(values, target)
-            classes, labels, targets = _MAKERS[chosen](values)
+            named = values
+            if values is not self._values and chosen in ("class", "classes") and _is_number(values[0]):
+                named = [_WrittenNumber(cell) for cell in self._values]
+            classes, labels, targets = _MAKERS[chosen](named)
         except ValueOfRowError as error:
             raise ValueOfRowError(self._rows[error.row], error.reason) from None
         codes = np.frombuffer(self._codes, np.int64)
@@ -180,6 +190,19 @@ class Labels:
             yield "are another class for each row; is this the right column?"
 
 
+class _WrittenNumber(str):
+    """A number as a cell has it, sorted by its size: 1.1 and 1.10 are two names, and so are 2 and 2.0."""
+
+    __slots__ = ()
+
+    def __lt__(self, other: str) -> bool:
+        return (Decimal(self), str(self)) < (Decimal(other), str(other))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float)
+
+
 def _plain(value: Any) -> Any:
     if isinstance(value, np.generic | np.ndarray):
         value = value.tolist()
@@ -191,7 +214,7 @@ def _plain(value: Any) -> Any:
 def _kind(row: int, value: Any) -> str:
     if isinstance(value, str):
         return "text"
-    if isinstance(value, int | float):
+    if _is_number(value):
         return "a number"
     if isinstance(value, list | tuple):
         return "a list"
@@ -280,12 +303,14 @@ def _nothing(values: Sequence[Any]) -> tuple[tuple[str, ...], None, None]:
 
 
 def _alike(classes: Sequence[str]) -> Iterable[str]:
-    """A note of names that differ in spaces or in case alone."""
-    first_of: dict[str, str] = {}
+    """A note of names that differ in spaces or in case alone, or are one number."""
+    first_of: dict[Any, str] = {}
     for name in classes:
-        other = first_of.setdefault(" ".join(name.split()).casefold(), name)
+        number = _NUMBER.fullmatch(name)
+        other = first_of.setdefault(Decimal(name) if number else " ".join(name.split()).casefold(), name)
         if other != name:
-            yield f"have classes {other!r} and {name!r}, which differ in spaces or case alone"
+            how = "are one number" if number else "differ in spaces or case alone"
+            yield f"have classes {other!r} and {name!r}, which {how}"
             return
 
 

@@ -2,22 +2,24 @@
 
     torchvision's ImageFolder, DatasetFolder     paths and labels are in `samples`; without a transform, the
                                                  files are read in place of the samples
-    with `targets` or `labels`, one for each     labels are taken from there
+    a torch Subset of one of these               labels are in its `samples`
     all others                                   every sample is read once, for its label and its fields
 
-Samples are tuples (picture, label), mappings, or pictures alone.
+`targets` are not believed: a sample may say something else. Samples are tuples (picture, label), mappings, or
+pictures alone.
 """
 
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from precache.errors import ImageError, SettingError, SourceError
 from precache.pictures.reading import steadily
-from precache.sources.options import SourceOptions
+from precache.sources.options import SourceOptions, find_label
 from precache.sources.pictures import is_tensor, reason_of
 
 IMAGE_KEYS = ("image", "img", "picture", "path", "file")
@@ -72,16 +74,19 @@ def list_samples(dataset: Any, name: str, options: SourceOptions) -> Listing:
     count = len(dataset)
     if not count:
         raise SourceError(f"{name}: has no samples; expected one for each picture")
-    if _is_folder(dataset):
+    samples = _folder_samples(dataset)
+    if samples is not None and _gives_files(dataset):
         options.only("a folder dataset, whose samples are files and classes", "target")
-        return _list_files(dataset, name)
+        return _list_files(dataset, name, samples)
     keys = _Keys.of(_first_sample(dataset, name, count), name, options)
     read = partial(_read_picture, dataset, name, keys)
-    every = _Read(name, count, read, _class_names(dataset))
+    notes = (f"{name}: {keys.note}",) if keys.note else ()
+    every = Listing(name=name, count=count, read=read, classes=_class_names(dataset), warnings=notes)
     if keys.label is None and keys.split is None and not keys.fields:
-        return every.listing()
-    listed = _listed_labels(dataset, name, keys, options, count)
-    return every.listing(labels=listed) if listed is not None else _read_all(dataset, keys, every)
+        return every
+    if samples is not None:
+        return replace(every, labels=[label for _, label in samples])
+    return _read_all(dataset, keys, every)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +95,14 @@ class _Keys:
 
     Attributes:
         image: None: the sample itself is the picture.
+        note: what is to be said of the label; a phrase.
     """
 
     image: Any = None
     label: Any = None
     split: str | None = None
     fields: tuple[str, ...] = ()
+    note: str = ""
 
     @classmethod
     def of(cls, sample: Any, name: str, options: SourceOptions) -> "_Keys":
@@ -107,9 +114,10 @@ class _Keys:
             for key in named:
                 if key not in sample:
                     raise SettingError(f"{name}: its samples have no {key!r}; have {_listed(sample)}")
-            label = options.label or (LABEL_KEY if LABEL_KEY in sample else None)
-            label = None if options.target == "none" else label
-            return cls(options.image or _image_key(sample, name), label, options.split, options.fields)
+            image = options.image or _image_key(sample, name)
+            taken = (image, options.split, *options.fields)
+            label, note = find_label(name, list(sample), options, taken, LABEL_KEY)
+            return cls(image, label, options.split, options.fields, note)
         if named:
             are = "tuples (picture, label)" if isinstance(sample, tuple) else "pictures alone"
             raise SettingError(
@@ -194,20 +202,7 @@ def _read_picture(dataset: Any, name: str, keys: _Keys, row: int, path: str) -> 
         raise ImageError(f"{name}: row {row}", str(error)) from error
 
 
-@dataclass(frozen=True, slots=True)
-class _Read:
-    """What is known of a dataset before its labels."""
-
-    name: str
-    count: int
-    read: Callable[[int, str], Any]
-    classes: tuple[str, ...] | None
-
-    def listing(self, **known: Any) -> Listing:
-        return Listing(name=self.name, count=self.count, read=self.read, classes=self.classes, **known)
-
-
-def _read_all(dataset: Any, keys: _Keys, every: _Read) -> Listing:
+def _read_all(dataset: Any, keys: _Keys, every: Listing) -> Listing:
     """Every sample, read for all but its picture; what an unread one would have, the first read one has."""
     wanted = [key for key in (keys.label, keys.split, *keys.fields) if key is not None]
     rows: list[list[Any] | None] = []
@@ -221,15 +216,14 @@ def _read_all(dataset: Any, keys: _Keys, every: _Read) -> Listing:
             raise SourceError(f"{every.name}: row {row}: {error}, as the first sample has") from error
     filler = next(values for values in rows if values is not None)
     columns = {key: [(filler if row is None else row)[at] for row in rows] for at, key in enumerate(wanted)}
-    return every.listing(
+    read = f"{every.name}: all its samples were read for their labels; ImageFolder and Hugging Face's are not"
+    return replace(
+        every,
         labels=columns.get(keys.label),
         splits=columns.get(keys.split),
         fields={name: columns[name] for name in keys.fields},
         unread=frozenset(row for row, values in enumerate(rows) if values is None),
-        warnings=(
-            f"{every.name}: all its samples were read for their labels; where a dataset has `targets`, or "
-            f"Hugging Face's columns, that is spared",
-        ),
+        warnings=(*every.warnings, read),
     )
 
 
@@ -240,39 +234,11 @@ def python_value(value: Any) -> Any:
     return value.tolist() if hasattr(value, "tolist") else value
 
 
-def _listed_labels(
-    dataset: Any, name: str, keys: _Keys, options: SourceOptions, count: int
-) -> Sequence[Any] | None:
-    """Its `targets`, if they are what its samples say; None: these have to be read."""
-    if keys.label != 1 or getattr(dataset, "target_transform", None) is not None:
-        return None
-    found = _attribute(dataset, "targets")
-    found = python_value(_attribute(dataset, "labels") if found is None else found)
-    if not isinstance(found, list | tuple) or len(found) != count:
-        return None
-    labels = [python_value(label) for label in found]
-    for row in {0, count // 2, count - 1}:
-        try:
-            said = python_value(keys.get(read_sample(dataset, name, row), keys.label))
-        except ImageError:
-            continue
-        if said != labels[row]:
-            return None
-    return labels
-
-
-def _attribute(dataset: Any, name: str) -> Any:
-    """Of the dataset, or of that which a torch Subset takes some samples of; None if it has none."""
-    indices, whole = getattr(dataset, "indices", None), getattr(dataset, "dataset", None)
-    if indices is None or whole is None:
-        return getattr(dataset, name, None)
-    found = _attribute(whole, name)
-    return found if found is None or name == "classes" else [found[index] for index in indices]
-
-
 def _class_names(dataset: Any) -> tuple[str, ...] | None:
     """Its `classes`; names that several have get their number, synonyms are joined."""
-    found = _attribute(dataset, "classes")
+    while not hasattr(dataset, "classes") and hasattr(dataset, "indices") and hasattr(dataset, "dataset"):
+        dataset = dataset.dataset  # that a Subset takes some samples of
+    found = getattr(dataset, "classes", None)
     if not isinstance(found, list | tuple) or not found:
         return None
     names = [", ".join(map(str, name)) if isinstance(name, tuple | list) else str(name) for name in found]
@@ -285,29 +251,45 @@ def unique_names(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(f"{name} {index}" if times[name] > 1 else name for index, name in enumerate(names))
 
 
-def _is_folder(dataset: Any) -> bool:
-    """Whether it is torchvision's ImageFolder, or one like it, and gives its files as they are."""
-    loader = getattr(dataset, "loader", None)
-    changed = [getattr(dataset, name, None) for name in ("transform", "target_transform", "transforms")]
-    samples = getattr(dataset, "samples", None)
+def _folder_samples(dataset: Any) -> list[tuple[str, Any]] | None:
+    """(path, label) of each sample, where the `__getitem__` of torchvision's DatasetFolder gives that label.
+
+    Of the folder, or of a torch Subset of it; None for anything else.
+    """
+    getter, found = getattr(type(dataset), "__getitem__", None), None
+    if _is_from(getter, "torch.utils.data.dataset") and hasattr(dataset, "indices"):
+        whole = _folder_samples(dataset.dataset)
+        with suppress(IndexError, TypeError):  # a sample that it has not is a reject when it is read
+            found = whole and [whole[index] for index in dataset.indices]
+    elif _is_from(getter, "torchvision.datasets.folder") and dataset.target_transform is None:
+        found = dataset.samples
+    return found if isinstance(found, list) and len(found) == len(dataset) else None
+
+
+def _is_from(function: Any, module: str) -> bool:
+    """Whether it is written there; its `__module__` is that of another where `functools.wraps` has set it."""
+    return getattr(function, "__globals__", {}).get("__name__") == module
+
+
+def _gives_files(dataset: Any) -> bool:
+    """Whether the pictures of a folder dataset are its files as they are."""
     return (
-        getattr(loader, "__module__", "").startswith("torchvision.datasets.folder")
-        and changed == [None, None, None]
-        and isinstance(samples, list)
+        _is_from(getattr(dataset, "loader", None), "torchvision.datasets.folder")
+        and getattr(dataset, "transform", None) is getattr(dataset, "transforms", None) is None
         and isinstance(getattr(dataset, "root", None), str | os.PathLike)
     )
 
 
-def _list_files(dataset: Any, name: str) -> Listing:
+def _list_files(dataset: Any, name: str, samples: Sequence[tuple[str, Any]]) -> Listing:
     root = os.fspath(dataset.root)
-    files = [_within(root, path) for path, _ in dataset.samples]
+    files = [_within(root, path) for path, _ in samples]
     classes = _class_names(dataset)
     return Listing(
         name=name,
         count=len(files),
         read=_read_file,
         classes=classes,
-        labels=[label for _, label in dataset.samples],
+        labels=[label for _, label in samples],
         files=files,
         folder=root,
     )

@@ -1,11 +1,15 @@
 """What a user says about a source: which column is what, how deep classes lie, and the like."""
 
 import shlex
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
 from precache.dataset.targets import TARGETS
 from precache.errors import SettingError, check_choice, check_range
+
+LABEL_NAMES = ("label", "labels", "class", "class_name", "target", "category")
+"""What the column of the labels is called more often than not."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,6 +82,39 @@ class SourceOptions:
         for name in self.given():
             if name not in names:
                 raise SettingError(f"{_flag(name)} is not for {kind}; leave it out")
+
+
+def find_label(
+    where: Any, names: Sequence[str], options: SourceOptions, taken: Collection[str | None], usual: str = ""
+) -> tuple[str | None, str]:
+    """Which column, or key, has the labels, None: none has; and a phrase on what nobody has said.
+
+    Args:
+        where: what messages call the table, or the dataset.
+        names: of all columns.
+        taken: those that hold something else.
+        usual: what goes without saying.
+
+    Raises:
+        SettingError: several may be it.
+    """
+    if options.target == "none" or options.label is not None:
+        return (None if options.target == "none" else options.label), ""
+    left = [name for name in names if name not in taken]
+    found = [name for name in left if name in LABEL_NAMES]
+    if len(found) > 1:
+        raise SettingError(
+            f"{where}: several columns may be the labels: {', '.join(map(repr, found))}; say which with "
+            f"--label, or leave all out with --target none"
+        )
+    if found:
+        note = f"labels are taken from {found[0]!r}; --label names others, --target none takes none"
+        return found[0], "" if found[0] == usual else note
+    if options.target is not None or options.separator is not None:
+        flag = f"--target {options.target}" if options.separator is None else "--separator"
+        raise SettingError(f"{where}: {flag} needs labels; name their column with --label")
+    none = f"pictures get no labels, as no column is named {', '.join(LABEL_NAMES)}; name theirs with --label"
+    return None, none if left else ""
 
 
 def _flag(name: str) -> str:

@@ -10,6 +10,7 @@ A line is counted as an editor shows it: from 1, the header's included. Blank li
 import codecs
 import csv
 import json
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -82,6 +83,28 @@ def rows_of(path: Path, columns: Sequence[str]) -> Iterator[Row]:
 def place_of(path: Path, line: int, row: int) -> str:
     """How messages call a row."""
     return f"{path}, line {line:,} (id {row})" if line else f"{path}, row with id {row}"
+
+
+def shortest(folder: str | None, path: str) -> tuple[str, str]:
+    """A path in a row without `.`, `..` and double slashes, and the same from the root of the disk on.
+
+    As it is written where a link makes `..` lead elsewhere, or nothing is there.
+
+    Args:
+        folder: that it is relative to, absolute; None: that is a URL.
+    """
+    short = os.path.normpath(path.replace("//", "/"))  # normpath leaves two slashes at the start
+    if folder is None:
+        return short, short
+    if ".." in path.split("/"):
+        written = os.path.join(folder, path)
+        try:
+            straight = os.path.samefile(written, os.path.normpath(written))
+        except OSError:
+            straight = False
+        if not straight:
+            return path, written
+    return short, os.path.normpath(os.path.join(folder, short))
 
 
 @contextmanager

@@ -20,9 +20,10 @@ from typing import Any
 
 import numpy as np
 
-from precache.console.notices import counted
+from precache.console.notices import counted, some
 from precache.errors import SettingError, SourceError
-from precache.recipe import Recipe
+from precache.manifest import Manifest
+from precache.recipe import Recipe, parse_splits
 from precache.sources.base import IgnoredPath, Scan
 from precache.storage import read_regular
 
@@ -68,6 +69,25 @@ def apply_list(scan: Scan, recipe: Recipe, path: str | os.PathLike[str]) -> tupl
     return replace(scan, samples=samples, ignored=(*scan.ignored, *unlisted)), listed
 
 
+def gaps(scan: Scan, manifest: Manifest) -> list[str]:
+    """What the splits of a dataset converted from `scan` got nothing of; a phrase for each of them."""
+    samples, found = scan.samples, []
+    labels = samples.labels if samples.targets is None else samples.targets.values
+    numbers = np.unique(labels[labels >= 0]).tolist() if manifest.classes else []
+    there = {scan.classes[number] for number in numbers}
+    own = samples.split_names != ("",)
+    for split in samples.split_names if own else parse_splits(manifest.recipe.splits):
+        if not manifest.split_samples.get(split):
+            found.append(f"split {split} has no picture")
+            continue
+        counts = zip(manifest.classes, manifest.samples_per_class[split], strict=True)
+        missing = [name for name, count in counts if not count and name in there]
+        if missing:
+            what = counted(len(missing), "class", "classes")
+            found.append(f"split {split} has no picture of {what} of {len(there):,}: {some(missing)}")
+    return found
+
+
 def _parse(path: Path, content: bytes) -> dict[str, str]:
     """Path -> split."""
     split_of: dict[str, str] = {}
@@ -81,7 +101,7 @@ def _parse(path: Path, content: bytes) -> dict[str, str]:
                 f"{path}, line {reader.line_num}: expected 'path,split' with a split such as train, and "
                 f"quotes around a path with a comma, got {','.join(row)!r}"
             )
-        picture = row[0].removeprefix("./")
+        picture = row[0] if ".." in row[0].split("/") else os.path.normpath(row[0])
         if picture in split_of:
             raise SettingError(f"{path}, line {reader.line_num}: lists {picture!r} twice; remove one")
         split_of[picture] = row[1].strip()

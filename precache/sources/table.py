@@ -4,9 +4,9 @@
     photos/0001.jpg,heron,train,640
 
 Paths are relative to the folder of the table, or to another one that is named; they may be absolute, and may
-lead elsewhere with `..`: whoever writes a table of files means them. A row without a file is rejected when it
-is converted. Ids are the numbers of the rows, from 0. `precache.sources.rows` reads the files, and
-`precache.sources.labels` says what becomes of the labels.
+lead elsewhere with `..`: whoever writes a table of files means them. They are kept in their shortest form.
+A row without a file is rejected when it is converted. Ids are the numbers of the rows, from 0.
+`precache.sources.rows` reads the files, and `precache.sources.labels` says what becomes of the labels.
 """
 
 import errno
@@ -30,7 +30,7 @@ from precache.sources import rows
 from precache.sources.base import SampleRef, Samples, Scan, digest_of
 from precache.sources.labels import Labelled, Labels, typed
 from precache.sources.objects import ObjectTree, read_object
-from precache.sources.options import SourceOptions
+from precache.sources.options import SourceOptions, find_label
 from precache.storage.objects import ObjectInfo, ObjectStore
 from precache.storage.urls import Location, Url, locate
 
@@ -77,7 +77,7 @@ class TableSource:
         asked = self._columns()
         if self.options.root is not None and not self.url and not os.path.isdir(self.options.root):
             raise SettingError(f"--root {self.options.root}: no such folder; name that of the pictures")
-        found = _Found(self.root)
+        found = _Found(self.root, None if self.url else os.path.abspath(self.folder))
         found.read(asked)
         found.check_twice(asked.image)
         sizes, modified_ns, warnings = found.stat(self.folder)
@@ -97,6 +97,7 @@ class TableSource:
             fields={name: found.field(name) for name in asked.fields},
         )
         of = f"{self.root}: the labels in {asked.label!r}"
+        warnings += [f"{self.root}: {asked.note}"] if asked.note else []
         warnings += [f"{of} {note}" for note in labelled.notes]
         return Scan(
             self,
@@ -118,8 +119,7 @@ class TableSource:
             raise ImageError(self.where(ref), f"{reason}; named in {where}")
         if self.url:
             scanned = (ref.bytes, ref.modified_ns)
-            name = os.path.normpath(ref.path)
-            return read_object(self.url, name, ref.bytes, max_pixels, lambda it: _as_found(it) == scanned)
+            return read_object(self.url, ref.path, ref.bytes, max_pixels, lambda it: _as_found(it) == scanned)
         return read_picture(path, max_pixels, (ref.bytes, ref.modified_ns))
 
     def where(self, ref: SampleRef) -> str:
@@ -133,8 +133,6 @@ class TableSource:
             SettingError: there is no such column, or there are two.
         """
         options = self.options
-        if options.label is None and options.target not in (None, "none"):
-            raise SettingError(f"--target {options.target} needs a column of labels; name it with --label")
         names = rows.columns_of(self.root)
         image = options.image
         if image is None:
@@ -146,8 +144,8 @@ class TableSource:
                     f"with --image; there are {_listed(names)}"
                 )
             image = usual[0]
-        label = None if options.target == "none" else options.label
         fields = tuple(dict.fromkeys(options.fields))
+        label, note = find_label(self.root, names, options, (image, options.split, *fields))
         flags = {"image": image, "label": label, "split": options.split}
         for flag, name in [*flags.items(), *(("field", field) for field in fields)]:
             if name is not None and names.count(name) != 1:
@@ -155,7 +153,7 @@ class TableSource:
                 raise SettingError(
                     f"{self.root}: has {number} {name!r}, as --{flag} asks; has {_listed(names)}"
                 )
-        return _Asked(image, label, options.split, fields)
+        return _Asked(image, label, options.split, fields, note)
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -168,19 +166,24 @@ def _listed(names: Sequence[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """Names of columns."""
+    """Names of columns, and what is to be said of that of the labels."""
 
     image: str
     label: str | None
     split: str | None
     fields: tuple[str, ...]
+    note: str
 
 
 class _Found:
-    """The rows of a table, in columns; some 100 bytes a row where there are no fields."""
+    """The rows of a table, in columns; some 100 bytes a row where there are no fields.
 
-    def __init__(self, table: Path) -> None:
-        self.table = table
+    Args:
+        folder: that paths are relative to, absolute; None: that is a URL.
+    """
+
+    def __init__(self, table: Path, folder: str | None) -> None:
+        self.table, self._folder = table, folder
         self.paths, self.path_ends = bytearray(), array("q")
         self.lines = array("q")
         self._hashes = array("Q")
@@ -225,7 +228,7 @@ class _Found:
         if "://" in path:
             raise self.error(row, column, f"{path!r:.60} is no path of a file; download the pictures first")
         try:
-            encoded = os.fsencode(path.removeprefix("./"))
+            encoded = os.fsencode(path)
         except UnicodeEncodeError:
             raise self.error(
                 row, column, f"{path!r:.60} is no name that a file can have; correct it"
@@ -233,9 +236,10 @@ class _Found:
         if b"\0" in encoded or len(encoded) > _PATH_BYTES:
             what = f"is of {len(encoded):,} bytes" if len(encoded) > _PATH_BYTES else "has a NUL in it"
             raise self.error(row, column, f"{path!r:.60} {what}, as no path of a file; correct it")
-        self.paths += encoded
+        short, place = rows.shortest(self._folder, path)
+        self.paths += os.fsencode(short)
         self.path_ends.append(len(self.paths))
-        self._hashes.append(xxhash.xxh3_64_intdigest(encoded))
+        self._hashes.append(xxhash.xxh3_64_intdigest(os.fsencode(place)))
 
     def _add_split(self, column: str, value: Any) -> None:
         if isinstance(value, int) and not isinstance(value, bool):
@@ -257,7 +261,8 @@ class _Found:
         order = np.argsort(hashes, kind="stable")
         for at in np.flatnonzero(hashes[order][1:] == hashes[order][:-1]).tolist():
             first, second = int(order[at]), int(order[at + 1])
-            if self._path(first) == self._path(second):  # not their hashes alone
+            paths = (os.fsdecode(self._path(row)) for row in (first, second))
+            if len({rows.shortest(self._folder, path)[1] for path in paths}) == 1:  # not their hashes alone
                 other = f"line {self.lines[first]:,} (id {first})" if self.lines[first] else f"row {first}"
                 raise self.error(
                     second,

@@ -118,6 +118,7 @@ def scan_folders(top: Folder, source: FolderSource, how: Scanning = ALONE) -> Sc
     found, class_depth = _Found(), source.class_depth
     asked: list[ClassFolder | LeftOut] = []
     for split, prefix, folder in _split_folders(top, class_depth):
+        found.splits.append(split)
         if class_depth == 0:
             asked.append(_to_list(folder, prefix, split, ""))
         else:
@@ -154,6 +155,7 @@ class _Found:
 
     def __init__(self) -> None:
         self.ignored: list[IgnoredPath] = []
+        self.splits: list[str] = []  # those without a picture, too
         self.scanned = 0
         self.pictures = 0
         self.recalled = False
@@ -246,14 +248,13 @@ class _Found:
         target = "class" if source.class_depth else "none"
         classes = sorted({folder.name for folder in self._folders}) if target == "class" else []
         label_of = {name: label for label, name in enumerate(classes)}
-        splits = list(dict.fromkeys(folder.split for folder in self._folders))
         samples = Samples(
             ids=np.arange(self.pictures),
             labels=np.repeat([label_of.get(folder.name, -1) for folder in self._folders], self._counts),
             file_bytes=np.frombuffer(self._sizes, np.int64),
             modified_ns=np.frombuffer(self._modified_ns, np.int64),
-            splits=np.repeat([splits.index(folder.split) for folder in self._folders], self._counts),
-            split_names=splits,
+            splits=np.repeat([self.splits.index(folder.split) for folder in self._folders], self._counts),
+            split_names=self.splits,
             paths=bytes(self._paths),
             path_ends=np.frombuffer(self._path_ends, np.int64),
         )

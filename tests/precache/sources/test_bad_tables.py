@@ -62,6 +62,8 @@ ERRORS = {
     "a split": ("path,s\n0.jpg,../x\n", {"split": "s"}, ["line 2 (id 0)", "'../x' is no name of a split"]),
     "no split": ("path,s\n0.jpg,\n", {"split": "s"}, ["line 2 (id 0)", "'' is no name of a split"]),
     "no target": ("path\n0.jpg\n", {"target": "class"}, ["--target class needs", "--label"]),
+    "two labels": ("path,class,label\n0.jpg,x,y\n", {}, ["'class', 'label'", "--label", "--target none"]),
+    "no label": ("path,a\n0.jpg,x\n", {"separator": ";"}, ["--separator needs", "--label"]),
     "no root": ("path\n0.jpg\n", {"root": "nowhere"}, ["--root nowhere: no such folder"]),
     "of another source": ("path\n0.jpg\n", {"class_depth": 2}, ["--class-depth is not for a table"]),
     "a separator": (

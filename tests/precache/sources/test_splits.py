@@ -2,15 +2,18 @@
 
 import codecs
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from precache import Recipe, convert, open_dataset, verify_deep
 from precache.errors import PrecacheError
 from precache.sources.tree import scan_tree
 from tests.command import check_bad_input, run_here
 from tests.conftest import IMAGES, small_recipe
+from tests.precache.sources.listed import encoded
 
 
 def write_list(path: Path, lines: list[str]) -> Path:
@@ -54,8 +57,6 @@ def test_the_list_is_part_of_the_recipe(raw_tree: Path, tmp_path: Path) -> None:
 
 
 def test_names_with_commas_newlines_and_bytes_that_are_no_text_can_be_listed(tmp_path: Path) -> None:
-    from PIL import Image
-
     names = [b"a, b.png", b"new\nline.png", b"na\xc3\xafve.png", b"latin\xef.png"]
     folder = tmp_path / "tree" / "class one"
     folder.mkdir(parents=True)
@@ -82,7 +83,7 @@ def test_names_with_commas_newlines_and_bytes_that_are_no_text_can_be_listed(tmp
             ["001.anchor/gone.jpg,train"],
             ["lists '001.anchor/gone.jpg', which is not a picture", "1 such line"],
         ),
-        (["x.jpg,train", "x.jpg,val"], ["line 2", "twice"]),
+        (["x.jpg,train", ".//x.jpg,val"], ["line 2", "twice"]),
     ],
 )
 def test_a_bad_list_names_file_and_line(
@@ -109,3 +110,73 @@ def test_a_list_that_is_missing_or_beside_shares_is_refused(raw_tree: Path, tmp_
         )
     with pytest.raises(PrecacheError, match="pass the file as split_list"):
         convert(raw_tree, tmp_path / "out", Recipe(format="shards", splits=f"list:{'0' * 64}"), workers=0)
+
+
+def _lay(folder: Path, names: str) -> Path:
+    """Pictures by these names; those that end in ! are none."""
+    for name in names.split():
+        path = folder / f"{name.removesuffix('!')}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"no picture" if name.endswith("!") else encoded(Image.new("RGB", (9, 9))))
+    return folder
+
+
+GAPS: dict[str, tuple[str, dict[str, Any], list[str]]] = {
+    "none": ("a/0 a/1 b/2 b/3", {"splits": "train=0.5,val=0.5"}, []),
+    "a share without a class": (
+        "a/0 a/1 a/2 b/3",
+        {"splits": "train=0.75,val=0.25"},
+        ["split val has no picture of 1 class of 2: b"],
+    ),
+    "a share of nothing": ("a/0 a/1", {"splits": "train=0.9,val=0.1"}, ["split val has no picture"]),
+    "folders": ("train/a/0 train/b/1 val/a/2", {}, ["split val has no picture of 1 class of 2: b"]),
+    "a folder without pictures": ("train/a/0 val/a/", {}, ["split val has no picture"]),
+    "an empty folder": ("train/a/0 val/", {}, ["split val has no picture"]),
+    "a class that is rejected": ("a/0 b/1!", {}, ["split train has no picture of 1 class of 2: b"]),
+    "a split that is rejected": ("train/a/0 val/a/1!", {}, ["split val has no picture"]),
+    "what never had one": ("a/0 b/", {}, []),
+}
+
+
+@pytest.mark.parametrize("case", GAPS)
+def test_what_a_split_got_nothing_of_is_said(
+    case: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At 1% rejects, which is one picture of two."""
+    names, settings, says = GAPS[case]
+    tree = _lay(tmp_path / "tree", " ".join(name for name in names.split() if not name.endswith("/")))
+    for name in names.split():
+        if name.endswith("/"):
+            (tree / name).mkdir(parents=True)
+    recipe = Recipe(format="shards", size=8, **settings)
+    convert(tree, tmp_path / "out", recipe, workers=0)
+    said = [line.split("; ")[0] for line in caplog.messages if ": split " in line]
+    assert said == [f"{tmp_path / 'out'}: {gap}" for gap in says]
+    caplog.clear()
+    convert(tree, tmp_path / "out", recipe, workers=0)
+    assert not [line for line in caplog.messages if ": split " in line], "nothing was converted"
+
+
+def test_an_update_says_what_a_split_has_nothing_of_any_more(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tree, recipe = (
+        _lay(tmp_path / "tree", "train/a/0 train/b/1 val/a/2 val/b/3"),
+        Recipe(format="shards", size=8),
+    )
+    convert(tree, tmp_path / "out", recipe, workers=0)
+    (tree / "val/b/3.png").unlink()
+    assert not caplog.messages
+    convert(tree, tmp_path / "out", recipe, workers=0, update=True)
+    assert "split val has no picture of 1 class of 2: b" in caplog.messages[-1]
+
+
+def test_a_table_of_several_classes_each_says_what_a_split_got_none_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    _lay(tmp_path, "0 1 2")
+    rows = "0.png,a;b,train\n1.png,b,val\n2.png,,val\n"
+    (tmp_path / "t.csv").write_text(f"path,tags,fold\n{rows}")
+    options = {"label": "tags", "separator": ";", "split": "fold"}
+    convert(tmp_path / "t.csv", tmp_path / "out", Recipe(format="shards", size=8), workers=0, **options)
+    assert "split val has no picture of 1 class of 2: a" in caplog.messages[-1]

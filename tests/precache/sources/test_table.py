@@ -1,12 +1,15 @@
+import itertools
 import os
 import subprocess
 import sys
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from precache.errors import SourceError
 from precache.sources.base import Scan
 from tests.command import ROOT
 from tests.precache.sources.tables import WRITERS, scan_table, scan_text
@@ -60,7 +63,7 @@ def test_the_usual_names_of_a_column_of_pictures_are_known(name: str, photos: Pa
         (["b", "a", "b", "c"], ("a", "b", "c"), [1, 0, 1, 2]),
         (["10", "9", "9", "-1"], ("-1", "9", "10"), [2, 1, 1, 0]),
         (["010", "9", "9", "1"], ("010", "1", "9"), [0, 2, 2, 1]),  # 010 is a name
-        (["1.0", "2.0", "10.0", "1.0"], ("1", "2", "10"), [0, 1, 2, 0]),  # as pandas writes integers
+        (["1.0", "2.0", "10.0", "1.0"], ("1.0", "2.0", "10.0"), [0, 1, 2, 0]),  # as pandas writes integers
     ],
 )
 def test_classes_are_sorted_as_text_and_whole_numbers_by_their_size(
@@ -69,6 +72,66 @@ def test_classes_are_sorted_as_text_and_whole_numbers_by_their_size(
     rows = "".join(f"{row}.jpg,{cell}\n" for row, cell in enumerate(cells))
     scan = scan_text(photos, f"path,label\n{rows}", label="label")
     assert (scan.target, scan.classes, scan.samples.labels.tolist()) == ("class", classes, labels)
+
+
+NUMBERS = [
+    "2",
+    "2.0",
+    "1.1",
+    "1.10",
+    "1e5",
+    "100000",
+    "0",
+    "-0",
+    "+1",
+    "007",
+    "123456789012345678",
+    "x",
+    "10",
+]
+
+
+@pytest.mark.parametrize("target", ["class", "classes", None])
+def test_a_class_is_called_as_its_cell_is_written(target: str | None, photos: Path) -> None:
+    """Every two of them; but numbers among which is a fraction, where nobody says that they are classes."""
+    for one, other in itertools.product(NUMBERS, repeat=2):
+        with suppress(SourceError) if target is None else nullcontext():
+            scan = scan_text(photos, f"path,y\n0.jpg,{one}\n1.jpg,{other}\n", label="y", target=target)
+            if scan.target == "class":
+                assert names_of(scan) == [one, other]
+            elif scan.target == "classes":
+                assert scan.samples.targets is not None
+                assert [scan.classes[number] for number in scan.samples.targets.values] == [one, other]
+            else:
+                assert "1.1" in one + other
+
+
+@pytest.mark.parametrize("cells", [["2", "2.0", "1"], ["1.1", "1.10", "1.2"], ["cat", "Cat", "dog"]])
+def test_classes_that_may_be_one_are_said(cells: list[str], photos: Path) -> None:
+    rows = "".join(f"{row}.jpg,{cell}\n" for row, cell in enumerate(cells))
+    warnings = scan_text(photos, f"path,y\n{rows}", label="y", target="class").warnings
+    assert [line for line in warnings if repr(cells[0]) in line and repr(cells[1]) in line]
+
+
+IDS = ["1234567890123456789", "1234567890123456788", "123456789012345678", "123456789012345679"]
+
+
+@pytest.mark.parametrize("last", ["", "nan", "1.5", "7"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_ids_stay_apart_whatever_stands_beside_them(kind: str, last: str, photos: Path) -> None:
+    """Each pair in a column with a last cell that is empty, no number, or a number of another kind."""
+    for pair in (IDS[:2], IDS[2:]):
+        cells: list[Any] = [*pair, last]
+        if kind not in ("csv", "tsv"):
+            cells = [int(pair[0]), int(pair[1]), float(last) if last else None]
+        if kind == "parquet":
+            pytest.importorskip("pyarrow", reason="the extra 'table' is not installed")
+            if last:
+                continue  # its column is of floats already
+        WRITERS[kind](photos / f"t.{kind}", {"path": ["0.jpg", "1.jpg", "2.jpg"], "id": cells})
+        with suppress(SourceError):
+            column = scan_table(photos / f"t.{kind}", fields=("id",)).samples.fields["id"]
+            assert [str(column.value(row)) for row in range(2)] == pair
 
 
 @pytest.mark.parametrize(
@@ -140,6 +203,64 @@ def test_paths_may_be_absolute_and_leave_the_folder(photos: Path) -> None:
     (photos / "tables/labels.csv").write_text(f"path\n{photos}/0.jpg\n../1.jpg\n")
     scan = scan_table(photos / "tables/labels.csv")
     assert [scan.source.read(ref, 100) for ref in scan.samples] == [b"\xff\xd8\xff", b"\xff\xd8\xffx"]
+
+
+SPELLINGS = [
+    "pics/0.jpg",
+    "./pics/0.jpg",
+    ".//pics/0.jpg",
+    "pics//0.jpg",
+    "pics/./0.jpg",
+    "pics/../pics/0.jpg",
+]
+SPELLINGS += ["../{top}/pics/0.jpg", "{folder}/pics/0.jpg", "/{folder}//pics/0.jpg", "pics/gone/../0.jpg"]
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_a_picture_is_found_and_known_however_its_path_is_written(spelling: str, photos: Path) -> None:
+    """But where the system finds none: behind a folder that is not there."""
+    (photos / "pics").mkdir()
+    (photos / "pics/0.jpg").write_bytes(b"\xff\xd8\xffpics")
+    path = spelling.format(folder=photos, top=photos.name)
+    scan = scan_text(photos, f"path\n{path}\n1.jpg\n")
+    if "gone" in spelling:
+        assert "1 row of 2 without a picture" in scan.warnings[0]
+        return
+    assert scan.source.read(scan.samples[0], 100) == b"\xff\xd8\xffpics"
+    assert scan.samples[0].path in ("pics/0.jpg", f"../{photos.name}/pics/0.jpg", f"{photos}/pics/0.jpg")
+    for other in SPELLINGS[:-1]:
+        with pytest.raises(SourceError, match=r"is in line 2 \(id 0\), too"):
+            scan_text(photos, f"path\n{path}\n{other.format(folder=photos, top=photos.name)}\n")
+
+
+def test_a_path_behind_a_link_leads_where_the_system_leads(photos: Path) -> None:
+    (photos / "far/away").mkdir(parents=True)
+    (photos / "far/0.jpg").write_bytes(b"\xff\xd8\xfffar")
+    (photos / "link").symlink_to("far/away")
+    scan = scan_text(photos, "path\nlink/../0.jpg\n0.jpg\n")
+    assert [scan.source.read(ref, 100) for ref in scan.samples] == [b"\xff\xd8\xfffar", b"\xff\xd8\xff"]
+
+
+@pytest.mark.parametrize("name", ["label", "labels", "class", "class_name", "target", "category"])
+def test_labels_that_nobody_named_are_guessed_and_that_is_said(name: str, photos: Path) -> None:
+    text = f"filename,{name}\n0.jpg,a\n1.jpg,b\n2.jpg,a\n"
+    scan = scan_text(photos, text)
+    assert (scan.target, names_of(scan)) == ("class", ["a", "b", "a"])
+    (warning,) = scan.warnings
+    assert f"labels are taken from {name!r}; --label names others, --target none takes none" in warning
+    assert (
+        scan_text(photos, text, label=name).warnings == scan_text(photos, text, target="none").warnings == ()
+    )
+    for options in ({"fields": (name,)}, {"split": name}):
+        assert scan_text(photos, text, **options).target == "none", "it is something else"
+
+
+def test_labels_are_not_left_out_in_silence(photos: Path) -> None:
+    (warning,) = scan_text(photos, "filename,species\n0.jpg,a\n").warnings
+    assert "pictures get no labels, as no column is named label" in warning
+    assert "name theirs with --label" in warning
+    for text, options in (("path\n0.jpg\n", {}), ("path,a\n0.jpg,1\n", {"fields": ("a",)})):
+        assert scan_text(photos, text, **options).warnings == ()
 
 
 def test_numbers_of_folds_become_names_of_splits(photos: Path) -> None:

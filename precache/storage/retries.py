@@ -4,13 +4,16 @@ The waits are drawn at random, so that many readers do not come back at the same
 https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/
 """
 
+import asyncio
 import os
 import random
 import re
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from concurrent.futures import wait
 from dataclasses import dataclass
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from precache.errors import SettingError, StorageError
 from precache.storage.urls import Url
@@ -18,6 +21,7 @@ from precache.storage.urls import Url
 T = TypeVar("T")
 Check: TypeAlias = Callable[[], None]
 """Raises where what is being done is not wanted any more."""
+Request: TypeAlias = Callable[[], Coroutine[Any, Any, T]]
 IS_IT_WHOLE = "is the URL right, and was the upload finished?"
 REPLACED = "was replaced by another object while it was read"
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 8.0
@@ -112,6 +116,31 @@ def retried(where: Url, patience: Patience, once: Callable[[], T], check: Check 
             check()
             time.sleep(min(left_s, _CHECK_S))
         wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+
+
+_loops: dict[int, asyncio.AbstractEventLoop] = {}  # by process: a fork has not its parent's threads
+_loops_lock = threading.Lock()
+
+
+def answered(request: Request[T], check: Check = unchecked) -> T:
+    """What `request` returns; it is dropped at once where `check` raises, or Ctrl-C interrupts this thread.
+
+    A thread that waits inside the library itself is deaf until the storage answers, or its patience ends.
+    """
+    with _loops_lock:
+        loop = _loops.get(os.getpid())
+        if loop is None:
+            loop = _loops[os.getpid()] = asyncio.new_event_loop()
+            threading.Thread(target=loop.run_forever, name="precache-requests", daemon=True).start()
+    future = asyncio.run_coroutine_threadsafe(request(), loop)
+    try:
+        while not future.done():
+            check()
+            wait((future,), _CHECK_S)
+        return future.result()
+    except BaseException:
+        future.cancel()
+        raise
 
 
 def is_of_storage(error: Exception) -> bool:

@@ -10,24 +10,20 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from precache.errors import MissingDependencyError, SettingError, StorageError
-from precache.packages import install_extra
+from precache.errors import StorageError
+from precache.storage.providers import library, open_store
 from precache.storage.retries import (
     IS_IT_WHOLE,
     REPLACED,
     Check,
     ObjectNotFoundError,
     Patience,
-    Request,
     answered,
     check_length,
-    in_words,
-    is_of_storage,
     remedy,
     retried,
     unchecked,
@@ -39,7 +35,6 @@ PART_BYTES = 8 << 20
 """Of a download: so much is asked for at a time."""
 _SINGLE_PUT_BYTES = 64 << 20  # what is larger goes up in parts
 _AT_A_TIME = 8  # parts of one file
-_user: int | None = None  # the process that uses the library
 _CRC32C = "precachecrc32c"  # in an object's own metadata; Azure takes letters, digits and _, proxies no _
 _DELETED_AT_A_TIME = 1000  # what S3 takes in one request
 
@@ -70,14 +65,14 @@ class ObjectStore:
     def __init__(self, url: Url, patience: Patience | None = None) -> None:
         self.url = url
         self._patience = patience or Patience.of_environment()
-        self._store = _open(url, self._patience)
+        self._store = open_store(url, self._patience)
         self._process = os.getpid()
 
     def find(self, name: str) -> ObjectInfo | None:
         """What is known of an object; None if there is none."""
 
-        async def once() -> ObjectInfo:
-            return _info(name, await self._obstore().head_async(self._store, name))
+        def once() -> ObjectInfo:
+            return _info(name, self._obstore().head(self._store, name))
 
         try:
             return self._answered(name, once)
@@ -91,9 +86,9 @@ class ObjectStore:
     def get_as_found(self, name: str) -> tuple[bytes, ObjectInfo]:
         """All of an object, and what is known of this very one."""
 
-        async def once() -> tuple[bytes, ObjectInfo]:
-            answer = await self._obstore().get_async(self._store, name)
-            content = (await answer.bytes_async()).to_bytes()
+        def once() -> tuple[bytes, ObjectInfo]:
+            answer = self._obstore().get(self._store, name)
+            content = answer.bytes().to_bytes()
             check_length(len(content), answer.meta["size"])
             return content, _info(name, answer.meta)
 
@@ -111,7 +106,7 @@ class ObjectStore:
         if etag is not None:
             options["if_match"] = etag
 
-        def once() -> bytes:  # not by `answered`: for a single sample that takes more time than the rest
+        def once() -> bytes:  # not by `answered`: of a single sample, a thread would take half the time
             content = self._obstore().get(self._store, name, options=options).bytes().to_bytes()
             check_length(len(content), count)
             return content  # type: ignore[no-any-return]
@@ -169,9 +164,9 @@ class ObjectStore:
             known = {"e_tag": there.etag, "version": there.version}
             mode = {name: value for name, value in known.items() if value is not None}
 
-        async def once() -> ObjectInfo | None:
+        def once() -> ObjectInfo | None:
             try:
-                return await self._put(name, content, use_multipart=False, mode=mode)
+                return self._put(name, content, use_multipart=False, mode=mode)
             except Exception as error:
                 if type(error).__name__ in ("AlreadyExistsError", "PreconditionError", "NotFoundError"):
                     return None
@@ -184,18 +179,18 @@ class ObjectStore:
         if path.stat().st_size <= _SINGLE_PUT_BYTES:
             return self.put(name, path.read_bytes(), crc32c=crc32c, check=check)
 
-        async def once() -> ObjectInfo:
+        def once() -> ObjectInfo:
             with open(path, "rb") as file:
                 parts = {"chunk_size": 2 * PART_BYTES, "max_concurrency": 4}
-                return await self._put(name, file, crc32c, use_multipart=True, **parts)
+                return self._put(name, file, crc32c, use_multipart=True, **parts)
 
         return self._answered(name, once, check).etag
 
     def crc32c_of(self, name: str) -> str | None:
         """What `put` was told to keep beside the object; None if nothing was, or there is no object."""
 
-        async def once() -> Any:
-            answer = await self._obstore().get_async(self._store, name, options={"head": True})
+        def once() -> Any:
+            answer = self._obstore().get(self._store, name, options={"head": True})
             return answer.attributes.get(_CRC32C)
 
         try:
@@ -207,18 +202,18 @@ class ObjectStore:
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         """All objects in the folder `prefix`, and in those in it, sorted by name."""
 
-        async def once() -> "list[ObjectInfo]":
+        def once() -> "list[ObjectInfo]":
             pages = self._obstore().list(self._store, prefix=prefix or None, chunk_size=1000)
-            return [_info(one["path"], one) async for page in pages for one in page]
+            return [_info(one["path"], one) for page in pages for one in page]
 
         yield from sorted(self._answered(prefix, once), key=lambda one: one.name)
 
     def first(self, count: int, prefix: str = "") -> "Sequence[ObjectInfo]":
         """Up to `count` of what `list` lists: the storage is asked for no more than a page of them."""
 
-        async def once() -> "list[ObjectInfo]":
+        def once() -> "list[ObjectInfo]":
             pages = self._obstore().list(self._store, prefix=prefix or None, chunk_size=count)
-            async for page in pages:
+            for page in pages:
                 return [_info(one["path"], one) for one in page]
             return []
 
@@ -227,8 +222,8 @@ class ObjectStore:
     def delete(self, names: Sequence[str]) -> None:
         """Remove objects, many with one request where the storage can; one that is not there is no error."""
 
-        async def once(some: Sequence[str]) -> None:
-            await self._obstore().delete_async(self._store, [*some])
+        def once(some: Sequence[str]) -> None:
+            self._obstore().delete(self._store, [*some])
 
         for start in range(0, len(names), _DELETED_AT_A_TIME):
             some = names[start : start + _DELETED_AT_A_TIME]
@@ -242,18 +237,18 @@ class ObjectStore:
     def __reduce__(self) -> Any:
         return ObjectStore, (self.url, self._patience)
 
-    async def _put(self, name: str, content: Any, crc32c: str = "", **how: Any) -> ObjectInfo:
+    def _put(self, name: str, content: Any, crc32c: str = "", **how: Any) -> ObjectInfo:
         attributes = {_CRC32C: crc32c} if crc32c else None
-        done = await self._obstore().put_async(self._store, name, content, attributes=attributes, **how)
+        done = self._obstore().put(self._store, name, content, attributes=attributes, **how)
         return ObjectInfo(name, 0, done["e_tag"], version=done["version"])
 
-    def _answered(self, name: str, once: Request[T], check: Check = unchecked) -> T:
+    def _answered(self, name: str, once: Callable[[], T], check: Check = unchecked) -> T:
         return retried(self.url / name, self._patience, lambda: answered(once, check), check)
 
     def _obstore(self) -> Any:
         if os.getpid() != self._process:  # its threads did not come along
             raise StorageError(f"{self.url}: was opened in another process; open it in the one that uses it")
-        return _obstore()
+        return library()
 
     def _download_part(
         self, name: str, descriptor: int, file_bytes: int, check: Check, start: int
@@ -261,15 +256,15 @@ class ObjectStore:
         """Write what begins at `start`; the object's etag."""
         count = min(PART_BYTES, file_bytes - start)
 
-        async def once() -> tuple[memoryview, str | None]:
+        def once() -> tuple[memoryview, str | None]:
             options = {"range": (start, start + count)}
-            answer = await self._obstore().get_async(self._store, name, options=options)
+            answer = self._obstore().get(self._store, name, options=options)
             if answer.meta["size"] != file_bytes:
                 raise StorageError(
                     f"{self.url / name}: expected {file_bytes:,} bytes, got {answer.meta['size']:,}; "
                     f"{IS_IT_WHOLE}"
                 )
-            content = memoryview(await answer.bytes_async())
+            content = memoryview(answer.bytes())
             check_length(len(content), count)
             return content, answer.meta["e_tag"]
 
@@ -283,83 +278,3 @@ class ObjectStore:
 def _info(name: str, meta: Any) -> ObjectInfo:
     modified_ns = int(meta["last_modified"].timestamp()) * 10**9 + meta["last_modified"].microsecond * 1000
     return ObjectInfo(name, meta["size"], meta["e_tag"], modified_ns, meta["version"])
-
-
-def _open(url: Url, patience: Patience) -> Any:
-    global _user
-    obstore = _obstore()
-    if _user not in (None, os.getpid()):  # its threads did not come along, and it would wait for them
-        raise StorageError(
-            f"{url}: cannot be read by a process that was forked from one that has read URLs; start workers "
-            f"otherwise: multiprocessing_context='forkserver'"
-        )
-    _user = os.getpid()
-    client: dict[str, Any] = {
-        "connect_timeout": timedelta(seconds=patience.connect_s),
-        "read_timeout": timedelta(seconds=patience.stall_s),
-        "timeout": timedelta(seconds=max(patience.stall_s, patience.total_s)),
-    }
-    if url.scheme == "http" or endpoint_of(url.scheme).startswith("http://"):
-        client["allow_http"] = True
-    # it repeats nothing: `_retried` repeats all, an answer that breaks off too
-    retry = {"max_retries": 0, "retry_timeout": timedelta(seconds=patience.total_s)}
-    try:
-        return _make_store(obstore.store, url, {"client_options": client, "retry_config": retry})
-    except Exception as error:
-        if not (isinstance(error, ValueError) or is_of_storage(error)):
-            raise
-        raise SettingError(f"{url}: cannot be opened ({in_words(error)}); {remedy('')}") from error
-
-
-def _make_store(stores: Any, url: Url, how: dict[str, Any]) -> Any:
-    """By its parts, as they are: a URL would be unquoted, and `az://` has no account for obstore."""
-    *_, account, bucket = url.root.split("/")
-    prefix = url.key or None
-    if url.scheme == "s3":
-        return stores.S3Store(bucket, prefix=prefix, **_s3_settings(), **how)
-    if url.scheme == "gs":
-        return stores.GCSStore(bucket, prefix=prefix, **how)
-    if url.scheme == "az":
-        return stores.AzureStore(bucket, account_name=account, prefix=prefix, **how)
-    return stores.HTTPStore.from_url(str(url), **how)
-
-
-def endpoint_of(scheme: str) -> str:
-    """What the environment says in place of the provider's own address; empty if it says nothing."""
-    names = {
-        "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
-        "gs": ("GOOGLE_BASE_URL",),
-        "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
-    }
-    return next((os.environ[name] for name in names.get(scheme, ()) if os.environ.get(name)), "")
-
-
-def _s3_settings() -> dict[str, Any]:
-    """Credentials that object_store does not find by itself: those of AWS profiles."""
-    given: dict[str, Any] = {}
-    if endpoint := endpoint_of("s3"):
-        given["endpoint"] = endpoint
-    folder = Path("~/.aws").expanduser()
-    has_profile = "AWS_PROFILE" in os.environ or any(
-        (folder / name).exists() for name in ("credentials", "config")
-    )
-    if "AWS_ACCESS_KEY_ID" in os.environ or "AWS_SKIP_SIGNATURE" in os.environ or not has_profile:
-        return given
-    try:
-        from obstore.auth.boto3 import Boto3CredentialProvider
-    except ImportError as error:
-        raise MissingDependencyError(
-            f"credentials of AWS profiles need the package boto3; install it with: {install_extra('cloud')}"
-        ) from error
-    return {**given, "credential_provider": Boto3CredentialProvider()}
-
-
-def _obstore() -> Any:
-    try:
-        import obstore
-        import obstore.store
-    except ImportError as error:
-        raise MissingDependencyError(
-            f"URLs need the package obstore; install it with: {install_extra('cloud')}"
-        ) from error
-    return obstore

@@ -4,16 +4,15 @@ The waits are drawn at random, so that many readers do not come back at the same
 https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/
 """
 
-import asyncio
 import os
 import random
 import re
 import threading
 import time
-from collections.abc import Callable, Coroutine
-from concurrent.futures import wait
+from collections.abc import Callable
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
-from typing import Any, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 from precache.errors import SettingError, StorageError
 from precache.storage.urls import Url
@@ -21,11 +20,11 @@ from precache.storage.urls import Url
 T = TypeVar("T")
 Check: TypeAlias = Callable[[], None]
 """Raises where what is being done is not wanted any more."""
-Request: TypeAlias = Callable[[], Coroutine[Any, Any, T]]
 IS_IT_WHOLE = "is the URL right, and was the upload finished?"
 REPLACED = "was replaced by another object while it was read"
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 8.0
 _CHECK_S = 0.25
+_GRACE_S = 1.0  # for a request left behind: one that is answered while the program ends can abort it
 _STATUS = re.compile(r"status code: (\d{3})")
 _TOLD = re.compile(r"<Code>(.*?)</Code>(?:.*?<Message>(.*?)</Message>)?", re.DOTALL)
 _MAY_PASS = (408, 425, 429)  # of the 4xx
@@ -118,29 +117,29 @@ def retried(where: Url, patience: Patience, once: Callable[[], T], check: Check 
         wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
 
 
-_loops: dict[int, asyncio.AbstractEventLoop] = {}  # by process: a fork has not its parent's threads
-_loops_lock = threading.Lock()
+def answered(request: Callable[[], T], check: Check = unchecked) -> T:
+    """What `request` returns; given up where `check` raises, or Ctrl-C interrupts this thread.
 
-
-def answered(request: Request[T], check: Check = unchecked) -> T:
-    """What `request` returns; it is dropped at once where `check` raises, or Ctrl-C interrupts this thread.
-
-    A thread that waits inside the library itself is deaf until the storage answers, or its patience ends.
+    A thread that waits inside the library is deaf until the storage answers. So another one does, and is left
+    behind if that takes longer than a moment; it ends with its request, or with the process.
     """
-    with _loops_lock:
-        loop = _loops.get(os.getpid())
-        if loop is None:
-            loop = _loops[os.getpid()] = asyncio.new_event_loop()
-            threading.Thread(target=loop.run_forever, name="precache-requests", daemon=True).start()
-    future = asyncio.run_coroutine_threadsafe(request(), loop)
+    future: Future[T] = Future()
+
+    def ask() -> None:
+        try:
+            future.set_result(request())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=ask, name="precache-request", daemon=True).start()
     try:
         while not future.done():
             check()
             wait((future,), _CHECK_S)
-        return future.result()
     except BaseException:
-        future.cancel()
+        wait((future,), _GRACE_S)
         raise
+    return future.result()
 
 
 def is_of_storage(error: Exception) -> bool:

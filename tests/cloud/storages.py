@@ -24,7 +24,7 @@ _METADATA = {"s3": "x-amz-meta-", "gs": "x-goog-meta-", "az": "x-ms-meta-"}
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One that came: `container` is the bucket, `key` of the object, both unquoted; header names are lower."""
+    """One that came: `container` is the bucket; that and `key` are unquoted, header names are lower."""
 
     method: str
     container: str

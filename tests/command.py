@@ -3,8 +3,11 @@
 import contextlib
 import io
 import os
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from unittest import mock
@@ -21,6 +24,26 @@ def run(module: str, *arguments: object, cwd: Path) -> "subprocess.CompletedProc
     return subprocess.run(
         command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=120, check=False
     )
+
+
+def interrupted(
+    when: Callable[[], bool], *arguments: object, cwd: Path, number: int = signal.SIGINT
+) -> "tuple[subprocess.CompletedProcess[str], float]":
+    """`precache arguments`, which gets a signal when `when` holds; and for how long it lives on, in s."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "100"}
+    command = [sys.executable, "-m", "precache", *map(str, arguments)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = subprocess.Popen(command, cwd=cwd, env=environment, text=True, **pipes)  # type: ignore[call-overload]
+    deadline_s = time.monotonic() + 60
+    while not when():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline_s
+        time.sleep(0.02)
+    time.sleep(0.2)
+    begin_s = time.monotonic()
+    process.send_signal(number)
+    said = process.communicate(timeout=150)
+    return subprocess.CompletedProcess(command, process.returncode, *said), time.monotonic() - begin_s
 
 
 def run_here(module: str, *arguments: object, cwd: Path) -> "subprocess.CompletedProcess[str]":

@@ -24,13 +24,13 @@ def _arm(kill_at: int) -> None:
 
     left, inner = kill_at, objects.retried
 
-    def counted(where: Any, patience: Any, once: Any) -> Any:
+    def counted(where: Any, patience: Any, once: Any, *check: Any) -> Any:
         nonlocal left
         left -= 1
         if left == 0 and kill_at % 2:
             os.kill(os.getpid(), signal.SIGKILL)
         try:
-            return inner(where, patience, once)
+            return inner(where, patience, once, *check)
         finally:
             if left == 0:
                 os.kill(os.getpid(), signal.SIGKILL)

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 @click.argument("dst", type=click.Path(path_type=Path))
 @click.argument("url")
 @click.option("--overwrite", is_flag=True, help="Replace another dataset at URL.")
-def push_command(dst: Path, url: str, overwrite: bool) -> None:
+@click.option("--public", is_flag=True, help="hf://: let everybody read the repository, if it is made.")
+def push_command(dst: Path, url: str, overwrite: bool, public: bool) -> None:
     """Copy the converted dataset in DST to URL: s3://, gs://, az://, or hf://datasets/OWNER/NAME.
 
     Only what differs is sent; if it stops, the same command sends the rest.
@@ -24,7 +25,7 @@ def push_command(dst: Path, url: str, overwrite: bool) -> None:
     from precache.sharing.transfer import push
 
     with ProgressBar("push", "B", unit_scale=True, unit_divisor=1024) as bar:
-        done = push(dst, url, overwrite=overwrite, on_progress=bar)
+        done = push(dst, url, overwrite=overwrite, public=public, on_progress=bar)
     note(f"{url}: {_moved(done, 'sent')}")
 
 

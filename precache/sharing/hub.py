@@ -9,7 +9,6 @@ import os
 import re
 import shutil
 import tempfile
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +18,8 @@ from precache.dataset.files import FileEntry
 from precache.errors import MissingDependencyError, SettingError, StorageError
 from precache.manifest import MANIFEST_NAME
 from precache.packages import install_extra
+from precache.storage.retries import Check, unchecked
+from precache.storage.room import FULL
 
 _PLACE = re.compile(r"hf://datasets/([^/@]+/[^/@]+)(?:@([^/]+))?(?:/(.*))?")
 
@@ -26,12 +27,15 @@ _PLACE = re.compile(r"hf://datasets/([^/@]+/[^/@]+)(?:@([^/]+))?(?:/(.*))?")
 class Hub:
     """A folder of a dataset repository; see `precache.sharing.remote.Remote`.
 
+    Args:
+        public: let everybody read the repository, if it is made.
+
     Raises:
         SettingError: `place` is no such URL.
         MissingDependencyError: huggingface_hub is not installed.
     """
 
-    def __init__(self, place: str) -> None:
+    def __init__(self, place: str, *, public: bool = False) -> None:
         match = _PLACE.fullmatch(place.rstrip("/"))
         if match is None:
             raise SettingError(
@@ -42,8 +46,11 @@ class Hub:
         self._prefix = f"{folder}/" if folder else ""
         self._hub = _library()
         self._api = self._hub.HfApi()
+        self._public = public
+        self._head: str | None = None
+        self._there: set[str] = set()
         self._waiting: list[Any] = []
-        self._lock, self._made = threading.Lock(), False
+        self._gone: list[str] = []
 
     def read(self, name: str) -> bytes | None:
         """As of `Remote`."""
@@ -51,7 +58,16 @@ class Hub:
             path = self._download(name, folder)
             return None if path is None else path.read_bytes()
 
-    def holding(self, files: Sequence[FileEntry], folder: Path) -> set[str]:
+    @contextmanager
+    def writing(self) -> Iterator[Check]:
+        """As of `Remote`: a commit after another one than is the last now is refused."""
+        with self._in_words():
+            self._api.create_repo(self._repo, repo_type="dataset", private=not self._public, exist_ok=True)
+            info = self._api.repo_info(self._repo, repo_type="dataset", revision=self._revision)
+        self._head = info.sha
+        yield unchecked
+
+    def compare(self, files: Sequence[FileEntry], folder: Path) -> tuple[set[str], set[str]]:
         """As of `Remote`: compared by SHA-256, which the repository has of large files."""
         with self._in_words():
             try:
@@ -64,15 +80,17 @@ class Hub:
                     )
                 )
             except (self._errors.EntryNotFoundError, self._errors.RepositoryNotFoundError):
-                return set()
+                found = []
         sums = {entry.path.removeprefix(self._prefix): _sha256_of(entry) for entry in found}
-        return {file.name for file in files if sums.get(file.name) == _sha256(folder / file.name)}
+        self._there = set(sums)
+        there = {file.name for file in files if file.name in sums}
+        same = {name for name in there if sums[name] == _sha256(folder / name)}
+        return same, there - same
 
-    def send(self, path: Path, file: FileEntry) -> None:
+    def send(self, path: Path, file: FileEntry, check: Check) -> None:
         """As of `Remote`; the file is in the repository with the commit."""
         addition = self._hub.CommitOperationAdd(self._prefix + file.name, os.fspath(path))
         with self._in_words():
-            self._make_repo()
             self._api.preupload_lfs_files(
                 self._repo, [addition], repo_type="dataset", revision=self._revision, num_threads=1
             )
@@ -80,22 +98,24 @@ class Hub:
 
     def commit(self, content: bytes) -> None:
         """As of `Remote`."""
-        manifest = self._hub.CommitOperationAdd(self._prefix + MANIFEST_NAME, content)
+        added = [*self._waiting, self._hub.CommitOperationAdd(self._prefix + MANIFEST_NAME, content)]
+        gone = {self._prefix + name for name in self._gone} - {one.path_in_repo for one in added}
         with self._in_words():
-            self._make_repo()
             self._api.create_commit(
                 self._repo,
-                [*self._waiting, manifest],
+                [*added, *(self._hub.CommitOperationDelete(path) for path in sorted(gone))],
+                parent_commit=self._head,
                 commit_message="precache push",
                 repo_type="dataset",
                 revision=self._revision,
             )
         self._waiting = []
 
-    def withdraw(self) -> None:
-        """As of `Remote`; a commit replaces all at once, so nothing needs to be taken away."""
+    def withdraw(self, names: Sequence[str]) -> None:
+        """As of `Remote`; with the commit, which replaces all at once."""
+        self._gone = [name for name in names if name in self._there]
 
-    def fetch(self, file: FileEntry, descriptor: int) -> None:
+    def fetch(self, file: FileEntry, descriptor: int, check: Check) -> None:
         """As of `Remote`."""
         with tempfile.TemporaryDirectory(prefix="precache-pull-") as folder:
             path = self._download(file.name, folder)
@@ -123,12 +143,6 @@ class Hub:
             except (self._errors.RemoteEntryNotFoundError, self._errors.RepositoryNotFoundError):
                 return None
 
-    def _make_repo(self) -> None:
-        with self._lock:
-            if not self._made:
-                self._api.create_repo(self._repo, repo_type="dataset", exist_ok=True)
-            self._made = True
-
     @contextmanager
     def _in_words(self) -> Iterator[None]:
         """StorageError for what the library raises."""
@@ -140,6 +154,15 @@ class Hub:
                 f"{self._place}: no such repository, or it is private; check the name, then: hf auth login"
             ) from error
         except (self._errors.HfHubHTTPError, OSError, RuntimeError, ValueError) as error:
+            if isinstance(error, OSError) and error.errno in FULL:
+                raise StorageError(
+                    f"{tempfile.gettempdir()}: {error.strerror}; make room there, or set TMPDIR to a folder "
+                    f"on another disk"
+                ) from error
+            if getattr(getattr(error, "response", None), "status_code", None) == 412:
+                raise StorageError(
+                    f"{self._place}: another commit was made meanwhile; run the same command again"
+                ) from error
             said = " ".join(str(error.__cause__ or error).split())[:200]
             raise StorageError(
                 f"{self._place}: {said}; check the network, and the login: hf auth login"

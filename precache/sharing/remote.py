@@ -1,15 +1,18 @@
 """Places that hold datasets for other machines: object storages, and repositories of Hugging Face."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Protocol
 
 from precache.dataset.files import FileEntry
-from precache.errors import SettingError
+from precache.errors import DatasetError, SettingError
 from precache.manifest import MANIFEST_NAME
 from precache.storage.objects import ObjectStore
-from precache.storage.retries import ObjectNotFoundError
+from precache.storage.retries import Check, ObjectNotFoundError
 from precache.storage.urls import Url, locate
+from precache.uploads.lock import hold_lock
+from precache.uploads.publish import HEADER_NAME
 
 
 class Remote(Protocol):
@@ -18,20 +21,24 @@ class Remote(Protocol):
     def read(self, name: str) -> bytes | None:
         """A small file; None if there is none."""
 
-    def holding(self, files: Sequence[FileEntry], folder: Path) -> set[str]:
-        """Names of those of `files`, which lie in `folder`, that are there with the same bytes."""
+    def writing(self) -> AbstractContextManager[Check]:
+        """Keep others from writing there during the block; its check raises DatasetError where one does."""
 
-    def send(self, path: Path, file: FileEntry) -> None:
-        """Put the file at `path` there."""
+    def compare(self, files: Sequence[FileEntry], folder: Path) -> tuple[set[str], set[str]]:
+        """Names of those of `files`, which lie in `folder`, that are there with the same bytes, and of those
+        that are there with others, unless this project sent them."""
+
+    def send(self, path: Path, file: FileEntry, check: Check) -> None:
+        """Put the file at `path` there; given up where `check` raises."""
 
     def commit(self, content: bytes) -> None:
         """Put the manifest there: everything that it names is."""
 
-    def withdraw(self) -> None:
-        """Take the manifest away, so that nobody begins to read what is about to change."""
+    def withdraw(self, names: Sequence[str]) -> None:
+        """Take the manifest away, so that nobody begins to read what is about to change; then `names`."""
 
-    def fetch(self, file: FileEntry, descriptor: int) -> None:
-        """Write what is there into an open file."""
+    def fetch(self, file: FileEntry, descriptor: int, check: Check) -> None:
+        """Write what is there into an open file; given up where `check` raises."""
 
 
 class Objects:
@@ -47,35 +54,60 @@ class Objects:
         except ObjectNotFoundError:
             return None
 
-    def holding(self, files: Sequence[FileEntry], folder: Path) -> set[str]:
+    @contextmanager
+    def writing(self) -> Iterator[Check]:
+        """As of `Remote`: as conversions into a URL are kept apart."""
+        with hold_lock(self._store.url) as lock:
+            if self._store.find(HEADER_NAME) is not None and self._store.find(MANIFEST_NAME) is None:
+                raise DatasetError(
+                    f"{self._store.url}: holds an unfinished conversion; choose another URL, or remove it "
+                    f"with 'precache clean {self._store.url}'"
+                )
+            yield lock.check
+
+    def compare(self, files: Sequence[FileEntry], folder: Path) -> tuple[set[str], set[str]]:
         """As of `Remote`."""
         sizes = {found.name: found.bytes for found in self._store.list()}
-        same_size = [file for file in files if file.bytes and sizes.get(file.name) == file.bytes]
-        return {file.name for file in same_size if self._store.crc32c_of(file.name) == file.crc32c}
+        same, others = set[str](), set[str]()
+        for file in files:
+            if file.name in sizes:
+                crc32c = self._store.crc32c_of(file.name)
+                if crc32c is None:
+                    others.add(file.name)
+                elif (sizes[file.name], crc32c) == (file.bytes, file.crc32c):
+                    same.add(file.name)
+        return same, others
 
-    def send(self, path: Path, file: FileEntry) -> None:
+    def send(self, path: Path, file: FileEntry, check: Check) -> None:
         """As of `Remote`."""
-        self._store.upload(path, file.name, crc32c=file.crc32c)
+        self._store.upload(path, file.name, crc32c=file.crc32c, check=check)
 
     def commit(self, content: bytes) -> None:
         """As of `Remote`."""
         self._store.put(MANIFEST_NAME, content)
 
-    def withdraw(self) -> None:
+    def withdraw(self, names: Sequence[str]) -> None:
         """As of `Remote`."""
         self._store.delete([MANIFEST_NAME])
+        self._store.delete(names)
 
-    def fetch(self, file: FileEntry, descriptor: int) -> None:
+    def fetch(self, file: FileEntry, descriptor: int, check: Check) -> None:
         """As of `Remote`."""
-        self._store.download(file.name, descriptor, file.bytes)
+        self._store.download(file.name, descriptor, file.bytes, check)
 
 
-def open_remote(place: str | Url) -> Remote:
-    """What a URL names; SettingError if it is a path."""
+def open_remote(place: str | Url, *, public: bool = False) -> Remote:
+    """What a URL names.
+
+    Raises:
+        SettingError: it is a path; or `public` of an object storage, where buckets say who may read.
+    """
     if isinstance(place, str) and place.startswith("hf://"):
         from precache.sharing.hub import Hub
 
-        return Hub(place)
+        return Hub(place, public=public)
+    if public:
+        raise SettingError(f"{place}: public is for hf:// alone; who may read a bucket is set at the bucket")
     url = locate(place)
     if not isinstance(url, Url):
         raise SettingError(f"{place}: is a path of this machine; give a URL, s3://BUCKET/PREFIX for example")

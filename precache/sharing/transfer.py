@@ -7,12 +7,14 @@ what was sent as it, so that one of the same size is not taken for it. What is t
     push   files that the storage lacks, then dataset.json; if it stops, the same command sends the rest
     pull   files that the folder lacks, each under a temporary name until its bytes are compared, then
            dataset.json; until then `pull.json` says which dataset the folder is to become
+
+Nothing is overwritten but what the dataset names that is there, and objects that have their CRC beside them:
+this project sent those. One process at a time writes to a place.
 """
 
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -27,8 +29,9 @@ from precache.dataset.converted import open_dataset
 from precache.dataset.files import FileEntry, Held, check_file, in_folder
 from precache.dataset.left_out import REJECTED_NAME
 from precache.errors import DatasetError, shell_command
-from precache.executors import of_caller
+from precache.executors import is_of_caller, of_caller
 from precache.manifest import MANIFEST_NAME, Manifest, parse_manifest
+from precache.sharing.at_a_time import each_file
 from precache.sharing.remote import Remote, open_remote
 from precache.storage import (
     atomic_write,
@@ -41,10 +44,10 @@ from precache.storage import (
     remove_leftovers,
     temporary_path,
 )
+from precache.storage.retries import Check
 from precache.storage.urls import Url
 
 PULL_NAME = "pull.json"
-_AT_A_TIME = 4  # files
 _TRIES = 3  # of a file whose bytes came wrong
 
 
@@ -69,44 +72,56 @@ def push(
     destination: str | Url,
     *,
     overwrite: bool = False,
+    public: bool = False,
     on_progress: Progress = unseen,
 ) -> Transfer:
     """Copy the converted dataset in `folder` to the URL `destination`.
 
     Args:
-        overwrite: although there is another dataset. Its manifest is removed first, so that nobody begins to
-            read what is half of either; who reads it already may be told that a file is not as written.
+        overwrite: although there is another dataset. Its manifest is removed first, and then its files, so
+            that nobody begins to read what is half of either; who reads it already may miss a file.
+        public: let everybody read a repository of `hf://` that is made; else it is private.
         on_progress: called with (bytes that are there, bytes in all).
 
     Raises:
         DatasetError: `folder` holds no dataset, or a file that is not what its manifest says; or another
-            dataset is there.
+            dataset is there, files of somebody else, or a process that writes.
         StorageError: the storage refuses or does not answer.
     """
     dataset = open_dataset(folder)
-    remote = open_remote(destination)
+    remote = open_remote(destination, public=public)
     raw = read_regular(dataset.path / MANIFEST_NAME)
     files = _with_rejected(dataset.manifest, dataset.path)
-    there = remote.read(MANIFEST_NAME)
-    held = _from(remote, dataset.path)
-    if there is not None and there != raw and not _goes_on(there, dataset.manifest, held):
-        if not overwrite:
+    with remote.writing() as check_alone:
+        there = remote.read(MANIFEST_NAME)
+        before = _manifest_there(there, destination, _from(remote, dataset.path))
+        goes_on = there in (None, raw) or _is_earlier(before, dataset.manifest)
+        if not goes_on and not overwrite:
             raise DatasetError(
                 f"{destination}: holds another dataset; choose another URL, or pass --overwrite to replace it"
             )
-        remote.withdraw()
-    holding = remote.holding(files, dataset.path)
-    report = _Count(files, holding, on_progress)
+        own = _own_names(before)
+        holding, others = remote.compare(files, dataset.path)
+        if others - own:
+            raise DatasetError(
+                f"{destination}: holds files that are not part of a dataset, under names that this one needs "
+                f"({some(sorted(others - own))}); move them elsewhere, or choose another URL"
+            )
+        if not goes_on:
+            remote.withdraw(sorted(own - holding))
+        report = _Count(files, holding, on_progress)
 
-    def send(file: FileEntry) -> None:
-        if problem := check_file(dataset.path, file):
-            raise DatasetError(f"{problem}; run: {shell_command('precache verify', dataset.path)}")
-        remote.send(dataset.path / file.name, file)
-        report(file)
+        def send(file: FileEntry, check: Check) -> None:
+            if problem := check_file(dataset.path, file):
+                raise DatasetError(f"{problem}; run: {shell_command('precache verify', dataset.path)}")
+            check_alone()
+            remote.send(dataset.path / file.name, file, check)
+            report(file)
 
-    _each(send, [file for file in files if file.name not in holding])
-    if there != raw:
-        remote.commit(raw)
+        each_file(send, [file for file in files if file.name not in holding])
+        check_alone()
+        if there != raw:
+            remote.commit(raw)
     return report.result()
 
 
@@ -125,7 +140,8 @@ def pull(
         on_progress: called with (bytes that are there, bytes in all).
 
     Raises:
-        DatasetError: there is no dataset, the folder holds something else, or a file came wrong thrice.
+        DatasetError: there is no dataset, the folder holds something else or cannot be written, or a file
+            came wrong thrice.
         StorageError: the storage refuses or does not answer.
     """
     remote = open_remote(source)
@@ -138,23 +154,39 @@ def pull(
     manifest, digest, intact = parse_manifest(raw, Path(str(source)) / MANIFEST_NAME, _from(remote, path))
     if not intact:
         raise DatasetError(f"{source}: its {MANIFEST_NAME} was edited or damaged; push the dataset again")
-    with hold_lock(path):
-        _prepare(path, raw, manifest, digest)
-        files = _fetched(manifest, remote)
-        names = {file.name for file in files}
-        remove_leftovers(path, names)
-        has = {file.name for file in files if check_file(path, file) is None}
-        report = _Count(files, has, on_progress)
+    record = json.dumps({"digest": digest}).encode()
+    files = _fetched(manifest, remote)
+    try:
+        with hold_lock(path):
+            own = _prepare(path, raw, manifest, record)
+            remove_leftovers(path, {file.name for file in files})
+            has = {file.name for file in files if check_file(path, file) is None}
+            lacks = [file for file in files if file.name not in has]
+            others = [f.name for f in lacks if f.name not in own and os.path.lexists(path / f.name)]
+            if others:
+                raise DatasetError(
+                    f"{path}: holds files that are not part of the dataset, under names that it needs "
+                    f"({some(sorted(others))}); move them elsewhere, then run the same command again"
+                )
+            report = _Count(files, has, on_progress)
 
-        def fetch(file: FileEntry) -> None:
-            _fetch(remote, file, path, source)
-            report(file)
+            def fetch(file: FileEntry, check: Check) -> None:
+                _fetch(remote, file, path, source, check)
+                report(file)
 
-        _each(fetch, [file for file in files if file.name not in has])
-        with atomic_write(path / MANIFEST_NAME) as written:
-            written.write(raw)
-        (path / PULL_NAME).unlink(missing_ok=True)
-        fsync_folder(path)
+            each_file(fetch, lacks)
+            with atomic_write(path / MANIFEST_NAME) as written:
+                written.write(raw)
+            if _holds(path / PULL_NAME, record):
+                (path / PULL_NAME).unlink()
+            fsync_folder(path)
+    except OSError as error:
+        if is_of_caller(error):
+            raise
+        raise DatasetError(
+            f"{error.filename or path}: cannot be written ({error.strerror or error}); what has arrived is "
+            f"kept: make room or fix permissions, then run the same command again"
+        ) from error
     return report.result()
 
 
@@ -182,19 +214,6 @@ class _Count:
         return Transfer(len(self._files), self._total, len(self._sent), sent_bytes)
 
 
-def _each(function: Callable[[FileEntry], None], files: Sequence[FileEntry]) -> None:
-    """Call `function` for each file, several at a time; the first error ends it; what is begun is ended."""
-    with ThreadPoolExecutor(_AT_A_TIME) as pool:
-        try:
-            works = [pool.submit(function, file) for file in files]
-            wait(works, return_when=FIRST_EXCEPTION)
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
-    for work in works:
-        if not work.cancelled():
-            work.result()
-
-
 def _from(remote: Remote, folder: Path) -> Held:
     """Of files in the storage, which are fetched unless `folder` has them."""
     return partial(_fetched_beside, remote, folder)
@@ -208,7 +227,13 @@ def _fetched_beside(remote: Remote, folder: Path, file: FileEntry) -> Iterator[P
     with TemporaryDirectory() as temporary:
         path = Path(temporary) / file.name
         if (content := remote.read(file.name)) is not None:
-            path.write_bytes(content)
+            try:
+                path.write_bytes(content)
+            except OSError as error:
+                raise DatasetError(
+                    f"{path}: cannot be written ({error.strerror}); make room there, or set TMPDIR to a "
+                    f"folder on another disk"
+                ) from error
         yield path
 
 
@@ -228,30 +253,55 @@ def _fetched(manifest: Manifest, remote: Remote) -> list[FileEntry]:
     return files
 
 
-def _goes_on(there: bytes, manifest: Manifest, held: Held) -> bool:
-    """Whether the dataset there is an earlier state of ours: what it names is the same in both."""
+def _manifest_there(there: bytes | None, destination: str | Url, held: Held) -> Manifest | None:
+    """That of the dataset at a URL; None if there is none. DatasetError if it is none of ours."""
+    if there is None:
+        return None
     try:
-        old, _, intact = parse_manifest(there, Path(MANIFEST_NAME), held)
-    except DatasetError:
+        return parse_manifest(there, Path(MANIFEST_NAME), held)[0]
+    except DatasetError as error:
+        raise DatasetError(
+            f"{destination}/{error}; so it is unknown which files are that dataset's: remove it yourself, or "
+            f"choose another URL"
+        ) from error
+
+
+def _own_names(manifest: Manifest | None) -> set[str]:
+    """Of the files of a dataset, beside its manifest; of none without one."""
+    if manifest is None:
+        return set()
+    return {REJECTED_NAME, *manifest.replaced_files, *(file.name for file in manifest.files)}
+
+
+def _is_earlier(old: Manifest | None, new: Manifest) -> bool:
+    """Whether `old` is an earlier state of the dataset: what both name is the same."""
+    if old is None:
         return False
-    ours = {file.name: file for file in manifest.files}
-    return intact and _is_earlier(old, manifest) and all(ours.get(f.name, f) == f for f in old.files)
+    ours = {file.name: file for file in new.files}
+    grown = old.updates == new.updates[: len(old.updates)] and old.shards == new.shards[: len(old.shards)]
+    return grown and all(ours.get(file.name, file) == file for file in old.files)
 
 
-def _is_earlier(old: Manifest, new: Manifest) -> bool:
-    return old.updates == new.updates[: len(old.updates)] and old.shards == new.shards[: len(old.shards)]
+def _prepare(path: Path, raw: bytes, manifest: Manifest, record: bytes) -> set[str]:
+    """Make the folder one that the dataset may be written to; DatasetError if it is not.
 
-
-def _prepare(path: Path, raw: bytes, manifest: Manifest, digest: str) -> None:
-    """Make the folder one that the dataset may be written to; DatasetError if it is not."""
-    record = json.dumps({"digest": digest}).encode()
+    Returns:
+        Names of files that may be written anew: of the state of the dataset that is there.
+    """
     manifest_path, record_path = path / MANIFEST_NAME, path / PULL_NAME
     if os.path.lexists(manifest_path):
         there = read_regular(manifest_path)
-        if there != raw and not _goes_on(there, manifest, in_folder(path)):
+        if there == raw:
+            return _own_names(manifest)
+        try:
+            before, _, intact = parse_manifest(there, manifest_path, in_folder(path))
+        except DatasetError:
+            intact = False
+        if not intact or not _is_earlier(before, manifest):
             raise DatasetError(f"{path}: holds another dataset; choose another folder, or remove it")
-    elif os.path.lexists(record_path):
-        if read_regular(record_path) != record:
+        return _own_names(before)
+    if os.path.lexists(record_path):
+        if not _holds(record_path, record):
             raise DatasetError(
                 f"{path}: holds what a pull of another dataset left; choose another folder, or remove it"
             )
@@ -260,6 +310,11 @@ def _prepare(path: Path, raw: bytes, manifest: Manifest, digest: str) -> None:
         path.mkdir(parents=True, exist_ok=True)
         with atomic_write(record_path) as file:
             file.write(record)
+    return set()
+
+
+def _holds(path: Path, content: bytes) -> bool:
+    return os.path.lexists(path) and read_regular(path) == content
 
 
 def _check_empty(path: Path) -> None:
@@ -274,16 +329,17 @@ def _check_empty(path: Path) -> None:
         )
 
 
-def _fetch(remote: Remote, file: FileEntry, folder: Path, source: str | Url) -> None:
+def _fetch(remote: Remote, file: FileEntry, folder: Path, source: str | Url, check: Check) -> None:
     """Bring one file, compared with its checksum before it has its name."""
     got = ""
     for _ in range(_TRIES):
         temporary = temporary_path(folder / file.name)
         try:
             with open(open_new(temporary), "wb") as written:
-                remote.fetch(file, written.fileno())
+                remote.fetch(file, written.fileno(), check)
                 os.fsync(written.fileno())
             if (got := crc32c_file(temporary)) == file.crc32c:
+                check()
                 os.replace(temporary, folder / file.name)
                 return
         finally:

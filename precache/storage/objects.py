@@ -5,26 +5,25 @@ better, a missing object or refused credentials, is an error at once.
 """
 
 import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from precache.errors import MissingDependencyError, SettingError, StorageError
-from precache.packages import install_extra
+from precache.errors import StorageError
+from precache.storage.providers import library, open_store
 from precache.storage.retries import (
     IS_IT_WHOLE,
     REPLACED,
     Check,
     ObjectNotFoundError,
     Patience,
+    answered,
     check_length,
-    in_words,
-    is_of_storage,
     remedy,
     retried,
     unchecked,
@@ -36,8 +35,7 @@ PART_BYTES = 8 << 20
 """Of a download: so much is asked for at a time."""
 _SINGLE_PUT_BYTES = 64 << 20  # what is larger goes up in parts
 _AT_A_TIME = 8  # parts of one file
-_user: int | None = None  # the process that uses the library
-_CRC32C = "precache-crc32c"  # in an object's own metadata, so that it comes and goes with its content
+_CRC32C = "precachecrc32c"  # in an object's own metadata; Azure takes letters, digits and _, proxies no _
 _DELETED_AT_A_TIME = 1000  # what S3 takes in one request
 
 
@@ -47,12 +45,14 @@ class ObjectInfo:
 
     Attributes:
         modified_ns: when it was written, by the storage's clock.
+        version: its generation, by which Google Cloud Storage knows it where it is to be replaced.
     """
 
     name: str
     bytes: int
     etag: str | None
     modified_ns: int = 0
+    version: str | None = None
 
 
 class ObjectStore:
@@ -65,16 +65,19 @@ class ObjectStore:
     def __init__(self, url: Url, patience: Patience | None = None) -> None:
         self.url = url
         self._patience = patience or Patience.of_environment()
-        self._store = _open(url, self._patience)
+        self._store = open_store(url, self._patience)
         self._process = os.getpid()
 
     def find(self, name: str) -> ObjectInfo | None:
         """What is known of an object; None if there is none."""
+
+        def once() -> ObjectInfo:
+            return _info(name, self._obstore().head(self._store, name))
+
         try:
-            found = self._retried(name, lambda: self._obstore().head(self._store, name))
+            return self._answered(name, once)
         except ObjectNotFoundError:
             return None
-        return _info({**found, "path": name})
 
     def get(self, name: str) -> bytes:
         """All of an object."""
@@ -87,9 +90,9 @@ class ObjectStore:
             answer = self._obstore().get(self._store, name)
             content = answer.bytes().to_bytes()
             check_length(len(content), answer.meta["size"])
-            return content, _info({**answer.meta, "path": name})
+            return content, _info(name, answer.meta)
 
-        return self._retried(name, once)
+        return self._answered(name, once)
 
     def get_range(self, name: str, start: int, count: int, etag: str | None = None) -> bytes:
         """`count` bytes of an object from `start` on.
@@ -103,20 +106,27 @@ class ObjectStore:
         if etag is not None:
             options["if_match"] = etag
 
-        def once() -> bytes:
+        def once() -> bytes:  # not by `answered`: of a single sample, a thread would take half the time
             content = self._obstore().get(self._store, name, options=options).bytes().to_bytes()
             check_length(len(content), count)
             return content  # type: ignore[no-any-return]
 
-        return self._retried(name, once)
+        return retried(self.url / name, self._patience, once)
 
     def download(self, name: str, descriptor: int, file_bytes: int, check: Check = unchecked) -> None:
         """Write an object of `file_bytes` into the open file `descriptor`, several parts at a time.
 
         Args:
-            check: called before each request, by several threads; what it raises ends the download.
+            check: called now and then, by several threads; what it raises ends the download.
         """
-        fetch = partial(self._download_part, name, descriptor, file_bytes, check)
+        left = threading.Event()
+
+        def check_both() -> None:
+            check()
+            if left.is_set():
+                raise StorageError(f"{self.url / name}: is not wanted any more")
+
+        fetch = partial(self._download_part, name, descriptor, file_bytes, check_both)
         starts = range(0, file_bytes, PART_BYTES)
         if len(starts) == 1:
             fetch(0)
@@ -126,27 +136,35 @@ class ObjectStore:
             try:
                 etags = {part.result() for part in parts}
             finally:
+                left.set()  # nobody waits for the other parts
                 pool.shutdown(cancel_futures=True)
         if len(etags) > 1:
             raise StorageError(f"{self.url / name}: {REPLACED}; {remedy(REPLACED)}")
 
-    def put(self, name: str, content: bytes, *, crc32c: str = "") -> str | None:
+    def put(self, name: str, content: bytes, *, crc32c: str = "", check: Check = unchecked) -> str | None:
         """Write an object; whoever reads it sees the old one or all of the new one. Its etag.
 
         Args:
             crc32c: kept beside it, for `crc32c_of`.
+            check: called now and then; what it raises ends the request.
         """
-        return self._retried(name, lambda: self._put(name, content, crc32c, use_multipart=False))
+        once = partial(self._put, name, content, crc32c, use_multipart=False)
+        return self._answered(name, once, check).etag
 
-    def put_if(self, name: str, content: bytes, etag: str | None = None) -> str | None:
-        """As `put`, in the place of the object that has this etag; of none without one.
+    def put_if(
+        self, name: str, content: bytes, there: ObjectInfo | None = None, check: Check = unchecked
+    ) -> ObjectInfo | None:
+        """As `put`, in the place of the object that was found `there`; of none without one.
 
         Returns:
-            The etag; None if another object is there: where an answer was lost, it may be this one.
+            The new one; None if another object is there: where an answer was lost, it may be this one.
         """
-        mode: Any = "create" if etag is None else {"e_tag": etag}
+        mode: Any = "create"
+        if there is not None:
+            known = {"e_tag": there.etag, "version": there.version}
+            mode = {name: value for name, value in known.items() if value is not None}
 
-        def once() -> str | None:
+        def once() -> ObjectInfo | None:
             try:
                 return self._put(name, content, use_multipart=False, mode=mode)
             except Exception as error:
@@ -154,32 +172,31 @@ class ObjectStore:
                     return None
                 raise
 
-        return self._retried(name, once)
+        return self._answered(name, once, check)
 
-    def upload(self, path: Path, name: str, *, crc32c: str = "") -> str | None:
+    def upload(self, path: Path, name: str, *, crc32c: str = "", check: Check = unchecked) -> str | None:
         """Write the file at `path` as an object, in parts if it is large; as `put`."""
         if path.stat().st_size <= _SINGLE_PUT_BYTES:
-            return self.put(name, path.read_bytes(), crc32c=crc32c)
+            return self.put(name, path.read_bytes(), crc32c=crc32c, check=check)
 
-        with open(path, "rb") as file:
-
-            def once() -> str | None:
-                file.seek(0)
+        def once() -> ObjectInfo:
+            with open(path, "rb") as file:
                 parts = {"chunk_size": 2 * PART_BYTES, "max_concurrency": 4}
                 return self._put(name, file, crc32c, use_multipart=True, **parts)
 
-            return self._retried(name, once)
+        return self._answered(name, once, check).etag
 
     def crc32c_of(self, name: str) -> str | None:
         """What `put` was told to keep beside the object; None if nothing was, or there is no object."""
-        options = {"range": (0, 1)}
+
+        def once() -> Any:
+            answer = self._obstore().get(self._store, name, options={"head": True})
+            return answer.attributes.get(_CRC32C)
+
         try:
-            answer = self._retried(
-                name, lambda: self._obstore().get(self._store, name, options=options).attributes
-            )
+            kept = self._answered(name, once)
         except ObjectNotFoundError:
             return None
-        kept = answer.get(_CRC32C)
         return None if kept is None else str(kept)
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
@@ -187,44 +204,51 @@ class ObjectStore:
 
         def once() -> "list[ObjectInfo]":
             pages = self._obstore().list(self._store, prefix=prefix or None, chunk_size=1000)
-            return [_info(one) for page in pages for one in page]
+            return [_info(one["path"], one) for page in pages for one in page]
 
-        yield from sorted(self._retried(prefix, once), key=lambda one: one.name)
+        yield from sorted(self._answered(prefix, once), key=lambda one: one.name)
 
     def first(self, count: int, prefix: str = "") -> "Sequence[ObjectInfo]":
         """Up to `count` of what `list` lists: the storage is asked for no more than a page of them."""
 
         def once() -> "list[ObjectInfo]":
             pages = self._obstore().list(self._store, prefix=prefix or None, chunk_size=count)
-            return [_info(one) for one in next(iter(pages), [])]
+            for page in pages:
+                return [_info(one["path"], one) for one in page]
+            return []
 
-        return self._retried(prefix, once)
+        return self._answered(prefix, once)
 
     def delete(self, names: Sequence[str]) -> None:
         """Remove objects, many with one request where the storage can; one that is not there is no error."""
+
+        def once(some: Sequence[str]) -> None:
+            self._obstore().delete(self._store, [*some])
+
         for start in range(0, len(names), _DELETED_AT_A_TIME):
-            some = [*names[start : start + _DELETED_AT_A_TIME]]
+            some = names[start : start + _DELETED_AT_A_TIME]
             try:
-                self._retried(some[0], partial(self._obstore().delete, self._store, some))
+                self._answered(some[0], partial(once, some))
             except ObjectNotFoundError:
                 for name in some:
                     with suppress(ObjectNotFoundError):
-                        self._retried(name, partial(self._obstore().delete, self._store, name))
+                        self._answered(name, partial(once, [name]))
 
     def __reduce__(self) -> Any:
         return ObjectStore, (self.url, self._patience)
 
-    def _put(self, name: str, content: Any, crc32c: str = "", **how: Any) -> str | None:
-        done = self._obstore().put(self._store, name, content, attributes=_attributes(crc32c), **how)
-        return done["e_tag"]  # type: ignore[no-any-return]
+    def _put(self, name: str, content: Any, crc32c: str = "", **how: Any) -> ObjectInfo:
+        attributes = {_CRC32C: crc32c} if crc32c else None
+        done = self._obstore().put(self._store, name, content, attributes=attributes, **how)
+        return ObjectInfo(name, 0, done["e_tag"], version=done["version"])
 
-    def _retried(self, name: str, once: Callable[[], T]) -> T:
-        return retried(self.url / name, self._patience, once)
+    def _answered(self, name: str, once: Callable[[], T], check: Check = unchecked) -> T:
+        return retried(self.url / name, self._patience, lambda: answered(once, check), check)
 
     def _obstore(self) -> Any:
         if os.getpid() != self._process:  # its threads did not come along
             raise StorageError(f"{self.url}: was opened in another process; open it in the one that uses it")
-        return _obstore()
+        return library()
 
     def _download_part(
         self, name: str, descriptor: int, file_bytes: int, check: Check, start: int
@@ -233,7 +257,8 @@ class ObjectStore:
         count = min(PART_BYTES, file_bytes - start)
 
         def once() -> tuple[memoryview, str | None]:
-            answer = self._obstore().get(self._store, name, options={"range": (start, start + count)})
+            options = {"range": (start, start + count)}
+            answer = self._obstore().get(self._store, name, options=options)
             if answer.meta["size"] != file_bytes:
                 raise StorageError(
                     f"{self.url / name}: expected {file_bytes:,} bytes, got {answer.meta['size']:,}; "
@@ -243,86 +268,13 @@ class ObjectStore:
             check_length(len(content), count)
             return content, answer.meta["e_tag"]
 
-        content, etag = retried(self.url / name, self._patience, once, check)
+        content, etag = self._answered(name, once, check)
         while content:
             written = os.pwrite(descriptor, content, start)
             content, start = content[written:], start + written
         return etag
 
 
-def _attributes(crc32c: str) -> dict[str, str] | None:
-    return {_CRC32C: crc32c} if crc32c else None
-
-
-def _info(meta: Any) -> ObjectInfo:
+def _info(name: str, meta: Any) -> ObjectInfo:
     modified_ns = int(meta["last_modified"].timestamp()) * 10**9 + meta["last_modified"].microsecond * 1000
-    return ObjectInfo(meta["path"], meta["size"], meta["e_tag"], modified_ns)
-
-
-def _open(url: Url, patience: Patience) -> Any:
-    global _user
-    obstore = _obstore()
-    if _user not in (None, os.getpid()):  # its threads did not come along, and it would wait for them
-        raise StorageError(
-            f"{url}: cannot be read by a process that was forked from one that has read URLs; start workers "
-            f"otherwise: multiprocessing_context='forkserver'"
-        )
-    _user = os.getpid()
-    client: dict[str, Any] = {
-        "connect_timeout": timedelta(seconds=patience.connect_s),
-        "read_timeout": timedelta(seconds=patience.stall_s),
-        "timeout": timedelta(seconds=max(patience.stall_s, patience.total_s)),
-    }
-    given: dict[str, Any] = {}
-    if url.scheme == "s3":
-        given = _s3_settings()
-    if url.scheme == "http" or endpoint_of(url.scheme).startswith("http://"):
-        client["allow_http"] = True
-    # it repeats nothing: `_retried` repeats all, an answer that breaks off too
-    retry = {"max_retries": 0, "retry_timeout": timedelta(seconds=patience.total_s)}
-    try:
-        return obstore.store.from_url(str(url), client_options=client, retry_config=retry, **given)
-    except Exception as error:
-        if not (isinstance(error, ValueError) or is_of_storage(error)):
-            raise
-        raise SettingError(f"{url}: cannot be opened ({in_words(error)}); {remedy('')}") from error
-
-
-def endpoint_of(scheme: str) -> str:
-    """What the environment says in place of the provider's own address; empty if it says nothing."""
-    names = {
-        "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
-        "az": ("AZURE_STORAGE_ENDPOINT",),
-    }
-    return next((os.environ[name] for name in names.get(scheme, ()) if os.environ.get(name)), "")
-
-
-def _s3_settings() -> dict[str, Any]:
-    """Credentials that object_store does not find by itself: those of AWS profiles."""
-    given: dict[str, Any] = {}
-    if endpoint := endpoint_of("s3"):
-        given["endpoint"] = endpoint
-    folder = Path("~/.aws").expanduser()
-    has_profile = "AWS_PROFILE" in os.environ or any(
-        (folder / name).exists() for name in ("credentials", "config")
-    )
-    if "AWS_ACCESS_KEY_ID" in os.environ or "AWS_SKIP_SIGNATURE" in os.environ or not has_profile:
-        return given
-    try:
-        from obstore.auth.boto3 import Boto3CredentialProvider
-    except ImportError as error:
-        raise MissingDependencyError(
-            f"credentials of AWS profiles need the package boto3; install it with: {install_extra('cloud')}"
-        ) from error
-    return {**given, "credential_provider": Boto3CredentialProvider()}
-
-
-def _obstore() -> Any:
-    try:
-        import obstore
-        import obstore.store
-    except ImportError as error:
-        raise MissingDependencyError(
-            f"URLs need the package obstore; install it with: {install_extra('cloud')}"
-        ) from error
-    return obstore
+    return ObjectInfo(name, meta["size"], meta["e_tag"], modified_ns, meta["version"])

@@ -7,8 +7,10 @@ https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/
 import os
 import random
 import re
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
@@ -22,6 +24,7 @@ IS_IT_WHOLE = "is the URL right, and was the upload finished?"
 REPLACED = "was replaced by another object while it was read"
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 8.0
 _CHECK_S = 0.25
+_GRACE_S = 1.0  # for a request left behind: one that is answered while the program ends can abort it
 _STATUS = re.compile(r"status code: (\d{3})")
 _TOLD = re.compile(r"<Code>(.*?)</Code>(?:.*?<Message>(.*?)</Message>)?", re.DOTALL)
 _MAY_PASS = (408, 425, 429)  # of the 4xx
@@ -112,6 +115,31 @@ def retried(where: Url, patience: Patience, once: Callable[[], T], check: Check 
             check()
             time.sleep(min(left_s, _CHECK_S))
         wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+
+
+def answered(request: Callable[[], T], check: Check = unchecked) -> T:
+    """What `request` returns; given up where `check` raises, or Ctrl-C interrupts this thread.
+
+    A thread that waits inside the library is deaf until the storage answers. So another one does, and is left
+    behind if that takes longer than a moment; it ends with its request, or with the process.
+    """
+    future: Future[T] = Future()
+
+    def ask() -> None:
+        try:
+            future.set_result(request())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=ask, name="precache-request", daemon=True).start()
+    try:
+        while not future.done():
+            check()
+            wait((future,), _CHECK_S)
+    except BaseException:
+        wait((future,), _GRACE_S)
+        raise
+    return future.result()
 
 
 def is_of_storage(error: Exception) -> bool:

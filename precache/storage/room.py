@@ -26,7 +26,7 @@ ROOM_NAME = ".precache-room"
 _RESERVE_SHARE, _MOST_RESERVE = 20, 10 << 30  # a twentieth of the disk
 _POLL_S = 0.02
 _NOTE_BYTES = 1 << 16
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ class Room:
             try:
                 while (error := _allocate(descriptor, file_bytes, ranges)) is not None:
                     os.ftruncate(descriptor, 0)  # gives back what it got
-                    if error.errno not in _FULL or not self._remove_first(self._victims(_kept(cache))):
+                    if error.errno not in FULL or not self._remove_first(self._victims(_kept(cache))):
                         raise error
             except BaseException:
                 os.close(descriptor)

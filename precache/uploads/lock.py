@@ -18,7 +18,7 @@ from pathlib import Path
 
 from precache.console.notices import warn
 from precache.errors import DatasetError, StorageError
-from precache.storage.objects import ObjectStore
+from precache.storage.objects import ObjectInfo, ObjectStore
 from precache.storage.retries import ObjectNotFoundError, Patience
 from precache.storage.urls import Url
 
@@ -83,14 +83,20 @@ class Holder:
         return self.started != "" and _started(self.pid) == self.started
 
 
+class _ReleasedError(Exception):
+    """Nobody waits for the renewal any more."""
+
+
 class UrlLock:
     """A lock that is held, and renewed by a thread until it is released."""
 
-    def __init__(self, url: Url, me: Holder, etag: str) -> None:
+    def __init__(self, url: Url, me: Holder, there: ObjectInfo) -> None:
         patience = Patience.of_environment()
         total_s = min(_REQUEST_S, patience.total_s)
-        self._store = ObjectStore(url, replace(patience, total_s=total_s, stall_s=min(5.0, total_s)))
-        self._me, self._etag = me, etag
+        short_s = min(5.0, total_s)
+        self._store = ObjectStore(url, replace(patience, total_s=total_s, stall_s=short_s))
+        self._last = ObjectStore(url, Patience(total_s=short_s, stall_s=short_s, connect_s=short_s))
+        self._me, self._there = me, there
         self._lost = ""
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._renew, name="precache-lock", daemon=True)
@@ -102,29 +108,35 @@ class UrlLock:
             raise DatasetError(f"{self._store.url}: {self._lost}; run the same command again to go on")
 
     def release(self) -> None:
-        """Let others in."""
+        """Let others in; a storage that does not answer is waited for a few seconds."""
         self._end.set()
         self._thread.join()
         with suppress(StorageError):
             if not self._lost:
-                self._store.delete([LOCK_NAME])
+                self._last.delete([LOCK_NAME])
 
     def _renew(self) -> None:
         renewed_s = time.monotonic()
         while not self._end.wait(RENEWED_S):
             try:
                 content = self._me.encode()
-                etag = self._store.put_if(LOCK_NAME, content, self._etag)
-                etag = etag or _etag_of(self._store, content)
+                there = self._store.put_if(LOCK_NAME, content, self._there, self._check_wanted)
+                there = there or _found(self._store, content)
+            except _ReleasedError:
+                return
             except StorageError as error:
                 if time.monotonic() - renewed_s > DEAD_AFTER_S - RENEWED_S:
                     self._lost = f"could not be locked any more ({error})"
                     return
                 continue
-            if etag is None:
+            if there is None:
                 self._lost = "is locked by another process, which took this one for dead"
                 return
-            self._etag, renewed_s = etag, time.monotonic()
+            self._there, renewed_s = there, time.monotonic()
+
+    def _check_wanted(self) -> None:
+        if self._end.is_set():
+            raise _ReleasedError
 
 
 @contextmanager
@@ -154,45 +166,46 @@ def check_unlocked(store: ObjectStore) -> Holder | None:
     found = _read(store)
     if found is None:
         return None
-    holder, etag, age_s = found
+    holder, there = found
     if holder is not None:
-        _check_dead(store, holder, etag, age_s)
+        _check_dead(store, holder, there)
     return holder or Holder("an unknown host", 0)
 
 
-def _acquire(store: ObjectStore, me: Holder) -> str:
-    """The etag of the lock's object, which is now this process's."""
-    etag: str | None = None
+def _acquire(store: ObjectStore, me: Holder) -> ObjectInfo:
+    """The lock's object, which is now this process's."""
+    there: ObjectInfo | None = None
     while True:
         content = me.encode()
-        got = store.put_if(LOCK_NAME, content, etag) or _etag_of(store, content)
+        got = store.put_if(LOCK_NAME, content, there) or _found(store, content)
         if got is not None:
             return got
         found = _read(store)
-        etag = None
+        there = None
         if found is not None:
-            holder, etag, age_s = found
+            holder, there = found
             if holder is None:
                 raise DatasetError(
                     f"{store.url / LOCK_NAME}: is no lock of this project; choose another DST, or remove it"
                 )
-            _check_dead(store, holder, etag, age_s)
+            _check_dead(store, holder, there)
 
 
-def _check_dead(store: ObjectStore, holder: Holder, etag: str, age_s: float) -> None:
+def _check_dead(store: ObjectStore, holder: Holder, there: ObjectInfo) -> None:
     """Raise DatasetError unless the holder is known to be gone; that may take a while."""
+    age_s = time.time() - there.modified_ns / 1e9
     alive = holder.is_alive()
     if alive is None and age_s < _LONG_AGO_S:
         warn(
-            f"{store.url}: was being converted by {holder}, {max(age_s, 0):.0f} s ago; waiting up to "
+            f"{store.url}: was being written to by {holder}, {max(age_s, 0):.0f} s ago; waiting up to "
             f"{DEAD_AFTER_S:.0f} s for a sign of life"
         )
-        alive = _shows_life(store, etag)
+        alive = _shows_life(store, there)
     if alive:
-        raise DatasetError(f"{store.url}: is being converted by {holder}; wait for it, or stop it")
+        raise DatasetError(f"{store.url}: is being written to by {holder}; wait for it, or stop it")
 
 
-def _shows_life(store: ObjectStore, etag: str) -> bool:
+def _shows_life(store: ObjectStore, there: ObjectInfo) -> bool:
     """Whether the object changes within the time in which a holder renews it, several times."""
     end_s = time.monotonic() + DEAD_AFTER_S
     while (left_s := end_s - time.monotonic()) > 0:
@@ -200,27 +213,27 @@ def _shows_life(store: ObjectStore, etag: str) -> bool:
         found = store.find(LOCK_NAME)
         if found is None:
             return False
-        if found.etag != etag:
+        if found.etag != there.etag:
             return True
     return False
 
 
-def _read(store: ObjectStore) -> tuple[Holder | None, str, float] | None:
-    """Who holds the lock, or None where that is unreadable; its etag, and its age in s. None: nobody."""
+def _read(store: ObjectStore) -> tuple[Holder | None, ObjectInfo] | None:
+    """Who holds the lock, or None where that is unreadable, and its object. None: nobody."""
     try:
         content, info = store.get_as_found(LOCK_NAME)
     except ObjectNotFoundError:
         return None
-    return Holder.parse(content), info.etag or "", time.time() - info.modified_ns / 1e9
+    return Holder.parse(content), info
 
 
-def _etag_of(store: ObjectStore, content: bytes) -> str | None:
-    """Of the lock's object if it holds just this: the answer to a request that wrote it may be lost."""
+def _found(store: ObjectStore, content: bytes) -> ObjectInfo | None:
+    """The lock's object if it holds just this: the answer to a request that wrote it may be lost."""
     try:
         there, info = store.get_as_found(LOCK_NAME)
     except ObjectNotFoundError:
         return None
-    return info.etag if there == content else None
+    return info if there == content else None
 
 
 def _machine() -> str:

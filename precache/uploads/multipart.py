@@ -9,7 +9,7 @@ from typing import Any
 
 from precache.errors import MissingDependencyError, StorageError
 from precache.packages import install_extra
-from precache.storage.objects import endpoint_of
+from precache.storage.providers import endpoint_of
 from precache.storage.urls import Url
 
 

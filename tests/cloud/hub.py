@@ -22,19 +22,28 @@ class Hub:
 
     Attributes:
         repositories: name -> path -> bytes.
+        private: name -> whether it was made so.
         blobs: SHA-256 -> bytes of large files, committed or not.
         uploads: of large files, so far.
         uploads_until_failure: how many are taken; None: all.
-        commits: how many there were.
+        commits: how many there were; the last one has this number in its name.
+        silent: until it is set, nothing that is sent is answered; None: all is.
     """
 
     def __init__(self) -> None:
         self.repositories: dict[str, dict[str, bytes]] = {}
+        self.private: dict[str, bool] = {}
+        self.silent: threading.Event | None = None
         self.blobs: dict[str, bytes] = {}
         self.uploads = 0
         self.uploads_until_failure: int | None = None
         self.commits = 0
         self.endpoint = ""
+
+    @property
+    def head(self) -> str:
+        """The last commit."""
+        return f"{self.commits:040x}"
 
 
 @contextmanager
@@ -42,6 +51,7 @@ def hub_serving() -> Iterator[Hub]:
     """A hub that listens on loopback until the end of the block."""
     hub = Hub()
     server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": hub}))
+    server.daemon_threads = True
     hub.endpoint = f"http://127.0.0.1:{server.server_address[1]}"
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
     thread.start()
@@ -63,6 +73,9 @@ class _Handler(BaseHTTPRequestHandler):
         path = unquote(self.path.partition("?")[0])
         if match := re.fullmatch(r"/api/datasets/([^/]+/[^/]+)/tree/main/?(.*)", path):
             self._tree(match[1], match[2])
+        elif match := re.fullmatch(r"/api/datasets/([^/]+/[^/]+)(/revision/main)?", path):
+            found = match[1] in self.hub.repositories
+            self._json({"id": match[1], "sha": self.hub.head}) if found else self._missing("RepoNotFound")
         elif match := re.fullmatch(r"/datasets/([^/]+/[^/]+)/resolve/main/(.+)", path):
             self._file(match[1], match[2])
         else:
@@ -80,6 +93,7 @@ class _Handler(BaseHTTPRequestHandler):
                 self._json({"error": "You already created this dataset repo", "url": url}, 409)
                 return
             self.hub.repositories[name] = {}
+            self.hub.private[name] = asked.get("private", asked.get("visibility") == "private")
             self._json({"url": f"{self.hub.endpoint}/datasets/{name}"})
         elif re.fullmatch(r"/api/datasets/[^/]+/[^/]+/preupload/main", self.path):
             files = json.loads(body)["files"]
@@ -104,6 +118,8 @@ class _Handler(BaseHTTPRequestHandler):
     def do_PUT(self) -> None:
         hub, body = self.hub, self._body()
         hub.uploads += 1
+        if hub.silent is not None:
+            hub.silent.wait()
         if hub.uploads_until_failure is not None and hub.uploads > hub.uploads_until_failure:
             self._json({"error": "no more"}, 400)
             return
@@ -122,13 +138,18 @@ class _Handler(BaseHTTPRequestHandler):
         for line in body.splitlines():
             record = json.loads(line)
             value = record["value"]
-            if record["key"] == "file":
+            if value.get("parentCommit", self.hub.head) != self.hub.head:
+                self._json({"error": "A commit has happened since. Please refresh and try again."}, 412)
+                return
+            if record["key"] == "deletedFile":
+                del files[value["path"]]
+            elif record["key"] == "file":
                 files[value["path"]] = base64.b64decode(value["content"])
             elif record["key"] == "lfsFile":
                 files[value["path"]] = self.hub.blobs[value["oid"]]
         self.hub.commits += 1
-        url = f"{self.hub.endpoint}/datasets/{name}/commit/{'a' * 40}"
-        self._json({"commitUrl": url, "commitOid": "a" * 40, "pullRequestUrl": None})
+        url = f"{self.hub.endpoint}/datasets/{name}/commit/{self.hub.head}"
+        self._json({"commitUrl": url, "commitOid": self.hub.head, "pullRequestUrl": None})
 
     def _tree(self, name: str, folder: str) -> None:
         files = self.hub.repositories.get(name)
@@ -155,7 +176,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._missing("RepoNotFound" if files is None else "EntryNotFound")
             return
         content, status = files[path], 200
-        headers = {"ETag": f'"{hashlib.sha256(content).hexdigest()}"', "X-Repo-Commit": "a" * 40}
+        headers = {"ETag": f'"{hashlib.sha256(content).hexdigest()}"', "X-Repo-Commit": self.hub.head}
         if match := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("range", "")):
             stop = int(match[2]) + 1 if match[2] else len(content)
             headers["Content-Range"] = f"bytes {match[1]}-{stop - 1}/{len(content)}"

@@ -11,6 +11,7 @@ A `Fault` says what becomes of one request; `Proxy.plan` is asked for each. Name
     expired   403: the credentials have expired
     skew      403: the clocks differ
     gone      404
+    silent    no answer, until the client hangs up
 """
 
 import http.client
@@ -25,7 +26,7 @@ from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-FAULTS = ("reset", "broken", "500", "503", "stall", "flip", "short", "expired", "skew", "gone")
+FAULTS = ("reset", "broken", "500", "503", "stall", "flip", "short", "expired", "skew", "gone")  # and silent
 _CODES = {
     "500": (500, "InternalError", "We encountered an internal error. Please try again."),
     "503": (503, "SlowDown", "Please reduce your request rate."),
@@ -125,6 +126,11 @@ class _Handler(BaseHTTPRequestHandler):
         time.sleep(proxy.latency_s)
         if fault == "reset":
             self._reset()
+            return
+        if fault == "silent":
+            with suppress(OSError):
+                self.connection.recv(1)
+            self.close_connection = True
             return
         if fault in _CODES:
             status, code, message = _CODES[fault]

@@ -4,14 +4,17 @@ Its own transfer of chunks (Xet) has no stand-in, and is switched off.
 """
 
 import json
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from precache.errors import DatasetError, StorageError
 from precache.manifest import MANIFEST_NAME
+from precache.sharing.transfer import push
 from tests.cloud.hub import Hub, hub_serving
-from tests.command import check_bad_input, run
+from tests.command import check_bad_input, interrupted, run
 
 pytest.importorskip("huggingface_hub")
 
@@ -44,6 +47,63 @@ def test_a_dataset_goes_to_the_hub_in_one_commit_and_comes_back(
     assert contents(tmp_path / "copy") == here
 
 
+@pytest.mark.parametrize("flags", [(), ("--public",)])
+def test_a_repository_that_is_made_is_private_unless_asked(
+    flags: tuple[str, ...], converted: dict[str, Path], hub: Hub, tmp_path: Path
+) -> None:
+    for more in (flags, ()):  # and one that is there stays as it is
+        sent = run("precache", "push", converted["shards"], "hf://datasets/me/photos", *more, cwd=tmp_path)
+        assert sent.returncode == 0, sent.stderr
+        assert hub.private == {"me/photos": not flags}
+
+
+def test_files_of_somebody_else_stay(converted: dict[str, Path], hub: Hub, tmp_path: Path) -> None:
+    name = next(path.name for path in converted["shards"].glob("train-*"))
+    hub.repositories["me/photos"] = {name: b"mine" * 500, "README.md": b"mine"}
+    for flags in ((), ("--overwrite",)):
+        refused = run(
+            "precache", "push", converted["shards"], "hf://datasets/me/photos", *flags, cwd=tmp_path
+        )
+        check_bad_input(refused, name, "are not part of a dataset", "move them elsewhere")
+    assert hub.repositories["me/photos"] == {name: b"mine" * 500, "README.md": b"mine"}
+    del hub.repositories["me/photos"][name]
+    assert (
+        run("precache", "push", converted["shards"], "hf://datasets/me/photos", cwd=tmp_path).returncode == 0
+    )
+    assert hub.repositories["me/photos"] == {"README.md": b"mine", **contents(converted["shards"])}
+
+
+def test_a_push_ends_where_another_one_ended_first(
+    converted: dict[str, Path], grey: dict[str, Path], hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = "hf://datasets/me/photos"
+    with pytest.raises(StorageError, match="another commit was made meanwhile; run the same command again"):
+        push(converted["shards"], place, on_progress=_once(lambda: push(grey["shards"], place)))
+    assert hub.repositories["me/photos"] == contents(grey["shards"])
+    with pytest.raises(DatasetError, match="holds another dataset"):
+        push(converted["shards"], place)
+
+
+def test_ctrl_c_does_not_wait_for_a_silent_service(
+    converted: dict[str, Path], hub: Hub, tmp_path: Path
+) -> None:
+    hub.silent = threading.Event()
+    try:
+        stopped, took_s = interrupted(
+            lambda: hub.uploads > 0, "push", converted["shards"], "hf://datasets/me/photos", cwd=tmp_path
+        )
+    finally:
+        hub.silent.set()
+    assert (stopped.returncode, hub.commits) == (130, 0), stopped.stderr
+    assert took_s < 6
+
+
+def _once(act: Callable[[], object]) -> Callable[[int, int], None]:
+    """A progress that does so at its first report."""
+    calls = iter((act,))
+    return lambda done, total: (next(calls, None) or (lambda: None))() and None
+
+
 def test_an_interrupted_push_shows_nothing_and_goes_on(
     converted: dict[str, Path], hub: Hub, tmp_path: Path
 ) -> None:
@@ -71,6 +131,7 @@ def test_another_dataset_there_is_replaced_only_if_asked(
     assert again.returncode == 0, again.stderr
     manifest = json.loads(hub.repositories["me/photos"][MANIFEST_NAME])
     assert manifest["recipe"]["channels"] == "grey"
+    assert hub.repositories["me/photos"] == contents(grey["shards"])
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """`push` and `pull`: what is copied, what is not, and what stands in the way; over a real S3 endpoint."""
 
+import errno
 import json
 import os
 import shutil
@@ -18,8 +19,10 @@ from precache.manifest import MANIFEST_NAME
 from precache.sharing.transfer import PULL_NAME, pull, push
 from precache.storage.objects import ObjectStore
 from precache.storage.urls import Url
+from precache.uploads.publish import HEADER_NAME
 from tests.cloud.proxy import Proxy, Seen
-from tests.command import ROOT, check_bad_input, run
+from tests.cloud.uploading import upload
+from tests.command import ROOT, check_bad_input, interrupted, run
 from tests.conftest import small_recipe
 from tests.damage import flip_a_bit
 
@@ -29,7 +32,8 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def puts(proxy: Proxy) -> list[str]:
-    return [seen.path.rpartition("/")[2] for seen in proxy.seen if seen.method == "PUT"]
+    names = [seen.path.rpartition("/")[2] for seen in proxy.seen if seen.method == "PUT"]
+    return [name for name in names if name != "lock.json"]
 
 
 def gets(proxy: Proxy) -> list[str]:
@@ -60,6 +64,187 @@ def test_a_second_time_nothing_is_sent_or_fetched(
     assert set(gets(proxy)) <= {MANIFEST_NAME, "rejected.csv"}
 
 
+def objects(url: Url) -> dict[str, bytes]:
+    store = ObjectStore(url)
+    return {found.name: store.get(found.name) for found in store.list()}
+
+
+@pytest.fixture(scope="module")
+def states(raw_tree: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A dataset, `earlier` than an `update` of it; and `another` one, of fewer shards."""
+    root = tmp_path_factory.mktemp("states")
+    shutil.copytree(raw_tree, root / "tree")
+    convert(raw_tree, root / "another", small_recipe("shards", shard_bytes=1 << 30), workers=0)
+    convert(root / "tree", root / "update", small_recipe("shards"), workers=0)
+    shutil.copytree(root / "update", root / "earlier")
+    picture = next((root / "tree").rglob("*.jpg"))
+    shutil.copy(picture, picture.with_name("new.jpg"))
+    convert(root / "tree", root / "update", small_recipe("shards"), workers=0, update=True)
+    return {path.name: path for path in root.iterdir() if path.name != "tree"}
+
+
+def names_of(states: dict[str, Path], before: str) -> list[str]:
+    """Of files that `update` needs and `before` has not: the first and the last."""
+    there = contents(states[before]) if before in states else {}
+    names = sorted(set(contents(states["update"])) - set(there) - {MANIFEST_NAME})
+    return [names[0], names[-1]]
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("before", ["nothing", "earlier", "another", "no manifest of ours"])
+def test_push_leaves_objects_alone_that_it_did_not_send(
+    before: str, overwrite: bool, states: dict[str, Path], bucket: Url
+) -> None:
+    store = ObjectStore(bucket / "set")
+    if before in states:
+        push(states[before], bucket / "set")
+    names = [MANIFEST_NAME] if before == "no manifest of ours" else names_of(states, before)
+    for content in (b"", b"mine"):
+        for name in names:
+            store.put(name, content)
+        there = objects(bucket / "set")
+        with pytest.raises(DatasetError) as caught:
+            push(states["update"], bucket / "set", overwrite=overwrite)
+        assert str(caught.value).startswith(f"{bucket}/set"), caught.value
+        assert "choose another URL" in str(caught.value)
+        assert objects(bucket / "set") == there
+
+
+def test_replacing_a_dataset_removes_its_files_and_no_others(
+    states: dict[str, Path], bucket: Url, proxy: Proxy
+) -> None:
+    """Whoever put the dataset there; and if it is killed in the midst of it, the same command goes on."""
+    upload(states["update"], bucket / "set")  # without the marks that a push leaves
+    ObjectStore(bucket / "set").put("notes.txt", b"mine")
+    proxy.plan = lambda seen: (
+        "expired" if seen.method == "PUT" and seen.path.endswith("index.safetensors") else None
+    )
+    with pytest.raises(StorageError, match="renew the credentials"):
+        push(states["another"], bucket / "set", overwrite=True)
+    assert MANIFEST_NAME not in objects(bucket / "set")
+    proxy.plan = lambda seen: None
+    push(states["another"], bucket / "set", overwrite=True)
+    assert objects(bucket / "set") == {"notes.txt": b"mine", **contents(states["another"])}
+
+
+def test_one_process_at_a_time_writes_to_a_url(
+    converted: dict[str, Path], grey: dict[str, Path], raw_tree: Path, bucket: Url, tmp_path: Path
+) -> None:
+    refused = []
+
+    def intrude(done: int, total: int) -> None:
+        for write in (
+            lambda: push(grey["shards"], bucket / "set", overwrite=True),
+            lambda: convert(raw_tree, bucket / "set", small_recipe("shards"), workers=0),
+        ):
+            with pytest.raises(DatasetError, match=r"by process|is not empty"):
+                write()
+            refused.append(done)
+
+    push(converted["shards"], bucket / "set", on_progress=intrude)
+    assert len(refused) > 2
+    assert objects(bucket / "set") == contents(converted["shards"])
+
+
+def test_an_unfinished_conversion_is_not_pushed_over(
+    converted: dict[str, Path], grey: dict[str, Path], bucket: Url
+) -> None:
+    ObjectStore(bucket / "set").put(HEADER_NAME, b"whatever it says")
+    with pytest.raises(DatasetError, match=r"holds an unfinished conversion; .*'precache clean s3://"):
+        push(converted["shards"], bucket / "set", overwrite=True)
+    assert list(objects(bucket / "set")) == [HEADER_NAME]
+
+
+@pytest.mark.parametrize("before", ["begun", "earlier"])
+def test_pull_leaves_files_alone_that_it_did_not_fetch(
+    before: str, states: dict[str, Path], bucket: Url, proxy: Proxy, tmp_path: Path
+) -> None:
+    push(states["update"], bucket / "set")
+    folder = tmp_path / "copy"
+    if before == "earlier":
+        shutil.copytree(states["earlier"], folder)
+    else:
+        proxy.plan = lambda seen: "gone" if "/train-" in seen.path else None
+        with pytest.raises(StorageError):
+            pull(bucket / "set", folder)
+        proxy.plan = lambda seen: None
+        assert (folder / PULL_NAME).exists()
+    taken = [name for name in names_of(states, before) if not (folder / name).exists()]
+    for name in taken:
+        (folder / name).write_text("mine")
+        there = contents(folder)
+        with pytest.raises(DatasetError, match=rf"holds files .* \({name}\); move them elsewhere"):
+            pull(bucket / "set", folder)
+        assert contents(folder) == there
+        (folder / name).unlink()
+    assert taken
+    mine = {PULL_NAME: b"mine"} if before == "earlier" else {}
+    for name, content in mine.items():
+        (folder / name).write_bytes(content)
+    pull(bucket / "set", folder)
+    assert all(check_file(folder, file) is None for file in _files(states["update"]))
+    assert mine.items() <= contents(folder).items()
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
+def test_a_disk_that_takes_no_more_is_named_with_what_to_do(
+    number: int, converted: dict[str, Path], bucket: Url, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    push(converted["shards"], bucket / "set")
+
+    def full(*_: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", full)
+        with pytest.raises(DatasetError) as caught:
+            pull(bucket / "set", tmp_path / "copy")
+    assert str(caught.value) == (
+        f"{tmp_path / 'copy'}: cannot be written ({os.strerror(number)}); what has arrived is kept: make "
+        f"room or fix permissions, then run the same command again"
+    )
+    pull(bucket / "set", tmp_path / "copy")
+    assert contents(tmp_path / "copy") == contents(converted["shards"])
+
+
+@pytest.mark.parametrize(
+    ("command", "method", "part"),
+    [
+        ("push", "PUT", "lock.json"),
+        ("push", "GET", MANIFEST_NAME),
+        ("push", "GET", "list-type"),
+        ("push", "PUT", "train-"),
+        ("pull", "GET", MANIFEST_NAME),
+        ("pull", "GET", "train-"),
+    ],
+)
+def test_ctrl_c_does_not_wait_for_a_silent_storage(
+    command: str,
+    method: str,
+    part: str,
+    converted: dict[str, Path],
+    bucket: Url,
+    proxy: Proxy,
+    tmp_path: Path,
+) -> None:
+    """Which request ever is the first that is not answered: nothing is from there on."""
+    if command == "pull":
+        push(converted["shards"], bucket)
+
+    def silent(seen: Seen) -> str | None:
+        begun = bool(proxy.faults) or (seen.method == method and part in seen.path)
+        return "silent" if begun else None
+
+    proxy.plan = silent
+    words = (
+        ("push", converted["shards"], bucket) if command == "push" else ("pull", bucket, tmp_path / "copy")
+    )
+    stopped, took_s = interrupted(lambda: proxy.faults["silent"] > 0, *words, cwd=tmp_path)
+    assert stopped.returncode == 130, stopped.stderr
+    assert len(stopped.stderr.strip().splitlines()) == 1, stopped.stderr
+    assert took_s < 10
+
+
 def test_the_manifest_goes_last_and_a_push_goes_on(
     converted: dict[str, Path], bucket: Url, proxy: Proxy
 ) -> None:
@@ -83,9 +268,10 @@ def test_the_manifest_goes_last_and_a_push_goes_on(
 def test_an_object_of_the_same_size_is_not_taken_for_the_file(
     converted: dict[str, Path], bucket: Url, tmp_path: Path
 ) -> None:
+    """A push of another dataset, which was stopped, has left it."""
     store = ObjectStore(bucket / "set")
     name = next(path.name for path in converted["shards"].glob("*.safetensors"))
-    store.put(name, bytes((converted["shards"] / name).stat().st_size))
+    store.put(name, bytes((converted["shards"] / name).stat().st_size), crc32c="0badc0de")
     push(converted["shards"], bucket / "set")
     pull(bucket / "set", tmp_path / "copy")
     assert contents(tmp_path / "copy") == contents(converted["shards"])
@@ -207,6 +393,7 @@ def test_bad_input_is_one_line(converted: dict[str, Path], bucket: Url, tmp_path
     for arguments, mention in [
         (("push", tmp_path, bucket), "not a converted dataset"),
         (("push", converted["shards"], tmp_path / "there"), "is a path of this machine; give a URL"),
+        (("push", converted["shards"], bucket, "--public"), "public is for hf:// alone"),
         (("pull", bucket / "nothing", tmp_path / "there"), "not a converted dataset"),
         (("pull", "s4://bucket", tmp_path / "there"), "unknown kind of URL 's4'"),
     ]:

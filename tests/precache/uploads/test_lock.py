@@ -31,7 +31,9 @@ def far_away(url: Url) -> Holder:
 def test_a_second_writer_is_told_who_the_first_is(bucket: Url) -> None:
     with (
         hold_lock(bucket),
-        pytest.raises(DatasetError, match=rf"is being converted by process {os.getpid()} on .*; wait for it"),
+        pytest.raises(
+            DatasetError, match=rf"is being written to by process {os.getpid()} on .*; wait for it"
+        ),
         hold_lock(bucket),
     ):
         pass
@@ -75,7 +77,7 @@ def test_a_process_of_another_machine_that_renews_its_lock_is_alive(
     monkeypatch.setattr(Holder, "is_alive", lambda self: None)
     with (
         hold_lock(bucket),
-        pytest.raises(DatasetError, match="is being converted by process"),
+        pytest.raises(DatasetError, match="is being written to by process"),
         hold_lock(bucket),
     ):
         pass

@@ -19,7 +19,9 @@ DEFAULT_SPLITS = "train=1"
 DTYPES = ("uint8", "uint16")
 _BANDS = re.compile(r"[1-9]|[1-5][0-9]|6[0-4]", re.ASCII)
 _LISTED = re.compile(r"list:[0-9a-f]{64}")
-_SPLIT = re.compile(r"([A-Za-z][A-Za-z0-9_]*)=([0-9.]+)")
+SPLIT_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{,63}")
+"""Of a split, whoever names it: names of files begin with it."""
+_SPLIT = re.compile(rf"({SPLIT_NAME.pattern})=([0-9.]+)")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,6 +97,8 @@ class Recipe:
                 raise SettingError(f"{name} must be True or False, got {getattr(self, name)!r}")
         if self.passthrough and self.format == "shards":
             raise SettingError("passthrough keeps JPEG bytes, but shards hold pixels; choose another format")
+        if not isinstance(self.splits, str):
+            raise SettingError(f"splits must be shares as 'train=0.8,val=0.2', got {self.splits!r}")
         if not self.listed:
             parse_splits(self.splits)
 

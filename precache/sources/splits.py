@@ -12,7 +12,6 @@ import csv
 import hashlib
 import io
 import os
-import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -22,11 +21,10 @@ import numpy as np
 
 from precache.console.notices import counted
 from precache.errors import SettingError, SourceError
-from precache.recipe import Recipe
+from precache.recipe import SPLIT_NAME, Recipe
 from precache.sources.base import IgnoredPath, Scan
 from precache.storage import read_regular
 
-_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 _COLUMNS = 2
 
 
@@ -76,7 +74,7 @@ def _parse(path: Path, content: bytes) -> dict[str, str]:
     for row in _rows(path, reader):
         if not row or (reader.line_num == 1 and row == ["path", "split"]):
             continue
-        if len(row) != _COLUMNS or not _NAME.fullmatch(row[1].strip()):
+        if len(row) != _COLUMNS or not SPLIT_NAME.fullmatch(row[1].strip()):
             raise SettingError(
                 f"{path}, line {reader.line_num}: expected 'path,split' with a split such as train, and "
                 f"quotes around a path with a comma, got {','.join(row)!r}"

@@ -128,6 +128,7 @@ def convert(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
         raise SettingError("update and overwrite cannot be combined; give one")
     options = replace(options or SourceOptions(), **named)
     destination = locate(destination)
+    source = locate(source) if isinstance(source, str | bytes | os.PathLike) else source
     with executors.connected(engine, address):
         opened, scan, recipe, options = scanned(
             source, destination, recipe, options, split_list, executors.worker_count(workers)

@@ -252,20 +252,15 @@ def _decode(content: dict[str, Any], path: Location, held: Held) -> Manifest:
         fields |= _listed(content, fields["recipe"]) if version < 5 else _in_columns(content, held)
         manifest = Manifest(**fields)
         _check_manifest(manifest)
-        if version == VERSION:
-            _check_content(content, _content_of(manifest))
+        if version == VERSION:  # it is what is written of it; as text, for True is no 1, and 1.0 neither
+            for name, value in _content_of(manifest).items():
+                said, written = (json.dumps(part, sort_keys=True) for part in (content.get(name), value))
+                _require(said == written, name)
         return manifest
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
         raise DatasetError(
             f"{path}: not a manifest of this project ({_in_words(error)}); convert the dataset again"
         ) from error
-
-
-def _check_content(content: dict[str, Any], expected: dict[str, Any]) -> None:
-    """Raise ValueError unless `content` is what is written of the manifest that was made of it."""
-    for name, value in expected.items():  # as text: True is no 1, and 1.0 neither
-        said, written = (json.dumps(part, sort_keys=True) for part in (content.get(name), value))
-        _require(said == written, name)
 
 
 def _listed(content: dict[str, Any], recipe: Recipe) -> dict[str, Any]:
@@ -288,19 +283,16 @@ def _listed(content: dict[str, Any], recipe: Recipe) -> dict[str, Any]:
 
 def _in_columns(content: dict[str, Any], held: Held) -> dict[str, Any]:
     """What from version 5 on lies in other files."""
-    updates, counts = len(content["updates"]), content["counts"]
+    counts = content["counts"]
     about = dict(content["shards"])
     splits = tuple(about.pop("splits"))
     table = FileEntry(**about)
-    _check_name(table, name_after(TABLE_NAME, updates))
-    _require(splits and len(set(splits)) == len(splits), "splits of shards")
-    _require(all(map(SPLIT_NAME.fullmatch, splits)), "splits of shards")
+    named = splits and len(set(splits)) == len(splits) and all(map(SPLIT_NAME.fullmatch, splits))
+    _require(named, "splits of shards")
     left_out = None if content["left_out"] is None else FileEntry(**content["left_out"])
     rejected, ignored = counts["rejected"], counts["ignored"]
     _require(_is_count(rejected) and _is_count(ignored), "counts")
     _require((left_out is None) == (rejected + ignored == 0), "what is left out")
-    if left_out is not None:
-        _check_name(left_out, name_after(LEFT_OUT_NAME, updates))
     return {
         "shards": read_table(held, table, splits, FORMATS[content["recipe"]["format"]]),
         "table": table,
@@ -317,12 +309,11 @@ def _decode_shard(entry: dict[str, Any]) -> ShardEntry:
 
 def _check_manifest(manifest: Manifest) -> None:
     """Raise ValueError for what an edited manifest says, and no conversion: nothing else is trusted."""
-    updates = len(manifest.updates)
-    _check_name(manifest.index, name_after(INDEX_NAME, updates))
-    if manifest.source_state is not None:
-        _check_name(manifest.source_state, name_after(SOURCE_STATE_NAME, updates))
-    for file in manifest.columns:
-        _require(not manifest.shards.has_file(file.name), f"a shard named {file.name}")
+    files = (manifest.index, manifest.source_state, manifest.table, manifest.left_out)
+    for file, name in zip(files, NUMBERED, strict=True):
+        if file is not None:
+            _require(file.name == name_after(name, len(manifest.updates)), f"file name {file.name!r}")
+            _require(not manifest.shards.has_file(file.name), f"a shard named {file.name}")
     classes = manifest.classes
     _require(manifest.target in TARGETS, f"target {manifest.target!r}")
     labelled = bool(classes) == (manifest.target in ("class", "classes"))
@@ -335,10 +326,7 @@ def _check_manifest(manifest: Manifest) -> None:
     for made_by in (manifest.made_by, *(update.made_by for update in manifest.updates)):
         _require(all(isinstance(version, str) for version in made_by.values()), "made_by")
     _require(_DIGEST.fullmatch(manifest.source_digest), "source_digest")
-    _require(
-        _is_count(manifest.next_id) and _is_count(manifest.scanned) and _is_count(manifest.source_bytes),
-        "counts",
-    )
+    _require(all(map(_is_count, (manifest.next_id, manifest.scanned, manifest.source_bytes))), "counts")
     stored = manifest.shards.samples_of_splits()
     _require(adds_up(manifest.updates, manifest.removed, stored), "updates")
     _require(set(stored) == set(manifest.samples_per_class) and all(stored.values()), "splits")
@@ -348,10 +336,6 @@ def _check_manifest(manifest: Manifest) -> None:
         right = right and (manifest.target != "class" or sum(counts) == inside)
         _require(right, f"samples per class of split {split!r}")
     _require(set(manifest.statistics) <= set(manifest.samples_per_class), "splits of statistics")
-
-
-def _check_name(file: FileEntry, name: str) -> None:
-    _require(file.name == name, f"file name {file.name!r}")
 
 
 def _is_count(value: object) -> bool:

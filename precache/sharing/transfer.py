@@ -41,7 +41,7 @@ from precache.storage import (
     remove_leftovers,
     temporary_path,
 )
-from precache.storage.urls import Url
+from precache.storage.urls import Url, local_path
 
 PULL_NAME = "pull.json"
 _AT_A_TIME = 4  # files
@@ -134,7 +134,7 @@ def pull(
         raise DatasetError(
             f"{source}: not a converted dataset (no {MANIFEST_NAME} there); 'precache push' puts one there"
         )
-    path = Path(os.path.realpath(folder))
+    path = Path(os.path.realpath(local_path(folder)))
     manifest, digest, intact = parse_manifest(raw, Path(str(source)) / MANIFEST_NAME, _from(remote, path))
     if not intact:
         raise DatasetError(f"{source}: its {MANIFEST_NAME} was edited or damaged; push the dataset again")

@@ -24,6 +24,7 @@ from precache.errors import SettingError, SourceError
 from precache.recipe import SPLIT_NAME, Recipe
 from precache.sources.base import IgnoredPath, Scan
 from precache.storage import read_regular
+from precache.storage.urls import local_path
 
 _COLUMNS = 2
 
@@ -36,7 +37,7 @@ def apply_list(scan: Scan, recipe: Recipe, path: str | os.PathLike[str]) -> tupl
             recipe has splits of its own.
         SourceError: it names a picture that the tree does not have.
     """
-    path = Path(path)
+    path = local_path(path)
     if recipe.splits != Recipe(format=recipe.format).splits:
         raise SettingError(f"splits {recipe.splits!r} and the list {path} cannot be combined; give one")
     try:

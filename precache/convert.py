@@ -18,7 +18,7 @@ from precache import executors, uploads
 from precache.console.notices import warn
 from precache.console.progress import Progress, nothing_lost, tells, unseen
 from precache.conversion.commit import commit, commit_update
-from precache.conversion.demands import check_finished, check_rejects, check_room
+from precache.conversion.demands import check_finished, check_rejects, check_room, check_there
 from precache.conversion.journal_header import JOURNAL_NAME, Target
 from precache.conversion.lock import Lock, hold_lock, lock_path
 from precache.conversion.scanning import scanned
@@ -130,6 +130,7 @@ def convert(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
         raise SettingError("update and overwrite cannot be combined; give one")
     options = replace(options or SourceOptions(), **named)
     destination = locate(destination)
+    source = locate(source) if isinstance(source, str | bytes | os.PathLike) else source
     with executors.connected(engine, address):
         opened, scan, recipe, options = scanned(
             source, destination, recipe, options, split_list, executors.worker_count(workers)
@@ -211,6 +212,7 @@ def _convert(job: _Job, lock: Lock, overwrite: bool, update: bool) -> tuple[Mani
         waiting = [shard for shard in job.plan.shards if shard.name not in journal.finished]
         check_room(job.scan, job.target.recipe, waiting, folder, job.on_start)
         converted = _run(job, waiting, journal)
+        journal.check_whole()
         manifest = commit(job.scan, job.plan, job.options, journal.finished, folder)
         journal.remove()
     if finished:
@@ -247,6 +249,7 @@ def _convert_at(job: _Job, url: Url, overwrite: bool, update: bool) -> tuple[Man
 def _update(job: _Job, destination: Path) -> tuple[Manifest, int | None]:
     """As `_convert`, of the finished dataset in `destination`."""
     dataset = open_dataset(destination)
+    check_there(dataset)
     plan = plan_update(dataset, job.scan, job.target.recipe, job.options)
     if plan is None:
         return dataset.manifest, None
@@ -258,6 +261,7 @@ def _update(job: _Job, destination: Path) -> tuple[Manifest, int | None]:
         waiting = [shard for shard in job.plan.shards if shard.name not in journal.finished]
         check_room(job.scan, job.target.recipe, waiting, destination, job.on_start)
         converted = _run(job, waiting, journal)
+        journal.check_whole()
         manifest = commit_update(plan, journal.finished)
         journal.remove()
     return manifest, converted

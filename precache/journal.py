@@ -26,7 +26,7 @@ from precache.conversion.journal_header import (
     own_names,
 )
 from precache.conversion.lock import LOCK_SUFFIX, is_mount_point
-from precache.dataset.files import check_file
+from precache.dataset.files import check_file, first_problem
 from precache.errors import DatasetError
 from precache.formats import FORMATS
 from precache.manifest import MANIFEST_NAME
@@ -97,6 +97,14 @@ class Journal:
     def kept(self) -> str:
         """For `tells`: how much of the work is on record."""
         return how_much_is_kept(self._plans, self.finished)
+
+    def check_whole(self) -> None:
+        """Raise DatasetError unless the files of all finished shards are there, with their sizes."""
+        files = (file for shard in self.finished.values() for file in shard.entry.files)
+        if problem := first_problem(self.folder, files):
+            raise DatasetError(
+                f"{problem}; nothing else may write there during a conversion: run the same command again"
+            )
 
     def remove(self) -> None:
         """Delete the journal: the manifest is written."""

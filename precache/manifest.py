@@ -26,7 +26,7 @@ from precache.dataset.statistics import ChannelStatistics
 from precache.dataset.targets import TARGETS
 from precache.errors import DatasetError, SettingError
 from precache.formats import FORMATS
-from precache.recipe import Recipe
+from precache.recipe import SPLIT_NAME, Recipe
 from precache.sources.options import SourceOptions
 from precache.storage import atomic_write
 from precache.storage.urls import Location
@@ -36,9 +36,8 @@ VERSION = 5
 READABLE = (2, 3, 4, 5)
 NUMBERED = (INDEX_NAME, SOURCE_STATE_NAME, TABLE_NAME, LEFT_OUT_NAME)
 """What an update writes anew, under another name, see `precache.dataset.index.name_after`."""
-_PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 _MOST_WORDS = 200  # characters of an error that quotes what the file says
-_HEX = re.compile(r"[0-9a-f]{1,8}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -169,12 +168,21 @@ def parse_manifest(raw: bytes, path: Location, held: Held) -> tuple[Manifest, st
     Raises:
         DatasetError: no manifest, or one of a version that is not known; TableError: one without its table.
     """
-    content = _load_json(raw, path)
-    digest = hashlib.sha256(raw).hexdigest() if content["version"] == 2 else _identity(content)
-    return _decode(content, path, held), digest, content.get("checksum") == _checksum(content)
+    try:
+        content = _load_json(raw, path)
+        digest = hashlib.sha256(raw).hexdigest() if content["version"] == 2 else _identity(content)
+        return _decode(content, path, held), digest, content.get("checksum") == _checksum(content)
+    except RecursionError as error:
+        raise DatasetError(f"{path}: not valid JSON (nested too deep); convert the dataset again") from error
 
 
 def _encode(manifest: Manifest) -> bytes:
+    content = _content_of(manifest)
+    return (json.dumps({**content, "checksum": _checksum(content)}, indent=1) + "\n").encode()
+
+
+def _content_of(manifest: Manifest) -> dict[str, Any]:
+    """All that `dataset.json` says but its checksum, as plain JSON values."""
     counts = {
         "scanned": manifest.scanned,
         "converted": manifest.samples,
@@ -187,15 +195,15 @@ def _encode(manifest: Manifest) -> bytes:
     content: dict[str, Any] = {"version": manifest.version, "counts": counts, **fields}
     content["recipe"] = manifest.recipe.to_json()
     content["shards"] = {"splits": manifest.shards.split_names, **asdict(manifest.table)}
-    content = json.loads(json.dumps(content, default=asdict))
-    return (json.dumps({**content, "checksum": _checksum(content)}, indent=1) + "\n").encode()
+    plain: dict[str, Any] = json.loads(json.dumps(content, default=asdict))
+    return plain
 
 
 def _load_json(raw: bytes, path: Location) -> dict[str, Any]:
     """The manifest's JSON; DatasetError if it is none, or of a version that is not known."""
     try:
         content: Any = json.loads(raw)
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise DatasetError(
             f"{path}: not valid JSON ({_in_words(error)}); convert the dataset again"
         ) from error
@@ -212,8 +220,6 @@ def _load_json(raw: bytes, path: Location) -> dict[str, Any]:
 
 
 def _in_words(error: Exception) -> str:
-    if isinstance(error, RecursionError):
-        return "nested too deep"
     words = f"{error} is missing" if isinstance(error, KeyError) else str(error)
     return words if len(words) <= _MOST_WORDS else f"{words[:_MOST_WORDS]}..."
 
@@ -245,6 +251,10 @@ def _decode(content: dict[str, Any], path: Location, held: Held) -> Manifest:
         fields |= _listed(content, fields["recipe"]) if version < 5 else _in_columns(content, held)
         manifest = Manifest(**fields)
         _check_manifest(manifest)
+        if version == VERSION:  # it is what is written of it; as text, for True is no 1, and 1.0 neither
+            for name, value in _content_of(manifest).items():
+                said, written = (json.dumps(part, sort_keys=True) for part in (content.get(name), value))
+                _require(said == written, name)
         return manifest
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
         raise DatasetError(
@@ -264,8 +274,6 @@ def _listed(content: dict[str, Any], recipe: Recipe) -> dict[str, Any]:
     for shard in entries:
         _require(isinstance(shard.split, str) and isinstance(shard.name, str), f"shard {shard.name!r}")
         _require(_is_count(shard.samples) and shard.samples > 0, f"{shard.samples!r} samples in {shard.name}")
-        for file in shard.files:
-            _check_file(file)
     names = [file.name for shard in entries for file in shard.files]
     _require(len(set(names)) == len(names), "a file is named twice")
     shards = ShardTable.of(entries, FORMATS[recipe.format])
@@ -274,18 +282,16 @@ def _listed(content: dict[str, Any], recipe: Recipe) -> dict[str, Any]:
 
 def _in_columns(content: dict[str, Any], held: Held) -> dict[str, Any]:
     """What from version 5 on lies in other files."""
-    updates, counts = len(content["updates"]), content["counts"]
+    counts = content["counts"]
     about = dict(content["shards"])
     splits = tuple(about.pop("splits"))
     table = FileEntry(**about)
-    _check_file(table, name_after(TABLE_NAME, updates))
-    _require(splits and all(type(split) is str for split in splits), "splits of shards")
+    named = splits and len(set(splits)) == len(splits) and all(map(SPLIT_NAME.fullmatch, splits))
+    _require(named, "splits of shards")
     left_out = None if content["left_out"] is None else FileEntry(**content["left_out"])
     rejected, ignored = counts["rejected"], counts["ignored"]
     _require(_is_count(rejected) and _is_count(ignored), "counts")
     _require((left_out is None) == (rejected + ignored == 0), "what is left out")
-    if left_out is not None:
-        _check_file(left_out, name_after(LEFT_OUT_NAME, updates))
     return {
         "shards": read_table(held, table, splits, FORMATS[content["recipe"]["format"]]),
         "table": table,
@@ -302,23 +308,24 @@ def _decode_shard(entry: dict[str, Any]) -> ShardEntry:
 
 def _check_manifest(manifest: Manifest) -> None:
     """Raise ValueError for what an edited manifest says, and no conversion: nothing else is trusted."""
-    updates = len(manifest.updates)
-    _check_file(manifest.index, name_after(INDEX_NAME, updates))
-    if manifest.source_state is not None:
-        _check_file(manifest.source_state, name_after(SOURCE_STATE_NAME, updates))
-    for file in manifest.columns:
-        _require(not manifest.shards.has_file(file.name), f"a shard named {file.name}")
+    files = (manifest.index, manifest.source_state, manifest.table, manifest.left_out)
+    for file, name in zip(files, NUMBERED, strict=True):
+        if file is not None:
+            _require(file.name == name_after(name, len(manifest.updates)), f"file name {file.name!r}")
+            _require(not manifest.shards.has_file(file.name), f"a shard named {file.name}")
     classes = manifest.classes
     _require(manifest.target in TARGETS, f"target {manifest.target!r}")
     labelled = bool(classes) == (manifest.target in ("class", "classes"))
     _require(labelled and all(isinstance(name, str) for name in classes), "class names")
     described = manifest.fields.items()
     _require(all(isinstance(name, str) and kind in KINDS for name, kind in described), "fields")
-    SourceOptions.from_json(manifest.source_options)  # raises, too
-    _require(
-        _is_count(manifest.next_id) and _is_count(manifest.scanned) and _is_count(manifest.source_bytes),
-        "counts",
-    )
+    options = SourceOptions.from_json(manifest.source_options)  # raises, too
+    _require(options.given() == manifest.source_options, "source options")
+    _require(options.boxes is None or manifest.fields.get(options.boxes) == "ragged", "boxes")
+    for made_by in (manifest.made_by, *(update.made_by for update in manifest.updates)):
+        _require(all(isinstance(version, str) for version in made_by.values()), "made_by")
+    _require(_DIGEST.fullmatch(manifest.source_digest), "source_digest")
+    _require(all(map(_is_count, (manifest.next_id, manifest.scanned, manifest.source_bytes))), "counts")
     stored = manifest.shards.samples_of_splits()
     _require(adds_up(manifest.updates, manifest.removed, stored), "updates")
     _require(set(stored) == set(manifest.samples_per_class) and all(stored.values()), "splits")
@@ -328,14 +335,6 @@ def _check_manifest(manifest: Manifest) -> None:
         right = right and (manifest.target != "class" or sum(counts) == inside)
         _require(right, f"samples per class of split {split!r}")
     _require(set(manifest.statistics) <= set(manifest.samples_per_class), "splits of statistics")
-
-
-def _check_file(file: FileEntry, name: str | None = None) -> None:
-    """Of this name; None: any that leads nowhere else."""
-    right = isinstance(file.name, str) and _PLAIN_NAME.fullmatch(file.name)
-    _require(right and name in (None, file.name), f"file name {file.name!r}")
-    _require(_is_count(file.bytes), f"{file.bytes!r} bytes of {file.name}")
-    _require(isinstance(file.crc32c, str) and _HEX.fullmatch(file.crc32c), f"CRC of {file.name}")
 
 
 def _is_count(value: object) -> bool:

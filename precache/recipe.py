@@ -20,7 +20,9 @@ DEFAULT_SIZE = 448  # pixels: twice the 224 of common models
 DTYPES = ("uint8", "uint16")
 _BANDS = re.compile(r"[1-9]|[1-5][0-9]|6[0-4]", re.ASCII)
 _LISTED = re.compile(r"list:[0-9a-f]{64}")
-_SPLIT = re.compile(r"([A-Za-z][A-Za-z0-9_]*)=([0-9.]+)")
+SPLIT_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{,63}")
+"""Of a split, whoever names it: names of files begin with it."""
+_SPLIT = re.compile(rf"({SPLIT_NAME.pattern})=([0-9.]+)")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,6 +98,8 @@ class Recipe:
                 raise SettingError(f"{name} must be True or False, got {getattr(self, name)!r}")
         if self.enlarge and self.fit not in KEPT:
             raise SettingError(f"enlarge is for fit {' and '.join(KEPT)}; fit {self.fit} enlarges as it is")
+        if not isinstance(self.splits, str):
+            raise SettingError(f"splits must be shares as 'train=0.8,val=0.2', got {self.splits!r}")
         if not self.listed:
             parse_splits(self.splits)
 

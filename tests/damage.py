@@ -79,9 +79,12 @@ def flip_a_bit(path: Path, shard_number: int = 2, row: int = 4) -> tuple[Path, i
 
 def edit_manifest(path: Path, **changes: Any) -> None:
     """Change these entries of the manifest of the dataset at `path`; its checksum fits."""
-    content = {**json.loads((path / MANIFEST_NAME).read_bytes()), **changes}
-    content["checksum"] = _checksum(content)
-    (path / MANIFEST_NAME).write_text(json.dumps(content))
+    write_sealed(path, {**json.loads((path / MANIFEST_NAME).read_bytes()), **changes})
+
+
+def write_sealed(path: Path, content: dict[str, Any]) -> None:
+    """Make this the manifest of the dataset at `path`; its checksum fits."""
+    (path / MANIFEST_NAME).write_text(json.dumps({**content, "checksum": _checksum(content)}))
 
 
 def edit_table(path: Path, **columns: Any) -> None:
@@ -92,3 +95,11 @@ def edit_table(path: Path, **columns: Any) -> None:
     kept = {name: array for name, array in arrays.items() if array is not None}
     entry, _ = write_arrays(path / manifest.table.name, kept)
     edit_manifest(path, shards={"splits": manifest.shards.split_names, **asdict(entry)})
+
+
+def lead_away(path: Path, split: str) -> None:
+    """Give the only split of the dataset at `path` this name, which its shards' names begin with."""
+    content = json.loads((path / MANIFEST_NAME).read_bytes())
+    (one,) = content["samples_per_class"]
+    renamed = {name: {split: content[name][one]} for name in ("samples_per_class", "statistics")}
+    edit_manifest(path, shards={**content["shards"], "splits": [split]}, **renamed)

@@ -11,6 +11,7 @@ from precache.console.notices import counted
 from precache.conversion.estimate import predict_bytes
 from precache.conversion.journal_header import Target
 from precache.dataset.converted import ConvertedDataset, open_dataset
+from precache.dataset.files import first_problem
 from precache.dataset.left_out import Rejected
 from precache.errors import DatasetError
 from precache.manifest import Manifest
@@ -19,6 +20,7 @@ from precache.recipe import Recipe
 from precache.sources import SourceOptions
 from precache.sources.base import Scan
 from precache.sources.source_state import changed_pictures
+from precache.storage.objects import ObjectStore
 from precache.storage.urls import Location, Url
 
 
@@ -29,6 +31,7 @@ def check_finished(
     again = "choose another DST" if isinstance(destination, Url) else "pass --overwrite to convert again"
     dataset = open_dataset(destination)
     manifest = dataset.manifest
+    check_there(dataset)
     found = {"recipe": manifest.recipe.to_json(), "source_digest": manifest.source_digest}
     target.check_same(destination, found, finished=True)
     if manifest.source_options.get("boxes") != options.boxes:
@@ -49,6 +52,18 @@ def check_finished(
             f"at the same size (first: {changed[0]}); {follow}{again}"
         )
     return manifest
+
+
+def check_there(dataset: ConvertedDataset) -> None:
+    """Raise DatasetError unless all files of the dataset are there, with their sizes."""
+    place, files = dataset.place, dataset.manifest.files
+    if isinstance(place, Path):
+        if problem := first_problem(place, files):
+            raise DatasetError(f"{problem}; the dataset is damaged: pass --overwrite to convert again")
+        return
+    sizes = {found.name: found.bytes for found in ObjectStore(place).list()}
+    if lost := [file.name for file in files if sizes.get(file.name) != file.bytes]:
+        raise DatasetError(f"{place / lost[0]}: missing or cut; the dataset is damaged: choose another DST")
 
 
 def _changed(scan: Scan, dataset: ConvertedDataset) -> list[str]:

@@ -13,7 +13,7 @@ from precache.errors import DatasetError
 from precache.formats import FORMATS
 from precache.manifest import MANIFEST_NAME, NUMBERED
 from precache.plan import ConvertPlan
-from precache.recipe import Recipe
+from precache.recipe import FORMAT_NAMES, SPLIT_NAME, Recipe
 from precache.storage import open_regular
 from precache.storage.records import RecordFile
 from precache.storage.urls import Url
@@ -113,10 +113,10 @@ def is_of_this_release(header: dict[str, Any]) -> bool:
     return (
         header.get(KEY) == _VERSION
         and isinstance(recipe, dict)
-        and recipe.get("format") in FORMATS
+        and recipe.get("format") in FORMAT_NAMES
         and isinstance(header.get("made_by"), dict)
         and isinstance(shards, dict)
-        and all("/" not in split and type(count) is int for split, count in shards.items())
+        and all(SPLIT_NAME.fullmatch(split) and type(count) is int for split, count in shards.items())
         and type(update) is int
         and (not update or (isinstance(first, dict) and first.keys() == shards.keys()))
         and all(type(number) is int for number in (first or {}).values())

@@ -1,5 +1,6 @@
 """The files of a dataset, as manifest and journal describe them."""
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
@@ -15,15 +16,30 @@ from precache.storage.objects import PART_BYTES, ObjectStore
 from precache.storage.retries import ObjectNotFoundError
 
 _AT_A_TIME = 8  # parts of objects that are read; so many are in memory
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{,127}")
+_CRC32C = re.compile(r"[0-9a-f]{8}")
 
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
-    """One file of a dataset: its name in the dataset's folder, bytes, and CRC-32C in hex."""
+    """One file of a dataset: its name in the dataset's folder, bytes, and CRC-32C in hex.
+
+    Manifests and journals are somebody else's word, and paths and URLs are made of these names alone.
+
+    Raises:
+        ValueError: a value is none that this project writes; a name leads nowhere else.
+    """
 
     name: str
     bytes: int
     crc32c: str
+
+    def __post_init__(self) -> None:
+        named = isinstance(self.name, str) and _NAME.fullmatch(self.name)
+        sized = type(self.bytes) is int and 0 <= self.bytes < 2**63
+        if not (named and sized and isinstance(self.crc32c, str) and _CRC32C.fullmatch(self.crc32c)):
+            about = f"{self.name!r:.99} of {self.bytes!r:.99} bytes, CRC {self.crc32c!r:.99}"
+            raise ValueError(f"file {about}: not as this project writes it")
 
 
 Held: TypeAlias = Callable[[FileEntry], AbstractContextManager[Path]]
@@ -55,6 +71,11 @@ def check_file(folder: Path, file: FileEntry, *, content: bool = True) -> str | 
     if crc32c != file.crc32c:
         return f"{path}: its checksum is not the manifest's (the bytes changed)"
     return None
+
+
+def first_problem(folder: Path, files: Iterable[FileEntry]) -> str | None:
+    """As `check_file`, of the first that is not there with its size; None if all are."""
+    return next(filter(None, (check_file(folder, file, content=False) for file in files)), None)
 
 
 def check_objects(store: ObjectStore, files: Iterable[FileEntry]) -> Iterator[str | None]:

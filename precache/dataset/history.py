@@ -24,7 +24,6 @@ def adds_up(updates: Sequence[Update], removed: Mapping[str, int], stored: Mappi
     numbers += removed.values()
     return (
         all(type(number) is int and 0 <= number < 2**63 for number in numbers)
-        and all(isinstance(update.made_by, dict) for update in updates)
         and all(count <= stored.get(split, 0) for split, count in removed.items())
         and sum(update.removed for update in updates) == sum(removed.values())
     )

@@ -27,8 +27,9 @@ import numpy.typing as npt
 from precache.dataset.arrays import Arrays, damaged, read_arrays, write_arrays
 from precache.dataset.files import FileEntry, Held
 from precache.dataset.index import Ints, RowChecksums, Sizes, name_after
-from precache.errors import DatasetError
+from precache.errors import DatasetError, SettingError
 from precache.formats import Format
+from precache.recipe import SPLIT_NAME
 
 TABLE_NAME = "shards.safetensors"
 _MOST_SAMPLES = 2**40  # of a shard: their sum stays within 64 bits
@@ -71,7 +72,13 @@ class ShardEntry:
 
 
 def shard_name(split: str, index: int) -> str:
-    """Name, without suffix, of the shard `index` of `split`."""
+    """Name, without suffix, of the shard `index` of `split`.
+
+    Raises:
+        SettingError: that is no name of a split, and might lead out of the dataset's folder.
+    """
+    if not isinstance(split, str) or not SPLIT_NAME.fullmatch(split):
+        raise SettingError(f"{split!r:.99} is no name of a split; write letters and digits, such as train")
     return f"{split}-{index:05d}"
 
 

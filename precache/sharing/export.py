@@ -16,7 +16,7 @@ import os
 import re
 import shlex
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -27,6 +27,7 @@ import numpy as np
 from PIL import Image
 
 from precache import executors
+from precache.console.notices import warn
 from precache.console.progress import Progress, unseen
 from precache.dataset import columns
 from precache.dataset.boxes import moved
@@ -40,7 +41,7 @@ from precache.manifest import Manifest
 from precache.pictures import masks
 from precache.sources.tree import SPLIT_FOLDERS
 from precache.storage import atomic_folder, check_new_folder, fsync_folder
-from precache.storage.urls import Url
+from precache.storage.urls import Url, local_path
 
 TABLE_NAME, MASKS_NAME = "labels.jsonl", ".masks"
 FORMATS_OF_FILES = ("jpeg", "png")
@@ -100,7 +101,7 @@ def export(
         )
     if manifest.recipe.channels == "rgba" and file_format == "jpeg":
         raise SettingError(f"{path}: has transparency, which a JPEG cannot hold; export it as png")
-    tree = Path(os.path.realpath(tree))
+    tree = Path(os.path.realpath(local_path(tree)))
     _check_place(dataset.path, tree)
     stored = dataset.read_index(removed=True)  # a row for each that the shards hold
     index = _on_stored_pictures(manifest, stored.select(stored.served))
@@ -257,6 +258,8 @@ def _class_folders(manifest: Manifest) -> tuple[list[str], int]:
     taken: set[str] = set()
     for label, of_one in enumerate(parts):
         folder = "/".join(_safe(part, f"class-{label}") for part in of_one)
+        if _alike(folder.partition("/")[0]) == TABLE_NAME:  # a file of this name is to lie there
+            folder = f"_{folder}"
         while _alike(folder) in taken:
             folder += f"-{label}"
         taken.add(_alike(folder))
@@ -296,42 +299,72 @@ def _write_table(
     """Write the table, a row each in the order of ids, unless the tree says all; its columns, or None."""
     several = len(manifest.samples_per_class) > 1
     says_splits = not several or _has_split_folders(manifest)
-    folders, _ = _class_folders(manifest)
-    says_target = manifest.target in ("none", "class") and folders == list(manifest.classes)
+    folders, depth = _class_folders(manifest)
+    tops = {folder.partition("/")[0] for folder in folders} if depth > 1 else set()
+    read_as_splits = "train" in tops and tops <= set(SPLIT_FOLDERS)
+    in_order = sorted(folders) == list(manifest.classes) and not read_as_splits
+    says_target = manifest.target == "none" or (manifest.target == "class" and in_order)
     if says_splits and says_target and not manifest.fields:
         return None
     line: dict[str, Any] = {}
+    classes, free = _class_values(manifest), _free(manifest.fields)
     with open(folder / TABLE_NAME, "x", encoding="utf-8") as file:
         for row in np.argsort(index.ids).tolist():
             line = {"image": names[row]}
             if manifest.target != "none":
-                line["label"] = _label(manifest, index, row)
+                line["label"] = _label(manifest, index, row, classes)
             if several:
                 line["split"] = splits[row]
-            line |= {_free(name): value for name, value in columns.values_of(index.fields, row).items()}
+            line |= {free[name]: value for name, value in columns.values_of(index.fields, row).items()}
             file.write(f"{json.dumps(line)}\n")
     return list(line)
 
 
 def _table_flags(manifest: Manifest, keys: Sequence[str]) -> list[str]:
     flags = [f"--{name} {name}" for name in ("label", "split") if name in keys]
-    if manifest.target in ("classes", "number"):
+    if manifest.target != "none":
         flags.append(f"--target {manifest.target}")
-    if manifest.fields:
-        flags.append(f"--field {shlex.quote(','.join(map(_free, manifest.fields)))}")
+    free = _free(manifest.fields)
+    if free:
+        flags.append(f"--field {shlex.quote(','.join(free.values()))}")
     if boxes := manifest.source_options.get("boxes"):
-        flags.append(f"--boxes {shlex.quote(_free(boxes))}")
+        flags.append(f"--boxes {shlex.quote(free[boxes])}")
     return flags
 
 
-def _label(manifest: Manifest, index: SampleIndex, row: int) -> Any:
+def _label(manifest: Manifest, index: SampleIndex, row: int, classes: Sequence[Any]) -> Any:
     if manifest.target == "class":
-        return manifest.classes[index.labels[row]]
+        return classes[index.labels[row]]
     assert index.targets is not None
     value = index.targets.value(row)
-    return [manifest.classes[label] for label in value] if manifest.target == "classes" else value
+    return [classes[label] for label in value] if manifest.target == "classes" else value
 
 
-def _free(field: str) -> str:
-    """The column of a field: not one of those that every table has."""
-    return f"field_{field}" if field in ("image", "label", "split") else field
+def _class_values(manifest: Manifest) -> Sequence[Any]:
+    """What a table says of each class: text is sorted as text when it is read, numbers by their size."""
+    classes = manifest.classes
+    if list(classes) == sorted(classes):
+        return classes
+    try:
+        numbers = [float(name) if "." in name else int(name) for name in classes]
+    except ValueError:
+        numbers = []
+    if list(map(str, numbers)) == list(classes) and numbers == sorted(numbers):
+        return numbers
+    warn(
+        "the classes were not in the order of their names, which is the one that they come back in: the same "
+        "names, under other numbers"
+    )
+    return classes
+
+
+def _free(fields: Iterable[str]) -> dict[str, str]:
+    """The column of each field: not one of those that every table has, nor that of another field."""
+    free: dict[str, str] = {}
+    taken = {"image", "label", "split", *fields}
+    for name in fields:
+        column = name
+        while name in ("image", "label", "split") and column in taken:
+            column = f"field_{column}"
+        free[name] = column
+    return free

@@ -45,7 +45,7 @@ from precache.storage import (
     temporary_path,
 )
 from precache.storage.retries import Check
-from precache.storage.urls import Url
+from precache.storage.urls import Url, local_path
 
 PULL_NAME = "pull.json"
 _TRIES = 3  # of a file whose bytes came wrong
@@ -150,7 +150,7 @@ def pull(
         raise DatasetError(
             f"{source}: not a converted dataset (no {MANIFEST_NAME} there); 'precache push' puts one there"
         )
-    path = Path(os.path.realpath(folder))
+    path = Path(os.path.realpath(local_path(folder)))
     manifest, digest, intact = parse_manifest(raw, Path(str(source)) / MANIFEST_NAME, _from(remote, path))
     if not intact:
         raise DatasetError(f"{source}: its {MANIFEST_NAME} was edited or damaged; push the dataset again")

@@ -17,7 +17,7 @@ from precache.sources.table import TableSource
 from precache.sources.tree import TreeSource
 from precache.sources.walk import ALONE, Scanning
 from precache.sources.webdataset import WebDatasetSource
-from precache.storage.urls import Url, is_url, locate
+from precache.storage.urls import Url, is_url, local_path, locate
 
 __all__ = ["Scanning", "Source", "SourceOptions", "open_source"]
 
@@ -37,6 +37,8 @@ def open_source(source: Any, options: SourceOptions | None = None, how: Scanning
         MissingDependencyError: it needs an extra.
     """
     options = options or SourceOptions()
+    if isinstance(source, bytes):  # no row of samples
+        source = locate(source)
     if options.mask is not None:
         return _open_masked(source, options, options.mask, how)
     options = replace(options, boxes=None)  # a field like others, for a source
@@ -58,9 +60,9 @@ def _open_masked(source: Any, options: SourceOptions, mask: str, how: Scanning) 
     options = replace(options, mask=None)
     if is_url(mask):
         raise SettingError(f"--mask {mask}: masks are read from a folder of this machine; copy them first")
-    path = Path(source) if isinstance(source, str | os.PathLike) and not is_url(source) else Path()
+    path = local_path(source) if isinstance(source, str | os.PathLike) and not is_url(source) else Path()
     if not (rows.is_table(path) and path.is_file() and mask in rows.columns_of(path)):
-        return MaskTree(open_source(source, options, how), Path(mask))
+        return MaskTree(open_source(source, options, how), local_path(mask))
     table = open_source(path, replace(options, fields=tuple(dict.fromkeys((*options.fields, mask)))))
     assert isinstance(table, TableSource)
     if table.url:

@@ -7,7 +7,6 @@ says what is read for the list, `precache.sources.pictures` what may be a pictur
 
 import hashlib
 import os
-import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,6 +20,7 @@ from PIL import Image
 from precache.dataset.columns import Column, ValueOfRowError
 from precache.errors import ImageError, SettingError, SourceError
 from precache.pictures.reading import read_picture
+from precache.recipe import SPLIT_NAME
 from precache.sources.base import SampleRef, Samples, Scan, digest_of, picture_checksum
 from precache.sources.hf import is_hf, list_columns, load_saved
 from precache.sources.labels import Labelled, Labels
@@ -28,7 +28,6 @@ from precache.sources.listing import Listing, list_samples, name_of
 from precache.sources.options import SourceOptions
 from precache.sources.pictures import picture_of
 
-_SPLIT_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 _PROBED = 8  # samples that are looked at to tell two datasets apart
 _ANY_SIZE = 1 << 60
 
@@ -140,7 +139,7 @@ class DatasetSource:
     def _listings(self) -> dict[str, Listing]:
         listings = {}
         for split, one in (self.dataset if _is_splits(self.dataset) else {"": self.dataset}).items():
-            if split and not _SPLIT_NAME.fullmatch(split):
+            if split and not SPLIT_NAME.fullmatch(split):
                 raise SettingError(
                     f"{self.root}: {split!r} is no name of a split; write letters and digits, such as train"
                 )
@@ -238,7 +237,7 @@ def _refs(part: _Part, split: str, listing: Listing) -> Iterator[SampleRef]:
             path = listing.files[at]
             size, modified_ns = _status(os.path.join(listing.folder, path))
         name = splits[at]
-        if listing.splits is not None and (not isinstance(name, str) or not _SPLIT_NAME.fullmatch(name)):
+        if listing.splits is not None and (not isinstance(name, str) or not SPLIT_NAME.fullmatch(name)):
             raise SourceError(f"{part.name}: row {at}: {name!r:.60} is no name of a split, such as train")
         yield SampleRef(row, f"{part.prefix}{path}", -1, size, name, modified_ns, row)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from precache.dataset.targets import TARGETS
 from precache.errors import SettingError, check_choice, check_range
+from precache.storage.urls import locate
 
 LABEL_NAMES = ("label", "labels", "class", "class_name", "target", "category")
 """What the column of the labels is called more often than not."""
@@ -50,7 +51,9 @@ class SourceOptions:
         for name, value in self.given().items():
             texts = value if name == "fields" else [value]
             if name != "class_depth" and not all(isinstance(text, str) for text in texts):
-                raise SettingError(f"{name} must be text, got {value!r}")
+                raise SettingError(f"{name} must be text, got {value!r:.99}")
+        for path in filter(None, (self.root, self.mask)):
+            locate(path)  # raises
         if self.target is not None:
             check_choice("target", self.target, TARGETS)
         if isinstance(self.fields, str):

@@ -12,7 +12,6 @@ import csv
 import hashlib
 import io
 import os
-import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -23,11 +22,11 @@ import numpy as np
 from precache.console.notices import counted, some
 from precache.errors import SettingError, SourceError
 from precache.manifest import Manifest
-from precache.recipe import Recipe, parse_splits
+from precache.recipe import SPLIT_NAME, Recipe, parse_splits
 from precache.sources.base import IgnoredPath, Scan
 from precache.storage import read_regular
+from precache.storage.urls import local_path
 
-_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 _COLUMNS = 2
 
 
@@ -39,7 +38,7 @@ def apply_list(scan: Scan, recipe: Recipe, path: str | os.PathLike[str]) -> tupl
             recipe has splits of its own.
         SourceError: it names a picture that the tree does not have.
     """
-    path = Path(path)
+    path = local_path(path)
     if recipe.splits != Recipe(format=recipe.format).splits:
         raise SettingError(f"splits {recipe.splits!r} and the list {path} cannot be combined; give one")
     try:
@@ -96,7 +95,7 @@ def _parse(path: Path, content: bytes) -> dict[str, str]:
     for row in _rows(path, reader):
         if not row or (reader.line_num == 1 and row == ["path", "split"]):
             continue
-        if len(row) != _COLUMNS or not _NAME.fullmatch(row[1].strip()):
+        if len(row) != _COLUMNS or not SPLIT_NAME.fullmatch(row[1].strip()):
             raise SettingError(
                 f"{path}, line {reader.line_num}: expected 'path,split' with a split such as train, and "
                 f"quotes around a path with a comma, got {','.join(row)!r}"

@@ -11,7 +11,6 @@ A row without a file is rejected when it is converted. Ids are the numbers of th
 
 import errno
 import os
-import re
 import stat
 from array import array
 from collections.abc import Sequence
@@ -26,6 +25,7 @@ from precache.console.notices import counted
 from precache.dataset.columns import Column, ValueOfRowError
 from precache.errors import ImageError, SettingError, SourceError
 from precache.pictures.reading import read_picture, steadily
+from precache.recipe import SPLIT_NAME
 from precache.sources import rows
 from precache.sources.base import SampleRef, Samples, Scan, digest_of
 from precache.sources.labels import Labelled, Labels, typed
@@ -35,7 +35,6 @@ from precache.storage.objects import ObjectInfo, ObjectStore
 from precache.storage.urls import Location, Url, locate
 
 IMAGE_NAMES = ("image", "path", "file", "filename", "file_name")
-_SPLIT_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{,63}")  # it begins names of files
 _PATH_BYTES = 4096  # no system takes longer ones
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
 _NAMED = 20  # columns that a message names
@@ -246,7 +245,7 @@ class _Found:
             value = str(value)
         if isinstance(value, str) and value.isdecimal():
             value = column + value  # folds are numbers more often than not
-        if not isinstance(value, str) or not _SPLIT_NAME.fullmatch(value):
+        if not isinstance(value, str) or not SPLIT_NAME.fullmatch(value):
             raise self.error(
                 len(self.lines) - 1, column, f"{value!r:.60} is no name of a split; write one such as train"
             )

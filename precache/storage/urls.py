@@ -12,6 +12,7 @@ from precache.errors import SettingError
 SCHEMES = ("s3", "gs", "az", "https", "http")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
 _OF_PATH = re.compile(rf"({'|'.join(SCHEMES)}):/[^/]")
+_NAME_BYTES, _PATH_BYTES = 255, 4095  # that file systems take, and systems
 _FORMS = "s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://ACCOUNT/CONTAINER/PREFIX, https://HOST/PATH"
 
 
@@ -62,18 +63,19 @@ def is_url(place: object) -> bool:
     return isinstance(place, Url) or (isinstance(place, str) and _SCHEME.match(place) is not None)
 
 
-def locate(place: "str | os.PathLike[str] | Url") -> Location:
+def locate(place: "str | bytes | os.PathLike[str] | Url") -> Location:
     """The path or URL that `place` says; `file:///data` is a path.
 
     Raises:
-        SettingError: no storage of this kind is known, or the URL is not complete.
+        SettingError: it says none that a system takes, no storage of this kind is known, or the URL is not
+            complete.
     """
     if isinstance(place, Url):
         return place
-    text = os.fspath(place)
-    match = _SCHEME.match(text) if isinstance(text, str) else None
+    text = _checked(place)
+    match = _SCHEME.match(text)
     if match is None:
-        if isinstance(text, str) and _OF_PATH.match(text) and not os.path.exists(text):
+        if _OF_PATH.match(text) and not os.path.exists(text):
             raise SettingError(f"{text}: was a URL before it became a Path; pass URLs as text")
         return Path(text)
     scheme = match[1].lower()
@@ -100,6 +102,33 @@ def locate(place: "str | os.PathLike[str] | Url") -> Location:
     if len(parts) < in_root or any(part in (".", "..") for part in parts):
         raise SettingError(f"{text}: is not a complete URL; write one of {_FORMS}")
     return Url(f"{scheme}://{'/'.join(parts[:in_root])}", "/".join(parts[in_root:]))
+
+
+def local_path(place: "str | bytes | os.PathLike[str] | Url") -> Path:
+    """As `locate`, of what can only lie on this machine: SettingError for a URL, too."""
+    found = locate(place)
+    if isinstance(found, Url):
+        raise SettingError(f"{found}: is a URL; name a path of this machine")
+    return found
+
+
+def _checked(place: "str | bytes | os.PathLike[str]") -> str:
+    """The text of a path or a URL that may exist; SettingError for any other value."""
+    if not isinstance(place, str | bytes | os.PathLike):
+        raise SettingError(f"{place!r:.99} is no path; give text, or a pathlib.Path")
+    text = os.fsdecode(place)
+    try:
+        encoded = os.fsencode(text)
+    except UnicodeEncodeError:
+        encoded = b"\0"
+    if b"\0" in encoded:
+        raise SettingError(f"{text!r:.99} holds a character that no path may; leave it out")
+    if len(encoded) > _PATH_BYTES or max(map(len, encoded.split(b"/"))) > _NAME_BYTES:
+        raise SettingError(
+            f"{text!r:.99} is too long ({len(encoded):,} bytes): a name may have {_NAME_BYTES}, a path "
+            f"{_PATH_BYTES:,}; shorten it"
+        )
+    return text
 
 
 def check_writable(url: Url) -> None:

@@ -1,6 +1,7 @@
 """Loaders on datasets in a bucket: what they serve is what they serve of a folder."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,9 +21,11 @@ import loaders
 from loaders import ImageDataset, Reading
 from precache import open_dataset
 from precache.errors import DatasetError, SampleError, SettingError, StorageError
+from precache.storage.objects import ObjectStore
 from precache.storage.urls import Url
 from tests.cloud.proxy import Proxy, Seen
 from tests.cloud.uploading import upload
+from tests.damage import lead_away
 
 QUIET = {"batch_size": 8, "seed": 3, "device": "cpu"}
 
@@ -277,3 +280,20 @@ time.sleep(1)
 print("ending", flush=True)
 sys.exit(7)
 """
+
+
+@pytest.mark.parametrize("shuffle", [False, "full"])
+def test_nothing_is_written_outside_the_cache(
+    shuffle: bool | str, converted: dict[str, Path], bucket: Url, cache: Path, tmp_path: Path
+) -> None:
+    """By a manifest whose shards have names that lead away from its folder."""
+    path = Path(shutil.copytree(converted["shards"], tmp_path / "set"))
+    lead_away(path, f"{tmp_path}/user/train")
+    (tmp_path / "user").mkdir()
+    store = ObjectStore(bucket / "set")
+    for file in path.iterdir():
+        name = f"{tmp_path}/user/{file.name}" if file.name.startswith("train") else file.name
+        store.upload(file, name)
+    with pytest.raises(DatasetError, match="splits of shards"):
+        served(str(bucket / "set"), shuffle=shuffle)
+    assert list((tmp_path / "user").iterdir()) == []

@@ -134,7 +134,7 @@ def test_an_edited_manifest_can_be_replaced_and_a_broken_one_says_what_to_do(
     shutil.copytree(converted["shards"], out)
     options = {"recipe": small_recipe("dali"), "workers": 0, "overwrite": True}
     text = (out / MANIFEST_NAME).read_text()
-    (out / MANIFEST_NAME).write_text(text.replace('"converted": 70', '"converted": 71'))
+    (out / MANIFEST_NAME).write_text(text.replace('"quality": 95', '"quality": 94'))
     convert(raw_tree, out, **options)
     assert contents(out) == contents(converted["dali"])
     (out / MANIFEST_NAME).write_text(text[:-9])

@@ -1,13 +1,16 @@
 """A destination at which something lies: what an earlier run made, or files of the user's."""
 
+import os
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+from PIL import Image
 
-from precache import convert
+from precache import convert, verify
 from precache.errors import DatasetError, SettingError
 from precache.journal import JOURNAL_NAME
 from precache.manifest import MANIFEST_NAME
@@ -129,6 +132,49 @@ def test_a_killed_parent_leaves_a_resumable_folder(
     process.wait()
     convert(raw_tree, out, small_recipe("shards"), workers=0)
     assert contents(out) == contents(converted["shards"])
+
+
+DAMAGE = {
+    "deleted": Path.unlink,
+    "cut": lambda shard: os.truncate(shard, 100),
+    "a folder": lambda shard: (shard.unlink(), shard.mkdir()),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("moment", ["converting", "overwriting", "updating", "finished", "to be updated"])
+def test_no_run_is_done_while_a_shard_is_missing(
+    moment: str, damage: str, tree: Path, tmp_path: Path
+) -> None:
+    """Whoever took it away, and whenever; and what is said to be done about it is enough."""
+    out, name = tmp_path / "out", "train-00006" if moment == "updating" else "train-00000"
+    options: dict[str, Any] = {"workers": 0}
+    if moment != "converting":
+        convert(tree, out, small_recipe("shards"), **options)
+    if "updat" in moment:
+        next(tree.glob("*/*.jpg")).unlink()
+        for number in range(20):
+            Image.new("RGB", (9, 9), (number, 0, 0)).save(next(tree.iterdir()) / f"new-{number}.png")
+        options["update"] = True
+    options["overwrite"] = moment == "overwriting"
+    damaged: list[Path] = []
+
+    def spoil(done: int = 0, total: int = 0) -> None:
+        for shard in tmp_path.glob(f"{'.out.*.precache' if moment == 'overwriting' else 'out'}/{name}.*"):
+            if not damaged:
+                DAMAGE[damage](shard)
+                damaged.append(shard)
+
+    if moment in ("finished", "to be updated"):
+        spoil()
+    with pytest.raises(DatasetError, match=rf"{name}.safetensors: (missing|expected|cannot)"):
+        convert(tree, out, small_recipe("shards"), on_progress=spoil, **options)
+    if damage == "a folder":
+        damaged[0].rmdir()
+    if moment in ("finished", "to be updated"):
+        options.update(update=False, overwrite=True)
+    convert(tree, out, small_recipe("shards"), **options)
+    assert verify(out) == []
 
 
 def test_an_unfinished_conversion_of_another_recipe_is_refused(raw_tree: Path, tmp_path: Path) -> None:

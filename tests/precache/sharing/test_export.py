@@ -1,3 +1,4 @@
+import json
 import os
 import shlex
 import shutil
@@ -86,6 +87,16 @@ DATASETS = {
     ),
     "other splits": (labelled(["x", "y", "x"], fold=["a", "b", "a"]), {"split": "fold"}),
     "a field named as a column": (labelled(["x", "y", "x"], split=["1", "2", "3"]), {"fields": ("split",)}),
+    "a field named as the column of another": (
+        labelled(["x", "y", "x"], field_label=["a", "b", "c"]),
+        {"fields": ("field_label",)},
+    ),
+    "a class called as the table": (labelled(["labels.jsonl", "Labels.jsonl/x", "a"]), {}),
+    "numbers as classes": (labelled([10, 2, 1]), {}),
+    "fractions as classes": (labelled([10.5, 2.5, 1.5]), {"target": "class"}),
+    "numbers as text": (labelled(["10", "2", "1"], n=[1, 2, 3]), {"fields": ("n",)}),
+    "lists of numbers": (labelled([[10, 2], [1], []]), {"target": "classes"}),
+    "classes below train": (labelled(["train/a", "val/b", "train/c"]), {}),
     "no labels": (Items([picture(n) for n in range(3)]), {}),
     "a caption alone": (Items([{"image": picture(n), "text": "t"} for n in range(3)]), {"fields": ("text",)}),
     "unsafe classes": (labelled(["../up", "/etc", "a:b"]), {}),
@@ -241,3 +252,17 @@ def test_the_command_says_how_to_read_it_back(converted: dict[str, Path], tmp_pa
     check_bad_input(bad, "unknown format 'gif'; choose from: jpeg, png")
     check_bad_input(run("precache", "export", converted["dali"], "tree", cwd=tmp_path), "is not empty")
     assert np.all([path.name == "tree" for path in tmp_path.iterdir()])
+
+
+def test_a_field_called_as_a_column_stands_beside_the_one_that_makes_room(tmp_path: Path) -> None:
+    rows = [
+        {"image": picture(n), "kind": "ab"[n % 2], "label": f"l{n}", "field_label": f"f{n}"} for n in range(3)
+    ]
+    names = ("label", "field_label")
+    recipe = Recipe(format="shards", size=8)
+    convert(Items(rows), tmp_path / "one", recipe, workers=0, label="kind", fields=names)
+    export(tmp_path / "one", tmp_path / "tree", workers=0)
+    lines = [json.loads(line) for line in (tmp_path / "tree/labels.jsonl").read_text().splitlines()]
+    assert [sorted(set(line.values()) & {f"l{n}", f"f{n}"}) for n, line in enumerate(lines)] == [
+        [f"f{n}", f"l{n}"] for n in range(3)
+    ]

@@ -164,3 +164,10 @@ def test_a_storage_that_takes_no_shard_is_named(
         convert(raw_tree, bucket, small_recipe("shards"), workers=1)
     proxy.plan = lambda seen: None
     assert objects(bucket).keys() == {"journal/header.json"}
+
+
+def test_a_finished_dataset_that_lacks_a_shard_is_not_called_done(bucket: Url, raw_tree: Path) -> None:
+    convert(raw_tree, bucket / "set", small_recipe("shards"), workers=0)
+    ObjectStore(bucket / "set").delete(["train-00002.safetensors"])
+    with pytest.raises(DatasetError, match=r"train-00002.safetensors: missing or cut; .* another DST"):
+        convert(raw_tree, bucket / "set", small_recipe("shards"), workers=0)

@@ -15,6 +15,7 @@ import click
 import precache
 from precache.commands.checks import check_command, verify_command
 from precache.commands.clean import clean_command
+from precache.commands.doctor import doctor_command
 from precache.commands.running import RUNNING_FLAGS, lines_of_nodes
 from precache.commands.source_flags import SOURCE_FLAGS, source_options
 from precache.commands.transfer import pull_command, push_command
@@ -227,20 +228,7 @@ def export_command(
     note(f"{tree}: {counted(done.pictures, 'picture')}; to read them back: {again}")
 
 
-@main.command(name="doctor")
-def doctor_command() -> None:
-    """Show what this machine has, and which command installs what is missing."""
-    from precache.checks import doctor
-
-    findings = doctor.examine()
-    width = max(len(finding.subject) for finding in findings)
-    for finding in findings:
-        click.echo(f"{finding.subject:<{width}}  {finding.found}")
-        if finding.install:
-            click.echo(f"{'':<{width}}  install: {finding.install}")
-
-
-for _command in (verify_command, check_command, clean_command, push_command, pull_command):
+for _command in (verify_command, check_command, clean_command, doctor_command, push_command, pull_command):
     main.add_command(_command)
 for _name, _module in ELSEWHERE.items():
     main.add_command(commandline.Elsewhere(_name, _module, _ELSEWHERE_HELP[_name]))

@@ -32,7 +32,7 @@ def test_the_wheel_holds_the_three_packages_and_no_tests(tmp_path: Path) -> None
     assert "bench/caltech256.ipynb" in names
     entry_points = next(name for name in names if name.endswith("entry_points.txt"))
     text = zipfile.ZipFile(wheel).read(entry_points).decode()
-    assert "precache = precache.cli:entry_point" in text
+    assert "precache = precache.__main__:entry_point" in text
     assert "bench = bench.cli:entry_point" in text
 
 

@@ -217,6 +217,7 @@ def test_doctor_names_the_kinds_that_pillow_cannot_read(monkeypatch: pytest.Monk
     monkeypatch.setattr(features, "get_supported", lambda: ["jpg", "zlib", "avif", "libtiff", "jpg_2000"])
     (pillow,) = (finding for finding in doctor.examine() if finding.subject == "pillow")
     assert "cannot read WEBP, which stock Pillow can" in pillow.found
+    assert pillow.install is not None
 
 
 @pytest.mark.parametrize(

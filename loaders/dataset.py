@@ -21,7 +21,7 @@ from precache.dataset.converted import ConvertedDataset, is_converted, open_data
 from precache.dataset.index import SampleIndex, Sizes
 from precache.dataset.index_rows import LazyArray, normal
 from precache.dataset.shard_table import ShardTable
-from precache.errors import DatasetError, ImageError, SettingError, SourceError, printable
+from precache.errors import DatasetError, ImageError, SettingError, SourceError, did_you_mean, printable
 from precache.images import Rendering, channel_count
 from precache.manifest import MANIFEST_NAME
 from precache.pictures.sizes import Size, sides, written
@@ -284,9 +284,10 @@ def open_split(
     if is_converted(path):
         return _converted(open_dataset(path), split)
     if not path.exists():
+        remedy = did_you_mean(path) or " ('precache sample' makes a tree to try, data/raw)"
         raise DatasetError(
-            f"{path}: does not exist; expected a tree of class folders with pictures ('precache sample' "
-            f"or 'precache fetch' makes one) or what 'precache convert' made of one"
+            f"{path}: does not exist; expected a tree of class folders with pictures, or what 'precache "
+            f"convert' made of one{remedy}"
         )
     try:
         scan = scan_tree(path)

@@ -219,13 +219,18 @@ def inspect(dst: Location, as_json: bool, html: Path | None, all_classes: bool) 
 def export_command(
     dst: Location, tree: Path, file_format: str | None, quality: int, workers: int | None
 ) -> None:
-    """Write the pictures of the converted dataset in DST back as files, into the new folder TREE."""
+    """Write the pictures of the converted dataset in DST as files, into the new folder TREE.
+
+    They are as they are stored, of that size: keep the originals.
+    """
     from precache.sharing.export import export
 
     with ProgressBar("export", "image") as bar:
         done = export(dst, tree, file_format=file_format, quality=quality, workers=workers, on_progress=bar)
     again = f"{shell_command('precache convert', done.source)} DST --format FORMAT {done.flags}".rstrip()
-    note(f"{tree}: {counted(done.pictures, 'picture')}; to read them back: {again}")
+    note(
+        f"{tree}: {counted(done.pictures, 'picture')} as stored, not the originals; to convert them: {again}"
+    )
 
 
 for _command in (verify_command, check_command, clean_command, doctor_command, push_command, pull_command):

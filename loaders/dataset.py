@@ -284,10 +284,9 @@ def open_split(
     if is_converted(path):
         return _converted(open_dataset(path), split)
     if not path.exists():
-        remedy = did_you_mean(path) or " ('precache sample' makes a tree to try, data/raw)"
         raise DatasetError(
             f"{path}: does not exist; expected a tree of class folders with pictures, or what 'precache "
-            f"convert' made of one{remedy}"
+            f"convert' made of one{did_you_mean(path) or '; check the path'}"
         )
     try:
         scan = scan_tree(path)

@@ -9,22 +9,18 @@ TWO    := --numprocesses 2 --dist worksteal
 
 .PHONY: quickstart notebook test test-pillow gpu lint clean
 
-# Pillow-SIMD in the place of Pillow: both provide the package PIL. It comes last, because pip puts Pillow back
-# whenever it installs something that asks for it; and it is compiled before Pillow goes.
+# Pillow-SIMD in the place of Pillow, by the command of `precache doctor`: both provide the package PIL. It comes
+# last, because pip puts Pillow back whenever it installs something that asks for it.
 define PILLOW_SIMD
-@rm -rf $(VENV)/wheels
-@if test "$(SIMD)" = no; then \
-	$(BIN)/python -m pip uninstall --quiet --yes pillow-simd 2>$(VENV)/pillow-simd.log; \
-	$(BIN)/python -m pip install --quiet --no-deps --force-reinstall 'pillow>=10.1'; \
-	echo "Pillow is installed, as SIMD=no asks for."; \
-elif $(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir $(VENV)/wheels pillow-simd >$(VENV)/pillow-simd.log 2>&1 \
-	&& $(BIN)/python -m pip uninstall --quiet --yes pillow pillow-simd 2>>$(VENV)/pillow-simd.log \
-	&& $(BIN)/python -m pip install --quiet --no-deps $(VENV)/wheels/pillow_simd-*.whl \
-	&& $(BIN)/python -c '$(IS_SIMD)' 2>>$(VENV)/pillow-simd.log; \
+@put() { \
+	line=$$($(BIN)/python -c "from precache.packages import put_pillow; print(put_pillow('$$1'))") \
+		&& sh -c "$$line" >$(VENV)/$$1.log 2>&1; \
+}; \
+if test "$(SIMD)" = no; then put pillow && echo "Pillow is installed, as SIMD=no asks for."; \
+elif put pillow-simd && $(BIN)/python -c '$(IS_SIMD)' 2>>$(VENV)/pillow-simd.log; \
 then echo "Pillow-SIMD is installed: it resizes faster than Pillow. 'make SIMD=no' installs Pillow instead."; \
 	$(BIN)/python -m precache doctor | grep '^pillow '; \
-else $(BIN)/python -m pip uninstall --quiet --yes pillow-simd 2>>$(VENV)/pillow-simd.log; \
-	$(BIN)/python -m pip install --quiet --no-deps --force-reinstall 'pillow>=10.1' \
+else put pillow \
 	&& echo "Pillow is installed: Pillow-SIMD, which resizes faster, cannot be compiled here. It needs a C compiler" \
 		"and the headers of libjpeg and zlib; $(VENV)/pillow-simd.log says what is missing."; \
 fi

@@ -22,7 +22,7 @@ from precache.dataset.converted import ConvertedDataset, is_converted, open_data
 from precache.dataset.index import SampleIndex, Sizes
 from precache.dataset.index_rows import LazyArray, normal
 from precache.dataset.shard_table import ShardTable
-from precache.errors import DatasetError, ImageError, SettingError, SourceError, printable
+from precache.errors import DatasetError, ImageError, SettingError, SourceError, did_you_mean, printable
 from precache.images import Rendering, channel_count
 from precache.manifest import MANIFEST_NAME
 from precache.pictures.sizes import Size, sides, written
@@ -304,8 +304,8 @@ def open_split(
         return _converted(open_dataset(path), split)
     if not path.exists():
         raise DatasetError(
-            f"{path}: does not exist; expected a tree of class folders with pictures ('precache sample' "
-            f"or 'precache fetch' makes one) or what 'precache convert' made of one"
+            f"{path}: does not exist; expected a tree of class folders with pictures, or what 'precache "
+            f"convert' made of one{did_you_mean(path) or '; check the path'}"
         )
     try:
         scan = scan_tree(path)

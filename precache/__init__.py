@@ -7,11 +7,8 @@
 This package never imports torch: it runs on CPU-only hosts, and its workers start fast.
 """
 
-from precache.checks.across import verify_across
-from precache.checks.checking import CheckReport, check
-from precache.checks.verification import verify, verify_deep
-from precache.convert import Conversion, convert
-from precache.dataset.converted import ConvertedDataset, open_dataset
+from typing import TYPE_CHECKING
+
 from precache.errors import (
     DatasetError,
     DownloadError,
@@ -22,10 +19,28 @@ from precache.errors import (
     SourceError,
     WorkerError,
 )
-from precache.manifest import Manifest
-from precache.recipe import Recipe
-from precache.sharing.export import export
-from precache.sources import Source, SourceOptions, open_source
+from precache.packages import check_pillow, pillow_fault
+
+try:
+    from precache.checks.across import verify_across
+    from precache.checks.checking import CheckReport, check
+    from precache.checks.verification import verify, verify_deep
+    from precache.convert import Conversion, convert
+    from precache.dataset.converted import ConvertedDataset, open_dataset
+    from precache.manifest import Manifest
+    from precache.recipe import Recipe
+    from precache.sharing.export import export
+    from precache.sources import Source, SourceOptions, open_source
+except ImportError:
+    if pillow_fault() is None:
+        raise
+    if not TYPE_CHECKING:
+
+        def __getattr__(name: str) -> object:  # later, so that `precache doctor` runs
+            if name in __all__:
+                check_pillow()
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 __version__ = "0.3.0"
 

@@ -1,6 +1,31 @@
-"""`python -m precache` is the command `precache`."""
+"""The command `precache`, also as `python -m precache`; where PIL cannot be imported, its `doctor` alone."""
 
-from precache.cli import entry_point
+import sys
+
+import click
+
+from precache.commands.doctor import doctor_command
+from precache.console import commandline
+from precache.packages import check_pillow, pillow_fault
+
+
+class _DoctorAlone(commandline.Group):
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """`doctor`; instead of any other command, what puts Pillow right."""
+        if cmd_name != doctor_command.name:
+            check_pillow()
+        return super().get_command(ctx, cmd_name)
+
+
+def entry_point() -> None:
+    """Entry point of the console script."""
+    if pillow_fault():
+        main = _DoctorAlone(name="precache", commands=[doctor_command])
+        sys.exit(commandline.run(main, "precache"))
+    from precache import cli
+
+    cli.entry_point()
+
 
 if __name__ == "__main__":
     entry_point()

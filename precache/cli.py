@@ -15,6 +15,7 @@ import click
 import precache
 from precache.commands.checks import check_command, verify_command
 from precache.commands.clean import clean_command
+from precache.commands.doctor import doctor_command
 from precache.commands.running import RUNNING_FLAGS, lines_of_nodes
 from precache.commands.source_flags import SOURCE_FLAGS, source_options
 from precache.commands.transfer import pull_command, push_command
@@ -221,29 +222,21 @@ def inspect(dst: Location, as_json: bool, html: Path | None, all_classes: bool) 
 def export_command(
     dst: Location, tree: Path, file_format: str | None, quality: int, workers: int | None
 ) -> None:
-    """Write the pictures of the converted dataset in DST back as files, into the new folder TREE."""
+    """Write the pictures of the converted dataset in DST as files, into the new folder TREE.
+
+    They are as they are stored, of that size: keep the originals.
+    """
     from precache.sharing.export import export
 
     with ProgressBar("export", "image") as bar:
         done = export(dst, tree, file_format=file_format, quality=quality, workers=workers, on_progress=bar)
     again = f"{shell_command('precache convert', done.source)} DST --format FORMAT {done.flags}".rstrip()
-    note(f"{tree}: {counted(done.pictures, 'picture')}; to read them back: {again}")
+    note(
+        f"{tree}: {counted(done.pictures, 'picture')} as stored, not the originals; to convert them: {again}"
+    )
 
 
-@main.command(name="doctor")
-def doctor_command() -> None:
-    """Show what this machine has, and which command installs what is missing."""
-    from precache.checks import doctor
-
-    findings = doctor.examine()
-    width = max(len(finding.subject) for finding in findings)
-    for finding in findings:
-        click.echo(f"{finding.subject:<{width}}  {finding.found}")
-        if finding.install:
-            click.echo(f"{'':<{width}}  install: {finding.install}")
-
-
-for _command in (verify_command, check_command, clean_command, push_command, pull_command):
+for _command in (verify_command, check_command, clean_command, doctor_command, push_command, pull_command):
     main.add_command(_command)
 for _name, _module in ELSEWHERE.items():
     main.add_command(commandline.Elsewhere(_name, _module, _ELSEWHERE_HELP[_name]))

@@ -7,8 +7,8 @@ the journal, and the manifest is written last. The same command continues it.
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -47,7 +47,7 @@ from precache.recipe import Recipe
 from precache.sources import SourceOptions
 from precache.sources.base import Scan, check_apart
 from precache.sources.splits import gaps
-from precache.storage.urls import Url, check_writable, locate
+from precache.storage.urls import Location, Url, check_writable, locate
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +146,7 @@ def convert(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
             on_progress,
             options,
         )
-        try:
+        with _tells_of_faults(destination):
             if isinstance(destination, Url):
                 check_writable(destination)
                 check_apart(opened, destination)
@@ -158,17 +158,26 @@ def convert(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
                     check_empty(destination)
                 with hold_lock(destination) as lock:
                     manifest, converted = _convert(job, lock, overwrite, update)
-        except OSError as error:
-            if executors.is_of_caller(error):
-                raise
-            raise DatasetError(
-                f"{error.filename or destination}: cannot be written ({error.strerror or error}); finished "
-                f"shards are kept: make room or fix permissions, then run the same command again"
-            ) from error
     for gap in gaps(scan, manifest) if converted is not None else ():
         warn(f"{destination}: {gap}; --splits says what goes where, and precache inspect what was rejected")
     elapsed_s = time.perf_counter() - start_s
     return Conversion(manifest, converted or 0, converted is not None, elapsed_s, job.nodes)
+
+
+@contextmanager
+def _tells_of_faults(destination: Location, kept: Callable[[], str] | None = None) -> Iterator[None]:
+    """Make a DatasetError of what the disk raises; and tell what is `kept`, once something has begun."""
+    try:
+        with tells(kept) if kept else nullcontext():
+            yield
+    except OSError as error:
+        if executors.is_of_caller(error):
+            raise
+        remedy = "make room or fix permissions"
+        remedy = f" {kept()}; {remedy} first" if kept else f"; {remedy}, then run the same command again"
+        raise DatasetError(
+            f"{error.filename or destination}: cannot be written ({error.strerror or error}){remedy}"
+        ) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +217,10 @@ def _convert(job: _Job, lock: Lock, overwrite: bool, update: bool) -> tuple[Mani
         return _update(job, destination)
     if finished and not overwrite:
         return check_finished(destination, job.scan, job.target, job.options, job.limit), None
-    with Journal(folder, job.target, job.plan, job.scan, overwrite=overwrite) as journal, tells(journal.kept):
+    with (
+        Journal(folder, job.target, job.plan, job.scan, overwrite=overwrite) as journal,
+        _tells_of_faults(folder, journal.kept),
+    ):
         waiting = [shard for shard in job.plan.shards if shard.name not in journal.finished]
         check_room(job.scan, job.target.recipe, waiting, folder, job.on_start)
         converted = _run(job, waiting, journal)
@@ -229,7 +241,7 @@ def _convert_at(job: _Job, url: Url, overwrite: bool, update: bool) -> tuple[Man
             uploads.tidy(url, job.target)
             return check_finished(url, job.scan, job.target, job.options, job.limit), None
         journal = uploads.UrlJournal(lock, url, job.target, job.plan, job.scan, overwrite=overwrite)
-        with tells(journal.kept), uploads.room() as folder:
+        with _tells_of_faults(url, journal.kept), uploads.room() as folder:
             waiting = [shard for shard in job.plan.shards if shard.name not in journal.finished]
             check_room(
                 job.scan,
@@ -255,7 +267,10 @@ def _update(job: _Job, destination: Path) -> tuple[Manifest, int | None]:
         return dataset.manifest, None
     job = replace(job, scan=plan.difference.scan, plan=plan.plan, target=plan.target, rejected=plan.rejected)
     base = frozenset((*(file.name for file in dataset.manifest.files), *dataset.manifest.replaced_files))
-    with Journal(destination, job.target, job.plan, job.scan, base=base) as journal, tells(journal.kept):
+    with (
+        Journal(destination, job.target, job.plan, job.scan, base=base) as journal,
+        _tells_of_faults(destination, journal.kept),
+    ):
         for name in dataset.manifest.replaced_files:  # nobody can be reading them any more
             (destination / name).unlink(missing_ok=True)
         waiting = [shard for shard in job.plan.shards if shard.name not in journal.finished]

@@ -17,6 +17,8 @@ Catch `PrecacheError` for all of them. The commands print it on one line and exi
 import os
 import shlex
 from collections.abc import Iterable
+from difflib import get_close_matches
+from pathlib import Path
 
 
 class PrecacheError(Exception):
@@ -122,6 +124,19 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def did_you_mean(path: str | os.PathLike[str]) -> str:
+    """`; did you mean photos?` where `path` is missing and what is there has nearly its name; else empty."""
+    missing = Path(path)
+    try:
+        while not missing.parent.is_dir():
+            missing = missing.parent
+        near = [] if missing.exists() else get_close_matches(missing.name, os.listdir(missing.parent), n=1)
+        found = missing.parent.joinpath(*near, Path(path).relative_to(missing))
+        return f"; did you mean {found}?" if near and found.exists() else ""
+    except OSError:
+        return ""
 
 
 def shell_command(*words: object) -> str:

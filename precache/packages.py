@@ -4,6 +4,8 @@ import shlex
 import sys
 from importlib import metadata
 
+from precache.errors import MissingDependencyError
+
 DALI = ("nvidia-dali-cuda120", "nvidia-dali-cuda130")
 """For CUDA 12 and CUDA 13; the same modules."""
 OF_EXTRAS = frozenset(("cv2", "plotly", "psutil", "torch", "torchvision", "webdataset"))
@@ -37,3 +39,33 @@ def install_extra(extra: str) -> str:
 def pip_install(*arguments: str) -> str:
     """The command line that installs `arguments` into the running Python."""
     return shlex.join([sys.executable, "-m", "pip", "install", *arguments])
+
+
+def put_pillow(name: str) -> str:
+    """The command line that gives the running Python `pillow` or `pillow-simd`, and takes the other away.
+
+    Both are the package PIL, so that removing one breaks the other: both are removed, whatever is there. What
+    comes instead is downloaded, and compiled, before that: where it fails, nothing has changed.
+    """
+    pip = shlex.join([sys.executable, "-m", "pip"])
+    return (
+        f'wheels=$(mktemp -d) && {pip} wheel --no-deps --wheel-dir "$wheels" {name} && '
+        f"{pip} uninstall -y pillow pillow-simd && "
+        f'{pip} install --no-deps --no-index --find-links "$wheels" {name}'
+    )
+
+
+def pillow_fault() -> tuple[str, str] | None:
+    """What is wrong with PIL if it cannot be imported, and the command line that puts it right; else None."""
+    try:
+        from PIL import Image, features  # noqa: F401
+    except Exception as error:  # half a package may raise anything
+        name = "pillow-simd" if version_of("pillow-simd") else "pillow"
+        return f"Pillow is missing or broken ({error})", put_pillow(name)
+    return None
+
+
+def check_pillow() -> None:
+    """Raise MissingDependencyError if PIL cannot be imported."""
+    if fault := pillow_fault():
+        raise MissingDependencyError("; run: ".join(fault))

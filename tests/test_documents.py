@@ -17,6 +17,20 @@ def test_every_promise_names_the_test_that_holds_it() -> None:
     assert all(re.search(r"`test_\w+\.py::test_\w+`|`faults\[\w+\]`", row) for row in promises)
 
 
+def test_the_readme_draws_the_conclusions_of_its_page_of_results() -> None:
+    number, verdict = r"([+-]\d\.\d+)", "(cannot tell|worse or chance|worse|better)"
+    page = (ROOT / "bench/results/README.md").read_text()
+    rows = re.findall(rf"\| {number} \({number} to {number}\), {verdict} \|", page)
+    found = {(*(f"{float(value):+.1f}" for value in row[:3]), row[3]) for row in rows}
+    readme = re.findall(
+        rf"\| (\**){number}\**, {verdict} \| {number} to {number} \|", (ROOT / "README.md").read_text()
+    )
+    assert len(readme) == 6
+    for bold, difference, said, low, high in readme:
+        assert (difference, low, high, said) in found
+        assert bool(bold) == (said in ("worse", "better")), "in bold: what is no chance"
+
+
 @pytest.mark.parametrize(("file", "name"), re.findall(r"`(test_\w+\.py)::(test_\w+)`", PROMISES))
 def test_the_tests_that_hold_promises_exist(file: str, name: str) -> None:
     assert any(f"def {name}(" in path.read_text() for path in (ROOT / "tests").rglob(file))

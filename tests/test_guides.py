@@ -35,6 +35,7 @@ BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PROGRAMS = {"precache": precache, "bench": bench}
 # In the shell they print what they were given, so that its variables, loops and quotes are the shell's work.
 RECORD = 'precache() { record precache "$@"; }; bench() { record bench "$@"; }; pip() { :; }; make() { :; }\n'
+RECORD += "python() { :; }; mktemp() { :; }\n"
 RECORD += "record() { printf '%s\\x1f' \"$@\"; printf '\\n'; }; mkdir() { :; }; tar() { :; }\n"
 SMALL = {
     "--batches": "2", "--warmup": "1", "--repeats": "1", "--batch-size": "8", "--size": "64", "--steps": "2",

@@ -77,8 +77,8 @@ def command(
 
     DATA are folders, data/raw by default. Every combination of the settings is measured, except those that
     cannot help; `bench.findings.grid.prune` has the rules. Each finished trial is a line of --out: the same
-    command goes on after those. --amp is left out for a trainer that does not compute, and --pin without
-    CUDA: they change nothing there.
+    command goes on after those, and other folders add theirs. --amp is left out for a trainer that does not
+    compute, and --pin without CUDA: they change nothing there.
     """
     device = settings.device
     settings = replace(settings, trainers=(resolve(settings.trainer, device),))
@@ -104,9 +104,10 @@ def command(
     else:
         with ProgressBar("sweep", "trial") as bar:
             run(points, settings, file, classes, bar)
-    if not any(m.point in set(points) for m in file.measured()):
-        raise DatasetError(f"nothing measured: {'; '.join(sorted(set(file.failed.values())))}")
-    conditions = _conditions(settings, file)
+    if not any(point in file.trials for point in points):
+        failed = {file.failed[point] for point in points if point in file.failed}
+        raise DatasetError(f"nothing measured: {'; '.join(sorted(failed))}")
+    conditions = _conditions(settings, file, points)
     if not quiet:
         _show(points, file, conditions)
     if html_path is not None:
@@ -208,9 +209,9 @@ def _opened(arms: Sequence[Arm]) -> list[Arm]:
     return opened
 
 
-def _conditions(settings: RunSettings, file: SweepFile) -> str:
+def _conditions(settings: RunSettings, file: SweepFile, points: Sequence[Point]) -> str:
     machine = describe_machine(settings.device)
-    trials = [trial for by_repeat in file.trials.values() for trial in by_repeat.values()]
+    trials = [trial for point in points for trial in file.trials.get(point, {}).values()]
     warm = all(trial["page_cache_warm"] for trial in trials)
     return (
         f"{machine['cpu']}, {machine['memory']}, accelerator: {accelerator_of(machine)}; torch "

@@ -1,6 +1,7 @@
 """The file of a sweep: JSON lines, one per finished trial, so that a killed sweep goes on where it was.
 
     {"sweep": 1, "machine": {...}, "data": {folder: digest}, "settings": {...}}     the first line
+    {"data": {folder: digest}}                          folders that a later sweep added
     {"point": {...}, "repeat": 0, "trial": {...}}       a trial, see `bench.trial.sweep_trial.run`
     {"point": {...}, "pruned": "why"}                   a point that needs no measuring
     {"point": {...}, "failed": "why"}                   a point that does not fit into memory
@@ -35,7 +36,8 @@ class SweepFile:
         """Open `path`, or begin it with `header`: machine, data and settings.
 
         Raises:
-            SettingError: it is the file of another machine, of other data or settings, or of something else.
+            SettingError: it is the file of another machine or other settings, a folder holds other data than
+                it did, or it is the file of something else.
         """
         self.path = path
         self.trials: dict[Point, dict[int, dict[str, Any]]] = {}
@@ -52,15 +54,21 @@ class SweepFile:
             found, *others = [json.loads(line) for line in lines]
             if found["sweep"] != _VERSION:
                 raise KeyError("sweep")
-            _check_same(path, found, header)
             for line in others:
-                self._take(line)
+                if "data" in line:
+                    found["data"] |= line["data"]
+                else:
+                    self._take(line)
+            known, asked = found["data"], header["data"]
+            _check_same(path, {**found, "data": asked | known}, {**header, "data": known | asked})
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             if isinstance(error, SettingError):
                 raise
             raise SettingError(
                 f"{path}: not a file of 'bench sweep' ({error!r}); name another --out"
             ) from error
+        if new := {name: digest for name, digest in asked.items() if name not in known}:
+            self._append({"data": new})
 
     def add(self, point: Point, **found: Any) -> None:
         """Write one of the lines described above."""

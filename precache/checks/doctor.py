@@ -4,16 +4,20 @@ torch is looked up, not imported: the answer comes at once.
 """
 
 import platform
-import shlex
 import subprocess
-import sys
 from dataclasses import dataclass
 
-import PIL
-
 from precache import executors
-from precache.packages import DALI, TORCHCODEC, dali_package, install_extra, pip_install, version_of
-from precache.pictures import codecs
+from precache.packages import (
+    DALI,
+    TORCHCODEC,
+    dali_package,
+    install_extra,
+    pillow_fault,
+    pip_install,
+    put_pillow,
+    version_of,
+)
 
 _SIMD_NEEDS = "a C compiler and the headers of libjpeg and zlib"
 
@@ -51,18 +55,21 @@ def examine() -> list[Finding]:
 
 
 def _pillow() -> Finding:
-    installed = [name for name in ("pillow", "pillow-simd") if version_of(name)]
-    missing = codecs.kinds_without_decoder()
-    lacks = f"; cannot read {', '.join(missing)}, which stock Pillow can" if missing else ""
-    if codecs.pillow_is_simd():
-        found = f"Pillow-SIMD {PIL.__version__}, {codecs.pillow_jpeg()}{lacks}"
-        if "pillow" in installed:
-            found += "; pip lists Pillow, too, and may put it back"
-        return Finding("pillow", found)
-    version = f"Pillow {PIL.__version__}, {codecs.pillow_jpeg()}{lacks}"
-    found = f"{version}; Pillow-SIMD resizes faster, and needs {_SIMD_NEEDS} to be installed"
-    uninstall = shlex.join([sys.executable, "-m", "pip", "uninstall", "-y", "pillow"])
-    return Finding("pillow", found, f"{uninstall} && {pip_install('--no-deps', 'pillow-simd')}")
+    if fault := pillow_fault():
+        return Finding("pillow", *fault)
+    import PIL
+
+    from precache.pictures import codecs
+
+    found = f"{codecs.pillow_name()} {PIL.__version__}, {codecs.pillow_jpeg()}"
+    if missing := codecs.kinds_without_decoder():
+        found += f"; cannot read {', '.join(missing)}, which stock Pillow can"
+    if not codecs.pillow_is_simd():
+        faster = f"{found}; Pillow-SIMD resizes faster, and needs {_SIMD_NEEDS} to be installed"
+        return Finding("pillow", faster, put_pillow("pillow-simd"))
+    if version_of("pillow"):
+        found += "; pip lists Pillow, too, and may put it back"
+    return Finding("pillow", found, put_pillow("pillow") if missing else None)
 
 
 def _packages(subject: str, extra: str, *packages: str) -> Finding:

@@ -32,7 +32,7 @@ import click
 from precache.console import terminal
 from precache.console.terminal import Guarded, ProgressBar, guarded
 from precache.errors import MissingDependencyError, PrecacheError, SettingError, printable
-from precache.packages import OF_EXTRAS, install_extra
+from precache.packages import OF_EXTRAS, check_pillow, install_extra
 from precache.storage.urls import Location, locate
 
 __all__ = [
@@ -109,6 +109,7 @@ def _imported(module: str, program: str) -> click.Command:
     try:
         command: click.Command = importlib.import_module(module).command
     except ImportError as error:
+        check_pillow()
         if isinstance(error, ModuleNotFoundError) and (error.name or "").split(".")[0] not in OF_EXTRAS:
             raise
         extra = module.partition(".")[0]

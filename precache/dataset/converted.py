@@ -17,7 +17,7 @@ from precache.dataset.index import SampleIndex, Sizes, SourceState
 from precache.dataset.index_file import open_index
 from precache.dataset.index_rows import read_lazily
 from precache.dataset.shard_table import ShardEntry, TableError
-from precache.errors import DatasetError, shell_command
+from precache.errors import DatasetError, did_you_mean, shell_command
 from precache.images import MAX_KEPT_SIDE
 from precache.manifest import MANIFEST_NAME, Manifest, parse_manifest
 from precache.storage import read_regular
@@ -232,8 +232,8 @@ def _why_not_converted(folder: Path, error: OSError) -> str:
         if folder.is_dir():
             remedy = f"if these are pictures: {shell_command('precache convert', folder)} DST --format FORMAT"
             return f"{folder}: not a converted dataset (no {MANIFEST_NAME} in it); {remedy}"
-        remedy = f"make one with: {shell_command('precache convert SRC', folder)} --format FORMAT"
-        return f"{folder}: not a converted dataset (no such folder); {remedy}"
+        near = did_you_mean(folder) or "; 'precache convert' makes one"
+        return f"{folder}: not a converted dataset (no such folder){near}"
     if isinstance(error, NotADirectoryError):
         return f"{folder}: not a converted dataset (a file, not a folder); name the folder of one"
     return f"{folder / MANIFEST_NAME}: cannot be read ({error.strerror}); check its permissions and its disk"

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from precache.errors import DatasetError, PrecacheError, SettingError, SourceError
-from precache.pictures.codecs import made_by
 from precache.storage import open_new, read_regular, temporary_path
 from precache.storage.urls import Location, Url
 
@@ -116,6 +115,7 @@ _MOUNT = "mount it on every node at the same path"
 def versions() -> dict[str, str]:
     """What must be the same on every node: bytes depend on it."""
     import precache  # which imports this
+    from precache.pictures.codecs import made_by  # which needs PIL, and `precache doctor` runs without
 
     return {"precache": precache.__version__, **made_by()}
 

@@ -24,6 +24,11 @@ def pillow_is_simd() -> bool:
     return ".post" in PIL.__version__
 
 
+def pillow_name() -> str:
+    """What it calls itself."""
+    return "Pillow-SIMD" if pillow_is_simd() else "Pillow"
+
+
 def pillow_jpeg() -> str:
     """The JPEG library that Pillow was built with."""
     turbo = features.version("libjpeg_turbo")

@@ -65,11 +65,11 @@ def _open(data: bytes, path: str) -> Image.Image:
             return Image.open(io.BytesIO(data), formats=formats)
     except UnidentifiedImageError:
         if kind := kinds.missing_decoder(data):
-            remedy = "stock Pillow: python -m pip uninstall -y pillow-simd && python -m pip install pillow"
+            remedy = "stock Pillow has it: 'precache doctor' prints the command that installs that"
             if kind in kinds.DECODER_PACKAGES:
-                remedy = f"its plugin: python -m pip install --no-deps {kinds.DECODER_PACKAGES[kind]}"
+                remedy = f"install its plugin: python -m pip install --no-deps {kinds.DECODER_PACKAGES[kind]}"
             raise ValueError(
-                f"this Pillow has no decoder for {kind}, so the picture may be whole; install {remedy}"
+                f"this Pillow has no decoder for {kind}, so the picture may be whole; {remedy}"
             ) from None
         if kind := kinds.drawing(data):
             raise ValueError(f"{kind}: {kinds.DRAWING}") from None

@@ -1,4 +1,4 @@
-"""A converted dataset back into files: whoever came in may leave.
+"""A converted dataset into files: its pictures as they are stored, which are not the originals.
 
     TREE/CLASS/NAME.jpg          one class each
     TREE/train/CLASS/NAME.jpg    with splits that a tree may have, as `precache.sources.tree` reads them
@@ -57,7 +57,7 @@ class Exported:
 
     Attributes:
         pictures: files.
-        source: what `precache convert` takes to read them back: the tree, or the table in it.
+        source: what `precache convert` takes to convert them again: the tree, or the table in it.
         flags: options that it needs for that.
     """
 

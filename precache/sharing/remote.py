@@ -110,5 +110,8 @@ def open_remote(place: str | Url, *, public: bool = False) -> Remote:
         raise SettingError(f"{place}: public is for hf:// alone; who may read a bucket is set at the bucket")
     url = locate(place)
     if not isinstance(url, Url):
-        raise SettingError(f"{place}: is a path of this machine; give a URL, s3://BUCKET/PREFIX for example")
+        raise SettingError(
+            f"{place}: is a path of this machine, not a URL as s3://BUCKET/PREFIX; between its folders, copy "
+            f"the dataset with 'cp -r'"
+        )
     return Objects(url)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from precache.console.notices import warn
-from precache.errors import SourceError
+from precache.errors import SourceError, did_you_mean
 from precache.pictures import kinds
 from precache.pictures.reading import check_bytes, read_part, steadily
 from precache.sources import spool, tar, zip
@@ -94,7 +94,7 @@ def open_archive(path: Path) -> Opened:
         status = steadily(lambda: os.stat(path), path)
     except SourceError as error:
         if isinstance(error.__cause__, FileNotFoundError | NotADirectoryError):
-            raise SourceError(f"{path}: does not exist; name an archive or a folder of pictures") from error
+            raise SourceError(f"{path}: does not exist; name an archive{did_you_mean(path)}") from error
         raise
     if not stat.S_ISREG(status.st_mode):
         raise SourceError(f"{path}: is no file; expected an archive of class folders with pictures")

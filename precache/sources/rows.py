@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
 
-from precache.errors import MissingDependencyError, SourceError
+from precache.errors import MissingDependencyError, SourceError, did_you_mean
 from precache.packages import install_extra
 from precache.storage import open_regular
 
@@ -114,7 +114,8 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
             yield file
     except OSError as error:
         raise SourceError(
-            f"{path}: the table cannot be read ({error.strerror or error}); check its name and permissions"
+            f"{path}: the table cannot be read ({error.strerror or error})"
+            f"{did_you_mean(path) or '; check its name and permissions'}"
         ) from error
 
 

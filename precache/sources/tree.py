@@ -28,7 +28,7 @@ from typing import Protocol
 
 import numpy as np
 
-from precache.errors import SourceError, shell_command
+from precache.errors import SourceError, did_you_mean
 from precache.pictures.reading import read_picture
 from precache.sources import folders
 from precache.sources.base import IgnoredPath, SampleRef, Samples, Scan, Source
@@ -98,10 +98,8 @@ def scan_tree(root: str | os.PathLike[str], class_depth: int = 1, how: Scanning 
             f"only 'precache convert' reads tables"
         )
     if reason is not None:
-        raise SourceError(
-            f"{root}: {reason}; expected a folder of class folders with pictures "
-            f"(make one with: {shell_command('precache sample', root)})"
-        )
+        remedy = did_you_mean(root) or " ('precache sample' makes one to try, data/raw)"
+        raise SourceError(f"{root}: {reason}; expected a folder of class folders with pictures{remedy}")
     return scan_folders(root, TreeSource(root, class_depth), how)
 
 

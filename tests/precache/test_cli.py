@@ -10,7 +10,7 @@ import pytest
 
 from precache import Recipe, check, convert, verify_deep
 from precache.console.commandline import parse_bytes, parse_share
-from precache.errors import SettingError, shell_command
+from precache.errors import DatasetError, SettingError, shell_command
 from precache.example_data.sample_tree import make_sample
 from tests.building import build_loader
 from tests.command import ROOT, check_bad_input, run, run_here
@@ -175,6 +175,34 @@ def test_bad_input_is_one_line_and_exit_code_2(
     assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.parametrize("path", ["fotos", "dta/photos", "fotos.csv", "fotos.zip"])
+@pytest.mark.parametrize("command", ["convert {} out --format shards", "check {}", "verify {}", "inspect {}"])
+def test_a_mistyped_path_is_answered_by_the_one_that_is_there(
+    command: str, path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And never by a command that makes something under the mistyped name."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data/photos").mkdir(parents=True)
+    (tmp_path / "photos").mkdir()
+    for name in ("photos.csv", "photos.zip"):
+        (tmp_path / name).touch()
+    meant = path.replace("fotos", "photos").replace("dta", "data")
+    check_bad_input(run_here("precache", *command.format(path).split(), cwd=tmp_path), f"mean {meant}?")
+    with pytest.raises(DatasetError, match=re.escape(f"did you mean {meant}?")):
+        build_loader(path)
+    for found in (
+        tmp_path / "photos",
+        tmp_path / "data/photos",
+        tmp_path / "photos.csv",
+        tmp_path / "photos.zip",
+    ):
+        found.rmdir() if found.is_dir() else found.unlink()
+    said = run_here("precache", *command.format(path).split(), cwd=tmp_path)
+    check_bad_input(said, path)
+    assert "did you mean" not in said.stderr
+    assert not re.search(rf"precache \w+( \w+)? {re.escape(path)}", said.stderr)
+
+
 def test_debug_shows_the_traceback(tmp_path: Path) -> None:
     result = run_here("precache", "verify", "nowhere", "--debug", cwd=tmp_path)
     assert result.returncode != 0
@@ -217,6 +245,7 @@ def test_doctor_names_the_kinds_that_pillow_cannot_read(monkeypatch: pytest.Monk
     monkeypatch.setattr(features, "get_supported", lambda: ["jpg", "zlib", "avif", "libtiff", "jpg_2000"])
     (pillow,) = (finding for finding in doctor.examine() if finding.subject == "pillow")
     assert "cannot read WEBP, which stock Pillow can" in pillow.found
+    assert pillow.install is not None
 
 
 @pytest.mark.parametrize(

@@ -74,6 +74,17 @@ def test_the_core_lists_what_precache_imports_and_nothing_else() -> None:
     assert all(f'"{name}>=' in extras for name in OPTIONAL & others)
 
 
+def test_the_readme_says_which_extras_all_lacks() -> None:
+    extras = PYPROJECT[
+        PYPROJECT.index("[project.optional-dependencies]") : PYPROJECT.index("[project.scripts]")
+    ]
+    names = set(re.findall(r"^([a-z0-9-]+) = \[", extras, re.MULTILINE))
+    (brings,) = re.findall(r'^all = \["precache\[(.*)\]"\]', extras, re.MULTILINE)
+    (lacks,) = re.findall(r"'\.\[all\]' +# all but ([a-z, ]+);", (ROOT / "README.md").read_text())
+    of_developers = {"all", "frameworks", "notebook", "test"}
+    assert names - of_developers - {*brings.split(","), "loaders", "dali-cuda13"} == set(lacks.split(", "))
+
+
 def test_the_version_is_the_same_wherever_it_is_stated() -> None:
     assert f'version = "{precache.__version__}"' in PYPROJECT
     assert f"## {precache.__version__}" in (ROOT / "CHANGELOG.md").read_text()

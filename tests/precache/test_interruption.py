@@ -23,7 +23,7 @@ from precache.formats import FORMATS
 from precache.journal import JOURNAL_NAME
 from precache.manifest import MANIFEST_NAME
 from tests.command import ROOT, run
-from tests.conftest import small_recipe
+from tests.conftest import ROWS_PER_SHARD, small_recipe
 
 # Each picture takes its time, so that there are moments in which to kill.
 SLOWLY = """
@@ -249,19 +249,32 @@ def test_a_worker_ends_when_its_parent_is_gone(raw_tree: Path, tmp_path: Path) -
 # Trouble with disks and sources.
 
 
+@pytest.mark.parametrize("begun", [False, True])
 def test_a_full_disk_is_a_clear_error_and_resumable(
-    raw_tree: Path, converted: dict[str, Path], tmp_path: Path
+    begun: bool, raw_tree: Path, converted: dict[str, Path], tmp_path: Path
 ) -> None:
     """A file-size limit stands in for the disk; SIGXFSZ is ignored by Python, so write() fails."""
     out = tmp_path / "out"
+
+    def stop(done: int, total: int) -> None:
+        if done > 2 * ROWS_PER_SHARD:
+            raise KeyboardInterrupt
+
+    if begun:
+        with pytest.raises(KeyboardInterrupt):
+            convert(raw_tree, out, small_recipe("shards"), workers=0, on_progress=stop)
+    before = sorted(path.name for path in out.iterdir()) if begun else [JOURNAL_NAME]
+    kept = "after 2. of 70 pictures were finished; these are kept" if begun else "nothing is kept"
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, hard))
     try:
-        with pytest.raises(DatasetError, match=r"cannot be written \(File too large\).*same command again"):
+        with pytest.raises(
+            DatasetError, match=rf"cannot be written \(File too large\) .*{kept}, and the same"
+        ):
             convert(raw_tree, out, small_recipe("shards"), workers=0)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert [path.name for path in out.iterdir()] == [JOURNAL_NAME]
+    assert sorted(path.name for path in out.iterdir()) == before
     convert(raw_tree, out, small_recipe("shards"), workers=0)
     assert contents(out) == contents(converted["shards"])
 

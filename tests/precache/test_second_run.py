@@ -86,8 +86,9 @@ def test_folders_inside_one_another_are_refused(tree: Path) -> None:
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a folder that not even root can write to")
 def test_a_destination_that_cannot_be_written_is_a_clear_error(raw_tree: Path) -> None:
-    with pytest.raises(DatasetError, match=r"/proc/.*: cannot be written \(.*same command again"):
+    with pytest.raises(DatasetError, match=r"/proc/.*: cannot be written \(.*same command again") as told:
         convert(raw_tree, "/proc/self/out", small_recipe("shards"), workers=0)
+    assert "kept" not in str(told.value), "nothing was begun"
 
 
 def test_an_interrupted_run_is_continued_to_the_same_bytes(

@@ -112,6 +112,35 @@ def test_a_finished_sweep_is_shown_again_without_measuring(
     assert any(text.startswith(f"pytorch on {raw_tree}: choose ") for text in parser.texts)
 
 
+def test_a_second_folder_adds_its_trials_to_the_file_of_the_first(
+    finished: Path,
+    raw_tree: Path,
+    converted: dict[str, Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = tmp_path / "sweep.jsonl"
+    path.write_bytes(finished.read_bytes())
+    assert sweep(converted["shards"], *SETTINGS, *GRID, "--out", path) == 0
+    beside_others(path, 0.0)
+    both = path.read_bytes()
+    assert both.startswith(finished.read_bytes())
+    assert [line["point"]["data"] for line in lines(path)[4:]] == [str(converted["shards"])] * 2
+    capsys.readouterr()
+    for tree, other in ((raw_tree, converted["shards"]), (converted["shards"], raw_tree)):
+        assert sweep(tree, *SETTINGS, *GRID, "--out", path) == 0
+        shown = capsys.readouterr().out
+        assert f" on {tree}: choose " in shown
+        assert str(other) not in shown
+    assert path.read_bytes() == both, "nothing is measured again"
+    path.write_bytes(
+        both.replace(json.dumps(lines(path)[3]["data"]).encode(), b'{"%s": "0"}' % bytes(converted["shards"]))
+    )
+    assert sweep(converted["shards"], *SETTINGS, *GRID, "--out", path) == 2
+    assert "on other data (" in capsys.readouterr().err
+    assert sweep(raw_tree, *SETTINGS, *GRID, "--out", path) == 0
+
+
 def test_beside_other_busy_processes_nothing_is_recommended(
     finished: Path, raw_tree: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

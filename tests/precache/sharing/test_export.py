@@ -246,7 +246,10 @@ def test_a_killed_export_leaves_no_tree(converted: dict[str, Path], tmp_path: Pa
 def test_the_command_says_how_to_read_it_back(converted: dict[str, Path], tmp_path: Path) -> None:
     done = run("precache", "export", converted["webdataset"], "tree", "--workers", 0, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert f"tree: {IMAGES} pictures; to read them back: precache convert" in done.stdout
+    assert (
+        f"tree: {IMAGES} pictures as stored, not the originals; to convert them: precache convert"
+        in done.stdout
+    )
     check_bad_input(run("precache", "export", tmp_path, "other", cwd=tmp_path), "not a converted dataset")
     bad = run("precache", "export", converted["dali"], "other", "--format", "gif", cwd=tmp_path)
     check_bad_input(bad, "unknown format 'gif'; choose from: jpeg, png")

@@ -392,7 +392,7 @@ def test_the_commands_say_what_they_did(converted: dict[str, Path], bucket: Url,
 def test_bad_input_is_one_line(converted: dict[str, Path], bucket: Url, tmp_path: Path) -> None:
     for arguments, mention in [
         (("push", tmp_path, bucket), "not a converted dataset"),
-        (("push", converted["shards"], tmp_path / "there"), "is a path of this machine; give a URL"),
+        (("push", converted["shards"], tmp_path / "there"), "copy the dataset with 'cp -r'"),
         (("push", converted["shards"], bucket, "--public"), "public is for hf:// alone"),
         (("pull", bucket / "nothing", tmp_path / "there"), "not a converted dataset"),
         (("pull", "s4://bucket", tmp_path / "there"), "unknown kind of URL 's4'"),

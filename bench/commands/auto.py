@@ -23,9 +23,9 @@ from bench.commands.recommend import (
 )
 from bench.findings import choice as rules
 from bench.findings import forecast as model
-from bench.findings.advice import answer, is_unclear
+from bench.findings.advice import accelerator, answer, is_unclear
 from bench.findings.choice import Setting
-from bench.findings.forecast import RAW_NAME
+from bench.findings.forecast import AS_IT_IS
 from bench.findings.trust import disturbance, other_cpu
 from bench.options import PLACE, SHARED
 from bench.trial import automatic
@@ -117,7 +117,7 @@ def command(
 
     A sample is measured, as by 'bench recommend'. What keeps most of the pictures within --max-bytes is
     chosen, you are asked, and after the conversion the trainer is fed from both. Nothing is converted where
-    the tree keeps the trainer busy. Killed, the same command goes on.
+    another loader of the tree is as fast. Killed, the same command goes on.
     """
     tree, target = _on_disk("SRC", src), None if dst is None else resolve(_on_disk("DST", dst))
     names = chosen_formats(formats, thorough=False)
@@ -156,7 +156,7 @@ def _begin(job: _Job, spec: RecommendSpec) -> None:
     found = _recommend(job, _stored_as(spec, choice.setting), choice.formats)
     _check_measured(found)
     chosen = model.best(found.predictions)
-    if chosen.name == RAW_NAME or is_unclear(chosen, found.turns):
+    if chosen.name in AS_IT_IS or is_unclear(chosen, found.turns):
         note(answer(found.predictions, found.inputs, found.turns))
         return
     for line in rules.why(chosen, found.predictions, found.inputs, choice):
@@ -188,7 +188,7 @@ def _go_on(job: _Job, spec: RecommendSpec, begun: Begun) -> None:
 
 def _check_measured(found: Recommendation) -> None:
     """Raise DatasetError if no format could be measured: then nothing is known of what converting brings."""
-    if len(found.predictions) == 1:
+    if all(one.name in AS_IT_IS for one in found.predictions):
         reasons = "; ".join(f"{name}: {reason}" for name, reason in found.skipped.items())
         raise DatasetError(f"no format could be measured: {reasons}")
 
@@ -196,7 +196,7 @@ def _check_measured(found: Recommendation) -> None:
 def _recommend(job: _Job, spec: RecommendSpec, formats: tuple[str, ...]) -> Recommendation:
     with ProgressBar("recommend", "run") as bar:
         found = recommend(job.scan, spec, formats=formats, on_progress=bar)
-    if len(found.predictions) > 1:
+    if any(one.name not in AS_IT_IS for one in found.predictions):
         for name, reason in found.skipped.items():
             warn(f"{name} is left out: {reason}")
     busy = disturbance(other_cpu(found.settings), "")
@@ -213,7 +213,10 @@ def _carry_out(job: _Job, spec: RecommendSpec, found: Recommendation, name: str,
     whole = result.converted == manifest.samples  # else an earlier call did some of it
     with ProgressBar("measure", "run") as bar:
         proof = automatic.prove(job.tree, place, found, name, spec, converted, whole, bar)
-    said = [*proof.gain.words(), f"Predictions were {proof.median_error:.0%} off in the median."]
+    said = [
+        *proof.gain.words(accelerator(found.inputs)),
+        f"Predictions were {proof.median_error:.0%} off in the median.",
+    ]
     store(place, manifest.source_digest, found, proof, said)
     disturbed = disturbance(proof.other_cpu, "")
     if disturbed:

@@ -12,9 +12,9 @@ from rich.table import Table
 from bench.commands.hardware import TABLE_WIDTH
 from bench.findings import forecast as model
 from bench.findings.advice import PLAIN_RULE, answer, as_it_is, busy_share, rule
-from bench.findings.forecast import RAW_NAME, Inputs, Prediction
+from bench.findings.forecast import AS_IT_IS, Inputs, Prediction
 from bench.findings.trust import disturbance, is_disturbed, miss, other_cpu
-from bench.findings.words import counted, duration, epochs, number
+from bench.findings.words import counted, duration, epochs, number, percent
 from bench.machine.hardware import accelerator_of, versions_of
 from bench.options import PATH, PLACE, option
 from bench.trial.presets import EPILOG
@@ -195,7 +195,7 @@ def _show_predictions(console: Console, found: Recommendation, share: float | No
         console.print(prediction_table(found.predictions, found.inputs, star=False))
         return
     if disturbed:
-        console.print(f"{as_it_is(found.predictions, found.inputs)}{disturbance(share, _NO_FORMAT)}")
+        console.print(f"{as_it_is(found.predictions, found.inputs)} {disturbance(share, _NO_FORMAT)}")
     else:
         console.print(answer(found.predictions, found.inputs, found.turns))
     console.print()
@@ -260,16 +260,16 @@ def prediction_table(predictions: list[Prediction], inputs: Inputs, *, star: boo
         table.add_column(title, justify="left" if title == "format" else "right", no_wrap=True)
     advised = model.best(predictions) if star else None
     for found in predictions:
-        raw = found.name == RAW_NAME
+        free = found.name in AS_IT_IS
         table.add_row(
             found.name + (" *" if found is advised else ""),
-            f"{busy_share(found, inputs):.0%}",
+            percent(busy_share(found, inputs)),
             f"{found.trained_images_per_s:,.0f}" + ("" if found.cached else " (cold)"),
             f"{found.warm_images_per_s:,.0f}",
             f"{found.cold_images_per_s:,.0f}",
             human_bytes(found.bytes),
-            "-" if raw else duration(found.conversion_s),
-            "-" if raw else epochs(found.epochs_to_pay),
+            "-" if free else duration(found.conversion_s),
+            "-" if free else epochs(found.epochs_to_pay),
         )
     return table
 
@@ -311,7 +311,8 @@ def legend(result: Recommendation) -> str:
         "trainer busy, images/s: the share of the time that the trainer works, and its rate, from the "
         "second epoch on, fed from memory where the data is less than half of it, else from the disk (cold). "
         "loader alone, cold disk: its images/s, with the files in memory, and read from the disk. "
-        "pays after: epochs until converting has saved the time that it took."
+        "pays after: epochs until converting has saved, against imagefolder, the time that it took. "
+        "imagefolder: torchvision's, in a DataLoader; raw tree: loaders.build on the same files."
     )
 
 
@@ -327,8 +328,9 @@ def conditions(result: Recommendation) -> str:
         f"{counted(inputs.images, 'picture')}; trainer {settings['trainer']}, "
         f"{number(inputs.trainer_images_per_s)} images/s; disk {result.hardware.disk.device}, "
         f"{number(inputs.disk_bytes_per_s / 1e6)} MB/s; batch {settings['batch_size']} of "
-        f"{settings['size']}x{settings['size']}, {counted(settings['workers'], 'worker')}; stored "
-        f"{settings['stored_size']} px, quality {settings['quality']}. Predicted from a sample of "
+        f"{settings['size']}x{settings['size']}, augment {settings['augment']}, "
+        f"{counted(settings['workers'], 'worker')}; stored {settings['stored_size']} px, "
+        f"quality {settings['quality']}. Predicted from a sample of "
         f"{counted(settings['sample_pictures'], 'picture')}; median of "
         f"{counted(settings['repeats'], 'repeat')}, page cache warm{check}{busy}.\n"
         f"{machine['cpu']}, {machine['memory']}, accelerator: {accelerator_of(machine)}; {versions}; "

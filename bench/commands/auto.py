@@ -19,7 +19,6 @@ from bench.commands.recommend import (
     chosen_formats,
     conditions,
     make_spec,
-    what_if,
 )
 from bench.findings import choice as rules
 from bench.findings import forecast as model
@@ -27,7 +26,7 @@ from bench.findings.advice import accelerator, answer, is_unclear
 from bench.findings.choice import Setting
 from bench.findings.forecast import AS_IT_IS
 from bench.findings.trust import disturbance, other_cpu
-from bench.options import PLACE, SHARED
+from bench.options import PLACE
 from bench.trial import automatic
 from bench.trial.automatic import Proof
 from bench.trial.begun import Begun, find_begun, read_report, store
@@ -99,7 +98,6 @@ class _Job:
 @click.argument("dst", type=PLACE, required=False)
 @click.option("--max-bytes", metavar="SIZE", help="What DST may take, as in 20GB.  [default: what is free]")
 @click.option("--format", "formats", help=_GIVEN)
-@click.option("--trainer-rate", type=float, help="Images/s of one GPU: the same as --trainer emulated:RATE.")
 @click.option("--yes", is_flag=True, help="Convert without asking.")
 @gathered("converting", dict, _CONVERTING)
 @gathered("asked", dict, _MEASURED)
@@ -108,7 +106,6 @@ def command(
     dst: Location | None,
     max_bytes: str | None,
     formats: str | None,
-    trainer_rate: float | None,
     yes: bool,
     converting: dict[str, Any],
     asked: dict[str, Any],
@@ -129,7 +126,6 @@ def command(
         raise SettingError("there is no terminal to ask at before converting; give --yes to convert at once")
     parse_splits(converting["splits"])
     parse_share("max_rejects", converting["max_rejects"])
-    asked = _asked(asked, trainer_rate)
     spec = make_spec(False, {"stored_size": asked["size"], "quality": 95, **asked})
     scan = scan_tree(tree, how=Scanning(spec.workers))
     if asked["batch_size"] is None:
@@ -249,16 +245,6 @@ def show(found: Recommendation, proof: Proof) -> None:
     console = new_console(width=TABLE_WIDTH)
     console.print(check_table(replace(found, checks=proof.checks)))
     console.print(conditions(found))
-
-
-def _asked(asked: dict[str, Any], trainer_rate: float | None) -> dict[str, Any]:
-    """The options of the measurement, with the trainer that `trainer_rate` means."""
-    if trainer_rate is None:
-        return asked
-    if asked["trainer"] != SHARED["trainer"]["default"]:
-        raise SettingError("--trainer and --trainer-rate cannot be combined; give one of them")
-    what_if(trainer_rate=trainer_rate)  # it is positive, or that is an error
-    return {**asked, "trainer": f"emulated:{trainer_rate:.10g}"}
 
 
 def _on_disk(name: str, place: Location) -> Path:

@@ -16,7 +16,7 @@ from bench.findings.forecast import AS_IT_IS, Inputs, Prediction
 from bench.findings.trust import disturbance, is_disturbed, miss, other_cpu
 from bench.findings.words import counted, duration, epochs, number, percent
 from bench.machine.hardware import accelerator_of, versions_of
-from bench.options import PATH, PLACE, option
+from bench.options import PATH, PLACE, chosen_trainer, option
 from bench.trial.presets import EPILOG
 from bench.trial.recommendation import Recommendation, recommend, train_images
 from bench.trial.sampling import RecommendSpec
@@ -41,11 +41,11 @@ QUICK_FORMATS = ("shards", "webdataset")
 WHAT_IF = {
     "gpus": click.option("--gpus", type=int, help="What if there were so many GPUs?"),
     "cpus": click.option("--cpus", type=int, help="What if there were so many CPUs?"),
-    "trainer_rate": click.option("--trainer-rate", type=float, help="What if one GPU took so many images/s?"),
     "disk_mbps": click.option("--disk-mbps", type=float, help="What if the disk gave so many MB/s?"),
 }
 MEASURING = {
     "trainer": option("trainer"),
+    "trainer_rate": option("trainer_rate"),
     "stored_size": click.option(
         "--stored-size", default=256, show_default=True, help="Side of the stored square, pixels."
     ),
@@ -83,7 +83,6 @@ def what_if(**options: float | None) -> dict[str, Any]:
     fields = {
         "gpus": ("gpus", 1),
         "cpus": ("cpus", 1),
-        "trainer_rate": ("trainer_images_per_s", 1),
         "disk_mbps": ("disk_bytes_per_s", 1e6),
     }
     changes = {}
@@ -125,7 +124,7 @@ def command(
 
     A sample of the pictures is converted and loaded for real, in under half a minute; --thorough and
     --check take minutes. Sizes, times and rates of the whole tree are computed from that and from what the
-    disk gives. --gpus, --cpus, --trainer-rate and --disk-mbps change what they are computed for.
+    disk gives. --gpus, --cpus and --disk-mbps change what they are computed for.
     """
     check_output(json_path)
     thorough = thorough or check
@@ -161,6 +160,8 @@ def chosen_formats(asked: str | None, thorough: bool) -> tuple[str, ...]:
 
 def make_spec(thorough: bool, asked: dict[str, Any]) -> RecommendSpec:
     """What was asked for, else what the quick or the thorough way takes."""
+    trainer = chosen_trainer(asked["trainer"], asked["trainer_rate"])
+    asked = {**asked, "trainer": trainer, "trainer_rate": None}
     given = {name: value for name, value in asked.items() if value is not None}
     usual = dict(THOROUGH if thorough else QUICK)
     if given.keys() & {"repeats", "seconds"}:

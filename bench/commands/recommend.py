@@ -120,9 +120,9 @@ def command(
     asked: dict[str, Any],
     json_path: Path | None,
 ) -> None:
-    """Say whether to convert the pictures in the tree SRC, and to which format.
+    """Say what gains over ImageFolder and DataLoader: another loader of the tree SRC, or converting it.
 
-    A sample of the pictures is converted and loaded for real, in under half a minute; --thorough and
+    A sample of the pictures is converted and loaded for real, in about half a minute; --thorough and
     --check take minutes. Sizes, times and rates of the whole tree are computed from that and from what the
     disk gives. --gpus, --cpus and --disk-mbps change what they are computed for.
     """

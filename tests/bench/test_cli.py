@@ -194,10 +194,11 @@ def test_the_price_of_an_hour_is_in_the_sentence_and_on_the_page(
 ) -> None:
     rows = fed("imagefolder", "raw tree", 0.31), fed("shards", "shards", 0.99)
     monkeypatch.setattr(loaders_command, "compare", lambda *_, **__: gain_result(*rows))
-    assert "At $2.50 an hour" in bench(*MEASURED, "--gpu-price", 2.5, "--html", "r.html").stdout
+    printed = bench(*MEASURED, "--gpu-price", 2.5, "--html", "r.html").stdout
+    assert "At $2.50 an hour" in " ".join(printed.split())
     assert "At $2.50 an hour" in (data / "r.html").read_text()
     bench(*MEASURED, "--json", "r.json")
-    assert "At $4.00 an hour" in bench("report", "r.json", "--gpu-price", 4).stdout
+    assert "At $4.00 an hour" in " ".join(bench("report", "r.json", "--gpu-price", 4).stdout.split())
     assert bench("report", "r.json", "--gpu-price", 0).returncode == 2
 
 

@@ -86,6 +86,7 @@ class Gain:
     Attributes:
         today, line, converted: what each gave, in medians; `line` None where today's could not be measured,
             and `loaders.build` stands for it.
+        line_gains: whether `line` gave more than today's in every turn.
         over_today, over_line: images/s from the dataset over those from the tree, turn by turn.
         images: of an epoch.
     """
@@ -93,6 +94,7 @@ class Gain:
     today: Way
     line: Way | None
     converted: Way
+    line_gains: bool
     over_today: Estimate
     over_line: Estimate
     images: int
@@ -110,8 +112,7 @@ class Gain:
             f"({number(self.over_line.low)} to {number(self.over_line.high)} times)"
         )
         gains = self.over_line.low > 1 and self.over_today.low > 1
-        faster = self.line is not None and self.line.images_per_s > self.today.images_per_s
-        line = self.line if faster else None
+        line = self.line if self.line_gains else None
         said = [
             f"Measured: {does(self.today, accelerator)}.",
             *advice(self.today, line, [self.converted] if gains else [], self.images),

@@ -140,6 +140,7 @@ def _gain(runs: dict[str, list[LoaderRun]], name: str, cost: Cost, images: int) 
         today=ways[today],
         line=None if today == RAW_NAME else ways[RAW_NAME],
         converted=ways[name],
+        line_gains=stats.ratio(rates[RAW_NAME], rates[today]).low > 1,
         over_today=stats.ratio(rates[name], rates[today]),
         over_line=stats.ratio(rates[name], rates[RAW_NAME]),
         images=images,

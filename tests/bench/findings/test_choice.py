@@ -15,6 +15,7 @@ GAIN = Gain(
     today=Way(TODAY, 500, 0.25),
     line=Way(LINE, 1000, 0.5),
     converted=Way("shards", 2000, 1.0, Cost(40.0, 2**30)),
+    line_gains=True,
     over_today=Estimate(4, 3.8, 4.2),
     over_line=Estimate(2, 1.9, 2.1),
     images=10_000,
@@ -64,7 +65,8 @@ def test_what_overlaps_is_no_gain_and_what_is_slower_every_time_is_a_loss() -> N
     slower = replace(GAIN, over_line=Estimate(0.8, 0.7, 0.9))
     assert "Converting lost: from shards the trainer gets" in " ".join(slower.words("a GPU"))
     assert slower.is_loss
-    alone = replace(GAIN, today=Way(LINE, 500, 0.25), line=None, over_line=GAIN.over_today)
+    assert "Change that line" not in " ".join(replace(GAIN, line_gains=False).words("a GPU"))
+    alone = replace(GAIN, today=Way(LINE, 500, 0.25), line=None, over_line=GAIN.over_today, line_gains=False)
     assert "Change that line" not in " ".join(alone.words("a GPU"))
 
 

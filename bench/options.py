@@ -27,6 +27,11 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 SHARED: dict[str, dict[str, Any]] = {
     "trainer": {"default": "auto", "help": f"One of: {CHOICES}."},
+    "trainer_rate": {
+        "type": float,
+        "metavar": "IMAGES_PER_S",
+        "help": "What your own GPU trains on: the same as --trainer emulated:IMAGES_PER_S.",
+    },
     "amp": {"default": "auto", "help": AMP_HELP},
     "compiled": {"is_flag": True, "help": "Compile the model with torch.compile."},
     "cache": {"default": "none", "help": "none, ram or device, of loaders.Reading."},
@@ -71,12 +76,14 @@ def run_options(*names: str, **own: _Own) -> Callable[[_Function], _Function]:
 def _settings(
     *,
     trainer: str | None = None,
+    trainer_rate: float | None = None,
     device: str = "auto",
     warmup: int | None = None,
     workers: int | None = None,
     **others: Any,
 ) -> RunSettings:
     chosen = choose_device(device)
+    trainer = chosen_trainer(trainer, trainer_rate)
     usual = {name: SHARED[name]["default"] for name in ("batch_size", "size", "batches", "repeats")}
     return RunSettings(
         trainers=() if trainer is None else (trainer,),
@@ -85,6 +92,21 @@ def _settings(
         workers=worker_count(workers),
         **{**usual, **others},
     )
+
+
+def chosen_trainer(trainer: str | None, rate: float | None) -> str | None:
+    """The name that `--trainer` and `--trainer-rate` together mean; None where neither was asked for.
+
+    Raises:
+        SettingError: both were given, or a rate that is not positive.
+    """
+    if rate is None:
+        return trainer
+    if trainer not in (None, SHARED["trainer"]["default"]):
+        raise SettingError("--trainer and --trainer-rate cannot be combined; give one of them")
+    if not 0 < rate < float("inf"):
+        raise SettingError(f"trainer_rate must be positive, got {rate}")
+    return f"emulated:{rate:.10g}"
 
 
 def price_option(function: _Function) -> _Function:

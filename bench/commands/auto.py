@@ -19,15 +19,14 @@ from bench.commands.recommend import (
     chosen_formats,
     conditions,
     make_spec,
-    what_if,
 )
 from bench.findings import choice as rules
 from bench.findings import forecast as model
-from bench.findings.advice import answer, is_unclear
+from bench.findings.advice import accelerator, answer, is_unclear
 from bench.findings.choice import Setting
-from bench.findings.forecast import RAW_NAME
+from bench.findings.forecast import AS_IT_IS
 from bench.findings.trust import disturbance, other_cpu
-from bench.options import PLACE, SHARED
+from bench.options import PLACE
 from bench.trial import automatic
 from bench.trial.automatic import Proof
 from bench.trial.begun import Begun, find_begun, read_report, store
@@ -99,7 +98,6 @@ class _Job:
 @click.argument("dst", type=PLACE, required=False)
 @click.option("--max-bytes", metavar="SIZE", help="What DST may take, as in 20GB.  [default: what is free]")
 @click.option("--format", "formats", help=_GIVEN)
-@click.option("--trainer-rate", type=float, help="Images/s of one GPU: the same as --trainer emulated:RATE.")
 @click.option("--yes", is_flag=True, help="Convert without asking.")
 @gathered("converting", dict, _CONVERTING)
 @gathered("asked", dict, _MEASURED)
@@ -108,7 +106,6 @@ def command(
     dst: Location | None,
     max_bytes: str | None,
     formats: str | None,
-    trainer_rate: float | None,
     yes: bool,
     converting: dict[str, Any],
     asked: dict[str, Any],
@@ -117,7 +114,7 @@ def command(
 
     A sample is measured, as by 'bench recommend'. What keeps most of the pictures within --max-bytes is
     chosen, you are asked, and after the conversion the trainer is fed from both. Nothing is converted where
-    the tree keeps the trainer busy. Killed, the same command goes on.
+    another loader of the tree is as fast. Killed, the same command goes on.
     """
     tree, target = _on_disk("SRC", src), None if dst is None else resolve(_on_disk("DST", dst))
     names = chosen_formats(formats, thorough=False)
@@ -129,7 +126,6 @@ def command(
         raise SettingError("there is no terminal to ask at before converting; give --yes to convert at once")
     parse_splits(converting["splits"])
     parse_share("max_rejects", converting["max_rejects"])
-    asked = _asked(asked, trainer_rate)
     spec = make_spec(False, {"stored_size": asked["size"], "quality": 95, **asked})
     scan = scan_tree(tree, how=Scanning(spec.workers))
     if asked["batch_size"] is None:
@@ -156,7 +152,7 @@ def _begin(job: _Job, spec: RecommendSpec) -> None:
     found = _recommend(job, _stored_as(spec, choice.setting), choice.formats)
     _check_measured(found)
     chosen = model.best(found.predictions)
-    if chosen.name == RAW_NAME or is_unclear(chosen, found.turns):
+    if chosen.name in AS_IT_IS or is_unclear(chosen, found.turns):
         note(answer(found.predictions, found.inputs, found.turns))
         return
     for line in rules.why(chosen, found.predictions, found.inputs, choice):
@@ -188,7 +184,7 @@ def _go_on(job: _Job, spec: RecommendSpec, begun: Begun) -> None:
 
 def _check_measured(found: Recommendation) -> None:
     """Raise DatasetError if no format could be measured: then nothing is known of what converting brings."""
-    if len(found.predictions) == 1:
+    if all(one.name in AS_IT_IS for one in found.predictions):
         reasons = "; ".join(f"{name}: {reason}" for name, reason in found.skipped.items())
         raise DatasetError(f"no format could be measured: {reasons}")
 
@@ -196,7 +192,7 @@ def _check_measured(found: Recommendation) -> None:
 def _recommend(job: _Job, spec: RecommendSpec, formats: tuple[str, ...]) -> Recommendation:
     with ProgressBar("recommend", "run") as bar:
         found = recommend(job.scan, spec, formats=formats, on_progress=bar)
-    if len(found.predictions) > 1:
+    if any(one.name not in AS_IT_IS for one in found.predictions):
         for name, reason in found.skipped.items():
             warn(f"{name} is left out: {reason}")
     busy = disturbance(other_cpu(found.settings), "")
@@ -213,7 +209,10 @@ def _carry_out(job: _Job, spec: RecommendSpec, found: Recommendation, name: str,
     whole = result.converted == manifest.samples  # else an earlier call did some of it
     with ProgressBar("measure", "run") as bar:
         proof = automatic.prove(job.tree, place, found, name, spec, converted, whole, bar)
-    said = [*proof.gain.words(), f"Predictions were {proof.median_error:.0%} off in the median."]
+    said = [
+        *proof.gain.words(accelerator(found.inputs)),
+        f"Predictions were {proof.median_error:.0%} off in the median.",
+    ]
     store(place, manifest.source_digest, found, proof, said)
     disturbed = disturbance(proof.other_cpu, "")
     if disturbed:
@@ -246,16 +245,6 @@ def show(found: Recommendation, proof: Proof) -> None:
     console = new_console(width=TABLE_WIDTH)
     console.print(check_table(replace(found, checks=proof.checks)))
     console.print(conditions(found))
-
-
-def _asked(asked: dict[str, Any], trainer_rate: float | None) -> dict[str, Any]:
-    """The options of the measurement, with the trainer that `trainer_rate` means."""
-    if trainer_rate is None:
-        return asked
-    if asked["trainer"] != SHARED["trainer"]["default"]:
-        raise SettingError("--trainer and --trainer-rate cannot be combined; give one of them")
-    what_if(trainer_rate=trainer_rate)  # it is positive, or that is an error
-    return {**asked, "trainer": f"emulated:{trainer_rate:.10g}"}
 
 
 def _on_disk(name: str, place: Location) -> Path:

@@ -175,7 +175,7 @@ def cause(errors: str) -> str:
 @click.option("--ranks", default=2, show_default=True, help="Processes; with CUDA each takes a GPU.")
 @click.option("--backend", default="auto", show_default=True, help=f"auto, {', '.join(sorted(BACKENDS))}.")
 @run_options(
-    *("trainer", "batch_size", "device", "repeats", "size", "batches", "warmup", "amp"),
+    *("trainer", "trainer_rate", "batch_size", "device", "repeats", "size", "batches", "warmup", "amp"),
     batch_size={"help": "Samples per batch of a rank."},
 )
 @option("workers", {"help": "Of each rank's loader.  [default: the CPUs, shared out]"})

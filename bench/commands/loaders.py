@@ -28,8 +28,8 @@ DATA = Path("data")
 @click.argument("data", type=PLACE, nargs=-1)
 @click.option("--backend", default="all", show_default=True, help=f"all, or some of: {', '.join(BACKENDS)}.")
 @run_options(
-    *("trainer", "amp", "compiled", "cache", "batch_size", "workers", "size", "batches", "warmup"),
-    *("repeats", "cold", "device", "augment", "shuffle"),
+    *("trainer", "trainer_rate", "amp", "compiled", "cache", "batch_size", "workers", "size", "batches"),
+    *("warmup", "repeats", "cold", "device", "augment", "shuffle"),
     workers={"help": "Processes or threads of each loader.  [default: one per CPU]"},
     repeats={"default": 5},
 )

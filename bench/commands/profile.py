@@ -17,7 +17,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from bench.findings.words import counted
 from bench.machine.hardware import accelerator_of, describe_machine
-from bench.options import PATH, PLACE, option, run_options
+from bench.options import PATH, PLACE, chosen_trainer, option, run_options
 from bench.trial.arm import CHOICES as BACKENDS
 from bench.trial.arm import READS
 from bench.trial.full_batches import check_fills_batch
@@ -140,6 +140,7 @@ def _top_operators(profiler: Any, top: int) -> tuple[Operator, ...]:
 @click.argument("folder", type=PLACE, required=False)
 @click.option("--backend", default="auto", show_default=True, help=f"auto or {', '.join(BACKENDS)}.")
 @option("trainer", {"help": f"One of: {CHOICES}; auto is resnet50 on a GPU, {_ON_CPU} on a CPU."})
+@option("trainer_rate")
 @click.option("--steps", type=int, help=f"Profiled steps.  [default: {_STEPS}; auto on a CPU: {_CPU_STEPS}]")
 @click.option(
     "--batch-size",
@@ -153,6 +154,7 @@ def command(
     folder: Location | None,
     backend: str,
     trainer: str,
+    trainer_rate: float | None,
     steps: int | None,
     batch_size: int | None,
     top: int,
@@ -168,6 +170,7 @@ def command(
     https://ui.perfetto.dev and in chrome://tracing.
     """
     device = settings.device
+    trainer = chosen_trainer(trainer, trainer_rate) or trainer
     small = trainer == "auto" and device.type == "cpu"
     trainer = _ON_CPU if small else resolve(trainer, device)
     steps = steps if steps is not None else _CPU_STEPS if small else _STEPS

@@ -12,11 +12,11 @@ from rich.table import Table
 from bench.commands.hardware import TABLE_WIDTH
 from bench.findings import forecast as model
 from bench.findings.advice import PLAIN_RULE, answer, as_it_is, busy_share, rule
-from bench.findings.forecast import RAW_NAME, Inputs, Prediction
+from bench.findings.forecast import AS_IT_IS, Inputs, Prediction
 from bench.findings.trust import disturbance, is_disturbed, miss, other_cpu
-from bench.findings.words import counted, duration, epochs, number
+from bench.findings.words import counted, duration, epochs, number, percent
 from bench.machine.hardware import accelerator_of, versions_of
-from bench.options import PATH, PLACE, option
+from bench.options import PATH, PLACE, chosen_trainer, option
 from bench.trial.presets import EPILOG
 from bench.trial.recommendation import Recommendation, recommend, train_images
 from bench.trial.sampling import RecommendSpec
@@ -41,11 +41,11 @@ QUICK_FORMATS = ("shards", "webdataset")
 WHAT_IF = {
     "gpus": click.option("--gpus", type=int, help="What if there were so many GPUs?"),
     "cpus": click.option("--cpus", type=int, help="What if there were so many CPUs?"),
-    "trainer_rate": click.option("--trainer-rate", type=float, help="What if one GPU took so many images/s?"),
     "disk_mbps": click.option("--disk-mbps", type=float, help="What if the disk gave so many MB/s?"),
 }
 MEASURING = {
     "trainer": option("trainer"),
+    "trainer_rate": option("trainer_rate"),
     "stored_size": click.option(
         "--stored-size", default=256, show_default=True, help="Side of the stored square, pixels."
     ),
@@ -83,7 +83,6 @@ def what_if(**options: float | None) -> dict[str, Any]:
     fields = {
         "gpus": ("gpus", 1),
         "cpus": ("cpus", 1),
-        "trainer_rate": ("trainer_images_per_s", 1),
         "disk_mbps": ("disk_bytes_per_s", 1e6),
     }
     changes = {}
@@ -121,11 +120,11 @@ def command(
     asked: dict[str, Any],
     json_path: Path | None,
 ) -> None:
-    """Say whether to convert the pictures in the tree SRC, and to which format.
+    """Say what gains over ImageFolder and DataLoader: another loader of the tree SRC, or converting it.
 
-    A sample of the pictures is converted and loaded for real, in under half a minute; --thorough and
+    A sample of the pictures is converted and loaded for real, in about half a minute; --thorough and
     --check take minutes. Sizes, times and rates of the whole tree are computed from that and from what the
-    disk gives. --gpus, --cpus, --trainer-rate and --disk-mbps change what they are computed for.
+    disk gives. --gpus, --cpus and --disk-mbps change what they are computed for.
     """
     check_output(json_path)
     thorough = thorough or check
@@ -161,6 +160,8 @@ def chosen_formats(asked: str | None, thorough: bool) -> tuple[str, ...]:
 
 def make_spec(thorough: bool, asked: dict[str, Any]) -> RecommendSpec:
     """What was asked for, else what the quick or the thorough way takes."""
+    trainer = chosen_trainer(asked["trainer"], asked["trainer_rate"])
+    asked = {**asked, "trainer": trainer, "trainer_rate": None}
     given = {name: value for name, value in asked.items() if value is not None}
     usual = dict(THOROUGH if thorough else QUICK)
     if given.keys() & {"repeats", "seconds"}:
@@ -195,7 +196,7 @@ def _show_predictions(console: Console, found: Recommendation, share: float | No
         console.print(prediction_table(found.predictions, found.inputs, star=False))
         return
     if disturbed:
-        console.print(f"{as_it_is(found.predictions, found.inputs)}{disturbance(share, _NO_FORMAT)}")
+        console.print(f"{as_it_is(found.predictions, found.inputs)} {disturbance(share, _NO_FORMAT)}")
     else:
         console.print(answer(found.predictions, found.inputs, found.turns))
     console.print()
@@ -260,16 +261,16 @@ def prediction_table(predictions: list[Prediction], inputs: Inputs, *, star: boo
         table.add_column(title, justify="left" if title == "format" else "right", no_wrap=True)
     advised = model.best(predictions) if star else None
     for found in predictions:
-        raw = found.name == RAW_NAME
+        free = found.name in AS_IT_IS
         table.add_row(
             found.name + (" *" if found is advised else ""),
-            f"{busy_share(found, inputs):.0%}",
+            percent(busy_share(found, inputs)),
             f"{found.trained_images_per_s:,.0f}" + ("" if found.cached else " (cold)"),
             f"{found.warm_images_per_s:,.0f}",
             f"{found.cold_images_per_s:,.0f}",
             human_bytes(found.bytes),
-            "-" if raw else duration(found.conversion_s),
-            "-" if raw else epochs(found.epochs_to_pay),
+            "-" if free else duration(found.conversion_s),
+            "-" if free else epochs(found.epochs_to_pay),
         )
     return table
 
@@ -311,7 +312,8 @@ def legend(result: Recommendation) -> str:
         "trainer busy, images/s: the share of the time that the trainer works, and its rate, from the "
         "second epoch on, fed from memory where the data is less than half of it, else from the disk (cold). "
         "loader alone, cold disk: its images/s, with the files in memory, and read from the disk. "
-        "pays after: epochs until converting has saved the time that it took."
+        "pays after: epochs until converting has saved, against imagefolder, the time that it took. "
+        "imagefolder: torchvision's, in a DataLoader; raw tree: loaders.build on the same files."
     )
 
 
@@ -327,8 +329,9 @@ def conditions(result: Recommendation) -> str:
         f"{counted(inputs.images, 'picture')}; trainer {settings['trainer']}, "
         f"{number(inputs.trainer_images_per_s)} images/s; disk {result.hardware.disk.device}, "
         f"{number(inputs.disk_bytes_per_s / 1e6)} MB/s; batch {settings['batch_size']} of "
-        f"{settings['size']}x{settings['size']}, {counted(settings['workers'], 'worker')}; stored "
-        f"{settings['stored_size']} px, quality {settings['quality']}. Predicted from a sample of "
+        f"{settings['size']}x{settings['size']}, augment {settings['augment']}, "
+        f"{counted(settings['workers'], 'worker')}; stored {settings['stored_size']} px, "
+        f"quality {settings['quality']}. Predicted from a sample of "
         f"{counted(settings['sample_pictures'], 'picture')}; median of "
         f"{counted(settings['repeats'], 'repeat')}, page cache warm{check}{busy}.\n"
         f"{machine['cpu']}, {machine['memory']}, accelerator: {accelerator_of(machine)}; {versions}; "

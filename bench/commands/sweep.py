@@ -50,7 +50,7 @@ _WIDTH = 100
 @click.argument("data", type=PLACE, nargs=-1)
 @click.option("--backend", help=f"Some of: {', '.join(BACKENDS)}.  [default: as DATA needs]")
 @run_options(
-    *("trainer", "compiled", "cache", "repeats", "size", "batches", "warmup", "device"),
+    *("trainer", "trainer_rate", "compiled", "cache", "repeats", "size", "batches", "warmup", "device"),
     repeats={"help": "Trials of each setting, taking turns."},
     batches={"help": "Timed batches of each trial."},
 )

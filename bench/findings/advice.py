@@ -3,14 +3,17 @@
 from collections.abc import Sequence
 
 from bench.findings import forecast as model
-from bench.findings.forecast import JPEG_NAMES, RAW_NAME, WORTH_IT, Inputs, Prediction
-from bench.findings.words import duration, epochs
+from bench.findings.forecast import AS_IT_IS, JPEG_NAMES, RAW_NAME, TODAY_NAME, WORTH_IT, Inputs, Prediction
+from bench.findings.payback import LINE, TODAY, Cost, Way, advice, does
+from bench.findings.words import percent
 from precache.console.commandline import human_bytes
 
 PLAIN_RULE = (
     "Rule: plenty of disk: shards; slow or small disk: webdataset; "
-    "the tree keeps up already: convert nothing."
+    "loaders.build keeps up on the tree: convert nothing."
 )
+AS_WORDS = {TODAY_NAME: TODAY, RAW_NAME: LINE}
+"""Of predictions, where a format is called by its name."""
 
 
 def busy_share(found: Prediction, inputs: Inputs) -> float:
@@ -30,46 +33,56 @@ def answer(predictions: list[Prediction], inputs: Inputs, turns: Sequence[list[P
         turns: the predictions from each repeat alone; where they disagree, that is said.
     """
     advised = model.best(predictions)
-    raw = _named(predictions, RAW_NAME)
-    if advised is raw or raw is None:
-        return _leave(raw or advised, inputs)
+    free = [found for found in predictions if found.name in AS_IT_IS]
+    today, now = way(free[0], inputs), as_it_is(predictions, inputs)
+    if advised is free[0]:
+        if keeps_up(advised, inputs):
+            already = does(today, accelerator(inputs), already=True)
+            return f"{already}: neither another loader nor converting gains anything."
+        return f"{now} Neither another loader nor converting would train more than {WORTH_IT:.0%} faster."
     if is_unclear(advised, turns):
+        name = way(advised, inputs).name
         return (
-            f"Unclear, within noise: {advised.name} gives the trainer "
-            f"{advised.trained_images_per_s:,.0f} images/s, the tree as it is "
-            f"{raw.trained_images_per_s:,.0f}, and the {len(turns)} repeats disagree on which is faster."
+            f"{now} Unclear, within noise: whether {name} is faster, for the {len(turns)} repeats disagree."
         )
-    limit = inputs.trainer_images_per_s * inputs.gpus
-    return (
-        f"Convert to {advised.name}: the trainer then gets {advised.trained_images_per_s:,.0f} images/s "
-        f"instead of {raw.trained_images_per_s:,.0f}; it takes {limit:,.0f}. Converting once takes "
-        f"{duration(advised.conversion_s)} and {human_bytes(advised.bytes)}, and pays after "
-        f"{epochs(advised.epochs_to_pay)}."
-    )
+    lines = [way(found, inputs) for found in free[1:] if _is_faster(found, free[0])]
+    converted = [] if advised in free else [way(advised, inputs)]
+    said = [now, *advice(today, lines[0] if lines else None, converted, inputs.train_images)]
+    if not converted and len(predictions) > len(free):
+        said.append("Converting gains no more.")
+    return " ".join(said)
+
+
+def way(found: Prediction, inputs: Inputs) -> Way:
+    """A prediction as one way to feed the trainer."""
+    cost = None if found.name in AS_IT_IS else Cost(found.conversion_s, found.bytes)
+    name = AS_WORDS.get(found.name, found.name)
+    return Way(name, found.trained_images_per_s, busy_share(found, inputs), cost)
+
+
+def accelerator(inputs: Inputs) -> str:
+    """What is fed, in words."""
+    one = f"{inputs.trainer_images_per_s:,.0f} images/s"
+    return f"an accelerator of {one}" if inputs.gpus == 1 else f"{inputs.gpus} accelerators of {one}"
 
 
 def is_unclear(advised: Prediction, turns: Sequence[list[Prediction]]) -> bool:
-    """Whether the predictions from each repeat alone disagree on it being faster than the tree."""
-    gains = [_rate(turn, advised.name) / _rate(turn, RAW_NAME) for turn in turns]
+    """Whether the predictions from each repeat alone disagree on it being faster than what costs less."""
+    names = AS_IT_IS[:1] if advised.name in AS_IT_IS else AS_IT_IS
+    gains = [
+        _rate(turn, advised.name) / max(found.trained_images_per_s for found in turn if found.name in names)
+        for turn in turns
+    ]
     return len(gains) > 1 and min(gains) <= 1
 
 
 def as_it_is(predictions: list[Prediction], inputs: Inputs) -> str:
-    """What the tree does, and a space, before a sentence on why no format is named; empty if not measured."""
-    raw = _named(predictions, RAW_NAME)
-    if raw is None:
-        return ""
-    return f"The tree as it is keeps the trainer busy {busy_share(raw, inputs):.0%} of the time. "
+    """What people have today does."""
+    return f"{does(way(predictions[0], inputs), accelerator(inputs))}."
 
 
-def _leave(raw: Prediction, inputs: Inputs) -> str:
-    busy = f"{busy_share(raw, inputs):.0%}"
-    if keeps_up(raw, inputs):
-        return f"Convert nothing: the tree as it is keeps the trainer busy {busy} of the time."
-    return (
-        f"Convert nothing: the tree as it is keeps the trainer busy {busy} of the time, and no format "
-        f"would train more than {WORTH_IT:.0%} faster."
-    )
+def _is_faster(found: Prediction, than: Prediction) -> bool:
+    return found.trained_images_per_s > than.trained_images_per_s * (1 + WORTH_IT)
 
 
 def rule(predictions: list[Prediction], inputs: Inputs, crossover: float | None) -> str:
@@ -93,9 +106,9 @@ def rule(predictions: list[Prediction], inputs: Inputs, crossover: float | None)
             )
         parts.append(text)
     if raw is not None:
-        does = "this tree does" if keeps_up(raw, inputs) else "this tree does not"
-        busy = f"trainer busy {busy_share(raw, inputs):.0%}"
-        parts.append(f"the tree keeps up already: convert nothing ({does}: {busy})")
+        here = "here it does" if keeps_up(raw, inputs) else "here it does not"
+        busy = f"trainer busy {percent(busy_share(raw, inputs))}"
+        parts.append(f"loaders.build keeps up on the tree: convert nothing ({here}: {busy})")
     return f"Rule: {'; '.join(parts)}."
 
 
@@ -106,7 +119,7 @@ def jpeg_format(predictions: list[Prediction]) -> Prediction | None:
 
 
 def _costs(found: Prediction, inputs: Inputs) -> str:
-    return f"{human_bytes(found.bytes)}, trainer busy {busy_share(found, inputs):.0%}"
+    return f"{human_bytes(found.bytes)}, trainer busy {percent(busy_share(found, inputs))}"
 
 
 def _named(predictions: list[Prediction], name: str) -> Prediction | None:

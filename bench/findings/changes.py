@@ -53,8 +53,6 @@ class Means:
 def known(here: Pipeline, others: Sequence[Pipeline], means: Means) -> list[Change]:
     """The changes that apply to `here`, of all that was measured beside it with the same trainer."""
     measured = here.measured
-    raw = next((one for one in (here, *others) if one.stages and one.kind == _RAW), None)
-    seconds = _conversion_s(raw) if raw is not None else None
     found = []
     for other in others:
         if other.backend == "synthetic":
@@ -66,24 +64,21 @@ def known(here: Pipeline, others: Sequence[Pipeline], means: Means) -> list[Chan
         if other.kind == _RAW or other.folder == here.folder:
             found.append(Change(f"Backend {other.backend} on {other.folder}", rate, True, cold=cold))
         else:
-            size_bytes = other.file_bytes
-            found.append(Change(f"Converting to {other.kind}", rate, True, seconds, size_bytes, cold))
+            found.append(Change(f"Converting to {other.kind}", rate, True, other.file_bytes, cold))
     if here.stages:
         has_shards = any(one.backend == "shards" for one in (here, *others))
-        found += _without_decoding(here, seconds, means.free_bytes, has_shards=has_shards)
+        found += _without_decoding(here, means.free_bytes, has_shards=has_shards)
         found += _more_workers(measured, means)
     return found
 
 
-def _without_decoding(
-    here: Pipeline, seconds: float | None, free_bytes: int, *, has_shards: bool
-) -> list[Change]:
+def _without_decoding(here: Pipeline, free_bytes: int, *, has_shards: bool) -> list[Change]:
     """Shards, where none were measured, and a cache: both only copy."""
     rate = _limited(median(repeat["copy"] for repeat in here.stages), here.measured)
     stored = here.samples * Recipe(format="shards").picture_bytes
     found = []
     if not has_shards:
-        found.append(Change("Converting to shards", rate, False, seconds, stored))
+        found.append(Change("Converting to shards", rate, False, stored))
     if stored < free_bytes * _RAM_SHARE:
         found.append(Change("From the second epoch on, cache='ram'", rate, False))
     return found
@@ -104,8 +99,3 @@ def _limited(rate: float, here: Measured) -> Estimate:
 
 def _at_most(rate: Estimate, trainer: Estimate | None) -> Estimate:
     return rate if trainer is None or rate.median < trainer.median else trainer
-
-
-def _conversion_s(raw: Pipeline) -> float:
-    """Reading and decoding every picture once, as the loader's stages do: less than converting takes."""
-    return raw.samples * median(1 / repeat["read"] + 1 / repeat["decode"] for repeat in raw.stages)

@@ -4,9 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from bench.findings.forecast import JPEG_NAMES, RAW_NAME, Inputs, Prediction
+from bench.findings.advice import answer
+from bench.findings.forecast import AS_IT_IS, JPEG_NAMES, Inputs, Prediction
+from bench.findings.payback import LINE, Way, advice, does
 from bench.findings.stats import Estimate
-from bench.findings.words import counted, duration, epochs, number
+from bench.findings.words import duration, number
 from precache.console.commandline import human_bytes
 
 _SLACK = 1.1  # a hundred JPEGs tell the size of all of them to within a tenth
@@ -55,30 +57,19 @@ def needed_bytes(name: str, predicted: float) -> float:
 
 
 def why(chosen: Prediction, predictions: Sequence[Prediction], inputs: Inputs, choice: Choice) -> list[str]:
-    """Three lines: what it brings, what it costs, why it and not the others."""
-    raw = next(found for found in predictions if found.name == RAW_NAME)
-    limit = inputs.trainer_images_per_s * inputs.gpus
-    others = [_instead(found) for found in predictions if found not in (raw, chosen)]
+    """Three lines: what it brings and costs, how pictures are stored, why it and not the others."""
+    others = [_instead(found) for found in predictions if found is not chosen and found.name not in AS_IT_IS]
     others += [
         f"{name} would take {human_bytes(size)}, more than {choice.limit}"
         for name, size in choice.sizes.items()
         if name not in choice.formats
     ]
+    room = "room for random crops, within" if choice.first else "the most that fits into"
     return [
-        f"Convert to {chosen.name}, {choice.setting.words(chosen.name)}: the trainer then gets "
-        f"{chosen.trained_images_per_s:,.0f} images/s instead of {raw.trained_images_per_s:,.0f}; it takes "
-        f"{limit:,.0f}.",
-        f"Converting takes about {duration(chosen.conversion_s)} and {human_bytes(chosen.bytes)} of "
-        f"{choice.limit}, and pays after {epochs(chosen.epochs_to_pay)}.",
-        f"{_setting_reason(chosen.name, choice)}; {'; '.join(others) or 'no other format was asked for'}.",
+        answer(list(predictions), inputs),
+        f"Pictures are stored at {choice.setting.words(chosen.name)}: {room} {choice.limit}.",
+        f"Instead, {'; '.join(others)}." if others else "No other format was asked for.",
     ]
-
-
-def _setting_reason(name: str, choice: Choice) -> str:
-    words = choice.setting.words(name)
-    if choice.first:
-        return f"{words}: room for random crops"
-    return f"{words}: the most that fits"
 
 
 def _instead(found: Prediction) -> str:
@@ -90,48 +81,50 @@ def _instead(found: Prediction) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """The tree and what was made of it, measured by turns.
+    """The trainer fed from the tree as people do today, by `loaders.build`, and from the dataset, by turns.
 
     Attributes:
-        before, after: images/s of the trainer, fed from the tree and from the dataset.
-        times: after over before, turn by turn.
-        busy_before, busy_after: share of the time, 0 to 1, that the trainer works.
+        today, line, converted: what each gave, in medians; `line` None where today's could not be measured,
+            and `loaders.build` stands for it.
+        line_gains: whether `line` gave more than today's in every turn.
+        over_today, over_line: images/s from the dataset over those from the tree, turn by turn.
         images: of an epoch.
-        conversion_s: None where it was not all done by this run.
     """
 
-    before: Estimate
-    after: Estimate
-    times: Estimate
-    busy_before: float
-    busy_after: float
+    today: Way
+    line: Way | None
+    converted: Way
+    line_gains: bool
+    over_today: Estimate
+    over_line: Estimate
     images: int
-    conversion_s: float | None
 
     @property
     def is_loss(self) -> bool:
-        """Whether the trainer gets less than before in every turn."""
-        return self.times.high < 1
+        """Whether the trainer gets less from the dataset than from its tree in every turn."""
+        return self.over_line.high < 1
 
-    def words(self) -> list[str]:
+    def words(self, accelerator: str) -> list[str]:
         """What was gained, a line each."""
-        rates = f"the trainer gets {self.after.median:,.0f} images/s instead of {self.before.median:,.0f}"
-        times, low, high = map(number, (self.times.median, self.times.low, self.times.high))
-        if self.is_loss:
-            return [f"Lost: {rates}, {times} times as many ({low} to {high})."]
-        if self.times.low <= 1:
-            return [f"Gained nothing that can be told from noise: {rates} ({low} to {high} times)."]
-        saved_s = self.images * (1 / self.before.median - 1 / self.after.median)
-        pays = ""
-        if self.conversion_s is not None and saved_s > 0:
-            after = counted(max(1, -int(-self.conversion_s // saved_s)), "epoch")
-            pays = f"; converting took {duration(self.conversion_s)}, which pays after {after}"
-        epoch = [duration(self.images / rate.median) for rate in (self.after, self.before)]
-        return [
-            f"Gained: {rates}, {times} times as many ({low} to {high}).",
-            f"It works {self.busy_after:.0%} of the time instead of {self.busy_before:.0%}.",
-            f"An epoch of {counted(self.images, 'picture')} takes {epoch[0]} instead of {epoch[1]}{pays}.",
+        rates = (
+            f"from {self.converted.name} the trainer gets {self.converted.images_per_s:,.0f} images/s, by "
+            f"{LINE} from the tree {(self.line or self.today).images_per_s:,.0f} "
+            f"({number(self.over_line.low)} to {number(self.over_line.high)} times)"
+        )
+        gains = self.over_line.low > 1 and self.over_today.low > 1
+        line = self.line if self.line_gains else None
+        said = [
+            f"Measured: {does(self.today, accelerator)}.",
+            *advice(self.today, line, [self.converted] if gains else [], self.images),
         ]
+        if gains:
+            low, high = map(number, (self.over_today.low, self.over_today.high))
+            said.append(f"Turn by turn the trainer got {low} to {high} times as many images/s as today.")
+        if self.is_loss:
+            said.append(f"Converting lost: {rates}.")
+        elif not gains:
+            said.append(f"Converting gained nothing that can be told from noise: {rates}.")
+        return said
 
 
 def median_error(errors: Sequence[float]) -> float:

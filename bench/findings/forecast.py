@@ -13,7 +13,12 @@ when both ran together.
 import math
 from dataclasses import dataclass
 
+from bench.findings.payback import epochs_to_pay
+
+TODAY_NAME = "imagefolder"
 RAW_NAME = "raw tree"
+AS_IT_IS = (TODAY_NAME, RAW_NAME)
+"""What reads the tree as it is: torchvision's ImageFolder, which people have today, and `loaders.build`."""
 JPEG_NAMES = ("webdataset", "dali")
 _FITS = 0.5  # of the memory: a data set that is larger does not stay in the page cache
 WORTH_IT = 0.02  # gains below this share are none
@@ -24,7 +29,7 @@ class Profile:
     """One format, as the sample showed it.
 
     Attributes:
-        name: `raw tree`, or that of a format.
+        name: one of `AS_IT_IS`, or that of a format.
         image_bytes: of one picture as it is stored, on average.
         startup_s, image_s: of a conversion: before the first picture, and of one worker for each.
         shard_images: the most pictures of a shard.
@@ -80,7 +85,7 @@ class Prediction:
         warm_images_per_s, cold_images_per_s: of the loader alone.
         cached: whether the data set stays in the page cache from the second epoch on.
         trained_images_per_s: with the trainer, from the second epoch on.
-        epochs_to_pay: after how many epochs converting has saved the time that it took; None if never.
+        epochs_to_pay: see `bench.findings.payback`; None if never, or where the raw tree is as fast.
     """
 
     name: str
@@ -94,10 +99,13 @@ class Prediction:
 
 
 def predict(profiles: list[Profile], inputs: Inputs) -> list[Prediction]:
-    """One prediction for each profile, of which one is that of the raw tree."""
-    (raw,) = (profile for profile in profiles if profile.name == RAW_NAME)
-    raw_rate = _trained(raw, inputs)
-    return [_predict(profile, inputs, raw_rate) for profile in profiles]
+    """One prediction for each profile, the same order; one of them is that of the raw tree.
+
+    Converting has to pay against ImageFolder, or the raw tree where ImageFolder could not be measured.
+    """
+    rates = {profile.name: _trained(profile, inputs) for profile in profiles if profile.name in AS_IT_IS}
+    today = rates.get(TODAY_NAME, rates[RAW_NAME])
+    return [_predict(profile, inputs, today, max(rates.values())) for profile in profiles]
 
 
 def best(predictions: list[Prediction]) -> Prediction:
@@ -142,15 +150,15 @@ def read_time(small: tuple[float, float], large: tuple[float, float]) -> float:
     return max(0.0, small_s - small_bytes * byte_s)
 
 
-def _predict(profile: Profile, inputs: Inputs, raw_rate: float) -> Prediction:
+def _predict(profile: Profile, inputs: Inputs, today: float, free: float) -> Prediction:
+    """`free`: the most images/s of training without a conversion."""
     size = inputs.images * profile.image_bytes
     conversion_s = 0.0
-    if profile.name != RAW_NAME:
+    if profile.name not in AS_IT_IS:
         busiest = rounds(inputs.images, profile.shard_images, inputs.cpus)
         conversion_s = profile.startup_s + max(busiest * profile.image_s, size / inputs.disk_bytes_per_s)
     trained = _trained(profile, inputs)
-    saved_s = inputs.train_images * (1 / raw_rate - 1 / trained)  # an epoch
-    worth = trained > raw_rate * (1 + WORTH_IT)
+    worth = trained > free * (1 + WORTH_IT)
     return Prediction(
         name=profile.name,
         bytes=size,
@@ -159,7 +167,7 @@ def _predict(profile: Profile, inputs: Inputs, raw_rate: float) -> Prediction:
         cold_images_per_s=_cold(profile, inputs),
         cached=_cached(profile, inputs),
         trained_images_per_s=trained,
-        epochs_to_pay=math.ceil(conversion_s / saved_s) if worth else None,
+        epochs_to_pay=epochs_to_pay(conversion_s, inputs.train_images, today, trained) if worth else None,
     )
 
 

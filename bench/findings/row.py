@@ -239,7 +239,8 @@ def _estimates(content: dict[str, Any], *names: str) -> dict[str, Any]:
 
 
 def _change(content: dict[str, Any]) -> Change:
-    return Change(**{**content, "images_per_s": Estimate(**content["images_per_s"])})
+    known = {name: content[name] for name in Change.__dataclass_fields__ if name in content}
+    return Change(**{**known, "images_per_s": Estimate(**content["images_per_s"])})
 
 
 def _batch_times(content: dict[str, Any]) -> BatchTimes:

@@ -1,10 +1,10 @@
 """What the measurements of one backend mean: the bottleneck, and what would fix it. Pure."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bench.findings.stats import Estimate
+from precache.console.commandline import human_bytes
 
 KEEPS_UP = "keeps up"
 LOADER_BINDS = "the loader is the bottleneck"
@@ -101,15 +101,12 @@ class Change:
         images_per_s: with it, fed.
         measured: in the same run; else it is predicted.
         cold: whether `images_per_s` are from a cold disk; else with the files in memory.
-        seconds: what it takes once, at least: converting also resizes and writes; 0 where nothing, None
-            where that is not known.
-        size_bytes: what it takes on disk.
+        size_bytes: what it takes on disk; 0 where nothing is converted.
     """
 
     what: str
     images_per_s: Estimate
     measured: bool
-    seconds: float | None = 0.0
     size_bytes: int = 0
     cold: bool = False
 
@@ -211,12 +208,12 @@ def stalls(measured: Measured, batch_size: int) -> dict[str, float]:
     return lost_s
 
 
-def advise(measured: Measured, changes: Sequence[Change], samples: int) -> str:
+def advise(measured: Measured, changes: Sequence[Change]) -> str:
     """The bottleneck, and the change that gains most, in a few sentences."""
     bound = binding(measured)
     sentences = [_finding(measured, bound)]
     if bound != "compute":
-        sentences.append(_gain(measured, changes, samples))
+        sentences.append(_gain(measured, changes))
     return " ".join(sentences)
 
 
@@ -225,10 +222,9 @@ def files_are(*, cold: bool) -> str:
     return "from a cold disk" if cold else "with the files in memory"
 
 
-def takes(seconds: float | None, size_bytes: int) -> str:
-    """What a `Change` takes, in words; empty where nothing."""
-    costs = ["an unknown time"] if seconds is None else [f"at least {_time(seconds)}"] if seconds else []
-    return " and ".join([*costs, *([_size(size_bytes)] if size_bytes else [])])
+def takes(change: Change) -> str:
+    """The disk that it takes, in words; empty where none."""
+    return human_bytes(change.size_bytes) if change.size_bytes else ""
 
 
 def _finding(measured: Measured, bound: str | None) -> str:
@@ -258,7 +254,7 @@ def _finding(measured: Measured, bound: str | None) -> str:
     return f"{found}."
 
 
-def _gain(measured: Measured, changes: Sequence[Change], samples: int) -> str:
+def _gain(measured: Measured, changes: Sequence[Change]) -> str:
     now = measured.together or measured.loader
     if measured.reads_cold and measured.supply.median < now.median:
         now = measured.supply
@@ -273,29 +269,14 @@ def _gain(measured: Measured, changes: Sequence[Change], samples: int) -> str:
     text = f"{change.what} {said} {then.median:,.0f}{files}"
     if not change.gains_over(now):
         return f"{text}, no more than that {WITHIN_NOISE}."
-    costs = takes(change.seconds, change.size_bytes)
-    if not costs:
-        return f"{text}."
-    text += f"; it takes {costs}"
-    if change.seconds is None:
-        return f"{text} (pytorch on the raw tree was not measured)."
-    if not change.seconds:
-        return f"{text}."
-    saved_s = samples / now.median - samples / then.median
-    epochs = max(1, math.ceil(change.seconds / saved_s))
-    after = f"{epochs:,} epochs" if epochs > 1 else "one epoch"
-    return f"{text} and pays for itself after {after} at the earliest."
+    return f"{text}; it takes {takes(change)}." if takes(change) else f"{text}."
 
 
 def _best(changes: Sequence[Change]) -> Change:
     """The one with the most images/s; of those as good as that, one that was measured, then one for free."""
     most = max(change.images_per_s.median for change in changes)
     alike = [change for change in changes if change.images_per_s.median >= most * (1 - NEGLIGIBLE_SHARE)]
-    return max(alike, key=lambda change: (change.measured, _is_free(change), change.images_per_s.median))
-
-
-def _is_free(change: Change) -> bool:
-    return not takes(change.seconds, change.size_bytes)
+    return max(alike, key=lambda change: (change.measured, not change.size_bytes, change.images_per_s.median))
 
 
 def _warm(measured: Measured) -> Measured:
@@ -311,11 +292,3 @@ def _warm(measured: Measured) -> Measured:
 
 def _seconds(rate: Estimate) -> Estimate:
     return Estimate(1 / rate.median, 1 / rate.high, 1 / rate.low)
-
-
-def _time(seconds: float) -> str:
-    return f"{seconds:,.0f} s" if seconds >= 10 else f"{seconds:.2g} s"
-
-
-def _size(size_bytes: int) -> str:
-    return f"{size_bytes / 1e9:,.1f} GB" if size_bytes >= 1e8 else f"{size_bytes / 1e6:,.1f} MB"

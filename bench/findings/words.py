@@ -16,6 +16,13 @@ def number(value: float) -> str:
     return f"{value:,.{digits}f}"
 
 
+def percent(share: float) -> str:
+    """Whole per cent; below 1% one digit more, and 100% only of what is."""
+    if 0 < share < 0.01:
+        return f"{share:.1%}"
+    return f"{share:.0%}" if share >= 0.9995 else f"{min(share, 0.994):.0%}"
+
+
 def duration(seconds: float | None) -> str:
     """A time in the unit that suits it: 5.20 ms, 12.3 s, 4.1 h, 3.2 years; '-' for None."""
     if seconds is None:

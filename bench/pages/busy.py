@@ -3,9 +3,11 @@
 from collections.abc import Sequence
 from html import escape
 
-from bench.findings.gain import busy, find_gain, percent, rate, saved_share
+from bench.findings.gain import busy, find_gain, rate, saved_share
+from bench.findings.payback import times
 from bench.findings.result import Result, Row
 from bench.findings.trust import is_disturbed, other_cpu
+from bench.findings.words import percent
 from bench.pages import summary, table
 
 STYLE = """
@@ -63,8 +65,8 @@ def _lane(
 ) -> str:
     gain = None if is_disturbed(other_cpu(result.settings)) else find_gain(rows)
     today = gain.today if gain is not None else None
-    kind = " today" if row is today else " best" if gain and gain.told_apart and row in gain.best else ""
-    saves = "" if today is None else _today(row) if row is today else _saves(row, today, gpu_price)
+    kind = " today" if row is today else " best" if gain is not None and row in gain.best else ""
+    saves = "" if today is None else _saves(row, today, gpu_price)
     return (
         f'<div class="lane{kind}"><div class="name">{escape(table.title(result, row))}</div>'
         f'<div class="track"><div style="width:{100 * min(share, 1.0):.1f}%"></div></div>'
@@ -72,17 +74,15 @@ def _lane(
     )
 
 
-def _today(row: Row) -> str:
-    return "what people have today" if row.backend == "imagefolder" else "the files as they are"
-
-
 def _saves(row: Row, today: Row, gpu_price: float | None) -> str:
     """What an hour of training becomes, in minutes and dollars."""
+    if row is today:
+        return "what people have today"
     if row.backend == "synthetic" or (row.peer and today.ratio is not None):
         return ""
     saved = saved_share(row, today)
     if row.ratio is None:
-        return f"{rate(row).median / rate(today).median:,.1f} times as many" if saved is not None else ""
+        return f"{times(rate(row).median / rate(today).median)} as many" if saved is not None else ""
     if saved is None:
         slower = rate(row).high < rate(today).low
         return "slower than today" if slower else "as today, within noise"

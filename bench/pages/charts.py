@@ -12,11 +12,12 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from bench.findings.gain import busy, percent
+from bench.findings.gain import busy
 from bench.findings.result import Row
 from bench.findings.stats import Estimate
 from bench.findings.verdict import COLD_FETCH
 from bench.findings.watched import Watched
+from bench.findings.words import percent
 from bench.pages import table as report
 
 # Okabe and Ito, "Color Universal Design" (2008): those that stand out from black and from white.

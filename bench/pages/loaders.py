@@ -9,11 +9,12 @@ from statistics import median
 import plotly.graph_objects as go
 
 from bench.findings.gain import busy as busy_share
-from bench.findings.gain import percent, sentences
+from bench.findings.gain import sentences
 from bench.findings.result import Result, Row
 from bench.findings.stats import Estimate
 from bench.findings.trust import miss, why_together
 from bench.findings.verdict import COLD_FETCH, files_are, takes
+from bench.findings.words import percent
 from bench.findings.workers import without_former_advice
 from bench.pages import busy, charts, skeleton, summary
 from bench.pages import table as report
@@ -163,7 +164,7 @@ def _changes(row: Row) -> str:
         rate = change.images_per_s
         shown, source = (rate, "measured") if change.measured else (rate.median, "predicted")
         source += "" if row.cold is None else f" {files_are(cold=change.cold)}"
-        lines.append((name, _cell(shown), source, takes(change.seconds, change.size_bytes)))
+        lines.append((name, _cell(shown), source, takes(change)))
     return page.html_table(titles, lines, ["", "", "words", "words"])
 
 

@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 from html import escape
 
-from bench.findings.gain import busy, percent
+from bench.findings.gain import busy
 from bench.findings.result import Result, Row
+from bench.findings.words import percent
 from bench.pages import summary, table
 
 _WIDTH, _NAME, _RIGHT = 760, 190, 90

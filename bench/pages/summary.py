@@ -4,9 +4,10 @@ from collections.abc import Collection
 
 from rich.table import Table
 
-from bench.findings.gain import busy, is_limit, is_ours, percent, sentences
+from bench.findings.gain import busy, is_limit, is_ours, sentences
 from bench.findings.result import Result, Row
 from bench.findings.stats import Estimate
+from bench.findings.words import percent
 from bench.machine.hardware import accelerator_of, versions_of
 from bench.pages.table import best_rows, markdown_table, title
 

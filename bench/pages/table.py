@@ -6,11 +6,11 @@ from statistics import median
 from rich.table import Table
 
 from bench.findings.batch_times import BatchTimes
-from bench.findings.gain import percent
 from bench.findings.result import Result, Row
 from bench.findings.stats import Estimate
 from bench.findings.trust import disturbance, is_disturbed, miss, other_cpu, why_together
 from bench.findings.verdict import COLD_FETCH, KEEPS_UP, LOADER_BINDS, NOT_DISTINGUISHABLE, lost_share
+from bench.findings.words import percent
 from bench.findings.workers import ALL_BUSY, without_former_advice
 from bench.machine.hardware import accelerator_of, versions_of
 from precache.packages import DALI

@@ -6,8 +6,10 @@ from pathlib import Path
 
 from bench.findings import choice as rules
 from bench.findings import stats
+from bench.findings.advice import AS_WORDS
 from bench.findings.choice import Choice, Gain, Setting
-from bench.findings.forecast import RAW_NAME, Prediction
+from bench.findings.forecast import AS_IT_IS, RAW_NAME, Prediction
+from bench.findings.payback import Cost, Way
 from bench.machine import page_cache
 from bench.machine.others import OtherProcesses
 from bench.trial import sampling
@@ -83,17 +85,17 @@ def prove(
     whole: bool,
     on_progress: Progress = unseen,
 ) -> Proof:
-    """Feed the trainer from the tree and from the dataset by turns, `spec.repeats` times.
+    """Feed the trainer from the tree, as today and by `loaders.build`, and from the dataset, by turns.
 
     Args:
         whole: whether `converted.seconds` are those of all pictures.
     """
     spec = replace(spec, trainer=found.settings["trainer"])
     predicted = {one.name: one for one in found.predictions}
-    places = {RAW_NAME: tree, name: destination}
-    runs: dict[str, list[LoaderRun]] = {RAW_NAME: [], name: []}
+    places = {free: tree for free in AS_IT_IS if free in predicted} | {name: destination}
+    runs: dict[str, list[LoaderRun]] = {kind: [] for kind in places}
     turns, others = spec.repeats, OtherProcesses()
-    on_progress(0, 2 * turns)
+    on_progress(0, len(places) * turns)
     for turn in range(turns):
         for number, (kind, place) in enumerate(places.items(), 1):
             warm = page_cache.warm(place)
@@ -105,15 +107,15 @@ def prove(
             runs[kind].append(
                 sampling.serve(place, kind, spec, first_epoch=warm and epoch_s < _FIRST_EPOCH_S)
             )
-            on_progress(2 * turn + number, 2 * turns)
+            on_progress(len(places) * turn + number, len(places) * turns)
     checks = [
         check
         for kind in places
-        for check in _compare(predicted[kind], runs[kind], None if kind == RAW_NAME else converted)
+        for check in _compare(predicted[kind], runs[kind], None if kind in AS_IT_IS else converted)
         if whole or check.quantity != "conversion"
     ]
-    gain = _gain(runs[RAW_NAME], runs[name], found, converted.seconds if whole else None)
-    return Proof(gain, checks, others.share())
+    cost = Cost(converted.seconds if whole else None, converted.bytes)
+    return Proof(_gain(runs, name, cost, found.inputs.train_images), checks, others.share())
 
 
 def _compare(predicted: Prediction, runs: list[LoaderRun], converted: Converted | None) -> list[Check]:
@@ -122,19 +124,24 @@ def _compare(predicted: Prediction, runs: list[LoaderRun], converted: Converted 
     return compare([predicted] * turns, Runs([], [], [], wholes, runs))
 
 
-def _gain(
-    before: list[LoaderRun], after: list[LoaderRun], found: Recommendation, conversion_s: float | None
-) -> Gain:
-    rates = [[run.together for run in runs] for runs in (before, after)]
-    busy = [
-        stats.estimate([min(1.0, r.together / r.trainer) for r in runs]).median for runs in (before, after)
-    ]
+def _gain(runs: dict[str, list[LoaderRun]], name: str, cost: Cost, images: int) -> Gain:
+    rates = {kind: [run.together for run in of] for kind, of in runs.items()}
+    ways = {
+        kind: Way(
+            AS_WORDS.get(kind, kind),
+            stats.estimate(rates[kind]).median,
+            stats.estimate([min(1.0, run.together / run.trainer) for run in of]).median,
+            None if kind in AS_IT_IS else cost,
+        )
+        for kind, of in runs.items()
+    }
+    today, *_ = runs
     return Gain(
-        before=stats.estimate(rates[0]),
-        after=stats.estimate(rates[1]),
-        times=stats.ratio(rates[1], rates[0]),
-        busy_before=busy[0],
-        busy_after=busy[1],
-        images=found.inputs.train_images,
-        conversion_s=conversion_s,
+        today=ways[today],
+        line=None if today == RAW_NAME else ways[RAW_NAME],
+        converted=ways[name],
+        line_gains=stats.ratio(rates[RAW_NAME], rates[today]).low > 1,
+        over_today=stats.ratio(rates[name], rates[today]),
+        over_line=stats.ratio(rates[name], rates[RAW_NAME]),
+        images=images,
     )

@@ -38,6 +38,7 @@ from bench.machine.others import OtherProcesses
 from bench.peers import remote
 from bench.trial.fresh import run_fresh
 from bench.trial.object_server import ENVIRONMENT, serving
+from bench.trial.presets import PRESETS
 from precache import open_dataset
 from precache.console import commandline
 from precache.console.commandline import ProgressBar
@@ -49,7 +50,6 @@ from precache.storage.urls import Url
 T = TypeVar("T")
 OURS = ("shards", "webdataset")
 _FILES_AT_A_TIME = 4
-_PRESET_IMAGES_PER_S = 1765  # mlperf-h100
 _SHARE_OF_LINE = 0.9
 
 
@@ -188,7 +188,7 @@ def measure(
                     of.epochs[epoch].append(rate)
                 if name in OURS:
                     line = _SHARE_OF_LINE * mb_per_s * 1e6 / of.image_bytes
-                    of.trainer = min(line, _PRESET_IMAGES_PER_S)
+                    of.trainer = min(line, PRESETS["mlperf-storage-h100"].images_per_s)
                     of.busy.append(run(partial(_feed, name, settings, of.trainer)))
     return plain, found
 

@@ -14,7 +14,7 @@ import psutil
 
 from bench.findings import forecast as model
 from bench.findings import stats
-from bench.findings.forecast import JPEG_NAMES, RAW_NAME, Inputs, Prediction, Profile
+from bench.findings.forecast import AS_IT_IS, JPEG_NAMES, RAW_NAME, Inputs, Prediction, Profile
 from bench.machine import measurements
 from bench.machine.measurements import Hardware, HardwareSpec
 from bench.machine.others import OtherProcesses
@@ -29,7 +29,7 @@ from precache.errors import DatasetError, MissingDependencyError, WorkerError, c
 from precache.recipe import FORMAT_NAMES
 from precache.sources.base import Scan
 
-_RANDOM_READS = (RAW_NAME, "shards")
+_RANDOM_READS = (*AS_IT_IS, "shards")
 _DISK_BLOCKS = {4 << 10: "disk, random 4 KiB", 128 << 10: "disk, random 128 KiB"}
 
 
@@ -136,7 +136,7 @@ def recommend(
     spec = replace(spec, trainer=resolve(spec.trainer, choose_device("auto")))
     check_trainer(spec.trainer, spec.size)  # an error now, not later
     check_fills_batch(spec.batch_size, train_images(scan))
-    names = [name for name in BACKENDS if name == RAW_NAME or name in formats]
+    names = [name for name in BACKENDS if name in AS_IT_IS or name in formats]
     total, done = spec.repeats * len(names) * (2 if check else 1) + 1, 0
 
     def step() -> None:
@@ -165,6 +165,7 @@ def recommend(
         "scratch": str(spec.scratch),
         "page_cache": "warm",
         "check": sampling.CHECK,
+        "augment": sampling.AUGMENT,
         "limit_s": spec.limit_s if math.isfinite(spec.limit_s) else None,
         "repeats": repeats,
         "sample_images": trees.large_images,
@@ -256,7 +257,7 @@ def _measure(
     step: Callable[[], None],
 ) -> None:
     """Take one turn: the sample, then the whole tree if there is one."""
-    if name != RAW_NAME:
+    if name not in AS_IT_IS:
         runs.small.append(sampling.convert(trees.small, folder / "out", spec.recipe(name), spec.workers))
         shutil.rmtree(folder / "out")
     converted, loaded = sampling.run_format(trees.large, name, spec, folder, trees.shard_images, served)
@@ -276,7 +277,7 @@ def _profile(name: str, runs: Runs, trees: Trees, scan: Scan, spec: RecommendSpe
     # Decoding takes time in proportion to the files' bytes, and a sample misses the few largest ones.
     larger = image_bytes / trees.image_bytes
     shard_images = spec.recipe("shards").samples_per_shard  # the same for all formats
-    if name != RAW_NAME:
+    if name not in AS_IT_IS:
         startup_s, image_s = model.fit_conversion(
             median(run.seconds for run in runs.small),
             trees.small_images,
@@ -286,7 +287,7 @@ def _profile(name: str, runs: Runs, trees: Trees, scan: Scan, spec: RecommendSpe
             spec.workers,
         )
         image_bytes = runs.large[0].bytes / trees.large_images
-    decodes_files = larger if name == RAW_NAME else 1.0
+    decodes_files = larger if name in AS_IT_IS else 1.0
     return Profile(
         name=name,
         image_bytes=image_bytes,

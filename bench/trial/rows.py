@@ -174,7 +174,7 @@ class RowMaker:
         here = pipelines.pop(arm)
         means = replace(self.means, cpu_share=watched.mean.get("cpu_share") if watched else None)
         known = changes.known(here, list(pipelines.values()), means)
-        return Advice(verdict.advise(measured[arm], known, here.samples), tuple(known))
+        return Advice(verdict.advise(measured[arm], known), tuple(known))
 
     def _pipeline(self, arm: Arm, measured: verdict.Measured) -> Pipeline:
         return Pipeline(

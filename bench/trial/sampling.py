@@ -17,10 +17,11 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.findings.forecast import RAW_NAME
+from bench.findings.forecast import AS_IT_IS, RAW_NAME, TODAY_NAME
 from bench.machine import page_cache
 from bench.machine.measurements import check_seconds
-from bench.trial import loader_run
+from bench.trial import imagefolder, loader_run
+from bench.trial.arm import Arm
 from bench.trial.device import choose_device
 from bench.trial.loader_run import LoaderRun
 from bench.trial.processes import run_watched
@@ -35,7 +36,15 @@ from precache.sources.ahead import read_ahead
 from precache.sources.base import SampleRef, Scan
 from precache.storage.urls import Url
 
-BACKENDS = {RAW_NAME: "pytorch", "shards": "shards", "webdataset": "webdataset", "dali": "dali"}
+BACKENDS = {
+    TODAY_NAME: imagefolder.NAME,
+    RAW_NAME: "pytorch",
+    "shards": "shards",
+    "webdataset": "webdataset",
+    "dali": "dali",
+}
+AUGMENT = "train"
+"""What training does; centre crops are less work for some loaders than for others."""
 CHECK = "never"
 """No checksums: a training compares each picture once, and a sample is served again and again."""
 SMALL_IMAGES = 24  # of the conversion that takes hardly longer than its start
@@ -206,7 +215,7 @@ def run_format(
     shard_images: int | None = None,
     served: Path | None = None,
 ) -> tuple[Converted | None, LoaderRun]:
-    """Convert `tree` to the format `name`, in `folder`, and run its loader; no conversion for the raw tree.
+    """Convert `tree` to the format `name`, in `folder`, and run its loader; the tree as it is takes none.
 
     Args:
         shard_images: see `RecommendSpec.recipe`.
@@ -219,7 +228,7 @@ def run_format(
     path, converted = tree, None
     _warm(tree)
     try:
-        if name != RAW_NAME:
+        if name not in AS_IT_IS:
             path = folder / "out"
             converted = convert(tree, path, spec.recipe(name, shard_images), spec.workers)
         path = path if served is None else served
@@ -232,12 +241,13 @@ def run_format(
 
 def serve(path: Path, name: str, spec: RecommendSpec, *, first_epoch: bool = True) -> LoaderRun:
     """Run the loader of the format `name` on what lies in `path`; WorkerError if it fails."""
+    data = open_split(path.resolve(), "train")
     return loader_run.run(
         TrialSpec(
             backend=BACKENDS[name],
-            path=path.resolve(),
+            path=Arm(BACKENDS[name], path.resolve(), data).reads,
             trainer=spec.trainer,
-            classes=len(open_split(path, "train").classes),
+            classes=len(data.classes),
             batch_size=spec.batch_size,
             workers=spec.workers,
             size=spec.size,
@@ -246,6 +256,7 @@ def serve(path: Path, name: str, spec: RecommendSpec, *, first_epoch: bool = Tru
             seconds=spec.seconds,
             device=choose_device("auto"),
             check=CHECK,
+            augment=AUGMENT,
         ),
         first_epoch=first_epoch,
     )

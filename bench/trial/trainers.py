@@ -11,14 +11,13 @@ from typing import Protocol
 import torch
 
 from bench.machine.precision import AMP, DTYPES, resolve_amp
-from bench.trial.presets import PRESETS
+from bench.trial.presets import DEFAULT_PRESET, PRESETS
 from loaders.batch import Batch
 from loaders.transfer import normalise
 from precache.errors import SettingError, check_choice
 
 _SLOWEST = 1e-3  # images/s
 _MOST_ACCELERATORS = 1024
-DEFAULT_PRESET = "mlperf-h100"
 
 
 @dataclass(frozen=True, slots=True)

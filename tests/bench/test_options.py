@@ -92,13 +92,28 @@ def test_a_command_that_only_computes_starts_without_torch(command: str) -> None
 
 def made(*arguments: str) -> RunSettings:
     @click.command()
-    @run_options("trainer", "warmup", "workers", "size", "device", size={"default": 32})
+    @run_options("trainer", "trainer_rate", "warmup", "workers", "size", "device", size={"default": 32})
     def command(settings: RunSettings) -> RunSettings:
         return settings
 
     settings = command.main(["--device", "cpu", *arguments], standalone_mode=False)
     assert isinstance(settings, RunSettings)
     return settings
+
+
+@pytest.mark.parametrize("command", ["loaders", "sweep", "profile", "ddp", "recommend", "quickstart"])
+def test_a_rate_of_ones_own_is_an_option_wherever_a_trainer_is_fed(command: str) -> None:
+    assert "trainer_rate" in options_of(command)
+
+
+def test_a_rate_of_ones_own_is_an_emulated_trainer_and_no_second_one() -> None:
+    assert made("--trainer-rate", "2500").trainer == "emulated:2500"
+    assert made("--trainer-rate", "1e6").trainer == "emulated:1000000"
+    with pytest.raises(SettingError, match="--trainer and --trainer-rate cannot be combined"):
+        made("--trainer", "none", "--trainer-rate", "5")
+    for bad in ("0", "-1", "nan", "inf"):
+        with pytest.raises(SettingError, match="trainer_rate must be positive"):
+            made("--trainer-rate", bad)
 
 
 def test_options_make_settings_and_those_left_out_take_what_is_usual() -> None:

@@ -18,6 +18,7 @@ TARS = replace(
     SHARDS, name="webdataset", image_bytes=25_000, image_s=0.003, loader_images_per_s=3000,
     serial_s=1e-4, random_reads=False,
 )  # fmt: skip
+TODAY = replace(RAW, name="imagefolder", loader_images_per_s=600)
 INPUTS = Inputs(
     images=6000, train_images=6000, cpus=2, gpus=1, trainer_images_per_s=2000,
     disk_bytes_per_s=500e6, read_s=0.001, memory_bytes=16e9,
@@ -94,11 +95,23 @@ def test_epochs_until_a_conversion_pays() -> None:
     assert predictions(trainer_images_per_s=1000)["shards"].epochs_to_pay is None
 
 
+def test_a_conversion_pays_against_imagefolder_and_never_where_the_other_line_is_as_fast() -> None:
+    """An epoch takes 10 s with ImageFolder, 6 s from the raw tree otherwise, and 3 s from either format."""
+    every = [TODAY, RAW, SHARDS, TARS]
+    found = {p.name: p.epochs_to_pay for p in model.predict(every, INPUTS)}
+    assert found == {"imagefolder": None, "raw tree": None, "shards": 1, "webdataset": 2}
+    slow = {p.name: p.epochs_to_pay for p in model.predict(every, replace(INPUTS, trainer_images_per_s=1000))}
+    assert set(slow.values()) == {None}
+
+
 def test_the_advice_is_the_fastest_and_among_equals_the_quickest_to_have() -> None:
     assert model.best(list(predictions().values())).name == "shards"
     assert model.best(list(predictions(gpus=2).values())).name == "shards"
     # 1,000 images/s are enough for this trainer: nothing to convert
     assert model.best(list(predictions(trainer_images_per_s=1015).values())).name == "raw tree"
+    # of what is as fast and there already, what people have
+    alike = model.predict([TODAY, RAW, SHARDS], replace(INPUTS, trainer_images_per_s=600))
+    assert model.best(alike).name == "imagefolder"
     # shards that are not kept in memory, from a slow disk
     slow = predictions(memory_bytes=2e9, disk_bytes_per_s=100e6)
     assert model.best(list(slow.values())).name == "webdataset"

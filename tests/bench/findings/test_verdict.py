@@ -79,7 +79,7 @@ def pipeline(**rates: float | None) -> Measured:
 def test_the_narrowest_stage_is_the_bottleneck(rates: dict[str, float | None], bound: str | None) -> None:
     measured = pipeline(**rates)
     assert binding(measured) == bound
-    said = advise(measured, [], 1000)
+    said = advise(measured, [])
     assert (bound is None) == ("no stage stands out" in said or "no single stage" in said)
 
 
@@ -106,7 +106,7 @@ def test_storage_cannot_be_told_from_a_loader_of_one_stage_whose_files_were_not_
     )  # fmt: skip
     assert binding(measured) == bound
     assert bound in stage_rates(measured)
-    assert said in advise(measured, [], 1000)
+    assert said in advise(measured, [])
     lost_s = stalls(measured, 64)
     assert ("fetch or prep" in lost_s) == (bound != "storage")
     lost_s.pop(COLD_FETCH, None)
@@ -151,23 +151,12 @@ def test_what_a_cold_cache_adds_is_no_part_of_the_warm_stalls() -> None:
 def test_the_advice_is_the_change_with_the_largest_gain_in_words_and_numbers() -> None:
     changes = [
         Change("Four workers", at(1_900), False),
-        Change("Converting to shards", at(2_470), False, 51, 6_000_000_000),
+        Change("Converting to shards", at(2_470), False, 6_000_000_000),
     ]
-    assert advise(pipeline(), changes, 140_000) == (
+    assert advise(pipeline(), changes) == (
         "decoding is the bottleneck: 1,150 images/s against 2,480 of the trainer. Converting to shards is "
-        "predicted to give 2,470; it takes at least 51 s and 6.0 GB and pays for itself after one epoch at "
-        "the earliest."
+        "predicted to give 2,470; it takes 5.59 GiB."
     )
-    assert "pays for itself after 3 epochs at the earliest" in advise(pipeline(), changes, 40_000)
-
-
-def test_a_conversion_whose_time_is_not_known_is_said_to_take_an_unknown_time() -> None:
-    unknown = Change("Converting to shards", at(2_470), True, None, 6_000_000_000)
-    assert advise(pipeline(), [unknown], 1000).endswith(
-        "gave 2,470; it takes an unknown time and 6.0 GB (pytorch on the raw tree was not measured)."
-    )
-    free = Change("From the second epoch on, cache='ram'", at(2_450), True)
-    assert "cache='ram' gave 2,450" in advise(pipeline(), [unknown, free], 1000)
 
 
 @pytest.mark.parametrize(
@@ -176,30 +165,28 @@ def test_a_conversion_whose_time_is_not_known_is_said_to_take_an_unknown_time() 
         ([Change("A", at(2_300), True), Change("B", at(2_480), False)], "B is predicted to give 2,480."),
         ([Change("A", at(2_450), True), Change("B", at(2_480), False)], "A gave 2,450."),
         (
-            [Change("A", at(2_480), False, 51, 6_000_000_000), Change("B", at(2_450), False)],
+            [Change("A", at(2_480), False, 6_000_000_000), Change("B", at(2_450), False)],
             "B is predicted to give 2,450.",
         ),
-        ([Change("A", at(2_480), True, 51), Change("B", at(2_450), True)], "B gave 2,450."),
+        ([Change("A", at(2_480), True, 10**9), Change("B", at(2_450), True)], "B gave 2,450."),
         ([Change("A", at(2_450), False), Change("B", at(2_480), False)], "B is predicted to give 2,480."),
     ],
 )
 def test_the_largest_gain_goes_first_then_a_measured_one_then_one_for_free(
     changes: list[Change], said: str
 ) -> None:
-    assert advise(pipeline(), changes, 1000).endswith(said)
+    assert advise(pipeline(), changes).endswith(said)
 
 
 def test_a_change_that_overlaps_is_within_noise_and_none_is_said() -> None:
     wide = Change("Backend dali on data/dali", Estimate(1_400, 1_100, 1_900), True)
-    assert "gave 1,400, no more than that within noise" in advise(pipeline(), [wide], 1000)
-    assert "No change known here is predicted to gain." in advise(
-        pipeline(), [Change("x", at(900), True)], 1000
-    )
+    assert "gave 1,400, no more than that within noise" in advise(pipeline(), [wide])
+    assert "No change known here is predicted to gain." in advise(pipeline(), [Change("x", at(900), True)])
 
 
 def test_where_the_trainer_is_the_bottleneck_no_loader_is_advised() -> None:
     measured = pipeline(loader=20_000, decode=22_000, together=2_470)
-    said = advise(measured, [Change("Converting to shards", at(9_000), False)], 1000)
+    said = advise(measured, [Change("Converting to shards", at(9_000), False)])
     assert said == (
         "the trainer itself is the bottleneck: it takes 2,480 images/s and the loader could give 20,000. "
         "Only a faster step would help."

@@ -126,7 +126,7 @@ def test_what_a_result_lacks_is_left_out() -> None:
     alone = replace(older_result(), rows=(row("shards", "shards", 24000, trainer=None, ratio=None),))
     content = Content(page.html(alone))
     assert content.captions == ["Images per second, each loader alone", "Loaders alone: images/s"]
-    assert " deliver 24,000 images/s." in "".join(content.texts)
+    assert " delivers 24,000 images/s." in "".join(content.texts)
 
 
 def test_the_waterfall_ends_at_the_whole_batch() -> None:
@@ -213,7 +213,7 @@ def test_what_would_gain_is_a_table_the_fastest_first_and_says_cold_or_warm() ->
     start = content.texts.index("What would gain")
     assert content.texts[start : start + 15] == [
         *("What would gain", "images/s", "measured or predicted", "takes"),
-        *("Converting to shards", "2,470", "predicted with the files in memory", "at least 51 s and 6.0 GB"),
+        *("Converting to shards", "2,470", "predicted with the files in memory", "5.59 GiB"),
         *(f"Backend dali on {HOSTILE}", "2,300", "2,208 to 2,392", "measured from a cold disk"),
         *("Four workers", "1,900", "predicted with the files in memory"),
     ]

@@ -35,7 +35,7 @@ def plain_result() -> Result:
 
 def wide_result() -> Result:
     """Every column that there is, with large rates and long names."""
-    names = ("emulated:mlperf-h100", "resnet50")
+    names = ("emulated:h100", "resnet50")
     rows = tuple(
         row(backend, data, 1_234_567, trainer_name=name, trainer=around(1_234_567), cold=around(1_234_567))
         for name in names

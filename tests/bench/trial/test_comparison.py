@@ -123,7 +123,7 @@ def test_without_a_trainer_the_loader_is_measured_alone(converted: dict[str, Pat
 def test_the_real_step_runs_in_the_same_comparison(converted: dict[str, Path], device: str) -> None:
     settings = {"batch_size": 2, "batches": 2, "repeats": 1, "device": torch.device(device)}
     rows = compare([Arm("shards", converted["shards"])], spec("emulated", "resnet50", **settings)).rows
-    assert [row.trainer_name for row in rows] == ["emulated:mlperf-h100", "resnet50"]
+    assert [row.trainer_name for row in rows] == ["emulated:h100", "resnet50"]
     assert all(row.trainer is not None and row.trainer.median > 0 for row in rows)
 
 

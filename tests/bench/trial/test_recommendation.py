@@ -27,7 +27,7 @@ from precache.console import commandline
 from precache.dataset.converted import open_dataset
 from precache.errors import SettingError, SourceError
 from precache.sources.tree import scan_tree
-from tests.bench.findings.test_forecast import INPUTS, RAW, SHARDS, TARS
+from tests.bench.findings.test_forecast import INPUTS, RAW, SHARDS, TARS, TODAY
 from tests.command import check_bad_input
 from tests.conftest import IMAGES
 
@@ -48,13 +48,14 @@ def result() -> Recommendation:
     settings = {
         "pictures": 200, "sample_images": 1200, "stored_size": 256, "quality": 95, "batch_size": 64,
         "size": 224, "workers": 2, "trainer": "emulated:2000", "repeats": 3, "other_cpu": 0.0,
-        "sample_pictures": 200, "check": "never",
+        "sample_pictures": 200, "check": "never", "augment": "train",
     }  # fmt: skip
-    predictions = model.predict([RAW, SHARDS, TARS], INPUTS)
+    profiles = [TODAY, RAW, SHARDS, TARS]
+    predictions = model.predict(profiles, INPUTS)
     values, found = [110e6, 110e6, 112.2e6], [100e6, 99e6, 102e6]
     estimates = stats.estimate(values), stats.estimate(found), stats.ratio(values, found)
     checks = [Check("shards", "size", "B", *estimates)]
-    return Recommendation(settings, hardware, INPUTS, [RAW, SHARDS, TARS], predictions, {}, checks)
+    return Recommendation(settings, hardware, INPUTS, profiles, predictions, {}, checks)
 
 
 def test_the_sample_is_like_the_tree_and_fills_all_workers(raw_tree: Path, tmp_path: Path) -> None:
@@ -101,7 +102,7 @@ def test_the_command_predicts_and_checks(
     raw_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     quick = ["--repeats", "1", "--seconds", "0.1", "--pictures", "30", "--stored-size", "48", "--size", "32"]
-    what_if = ["--cpus", "16", "--gpus", "2", "--trainer-rate", "3000", "--disk-mbps", "500"]
+    what_if = ["--cpus", "16", "--gpus", "2", "--disk-mbps", "500"]
     arguments = ["recommend", str(raw_tree), *quick, *what_if, "--format", "webdataset", "--check"]
     paths = ["--scratch", str(tmp_path), "--json", str(tmp_path / "r.json")]
     assert commandline.run(main, "bench", [*arguments, *paths]) == 0
@@ -109,31 +110,33 @@ def test_the_command_predicts_and_checks(
     for mention in (
         "Predicted from the sample",
         "What if: 70 pictures, 16 CPUs",
-        "2 x 3,000 images/s",
+        "trainer 2 x ",
         "Rule: ",
     ):
         assert mention in printed
     assert all(len(line) <= 100 and "…" not in line for line in printed.splitlines())
     stored = json.loads((tmp_path / "r.json").read_text())
     assert [path.name for path in tmp_path.iterdir()] == ["r.json"]
-    raw, tars = stored["predictions"]
+    today, raw, tars = stored["predictions"]
+    assert (today["name"], today["bytes"]) == ("imagefolder", raw["bytes"])
     assert raw["bytes"] == pytest.approx(sum(f.stat().st_size for f in raw_tree.rglob("*") if f.is_file()))
     assert (raw["conversion_s"], raw["epochs_to_pay"]) == (0, None)
     assert 0 < tars["bytes"] < 70 * 48 * 48 * 3 * 2
-    for line in (raw, tars):
+    for line in (today, raw, tars):
         assert 0 < line["cold_images_per_s"] <= line["warm_images_per_s"]
         assert 0 < line["trained_images_per_s"] <= line["warm_images_per_s"]
     assert stored["inputs"]["images"] == IMAGES
     quantities = [(check["name"], check["quantity"]) for check in stored["checks"]]
     both = [("webdataset", "loader"), ("webdataset", "with trainer")]
     assert quantities == [
+        ("imagefolder", "loader"), ("imagefolder", "with trainer"),
         ("raw tree", "loader"), ("raw tree", "with trainer"),
         ("webdataset", "size"), ("webdataset", "conversion"), *both,
     ]  # fmt: skip
     assert 0 <= stored["settings"]["other_cpu"] <= 1
-    assert stored["settings"]["trainer"] == "emulated:mlperf-h100"
+    assert stored["settings"]["trainer"] == "emulated:h100"
     assert stored["what_if"]["inputs"]["disk_bytes_per_s"] == 500e6
-    assert stored["what_if"]["inputs"]["trainer_images_per_s"] == 3000
+    assert stored["what_if"]["inputs"]["gpus"] == 2
 
 
 @pytest.mark.parametrize(
@@ -184,7 +187,8 @@ def test_the_answer_comes_first_and_the_rule_after_the_table(
     result: Recommendation, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = shown(result, capsys)
-    assert text.startswith("Convert to shards: the trainer then gets 2,000 images/s")
+    assert text.startswith("ImageFolder and DataLoader keep an accelerator of 2,000 images/s busy 30%")
+    assert text.index("Change that line to `loaders.build`") < text.index("Convert to shards (7.00 s")
     assert text.index("shards *") < text.index("Rule: plenty of disk: shards (1.12 GiB, trainer busy 100%)")
     assert "trainer emulated:2000" in text
     assert "From a cold cache" not in text
@@ -203,13 +207,13 @@ def test_beside_other_busy_processes_no_format_is_named(
     result: Recommendation, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = shown(replace(result, settings={**result.settings, "other_cpu": 0.31}), capsys)
-    assert text.startswith("The tree as it is keeps the trainer busy ")
+    assert text.startswith("ImageFolder and DataLoader keep an accelerator of 2,000 images/s busy 30%")
     assert "of the time. Other processes took 31% of the CPUs" in " ".join(text.split())
     assert "Convert to" not in text
     assert "*" not in text
     busy = replace(result, settings={**result.settings, "other_cpu": 0.31})
     command.show(busy, busy.what_if(replace(INPUTS, gpus=2)))
-    text = capsys.readouterr().out
+    text = " ".join(capsys.readouterr().out.split())
     assert "What if" in text
     assert text.count("Other processes took") == text.count("Rule:") == 1
 

@@ -103,6 +103,8 @@ def test_the_default_warm_up_is_longer_on_a_gpu() -> None:
 def test_the_help_names_the_source_of_each_preset(command: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert commandline.run(main, "bench", [command, "--help"]) == 0
     shown = " ".join(capfd.readouterr().out.split())
-    assert "emulated:h100-vit-s 7,716 NVIDIA-BioNeMo nvSubquadratic, compiled, one H100" in shown
-    assert "MLPerf Storage" in shown
+    assert "emulated:h100 7,158 ResNet-50, MLPerf Training v4.0, MXNet" in shown
+    assert "emulated:a100 2,470 ResNet-50, NVIDIA DeepLearningExamples, PyTorch, AMP" in shown
+    assert "emulated:mlperf-storage-h100 1,786 ResNet-50, the sleep of MLPerf Storage" in shown
+    assert "PyTorch without MXNet's tuning is slower: --trainer-rate" in shown
     assert "x8" in shown

@@ -31,8 +31,9 @@ def batch_of(count: int, size: int = 8, dtype: torch.dtype = torch.uint8, device
 @pytest.mark.parametrize(
     ("name", "rate"),
     [
-        ("mlperf-h100", 1785.7), ("mlperf-a100", 919.5), ("a100-resnet50", 2470), ("h100-vit-s", 7716),
-        ("1786", 1786), ("h100-vit-sx8", 61_728), ("mlperf-h100x1024", 1_828_571.4), ("1786.5x2", 3573),
+        ("h100", 7158), ("h200", 7941), ("a100", 2470), ("h100-vit-s", 7716),
+        ("mlperf-storage-h100", 1785.7), ("mlperf-storage-a100", 919.5),
+        ("1786", 1786), ("h100-vit-sx8", 61_728), ("h100x1024", 7_329_792), ("1786.5x2", 3573),
     ],
 )  # fmt: skip
 def test_emulated_accelerators_take_what_was_published_times_their_number(name: str, rate: float) -> None:
@@ -43,7 +44,7 @@ def test_emulated_accelerators_take_what_was_published_times_their_number(name: 
 
 
 def test_auto_is_emulated_without_a_gpu_and_real_with_one() -> None:
-    assert make_trainer("auto", CPU, 10).name == "emulated:mlperf-h100"
+    assert make_trainer("auto", CPU, 10).name == "emulated:h100"
     assert trainers.resolve("auto", CUDA) == "resnet50"
     assert isinstance(make_trainer("none", CPU, 10), NullTrainer)
 
@@ -62,7 +63,7 @@ def test_the_emulated_trainer_holds_a_batch_without_using_the_cpu() -> None:
      "emulated:x8", "emulated:h100-vit-sx", "emulated:0x10"],
 )  # fmt: skip
 def test_a_bad_rate_is_named(name: str) -> None:
-    with pytest.raises(SettingError, match=r"unknown rate .*mlperf-h100, mlperf-a100, a100-resnet50"):
+    with pytest.raises(SettingError, match=r"unknown rate .*h100, h200, a100, h100-vit-s"):
         make_trainer(name, CPU, 10)
 
 

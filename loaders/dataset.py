@@ -3,12 +3,12 @@
 import hashlib
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from operator import le
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -33,6 +33,7 @@ from precache.storage.urls import Location, Url, locate
 RAW = "raw"
 DEFAULT_SIZE = 224
 """Side in pixels of what is served unless another is asked for, or less is stored."""
+T = TypeVar("T")
 _LOGGER = logging.getLogger(__name__)
 
 
@@ -120,6 +121,22 @@ class SplitData:
         finally:
             if hold is not None:
                 hold.release()
+
+    def read(self, number: int, reader: Callable[[Path], T], *, with_index: bool = False) -> T:
+        """What `reader` makes of shard `number`, see `held`; damaged in the cache of a URL, it is fetched again.
+
+        Raises:
+            DatasetError: of `reader`; at a URL, of what has just been fetched.
+        """
+        try:
+            with self.held(number, with_index=with_index) as path:
+                return reader(path)
+        except DatasetError:
+            if self.remote is None:
+                raise
+        self.remote.damaged(number)
+        with self.held(number, with_index=with_index) as path:
+            return reader(path)
 
     def locate(self, positions: Positions) -> tuple[Positions, Positions]:
         """Of the samples at `positions`: int64 [n] numbers of their shards, int64 [n] their rows in these."""

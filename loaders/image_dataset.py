@@ -2,8 +2,9 @@
 
 import os
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, partial
 from operator import index as as_index
+from pathlib import Path
 from typing import Any, SupportsIndex
 
 import numpy as np
@@ -156,34 +157,38 @@ class ImageDataset(Dataset[tuple[Any, Any]]):
 
     def _pixels(self, position: int) -> Pixels:
         """Read and compare; uint8 [height, width, 3]."""
+        shard = int(self._data.locate(np.array([position]))[0][0])
+        # with its index where that is still to be read
+        data = self._data.read(shard, partial(self._read, position), with_index=shard not in self._places)
+        if isinstance(data, bytes):
+            return decode_jpeg(data, f"{self._data.files[shard]}: sample {self._data.ids[position]}")
+        shape = self._data.shapes_at(slice(position, position + 1))[0].tolist()
+        values: Pixels = data.view(self._data.dtype).reshape(*shape, self._data.channels)
+        return values
+
+    def _read(self, position: int, path: Path) -> bytes | Pixels:
+        """What is stored of a sample, compared, of its shard at `path`."""
         (shard,), (row,) = self._data.locate(np.array([position]))
-        file = self._data.files[shard]
-        start, size = self._find(shard)[row].tolist()
+        start, size = self._find(int(shard), path)[row].tolist()
         try:
-            with self._data.held(int(shard)):
-                content = steadily(lambda: read_regular_part(file, start, size), file)
+            content = steadily(lambda: read_regular_part(path, start, size), str(path))
             sample = FORMATS[self._data.kind].read_sample(content)
         except ValueError as error:
             raise self._error(position, f"not where its index says ({error})") from error
         if sample.id not in (-1, self._data.ids[position]):
             raise self._error(position, f"its index points to sample {sample.id}")
         self._check.compare(position, sample.data, sample.damage)
-        if isinstance(sample.data, bytes):
-            return decode_jpeg(sample.data, f"{file}: sample {self._data.ids[position]}")
-        shape = self._data.shapes_at(slice(position, position + 1))[0].tolist()
-        values: Pixels = sample.data.view(self._data.dtype).reshape(*shape, self._data.channels)
-        return values
+        return sample.data
 
-    def _find(self, shard: int) -> Places:
+    def _find(self, shard: int, path: Path) -> Places:
         """Where the samples of the shard lie; the first time its size, in version 2 its content, is compared.
 
         Raises:
             DatasetError: it is not as it was written, or its index names places that are not in it.
         """
         if shard not in self._places:
-            with self._data.held(shard, with_index=True) as path:
-                self._check.open_file(shard)
-                places = FORMATS[self._data.kind].find_samples(path)
+            self._check.open_file(shard)
+            places = FORMATS[self._data.kind].find_samples(path)
             samples, most = self._data.whole.shard_samples[shard], self._data.shard_bytes[shard]
             if len(places) != samples or (places > most).any():
                 raise DatasetError(

@@ -123,7 +123,7 @@ class SplitData:
                 hold.release()
 
     def read(self, number: int, reader: Callable[[Path], T], *, with_index: bool = False) -> T:
-        """What `reader` makes of shard `number`, see `held`; damaged in the cache of a URL, it is fetched again.
+        """What `reader` makes of shard `number`, see `held`; damaged in the cache, it is fetched again.
 
         Raises:
             DatasetError: of `reader`; at a URL, of what has just been fetched.

@@ -300,7 +300,11 @@ def open_split(
         return _converted(open_dataset(path, cache), split)
     if is_converted(path):
         return _converted(open_dataset(path), split)
-    if not path.exists():
+    try:
+        there = path.exists()
+    except OSError as error:
+        raise DatasetError(f"{path}: cannot be opened ({error.strerror}); name another folder") from error
+    if not there:
         raise DatasetError(
             f"{path}: does not exist; expected a tree of class folders with pictures ('precache sample' "
             f"or 'precache fetch' makes one) or what 'precache convert' made of one"
@@ -311,7 +315,7 @@ def open_split(
         if path.is_dir() and not isinstance(error.__cause__, OSError):  # it was read, and is something else
             raise DatasetError(
                 f"{path}: neither a converted dataset (no {MANIFEST_NAME}) nor a tree of class folders "
-                f"with pictures; finish it with 'precache convert', or name another folder"
+                f"with pictures; expected {path}/CLASS/picture.jpg, or what 'precache convert' has finished"
             ) from error
         raise
     for warning in scan.warnings:

@@ -14,6 +14,7 @@ from torch.utils.data import Dataset
 
 from loaders.backends.integrity import SampleCheck
 from loaders.dataset import RAW, open_split
+from loaders.refusals import OF_IMAGES, refuse
 from loaders.samples.fields import labels_of
 from precache import images
 from precache.errors import DatasetError, SampleError, SettingError, check_choice, shell_command
@@ -48,6 +49,7 @@ class ImageDataset(Dataset[tuple[Any, Any]]):
         transform: of the picture.
         target_transform: of the label.
         decode: `"pil"` or `"tensor"`.
+        other: a setting of torchvision's datasets is refused with the name of the one here.
 
     Attributes:
         root: `path`.
@@ -57,7 +59,7 @@ class ImageDataset(Dataset[tuple[Any, Any]]):
         transform, target_transform: as given; may be set anew.
 
     Raises:
-        SettingError: no such split, or `decode` is unknown.
+        SettingError: no such split, or `decode` is unknown. TypeError: a setting that is known nowhere.
         DatasetError, SourceError: `path` holds neither; or, when a sample is read, its file is missing or
             damaged. SampleError: the sample is; it names file, id and source. ImageError: a picture of a raw
             tree cannot be decoded.
@@ -70,7 +72,9 @@ class ImageDataset(Dataset[tuple[Any, Any]]):
         transform: Callable[[Any], Any] | None = None,
         target_transform: Callable[[Any], Any] | None = None,
         decode: str = "pil",
+        **other: Any,
     ) -> None:
+        refuse(other, ImageDataset, OF_IMAGES, ())
         check_choice("decode", decode, DECODES)
         for name, function in (("transform", transform), ("target_transform", target_transform)):
             if function is not None and not callable(function):

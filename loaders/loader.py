@@ -4,7 +4,7 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from operator import index
 from types import TracebackType
@@ -186,6 +186,8 @@ class EpochLoader(IterableDataset[Batch]):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state` was taken, at the next iteration, with the size that `set_size` had set."""
+        if not isinstance(state, Mapping):
+            raise SettingError(f"a state is what state_dict() gave, got {state!r}")
         for name, ours in self._identity().items():
             if state.get(name) != ours:
                 raise SettingError(

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -225,7 +226,7 @@ def check_threads_take_turns(build: Build) -> None:
         expected = sorted(ids_of(loader))
         assert [sorted(ids) for ids in serve(loader, loader)] == [expected] * 2
         shared = iter(loader)
-        assert sorted(sum(serve(shared, shared), [])) == expected
+        assert sorted(chain(*serve(shared, shared))) == expected
     loader = build(batch_size=4)
     threading.Timer(0.02, loader.close).start()
     for ids in serve(loader, loader):

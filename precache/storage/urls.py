@@ -70,10 +70,12 @@ def locate(place: "str | os.PathLike[str] | Url") -> Location:
     """
     if isinstance(place, Url):
         return place
-    text = os.fspath(place)
-    match = _SCHEME.match(text) if isinstance(text, str) else None
+    text = os.fspath(place) if isinstance(place, (str, os.PathLike)) else place
+    if not isinstance(text, str):
+        raise SettingError(f"a path is text or a Path, got {place!r}")
+    match = _SCHEME.match(text)
     if match is None:
-        if isinstance(text, str) and _OF_PATH.match(text) and not os.path.exists(text):
+        if _OF_PATH.match(text) and not os.path.exists(text):
             raise SettingError(f"{text}: was a URL before it became a Path; pass URLs as text")
         return Path(text)
     scheme = match[1].lower()

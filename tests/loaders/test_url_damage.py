@@ -1,4 +1,4 @@
-"""Whatever happens to a file in the cache of a URL: the next run, or the one after it, serves what was written.
+"""Whatever happens to a file in the cache of a URL: the next run, or the one after, serves what was written.
 
 The storage has it whole. What is found out before anything is served is fetched again at once.
 """

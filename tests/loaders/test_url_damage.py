@@ -61,7 +61,7 @@ DAMAGE: dict[str, Callable[[Path], None]] = {
 
 def by_loader(**settings: Any) -> Callable[[Url | Path], dict[int, bytes]]:
     def read(path: Url | Path) -> dict[int, bytes]:
-        with loaders.build(path, **QUIET, **settings) as loader:
+        with loaders.build(path, **{**QUIET, **settings}) as loader:
             batches = [(batch.ids.tolist(), batch.images.clone()) for batch in loader]
         return {
             id: bytes(image.numpy()) for ids, images in batches for id, image in zip(ids, images, strict=True)

@@ -229,7 +229,8 @@ class Loader(Protocol):
     Iterating serves one epoch, each sample of the split once over all ranks (`last` says what happens
     to those that fill no batch). The next iteration serves the next epoch, also where this one was left
     midway, as that of torch's DataLoader draws anew; `set_epoch` or a loaded state say otherwise. An
-    iteration begins with its first batch. Two may run in turns; a loader each is faster.
+    iteration begins with its first batch. Two may run in turns, also in
+    threads of their own; a loader each is faster.
 
     Attributes:
         classes: class names; none where samples are labelled with numbers, or not at all.

@@ -1,5 +1,6 @@
 """`loaders.build`: from what the caller asks for to a loader."""
 
+import math
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ from loaders.augment.device import BatchAugmentation
 from loaders.augment.draw import RandomAugmentation, resized_side
 from loaders.backends import BACKENDS, check_name, choose_backend, ray_reader
 from loaders.backends.cache import open_cached
+from loaders.backends.host_memory import free_memory
 from loaders.batch import Loader
 from loaders.dataset import SplitData, open_split
 from loaders.delivery.devices import Lane, find_device
@@ -41,10 +43,11 @@ from loaders.settings import (
 )
 from loaders.transfer import Transfer, find_scales
 from precache.errors import SettingError
-from precache.pictures.sizes import Size
+from precache.pictures.sizes import Size, sides
 from precache.storage.mirror import Cache
 from precache.storage.urls import Url, is_url
 
+_BATCHES = 4  # served, two read ahead, and the one that is being filled
 Path: TypeAlias = str | os.PathLike[str] | Url
 
 
@@ -185,7 +188,8 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
     data = choose_samples(sampling, _open_split(spec))
     weights = find_weights(sampling, data)
     data = with_parts(data, None if weights is None else weights > 0)
-    open_source = choice.opener(data)
+    most = None if spec.last == "pad" else max(1, len(data))  # more are in no batch
+    open_source = choice.opener(data, most)
     pipeline = open_source(spec)
     try:
         order = make_order(spec, sampling, data, pipeline.random_access, nodes)
@@ -267,10 +271,15 @@ class _Choice:
         """Whether a function of the caller's augments."""
         return not (self.augment is None or isinstance(self.augment, (str, RandomAugmentation)))
 
-    def opener(self, data: SplitData) -> Callable[[LoaderSpec], Pipeline]:
-        """What opens `data` with settings."""
+    def opener(self, data: SplitData, most: int | None = None) -> Callable[[LoaderSpec], Pipeline]:
+        """What opens `data` with settings; no batch has more than `most` samples."""
         backend = choose_backend(self.backend, data.kind, data.path)
-        return lambda spec: _open_pipeline(backend, self.augment, spec, data, self.lane)
+
+        def open_pipeline(spec: LoaderSpec) -> Pipeline:
+            spec = replace(spec, batch_size=min(spec.batch_size, most or spec.batch_size))
+            return _open_pipeline(backend, self.augment, spec, data, self.lane)
+
+        return open_pipeline
 
 
 def _open_pipeline(
@@ -281,6 +290,7 @@ def _open_pipeline(
     lane: Lane,
 ) -> Pipeline:
     stored = _check_dtype(spec, data)
+    _check_batch(spec, data)
     scales = find_scales(spec.normalize, data) if spec.dtype.is_floating_point else None
     crops, late = _augmentation(augment, spec, data)
     on_ray = spec.reading.engine == "ray"
@@ -290,6 +300,18 @@ def _open_pipeline(
         reader = with_fields(reader, data, spec, _served_crops(augment, spec, data))
     size = None if isinstance(late, CheckedFunction) else data.served_size(spec.size)
     return Pipeline(data, reader, Transfer(lane, spec.dtype, late, scales, stored, spec.views), size)
+
+
+def _check_batch(spec: LoaderSpec, data: SplitData) -> None:
+    """SettingError if so many pictures are more than this machine can hold."""
+    picture_bytes = math.prod(sides(data.served_size(spec.size))) * data.pixel_bytes * spec.views
+    memory_bytes = free_memory()[1]
+    most = memory_bytes // (_BATCHES * picture_bytes)
+    if spec.batch_size > most:
+        raise SettingError(
+            f"batch_size {spec.batch_size:,}: {_BATCHES} batches of {picture_bytes:,} bytes a picture are "
+            f"more than the {memory_bytes:,} bytes of memory of this machine; give at most {most:,}"
+        )
 
 
 def _augmentation(

@@ -4,12 +4,12 @@ import hashlib
 import logging
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from operator import le
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -34,6 +34,7 @@ from precache.storage.urls import Location, Url, locate
 RAW = "raw"
 DEFAULT_SIZE = 224
 """Side in pixels of what is served unless another is asked for, or less is stored."""
+T = TypeVar("T")
 _LOGGER = logging.getLogger(__name__)
 
 
@@ -121,6 +122,22 @@ class SplitData:
         finally:
             if hold is not None:
                 hold.release()
+
+    def read(self, number: int, reader: Callable[[Path], T], *, with_index: bool = False) -> T:
+        """What `reader` makes of shard `number`, see `held`; damaged in the cache, it is fetched again.
+
+        Raises:
+            DatasetError: of `reader`; at a URL, of what has just been fetched.
+        """
+        try:
+            with self.held(number, with_index=with_index) as path:
+                return reader(path)
+        except DatasetError:
+            if self.remote is None:
+                raise
+        self.remote.damaged(number)
+        with self.held(number, with_index=with_index) as path:
+            return reader(path)
 
     def locate(self, positions: Positions) -> tuple[Positions, Positions]:
         """Of the samples at `positions`: int64 [n] numbers of their shards, int64 [n] their rows in these."""
@@ -302,7 +319,11 @@ def open_split(
         return _converted(open_dataset(path, cache), split)
     if is_converted(path):
         return _converted(open_dataset(path), split)
-    if not path.exists():
+    try:
+        there = path.exists()
+    except OSError as error:
+        raise DatasetError(f"{path}: cannot be opened ({error.strerror}); name another folder") from error
+    if not there:
         raise DatasetError(
             f"{path}: does not exist; expected a tree of class folders with pictures, or what 'precache "
             f"convert' made of one{did_you_mean(path) or '; check the path'}"
@@ -313,7 +334,7 @@ def open_split(
         if path.is_dir() and not isinstance(error.__cause__, OSError):  # it was read, and is something else
             raise DatasetError(
                 f"{path}: neither a converted dataset (no {MANIFEST_NAME}) nor a tree of class folders "
-                f"with pictures; finish it with 'precache convert', or name another folder"
+                f"with pictures; expected {path}/CLASS/picture.jpg, or what 'precache convert' has finished"
             ) from error
         raise
     for warning in scan.warnings:

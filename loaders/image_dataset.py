@@ -2,8 +2,9 @@
 
 import os
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, partial
 from operator import index as as_index
+from pathlib import Path
 from typing import Any, SupportsIndex
 
 import numpy as np
@@ -13,6 +14,7 @@ from torch.utils.data import Dataset
 
 from loaders.backends.integrity import SampleCheck
 from loaders.dataset import RAW, open_split
+from loaders.refusals import OF_IMAGES, refuse
 from loaders.samples.fields import labels_of
 from precache import images
 from precache.errors import DatasetError, SampleError, SettingError, check_choice, shell_command
@@ -47,6 +49,7 @@ class ImageDataset(Dataset[tuple[Any, Any]]):
         transform: of the picture.
         target_transform: of the label.
         decode: `"pil"` or `"tensor"`.
+        other: a setting of torchvision's datasets is refused with the name of the one here.
 
     Attributes:
         root: `path`.
@@ -56,7 +59,7 @@ class ImageDataset(Dataset[tuple[Any, Any]]):
         transform, target_transform: as given; may be set anew.
 
     Raises:
-        SettingError: no such split, or `decode` is unknown.
+        SettingError: no such split, or `decode` is unknown. TypeError: a setting that is known nowhere.
         DatasetError, SourceError: `path` holds neither; or, when a sample is read, its file is missing or
             damaged. SampleError: the sample is; it names file, id and source. ImageError: a picture of a raw
             tree cannot be decoded.
@@ -69,7 +72,9 @@ class ImageDataset(Dataset[tuple[Any, Any]]):
         transform: Callable[[Any], Any] | None = None,
         target_transform: Callable[[Any], Any] | None = None,
         decode: str = "pil",
+        **other: Any,
     ) -> None:
+        refuse(other, ImageDataset, OF_IMAGES, ())
         check_choice("decode", decode, DECODES)
         for name, function in (("transform", transform), ("target_transform", target_transform)):
             if function is not None and not callable(function):
@@ -156,34 +161,38 @@ class ImageDataset(Dataset[tuple[Any, Any]]):
 
     def _pixels(self, position: int) -> Pixels:
         """Read and compare; uint8 [height, width, 3]."""
+        shard = int(self._data.locate(np.array([position]))[0][0])
+        # with its index where that is still to be read
+        data = self._data.read(shard, partial(self._read, position), with_index=shard not in self._places)
+        if isinstance(data, bytes):
+            return decode_jpeg(data, f"{self._data.files[shard]}: sample {self._data.ids[position]}")
+        shape = self._data.shapes_at(slice(position, position + 1))[0].tolist()
+        values: Pixels = data.view(self._data.dtype).reshape(*shape, self._data.channels)
+        return values
+
+    def _read(self, position: int, path: Path) -> bytes | Pixels:
+        """What is stored of a sample, compared, of its shard at `path`."""
         (shard,), (row,) = self._data.locate(np.array([position]))
-        file = self._data.files[shard]
-        start, size = self._find(shard)[row].tolist()
+        start, size = self._find(int(shard), path)[row].tolist()
         try:
-            with self._data.held(int(shard)):
-                content = steadily(lambda: read_regular_part(file, start, size), file)
+            content = steadily(lambda: read_regular_part(path, start, size), str(path))
             sample = FORMATS[self._data.kind].read_sample(content)
         except ValueError as error:
             raise self._error(position, f"not where its index says ({error})") from error
         if sample.id not in (-1, self._data.ids[position]):
             raise self._error(position, f"its index points to sample {sample.id}")
         self._check.compare(position, sample.data, sample.damage)
-        if isinstance(sample.data, bytes):
-            return decode_jpeg(sample.data, f"{file}: sample {self._data.ids[position]}")
-        shape = self._data.shapes_at(slice(position, position + 1))[0].tolist()
-        values: Pixels = sample.data.view(self._data.dtype).reshape(*shape, self._data.channels)
-        return values
+        return sample.data
 
-    def _find(self, shard: int) -> Places:
+    def _find(self, shard: int, path: Path) -> Places:
         """Where the samples of the shard lie; the first time its size, in version 2 its content, is compared.
 
         Raises:
             DatasetError: it is not as it was written, or its index names places that are not in it.
         """
         if shard not in self._places:
-            with self._data.held(shard, with_index=True) as path:
-                self._check.open_file(shard)
-                places = FORMATS[self._data.kind].find_samples(path)
+            self._check.open_file(shard)
+            places = FORMATS[self._data.kind].find_samples(path)
             samples, most = self._data.whole.shard_samples[shard], self._data.shard_bytes[shard]
             if len(places) != samples or (places > most).any():
                 raise DatasetError(

@@ -2,8 +2,9 @@
 
 import logging
 import os
+import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from operator import index
 from types import TracebackType
@@ -22,10 +23,12 @@ from loaders.frameworks import Place
 from loaders.mixture import MixedData
 from loaders.order import Order
 from loaders.settings import LoaderSpec
-from precache.errors import SettingError, check_range, printable
+from loaders.transfer import Sent
+from precache.errors import SettingError, WorkerError, check_range, printable
 from precache.pictures.sizes import Size, as_size
 
 _TURNS = 8  # of two iterations of one loader, before it says what they cost
+_TAKING_S = 0.05  # for which closing waits, before it ends what another thread waits for
 _LOGGER = logging.getLogger(__name__)
 OpenSource = Callable[[LoaderSpec], Source]
 """Opens what serves as the settings say."""
@@ -44,7 +47,8 @@ class EpochLoader(IterableDataset[Batch]):
     An iteration begins with its first batch: what is created and never asked, as Lightning does, takes
     no epoch away. Two may run in turns, each in its own epoch and place; there is one stream of batches
     for all, which is opened anew where one asks for another batch than the next. What it has read ahead of
-    an iteration that was left midway is kept until then.
+    an iteration that was left midway is kept until then. They may run in threads of their own: these take
+    turns, too.
     """
 
     # The loader shares each epoch out by itself: Accelerate has nothing to prepare.
@@ -82,6 +86,7 @@ class EpochLoader(IterableDataset[Batch]):
         self._stream: Stream | None = None
         self._turns = 0
         self._closed = False
+        self._taking = threading.RLock()  # again by a handler of signals, which may close it
         self._process = os.getpid()
 
     def __len__(self) -> int:
@@ -98,11 +103,8 @@ class EpochLoader(IterableDataset[Batch]):
             self._check_usable()
             asked = self._asked
             place = (self._coming, 0) if asked is None else (asked.epoch, asked.served % len(self))
-            try:
-                self._size = as_size(*self._stream_at(place).peek().batch.images.shape[-2:])
-            except BaseException:
-                self._drop_stream()
-                raise
+            with self._taking:
+                self._size = as_size(*self._next_at(place, Stream.peek).batch.images.shape[-2:])
         return self._data.served_size(self.spec.size) if self._size is None else self._size
 
     @property
@@ -184,6 +186,8 @@ class EpochLoader(IterableDataset[Batch]):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state` was taken, at the next iteration, with the size that `set_size` had set."""
+        if not isinstance(state, Mapping):
+            raise SettingError(f"a state is what state_dict() gave, got {state!r}")
         for name, ours in self._identity().items():
             if state.get(name) != ours:
                 raise SettingError(
@@ -206,13 +210,19 @@ class EpochLoader(IterableDataset[Batch]):
             self._closed = True
             if os.getpid() != self._process:
                 return  # they are those of the process that built it
-            for end in (self._drop_stream, self._source.close):
-                try:
-                    end()
-                except RuntimeError as error:  # see `Batches`: of a worker that died, and is not needed now
-                    if of_dead_worker(error) is None:
-                        raise
-                    end()
+            while not self._taking.acquire(timeout=_TAKING_S):  # by a thread that waits for a batch
+                if (stream := self._stream) is not None:
+                    stream.close()
+            try:
+                for end in (self._drop_stream, self._source.close):
+                    try:
+                        end()
+                    except RuntimeError as error:  # see `Batches`: of a worker that died, and is not needed
+                        if of_dead_worker(error) is None:
+                            raise
+                        end()
+            finally:
+                self._taking.release()
 
     def __enter__(self) -> "EpochLoader":
         return self
@@ -256,21 +266,38 @@ class EpochLoader(IterableDataset[Batch]):
         """An iteration has served its last batch."""
         self._place = (self._coming, 0)
 
+    def take_next(self, places: Places) -> Batch:
+        """The batch of the next of `places`."""
+        self._check_usable()
+        with self._taking:
+            return self.take(next(places))
+
     def take(self, place: Place) -> Batch:
         """The batch of that epoch and number, ready for the current stream."""
-        self._check_usable()
+        self._check_usable()  # before the lock, which a thread may have held when this process was forked
+        with self._taking:
+            sent = self._next_at(place, Stream.take)
+            batch = self._source.receive(sent)
+            if self._size is None:
+                self._size = as_size(*batch.images.shape[-2:])
+            # counted before it is handed out: a state taken in the loop body has it as served
+            self._place = (place[0], place[1] + 1)
+            return batch
+
+    def _next_at(self, place: Place, take: Callable[[Stream], Sent]) -> Sent:
+        """What `take` gets from the stream, of which the next batch is that of `place`."""
+        self._check_usable()  # another thread may have closed it
         try:
-            sent = self._stream_at(place).take()
+            sent = take(self._stream_at(place))
             self._error_policy.check(sent.refused, left=len(sent.batch.ids))
+        except StopIteration:  # a stream has no end
+            self._drop_stream()
+            self._check_usable()
+            raise WorkerError(f"{self._data.path}: reading ended before the epoch did") from None
         except BaseException:
             self._drop_stream()
             raise
-        batch = self._source.receive(sent)
-        if self._size is None:
-            self._size = as_size(*batch.images.shape[-2:])
-        # counted before it is handed out: a state taken in the loop body has it as served
-        self._place = (place[0], place[1] + 1)
-        return batch
+        return sent
 
     def _stream_at(self, place: Place) -> Stream:
         """The stream of batches, of which the next one is that of `place`."""

@@ -1,7 +1,7 @@
-"""What `loaders.build` says to settings that other loaders have."""
+"""What `loaders.build` and `loaders.ImageDataset` say to settings that other loaders have."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
@@ -34,17 +34,36 @@ _OURS = {
 }
 
 
-def refuse(theirs: Mapping[str, Any], function: Callable[..., Any]) -> None:
+# As above, for `ImageDataset`.
+OF_IMAGES = {
+    "download": _OURS["download"],
+    "loader": "give decode: 'pil' or 'tensor'",
+    "root": _OURS["root"],
+    "train": _OURS["train"],
+    "transforms": "give transform and target_transform",
+}
+
+
+def refuse(
+    theirs: Mapping[str, Any],
+    function: Callable[..., Any],
+    ours: Mapping[str, str] = _OURS,
+    reading: Sequence[str] = READING_SETTINGS,
+) -> None:
     """Say of the first of `theirs`, settings that `function` does not have, what to give instead.
+
+    Args:
+        ours: what to say of those of others.
+        reading: names of settings of `Reading`, where `function` takes one.
 
     Raises:
         SettingError: another loader has it.
         TypeError: none has.
     """
     for name in theirs:
-        if name in _OURS:
-            raise SettingError(f"{name} is no setting of this loader; {_OURS[name]}")
-        similar = get_close_matches(name, [*inspect.signature(function).parameters, *READING_SETTINGS], 1)
+        if name in ours:
+            raise SettingError(f"{name} is no setting of {function.__name__}; {ours[name]}")
+        similar = get_close_matches(name, [*inspect.signature(function).parameters, *reading], 1)
         hint = f"; did you mean {_place(similar[0])}?" if similar else ""
         raise TypeError(f"{function.__name__}() got an unexpected keyword argument {name!r}{hint}")
 

@@ -8,6 +8,8 @@ import json
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -17,7 +19,7 @@ import torch
 
 from loaders import Loader
 from loaders.transfer import IMAGENET_MEAN, IMAGENET_STD
-from precache import images
+from precache import PrecacheError, SettingError, images
 from precache.pictures.sizes import Size, sides
 from precache.sources.tree import scan_tree
 
@@ -201,6 +203,35 @@ def check_two_iterations_take_turns(build: Build) -> None:
         served[1] += [batch.ids.tolist() for batch in second]
         assert served == epochs[:2]
         assert [batch.ids.tolist() for batch in loader] == epochs[2]
+
+
+def check_threads_take_turns(build: Build) -> None:
+    """Each of two threads has an epoch of its own, or both share one iterator; what is closed says so."""
+
+    def serve(*iterators: Any) -> list[list[int] | PrecacheError]:
+        def take(iterator: Any) -> list[int] | PrecacheError:
+            ids: list[int] = []
+            try:
+                for batch in iterator:
+                    ids += batch.ids.tolist()
+                    time.sleep(0.002)
+            except PrecacheError as error:
+                return error
+            return ids
+
+        with ThreadPoolExecutor(len(iterators)) as pool:
+            return list(pool.map(take, iterators))
+
+    with build(batch_size=4) as loader:
+        expected = sorted(ids_of(loader))
+        assert [sorted(ids) for ids in serve(loader, loader)] == [expected] * 2
+        shared = iter(loader)
+        assert sorted(chain(*serve(shared, shared))) == expected
+    loader = build(batch_size=4)
+    threading.Timer(0.02, loader.close).start()
+    for ids in serve(loader, loader):
+        assert isinstance(ids, SettingError) or sorted(ids) == expected
+    loader.close()
 
 
 def check_ranks_share_what_can_be_decoded(build: Build, expected: list[int]) -> None:

@@ -160,16 +160,6 @@ def test_commands_that_precache_lends_are_named_and_not_imported() -> None:
         assert named == (list(ELSEWHERE.values()) if path.name == "cli.py" else []), path
 
 
-def test_files_stay_short_enough_to_hold_one_idea() -> None:
-    long = {
-        str(p): n
-        for pkg in ("precache", "loaders", "bench")
-        for p in files(pkg)
-        if (n := len(p.read_text().splitlines())) > 350
-    }
-    assert not long
-
-
 def test_findings_are_pure() -> None:
     """They get the machine's and the data's figures passed, and open nothing."""
     opening = {"psutil", "loaders", "torch", "subprocess"}

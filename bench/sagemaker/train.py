@@ -116,6 +116,9 @@ def run_ranks(command: Sequence[str], place: Place, processes: int, environment:
         **environment,
         "WORLD_SIZE": str(place.hosts * processes),
         "LOCAL_WORLD_SIZE": str(processes),
+        # so that each host reads shards of its own: see `loaders.settings.find_nodes`
+        "GROUP_WORLD_SIZE": str(place.hosts),
+        "GROUP_RANK": str(place.number),
         "MASTER_ADDR": place.master,
         "MASTER_PORT": str(place.port or _free_port()),
     }

@@ -6,6 +6,7 @@ a resumed run augments as the uninterrupted one would have. Pure: NumPy only. `l
 """
 
 from dataclasses import dataclass
+from numbers import Real
 from typing import TypeAlias
 
 import numpy as np
@@ -49,10 +50,11 @@ class RandomAugmentation:
     hue: float = 0.0
 
     def __post_init__(self) -> None:
-        for name, (low, high) in (("scale", self.scale or (1.0, 1.0)), ("ratio", self.ratio)):
+        for name, pair in (("scale", self.scale or (1.0, 1.0)), ("ratio", self.ratio)):
             most = 1.0 if name == "scale" else float("inf")
-            if not 0 < low <= high <= most:
-                raise SettingError(f"{name} must be two numbers, 0 < low <= high <= {most}, got {low, high}")
+            are_two = isinstance(pair, (tuple, list)) and len(pair) == 2 and all(map(_is_number, pair))
+            if not (are_two and 0 < pair[0] <= pair[1] <= most):
+                raise SettingError(f"{name} must be two numbers, 0 < low <= high <= {most}, got {pair!r}")
         for name, value, most in (
             ("flip", self.flip, 1.0),
             ("brightness", self.brightness, float("inf")),
@@ -60,8 +62,8 @@ class RandomAugmentation:
             ("saturation", self.saturation, float("inf")),
             ("hue", self.hue, 0.5),
         ):
-            if not 0 <= value <= most:
-                raise SettingError(f"{name} must be from 0 to {most}, got {value}")
+            if not (_is_number(value) and 0 <= value <= most):
+                raise SettingError(f"{name} must be from 0 to {most}, got {value!r}")
 
     @property
     def jitters(self) -> bool:
@@ -237,3 +239,7 @@ def _mix(state: npt.NDArray[np.uint64] | np.uint64) -> npt.NDArray[np.uint64]:
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     mixed = mixed ^ (mixed >> np.uint64(31))
     return mixed
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real)

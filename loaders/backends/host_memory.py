@@ -7,6 +7,9 @@ that start at a time do it one after the other: a lock (flock) on what stands fo
 /proc/self/ns/pid, which is no file on any disk and is given up with its holder. Seals keep everybody from
 making the memory shorter, so that nobody who has mapped it gets a SIGBUS.
 
+What is opened here is a file object from the start, which is closed when nobody has it: Ctrl-C comes between
+any two steps, also between `os.open` and the `try` behind it.
+
 https://man7.org/linux/man-pages/man2/memfd_create.2.html
 """
 
@@ -18,6 +21,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
+from io import FileIO
 from pathlib import Path
 from typing import NamedTuple
 
@@ -88,21 +93,18 @@ def _lock() -> Iterator[None]:
     """One at a time of all processes that see each other; TimeoutError if somebody holds it for long."""
     import fcntl
 
-    descriptor = os.open("/proc/self/ns/pid", os.O_RDONLY)
-    try:
+    with open("/proc/self/ns/pid", "rb", buffering=0) as file:
         deadline_s = time.monotonic() + _LOCK_S
         while True:
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
                 if time.monotonic() >= deadline_s:
                     raise TimeoutError(errno.ETIMEDOUT, f"its lock is held for {_LOCK_S:.0f} s") from None
                 time.sleep(_POLL_S)
         yield
-        fcntl.flock(descriptor, fcntl.LOCK_UN)  # a process that was forked meanwhile may have it open, too
-    finally:
-        os.close(descriptor)
+        fcntl.flock(file, fcntl.LOCK_UN)  # a process that was forked meanwhile may have it open, too
 
 
 def _find() -> Iterator[_Found]:
@@ -124,21 +126,16 @@ def _join(path: str, size_of: Callable[[int], int]) -> Memory | None:
     import fcntl
 
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)  # it may be another file by now
-    except OSError:
-        return None
-    try:
-        if not fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
-            return None  # who made it was killed before it was complete
-        size = os.fstat(descriptor).st_size
-        said = json.loads(os.pread(descriptor, HEADER_BYTES, 0).rstrip(b"\0"))
-        if size != HEADER_BYTES + size_of(said["most_bytes"]):
-            return None
-        return Memory(mmap.mmap(descriptor, size), said["most_bytes"], joined=True)
+        with open(path, "r+b", buffering=0) as file:  # the mapping has it open, too
+            if not fcntl.fcntl(file, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
+                return None  # who made it was killed before it was complete
+            size = os.fstat(file.fileno()).st_size
+            said = json.loads(os.pread(file.fileno(), HEADER_BYTES, 0).rstrip(b"\0"))
+            if size != HEADER_BYTES + size_of(said["most_bytes"]):
+                return None
+            return Memory(mmap.mmap(file.fileno(), size), said["most_bytes"], joined=True)
     except (OSError, ValueError, KeyError, TypeError):  # it is another's that took the name
         return None
-    finally:
-        os.close(descriptor)  # the mapping has it open
 
 
 def _make(name: str, most_bytes: int, size: int) -> Memory:
@@ -146,18 +143,21 @@ def _make(name: str, most_bytes: int, size: int) -> Memory:
 
     flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
     try:
-        descriptor = os.memfd_create(_PREFIX + name, flags | _NO_EXEC)
+        opened = _create(_PREFIX + name, flags | _NO_EXEC)
     except OSError:
-        descriptor = os.memfd_create(_PREFIX + name, flags)
-    try:
-        os.fchmod(descriptor, 0o600)
-        os.ftruncate(descriptor, HEADER_BYTES + size)
-        os.pwrite(descriptor, json.dumps({"most_bytes": most_bytes}).encode(), 0)
+        opened = _create(_PREFIX + name, flags)
+    with opened as file:
+        os.fchmod(file.fileno(), 0o600)
+        os.ftruncate(file.fileno(), HEADER_BYTES + size)
+        os.pwrite(file.fileno(), json.dumps({"most_bytes": most_bytes}).encode(), 0)
         seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)  # last: it says that the rest is there
-        return Memory(mmap.mmap(descriptor, HEADER_BYTES + size), most_bytes, joined=False)
-    finally:
-        os.close(descriptor)
+        fcntl.fcntl(file, fcntl.F_ADD_SEALS, seals)  # last: it says that the rest is there
+        return Memory(mmap.mmap(file.fileno(), HEADER_BYTES + size), most_bytes, joined=False)
+
+
+def _create(name: str, flags: int) -> FileIO:
+    """A new memory file, of which no descriptor is ever seen here: Ctrl-C could come before it is stored."""
+    return next(map(FileIO, iter(partial(os.memfd_create, name, flags), None), ("r+",)))
 
 
 def free_memory() -> tuple[int, int]:

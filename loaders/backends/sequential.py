@@ -5,6 +5,8 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
@@ -14,7 +16,6 @@ from loaders.batch import Request
 from loaders.dataset import SplitData
 from loaders.delivery.threads import Pool
 from loaders.samples.remote import FetchAhead
-from precache.errors import DatasetError
 from precache.formats import FORMATS, StoredSample
 
 T = TypeVar("T")
@@ -51,14 +52,9 @@ def look_ahead(
     pool = Pool(1, "read-shard")
 
     def open_next(index: int) -> T:
-        if fetching is None or data.remote is None:
+        if fetching is None:
             return open_shard(index)
         with fetching.fetched(index):
-            try:
-                return open_shard(index)
-            except DatasetError:
-                data.remote.damaged(index)
-        with data.held(index):
             return open_shard(index)
 
     def close() -> None:
@@ -128,11 +124,13 @@ class EncodedShards:
 
     def _open(self, index: int) -> Mapping[int, StoredSample]:
         """The samples of shard `index` by their rows."""
-        with self._data.held(index) as path:
-            self._check.open_file(index)
-            if self._data.remote is not None and index in self._data.remote.parts:
-                return self._data.remote.parts[index].read(path)
-            samples = list(FORMATS[self._data.kind].read_shard(path))
+        return self._data.read(index, partial(self._read_shard, index))
+
+    def _read_shard(self, index: int, path: Path) -> Mapping[int, StoredSample]:
+        self._check.open_file(index)
+        if self._data.remote is not None and index in self._data.remote.parts:
+            return self._data.remote.parts[index].read(path)
+        samples = list(FORMATS[self._data.kind].read_shard(path))
         whole = self._data.whole
         stored = whole.shard_positions(index)
         ids, labels = whole.ids[stored], whole.labels[stored]

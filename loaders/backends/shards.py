@@ -10,6 +10,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, nullcontext
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -136,12 +137,13 @@ class ShardsReader:
         file.close()
 
     def _open(self, index: int) -> ShardFile:
-        path = self._data.files[index]
-        with self._data.held(index):
-            self._check.open_file(index)
-            file = ShardFile(Path(path))
-            if self._data.remote is not None:
-                self._data.remote.keep(file.descriptor)
+        return self._data.read(index, partial(self._open_file, index))
+
+    def _open_file(self, index: int, path: Path) -> ShardFile:
+        self._check.open_file(index)
+        file = ShardFile(path)
+        if self._data.remote is not None:
+            self._data.remote.keep(file.descriptor)
         try:
             check_index(self._data, index, file.ids, file.labels)
             whole = self._data.whole

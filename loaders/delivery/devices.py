@@ -31,7 +31,7 @@ def find_device(name: str | torch.device) -> torch.device:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         found = torch.device(name)
-    except RuntimeError:
+    except (RuntimeError, TypeError):
         found = None
     if found is None or found.type not in ("cpu", "cuda"):
         raise SettingError(f"unknown device {str(name)!r}; choose from: auto, cpu, cuda, cuda:0, ...")

@@ -29,8 +29,8 @@ class Iterated(Protocol):
     def end(self) -> None:
         """An iteration has served its last batch."""
 
-    def take(self, place: Place) -> Batch:
-        """The batch of that epoch and number."""
+    def take_next(self, places: "Places") -> Batch:
+        """The batch of the next of the places; one thread at a time."""
 
 
 class Places(Iterator[Place]):
@@ -67,7 +67,7 @@ class Batches(Iterator[Batch]):
 
     def __next__(self) -> Batch:
         try:
-            return self._loader.take(next(self._places))
+            return self._loader.take_next(self._places)
         except BaseException as error:
             self._places.ended = True
             # torch's handler of SIGCHLD, which any DataLoader sets up, raises wherever this thread is

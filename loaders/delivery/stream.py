@@ -49,9 +49,10 @@ class Stream:
 
     def peek(self) -> Sent:
         """The next batch, which `take` gives."""
-        if self._peeked is None:
-            self._peeked = next(self._batches)
-        return self._peeked
+        sent = self._peeked
+        if sent is None:
+            sent = self._peeked = next(self._batches)
+        return sent  # another thread may have closed this
 
     def take(self) -> Sent:
         """The next batch."""

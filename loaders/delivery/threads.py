@@ -105,6 +105,8 @@ class EndingThread(threading.Thread):
         """Return at once; `end_threads` waits."""
         self.stopping = True
         self.inbox.put(None)
+        if self.ident is None:  # was never started, so that `run` does not let go of it
+            self._work = None
 
     def has_ended(self) -> bool:
         """Whether it was not started, or somebody has waited for its end, or it runs in another process."""

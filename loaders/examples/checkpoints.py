@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 import loaders
 from precache.errors import PrecacheError, SettingError
 
-_STATE = "loader.json"
+_RECORD = "checkpoint.json"
 
 
 def save(path: Path, content: dict[str, Any]) -> None:
@@ -42,35 +43,56 @@ def read(path: Path, args: argparse.Namespace) -> dict[str, Any] | None:
     return content
 
 
-def finish(folder: Path, state: dict[str, Any], args: argparse.Namespace) -> None:
-    """Write the loader's state into OUT/checkpoint-N, which a library has filled: now it is one.
+def filling(args: argparse.Namespace) -> Path:
+    """A folder in OUT for a library to fill; what it holds is no checkpoint yet."""
+    folder: Path = args.out / ".precache-checkpoint"
+    return folder
 
-    Older ones are removed.
+
+def finish(filled: Path, state: dict[str, Any], args: argparse.Namespace) -> None:
+    """Make OUT/checkpoint-N of a folder that a library has filled, N a number that is free, and record it.
+
+    Of others only the one that was recorded before is removed: the rest is the user's.
     """
-    (folder / ".partial").write_text(json.dumps({"name": args.model, "loader": state}))
-    os.replace(folder / ".partial", folder / _STATE)
-    for older in folder.parent.glob("checkpoint-*"):
-        if older != folder:
-            shutil.rmtree(older)
+    record, before = args.out / _RECORD, _recorded(args.out)
+    number = 1
+    while os.path.lexists(folder := args.out / f"checkpoint-{number}"):
+        number += 1
+    os.rename(filled, folder)
+    content = {"name": args.model, "loader": state, "folder": folder.name}
+    record.with_suffix(".partial").write_text(json.dumps(content))
+    os.replace(record.with_suffix(".partial"), record)
+    for old in (filling(args), *(() if before is None else before[:1])):
+        shutil.rmtree(old, ignore_errors=True)
 
 
 def find(args: argparse.Namespace) -> tuple[Path, dict[str, Any]] | None:
-    """The folder OUT/checkpoint-N that was finished, and the loader's state, for --resume.
+    """The folder OUT/checkpoint-N that was recorded, and the loader's state, for --resume.
 
     Raises:
         SettingError, PrecacheError: as of `read`.
     """
-    states = sorted(args.out.glob(f"checkpoint-*/{_STATE}"), key=os.path.getmtime)
-    path = states[-1] if states else args.out / "checkpoint-0" / _STATE
-    if not _asked(path, args):
+    if not _asked(args.out / _RECORD, args):
+        return None
+    found = _recorded(args.out)
+    assert found is not None
+    _check_model(found[1]["name"], found[0], args)
+    return found[0], found[1]["loader"]
+
+
+def _recorded(out: Path) -> tuple[Path, dict[str, Any]] | None:
+    """The folder of the last checkpoint, and what is recorded of it; None: there is none."""
+    record = out / _RECORD
+    if not record.exists():
         return None
     try:
-        content = json.loads(path.read_text())
-        name, state = content["name"], content["loader"]
+        content = json.loads(record.read_text())
+        folder, _, _ = out / content["folder"], content["name"], content["loader"]
+        if not re.fullmatch(r"checkpoint-\d+", content["folder"]):
+            raise ValueError(content["folder"])
     except (ValueError, LookupError, TypeError) as error:
-        raise PrecacheError(f"{path}: damaged; remove {path.parent} to start anew") from error
-    _check_model(name, path, args)
-    return path.parent, state
+        raise PrecacheError(f"{record}: damaged; remove it to start anew") from error
+    return folder, content
 
 
 def restore(loader: loaders.Loader, state: dict[str, Any], path: Path) -> None:

@@ -71,11 +71,10 @@ def train(args: argparse.Namespace, sigterm: common.Sigterm) -> int:
     for epoch in range(training.state_dict()["epoch"], args.epochs):
         figures, state = run_epoch(accelerator, model, training, sigterm, optimizer, schedule)
         if figures:  # saved before the validation: who is ended there need not train again
-            folder = args.out / f"checkpoint-{epoch * len(training) + state['served_batches']}"
-            accelerator.save_state(str(folder))
+            accelerator.save_state(str(checkpoints.filling(args)))
             accelerator.wait_for_everyone()
             if accelerator.is_main_process:
-                checkpoints.finish(folder, state, args)
+                checkpoints.finish(checkpoints.filling(args), state, args)
         if validation is not None and not sigterm.came():
             validated, _ = run_epoch(accelerator, model, validation, sigterm)
             figures |= {f"validation_{name}": validated[name] for name in ("loss", "accuracy")}

@@ -93,9 +93,11 @@ class Epochs(transformers.TrainerCallback):  # type: ignore[misc]
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """After the validation, if there is one."""
+        self.trainer.accelerator.wait_for_everyone()  # each rank has written its part
         if state.is_world_process_zero:
             loader_state = self.trainer.training.state_dict()
-            checkpoints.finish(self.args.out / f"checkpoint-{state.global_step}", loader_state, self.args)
+            filled = checkpoints.filling(self.args) / f"checkpoint-{state.global_step}"
+            checkpoints.finish(filled, loader_state, self.args)
         if self.sigterm.came():
             control.should_training_stop = self.stopped = True
 
@@ -103,7 +105,7 @@ class Epochs(transformers.TrainerCallback):  # type: ignore[misc]
 def train(args: argparse.Namespace, sigterm: common.Sigterm) -> int:
     """The exit code: 143 where SIGTERM ended it, and what was done is saved."""
     settings = transformers.TrainingArguments(
-        output_dir=str(args.out),
+        output_dir=str(checkpoints.filling(args)),
         num_train_epochs=args.epochs,
         use_cpu=args.device == "cpu",
         bf16=args.bf16,

@@ -61,8 +61,7 @@ class MaskReader:
         opener = FORMATS[self._data.kind].open_masks
         for shard in shards:
             if shard not in self._files:
-                with self._data.held(shard, with_index=True) as path:
-                    self._files[shard] = opener(path)
+                self._files[shard] = self._data.read(shard, opener, with_index=True)
             self._files.move_to_end(shard)
         while len(self._files) > max(_OPEN_FILES, len(shards)):
             self._files.popitem(last=False)[1].close()
@@ -86,9 +85,11 @@ class MaskReader:
                 mask = masks.decode(mask, (height, width))
             if self._check:
                 index.check_mask(position, mask, file)
-        except ImageError as error:
-            return type(error)(error.path, error.reason)
-        except ValueError as error:
+        except (ImageError, ValueError) as error:
+            if self._data.remote is not None:
+                return index.error(position, file, self._data.remote.damaged(int(shards[number])))
+            if isinstance(error, ImageError):
+                return type(error)(error.path, error.reason)
             return index.error(position, file, f"its mask cannot be decoded ({error}); {REMEDY}")
         crops, mirrored = served
         follow_mask(mask, crops[number], bool(mirrored[number]), out[number])

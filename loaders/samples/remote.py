@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from loaders.batch import Positions, Request
 from loaders.delivery.threads import Pool, stop_check
 from precache.dataset.converted import ConvertedDataset
+from precache.dataset.files import FileEntry, check_file
 from precache.dataset.shard_table import ShardTable
 from precache.errors import SettingError
 from precache.storage.mirror import Part
@@ -53,12 +54,22 @@ class RemoteShards:
         part = self.parts.get(number)
         try:
             for file in others if with_index or part is not None else ():
-                hold.descriptors.append(self.dataset.mirror.hold(file, check))
+                hold.descriptors.append(self._hold_index(file, check))
             hold.descriptors.append(self.dataset.mirror.hold(shard, check, part))
         except BaseException:
             hold.release()
             raise
         return hold
+
+    def _hold_index(self, file: FileEntry, check: Callable[[], None]) -> int:
+        """A descriptor of the index of a shard; it says where samples lie, so all of it is compared."""
+        assert self.dataset.mirror is not None
+        descriptor = self.dataset.mirror.hold(file, check)
+        if check_file(self.dataset.mirror.folder, file) is None:
+            return descriptor
+        os.close(descriptor)
+        self.dataset.mirror.forget(file.name)
+        return self.dataset.mirror.hold(file, check)
 
     def damaged(self, number: int) -> str:
         """Shard `number` was damaged here: remove it, so that it is fetched again; what to say of it."""

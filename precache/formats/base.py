@@ -15,6 +15,7 @@ from precache.jpeg import Pixels, decode_jpeg
 from precache.pictures.sizes import Size
 from precache.storage import open_regular, read_descriptor_at, read_regular
 from precache.storage.output import OutputFile
+from precache.storage.room import note_path
 
 Places: TypeAlias = npt.NDArray[np.int64]
 """int64 [n, 2]: first byte and number of bytes of each of n samples in their shard."""
@@ -153,6 +154,8 @@ def index_lines(path: Path) -> list[list[str]]:
 
 def remedy(shard: Path) -> str:
     """What to do about a shard that cannot be read: commands to paste into a shell."""
+    if note_path(shard).exists():
+        return f"it was fetched from a URL; to have it fetched again, run: {shell_command('rm', shard)}"
     command = shell_command("precache verify", shard.parent)
     return f"run: {command}; it prints the command that rewrites the dataset"
 

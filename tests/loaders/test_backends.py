@@ -201,6 +201,11 @@ def test_two_iterations_take_turns(arm: Arm) -> None:
     contract.check_two_iterations_take_turns(arm.build)
 
 
+@whatever_the_pictures
+def test_threads_take_turns(arm: Arm) -> None:
+    contract.check_threads_take_turns(arm.build)
+
+
 def test_a_part_is_served_as_if_it_were_all(arm: Arm, raw_tree: Path) -> None:
     expected = [(sample.id, sample.label) for sample in scan_tree(raw_tree).samples]
     sampling_contract.check_a_part(arm.build, expected, full=arm.raw or arm.path.name == "shards")

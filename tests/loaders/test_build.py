@@ -4,12 +4,14 @@ import errno
 import inspect
 import os
 import shutil
+from collections.abc import Callable
 from dataclasses import FrozenInstanceError
 from pathlib import Path
 
 import psutil
 import pytest
 import torch
+from PIL import Image
 
 import loaders
 from loaders import Reading, settings
@@ -57,6 +59,8 @@ def test_classes_are_the_folders(raw_tree: Path, converted: dict[str, Path]) -> 
         ({"seed": -1}, "seed must be an integer from 0 to .*, got -1"),
         ({"size": 0}, "size must be an integer from 1 to 8,192, got 0"),
         ({"size": 49}, "size 49 is more than .* stores \\(48\\)"),
+        ({"batch_size": 10**9, "last": "pad"}, r"batch_size 1,000,000,000: .*; give at most [\d,]+$"),
+        ({"device": None}, "unknown device 'None'; choose from: auto, cpu, cuda"),
         ({"last": "some"}, "unknown last 'some'; choose from: drop, pad, partial"),
         ({"check": "sometimes"}, "unknown check 'sometimes'; choose from: always, first-read, never"),
         ({"cache": "disk"}, "unknown cache 'disk'; choose from: auto, device, none, ram"),
@@ -74,11 +78,11 @@ def test_classes_are_the_folders(raw_tree: Path, converted: dict[str, Path]) -> 
             {"num_workers": 4},
             r"num_workers is no setting .*; give reading=loaders.Reading\(workers=\.\.\.\)",
         ),
-        ({"drop_last": True}, "drop_last is no setting of this loader; give last='drop'"),
-        ({"transform": print}, "transform is no setting of this loader; give augment"),
+        ({"drop_last": True}, "drop_last is no setting of build; give last='drop'"),
+        ({"transform": print}, "transform is no setting of build; give augment"),
         ({"batch_sampler": []}, "batch_sampler is no setting .*; give batch_size, shuffle, seed and last"),
-        ({"collate_fn": print}, "collate_fn is no setting of this loader; leave it out"),
-        ({"pin_memory": True}, "pin_memory is no setting of this loader; leave it out"),
+        ({"collate_fn": print}, "collate_fn is no setting of build; leave it out"),
+        ({"pin_memory": True}, "pin_memory is no setting of build; leave it out"),
     ],
 )
 def test_a_bad_setting_names_field_value_and_choices(
@@ -92,7 +96,7 @@ def test_every_setting_of_torchs_dataloader_is_known_or_refused_by_name(converte
     theirs = set(inspect.signature(torch.utils.data.DataLoader).parameters) - {"dataset"}
     theirs |= {"num_replicas", "root", "transforms"}
     for name in theirs - set(inspect.signature(loaders.build).parameters):
-        with pytest.raises(SettingError, match=f"^{name} is no setting of this loader; "):
+        with pytest.raises(SettingError, match=f"^{name} is no setting of build; "):
             build_loader(converted["shards"], **{name: None})
     with pytest.raises(TypeError, match="'batchsize'; did you mean batch_size\\?"):
         build_loader(converted["shards"], batchsize=3)
@@ -156,6 +160,25 @@ def test_a_folder_without_manifest_or_pictures_is_refused(tmp_path: Path) -> Non
         build_loader(tmp_path)
     with pytest.raises(PrecacheError, match="nowhere: does not exist"):
         build_loader(tmp_path / "nowhere")
+    Image.new("RGB", (8, 8)).save(tmp_path / "flat.png")
+    with pytest.raises(PrecacheError, match=rf"; expected {tmp_path}/CLASS/picture.jpg, or what 'precache"):
+        build_loader(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "path", [b"data", None, 5, "x" * 5000, "/".join(["x" * 200] * 30), "", "a\0b", "\ud800", [b"data"]]
+)
+@pytest.mark.parametrize("build", [loaders.build, loaders.ImageDataset])
+def test_what_is_no_path_is_refused_in_one_line(build: Callable[..., object], path: object) -> None:
+    with pytest.raises(PrecacheError, match=r"^[^\n]+$"):
+        build(path)
+
+
+def test_a_batch_may_be_larger_than_the_split(converted: dict[str, Path]) -> None:
+    """Only what it can hold takes memory."""
+    for kind, backend in (("shards", "shards"), ("webdataset", "webdataset")):
+        with build_loader(converted[kind], backend=backend, batch_size=10**9, last="partial") as loader:
+            assert [len(batch.ids) for batch in loader] == [loader.samples]
 
 
 def test_full_shuffle_of_a_sequential_format_is_refused(converted: dict[str, Path]) -> None:
@@ -169,6 +192,13 @@ def test_a_missing_package_is_named_with_its_install_command(
     monkeypatch.setitem(__import__("sys").modules, "nvidia.dali", None)
     with pytest.raises(ImportError, match="pip install nvidia-dali-cuda120"):
         build_loader(raw_tree, backend="dali")
+
+
+def test_what_is_no_state_is_refused(converted: dict[str, Path]) -> None:
+    with build_loader(converted["shards"]) as loader:
+        for state in (None, [], "x", 5, {}):
+            with pytest.raises(SettingError, match=r"this state was taken|a state is what state_dict"):
+                loader.load_state_dict(state)
 
 
 @pytest.mark.parametrize(

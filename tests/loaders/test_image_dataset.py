@@ -221,6 +221,14 @@ def test_a_picture_that_cannot_be_decoded_is_named(tmp_path: Path) -> None:
         list(DataLoader(ImageDataset(tmp_path), batch_size=None, num_workers=1))
 
 
+def test_settings_of_torchvision_are_refused_by_name(raw_tree: Path) -> None:
+    for name in ("root", "train", "download", "transforms", "loader"):
+        with pytest.raises(SettingError, match=f"^{name} is no setting of ImageDataset; "):
+            ImageDataset(raw_tree, **{name: None})
+    with pytest.raises(TypeError, match=r"^ImageDataset\(\) got an .* 'cache'$"):
+        ImageDataset(raw_tree, cache="ram")
+
+
 def test_a_bad_setting_names_field_value_and_choices(raw_tree: Path, tmp_path: Path) -> None:
     with pytest.raises(SettingError, match="unknown decode 'jpg'; choose from: pil, tensor"):
         ImageDataset(raw_tree, decode="jpg")

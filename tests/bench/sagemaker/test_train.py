@@ -136,7 +136,8 @@ def rank(text: str) -> list[str]:
 
 
 def test_each_rank_is_told_what_torchrun_would_tell_it(tmp_path: Path) -> None:
-    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
+    names += ("MASTER_ADDR", "MASTER_PORT")
     command = rank(
         f"told = [os.environ[name] for name in {names} + ('GLOO_SOCKET_IFNAME',)]\n"
         f"pathlib.Path({str(tmp_path)!r}, told[0]).write_text(' '.join(told))"
@@ -144,7 +145,9 @@ def test_each_rank_is_told_what_torchrun_would_tell_it(tmp_path: Path) -> None:
     place = Place(hosts=3, number=1, master="algo-1", port=29500, interface="eth0")
     assert run_ranks(command, place, 2, os.environ) == 0
     told = sorted(path.read_text() for path in tmp_path.iterdir())
-    assert told == [f"{rank} {rank - 2} 6 2 algo-1 29500 eth0" for rank in (2, 3)]
+    nodes = rank("from loaders.settings import find_nodes; sys.exit(find_nodes(None, 6))")
+    assert run_ranks(nodes, place, 2, os.environ) == 3
+    assert told == [f"{rank} {rank - 2} 6 2 1 3 algo-1 29500 eth0" for rank in (2, 3)]
 
 
 def test_a_rank_that_fails_ends_the_others_and_its_exit_code_is_kept(

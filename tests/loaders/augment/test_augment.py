@@ -142,6 +142,10 @@ def test_jitter_is_drawn_uniformly_within_its_ranges() -> None:
     [
         ({"scale": (0.5, 0.1)}, "scale must be two numbers, 0 < low <= high <= 1.0, got"),
         ({"ratio": (0, 1)}, "ratio must be two numbers"),
+        ({"ratio": ("1", 2)}, "ratio must be two numbers"),
+        ({"scale": 5}, "scale must be two numbers"),
+        ({"flip": "1"}, "flip must be from 0 to 1.0, got '1'"),
+        ({"hue": None}, "hue must be from 0 to 0.5, got None"),
         ({"flip": 1.5}, "flip must be from 0 to 1.0, got 1.5"),
         ({"hue": 0.6}, "hue must be from 0 to 0.5, got 0.6"),
         ({"contrast": -1}, "contrast must be from 0 to"),

@@ -4,6 +4,7 @@ import signal
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import closing
 from threading import Event
@@ -39,6 +40,16 @@ def test_it_runs_ahead_by_depth_and_no_further() -> None:
     time.sleep(0.05)
     assert len(started) == 5
     ahead.close()
+
+
+def test_what_was_closed_before_it_began_holds_nothing() -> None:
+    """Ctrl-C may come before the first element is asked for: what the source has open goes with it."""
+    event = Event()
+    gone = weakref.ref(event)
+    ahead = Prefetch(iter([event]), 2)
+    ahead.close()
+    del event, ahead
+    assert gone() is None
 
 
 def test_it_stays_out_of_the_way_of_a_consumer_that_it_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

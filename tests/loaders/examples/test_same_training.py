@@ -50,6 +50,10 @@ def test_it_ends_with_the_same_model_as_plain_pytorch(
 ) -> None:
     said: list[dict[str, float]] = []
     monkeypatch.setattr("loaders.examples.common.report", lambda epoch, figures: said.append(figures))
+    mine = [tmp_path / "out" / f"checkpoint-{name}/loader.json" for name in (1, 2, 4, 6, 500, "best")]
+    for path in mine:
+        path.parent.mkdir(parents=True)
+        path.write_text("{}")
     with served.writing_down(tmp_path / "served", signal.SIGTERM, "train", (1, 1)):
         assert run(example, data, tmp_path / "out") == 143
     with served.writing_down(tmp_path / "served"):
@@ -59,6 +63,8 @@ def test_it_ends_with_the_same_model_as_plain_pytorch(
     assert len(said) == EPOCHS
     assert {name: said[-1][name] for name in expected} == pytest.approx(expected, rel=1e-3)
     assert said[-1]["images_per_s"] > 0
+    assert [list(path.parent.iterdir()) for path in mine] == [[path] for path in mine], "the user's stay"
+    assert len(list((tmp_path / "out").glob("checkpoint-*"))) <= len(mine) + 1
 
 
 @pytest.mark.slow

@@ -158,7 +158,7 @@ def find_scales(asked: Normalize, data: SplitData) -> Scales:
 def _of_dataset(data: SplitData) -> Scales:
     if data.statistics is None:
         why = "a raw tree, of which they are not known" if data.kind == RAW else "converted without them"
-        remedy = "convert it" if data.kind == RAW else "convert it again, without --passthrough"
+        remedy = "convert it" if data.kind == RAW else "convert it again"
         raise SettingError(
             f"normalize 'dataset' needs mean and standard deviation, and {data.path} is {why}; "
             f"{remedy}, or give normalize=(mean, std)"

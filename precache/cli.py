@@ -37,7 +37,7 @@ from precache.errors import SettingError, check_choice, shell_command
 from precache.images import FITS, RESAMPLING
 from precache.pictures.reading import MAX_PIXELS
 from precache.pictures.sizes import parse_size
-from precache.recipe import DEFAULT_SPLITS, FORMAT_NAMES, Recipe
+from precache.recipe import DEFAULT_SIZE, DEFAULT_SPLITS, FORMAT_NAMES, Recipe
 from precache.sources import SourceOptions
 from precache.storage.urls import Location, Url
 
@@ -106,11 +106,15 @@ def fetch(name: str, dst: Path, url: str | None) -> None:
 @click.argument("dst", type=_PLACE, required=False)
 @click.option("--format", "format_name", help=f"One of: {', '.join(FORMAT_NAMES)}.")
 @click.option(
-    "--size", default="256", show_default=True, help="Side of the stored square, or WIDTHxHEIGHT; pixels."
+    "--size",
+    default=str(DEFAULT_SIZE),
+    show_default=True,
+    help="Pixels of the shorter side at most (see --fit); or of a square, or WIDTHxHEIGHT.",
 )
 @click.option("--quality", default=95, show_default=True, help="JPEG quality (webdataset, dali).")
-@click.option("--fit", default="crop", show_default=True, help=f"One of: {', '.join(FITS)}.")
-@click.option("--resample", default="bilinear", show_default=True, help=f"One of: {', '.join(RESAMPLING)}.")
+@click.option("--fit", default="keep", show_default=True, help=f"One of: {', '.join(FITS)}.")
+@click.option("--enlarge", is_flag=True, help="With fit keep: make smaller pictures as large as --size, too.")
+@click.option("--resample", default="lanczos", show_default=True, help=f"One of: {', '.join(RESAMPLING)}.")
 @click.option(
     "--channels", default="rgb", show_default=True, help="rgb, grey, or (shards) rgba, a number of bands."
 )
@@ -123,7 +127,6 @@ def fetch(name: str, dst: Path, url: str | None) -> None:
 @click.option(
     "--max-pixels", default=MAX_PIXELS, show_default=True, help="Reject pictures with more pixels than this."
 )
-@click.option("--passthrough", is_flag=True, help="Copy JPEGs that have the size already (not shards).")
 @click.option(
     "--splits",
     default=DEFAULT_SPLITS,

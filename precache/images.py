@@ -58,12 +58,15 @@ class Decoded:
     Attributes:
         content: a Pillow image of mode L, RGB, RGBX or RGBA, or uint8 [height, width, 1, 3 or 4] as one of
             the first three; or what `precache.pictures.bands` gives.
+        plain: whether any decoder makes it of the same JPEG, which is whole, upright, and in a usual coding;
+            grey where grey is asked for.
     """
 
     content: Image.Image | Pixels
     width: int
     height: int
     reduction: int = 1
+    plain: bool = False
 
     @property
     def image(self) -> Image.Image:
@@ -84,6 +87,18 @@ def load(path: str, size: Size) -> Pixels:
 def render(data: bytes | Image.Image, path: str, how: Rendering) -> tuple[Pixels, tuple[int, int]]:
     """Decode and fit: (uint8 [height, width, channels]; width and height of the upright picture).
 
+    Raises:
+        ImageError, SourceError: as `decode_for`.
+    """
+    pixels, size, _ = render_or_copy(data, path, how)
+    return pixels, size
+
+
+def render_or_copy(
+    data: bytes | Image.Image, path: str, how: Rendering
+) -> tuple[Pixels, tuple[int, int], bool]:
+    """As `render`, and whether `data` is a JPEG of these very pixels, for any decoder: it may be copied.
+
     Large pictures are rendered one at a time by all workers of a run: see `precache.pictures.turns`.
 
     Raises:
@@ -95,7 +110,8 @@ def render(data: bytes | Image.Image, path: str, how: Rendering) -> tuple[Pixels
         if is_too_large(width, height, how):
             raise ImageError(path, _too_long(decoded, width, height))
         turn.wait(width * height)
-        return fit(decoded, how), (decoded.width, decoded.height)
+        size = decoded.width, decoded.height
+        return fit(decoded, how), size, decoded.plain and size == (width, height)
 
 
 def read_bytes(path: str, max_pixels: int = MAX_PIXELS) -> bytes:
@@ -163,12 +179,13 @@ def fit(decoded: Decoded, how: Rendering) -> Pixels:
 
 def fitted_size(width: int, height: int, how: Rendering) -> tuple[int, int]:
     """Width and height of what `fit` makes of a picture of `width` x `height` pixels."""
-    if how.fit == "keep":
-        return resized_size(width, height, how.size)
-    if how.fit == "keep-longer":
-        return inner_size(width, height, how.size)
     rows, columns = sides(how.size)
-    return columns, rows
+    if how.fit not in KEPT:
+        return columns, rows
+    shorter = how.fit == "keep"
+    if not how.enlarge and (min if shorter else max)(width, height) <= rows:
+        return width, height
+    return (resized_size if shorter else inner_size)(width, height, how.size)
 
 
 def is_too_large(width: int, height: int, how: Rendering) -> bool:
@@ -176,11 +193,18 @@ def is_too_large(width: int, height: int, how: Rendering) -> bool:
     return max(width, height) > MAX_KEPT_SIDE or width * height > max(how.max_pixels, MAX_SIZE**2)
 
 
-def reference(image: Image.Image, size: Size, fit: str = "crop") -> Pixels:
-    """torchvision's `Resize(size)`, then `CenterCrop(size)` unless `fit` is "keep", of a Pillow image."""
-    width, height = resized_size(*image.size, size)
-    resized = image.resize((width, height), Image.Resampling.BILINEAR)
-    if fit == "keep":
+def reference(
+    image: Image.Image, size: Size, fit: str = "crop", resample: str = "bilinear", *, enlarge: bool = False
+) -> Pixels:
+    """A Pillow image resized as a whole by Pillow, then, if `fit` is "crop", its centre.
+
+    By default that is torchvision's `Resize(size)` and `CenterCrop(size)`. `fit` is one of FITS but "pad".
+    """
+    crops = fit == "crop"
+    how = Rendering(size=size, fit=fit, enlarge=enlarge)
+    width, height = resized_size(*image.size, size) if crops else fitted_size(*image.size, how)
+    resized = image.resize((width, height), RESAMPLING[resample])
+    if not crops:
         return _pixels(resized, image.mode)
     rows, columns = sides(size)
     left, top = centre_offset(width, columns), centre_offset(height, rows)
@@ -284,11 +308,18 @@ def _decode_jpeg(data: bytes, how: Rendering, turn: Turn | None) -> Decoded | No
     if turn is not None:
         turn.wait(width * height // reduction**2)
     mode = "GRAY" if colorspace == "Gray" else _COLOUR_MODE
-    pixels = jpeg.decode_strictly(data, mode, reduction, allow_truncated=how.allow_truncated)
+    stored_as_it_is = ("Gray",) if how.channels == "grey" else ("Gray", "YCbCr")
+    plain = colorspace in stored_as_it_is and jpeg.is_plain(data)
+    try:
+        pixels = jpeg.decode_strictly(data, mode, reduction)
+    except ValueError:
+        if not how.allow_truncated:
+            raise
+        pixels, plain = jpeg.decode_leniently(data, mode, reduction), False
     if pixels is None:
         return None
     if orientation == 1:
-        return Decoded(pixels, width, height, reduction)
+        return Decoded(pixels, width, height, reduction, plain)
     turned = _wrap(pixels)
     turned.getexif()[jpeg.EXIF_ORIENTATION] = orientation
     if orientation in _SIDEWAYS:

@@ -17,7 +17,7 @@ Pixels: TypeAlias = npt.NDArray[np.uint8]
 
 START = b"\xff\xd8\xff"
 EXIF_ORIENTATION = 0x0112
-_BASELINE, _SCAN = 0xC0, 0xDA
+_BASELINE, _PROGRESSIVE, _SCAN = 0xC0, 0xC2, 0xDA
 _END = b"\xff\xd9"
 # Where an orientation can stand; in entropy-coded data these bytes only cost the slower look.
 XMP = b"http://ns.adobe.com/xap/"
@@ -49,9 +49,7 @@ def decode_jpeg(data: bytes, path: str, channels: int = 3) -> Pixels:
     return pixels
 
 
-def decode_strictly(
-    data: bytes, colorspace: str, reduction: int = 1, *, allow_truncated: bool = False
-) -> Pixels | None:
+def decode_strictly(data: bytes, colorspace: str, reduction: int = 1) -> Pixels | None:
     """The pixels of a JPEG, uint8 [height, width, channels]; None where Pillow decides what it is.
 
     Args:
@@ -59,8 +57,18 @@ def decode_strictly(
         reduction: 1, 2, 4 or 8: decode every so many-th row and column, averaged.
 
     Raises:
-        ValueError: data is missing or cannot be, and `allow_truncated` is not set.
+        ValueError: data is missing or cannot be.
     """
+    try:
+        return decode_leniently(data, colorspace, reduction, strict=True)
+    except ValueError as error:  # strict: it also refuses what libjpeg only warns about
+        if not any(words in str(error).lower() for words in _DAMAGE):
+            return None
+        raise ValueError(f"truncated or damaged: {error}") from error
+
+
+def decode_leniently(data: bytes, colorspace: str, reduction: int = 1, *, strict: bool = False) -> Pixels:
+    """As `decode_strictly`, with grey where data is missing; if `strict`, ValueError for any complaint."""
     options: dict[str, float] = {}
     if reduction > 1:
         height, width, *_ = simplejpeg.decode_jpeg_header(data, strict=False)
@@ -69,14 +77,7 @@ def decode_strictly(
             "min_width": math.ceil(width / reduction),
             "min_factor": reduction,
         }
-    try:
-        pixels: Pixels = simplejpeg.decode_jpeg(data, colorspace=colorspace, **options)
-    except ValueError as error:  # strict: it also refuses what libjpeg only warns about
-        if not any(words in str(error).lower() for words in _DAMAGE):
-            return None
-        if not allow_truncated:
-            raise ValueError(f"truncated or damaged: {error}") from error
-        pixels = simplejpeg.decode_jpeg(data, colorspace=colorspace, strict=False, **options)
+    pixels: Pixels = simplejpeg.decode_jpeg(data, colorspace=colorspace, strict=strict, **options)
     return pixels
 
 
@@ -86,22 +87,13 @@ def psnr(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> float:
     return math.inf if error == 0 else 10 * math.log10(np.iinfo(one.dtype).max ** 2 / error)
 
 
-def plain_size(data: bytes, *, grey: bool = False) -> tuple[int, int] | None:
-    """Width and height of `data` if it is a whole, upright, baseline JPEG in YCbCr or grey, else None.
+def is_plain(data: bytes) -> bool:
+    """Whether the JPEG `data` is baseline or progressive, and ends with its own end.
 
-    With `grey` in grey alone.
-
-    Any JPEG decoder reads these, GPU ones too, and turns them into the same picture. The markers are
-    looked at, the scan data is not.
+    Of these, in YCbCr or grey, all decoders make the same pixels, GPU ones give or take one in 255. The scan
+    data is not looked at, nor is the orientation.
     """
-    if not (data.startswith(START) and data.endswith(_END) and _frame_marker(data) == _BASELINE):
-        return None
-    try:
-        height, width, colorspace, _ = simplejpeg.decode_jpeg_header(data)
-    except ValueError:
-        return None
-    plain = colorspace == "Gray" or (colorspace == "YCbCr" and not grey)
-    return (width, height) if plain and orientation(data) == 1 else None
+    return data.endswith(_END) and _frame_marker(data) in (_BASELINE, _PROGRESSIVE)
 
 
 def orientation(data: bytes) -> int:

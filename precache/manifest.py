@@ -60,8 +60,7 @@ class Manifest:
         table: the file with the shards; None before version 5.
         left_out: the file with what is rejected and ignored; None if there is nothing, and before version 5.
         statistics: split -> mean and standard deviation of what is stored, of JPEGs before they became one,
-            of samples that are removed, too;
-            none with passthrough, and none before version 4.
+            of samples that are removed, too; none before version 4.
         source_state: the file with sizes, times and checksums of the source; None in version 2.
         source_options: what was said of the source, see `precache.SourceOptions`.
         target: what the samples are labelled with, one of `precache.dataset.targets.TARGETS`.

@@ -16,6 +16,7 @@ from precache.pictures.sizes import Size, check_size, sides, written
 FORMAT_NAMES = ("dali", "shards", "webdataset")
 DECODES = ("full", "scaled")
 DEFAULT_SPLITS = "train=1"
+DEFAULT_SIZE = 448  # pixels: twice the 224 of common models
 DTYPES = ("uint8", "uint16")
 _BANDS = re.compile(r"[1-9]|[1-5][0-9]|6[0-4]", re.ASCII)
 _LISTED = re.compile(r"list:[0-9a-f]{64}")
@@ -28,25 +29,25 @@ class Recipe:
 
     Attributes:
         format: `shards`, `webdataset` or `dali`.
-        size: of what is stored, in pixels: the side of a square, or (height, width); each 1 to 8,192.
+        size: of what is stored, in pixels, 1 to 8,192: the most that the shorter or longer side of a picture
+            keeps, see `fit`; or the side of a square, or (height, width), that all pictures have.
         quality: JPEG quality of `webdataset` and `dali`, 1 to 100. From 95 on, colour is stored
             in full resolution (4:4:4), below that in a quarter of it (4:2:0).
-        shard_bytes: decoded pixels per shard in bytes, at most; `keep` counts each picture as one of 4:3.
-            The same for all formats, so that shard k holds the same samples in each of them.
+        shard_bytes: decoded pixels per shard in bytes, at most; `keep` counts each picture as one of 4:3 and
+            no smaller than `size`. The same for all formats, so that shard k holds the same samples in each.
         seed: of the order in which samples are written, and of the splits.
         splits: names and shares, as `train=0.8,val=0.2`; the shares sum to 1. Each class is split
             by them. A source with `train` and `val` folders keeps its own; `list:` and a SHA-256
             stand for a list file (see `precache.sources.splits`).
-        fit: `crop`, resized until it covers `size`, then the centre; `pad`, until it fits into `size`,
-            between black bars; `stretch`, both sides to `size`; `keep`, shorter side to `size`, an integer,
-            and `keep-longer`, longer side to it: all of the picture and nothing else, of varying size.
+        fit: `keep`, all of the picture and nothing else, shrunk until its shorter side is at most `size`, an
+            integer; `keep-longer`, until its longer side is. `crop`, resized until it covers `size`, then the
+            centre; `pad`, until it fits into `size`, between black bars; `stretch`, both sides to `size`.
+        enlarge: `keep` and `keep-longer` make smaller pictures as large as `size`, too; the others always do.
         resample: `bilinear`, `bicubic`, `lanczos` or `area`, all antialiased.
         background: colour that transparency is composited on, a CSS name or `#rrggbb`.
         decode: `full`, or `scaled`: JPEGs of at least five times `size` are decoded at 1/2, 1/4 or
             1/8 of their sides, which is faster and a little less exact.
         allow_truncated: convert damaged JPEGs, with grey where data is missing.
-        passthrough: `webdataset` and `dali` keep the bytes of upright baseline JPEGs that have already the
-            size that they would be stored with. Their scan data is not decoded, so not checked either.
         max_pixels: a picture of more pixels is rejected, by its header, before it is decoded.
         channels: `rgb`; `grey`, colour as Pillow converts it to L; or, of `shards`, `rgba`, which keeps
             transparency instead of compositing it on `background`, or a number of bands, as "5", which are
@@ -58,17 +59,17 @@ class Recipe:
     """
 
     format: str
-    size: Size = 256
+    size: Size = DEFAULT_SIZE
     quality: int = 95
     shard_bytes: int = 64 * 2**20
     seed: int = 0
     splits: str = DEFAULT_SPLITS
-    fit: str = "crop"
-    resample: str = "bilinear"
+    fit: str = "keep"
+    enlarge: bool = False
+    resample: str = "lanczos"
     background: str = "white"
     decode: str = "full"
     allow_truncated: bool = False
-    passthrough: bool = False
     max_pixels: int = MAX_PIXELS
     channels: str = "rgb"
     dtype: str = "uint8"
@@ -83,18 +84,18 @@ class Recipe:
         check_choice("fit", self.fit, FITS)
         if self.fit in KEPT and isinstance(self.size, tuple):
             raise SettingError(
-                f"fit {self.fit} takes one side, as size 256, got {written(self.size)}; give one number, or "
-                f"choose fit crop, pad or stretch"
+                f"fit {self.fit} takes one side, as size {DEFAULT_SIZE}, got {written(self.size)}; give one "
+                f"number, or choose fit crop, pad or stretch"
             )
         check_choice("resample", self.resample, RESAMPLING)
         check_choice("decode", self.decode, DECODES)
         _check_channels(self.channels, self.dtype, self.format)
         parse_color(self.background)
-        for name in ("allow_truncated", "passthrough"):
+        for name in ("allow_truncated", "enlarge"):
             if not isinstance(getattr(self, name), bool):
                 raise SettingError(f"{name} must be True or False, got {getattr(self, name)!r}")
-        if self.passthrough and self.format == "shards":
-            raise SettingError("passthrough keeps JPEG bytes, but shards hold pixels; choose another format")
+        if self.enlarge and self.fit not in KEPT:
+            raise SettingError(f"enlarge is for fit {' and '.join(KEPT)}; fit {self.fit} enlarges as it is")
         if not self.listed:
             parse_splits(self.splits)
 
@@ -122,6 +123,7 @@ class Recipe:
         return Rendering(
             size=self.size,
             fit=self.fit,
+            enlarge=self.enlarge,
             resample=self.resample,
             background=parse_color(self.background),
             allow_truncated=self.allow_truncated,
@@ -143,7 +145,7 @@ class Recipe:
 
     @property
     def picture_bytes(self) -> int:
-        """Bytes of a picture's pixels; of one of 4:3 if `fit` is "keep", at most if it is "keep-longer"."""
+        """Of a picture's pixels; with fit `keep` of a large one of 4:3, with `keep-longer` the most."""
         height, width = sides(self.size)
         pixels_bytes = height * width * self.pixel_bytes
         return pixels_bytes * 4 // 3 if self.fit == "keep" else pixels_bytes

@@ -86,8 +86,8 @@ def grey(shaped: dict[str, Path]) -> dict[str, Path]:
 
 
 def small_recipe(format_name: str, **settings: object) -> Recipe:
-    """A recipe that cuts the small tree into several shards."""
-    defaults = {"size": STORED_SIZE, "shard_bytes": ROWS_PER_SHARD * STORED_SIZE**2 * 3}
+    """A recipe that cuts the small tree into several shards of squares, unless told otherwise."""
+    defaults = {"size": STORED_SIZE, "fit": "crop", "shard_bytes": ROWS_PER_SHARD * STORED_SIZE**2 * 3}
     return Recipe(format=format_name, **{**defaults, **settings})
 
 

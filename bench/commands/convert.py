@@ -23,9 +23,6 @@ _RECIPE = {
         "--quality", default=95, show_default=True, help="JPEG quality (webdataset, dali)."
     ),
     "decode": click.option("--decode", default="full", show_default=True, help="full or scaled."),
-    "passthrough": click.option(
-        "--passthrough", is_flag=True, help="Keep the bytes of JPEGs that have the size."
-    ),
 }
 
 

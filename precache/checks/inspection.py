@@ -172,7 +172,7 @@ def _stored_as(recipe: Recipe) -> str:
     if recipe.dtype != "uint8":
         kind = f"{recipe.dtype} {kind}"
     options = {
-        "passthrough": recipe.passthrough,
+        "enlarged": recipe.enlarge,
         "truncated pictures allowed": recipe.allow_truncated,
         "decoded at a reduced scale": recipe.decode == "scaled",
         f"transparent on {recipe.background}": recipe.channels in ("grey", "rgb"),

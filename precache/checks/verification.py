@@ -281,7 +281,7 @@ def _compare(task: _DeepTask, row: int, ref: SampleRef, sample: StoredSample) ->
     elif FORMATS[recipe.format].holds_pixels:
         if not np.array_equal(stored, expected):
             problem = f"{where} is not what its source gives ({jpeg.psnr(stored, expected):.1f} dB)"
-    elif not (recipe.passthrough and sample.data == data):
+    elif sample.data != data:
         again = jpeg.decode_jpeg(jpeg.encode_jpeg(expected, recipe.quality), path, expected.shape[2])
         bound = jpeg.psnr(again, expected) - JPEG_TOLERANCE_DB
         if jpeg.psnr(stored, expected) < bound:
@@ -289,7 +289,7 @@ def _compare(task: _DeepTask, row: int, ref: SampleRef, sample: StoredSample) ->
             problem = f"{where} is {far}"
     if problem and sample.label == ref.label and _changed(task.index, row, data):
         problem = f"{where} is not what its source gives: the source file changed since it was converted"
-    has_reference = recipe.fit in ("crop", "keep") and not recipe.rendering.keeps_bands
+    has_reference = recipe.fit != "pad" and not recipe.rendering.keeps_bands
     reference = _reference(data, path, recipe, decoded) if has_reference else expected
     return _Compared(ref.path, jpeg.psnr(stored, reference), problem, PixelSums.of(expected))
 
@@ -308,7 +308,8 @@ def _reference(data: bytes | Image.Image, path: str, recipe: Recipe, decoded: De
     """The reference's pixels: of the whole decode, whatever the recipe takes."""
     if decoded.reduction > 1:
         decoded = images.decode_for(data, path, replace(recipe.rendering, scaled_decode=False))
-    return images.reference(decoded.image.convert(images.MODES[recipe.channels]), recipe.size, recipe.fit)
+    image = decoded.image.convert(images.MODES[recipe.channels])
+    return images.reference(image, recipe.size, recipe.fit, recipe.resample, enlarge=recipe.enlarge)
 
 
 def _wrong_statistics(dataset: ConvertedDataset, shards: Iterable[_ComparedShard]) -> list[str]:

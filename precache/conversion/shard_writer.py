@@ -64,7 +64,7 @@ class WrittenShard:
         sizes, checksums: of the samples, in stored order.
         mask_checksums: likewise; none where there are no masks.
         source_checksums: of the pictures of `task`, in its order.
-        sums: of the pixels of the samples; of none where JPEGs were kept as they are.
+        sums: of the pixels of the samples.
     """
 
     task: ShardTask
@@ -119,25 +119,24 @@ def finish_shard(written: WrittenShard) -> FinishedShard:
 
 def store(
     data: bytes | Image.Image, path: str, recipe: Recipe
-) -> tuple[bytes | Pixels, tuple[int, int], Pixels | None]:
+) -> tuple[bytes | Pixels, tuple[int, int], Pixels]:
     """What `recipe` stores of a picture, the picture's upright (width, height), and the pixels stored.
 
-    For a JPEG these are the pixels that it was made of; None for one that is kept as it is.
+    For a JPEG these are the pixels that it was made of; or its own, where that of the source is stored as it
+    is, byte for byte: it has the size already, and any decoder makes these pixels of it.
 
     `data` is what `Source.read` gives.
 
     Raises:
         ImageError: it cannot be decoded; names `path`.
     """
-    how = recipe.rendering
-    if recipe.passthrough and isinstance(data, bytes):
-        own = jpeg.plain_size(data, grey=recipe.channels == "grey")
-        if own is not None and images.fitted_size(*own, how) == own and not images.is_too_large(*own, how):
-            return data, own, None
-    pixels, size = images.render(data, path, how)
+    pixels, size, may_be_copied = images.render_or_copy(data, path, recipe.rendering)
     if FORMATS[recipe.format].holds_pixels:
         pixels = np.ascontiguousarray(pixels)
         return pixels, size, pixels
+    if may_be_copied:
+        assert isinstance(data, bytes)
+        return data, size, pixels
     return jpeg.encode_jpeg(pixels, recipe.quality), size, pixels
 
 
@@ -161,8 +160,7 @@ def _samples(source: Source, task: ShardTask, written: WrittenShard, tick: Ticks
             size = ref.original_size or size
             written.sizes.append(size)
             written.checksums.append(checksum_of(stored))
-            if pixels is not None and not task.recipe.passthrough:  # else some are not known
-                written.sums += PixelSums.of(pixels)
+            written.sums += PixelSums.of(pixels)
             if mask is not None:
                 written.mask_checksums.append(checksum_of(mask))
             yield Sample(ref.id, ref.label, stored, ref.path, size, target, fields, mask)

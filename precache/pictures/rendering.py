@@ -36,8 +36,9 @@ class Rendering:
     """How a picture becomes what is stored of it; the settings are those of `precache.Recipe`.
 
     Attributes:
-        size: of the result in pixels; with a `fit` of KEPT, of its shorter or longer side.
+        size: of the result in pixels; with a `fit` of KEPT, of its shorter or longer side at most.
         fit: one of FITS.
+        enlarge: with a `fit` of KEPT, that side of a smaller picture becomes as long, too.
         resample: one of RESAMPLING.
         background: RGB that transparency is composited on; not where it is kept.
         channels: one of CHANNELS, or a number of bands.
@@ -49,6 +50,7 @@ class Rendering:
 
     size: Size
     fit: str = "crop"
+    enlarge: bool = False
     resample: str = "bilinear"
     background: Color = WHITE
     channels: str = "rgb"

@@ -200,7 +200,7 @@ def prepared(scan: Scan, recipe: Recipe, options: SourceOptions) -> tuple[Scan, 
         every, none = np.arange(len(samples)), np.zeros(len(samples), np.int64)
         samples = samples.select(every, none, ("",))
     sizes = source.dataset.read_index(removed=True).source_sizes[samples.places]
-    if (recipe.size, recipe.fit) == (stored.size, stored.fit) and not isinstance(source, _MaskedSource):
+    if _is_fitted(stored, recipe) and not isinstance(source, _MaskedSource):
         samples.original_sizes = sizes
     elif boxes is not None:
         samples.fields[boxes] = moved(samples.fields[boxes], sizes, stored.rendering)
@@ -208,10 +208,19 @@ def prepared(scan: Scan, recipe: Recipe, options: SourceOptions) -> tuple[Scan, 
     return replace(scan, samples=samples, warnings=warnings), replace(options, boxes=boxes or options.boxes)
 
 
+def _is_fitted(stored: Recipe, recipe: Recipe) -> bool:
+    """Whether pictures that are stored by `stored` have the sizes that `recipe` gives them."""
+    return (recipe.size, recipe.fit, recipe.enlarge) == (stored.size, stored.fit, stored.enlarge)
+
+
 def _check_not_enlarged(source: ConvertedSource, stored: Recipe, recipe: Recipe) -> None:
+    """Raise SettingError if pictures would be enlarged that were shrunk to what is stored."""
+    if recipe.fit in images.KEPT and not recipe.enlarge:
+        return
     there = sides(stored.size)
     if stored.fit == "keep-longer" and recipe.fit not in ("keep-longer", "pad") and source.shapes is not None:
-        there = source.shapes[:, 0].min(), source.shapes[:, 1].min()
+        shrunk = source.shapes[source.shapes.max(axis=1) >= stored.size]
+        there = tuple(shrunk.min(axis=0).tolist()) if len(shrunk) else there
     if any(asked > has for asked, has in zip(sides(recipe.size), there, strict=True)):
         shown = "x".join(map(str, reversed(there)))
         raise SettingError(
@@ -224,23 +233,22 @@ def _second_loss(scan: Scan, stored: Recipe, recipe: Recipe) -> Iterator[str]:
     """What a JPEG of what was a JPEG before costs, measured on a few pictures; nothing where none is lost."""
     if FORMATS[stored.format].holds_pixels or FORMATS[recipe.format].holds_pixels:
         return
-    as_it_is = (recipe.size, recipe.fit) == (stored.size, stored.fit)
-    if recipe.passthrough and as_it_is:
-        return
     found = []
     for row in sorted({round(at) for at in np.linspace(0, len(scan.samples) - 1, _MEASURED)}):
         ref = scan.samples[row]
         try:
-            pixels, _ = images.render(scan.source.read(ref, recipe.max_pixels), ref.path, recipe.rendering)
+            data = scan.source.read(ref, recipe.max_pixels)
+            pixels, _, may_be_copied = images.render_or_copy(data, ref.path, recipe.rendering)
         except ImageError:
             continue  # the conversion says what is wrong with it
+        if may_be_copied:
+            continue
         again = jpeg.decode_jpeg(jpeg.encode_jpeg(pixels, recipe.quality), ref.path, pixels.shape[2])
         found.append(min(jpeg.psnr(again, pixels), 99.0))
     if found:
-        spared = "; --passthrough keeps the JPEGs as they are" if as_it_is else ""
         yield (
             f"{scan.root}: holds JPEGs, and writing them as JPEG again at quality {recipe.quality} costs a "
-            f"second loss: {np.mean(found):.1f} dB from what is stored, the mean of {len(found)}{spared}"
+            f"second loss: {np.mean(found):.1f} dB from what is stored, the mean of {len(found)}"
         )
 
 

@@ -59,6 +59,7 @@ COPIED = {
 }
 ENCODED: dict[str, bytes] = {
     "turned": jpeg(exif=exif(6)),
+    "turned, or not": jpeg(exif=exif(6)).replace(b"\x01\x12\0\3", b"\x01\x12\0\0"),
     "turned over": jpeg(exif=exif(3)),
     "CMYK": jpeg("CMYK"),
     "stored as RGB": jpeg(keep_rgb=True),

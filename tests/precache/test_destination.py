@@ -227,8 +227,7 @@ def test_the_working_folder_can_be_the_destination_but_not_be_replaced(
         ".",
         "--format",
         "shards",
-        "--size",
-        48,
+        *("--size", 48, "--fit", "crop"),
         "--shard-bytes",
         12 * 48 * 48 * 3,
     )

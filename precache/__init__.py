@@ -2,7 +2,7 @@
 
     from precache import Recipe, convert, open_dataset, verify
 
-    convert("data/raw", "data/shards", Recipe(format="shards", size=256))
+    convert("data/raw", "data/shards", Recipe(format="shards"))
 
 This package never imports torch: it runs on CPU-only hosts, and its workers start fast.
 """

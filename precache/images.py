@@ -1,9 +1,9 @@
 """Decode and resize one picture: the hot path, and what every other path is measured against.
 
-The pixels are those of Pillow's decode, EXIF orientation applied, converted to RGB, grey or RGBA, then
-torchvision's antialiased bilinear `Resize(size)` and `CenterCrop(size)`. Plain JPEGs are decoded by
-simplejpeg, which drives the same libjpeg-turbo with the same settings and gives the same pixels in
-less than half the time; everything else goes through Pillow.
+The pixels are those of Pillow's decode, EXIF orientation applied, converted to RGB, grey or RGBA, then of
+Pillow's antialiased resize; cropped and bilinear, of torchvision's `Resize(size)` and `CenterCrop(size)`.
+Plain JPEGs are decoded by simplejpeg, which drives the same libjpeg-turbo with the same settings and gives
+the same pixels in less than half the time; everything else goes through Pillow.
 """
 
 from collections.abc import Iterator
@@ -60,8 +60,7 @@ class Decoded:
     Attributes:
         content: a Pillow image of mode L, RGB, RGBX or RGBA, or uint8 [height, width, 1, 3 or 4] as one of
             the first three; or what `precache.pictures.bands` gives.
-        plain: whether any decoder makes it of the same JPEG, which is whole, upright, and in a usual coding;
-            grey where grey is asked for.
+        plain: whether any decoder makes it of the same JPEG, as it is: it may be copied.
     """
 
     content: Image.Image | Pixels
@@ -87,21 +86,17 @@ def load(path: str, size: Size) -> Pixels:
 
 
 def render(data: bytes | Image.Image, path: str, how: Rendering) -> tuple[Pixels, tuple[int, int]]:
-    """Decode and fit: (uint8 [height, width, channels]; width and height of the upright picture).
-
-    Raises:
-        ImageError, SourceError: as `decode_for`.
-    """
-    pixels, size, _ = render_or_copy(data, path, how)
-    return pixels, size
+    """As `render_or_copy`, without its last."""
+    return render_or_copy(data, path, how)[:2]
 
 
 def render_or_copy(
     data: bytes | Image.Image, path: str, how: Rendering
 ) -> tuple[Pixels, tuple[int, int], bool]:
-    """As `render`, and whether `data` is a JPEG of these very pixels, for any decoder: it may be copied.
+    """Decode and fit: (uint8 [height, width, channels]; width and height of the upright picture; may copy).
 
-    Large pictures are rendered one at a time by all workers of a run: see `precache.pictures.turns`.
+    The last: `data` is a JPEG of these very pixels, for any decoder. All workers of a run together render
+    large pictures one at a time, see `precache.pictures.turns`.
 
     Raises:
         ImageError, SourceError: as `decode_for`.
@@ -226,10 +221,9 @@ def fitted_size(width: int, height: int, how: Rendering) -> tuple[int, int]:
     rows, columns = sides(how.size)
     if how.fit not in KEPT:
         return columns, rows
-    shorter = how.fit == "keep"
-    if not how.enlarge and (min if shorter else max)(width, height) <= rows:
-        return width, height
-    return (resized_size if shorter else inner_size)(width, height, how.size)
+    side, resized = (min, resized_size) if how.fit == "keep" else (max, inner_size)
+    kept = not how.enlarge and side(width, height) <= rows
+    return (width, height) if kept else resized(width, height, how.size)
 
 
 def is_too_large(width: int, height: int, how: Rendering) -> bool:
@@ -240,16 +234,12 @@ def is_too_large(width: int, height: int, how: Rendering) -> bool:
 def reference(
     image: Image.Image, size: Size, fit: str = "crop", resample: str = "bilinear", *, enlarge: bool = False
 ) -> Pixels:
-    """A Pillow image resized as a whole by Pillow, then, if `fit` is "crop", its centre.
-
-    By default that is torchvision's `Resize(size)` and `CenterCrop(size)`. `fit` is one of FITS but "pad".
-    """
-    crops = fit == "crop"
-    how = Rendering(size=size, fit=fit, enlarge=enlarge)
-    width, height = resized_size(*image.size, size) if crops else fitted_size(*image.size, how)
+    """A Pillow image resized whole, then, if `fit` is "crop", its centre; by default as torchvision does."""
+    if fit != "crop":
+        whole = fitted_size(*image.size, Rendering(size=size, fit=fit, enlarge=enlarge))
+        return _pixels(image.resize(whole, RESAMPLING[resample]), image.mode)
+    width, height = resized_size(*image.size, size)
     resized = image.resize((width, height), RESAMPLING[resample])
-    if not crops:
-        return _pixels(resized, image.mode)
     rows, columns = sides(size)
     left, top = centre_offset(width, columns), centre_offset(height, rows)
     return _pixels(resized.crop((left, top, left + columns, top + rows)), image.mode)
@@ -352,8 +342,7 @@ def _decode_jpeg(data: bytes, how: Rendering, turn: Turn | None, mode: str | Non
     if turn is not None:
         turn.wait(width * height // reduction**2)
     mode = mode or ("GRAY" if colorspace == "Gray" else _COLOUR_MODE)
-    stored_as_it_is = ("Gray",) if how.channels == "grey" else ("Gray", "YCbCr")
-    plain = colorspace in stored_as_it_is and jpeg.is_plain(data)
+    plain = colorspace in (("Gray",) if how.channels == "grey" else ("Gray", "YCbCr")) and jpeg.is_plain(data)
     try:
         pixels = jpeg.decode_strictly(data, mode, reduction)
     except ValueError:

@@ -97,11 +97,16 @@ def is_plain(data: bytes) -> bool:
 
 
 def orientation(data: bytes) -> int:
-    """EXIF orientation of a JPEG, 1 to 8; from XMP where EXIF has none."""
+    """EXIF orientation of a JPEG, 1 to 8; from XMP where EXIF has none; 0 if it is damaged.
+
+    Then decoders may differ in what they see: what Pillow takes for upright, DALI may turn.
+    """
     if not any(mark in data for mark in _ORIENTATION_MARKS):
         return 1
     with Image.open(io.BytesIO(data), formats=["JPEG"]) as image:
-        found: int = image.getexif().get(EXIF_ORIENTATION, 1)
+        exif = image.info.get("exif", b"")
+        damaged = any(EXIF_ORIENTATION.to_bytes(2, order) in exif for order in ("big", "little"))
+        found: int = image.getexif().get(EXIF_ORIENTATION, 0 if damaged else 1)
         return found
 
 

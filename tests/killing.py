@@ -24,7 +24,7 @@ CALLS = (
 
 
 def recipe(size: int, name: str = "webdataset") -> Recipe:
-    return Recipe(format=name, size=size, shard_bytes=4 * size**2 * 3)
+    return Recipe(format=name, size=size, fit="crop", shard_bytes=4 * size**2 * 3)
 
 
 def make(tree: Path, out: Path, size: int, name: str = "webdataset", overwrite: bool = False) -> None:

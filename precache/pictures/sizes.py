@@ -29,10 +29,10 @@ def check_size(name: str, value: object, most: int) -> Size:
 
 
 def parse_size(text: str) -> Size:
-    """`256`, or `320x240`, which is 320 wide; SettingError if it is something else."""
+    """`448`, or `320x240`, which is 320 wide; SettingError if it is something else."""
     match = _TEXT.fullmatch(text.strip())
     if match is None or max(map(len, match.groups(""))) > 9:  # of more digits Python makes no integer
-        raise SettingError(f"--size must be pixels as 256, or WIDTHxHEIGHT as 320x240, got {text!r}")
+        raise SettingError(f"--size must be pixels as 448, or WIDTHxHEIGHT as 320x240, got {text!r}")
     return as_size(int(match[2] or match[1]), int(match[1]))
 
 

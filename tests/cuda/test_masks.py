@@ -32,7 +32,7 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     paths = {}
     for name in ("shards", "webdataset"):
         path = paths[name] = root / name
-        recipe = Recipe(format=name, size=24, shard_bytes=5 * 24 * 24 * 3)
+        recipe = Recipe(format=name, size=24, fit="crop", shard_bytes=5 * 24 * 24 * 3)
         convert(trees.photos, path, recipe, workers=0, options=SourceOptions(mask=str(trees.masks)))
         paths[f"{name}-damaged"] = root / f"{name}-damaged"
         shutil.copytree(path, paths[f"{name}-damaged"])

@@ -57,7 +57,12 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("small")
     make_sample(root / "raw", images=22, classes=3, seed=2, like="caltech", workers=0)
     for name in ("shards", "webdataset"):
-        convert(root / "raw", root / name, Recipe(format=name, size=24, shard_bytes=4 * 24**2 * 3), workers=0)
+        convert(
+            root / "raw",
+            root / name,
+            Recipe(format=name, size=24, fit="crop", shard_bytes=4 * 24**2 * 3),
+            workers=0,
+        )
     return {name: root / name for name in ("raw", "shards", "webdataset")}
 
 

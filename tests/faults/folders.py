@@ -70,7 +70,9 @@ def attack(seed: int, count: int, tmp_path: Path, jobs: int = 1) -> Tally:
 def prepare(world: Path) -> None:
     make_tree(world / "src")
     for name in FORMATS:
-        recipe = Recipe(format=name, size=SIZE, shard_bytes=3 * SIZE * SIZE * 3, splits="train=0.7,val=0.3")
+        recipe = Recipe(
+            format=name, size=SIZE, fit="crop", shard_bytes=3 * SIZE * SIZE * 3, splits="train=0.7,val=0.3"
+        )
         convert(world / "src", world / name, recipe, workers=0, max_rejects=0.5)
     truth: dict[str, Any] = {}
     for backend, name, settings in _READERS:

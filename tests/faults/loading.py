@@ -72,7 +72,7 @@ def prepare(world: Path) -> None:
     make_tree(world / "raw")
     (world / "raw/000.class/broken.jpg").unlink()  # a raw tree serves what it holds
     for name in FORMATS:
-        recipe = Recipe(format=name, size=SIZE, shard_bytes=3 * SIZE * SIZE * 3, splits="train=1")
+        recipe = Recipe(format=name, size=SIZE, fit="crop", shard_bytes=3 * SIZE * SIZE * 3, splits="train=1")
         convert(world / "raw", world / name, recipe, workers=0)
     truth = {}
     for backend, name, settings in _READERS:

@@ -35,7 +35,7 @@ def make_tree(tree: Path, pictures: int = 12) -> None:
 def arguments(source: Path, out: Path, name: str, *, workers: int = 0, size: int = SIZE) -> list[str]:
     """The command line of `precache` that converts the tree: shards of 3 pictures in two splits."""
     return [
-        "convert", str(source), str(out), "--format", name, "--size", str(size),
+        "convert", str(source), str(out), "--format", name, "--size", str(size), "--fit", "crop",
         "--shard-bytes", str(3 * size * size * 3), "--splits", "train=0.7,val=0.3",
         "--workers", str(workers), "--max-rejects", "0.5",
     ]  # fmt: skip

@@ -31,7 +31,7 @@ def test_auto_picks_the_backend_by_the_folder(raw_tree: Path, converted: dict[st
 def test_the_default_size_is_224_or_all_that_is_stored_where_that_is_less(
     raw_tree: Path, converted: dict[str, Path], tmp_path: Path
 ) -> None:
-    convert(raw_tree, tmp_path / "large", Recipe(format="shards", size=256), workers=1)
+    convert(raw_tree, tmp_path / "large", Recipe(format="shards", size=256, fit="crop"), workers=1)
     for path, size in ((raw_tree, 224), (tmp_path / "large", 224), (converted["shards"], STORED_SIZE)):
         for augment in (None, "train"):
             with build_loader(path, workers=0, augment=augment) as loader:

@@ -43,7 +43,9 @@ def described(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A set for each kind of target, with fields of every kind."""
     root = tmp_path_factory.mktemp("described")
     for target in ("class", "classes", "number", "none"):
-        recipe = Recipe(format="webdataset", size=16, shard_bytes=7 * 16 * 16 * 3, splits="train=0.6,val=0.4")
+        recipe = Recipe(
+            format="webdataset", size=16, fit="crop", shard_bytes=7 * 16 * 16 * 3, splits="train=0.6,val=0.4"
+        )
         convert(listed(target), root / target, recipe, workers=0)
     return {path.name: path for path in root.iterdir()}
 

@@ -23,12 +23,10 @@ from precache import images
 from precache.errors import DatasetError, ImageError, SampleError, SettingError, SourceError
 from precache.formats import FORMATS
 from tests.building import build_loader
-from tests.command import ROOT
 from tests.conftest import IMAGES, STORED_SIZE
 from tests.damage import flip_a_bit
 
 KINDS = ["raw", *FORMATS]
-VERSION_2 = ROOT / "tests/data/version-2"
 
 
 @pytest.fixture(params=KINDS)
@@ -194,22 +192,6 @@ def test_a_shard_that_is_missing_or_short_is_named(
         for dataset in (read, unread):
             with pytest.raises((DatasetError, SourceError), match=shard.name):
                 dataset[1]
-
-
-@pytest.mark.parametrize("kind", FORMATS)
-def test_version_2_is_served_and_its_damage_is_found(kind: str, tmp_path: Path) -> None:
-    dataset = ImageDataset(VERSION_2 / kind, "val", decode="tensor")
-    with build_loader(VERSION_2 / kind, split="val", shuffle=False, workers=1) as loader:
-        for batch in loader:
-            for position, served in enumerate(batch.images):
-                assert torch.equal(dataset[position][0], served)
-    with pytest.raises(SettingError, match="of version 2, which stores no paths"):
-        _ = dataset.samples
-    folder = Path(shutil.copytree(VERSION_2 / kind, tmp_path / "copy"))
-    shard, bad = flip_a_bit(folder, shard_number=1, row=1)
-    dataset = ImageDataset(folder)
-    with pytest.raises(DatasetError, match=f"{shard}.*checksum"):
-        dataset[dataset.ids.tolist().index(bad)]
 
 
 def test_a_picture_that_cannot_be_decoded_is_named(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def test_window_mode_stays_within_memory_bytes_and_256_mib(group: Path, tmp_path
     Image.fromarray(np.zeros((SIZE, SIZE, 3), np.uint8)).save(first)
     for number in range(1, PICTURES):
         os.link(first, tree / f"{number}.png")
-    recipe = Recipe(format="shards", size=SIZE, shard_bytes=8 * MIB)
+    recipe = Recipe(format="shards", size=SIZE, fit="crop", shard_bytes=8 * MIB)
     convert(tree.parent, tmp_path / "shards", recipe, workers=2)
     stored = sum(file.stat().st_size for file in (tmp_path / "shards").iterdir())
     assert stored >= 2 * LIMIT * 0.99

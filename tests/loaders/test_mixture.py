@@ -37,7 +37,7 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         pixels = rng.integers(0, 256, (STORED_SIZE, STORED_SIZE, 3), np.uint8)
         Image.fromarray(pixels).save(folder / f"{number:03}.png")
     for kind in ("shards", "webdataset", "dali"):
-        recipe = Recipe(format=kind, size=STORED_SIZE, shard_bytes=8 * STORED_SIZE**2 * 3)
+        recipe = Recipe(format=kind, size=STORED_SIZE, fit="crop", shard_bytes=8 * STORED_SIZE**2 * 3)
         convert(root / "raw", root / kind, recipe, workers=0)
     return {kind: root / kind for kind in ("raw", "shards", "webdataset", "dali")}
 

@@ -42,7 +42,9 @@ dist.destroy_process_group()
 def shards(raw_tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Some 24 shards of 3 pictures."""
     path = tmp_path_factory.mktemp("nodes") / "shards"
-    convert(raw_tree, path, Recipe(format="shards", size=16, shard_bytes=3 * 16 * 16 * 3), workers=0)
+    convert(
+        raw_tree, path, Recipe(format="shards", size=16, fit="crop", shard_bytes=3 * 16 * 16 * 3), workers=0
+    )
     return path
 
 

@@ -27,7 +27,12 @@ SIZE, ROWS = 128, 5
 def shards(raw_tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """14 shards of 5 pictures, 246 kB each: many pages, so that what is cached can be counted."""
     path = tmp_path_factory.mktemp("window") / "shards"
-    convert(raw_tree, path, Recipe(format="shards", size=SIZE, shard_bytes=ROWS * SIZE**2 * 3), workers=0)
+    convert(
+        raw_tree,
+        path,
+        Recipe(format="shards", size=SIZE, fit="crop", shard_bytes=ROWS * SIZE**2 * 3),
+        workers=0,
+    )
     return path
 
 

@@ -7,7 +7,6 @@ import shutil
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 from PIL import Image
 
@@ -151,31 +150,6 @@ def test_a_tree_with_splits_keeps_them(raw_tree: Path, tmp_path: Path) -> None:
             build_loader(path, split="test")
     with pytest.raises(SettingError, match="the source has its own: train, val"):
         convert(tree, tmp_path / "other", small_recipe("shards", splits="a=0.5,b=0.5"), workers=0)
-
-
-@pytest.mark.parametrize("name", ["webdataset", "dali"])
-def test_passthrough_keeps_the_bytes_of_pictures_that_have_the_size(
-    name: str, raw_tree: Path, tmp_path: Path
-) -> None:
-    tree = Path(shutil.copytree(raw_tree, tmp_path / "tree"))
-    square = tree / "001.anchor" / "square.jpg"
-    Image.fromarray(np.random.default_rng(0).integers(0, 256, (48, 48, 3), dtype=np.uint8)).save(square)
-    out = tmp_path / "out"
-    convert(tree, out, small_recipe(name, passthrough=True), workers=0)
-    dataset = open_dataset(out)
-    samples = scan_tree(tree).samples
-    stored = {
-        sample.id: sample.data
-        for shard in dataset.manifest.shards
-        for sample in FORMATS[name].read_shard(dataset.shard_path(shard))
-    }
-    kept = [s.path for s in samples if stored[s.id] == (tree / s.path).read_bytes()]
-    assert kept == ["001.anchor/square.jpg"]
-    report = verify_deep(out, tree, workers=0)
-    assert report.problems == ()
-    assert report.samples == IMAGES + 1
-    with pytest.raises(SettingError, match="passthrough keeps JPEG bytes, but shards hold pixels"):
-        small_recipe("shards", passthrough=True)
 
 
 def test_settings_that_change_pixels_change_them(tree: Path, tmp_path: Path) -> None:

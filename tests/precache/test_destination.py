@@ -11,7 +11,6 @@ import pytest
 
 from precache import convert
 from precache.conversion.lock import lock_path
-from precache.dataset.converted import open_dataset
 from precache.dataset.left_out import REJECTED_NAME
 from precache.errors import DatasetError
 from precache.journal import JOURNAL_NAME
@@ -146,20 +145,6 @@ def test_an_edited_manifest_can_be_replaced_and_a_broken_one_says_what_to_do(
     assert contents(out) == before
 
 
-def test_a_manifest_that_lists_files_of_the_users_removes_none(raw_tree: Path, out: Path) -> None:
-    """Of version 4, whose manifest had the names of the shards' files."""
-    shutil.copytree(ROOT / "tests/data/version-4/shards", out)
-    (out / "thesis.txt").write_bytes(THESIS)
-    text = (out / MANIFEST_NAME).read_text()
-    first = open_dataset(out).manifest.shards[-1].file_name
-    (out / MANIFEST_NAME).write_text(text.replace(first, "thesis.txt"))
-    with pytest.raises(
-        DatasetError, match=r"shard 'train-00002': not as this .* unknown which files .* remove .*/out"
-    ):
-        convert(raw_tree, out, small_recipe("shards"), workers=0, overwrite=True)
-    assert (out / "thesis.txt").read_bytes() == THESIS
-
-
 @pytest.mark.parametrize("moment", ["before", "midway"])
 def test_links_at_our_names_are_replaced_and_not_written_through(
     moment: str, raw_tree: Path, converted: dict[str, Path], out: Path, tmp_path: Path
@@ -242,8 +227,7 @@ def test_the_working_folder_can_be_the_destination_but_not_be_replaced(
         ".",
         "--format",
         "shards",
-        "--size",
-        48,
+        *("--size", 48, "--fit", "crop"),
         "--shard-bytes",
         12 * 48 * 48 * 3,
     )

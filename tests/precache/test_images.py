@@ -217,25 +217,6 @@ def test_a_damaged_jpeg_is_rejected_unless_allowed(damage: str) -> None:
     assert (damage == "without end") == np.array_equal(pixels, whole)
 
 
-def test_only_whole_upright_baseline_jpegs_of_the_size_are_passed_through() -> None:
-    picture = Image.fromarray(noise(64, 64))
-    turned = Image.Exif()
-    turned[0x0112] = 6
-    assert jpeg.plain_size(JPEG) == (64, 64)
-    assert jpeg.plain_size(encoded(picture.convert("L"), "JPEG")) == (64, 64)
-    for data in (
-        b"",
-        JPEG[:-2],
-        JPEG[:300],
-        encoded(picture, "PNG"),
-        encoded(picture, "JPEG", progressive=True),
-        encoded(picture.convert("CMYK"), "JPEG"),
-        encoded(picture, "JPEG", exif=turned),
-    ):
-        assert jpeg.plain_size(data) is None
-    assert jpeg.plain_size(encoded(picture.resize((64, 65)), "JPEG")) == (64, 65)
-
-
 @pytest.mark.parametrize(
     ("data", "reason"),
     [

@@ -36,7 +36,7 @@ def slow_render(*arguments):
 images.render = slow_render
 if __name__ == "__main__":
     source, out, name, workers, overwrite = sys.argv[1:]
-    recipe = Recipe(format=name, size=48, shard_bytes=12 * 48 * 48 * 3)
+    recipe = Recipe(format=name, size=48, fit="crop", shard_bytes=12 * 48 * 48 * 3)
     convert(source, out, recipe, workers=int(workers), overwrite=overwrite == "yes")
 """
 
@@ -146,7 +146,19 @@ def test_signals_end_with_one_line_and_their_code(
     script.write_text(
         SLOWLY.split("if __name__", maxsplit=1)[0] + "from precache.cli import entry_point\nentry_point()\n"
     )
-    arguments = ["convert", raw_tree, "out", "--format", "shards", "--size", "48", "--workers", "0"]
+    arguments = [
+        "convert",
+        raw_tree,
+        "out",
+        "--format",
+        "shards",
+        "--size",
+        "48",
+        "--fit",
+        "crop",
+        "--workers",
+        "0",
+    ]
     process = subprocess.Popen(
         [sys.executable, script, *arguments], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)},
         stderr=subprocess.PIPE, text=True,
@@ -174,7 +186,7 @@ def test_an_interrupted_conversion_says_what_is_kept_and_the_same_command_says_w
         SLOWLY.split("if __name__", maxsplit=1)[0].replace("0.004", "0.02")
         + "from precache.cli import entry_point\nentry_point()\n"
     )
-    shards = ["--size", "48", "--shard-bytes", str(12 * 48 * 48 * 3)]
+    shards = ["--size", "48", "--fit", "crop", "--shard-bytes", str(12 * 48 * 48 * 3)]
     first = ["convert", raw_tree, "out", "--format", "shards", *shards, "--workers", "0"]
     again = ["convert", raw_tree, "out", "--format", "dali", *shards, "--workers", "0", "--overwrite"]
     for arguments in (first, again):

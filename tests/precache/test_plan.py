@@ -10,7 +10,7 @@ SAMPLES = Samples.of([SampleRef(i, f"c/{i}.jpg", i % 3, 1) for i in range(100)])
 
 
 def recipe(**settings: object) -> Recipe:
-    return Recipe(**{"format": "shards", "size": 8, "shard_bytes": 8 * 8 * 3 * 7, **settings})
+    return Recipe(**{"format": "shards", "size": 8, "fit": "crop", "shard_bytes": 8 * 8 * 3 * 7, **settings})
 
 
 def test_every_sample_is_in_exactly_one_shard() -> None:

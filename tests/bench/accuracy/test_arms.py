@@ -99,7 +99,7 @@ def test_a_picture_with_another_label_than_in_the_tree_is_refused(squares: Squar
     rows[1] = rows[1].replace(",blue", ",green")
     (squares.tree / "labels.csv").write_text("\n".join(rows))
     try:
-        recipe = Recipe(format="shards", size=24)
+        recipe = Recipe(format="shards", size=24, fit="crop")
         options = SourceOptions(label="class", target="class")
         source = squares.tree / "labels.csv"
         convert(source, tmp_path / "out", recipe, workers=0, options=options, split_list=squares.listed)

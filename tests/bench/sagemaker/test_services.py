@@ -120,7 +120,7 @@ def test_the_slurm_script_trains_on_all_nodes_and_goes_on_when_sent_again(
     raw_tree: Path, tmp_path: Path
 ) -> None:
     data = tmp_path / "a folder" / "shards"
-    convert(raw_tree, data, Recipe(format="shards", size=16), workers=0)
+    convert(raw_tree, data, Recipe(format="shards", size=16, fit="crop"), workers=0)
     (tmp_path / "srun").write_text(SRUN)
     (tmp_path / "srun").chmod(0o755)
     (tmp_path / "python").write_text(f'#!/bin/bash\nexec {sys.executable} "$@"\n')

@@ -21,7 +21,9 @@ TINY = ["--size", "16", "--batch-size", "16", "--epochs", "2"]
 @pytest.fixture(scope="module")
 def data(raw_tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("channel") / "train"
-    convert(raw_tree, path, Recipe(format="shards", size=16, splits="train=0.8,val=0.2"), workers=0)
+    convert(
+        raw_tree, path, Recipe(format="shards", size=16, fit="crop", splits="train=0.8,val=0.2"), workers=0
+    )
     return path
 
 

@@ -28,7 +28,13 @@ def part(raw_tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     listed = folder / "list.csv"
     lines = [f"{path},{'train' if row % 7 < 4 else 'val'}" for row, path in enumerate(paths)]
     listed.write_text("\n".join(lines) + "\n")
-    convert(raw_tree, folder / "shards", Recipe(format="shards", size=32), workers=0, split_list=listed)
+    convert(
+        raw_tree,
+        folder / "shards",
+        Recipe(format="shards", size=32, fit="crop"),
+        workers=0,
+        split_list=listed,
+    )
     assert len(open_split(folder / "shards", "train").ids) == PART < IMAGES
     return folder / "shards"
 
@@ -74,7 +80,7 @@ def test_a_smaller_data_set_of_another_tree_is_refused_before_anything_runs(
     other = tmp_path / "other"
     for number, picture in enumerate(sorted(other.glob("*/*"))):
         picture.rename(picture.with_name(f"another-{number}{picture.suffix}"))
-    convert(other, tmp_path / "shards", Recipe(format="shards", size=32), workers=0)
+    convert(other, tmp_path / "shards", Recipe(format="shards", size=32, fit="crop"), workers=0)
     monkeypatch.setattr("bench.trial.comparison.run_fresh", lambda *_: pytest.fail("a process was started"))
     arms = choose_arms([raw_tree, tmp_path / "shards"], ["pytorch", "shards"], Path("unused"))
     with pytest.raises(DatasetError, match=f"unequal work .*{IMAGES} pictures of 32x32.*{PART} pictures"):

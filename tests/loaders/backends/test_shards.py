@@ -32,7 +32,12 @@ def test_what_is_cached_is_not_asked_for(converted: dict[str, Path], monkeypatch
 
 
 def test_a_picture_that_is_asked_for_comes_without_being_read(raw_tree: Path, tmp_path: Path) -> None:
-    convert(raw_tree, tmp_path / "large", Recipe(format="shards", size=256, splits="train=1"), workers=0)
+    convert(
+        raw_tree,
+        tmp_path / "large",
+        Recipe(format="shards", size=256, fit="crop", splits="train=1"),
+        workers=0,
+    )
     if page_cache.drop(tmp_path / "large") > 0.05:
         pytest.skip("the file system keeps its files in memory")
     file = ShardFile(tmp_path / "large/train-00000.safetensors")

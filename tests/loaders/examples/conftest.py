@@ -29,6 +29,8 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="package")
 def data(tree: Path) -> Path:
     """The tree as shards, with splits `train` and `val`."""
-    recipe = Recipe(format="shards", size=SIZE, shard_bytes=11 * SIZE**2 * 3, splits="train=0.75,val=0.25")
+    recipe = Recipe(
+        format="shards", size=SIZE, fit="crop", shard_bytes=11 * SIZE**2 * 3, splits="train=0.75,val=0.25"
+    )
     convert(tree, tree.parent / "shards", recipe, workers=0)
     return tree.parent / "shards"

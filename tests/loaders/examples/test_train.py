@@ -167,7 +167,12 @@ def test_a_checkpoint_is_neither_overwritten_nor_mistaken(
     assert f"{path}: is there already; add --resume" in refused(capsys, data, *out)
     assert "is of resnet10" in refused(capsys, data, *out, "--resume", "--model", "resnet18")
     other = tmp_path / "other"
-    convert(tree, other, Recipe(format="shards", size=SIZE, seed=1, splits="train=0.75,val=0.25"), workers=0)
+    convert(
+        tree,
+        other,
+        Recipe(format="shards", size=SIZE, fit="crop", seed=1, splits="train=0.75,val=0.25"),
+        workers=0,
+    )
     assert f"{path}: this state was taken with dataset" in refused(capsys, other, *out, "--resume")
     for damaged in (whole[: len(whole) // 2], b"", b"no checkpoint"):
         path.write_bytes(damaged)

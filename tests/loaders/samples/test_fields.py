@@ -39,7 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> MakeFolder:
     def make(target: str, name: str) -> Path:
         if (target, name) not in made:
             path = made[target, name] = tmp_path_factory.mktemp("fields") / name
-            recipe = Recipe(format=name, size=SIZE, shard_bytes=7 * SIZE * SIZE * 3)
+            recipe = Recipe(format=name, size=SIZE, fit="crop", shard_bytes=7 * SIZE * SIZE * 3)
             convert(listed(target), path, recipe, workers=0)
         return made[target, name]
 
@@ -132,7 +132,7 @@ def test_a_batch_with_fields_goes_to_another_process_and_back(folder: MakeFolder
 def test_a_number_keeps_its_64_bits_as_a_field_and_has_32_as_a_target(tmp_path: Path) -> None:
     values = [2**53 + row for row in range(SAMPLES)]
     source = listed("number", {"large": values, "exact": [row + 1e-12 for row in range(SAMPLES)]})
-    convert(source, tmp_path / "out", Recipe(format="shards", size=4), workers=0)
+    convert(source, tmp_path / "out", Recipe(format="shards", size=4, fit="crop"), workers=0)
     with loaders.build(tmp_path / "out", batch_size=SAMPLES) as loader:
         batch = next(iter(loader))
         ids = batch.ids.tolist()
@@ -143,7 +143,12 @@ def test_a_number_keeps_its_64_bits_as_a_field_and_has_32_as_a_target(tmp_path: 
 
 @pytest.mark.parametrize("values", [["a.png"] * SAMPLES, [[[1, 2]]] * SAMPLES, list(range(SAMPLES))], ids=str)
 def test_a_field_called_mask_is_a_field_like_others(values: list[Any], tmp_path: Path) -> None:
-    convert(listed("none", {"mask": values}), tmp_path / "out", Recipe(format="shards", size=4), workers=0)
+    convert(
+        listed("none", {"mask": values}),
+        tmp_path / "out",
+        Recipe(format="shards", size=4, fit="crop"),
+        workers=0,
+    )
     with loaders.build(tmp_path / "out", batch_size=SAMPLES) as loader:
         batch = next(iter(loader))
     moved = batch.to("meta")

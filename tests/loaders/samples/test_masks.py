@@ -299,7 +299,12 @@ def test_what_is_no_list_of_boxes_is_refused(
 def test_pictures_without_any_box_have_lists_without_any(tmp_path: Path) -> None:
     pictures = tuple(encoded(draw_boxed(number)) for number in range(4))
     source = ListedSource(pictures, "none", None, {"box": [[]] * 4})
-    convert(source, tmp_path / "out", Recipe(format="shards", size=8), options=SourceOptions(boxes="box"))
+    convert(
+        source,
+        tmp_path / "out",
+        Recipe(format="shards", size=8, fit="crop"),
+        options=SourceOptions(boxes="box"),
+    )
     with loaders.build(tmp_path / "out", batch_size=4) as loader:
         batch = next(iter(loader))
         assert [boxes.shape for boxes in batch.fields["box"]] == [(0, 4)] * 4

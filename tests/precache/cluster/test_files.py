@@ -209,7 +209,7 @@ def test_the_script_converts_and_leaves_no_process(
         "SLURM_JOB_NODELIST": "two",
         "SLURM_CPUS_PER_TASK": "1",
     }
-    flags = ["--format", "shards", "--size", "48", "--shard-bytes", "82944"]
+    flags = ["--format", "shards", "--size", "48", "--fit", "crop", "--shard-bytes", "82944"]
     out = tmp_path / "a folder" / "out"
     command = ["bash", str(SLURM), str(raw_tree), str(out), *flags]
     with subprocess.Popen(

@@ -22,7 +22,7 @@ from tests.precache.sources.listed import CLASSES, FIELDS, KINDS, SAMPLES, SHARE
 
 
 def make(source: Source, path: Path, name: str, **settings: Any) -> ConvertedDataset:
-    recipe = Recipe(format=name, size=16, shard_bytes=8 * 16 * 16 * 3, splits=SHARES, **settings)
+    recipe = Recipe(format=name, size=16, fit="crop", shard_bytes=8 * 16 * 16 * 3, splits=SHARES, **settings)
     convert(source, path, recipe, workers=0, max_rejects=1)
     return open_dataset(path)
 

@@ -90,11 +90,6 @@ def test_a_resumed_conversion_has_the_statistics_of_one_run(
     assert (out / MANIFEST_NAME).read_bytes() == (tmp_path / "whole" / MANIFEST_NAME).read_bytes()
 
 
-def test_jpegs_that_are_kept_have_none(raw_tree: Path, tmp_path: Path) -> None:
-    manifest = convert(raw_tree, tmp_path / "out", small_recipe("dali", passthrough=True), workers=0).manifest
-    assert manifest.statistics == {}
-
-
 def test_verify_deep_finds_wrong_statistics(
     converted: dict[str, Path], raw_tree: Path, tmp_path: Path
 ) -> None:

@@ -130,7 +130,7 @@ def test_shards_hold_the_channels_and_stock_readers_see_them(channels: str, fit:
 def test_a_smaller_picture_makes_a_larger_shard() -> None:
     """`shard_bytes` are those of the pixels that are stored."""
     for channels, samples in (("grey", 120), ("rgb", 40), ("rgba", 30)):
-        recipe = Recipe(format="shards", size=64, shard_bytes=64 * 64 * 120, channels=channels)
+        recipe = Recipe(format="shards", size=64, fit="crop", shard_bytes=64 * 64 * 120, channels=channels)
         assert recipe.samples_per_shard == samples
     keep = Recipe(format="shards", size=64, channels="grey", fit="keep")
     assert keep.picture_bytes == 64 * 64 * 4 // 3
@@ -146,13 +146,13 @@ def test_jpegs_are_grey_to_every_decoder(grey: dict[str, Path]) -> None:
                 assert Image.open(io.BytesIO(sample.data)).mode == "L"
 
 
-def test_passthrough_keeps_grey_jpegs_and_no_others(tmp_path: Path) -> None:
+def test_grey_jpegs_are_copied_and_no_others(tmp_path: Path) -> None:
     (tmp_path / "tree/a").mkdir(parents=True)
     grey = encoded(Image.fromarray(noise(16, 16, 1)[..., 0]), "JPEG")
     colour = encoded(Image.fromarray(noise(16, 16, 3)), "JPEG")
     (tmp_path / "tree/a/0.jpg").write_bytes(grey)
     (tmp_path / "tree/a/1.jpg").write_bytes(colour)
-    recipe = Recipe(format="dali", size=16, channels="grey", passthrough=True)
+    recipe = Recipe(format="dali", size=16, channels="grey")
     manifest = convert(tmp_path / "tree", tmp_path / "out", recipe, workers=0).manifest
     stored = {
         s.id: s.data for s in FORMATS["dali"].read_shard(tmp_path / "out" / manifest.shards[0].file_name)

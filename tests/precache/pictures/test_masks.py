@@ -36,7 +36,8 @@ def trees(tmp_path_factory: pytest.TempPathFactory) -> Trees:
 
 
 def make(trees: Trees, path: Path, name: str, **settings: Any) -> ConvertedDataset:
-    recipe = Recipe(format=name, **{"size": 32, "shard_bytes": 4 * 32 * 32 * 3, **settings})
+    usual = {"size": 32, "fit": "crop", "resample": "bilinear", "shard_bytes": 4 * 32 * 32 * 3}  # no ringing
+    recipe = Recipe(format=name, **{**usual, **settings})
     options = SourceOptions(mask=str(trees.masks))
     convert(trees.photos, path, recipe, workers=0, max_rejects=1, options=options)
     return open_dataset(path)

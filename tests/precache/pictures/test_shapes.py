@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 from torchvision.transforms import CenterCrop, Resize
 
-from precache import convert, images, jpeg, open_dataset, verify, verify_deep
+from precache import convert, images, open_dataset, verify, verify_deep
 from precache.conversion.shard_writer import store
 from precache.dataset.converted import ConvertedDataset
 from precache.errors import DatasetError, ImageError, SettingError
@@ -41,10 +41,15 @@ def png(image: Image.Image) -> bytes:
 
 
 @pytest.mark.parametrize(("width", "height"), SIDES)
-def test_keep_stores_what_torchvision_resizes_to(width: int, height: int) -> None:
+def test_keep_stores_what_torchvision_resizes_to_and_enlarges_when_told(width: int, height: int) -> None:
     picture = noise(width, height)
-    pixels, original = images.render(png(picture), "x", Rendering(size=48, fit="keep"))
-    assert np.array_equal(pixels, np.asarray(Resize(48)(picture)))
+    resized = np.asarray(Resize(48)(picture))
+    how = Rendering(size=48, fit="keep", enlarge=True)
+    pixels, original = images.render(png(picture), "x", how)
+    assert np.array_equal(pixels, resized)
+    assert original == (width, height)
+    pixels, original = images.render(png(picture), "x", replace(how, enlarge=False))
+    assert np.array_equal(pixels, resized if min(width, height) > 48 else np.asarray(picture))
     assert original == (width, height)
 
 
@@ -53,7 +58,10 @@ def test_keep_longer_stores_all_of_a_picture_with_its_longer_side_at_the_size(
     width: int, height: int
 ) -> None:
     picture = noise(width, height)
-    pixels, _ = images.render(png(picture), "x", Rendering(size=48, fit="keep-longer"))
+    how = Rendering(size=48, fit="keep-longer", enlarge=True)
+    pixels, _ = images.render(png(picture), "x", how)
+    at_most, _ = images.render(png(picture), "x", replace(how, enlarge=False))
+    assert np.array_equal(at_most, pixels if max(width, height) > 48 else np.asarray(picture))
     rows, columns = pixels.shape[:2]
     assert max(rows, columns) == 48
     shorter = 48 * min(width, height) / max(width, height)
@@ -71,6 +79,14 @@ def test_a_rectangle_is_the_centre_of_the_picture_that_just_covers_it(width: int
     expected = np.asarray(CenterCrop(RECTANGLE)(Resize(covering)(picture)))
     assert pixels.shape == expected.shape == (*RECTANGLE, 3)
     assert np.abs(pixels.astype(int) - expected).max() <= 1
+
+
+def test_by_default_pictures_are_kept_whole_and_shrunk_by_lanczos() -> None:
+    for width, height, stored in ((1344, 900, (669, 448)), (440, 3000, (440, 3000)), (9, 7, (9, 7))):
+        picture = noise(width, height)
+        pixels, *_ = store(png(picture), "x", Recipe(format="shards"))
+        resized = picture if stored == picture.size else picture.resize(stored, Image.Resampling.LANCZOS)
+        assert np.array_equal(pixels, np.asarray(resized))
 
 
 def test_a_rectangle_pads_and_stretches_as_a_square_does() -> None:
@@ -95,10 +111,10 @@ def test_a_turned_jpeg_is_reduced_by_the_side_that_it_will_have() -> None:
 
 def test_two_equal_sides_are_a_square() -> None:
     assert Recipe(format="shards", size=(48, 48)) == Recipe(format="shards", size=48)
-    rectangle = Recipe(format="shards", size=[36, 60])  # type: ignore[arg-type]  # as JSON has it
+    rectangle = Recipe(format="shards", size=[36, 60], fit="crop")  # type: ignore[arg-type]  # as JSON has it
     assert rectangle.size == (36, 60)
     assert Recipe(**rectangle.to_json()) == rectangle
-    assert rectangle.to_flags() == "--format shards --size 60x36"
+    assert rectangle.to_flags() == "--format shards --size 60x36 --fit crop"
     assert parse_size("60x36") == (36, 60)
     assert (parse_size("48x48"), parse_size(" 48 "), written(48), sides(48)) == (48, 48, "48", (48, 48))
     for wrong in ((1, 2, 3), (0, 5), (5, 8193), (True, 5), (5.0, 5), "60x36", None, ()):
@@ -114,6 +130,15 @@ def test_a_size_that_is_none_is_refused_in_one_line(text: str, raw_tree: Path, t
     assert list(tmp_path.iterdir()) == []
 
 
+def test_enlarging_is_a_word_of_the_fits_that_do_not() -> None:
+    for fit in images.FITS:
+        if fit in images.KEPT:
+            assert Recipe(format="dali", fit=fit, enlarge=True).to_flags().endswith(" --enlarge")
+        else:
+            with pytest.raises(SettingError, match=f"enlarge is for fit keep and keep-longer; fit {fit}"):
+                Recipe(format="dali", fit=fit, enlarge=True)
+
+
 @pytest.mark.parametrize("fit", images.KEPT)
 def test_a_rectangle_cannot_be_kept(fit: str, raw_tree: Path, tmp_path: Path) -> None:
     flags = ("--format", "shards", "--size", "60x36", "--fit", fit)
@@ -123,25 +148,15 @@ def test_a_rectangle_cannot_be_kept(fit: str, raw_tree: Path, tmp_path: Path) ->
 
 
 def test_what_would_be_kept_too_large_is_rejected_by_name_and_size() -> None:
-    how = Rendering(size=256, fit="keep")
+    how = Rendering(size=256, fit="keep", enlarge=True)
     for width, height in ((1, 400), (400, 1)):
         with pytest.raises(ImageError, match=f"long.png: of {width} x {height} pixels would be kept as") as e:
             images.render(png(Image.new("RGB", (width, height))), "long.png", how)
         assert "102,400" in str(e.value)
         data = png(Image.new("RGB", (width, height)))
-        assert max(images.render(data, "x", Rendering(size=256, fit="keep-longer"))[0].shape) == 256
+        assert max(images.render(data, "x", replace(how, fit="keep-longer"))[0].shape) == 256
+        assert images.render(data, "x", replace(how, enlarge=False))[0].shape == (height, width, 3)
         assert images.render(data, "x", Rendering(size=256))[0].shape == (256, 256, 3)
-
-
-def test_jpegs_of_the_size_that_is_kept_are_passed_through() -> None:
-    for width, height in ((48, 70), (70, 48), (48, 48), (70, 47), (70, 50)):
-        data = jpeg.encode_jpeg(np.asarray(noise(width, height)), 80)
-        stored, size, *_ = store(data, "x", small_recipe("dali", fit="keep", passthrough=True))
-        assert size == (width, height)
-        assert (stored == data) == (min(width, height) == 48)
-    data = jpeg.encode_jpeg(np.asarray(noise(60, 36)), 80)
-    assert store(data, "x", small_recipe("dali", size=RECTANGLE, passthrough=True))[0] == data
-    assert store(data, "x", small_recipe("dali", size=(60, 36), passthrough=True))[0] != data
 
 
 @pytest.mark.parametrize("settings", [{"fit": "keep"}, {"fit": "keep-longer"}, {"size": RECTANGLE}], ids=str)

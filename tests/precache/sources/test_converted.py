@@ -26,9 +26,8 @@ def pixels(dataset: ConvertedDataset) -> dict[int, bytes]:
 def test_the_same_recipe_gives_the_same_bytes_again(
     converted: dict[str, Path], tmp_path: Path, name: str
 ) -> None:
-    """Pixels are exact; JPEGs are passed through."""
-    recipe = small_recipe(name, passthrough=name != "shards")
-    convert(converted[name], tmp_path / "again", recipe, workers=2)
+    """Pixels are exact; JPEGs are copied."""
+    convert(converted[name], tmp_path / "again", small_recipe(name), workers=2)
     first, again = open_dataset(converted[name]), open_dataset(tmp_path / "again")
     for shard in first.manifest.shards:
         assert again.shard_path(shard).read_bytes() == first.shard_path(shard).read_bytes()
@@ -134,10 +133,18 @@ def test_a_bad_condition_says_what_would_do(converted: dict[str, Path], text: st
     assert CONDITIONS[text] in str(caught.value)
 
 
-def test_enlarging_is_refused(converted: dict[str, Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize("settings", [{}, {"fit": "keep", "enlarge": True}])
+def test_enlarging_is_refused(
+    converted: dict[str, Path], tmp_path: Path, settings: dict[str, object]
+) -> None:
     with pytest.raises(SettingError, match=r"size 49 is more than the 48x48 that .* stores"):
-        convert(converted["shards"], tmp_path / "out", small_recipe("dali", size=49), workers=0)
+        convert(converted["shards"], tmp_path / "out", small_recipe("dali", size=49, **settings), workers=0)
     assert not (tmp_path / "out").exists()
+
+
+def test_the_defaults_keep_smaller_pictures_as_they_are(converted: dict[str, Path], tmp_path: Path) -> None:
+    convert(converted["dali"], tmp_path / "out", Recipe(format="shards"), workers=0)
+    assert pixels(open_dataset(tmp_path / "out")) == pixels(open_dataset(converted["dali"]))
 
 
 def test_the_loss_of_a_second_jpeg_is_told_and_no_other(
@@ -145,13 +152,13 @@ def test_the_loss_of_a_second_jpeg_is_told_and_no_other(
 ) -> None:
     convert(converted["shards"], tmp_path / "first", small_recipe("dali"), workers=0)
     convert(converted["dali"], tmp_path / "pixels", small_recipe("shards"), workers=0)
-    passed = small_recipe("webdataset", passthrough=True)
-    convert(converted["dali"], tmp_path / "passed", passed, workers=0)
+    convert(converted["dali"], tmp_path / "copied", small_recipe("webdataset", quality=75), workers=0)
     assert not caplog.messages
-    convert(converted["dali"], tmp_path / "second", small_recipe("webdataset", quality=75), workers=0)
+    smaller = small_recipe("webdataset", quality=75, size=40)
+    convert(converted["dali"], tmp_path / "second", smaller, workers=0)
     (line,) = caplog.messages
     assert "costs a second loss: " in line
-    assert "dB from what is stored, the mean of 8; --passthrough keeps the JPEGs" in line
+    assert line.endswith("dB from what is stored, the mean of 8")
 
 
 def test_a_damaged_sample_is_a_reject_that_names_its_shard(
@@ -168,14 +175,6 @@ def test_a_damaged_sample_is_a_reject_that_names_its_shard(
     shard.unlink()
     with pytest.raises(SourceError, match=r"train-00002\.tar: disappeared"):
         convert(source, tmp_path / "none", small_recipe("shards"), workers=0)
-
-
-def test_a_dataset_of_version_2_is_a_source(tmp_path: Path) -> None:
-    old = Path(__file__).parents[2] / "data" / "version-2"
-    source = next(path.parent for path in sorted(old.rglob("dataset.json")))
-    size = open_dataset(source).manifest.recipe.size
-    convert(source, tmp_path / "out", Recipe(format="shards", size=size), workers=0)
-    assert pixels(open_dataset(tmp_path / "out")) == pixels(open_dataset(source))
 
 
 def test_the_command_takes_a_converted_dataset(converted: dict[str, Path], tmp_path: Path) -> None:

@@ -16,6 +16,8 @@ from tests.precache.sources.test_converted import pixels
 
 STEPS = {
     "as they are": ({"fit": "keep"}, {"fit": "keep"}),
+    "enlarged": ({"fit": "keep", "size": 250}, {"fit": "keep", "size": 250, "enlarge": True}),
+    "of enlarged": ({"fit": "keep", "size": 250, "enlarge": True}, {"fit": "keep", "size": 250}),
     "smaller": ({"fit": "keep"}, {"fit": "keep", "size": 24}),
     "cropped": ({"fit": "keep"}, {"size": 24}),
     "kept of cropped": ({}, {"fit": "keep", "size": 24}),
@@ -75,7 +77,8 @@ def test_boxes_and_masks_stay_on_what_they_mark(
     """Crop, then something else: where the original's size would say another place."""
     mask = {"mask": str(tmp_path / "masks")} if masked else {}
     named = {"root": str(tmp_path / "pictures"), "fields": ("box",), "boxes": "box", **mask}
-    convert(spotted(tmp_path), tmp_path / "one", Recipe(format="shards", size=40), workers=0, **named)
+    first = Recipe(format="shards", size=40, fit="crop")
+    convert(spotted(tmp_path), tmp_path / "one", first, workers=0, **named)
     convert(tmp_path / "one", tmp_path / "two", Recipe(format="shards", **second), workers=0)
     assert not verify_deep(tmp_path / "two", tmp_path / "one", workers=0).problems
     dataset = open_dataset(tmp_path / "two")
@@ -96,7 +99,7 @@ def test_boxes_and_masks_stay_on_what_they_mark(
 def test_a_subset_keeps_its_masks(tmp_path: Path) -> None:
     named = {"root": str(tmp_path / "pictures"), "mask": str(tmp_path / "masks")}
     convert(spotted(tmp_path), tmp_path / "one", Recipe(format="dali", size=40), workers=0, **named)
-    recipe = Recipe(format="webdataset", size=40, passthrough=True)
+    recipe = Recipe(format="webdataset", size=40)
     convert(tmp_path / "one", tmp_path / "two", recipe, workers=0, where="id in (1)")
     assert not verify_deep(tmp_path / "two", tmp_path / "one", workers=0).problems
     (_, sample), *others = stored(open_dataset(tmp_path / "two"))

@@ -15,17 +15,12 @@ from PIL import Image
 from torchvision.transforms import v2
 
 import loaders
-from loaders.augment import RandomAugmentation
-from loaders.augment.draw import draw
+from bench.trial.stored_sizes import shown
 from loaders.dataset import RAW, open_split
 from precache import images
+from precache.jpeg import psnr
 
 Build = Callable[..., loaders.Loader]
-
-
-def psnr(one: np.ndarray, other: np.ndarray) -> float:
-    error = np.square(one.astype(float) - other).mean()
-    return 99.0 if error == 0 else float(10 * np.log10(255**2 / error))
 
 
 def check_validation(build: Build, tree: Path, size: int, worst: float, mean: float) -> None:
@@ -33,7 +28,7 @@ def check_validation(build: Build, tree: Path, size: int, worst: float, mean: fl
     recipe = v2.Compose([v2.Resize(round(size / 0.875)), v2.CenterCrop(size)])
     found = {}
     for original, _, served in _each(build, tree, size=size, crop_ratio=0.875):
-        found[original.filename] = psnr(served, np.asarray(recipe(original)))
+        found[original.filename] = min(99.0, psnr(served, np.asarray(recipe(original))))
     _check_distances(found, worst, mean)
 
 
@@ -45,15 +40,8 @@ def check_random_crops(build: Build, path: Path, tree: Path, size: int, worst: f
     for original, sample_id, served in _each(build, tree, size=size, augment="train"):
         shape = np.array([[original.height, original.width]])
         stored = shape if data.kind == RAW else data.shapes_at(np.array([positions[sample_id]]))
-        drawn = draw(RandomAugmentation(), stored, size, 0, 0, np.array([sample_id]))
-        left, top, width, height = (drawn.boxes[0] * np.tile((shape / stored)[0, ::-1], 2)).tolist()
-        box = (left, top, left + width, top + height)
-        if data.kind == RAW:
-            part = original.crop(tuple(map(int, box))).resize((size, size), Image.Resampling.BILINEAR)
-        else:  # whose edges lie between pixels of the original
-            part = original.resize((size, size), Image.Resampling.BILINEAR, box)
-        expected = np.asarray(part)[:, :: -1 if drawn.mirrored[0] else 1]
-        found[original.filename] = psnr(served, expected)
+        expected = shown(original, sample_id, stored, size, random=True)
+        found[original.filename] = min(99.0, psnr(served, expected))
     _check_distances(found, worst, mean)
 
 

@@ -15,6 +15,7 @@ from loaders.augment import cpu
 from loaders.augment.device import crop_and_resize
 from loaders.augment.draw import shown_boxes
 from precache import Recipe, convert
+from precache.jpeg import psnr
 from tests import pixel_contract as contract
 from tests.building import build_loader
 
@@ -119,7 +120,7 @@ def test_a_crop_is_resized_as_pillow_resizes_it(
         cpu.resize(part, out)
         image = Image.fromarray(part[..., 0] if mode == "L" else part)
         expected = np.asarray(image.resize((100, 112), Image.Resampling.BILINEAR)).reshape(out.shape)
-        assert contract.psnr(out, expected) >= 50
+        assert psnr(out, expected) >= 50
     deep, out = noise(height, width, 1, "uint16"), np.empty((112, 100, 1), np.uint16)
     cpu.resize(deep, out)
     image = Image.fromarray(deep[..., 0].astype(np.float32))

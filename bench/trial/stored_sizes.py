@@ -1,11 +1,11 @@
-"""In which size to store pictures: bytes, speed, and how near a model sees what torchvision would have shown it.
+"""In which size to store pictures: bytes, speed, and how near a model sees what torchvision would show it.
 
     python -m bench.trial.stored_sizes TREE [--accuracy TRAININGS.jsonl] [--size 224]
 
-Distances are of pictures of TREE: peak signal-to-noise ratio, mean and worst, of random crops and of validation,
-against Pillow's one antialiased resize of the same part of the original. Bytes and speed are of photographs as
-large as ImageNet's, which it makes. Accuracy is what `bench accuracy` wrote of trainings at another side, of which
-what is stored is the same multiple: an arm `keep128` at 64 stands for keep at twice the side.
+Distances are of pictures of TREE: peak signal-to-noise ratio, mean and worst, of random crops and of
+validation, against Pillow's one antialiased resize of the same part of the original. Bytes and speed are of
+photographs as large as ImageNet's, which it makes. Accuracy is what `bench accuracy` wrote of trainings at
+another side, of which what is stored is the same multiple: an arm `keep128` at 64 stands for twice the side.
 """
 
 import json
@@ -190,13 +190,14 @@ def main(tree: Path, trainings: Path | None, size: int, pictures: int, workers: 
             row += [_range(rates[way, cold]) for cold in (False, True)]
             for random in (True, False):
                 found = far[way.name, random]
-                row += [f"{statistics.mean(found):.1f} ({min(found):.0f})"]
+                told = f"{statistics.mean(found):.1f} ({min(found):.0f})"
+                row.append("another part" if random and way.fit == "crop" else told)
             rows.append([*row, differences.get(way.name, "")])
     click.echo("\n".join(f"| {' | '.join(row)} |" for row in rows))
     described = describe_machine(choose_device("cpu"))
     click.echo(
-        f"side {size}, {pictures} pictures each, {workers} workers, random crops, medians of {_REPEATS} first "
-        f"epochs in turns; " + ", ".join(f"{name} {value}" for name, value in described.items())
+        f"side {size}, {pictures} pictures each, {workers} workers, random crops, medians of {_REPEATS} "
+        f"first epochs in turns; " + ", ".join(f"{name} {value}" for name, value in described.items())
     )
 
 

@@ -19,7 +19,7 @@ START = b"\xff\xd8\xff"
 EXIF_ORIENTATION = 0x0112
 _BASELINE, _PROGRESSIVE, _SCAN = 0xC0, 0xC2, 0xDA
 _END = b"\xff\xd9"
-# Where an orientation can stand; in entropy-coded data these bytes only cost the slower look.
+# Where an orientation can stand.
 XMP = b"http://ns.adobe.com/xap/"
 _ORIENTATION_MARKS = (b"Exif\0\0", XMP)
 # What libjpeg says of scan data that breaks off or cannot be; it fills the rest with grey and goes on.
@@ -101,7 +101,8 @@ def orientation(data: bytes) -> int:
 
     Then decoders may differ in what they see: what Pillow takes for upright, DALI may turn.
     """
-    if not any(mark in data for mark in _ORIENTATION_MARKS):
+    head = data[: _scan(data)]  # what stands behind it, no decoder looks at; and to search it takes long
+    if not any(mark in head for mark in _ORIENTATION_MARKS):
         return 1
     with Image.open(io.BytesIO(data), formats=["JPEG"]) as image:
         exif = image.info.get("exif", b"")
@@ -112,8 +113,12 @@ def orientation(data: bytes) -> int:
 
 def breaks_off(data: bytes) -> bool:
     """Whether a JPEG has no end after its first scan begins. The scan data is not looked at."""
-    scan = next((position for marker, position in _markers(data) if marker == _SCAN), len(data))
-    return data.rfind(_END) < scan
+    return data.rfind(_END) < _scan(data)
+
+
+def _scan(data: bytes) -> int:
+    """Where the first scan begins; the length of `data` if none does."""
+    return next((position for marker, position in _markers(data) if marker == _SCAN), len(data))
 
 
 def _frame_marker(data: bytes) -> int | None:

@@ -327,7 +327,7 @@ def _augmentation(
                 f"views {spec.views} of the centre would be the same picture {spec.views} times; give "
                 f"augment: 'train', 'crop', a loaders.RandomAugmentation or a function"
             )
-        data.warn_if_enlarged(resized_side(served, ratio), served)
+        data.warn_if_smaller(resized_side(served, ratio), served)
         return Crops(stored, served, crop_ratio=ratio), None
     if not isinstance(augmentation, RandomAugmentation):
         function = CheckedFunction(augmentation, spec.size)
@@ -337,7 +337,7 @@ def _augmentation(
                 f"give views 1, or mix the views in the training step"
             )
         return _given(data, resized_side(served, ratio)), function
-    data.warn_if_enlarged(served, served)
+    data.warn_if_smaller(served, served, enlarged=augmentation.scale is not None)
     if augmentation.jitters and (data.channels != 3 or data.dtype != np.uint8):
         raise SettingError(
             f"augment: brightness, contrast, saturation and hue are for RGB, not for {data.channels}-channel "

@@ -276,14 +276,15 @@ class SplitData:
         served = self.served_size(None) if served is None else served
         return min(1.0, max(asked, min(sides(served)) / min(sides(self.size))))
 
-    def warn_if_enlarged(self, needed: Size, served: Size) -> None:
-        """Say it where less is stored than is `needed` to serve `served`."""
+    def warn_if_smaller(self, needed: Size, served: Size, *, enlarged: bool = True) -> None:
+        """Say it where less is stored than is `needed` to serve `served`, and what becomes of it."""
         if self.stores(needed):
             return
         cut = "" if needed == served else f" is cut from {written(needed)}, and"
+        made = "is enlarged from them, so it is blurred" if enlarged else "has black around them"
         warnings.warn(
-            f"{self.path} stores {written(self.size)} pixels: size {written(served)}{cut} is enlarged from "
-            f"them, so it is blurred; convert with --size {written(needed)}, or build with a smaller size",
+            f"{self.path} stores {written(self.size)} pixels: size {written(served)}{cut} {made}; convert "
+            f"with --size {written(needed)}, or build with a smaller size",
             stacklevel=2,
         )
 

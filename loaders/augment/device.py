@@ -78,7 +78,8 @@ def weights(
     if alone:
         first, last = start[:, None, None], (start + length)[:, None, None]
         found = found * ((pixels >= first) & (pixels < last))
-    return found / found.sum(dim=2, keepdim=True)
+    # what lies outside of the picture is made of nothing: black
+    return found / found.sum(dim=2, keepdim=True).clamp_(min=torch.finfo(found.dtype).tiny)
 
 
 def color_jitter(images: torch.Tensor, colors: torch.Tensor, *, shifts_hue: bool = True) -> torch.Tensor:

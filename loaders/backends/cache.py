@@ -47,7 +47,7 @@ def open_cached(
     if spec.reading.cache != "none" and crops.random and data.kind == RAW:
         data = with_shapes(data, spec.threads)
     served_crops = crops if crops.random else Crops(crops.size, crops.size)
-    kept = open_kept(backend, spec, data, served_crops)
+    kept = open_kept(backend, spec, data, served_crops, crops.crop_ratio)
     if kept is None:
         return open_reader(crops)
     try:

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from precache import images
+from precache import images, jpeg
 from precache.pictures.reading import MAX_PIXELS
 
 _EXIF_ORIENTATION = 0x0112
@@ -37,8 +37,8 @@ def _upright_size(content: bytes) -> tuple[int, int, bool]:
             orientation = picture.getexif().get(_EXIF_ORIENTATION, 1)
             if orientation in _SIDEWAYS:
                 width, height = height, width
-            if orientation != 1 and "exif" not in picture.info:
-                plain = False  # it stands in XMP, which Pillow reads and DALI does not
+            if orientation != 1 and ("exif" not in picture.info or jpeg.XMP in content):
+                plain = False  # it may stand in XMP, which Pillow reads and DALI does not
             return width, height, plain
     except Exception:  # images.decode says what is wrong with it
         return 0, 0, False

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
+from operator import le
 
 import numpy as np
 import numpy.typing as npt
@@ -147,7 +148,9 @@ class BatchFiller:
         gathers = False
         # of several views each picture would be read as many times
         if pictures.gather is not None and size is not None and self._crops.views == 1:
-            gathers = bool(boxes.dtype == np.int64 and (boxes[:, :1:-1] == sides(size)).all())
+            window = sides(size)
+            inside = len(ids) == 0 or all(map(le, window, shapes[0]))  # else there is black around
+            gathers = bool(inside and boxes.dtype == np.int64 and (boxes[:, :1:-1] == window).all())
         at_a_time = max(1, -(-len(ids) // self._threads)) if gathers else _AT_A_TIME
         parts = [slice(start, start + at_a_time) for start in range(0, len(ids), at_a_time)]
         filling = _Filling(

@@ -25,8 +25,12 @@ _VERSION = 1  # of what lies in shared memory
 _LOGGER = logging.getLogger(__name__)
 
 
-def open_kept(backend: str, spec: LoaderSpec, data: SplitData, crops: Crops) -> Kept | None:
+def open_kept(
+    backend: str, spec: LoaderSpec, data: SplitData, crops: Crops, crop_ratio: float
+) -> Kept | None:
     """Room for pictures of `crops.stored`, as the settings ask for it; None where nothing is to be kept.
+
+    `crop_ratio` is that by which they were made.
 
     Raises:
         SettingError: the device cannot keep them.
@@ -36,7 +40,7 @@ def open_kept(backend: str, spec: LoaderSpec, data: SplitData, crops: Crops) -> 
         return None
     if cache == "device" and spec.device.type == "cuda":
         return _on_device(spec, data, crops)
-    kept = _in_main_memory(backend, spec, data, crops)
+    kept = _in_main_memory(backend, spec, data, crops, crop_ratio)
     if kept is None:
         free, _ = host_memory.free_memory()
         _LOGGER.warning(
@@ -62,7 +66,9 @@ def _on_device(spec: LoaderSpec, data: SplitData, crops: Crops) -> DevicePicture
     return DevicePictures(data, share, crops.stored, spec.device)
 
 
-def _in_main_memory(backend: str, spec: LoaderSpec, data: SplitData, crops: Crops) -> HostPictures | None:
+def _in_main_memory(
+    backend: str, spec: LoaderSpec, data: SplitData, crops: Crops, crop_ratio: float
+) -> HostPictures | None:
     places = _places(data, crops)
     least_bytes = places.total_bytes * _LEAST_SHARE if spec.reading.cache == "auto" else 1
 
@@ -73,7 +79,8 @@ def _in_main_memory(backend: str, spec: LoaderSpec, data: SplitData, crops: Crop
         return memory_bytes(choose_share(data, places, most)) if most >= least_bytes else 0
 
     try:
-        shared = host_memory.share_memory(_name(backend, spec, data, crops), most_bytes, size_of)
+        name = _name(backend, spec, data, crops, crop_ratio)
+        shared = host_memory.share_memory(name, most_bytes, size_of)
         if shared is None:
             return None
         content, most, joined = shared
@@ -104,10 +111,11 @@ def _room(spec: LoaderSpec, promised: int) -> int:
     return max(0, int(free - promised - total * _RESERVED_SHARE))
 
 
-def _name(backend: str, spec: LoaderSpec, data: SplitData, crops: Crops) -> str:
+def _name(backend: str, spec: LoaderSpec, data: SplitData, crops: Crops, crop_ratio: float) -> str:
     """Of the memory of all who would keep the same pixels, to the last bit."""
     identity = (
-        *(_VERSION, data.digest, spec.split, backend, spec.device.type, crops.stored, data.pixel_bytes),
+        *(_VERSION, data.digest, spec.split, backend, spec.device.type, data.pixel_bytes),
+        *(crops.stored, crop_ratio),
         *(spec.reading.check == "never", sorted(made_by().items()), torch.__version__),
         os.path.realpath(str(data.path)) if data.kind == RAW else "",
     )

@@ -289,14 +289,18 @@ def test_where_nothing_is_resized_the_middle_of_what_is_stored_is_served(convert
                 assert torch.equal(all_of_it.images[:, :, part, part], part_of_it.images)
 
 
-def test_orientation_in_xmp_is_applied_by_every_backend(tmp_path: Path) -> None:
-    """Pillow reads it there, DALI does not."""
+@pytest.mark.parametrize("with_exif", [False, True])
+def test_orientation_in_xmp_is_applied_by_every_backend(tmp_path: Path, with_exif: bool) -> None:
+    """Pillow reads it there where EXIF has none, DALI does not."""
     pytest.importorskip("nvidia.dali", reason="DALI is not installed")
     (tmp_path / "class").mkdir()
     xmp = b'<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:RDF><d tiff:Orientation="6"/></rdf:RDF></x:xmpmeta>'
     picture = Image.new("RGB", (60, 40), "black")
     picture.paste("white", (0, 0, 20, 40))
-    picture.save(tmp_path / "class/a.jpg", quality=95, xmp=xmp)
+    exif = Image.Exif()
+    exif[0x010E] = "a description"
+    more = {"exif": exif} if with_exif else {}
+    picture.save(tmp_path / "class/a.jpg", quality=95, xmp=xmp, **more)
     served = []
     for backend in ("pytorch", "dali"):
         with build_loader(tmp_path, backend=backend, size=32, workers=0) as loader:

@@ -11,8 +11,8 @@ import torch
 from PIL import Image
 from torchvision.transforms import v2
 
-from loaders.augment import cpu
-from loaders.augment.device import crop_and_resize
+from loaders.augment import RandomAugmentation, cpu
+from loaders.augment.device import BatchAugmentation, crop_and_resize
 from loaders.augment.draw import shown_boxes
 from precache import Recipe, convert
 from precache.jpeg import psnr
@@ -141,6 +141,20 @@ def test_a_device_resizes_as_pillow_does(side: int) -> None:
         part = Image.fromarray(picture).crop((left, top, left + width, top + height))
         expected = np.asarray(part.resize((side, side), Image.Resampling.BILINEAR)).astype(float)
         assert np.abs(ours - (expected[:, ::-1] if flipped else expected)).max() <= 1.5
+
+
+@pytest.mark.parametrize("size", [8, 13, (9, 40), (30, 5)])
+def test_a_device_cuts_out_what_the_cpu_does(size: tuple[int, int] | int) -> None:
+    """Crops that are not resized: to the byte, with black around where less is stored."""
+    stored, ids, crop = (10, 12), np.arange(20), RandomAugmentation(scale=None)
+    pictures = np.random.default_rng(0).integers(0, 256, (len(ids), *stored, 3), np.uint8)
+    found = BatchAugmentation(crop, 3, size)(torch.from_numpy(pictures), torch.from_numpy(ids), 1)
+    expected = np.empty(found.shape, np.uint8)
+    for picture, box, mirrored, out in zip(
+        pictures, *cpu.Crops(stored, size, crop, 3).of(1, ids), expected, strict=True
+    ):
+        cpu.place(picture, 0, len(picture), box.tolist(), bool(mirrored), out)
+    assert np.array_equal(found.numpy(), expected)
 
 
 @pytest.mark.parametrize("size", [32, 64, 224])

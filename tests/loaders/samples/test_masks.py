@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
+from torchvision.transforms import v2
 
 import loaders
 from loaders.augment.follow import follow_boxes, follow_mask
@@ -49,7 +51,7 @@ def device(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def masked(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path]:
-    """Pictures with masks, in that format and fit."""
+    """Pictures with masks, in that format and fit, shrunk without the ringing of Lanczos."""
     root = tmp_path_factory.mktemp("masked")
     trees = draw_trees(root)
     made: set[Path] = set()
@@ -58,7 +60,8 @@ def masked(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Pat
         path = root / name / fit
         if path not in made:
             made.add(path)
-            recipe = Recipe(format=name, size=STORED, fit=fit, shard_bytes=5 * STORED * STORED * 3)
+            shard_bytes = 5 * STORED * STORED * 3
+            recipe = Recipe(format=name, size=STORED, fit=fit, resample="bilinear", shard_bytes=shard_bytes)
             convert(trees.photos, path, recipe, workers=0, options=SourceOptions(mask=str(trees.masks)))
         return path
 
@@ -68,7 +71,8 @@ def masked(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Pat
 def build(arm: tuple[str, str], path: Path, **settings: Any) -> loaders.Loader:
     if arm[0] == "dali":
         pytest.importorskip("nvidia.dali", reason="DALI is not installed: pip install nvidia-dali-cuda120")
-    return build_loader(path, backend=arm[0], **{"batch_size": 5, "workers": 2, "size": 24, **settings})
+    defaults = {"batch_size": 5, "workers": 2, "size": 24, "crop_ratio": 24 / STORED}  # nothing is resized
+    return build_loader(path, backend=arm[0], **{**defaults, **settings})
 
 
 @pytest.mark.parametrize("augment", sorted(AUGMENTATIONS))
@@ -77,30 +81,58 @@ def test_a_mask_is_cropped_resized_and_mirrored_as_its_picture(
     arm: tuple[str, str], augment: str, masked: Callable[..., Path], device: str
 ) -> None:
     seen = set()
+    close = []
     with build(arm, masked(arm[1]), augment=AUGMENTATIONS[augment], device=device) as loader:
         for batch in (*loader, *loader):
             masks = batch.fields["mask"]
             assert masks.shape == (len(batch.ids), 24, 24)
             assert (masks.dtype, masks.device) == (torch.uint8, batch.images.device)
             seen |= set(batch.ids.tolist())
-            if augment in ("None", "crop"):  # a picture that is enlarged is a mixture further from its edges
-                for picture, mask in zip(batch.images.cpu(), masks.cpu(), strict=True):
-                    check_labels(picture[0], mask, 4 if arm[1] == "shards" else 40)
-            else:
-                close = np.abs(batch.images[:, 0].cpu().numpy() - masks.cpu().numpy() * 80.0) < 42
-                assert close.mean() > 0.9
+            # a picture that is enlarged is a mixture further from its labels' edges
+            reach = 1 if augment in ("None", "crop") else 5
+            for picture, mask in zip(batch.images[:, 0].cpu(), masks.cpu(), strict=True):
+                check_labels(picture, mask, 4 if arm[1] == "shards" else 40, reach)
+                close.append((np.abs(picture.numpy() - mask.numpy() * 80.0) < 42).mean())
+    assert np.mean(close) > 0.9
     assert seen == set(range(PICTURES))
 
 
+@pytest.mark.filterwarnings("ignore:.*is enlarged")
 @pytest.mark.parametrize("fit", FITS)
 def test_masks_follow_pictures_of_every_fit(fit: str, masked: Callable[..., Path], device: str) -> None:
-    """Also where what is served reaches out of a picture that was kept as it is."""
-    for size in (24, 32, (20, 32)) if not fit.startswith("keep") else (24, 32):
-        settings = {"size": size, "device": device}
+    """Cut out, resized, and enlarged: then a picture is a mixture further from its labels' edges."""
+    # what is served, of how much of the shorter side, and how far such a mixture reaches
+    cases: list[tuple[Any, float, int]] = [(24, 1.0, 2), (24, 0.875, 2), (20, 0.9, 2), (48, 1.0, 3)]
+    if fit == "keep-longer":
+        cases = [(11, 1.0, 2), (10, 0.9, 2), (20, 1.0, 4)]  # of 11 pixels and more
+    else:
+        cases += [(24, 24 / STORED, 1), (STORED, 1.0, 1)]
+        cases += [] if fit == "keep" else [((20, STORED), 1.0, 1)]
+    for size, ratio, reach in cases:
+        shown = 0.0
+        settings = {"size": size, "crop_ratio": ratio, "device": device}
         with build(("shards", "shards"), masked("shards", fit), **settings) as loader:
             for batch in loader:
                 for picture, mask in zip(batch.images.cpu(), batch.fields["mask"].cpu(), strict=True):
-                    check_labels(picture[0], mask)
+                    shown += check_labels(picture[0], mask, reach=reach)
+        assert shown > 0, (size, ratio)
+
+
+def test_a_mask_shows_what_resize_and_center_crop_show(masked: Callable[..., Path]) -> None:
+    """Of the whole stored mask, one pixel aside at most."""
+    path = masked("shards", "keep")
+    dataset = open_dataset(path)
+    stored = {
+        sample.id: Image.fromarray(sample.mask)
+        for shard in dataset.manifest.shards
+        for sample in FORMATS["shards"].read_shard(dataset.shard_path(shard))
+    }
+    nearest = {"interpolation": v2.InterpolationMode.NEAREST}
+    recipe = v2.Compose([v2.Resize(28, **nearest), v2.CenterCrop(24)])
+    with build(("shards", "shards"), path, crop_ratio=24 / 28) as loader:
+        for batch in loader:
+            for i, mask in zip(batch.ids.tolist(), batch.fields["mask"], strict=True):
+                assert np.array_equal(mask.numpy(), np.asarray(recipe(stored[i])))
 
 
 def test_a_mask_has_its_own_labels_and_no_mixture_of_them(masked: Callable[..., Path]) -> None:
@@ -222,7 +254,8 @@ def boxed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
             boxes = [[list(BOX), *OTHERS[: number % 5]] for number in range(PICTURES)]
             kinds = [list(range(len(row))) for row in boxes]
             source = ListedSource(pictures, "none", None, {"box": boxes, "kind": kinds})
-            recipe = Recipe(format=name, size=STORED, fit=fit, shard_bytes=5 * STORED * STORED * 3)
+            shard_bytes = 5 * STORED * STORED * 3
+            recipe = Recipe(format=name, size=STORED, fit=fit, resample="bilinear", shard_bytes=shard_bytes)
             convert(source, path, recipe, workers=0, options=SourceOptions(boxes="box"))
         return path
 
@@ -317,6 +350,8 @@ def test_a_mask_is_taken_from_the_pixels_below_the_centres() -> None:
     assert out.tolist() == [[7, 5], [15, 13]]
     follow_mask(mask, np.array([-1, 3, 2, 2]), mirrored=False, out=out)
     assert out.tolist() == [[0, 12], [0, 0]]
+    follow_mask(mask, np.array([0.6, 1.25, 2.5, 2.5]), mirrored=False, out=out)
+    assert out.tolist() == [[5, 6], [13, 14]], "at 1.225 and 2.475, and at 1.875 and 3.125"
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -119,6 +119,9 @@ class ConvertedSource:
         if isinstance(sample.data, bytes):
             return sample.data
         height, width = sides(recipe.size) if self.shapes is None else self.shapes[ref.place].tolist()
+        if sample.data.size != height * width * recipe.pixel_bytes:
+            expected = f"{width}x{height} pixels of {recipe.channels}"
+            raise SampleError(self.where(ref), f"holds no {expected}, as manifest and index say; {REMEDY}")
         pixels = sample.data.reshape(height, width, -1)
         return Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels)
 

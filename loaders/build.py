@@ -135,7 +135,7 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
         rank, world_size: which of how many processes share each epoch, every sample served by one
             of them; default those of `torch.distributed` where it is initialised, else 0 and 1.
             `batch_size` is that of one rank.
-        ranks_per_node: of a dataset as of manifest version 5 read shard by shard (shuffle "window" or False)
+        ranks_per_node: of a converted dataset read shard by shard (shuffle "window" or False)
             each node reads shards of its own, which its ranks share: those whose numbers follow one another.
             Default: as many as torchrun runs, if on each node alike; else all ranks are of one node.
         reading: how pictures are read: workers, checksums, cache, memory, errors; see `loaders.Reading`.

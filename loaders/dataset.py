@@ -68,8 +68,6 @@ class SplitData:
         shapes: int32 [n, 2], as `ids`: height and width of each stored picture; None where all are of `size`.
         part_of: the whole split and the positions int64 [n] in it, where this is a part; None: all, labelled
             otherwise. `shard_samples` counts what is served of each shard.
-        order_version: how the order of an epoch is drawn; 1 for a raw tree and manifests up to version 4,
-            whose order stays what it was; 2 for those from version 5 on.
         remote: fetches the shards of a dataset at a URL; else None.
         shard_starts: int64 [shards + 1], the position of each shard's first sample, and behind the last one.
     """
@@ -93,7 +91,6 @@ class SplitData:
     rendering: Rendering | None = None
     boxes: str = ""
     part_of: "tuple[SplitData, Positions | None] | None" = field(default=None, repr=False, compare=False)
-    order_version: int = 1
     remote: RemoteShards | None = field(default=None, repr=False, compare=False)
     shard_starts: Positions = field(init=False, repr=False, compare=False)
 
@@ -198,23 +195,16 @@ class SplitData:
         return self.files[int(self.locate(np.array([position]))[0][0])]
 
     def path_at(self, position: int) -> str:
-        """Path of the picture at `position`, relative to the source tree, with forward slashes.
-
-        Raises:
-            SettingError: the dataset is of version 2.
-        """
+        """Path of the picture at `position`, relative to the source tree, with forward slashes."""
         if self.index is None:
             return os.path.relpath(self.files[position], str(self.path)).replace(os.sep, "/")
-        path = self.index.path(position)
-        if path is None:
-            raise SettingError(f"{self.path}: of version 2, which stores no paths; convert it again")
-        return path
+        return self.index.path(position)
 
     def path_of(self, sample_id: int) -> str:
         """Path of the picture of the sample of this id, as `path_at`.
 
         Raises:
-            SettingError: the split has no such sample, or its dataset is of version 2.
+            SettingError: the split has no such sample.
         """
         for start, block in blocks(self.ids):
             if len(rows := np.flatnonzero(block == sample_id)):
@@ -367,7 +357,6 @@ def _converted(dataset: ConvertedDataset, split: str) -> SplitData:
         statistics=None if statistics is None else (statistics.mean, statistics.std),
         rendering=dataset.manifest.recipe.rendering,
         boxes=str(dataset.manifest.source_options.get("boxes", "")),
-        order_version=1 if dataset.manifest.version < 5 else 2,
         remote=RemoteShards.of(dataset, shards),
     )
     return data if index.removed is None else data.select(np.flatnonzero(index.served))

@@ -104,11 +104,7 @@ class ImageDataset(Dataset[tuple[Any, Any]]):
 
     @cached_property
     def samples(self) -> list[tuple[str, Any]]:
-        """(path, label) of each sample: of a raw tree's file; of a converted folder relative to its source.
-
-        Raises:
-            SettingError: the dataset is of version 2, which stores no paths.
-        """
+        """(path, label) of each sample: of the file in a raw tree, or relative to a dataset's source."""
         if self._data.kind == RAW:
             return list(zip(self._data.files, self.targets, strict=True))
         return [(self._data.path_at(place), label) for place, label in enumerate(self.targets)]
@@ -185,7 +181,7 @@ class ImageDataset(Dataset[tuple[Any, Any]]):
         return sample.data
 
     def _find(self, shard: int, path: Path) -> Places:
-        """Where the samples of the shard lie; the first time its size, in version 2 its content, is compared.
+        """Where the samples of the shard lie; the first time its size is compared.
 
         Raises:
             DatasetError: it is not as it was written, or its index names places that are not in it.

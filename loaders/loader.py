@@ -160,7 +160,7 @@ class EpochLoader(IterableDataset[Batch]):
             dataset: of several, which: of `batch.fields["dataset"]`.
 
         Raises:
-            SettingError: no such sample is in the split, or its dataset stores no paths (version 2).
+            SettingError: no such sample is in the split.
         """
         try:
             return self._data.part(None if dataset is None else index(dataset)).path_of(index(sample_id))

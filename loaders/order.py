@@ -61,9 +61,9 @@ class Order(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EpochOrder:
-    """The batches of any epoch, of version 1: each order is listed, which costs tens of bytes a sample.
+    """The batches of any epoch, of a raw tree: each order is listed, which costs tens of bytes a sample.
 
-    So are weighted orders of any version; the weights alone are 8 bytes each. Others have `KeyedOrder`.
+    So are weighted orders of any data; the weights alone are 8 bytes each. Others have `KeyedOrder`.
 
     Attributes:
         ids: int64 [n], of the split's samples in stored order.

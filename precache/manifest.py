@@ -21,7 +21,7 @@ from precache.dataset.files import FileEntry, Held
 from precache.dataset.history import Update, adds_up
 from precache.dataset.index import INDEX_NAME, SOURCE_STATE_NAME, name_after
 from precache.dataset.left_out import LEFT_OUT_NAME, Rejected, listed_ignored, listed_rejected
-from precache.dataset.shard_table import TABLE_NAME, ShardEntry, ShardTable, read_table
+from precache.dataset.shard_table import TABLE_NAME, ShardTable, read_table
 from precache.dataset.statistics import ChannelStatistics
 from precache.dataset.targets import TARGETS
 from precache.errors import DatasetError, SettingError
@@ -33,7 +33,6 @@ from precache.storage.urls import Location
 
 MANIFEST_NAME = "dataset.json"
 VERSION = 5
-READABLE = (2, 3, 4, 5)
 NUMBERED = (INDEX_NAME, SOURCE_STATE_NAME, TABLE_NAME, LEFT_OUT_NAME)
 """What an update writes anew, under another name, see `precache.dataset.index.name_after`."""
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -56,19 +55,17 @@ class Manifest:
         scanned: what the source tree holds: samples, rejected and ignored.
         rejected: pictures that could not be decoded; read when they are asked for.
         ignored: (path, reason) of what the source tree holds beside pictures; likewise.
-        table: the file with the shards; None before version 5.
-        left_out: the file with what is rejected and ignored; None if there is nothing, and before version 5.
+        table: the file with the shards.
+        left_out: the file with what is rejected and ignored; None if there is nothing.
         statistics: split -> mean and standard deviation of what is stored, of JPEGs before they became one,
-            of samples that are removed, too; none before version 4.
-        source_state: the file with sizes, times and checksums of the source; None in version 2.
+            of samples that are removed, too.
+        source_state: the file with sizes, times and checksums of the source.
         source_options: what was said of the source, see `precache.SourceOptions`.
         target: what the samples are labelled with, one of `precache.dataset.targets.TARGETS`.
         fields: what else the index knows of each sample: name -> kind, see `precache.dataset.columns`.
         next_id: above all ids that were ever used, where that is not `scanned`; else 0.
         updates: what became of it since it was converted, one after the other.
         removed: split -> samples of its shards that are served no more; none of a split without such.
-        version: of the manifest's layout. Up to 3 there are no options and fields, and targets are classes;
-            up to 4 it lists all that grows with the samples itself.
     """
 
     recipe: Recipe
@@ -82,8 +79,8 @@ class Manifest:
     scanned: int
     rejected: Sequence[Rejected]
     ignored: Sequence[tuple[str, str]]
-    source_state: FileEntry | None
-    table: FileEntry | None = None
+    source_state: FileEntry
+    table: FileEntry
     left_out: FileEntry | None = None
     source_options: dict[str, Any] = field(default_factory=dict)
     target: str = "class"
@@ -92,7 +89,6 @@ class Manifest:
     next_id: int = 0
     updates: tuple[Update, ...] = ()
     removed: dict[str, int] = field(default_factory=dict)
-    version: int = VERSION
 
     @property
     def samples(self) -> int:
@@ -166,12 +162,11 @@ def parse_manifest(raw: bytes, path: Location, held: Held) -> tuple[Manifest, st
         held: of the dataset's other files.
 
     Raises:
-        DatasetError: no manifest, or one of a version that is not known; TableError: one without its table.
+        DatasetError: no manifest, or one of another version; TableError: one without its table.
     """
     try:
         content = _load_json(raw, path)
-        digest = hashlib.sha256(raw).hexdigest() if content["version"] == 2 else _identity(content)
-        return _decode(content, path, held), digest, content.get("checksum") == _checksum(content)
+        return _decode(content, path, held), _identity(content), content.get("checksum") == _checksum(content)
     except RecursionError as error:
         raise DatasetError(f"{path}: not valid JSON (nested too deep); convert the dataset again") from error
 
@@ -189,10 +184,9 @@ def _content_of(manifest: Manifest) -> dict[str, Any]:
         "rejected": len(manifest.rejected),
         "ignored": len(manifest.ignored),
     }
-    assert manifest.table is not None
-    elsewhere = ("scanned", "version", "rejected", "ignored", "shards", "table")
+    elsewhere = ("scanned", "rejected", "ignored", "shards", "table")
     fields = {f.name: getattr(manifest, f.name) for f in fields_of(manifest) if f.name not in elsewhere}
-    content: dict[str, Any] = {"version": manifest.version, "counts": counts, **fields}
+    content: dict[str, Any] = {"version": VERSION, "counts": counts, **fields}
     content["recipe"] = manifest.recipe.to_json()
     content["shards"] = {"splits": manifest.shards.split_names, **asdict(manifest.table)}
     plain: dict[str, Any] = json.loads(json.dumps(content, default=asdict))
@@ -200,7 +194,7 @@ def _content_of(manifest: Manifest) -> dict[str, Any]:
 
 
 def _load_json(raw: bytes, path: Location) -> dict[str, Any]:
-    """The manifest's JSON; DatasetError if it is none, or of a version that is not known."""
+    """The manifest's JSON; DatasetError if it is none, or of another version."""
     try:
         content: Any = json.loads(raw)
     except ValueError as error:
@@ -210,10 +204,10 @@ def _load_json(raw: bytes, path: Location) -> dict[str, Any]:
     version = content.get("version") if isinstance(content, dict) else None
     if not isinstance(version, int):
         raise DatasetError(f"{path}: not a manifest of this project (no version); convert the dataset again")
-    if version not in READABLE:
+    if version != VERSION:
         raise DatasetError(
-            f"{path}: manifest version {version}, expected {' or '.join(map(str, READABLE))}; "
-            f"convert the dataset again or use the release that wrote it"
+            f"{path}: manifest version {version}, expected {VERSION}; convert the dataset again, or use the "
+            f"release that wrote it"
         )
     checked: dict[str, Any] = content
     return checked
@@ -236,25 +230,23 @@ def _identity(content: dict[str, Any]) -> str:
 
 def _decode(content: dict[str, Any], path: Location, held: Held) -> Manifest:
     try:
-        version, counts = content["version"], content["counts"]
-        fields = {name: value for name, value in content.items() if name not in ("checksum", "counts")}
-        fields["scanned"] = counts["scanned"]
+        fields = {n: value for n, value in content.items() if n not in ("version", "checksum", "counts")}
+        fields["scanned"] = content["counts"]["scanned"]
         fields["recipe"] = Recipe(**content["recipe"])
         fields["index"] = FileEntry(**content["index"])
-        fields["source_state"] = None if version == 2 else FileEntry(**content["source_state"])
-        statistics = content.get("statistics", {})
-        fields["statistics"] = {s: ChannelStatistics.from_json(of) for s, of in statistics.items()}
+        fields["source_state"] = FileEntry(**content["source_state"])
+        statistics = content["statistics"].items()
+        fields["statistics"] = {split: ChannelStatistics.from_json(of) for split, of in statistics}
         fields["classes"] = tuple(content["classes"])
-        per_class = content["samples_per_class"]
-        fields["samples_per_class"] = {split: tuple(counts) for split, counts in per_class.items()}
-        fields["updates"] = tuple(Update(**update) for update in content.get("updates", ()))
-        fields |= _listed(content, fields["recipe"]) if version < 5 else _in_columns(content, held)
-        manifest = Manifest(**fields)
+        per_class = content["samples_per_class"].items()
+        fields["samples_per_class"] = {split: tuple(counts) for split, counts in per_class}
+        fields["updates"] = tuple(Update(**update) for update in content["updates"])
+        manifest = Manifest(**{**fields, **_in_columns(content, held)})
         _check_manifest(manifest)
-        if version == VERSION:  # it is what is written of it; as text, for True is no 1, and 1.0 neither
-            for name, value in _content_of(manifest).items():
-                said, written = (json.dumps(part, sort_keys=True) for part in (content.get(name), value))
-                _require(said == written, name)
+        # it is what is written of it; as text, for True is no 1, and 1.0 neither
+        for name, value in _content_of(manifest).items():
+            said, written = (json.dumps(part, sort_keys=True) for part in (content.get(name), value))
+            _require(said == written, name)
         return manifest
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
         raise DatasetError(
@@ -262,26 +254,8 @@ def _decode(content: dict[str, Any], path: Location, held: Held) -> Manifest:
         ) from error
 
 
-def _listed(content: dict[str, Any], recipe: Recipe) -> dict[str, Any]:
-    """What a manifest before version 5 lists itself."""
-    rejected = tuple(Rejected.from_json(entry) for entry in content["rejected"])
-    ignored = tuple((entry[0], entry[1]) for entry in content["ignored"])
-    strings = [*(s.path for s in rejected), *(s.reason for s in rejected)]
-    strings += [text for pair in ignored for text in pair]
-    _require(all(isinstance(text, str) for text in strings), "a path or a reason that is no text")
-    entries = [_decode_shard(entry) for entry in content["shards"]]
-    _require(entries, "no shards")
-    for shard in entries:
-        _require(isinstance(shard.split, str) and isinstance(shard.name, str), f"shard {shard.name!r}")
-        _require(_is_count(shard.samples) and shard.samples > 0, f"{shard.samples!r} samples in {shard.name}")
-    names = [file.name for shard in entries for file in shard.files]
-    _require(len(set(names)) == len(names), "a file is named twice")
-    shards = ShardTable.of(entries, FORMATS[recipe.format])
-    return {"rejected": rejected, "ignored": ignored, "shards": shards}
-
-
 def _in_columns(content: dict[str, Any], held: Held) -> dict[str, Any]:
-    """What from version 5 on lies in other files."""
+    """What lies in other files."""
     counts = content["counts"]
     about = dict(content["shards"])
     splits = tuple(about.pop("splits"))
@@ -299,11 +273,6 @@ def _in_columns(content: dict[str, Any], held: Held) -> dict[str, Any]:
         "rejected": listed_rejected(held, left_out, rejected),
         "ignored": listed_ignored(held, left_out, ignored),
     }
-
-
-def _decode_shard(entry: dict[str, Any]) -> ShardEntry:
-    files = tuple(FileEntry(**file) for file in entry["files"])
-    return ShardEntry(files=files, **{name: value for name, value in entry.items() if name != "files"})
 
 
 def _check_manifest(manifest: Manifest) -> None:

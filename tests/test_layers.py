@@ -127,7 +127,7 @@ def test_loaders_are_put_together_in_one_place() -> None:
     assert users("loaders.backends") == {"backends", "build.py", "image_dataset.py", "__init__.py"}
     assert users("loaders.build") == {"__init__.py"}
     assert users("loaders.loader") == {"build.py"}
-    assert users("loaders.augment.device") == {"backends", "build.py"}  # nvjpeg resizes there, too
+    assert users("loaders.augment.device") == {"build.py", "backends"}  # it resizes there, too
     for module in CORE_OF_LOADERS:
         path = ROOT / "loaders" / f"{module.replace('.', '/')}.py"
         used = [name.removeprefix("loaders.") for name in imports(path) if name.startswith("loaders.")]

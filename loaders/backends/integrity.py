@@ -1,8 +1,7 @@
 """Whether what was read is what the conversion wrote, found out by whoever has just read it.
 
 Each sample has its checksum in the dataset's index. It is compared in the thread that has the sample in its
-CPU's cache, before anybody else sees it. Datasets of version 2 have checksums of whole shards alone: theirs
-are compared when a shard is first opened.
+CPU's cache, before anybody else sees it.
 """
 
 from collections.abc import Sequence
@@ -29,10 +28,8 @@ class SampleCheck:
         self._data = data
         self._when = when
         self._always = when == "always"
-        has_checksums = data.index is not None and data.index.checksums is not None
-        self._compares = when != "never" and has_checksums
+        self._compares = when != "never" and data.index is not None
         self._passed = _Flags(len(data) if self._compares and not self._always else 0)
-        self._unchecked_files = set() if when == "never" or has_checksums else set(range(len(data.files)))
 
     def wants(self, position: int) -> bool:
         """Whether the sample at `position` is to be compared when it is read."""
@@ -54,7 +51,7 @@ class SampleCheck:
         if damage or self.wants(position):
             index = self._data.index
             assert index is not None
-            if damage or index.checksums is None or checksum_of(stored) != index.checksums[position]:
+            if damage or checksum_of(stored) != index.checksums[position]:
                 if self._data.remote is not None:
                     damage = self._data.remote.damaged(int(self._data.locate(np.array([position]))[0][0]))
                 raise index.error(position, self._data.file(position), damage)
@@ -63,7 +60,6 @@ class SampleCheck:
     def written(self, positions: npt.NDArray[np.int64]) -> list[int]:
         """Checksums of what was written of the samples at `positions`, for who compares many at a time."""
         assert self._data.index is not None
-        assert self._data.index.checksums is not None
         checksums: list[int] = self._data.index.checksums[positions].tolist()
         return checksums
 
@@ -73,20 +69,18 @@ class SampleCheck:
             self._passed.set(positions)
 
     def open_file(self, number: int) -> None:
-        """To be called before shard `number` of the split is read: compares its size; all of it in version 2.
+        """To be called before shard `number` of the split is read: compares its size.
 
         Raises:
-            DatasetError: it cannot be read, or its bytes are not those that the conversion wrote.
+            DatasetError: it cannot be read, or has another size than the conversion wrote.
         """
         if self._when == "never":
             return
         assert self._data.shards is not None
         path = Path(self._data.files[number])  # a part of a shard has a name of its own
         entry = replace(self._data.shards[number].files[0], name=path.name)
-        whole = number in self._unchecked_files
-        if problem := check_file(path.parent, entry, content=whole):
+        if problem := check_file(path.parent, entry, content=False):
             raise DatasetError(f"{problem}; run: {shell_command('precache verify', self._data.path)}")
-        self._unchecked_files.discard(number)
 
 
 class _Flags:

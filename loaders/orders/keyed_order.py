@@ -1,4 +1,4 @@
-"""Orders of version 2: computed place by place, so that they cost the same for any number of samples.
+"""Orders of converted datasets: computed place by place, at the same cost for any number of samples.
 
 The position of a sample alone decides when it comes. All formats of one plan store their samples in the same
 order, so that they are served in the same one, too; a raw tree has the orders of `loaders.order`, in which a

@@ -164,7 +164,7 @@ def make_order(
     """
     kind = _shuffle_kind(spec, random_access)
     weights = find_weights(sampling, data)
-    keyed = data.order_version > 1
+    keyed = data.shards is not None  # a raw tree has none
     if keyed and weights is None:
         rows = None if data.part_of is None else data.part_of[1]
         return KeyedOrder(

@@ -48,12 +48,10 @@ class Known:
         """Those of `dataset`.
 
         Raises:
-            DatasetError: it is of version 2, or its index is damaged.
+            DatasetError: its index is damaged.
         """
         manifest = dataset.manifest
         index = dataset.read_index(removed=True)
-        if index.paths is None or index.path_ends is None:
-            raise DatasetError(f"{dataset.path}: of version 2, which stores no paths; {AGAIN}")
         served = np.flatnonzero(index.served)
         rejected = [picture.id for picture in manifest.rejected]
         ids = np.concatenate((index.ids[served], np.array(rejected, np.int64)))
@@ -120,7 +118,7 @@ def compare(dataset: ConvertedDataset, scan: Scan, *, contents: bool = True) -> 
     # whether a sample can have the id of its own that it has; in a dataset made anew it may be another's
     free = scan.own_ids & ~np.isin(ids, stored) & (alike | ~np.isin(ids, known.ids))
     state = dataset.read_source_state()
-    if state is None or len(state) != len(known.ids):
+    if len(state) != len(known.ids):
         raise DatasetError(f"{dataset.path}: what it knows of its source does not fit its index; {AGAIN}")
     stays = np.flatnonzero(numbers >= 0)
     stays = stays[samples.file_bytes[stays] == state.bytes[numbers[stays]]]

@@ -299,7 +299,7 @@ def _known(task: _DeepTask, row: int, ref: SampleRef) -> described.Known:
 
 def _changed(index: SampleIndex, row: int, data: bytes | Image.Image) -> bool:
     """Whether the source file of the sample at `row` holds something else than when it was converted."""
-    recorded = 0 if index.source_checksums is None else int(index.source_checksums[row])
+    recorded = int(index.source_checksums[row])
     return recorded != 0 and recorded != picture_checksum(data)
 
 

@@ -27,7 +27,7 @@ from precache.dataset.shard_table import ShardEntry, ShardTable, write_table
 from precache.dataset.statistics import ChannelStatistics, statistics_by_split
 from precache.errors import DatasetError
 from precache.formats import FORMATS
-from precache.manifest import NUMBERED, VERSION, Manifest, write_manifest
+from precache.manifest import NUMBERED, Manifest, write_manifest
 from precache.pictures.codecs import made_by
 from precache.plan import ConvertPlan
 from precache.recipe import Recipe
@@ -107,7 +107,6 @@ def commit_update(update: UpdatePlan, finished: Mapping[str, FinishedShard]) -> 
     )
     manifest = replace(
         before,
-        version=VERSION,
         recipe=update.plan.recipe,
         source_digest=scan.digest,
         source_bytes=int(scan.samples.file_bytes.clip(0).sum()),

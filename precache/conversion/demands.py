@@ -73,7 +73,7 @@ def _changed(scan: Scan, dataset: ConvertedDataset) -> list[str]:
         return [scan.source.where(difference.scan.samples[row]) for row in difference.new.tolist()]
     state = dataset.read_source_state()
     rows = np.arange(len(scan.samples))
-    if state is None or len(state) != len(rows):
+    if len(state) != len(rows):
         return []
     return list(changed_pictures(scan, rows, state.modified_ns, state.checksums))
 

@@ -81,7 +81,7 @@ class ConvertedDataset:
             DatasetError: the index is damaged, or does not fit the manifest.
         """
         entry = self.manifest.index
-        whole = self._read(entry, lambda: index.read_index(self.path, entry, self.manifest.version))
+        whole = self._read(entry, lambda: index.read_index(self.path, entry))
         _check_index(self.path / self.manifest.index.name, whole, self.manifest)
         chosen = np.ones(len(whole), np.bool_) if removed else whole.served
         if split is not None:
@@ -103,7 +103,7 @@ class ConvertedDataset:
             raise DatasetError(
                 f"{self.place}: updates have removed all of split {split!r}; choose another split"
             )
-        if manifest.version < 5 or manifest.stored_samples <= WHOLE_SAMPLES:
+        if manifest.stored_samples <= WHOLE_SAMPLES:
             found = self.read_index(split, removed=True)
             return found if not found.served.all() else replace(found, removed=None)
         chosen = manifest.shards.of_split(split)
@@ -125,11 +125,9 @@ class ConvertedDataset:
         """int32 [samples, 2]: width and height of all source pictures, in written order."""
         return self.read_index().source_sizes
 
-    def read_source_state(self) -> SourceState | None:
-        """Sizes, times and checksums of all pictures of the source, in scan order; None in version 2."""
+    def read_source_state(self) -> SourceState:
+        """Sizes, times and checksums of all pictures of the source, in scan order."""
         entry = self.manifest.source_state
-        if entry is None:
-            return None
         return self._read(entry, lambda: index.read_source_state(self.path, entry))
 
     def _read(self, file: FileEntry, read: Callable[[], T]) -> T:

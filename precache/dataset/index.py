@@ -29,13 +29,13 @@ The rows of a shard are one range of each column, and of each of these `precache
 checksum: who needs those of a few shards alone reads no more, see `precache.dataset.index_rows`.
 
 It tells whether a source is still what it was, and is no part of a dataset's identity: a copy of a tree
-has other times. Datasets of version 2 have neither checksums nor paths, and no `source.safetensors`.
+has other times.
 """
 
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -71,15 +71,15 @@ class RowChecksums(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SampleIndex:
-    """The columns of `index.safetensors`, see there; from `checksums` to `path_ends` None in version 2."""
+    """The columns of `index.safetensors`, see there."""
 
     ids: Ints
     labels: Ints
     source_sizes: Sizes
-    checksums: Checksums | None = None
-    source_checksums: Checksums | None = None
-    paths: bytes | None = None
-    path_ends: Ints | None = None
+    checksums: Checksums
+    source_checksums: Checksums
+    paths: bytes
+    path_ends: Ints
     targets: Column | None = None
     fields: Mapping[str, Column] = field(default_factory=dict)
     shapes: Sizes | None = None
@@ -91,14 +91,11 @@ class SampleIndex:
 
     def select(self, rows: npt.NDArray[np.bool_]) -> "SampleIndex":
         """The samples of the rows that are True."""
-        chosen = SampleIndex(self.ids[rows], self.labels[rows], self.source_sizes[rows])
-        if self.checksums is None or self.source_checksums is None:
-            return chosen
-        assert self.paths is not None
-        assert self.path_ends is not None
         lengths = np.diff(self.path_ends, prepend=0)
-        return replace(
-            chosen,
+        return SampleIndex(
+            ids=self.ids[rows],
+            labels=self.labels[rows],
+            source_sizes=self.source_sizes[rows],
             checksums=self.checksums[rows],
             source_checksums=self.source_checksums[rows],
             paths=np.frombuffer(self.paths, np.uint8)[np.repeat(rows, lengths)].tobytes(),
@@ -118,9 +115,6 @@ class SampleIndex:
 
     def join(self, other: "SampleIndex") -> "SampleIndex":
         """Its samples, then those of `other`, which has the same columns; without `removed`."""
-        assert self.path_ends is not None
-        assert other.path_ends is not None
-        assert self.paths is not None
         names = {column.name for column in fields(self)} - {"path_ends", "removed"}
         return SampleIndex(
             **{name: _join(getattr(self, name), getattr(other, name)) for name in names},
@@ -141,7 +135,7 @@ class SampleIndex:
         Raises:
             SampleError: they differ, or it is damaged.
         """
-        if damage or (self.checksums is not None and checksum_of(stored) != self.checksums[row]):
+        if damage or checksum_of(stored) != self.checksums[row]:
             raise self.error(row, file, damage)
 
     def check_mask(self, row: int, mask: npt.NDArray[np.uint8], file: str) -> None:
@@ -151,15 +145,11 @@ class SampleIndex:
 
     def error(self, row: int, file: str, damage: str = "") -> SampleError:
         """What to raise of the damaged sample at `row`, see `check`."""
-        path = self.path(row)
-        source = "" if path is None else f" ({path})"
         reason = damage or f"its bytes changed since they were written (checksum); {REMEDY}"
-        return SampleError(f"{file}: sample {self.ids[row]}{source}", reason)
+        return SampleError(f"{file}: sample {self.ids[row]} ({self.path(row)})", reason)
 
-    def path(self, row: int) -> str | None:
-        """The path in the source of the sample at `row`; None in version 2."""
-        if self.paths is None or self.path_ends is None:
-            return None
+    def path(self, row: int) -> str:
+        """The path in the source of the sample at `row`."""
         start = int(self.path_ends[row - 1]) if row else 0
         return os.fsdecode(self.paths[start : int(self.path_ends[row])])
 
@@ -223,10 +213,6 @@ def _checksums(array: npt.NDArray[Any], first: Ints, last: Ints) -> list[int]:
 
 
 def _to_arrays(index: SampleIndex) -> Arrays:
-    assert index.checksums is not None
-    assert index.source_checksums is not None
-    assert index.paths is not None
-    assert index.path_ends is not None
     arrays: Arrays = {
         "ids": index.ids,
         "labels": index.labels,
@@ -261,22 +247,23 @@ def write_source_state(folder: Path, state: SourceState, updates: int = 0) -> Fi
     return write_arrays(folder / name_after(SOURCE_STATE_NAME, updates), arrays)[0]
 
 
-def read_index(folder: Path, entry: FileEntry, version: int) -> SampleIndex:
-    """The index that `entry` of a manifest of `version` describes.
+def read_index(folder: Path, entry: FileEntry) -> SampleIndex:
+    """The index that `entry` of a manifest describes.
 
     Raises:
         DatasetError: it cannot be read, or is not as it was written.
     """
     arrays = read_arrays(folder / entry.name, entry)
-    required = {"ids": np.int64, "labels": np.int64, "source_sizes": np.int32}
-    if version > 2:
-        required |= {"checksums": np.uint64, "source_checksums": np.uint64, "path_ends": np.int64}
-    optional = {"shapes": np.int32, "mask_checksums": np.uint64}
+    required = {
+        "ids": np.int64,
+        "labels": np.int64,
+        "source_sizes": np.int32,
+        "checksums": np.uint64,
+        "source_checksums": np.uint64,
+        "path_ends": np.int64,
+    }
+    optional = {"shapes": np.int32, "mask_checksums": np.uint64, "removed": np.uint8}
     required |= {name: dtype for name, dtype in optional.items() if name in arrays}
-    if "shapes" in arrays:
-        required["shapes"] = np.int32
-    if "removed" in arrays:
-        required["removed"] = np.uint8
     samples = len(arrays.get("ids", ()))
     wrong = [
         name
@@ -287,9 +274,6 @@ def read_index(folder: Path, entry: FileEntry, version: int) -> SampleIndex:
     ]
     if wrong:
         raise damaged(folder / entry.name, f"column {wrong[0]} is missing or of another shape")
-    index = SampleIndex(arrays["ids"], arrays["labels"], arrays["source_sizes"])
-    if version == 2:
-        return index
     paths = arrays.get("paths")
     ends = arrays["path_ends"]
     if (
@@ -308,8 +292,10 @@ def read_index(folder: Path, entry: FileEntry, version: int) -> SampleIndex:
     known = (*named.values(), *([] if targets is None else [targets]))
     if any(len(column) != samples for column in known):
         raise damaged(folder / entry.name, "a field has another number of values")
-    return replace(
-        index,
+    return SampleIndex(
+        ids=arrays["ids"],
+        labels=arrays["labels"],
+        source_sizes=arrays["source_sizes"],
         checksums=arrays["checksums"],
         source_checksums=arrays["source_checksums"],
         paths=paths.tobytes(),

@@ -147,7 +147,10 @@ class LazyColumn:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LazyIndex(SampleIndex):
-    """An index whose columns are `LazyArray` and `LazyColumn`; `removed` alone, a byte each, is an array."""
+    """An index whose columns are `LazyArray` and `LazyColumn`; `removed` alone, a byte each, is an array.
+
+    Its paths are `texts`; `paths` is empty.
+    """
 
     texts: LazyColumn | None = None
 
@@ -166,7 +169,7 @@ class LazyIndex(SampleIndex):
         changes["removed"] = None if self.removed is None else self.removed[rows]
         return replace(self, **changes)
 
-    def path(self, row: int) -> str | None:
+    def path(self, row: int) -> str:
         """As of `SampleIndex`."""
         assert self.texts is not None
         return os.fsdecode(self.texts.array(row).tobytes())
@@ -181,7 +184,8 @@ def read_lazily(file: IndexFile) -> LazyIndex:
         lazy["targets"] = LazyColumn(file, "targets")
     if "removed" in file.places:
         lazy["removed"] = np.asarray(LazyArray(file, "removed"), np.bool_)
-    return LazyIndex(**lazy, texts=LazyColumn(file, "paths"))
+    lazy |= {"paths": b"", "path_ends": np.empty(0, np.int64), "texts": LazyColumn(file, "paths")}
+    return LazyIndex(**lazy)
 
 
 def by_shard(starts: Ints, positions: Ints) -> Iterator[tuple[int, Any, Ints]]:

@@ -8,7 +8,7 @@
     ignored_paths, ignored_path_ends            likewise, int64 [i]
     ignored_reasons, ignored_reason_ends        likewise
 
-It is read when somebody asks for it: who serves the samples does not. Before version 5 the manifest has it.
+It is read when somebody asks for it: who serves the samples does not.
 """
 
 import csv
@@ -53,7 +53,7 @@ class Rejected:
     modified_ns: int = -1
 
     def to_json(self) -> dict[str, Any]:
-        """As journals hold it, and manifests before version 5."""
+        """As journals hold it."""
         return {"id": self.id, "path": self.path, "reason": self.reason}
 
     @classmethod

@@ -12,8 +12,6 @@ Of the n shards, in written order, of format with f files each; an index of c co
     index_header      uint64 [1]     XXH3-64 of the header of the index
     largest           int32  [n, 2]  the greatest height and width of a picture stored in it, in pixels, where
                                      these vary
-
-Before version 5 the manifest itself listed the shards, without the last three.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -99,7 +97,7 @@ class ShardTable(Sequence[ShardEntry]):
     Attributes:
         split_names: what `splits` are numbers of.
         suffixes: of the files of each shard.
-        rows: XXH3-64 of rows of the index; None before version 5.
+        rows: XXH3-64 of rows of the index; None until that is written.
     """
 
     split_names: tuple[str, ...]

@@ -50,7 +50,7 @@ class ConvertedSource:
         dataset: that is read.
         ids: int64 [n], of the samples in stored order.
         ends: int64 [shards], how many samples its shards have up to the end of each.
-        checksums: uint64 [n], likewise; None in version 2.
+        checksums: uint64 [n], likewise.
         shapes: int32 [n, 2], height and width of what is stored, where these vary.
         mask_checksums: uint64 [n], of the pixels of the masks, where there are any.
     """
@@ -59,7 +59,7 @@ class ConvertedSource:
     dataset: ConvertedDataset
     ids: Ints
     ends: Ints
-    checksums: Checksums | None
+    checksums: Checksums
     shapes: Sizes | None
     mask_checksums: Checksums | None
 
@@ -92,7 +92,7 @@ class ConvertedSource:
         ignored = (
             *(IgnoredPath(path, reason) for path, reason in manifest.ignored),
             *(IgnoredPath(rejected.path, rejected.reason) for rejected in manifest.rejected),
-            *(IgnoredPath(_path(index, row), _NOT_TAKEN) for row in left_out.tolist()),
+            *(IgnoredPath(index.path(row), _NOT_TAKEN) for row in left_out.tolist()),
         )
         digest = hashlib.sha256(self.dataset.digest.encode() + samples.ids.tobytes()).hexdigest()
         target = manifest.target
@@ -112,13 +112,16 @@ class ConvertedSource:
             sample = FORMATS[recipe.format].read_sample(stored)
         except ValueError as error:
             raise SampleError(self.where(ref), f"is not where its index says ({error}); {REMEDY}") from error
-        changed = self.checksums is not None and checksum_of(sample.data) != self.checksums[ref.place]
+        changed = checksum_of(sample.data) != self.checksums[ref.place]
         if sample.damage or changed or sample.id not in (-1, self.ids[ref.place]):
             reason = sample.damage or f"its bytes changed since they were written (checksum); {REMEDY}"
             raise SampleError(self.where(ref), reason)
         if isinstance(sample.data, bytes):
             return sample.data
         height, width = sides(recipe.size) if self.shapes is None else self.shapes[ref.place].tolist()
+        if sample.data.size != height * width * recipe.pixel_bytes:
+            expected = f"{width}x{height} pixels of {recipe.channels}"
+            raise SampleError(self.where(ref), f"holds no {expected}, as manifest and index say; {REMEDY}")
         pixels = sample.data.reshape(height, width, -1)
         return Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels)
 
@@ -141,7 +144,7 @@ class ConvertedSource:
 
     def _samples(self, index: SampleIndex, rows: Ints, split_of: Ints, splits: Sequence[str]) -> Samples:
         sizes = np.concatenate([self._shard(number)[1][:, 1] for number in range(len(self.ends))])
-        paths = [os.fsencode(_path(index, row)) for row in rows.tolist()]
+        paths = [os.fsencode(index.path(row)) for row in rows.tolist()]
         present, found = np.unique(split_of[rows], return_inverse=True)
         return Samples(
             ids=index.ids[rows],
@@ -269,8 +272,3 @@ def _find_samples(format_name: str, path: Path, crc32c: str, samples: int) -> Pl
     if len(places) != samples:
         raise DatasetError(f"{path}: expected {samples:,} samples, got {len(places):,}; {REMEDY}")
     return places
-
-
-def _path(index: SampleIndex, row: int) -> str:
-    """Of the original picture; in version 2 its id."""
-    return index.path(row) or f"{index.ids[row]:08d}"

@@ -1,4 +1,4 @@
-"""Orders of version 1 stay what they were: of raw trees, and of what was converted up to version 4."""
+"""Orders that are listed, of raw trees and of weights, stay what they were."""
 
 from collections.abc import Callable
 from hashlib import sha256

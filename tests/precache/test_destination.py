@@ -1,5 +1,6 @@
 """What lies in DST and beside it and is not on record as ours is never removed, renamed or written to."""
 
+import json
 import logging
 import os
 import shutil
@@ -18,6 +19,7 @@ from precache.manifest import MANIFEST_NAME
 from precache.storage.output import publish, write_beside
 from tests.command import ROOT, check_bad_input, run
 from tests.conftest import small_recipe
+from tests.damage import edit_manifest
 from tests.precache.destinations import THESIS, beside, contents, interrupt
 
 
@@ -142,6 +144,20 @@ def test_an_edited_manifest_can_be_replaced_and_a_broken_one_says_what_to_do(
         DatasetError, match=f"so it is unknown which files are the dataset's: remove {out} yourself"
     ):
         convert(raw_tree, out, **options)
+    assert contents(out) == before
+
+
+@pytest.mark.parametrize("entry", ["index", "source_state", "left_out", "shards"])
+def test_a_manifest_that_lists_a_file_of_the_users_removes_none(
+    entry: str, raw_tree: Path, converted: dict[str, Path], out: Path
+) -> None:
+    shutil.copytree(converted["shards"], out)
+    (out / "thesis.txt").write_bytes(THESIS)
+    content = json.loads((out / MANIFEST_NAME).read_bytes())
+    edit_manifest(out, **{entry: {**(content[entry] or content["index"]), "name": "thesis.txt"}})
+    before = contents(out)
+    with pytest.raises(DatasetError, match=f"unknown which files .* remove {out} yourself"):
+        convert(raw_tree, out, small_recipe("shards"), workers=0, overwrite=True)
     assert contents(out) == before
 
 

@@ -117,7 +117,7 @@ def test_nothing_outside_is_written_by_a_pull_or_believed_by_a_push(
         pull(bucket / "set", tmp_path / "copy")
     with pytest.raises(DatasetError, match="splits"):
         push(path, bucket / "other")
-    with pytest.raises(DatasetError, match="holds another dataset"):
+    with pytest.raises(DatasetError, match="unknown which files are that dataset's: remove it yourself"):
         push(converted["shards"], bucket / "set")
     assert contents(victim) == before
 
@@ -223,6 +223,22 @@ def test_every_value_is_refused_or_can_be_used(name: str, described: dict[str, P
             if place not in used:
                 _use(path, tmp_path / "new")
                 used.add(place)
+
+
+@pytest.mark.parametrize("name", ["read", "smaller"])
+@pytest.mark.parametrize(
+    "changes", [{"size": 1}, {"size": 47}, {"size": 49}, {"channels": "grey"}, {"channels": "rgba"}], ids=str
+)
+def test_a_recipe_that_the_pictures_do_not_follow_is_refused(
+    changes: dict[str, Any], name: str, converted: dict[str, Path], tmp_path: Path
+) -> None:
+    """Its checksum fits, and every value has its type."""
+    path = Path(shutil.copytree(converted["shards"], tmp_path / "set"))
+    content = json.loads((path / MANIFEST_NAME).read_bytes())
+    edit_manifest(path, recipe={**content["recipe"], **changes})
+    recipe = Recipe(format="dali", size=1, fit="crop" if name == "smaller" else "keep")
+    with pytest.raises(DatasetError, match=r"first: 0.*, holds no \d+x\d+ pixels of "):
+        convert(path, tmp_path / "new", recipe, workers=0)
 
 
 def test_no_depth_of_its_json_is_a_bug(described: dict[str, Path]) -> None:

@@ -1,4 +1,4 @@
-"""Orders of version 2: computed batch by batch, in shards of their own for each node."""
+"""Orders of converted datasets: computed batch by batch, in shards of their own for each node."""
 
 import time
 import tracemalloc

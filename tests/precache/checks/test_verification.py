@@ -67,8 +67,8 @@ def test_a_bit_that_changed_in_any_file_is_found(raw_tree: Path, tmp_path: Path)
     ("content", "message"),
     [
         (b"{", "not valid JSON"),
-        (b'{"version": 99}', "manifest version 99, expected 2 or 3"),
-        (b'{"version": 2}', "not a manifest of this project"),
+        (b'{"version": 99}', "manifest version 99, expected 5"),
+        (b'{"version": 5}', "not a manifest of this project"),
         (b"[]", "not a manifest of this project"),
         ("samples", "not a manifest of this project"),
         ("shards", "not a manifest of this project"),

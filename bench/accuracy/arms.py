@@ -209,8 +209,8 @@ def opener(
     def open_ours(seed: int) -> Feed:
         if arm.augment == "device" and data.varies:  # a function would be given the middle of each
             raise SettingError(
-                f"augment: {arm.path} holds pictures of varying size, and a device crops those of one size; leave "
-                f"out augment=device, or convert with --fit crop"
+                f"augment: {arm.path} holds pictures of varying size, and a device crops those of one size; "
+                f"leave out augment=device, or convert with --fit crop"
             )
         augment: Any = "train"
         if arm.augment == "device" and device.type == "cpu":

@@ -203,9 +203,15 @@ def opener(
             return loader
 
         return open_imagefolder
-    is_raw = open_split(arm.path, _TRAIN).kind == RAW
+    data = open_split(arm.path, _TRAIN)
+    is_raw = data.kind == RAW
 
     def open_ours(seed: int) -> Feed:
+        if arm.augment == "device" and data.varies:  # a function would be given the middle of each
+            raise SettingError(
+                f"augment: {arm.path} holds pictures of varying size, and a device crops those of one size; "
+                f"leave out augment=device, or convert with --fit crop"
+            )
         augment: Any = "train"
         if arm.augment == "device" and device.type == "cpu":
             augment = BatchAugmentation(RandomAugmentation(), seed, size)

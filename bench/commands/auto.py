@@ -126,7 +126,7 @@ def command(
         raise SettingError("there is no terminal to ask at before converting; give --yes to convert at once")
     parse_splits(converting["splits"])
     parse_share("max_rejects", converting["max_rejects"])
-    spec = make_spec(False, {"stored_size": asked["size"], "quality": 95, **asked})
+    spec = make_spec(False, {"quality": 95, **asked})
     scan = scan_tree(tree, how=Scanning(spec.workers))
     if asked["batch_size"] is None:
         # a picture of the sample may be damaged, and left out by the conversion
@@ -155,7 +155,7 @@ def _begin(job: _Job, spec: RecommendSpec) -> None:
     if chosen.name in AS_IT_IS or is_unclear(chosen, found.turns):
         note(answer(found.predictions, found.inputs, found.turns))
         return
-    for line in rules.why(chosen, found.predictions, found.inputs, choice):
+    for line in rules.why(chosen, found.predictions, found.inputs, choice, spec.size):
         note(line)
     place = job.places[chosen.name]
     _check_free(job, place)

@@ -13,12 +13,13 @@ from bench.trial import conversion
 from precache.console import commandline
 from precache.console.commandline import STDOUT, ProgressBar, check_output, gathered, write_json
 from precache.executors import worker_count
-from precache.recipe import Recipe
+from precache.recipe import DEFAULT_SIZE, Recipe
 
 DATA = Path("data")
 _RECIPE = {
     "format": click.option("--format", default="shards", show_default=True, help="As of precache convert."),
-    "size": option("size", {"default": 256, "help": "Side of the stored square, pixels."}),
+    "size": option("size", {"default": DEFAULT_SIZE, "help": "As of precache convert."}),
+    "fit": click.option("--fit", default="keep", show_default=True, help="As of precache convert."),
     "quality": click.option(
         "--quality", default=95, show_default=True, help="JPEG quality (webdataset, dali)."
     ),

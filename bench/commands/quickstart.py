@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from bench.findings.choice import stored_size
 from bench.findings.gain import CONVERSIONS
 from bench.findings.result import Result
 from bench.options import price_option, run_options
@@ -57,7 +58,7 @@ def command(images: int, settings: RunSettings, gpu_price: float | None) -> None
     _make_sample(QUICKSTART / "raw", images)
     has_dali = find_spec("nvidia") is not None and find_spec("nvidia.dali") is not None
     missing = set() if has_dali else {"dali"}
-    conversions = _convert([name for name in _FORMATS if name not in missing])
+    conversions = _convert([name for name in _FORMATS if name not in missing], settings.size)
     backends = [name for name in _LOADERS if name in CHOICES and name not in missing]
     with ProgressBar("bench", "run") as bar, all_or_nothing(bar) as count:
         result = compare(choose_arms((), backends, QUICKSTART), settings, count)
@@ -78,8 +79,11 @@ def _make_sample(raw: Path, images: int) -> None:
         )
 
 
-def _convert(formats: list[str]) -> dict[str, dict[str, float | None]]:
-    """Convert to each; seconds and bytes of each, the seconds None where another run began it."""
+def _convert(formats: list[str], size: int) -> dict[str, dict[str, float | None]]:
+    """Convert to each, for training at `size` pixels.
+
+    Returns seconds and bytes of each, the seconds None where another run began it.
+    """
     times = QUICKSTART / _TIMES
     known: dict[str, float] = json.loads(times.read_text()) if times.exists() else {}
     found: dict[str, dict[str, float | None]] = {}
@@ -90,7 +94,7 @@ def _convert(formats: list[str]) -> dict[str, dict[str, float | None]]:
             known.pop(name, None)
         start_s = time.perf_counter()
         with ProgressBar(f"convert to {name}", "image") as bar:
-            convert(QUICKSTART / "raw", path, Recipe(format=name), on_progress=bar)
+            convert(QUICKSTART / "raw", path, Recipe(format=name, size=stored_size(size)), on_progress=bar)
         if fresh:
             known[name] = time.perf_counter() - start_s
         size_bytes = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())

@@ -12,6 +12,7 @@ from rich.table import Table
 from bench.commands.hardware import TABLE_WIDTH
 from bench.findings import forecast as model
 from bench.findings.advice import PLAIN_RULE, answer, as_it_is, busy_share, rule
+from bench.findings.choice import RISK, stored_size
 from bench.findings.forecast import AS_IT_IS, Inputs, Prediction
 from bench.findings.trust import disturbance, is_disturbed, miss, other_cpu
 from bench.findings.words import counted, duration, epochs, number, percent
@@ -47,7 +48,7 @@ MEASURING = {
     "trainer": option("trainer"),
     "trainer_rate": option("trainer_rate"),
     "stored_size": click.option(
-        "--stored-size", default=256, show_default=True, help="Side of the stored square, pixels."
+        "--stored-size", type=int, help="Most of the stored shorter side, pixels.  [default: twice --size]"
     ),
     "quality": click.option(
         "--quality", default=95, show_default=True, help="JPEG quality (webdataset, dali)."
@@ -163,6 +164,7 @@ def make_spec(thorough: bool, asked: dict[str, Any]) -> RecommendSpec:
     trainer = chosen_trainer(asked["trainer"], asked["trainer_rate"])
     asked = {**asked, "trainer": trainer, "trainer_rate": None}
     given = {name: value for name, value in asked.items() if value is not None}
+    given.setdefault("stored_size", stored_size(given["size"]))
     usual = dict(THOROUGH if thorough else QUICK)
     if given.keys() & {"repeats", "seconds"}:
         usual.pop("limit_s", None)  # who says how long does not want to be cut short
@@ -184,6 +186,8 @@ def show(result: Recommendation, other: Recommendation | None, *, details: bool 
     if details:
         for sentence in (*crossover(result), legend(result)):
             console.print(sentence)
+    if result.settings["stored_size"] < stored_size(result.settings["size"]):
+        console.print(RISK)
     console.print(conditions(result))
     for warning in result.hardware.warnings:
         console.print(f"WARNING: {warning}")
@@ -330,7 +334,7 @@ def conditions(result: Recommendation) -> str:
         f"{number(inputs.trainer_images_per_s)} images/s; disk {result.hardware.disk.device}, "
         f"{number(inputs.disk_bytes_per_s / 1e6)} MB/s; batch {settings['batch_size']} of "
         f"{settings['size']}x{settings['size']}, augment {settings['augment']}, "
-        f"{counted(settings['workers'], 'worker')}; stored {settings['stored_size']} px, "
+        f"{counted(settings['workers'], 'worker')}; stored at most {settings['stored_size']} px, "
         f"quality {settings['quality']}. Predicted from a sample of "
         f"{counted(settings['sample_pictures'], 'picture')}; median of "
         f"{counted(settings['repeats'], 'repeat')}, page cache warm{check}{busy}.\n"

@@ -26,6 +26,7 @@ class Feed:
 
 FEEDS = (
     Feed("shards", "mixed-shards", "shards"),
+    Feed("shards of squares", "mixed-squares", "shards"),
     Feed("webdataset", "mixed-webdataset", "webdataset"),
     Feed("pytorch", "mixed", "pytorch", Reading(workers=2)),
     Feed("nvjpeg of webdataset", "mixed-webdataset", "nvjpeg"),
@@ -34,7 +35,7 @@ FEEDS = (
     Feed("dali of a raw tree", "mixed", "dali"),
     Feed("synthetic", "mixed-shards", "synthetic"),
     Feed("shards, cache ram", "mixed-shards", "shards", Reading(cache="ram")),
-    Feed("shards, cache device", "mixed-shards", "shards", Reading(cache="device")),
-    Feed("nvjpeg, cache device", "mixed-webdataset", "nvjpeg", Reading(cache="device")),
-    Feed("dali, cache device", "mixed-webdataset", "dali", Reading(cache="device")),
+    Feed("shards, cache device", "mixed-squares", "shards", Reading(cache="device")),
+    Feed("nvjpeg, cache device", "mixed-squares-webdataset", "nvjpeg", Reading(cache="device")),
+    Feed("dali, cache device", "mixed-squares-webdataset", "dali", Reading(cache="device")),
 )

@@ -2,10 +2,12 @@
 
     DATA/sample     generated pictures, which the photographs are put together of
     DATA/photos     photographs in class folders, JPEG
-    DATA/shards     the photographs, cropped to a square and decoded
-    DATA/webdataset the same as JPEGs of that size
+    DATA/shards, DATA/webdataset
+                    what `precache convert` makes of them
+    DATA/squares, DATA/squares-webdataset
+                    the same with --fit crop, for cache="device", which keeps pictures of one size
     DATA/mixed      generated pictures of all kinds: PNG, grey, CMYK, turned by EXIF; and as
-    DATA/mixed-shards, DATA/mixed-webdataset
+    DATA/mixed-shards, DATA/mixed-webdataset, DATA/mixed-squares, DATA/mixed-squares-webdataset
 
 `python -m bench.evidence.pictures DATA --photos 5120 --json RESULT`
 """
@@ -20,10 +22,17 @@ from precache.console import commandline
 from precache.convert import convert
 from precache.errors import SettingError
 from precache.example_data.sample_tree import make_sample
-from precache.recipe import Recipe
+from precache.recipe import DEFAULT_SIZE, Recipe
 from precache.sources.tree import scan_tree
 
 _CLASSES = 64
+_CONVERTED = {
+    "shards": ("shards", "keep"),
+    "webdataset": ("webdataset", "keep"),
+    "squares": ("shards", "crop"),
+    "squares-webdataset": ("webdataset", "crop"),
+}
+"""Folder -> format and fit."""
 _PATH = click.Path(path_type=Path)
 
 
@@ -32,7 +41,7 @@ _PATH = click.Path(path_type=Path)
 @click.option("--photos", default=5120, show_default=True, help="How many photographs.")
 @click.option("--mean", default="500x400", show_default=True, help="Their mean size in pixels.")
 @click.option("--mixed", default=512, show_default=True, help="How many pictures of all kinds.")
-@click.option("--stored", default=256, show_default=True, help="Side of the stored square, pixels.")
+@click.option("--stored", default=DEFAULT_SIZE, show_default=True, help="As --size of precache convert.")
 @click.option("--json", "json_path", type=_PATH, required=True, help="Write what is there now here.")
 def pictures(data: Path, photos: int, mean: str, mixed: int, stored: int, json_path: Path) -> None:
     """Generate the pictures in DATA and convert them."""
@@ -42,10 +51,10 @@ def pictures(data: Path, photos: int, mean: str, mixed: int, stored: int, json_p
         make_photos(data / "sample", data / "photos", (width, height), photos)
     _sample(data / "mixed", mixed)
     for tree, prefix in (("photos", ""), ("mixed", "mixed-")):
-        for form in ("shards", "webdataset"):
+        for folder, (form, fit) in _CONVERTED.items():
             shard_bytes = 64 * stored**2 * 3 if prefix else 64 << 20  # several shards of few pictures, too
-            recipe = Recipe(format=form, size=stored, shard_bytes=shard_bytes)
-            convert(data / tree, data / f"{prefix}{form}", recipe)
+            recipe = Recipe(format=form, size=stored, fit=fit, shard_bytes=shard_bytes)
+            convert(data / tree, data / f"{prefix}{folder}", recipe)
     write_result(json_path, "cpu", photos=photos, mean=mean, mixed=mixed, stored=stored)
 
 

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from bench.findings.choice import stored_size
+
 LONGEST_S = 480
 """No step may take longer: machines are often lent for ten minutes at a time."""
 
@@ -43,7 +45,7 @@ class Scale:
         device: where batches go and the trainer runs.
         photos, photo: how many photographs, and their mean size in pixels.
         mixed: pictures of the tree in which each kind is (PNG, grey, CMYK, turned).
-        stored: side of the square that is stored, pixels.
+        stored: of `precache convert --size`, pixels.
         size: side of the square that is served, pixels.
         batch_size, batches, warmup, repeats: of each trial of `bench loaders`.
         resnet50, vit: names of trainers.
@@ -83,7 +85,7 @@ FULL = Scale(
     photos=5120,  # 20 batches of 256
     photo="500x400",
     mixed=512,
-    stored=256,
+    stored=stored_size(224),
     size=224,
     batch_size=256,
     batches=40,
@@ -106,7 +108,7 @@ SMOKE = Scale(
     photos=64,
     photo="50x40",
     mixed=64,
-    stored=40,
+    stored=stored_size(32),
     size=32,
     batch_size=8,
     batches=3,
@@ -172,7 +174,7 @@ STEPS = (
         "resnet50-device",
         "Does ResNet-50 wait for pictures that are kept on the device?",
         180,
-        _loaders("{resnet50}", "shards", "shards", "--cache", "device"),
+        _loaders("{resnet50}", "squares", "shards", "--cache", "device"),
     ),
     Step(
         "photos",
@@ -182,7 +184,7 @@ STEPS = (
     ),
     Step(
         "stored",
-        "Does ResNet-50 wait for JPEGs that were stored at 256 px?",
+        "Does ResNet-50 wait for JPEGs as `precache convert` stores them?",
         300,
         _loaders("{resnet50}", "webdataset", "dali,nvjpeg,webdataset"),
     ),
@@ -196,7 +198,7 @@ STEPS = (
         "compiled-device",
         "Does the compiled ResNet-50 wait for pictures that are kept on the device?",
         240,
-        _loaders("{resnet50}", "shards", "shards", _COMPILE, "--cache", "device"),
+        _loaders("{resnet50}", "squares", "shards", _COMPILE, "--cache", "device"),
     ),
     Step(
         "compiled-photos",
@@ -214,7 +216,7 @@ STEPS = (
         "vit-device",
         "Does ViT-S/16 wait for pictures that are kept on the device?",
         180,
-        _loaders("{vit}", "shards", "shards", "--cache", "device"),
+        _loaders("{vit}", "squares", "shards", "--cache", "device"),
     ),
     Step(
         "vit-photos",

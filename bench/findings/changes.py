@@ -7,7 +7,6 @@ from statistics import median
 from bench.findings.stats import Estimate
 from bench.findings.verdict import Change, Measured
 from bench.findings.workers import more_can_help
-from precache.recipe import Recipe
 
 _RAW = "raw"
 _RAM_SHARE = 0.5  # of what is free: the rest is the training's
@@ -22,7 +21,8 @@ class Pipeline:
         kind: of the data: `raw`, or the format of a converted folder.
         samples: pictures of an epoch.
         file_bytes: of a converted folder.
-        stages: images/s of each stage, repeat by repeat, where they ran apart; see `bench.trial.stages`.
+        stages: images/s of each stage, and bytes of a picture's pixels, repeat by repeat, where they ran
+            apart; see `bench.trial.stages`.
     """
 
     backend: str
@@ -75,11 +75,11 @@ def known(here: Pipeline, others: Sequence[Pipeline], means: Means) -> list[Chan
 def _without_decoding(here: Pipeline, free_bytes: int, *, has_shards: bool) -> list[Change]:
     """Shards, where none were measured, and a cache: both only copy."""
     rate = _limited(median(repeat["copy"] for repeat in here.stages), here.measured)
-    stored = here.samples * Recipe(format="shards").picture_bytes
+    sizes = here.stages[-1]  # the same pictures in each repeat
     found = []
     if not has_shards:
-        found.append(Change("Converting to shards", rate, False, stored))
-    if stored < free_bytes * _RAM_SHARE:
+        found.append(Change("Converting to shards", rate, False, round(here.samples * sizes["shards_bytes"])))
+    if here.samples * sizes["decoded_bytes"] < free_bytes * _RAM_SHARE:
         found.append(Change("From the second epoch on, cache='ram'", rate, False))
     return found
 

@@ -40,6 +40,11 @@ class Work:
     workers: int
 
     @property
+    def resized(self) -> int:
+        """The shorter side of any other picture before the centre crop, as in torchvision's validation."""
+        return round(self.size / 0.875)
+
+    @property
     def offset(self) -> int:
         """Of the centre crop."""
         return (self.stored - self.size) // 2
@@ -232,7 +237,7 @@ def imagefolder(work: Work) -> StartEpoch:
     """Pillow decodes and resizes."""
     from torchvision import datasets, transforms
 
-    steps = [transforms.Resize(work.size), transforms.CenterCrop(work.size), transforms.PILToTensor()]
+    steps = [transforms.Resize(work.resized), transforms.CenterCrop(work.size), transforms.PILToTensor()]
     return _torch_loader(datasets.ImageFolder(str(work.data), transforms.Compose(steps)), work)
 
 
@@ -244,7 +249,7 @@ def imagefolder_turbo(work: Work) -> StartEpoch:
     def load(path: str) -> Any:
         return io.decode_image(io.read_file(path), io.ImageReadMode.RGB)
 
-    steps = v2.Compose([v2.Resize(work.size, antialias=True), v2.CenterCrop(work.size)])
+    steps = v2.Compose([v2.Resize(work.resized, antialias=True), v2.CenterCrop(work.size)])
     return _torch_loader(datasets.ImageFolder(str(work.data), steps, loader=load), work)
 
 
@@ -279,7 +284,7 @@ def dali(work: Work) -> StartEpoch:
         encoded, labels = read()
         images = fn.decoders.image(encoded, device="cpu", output_type=types.RGB)
         if not work.stored:
-            images = fn.resize(images, resize_shorter=work.size)
+            images = fn.resize(images, resize_shorter=work.resized)
         return fn.crop(images, crop=(work.size, work.size)), labels
 
     loader = DALIGenericIterator(
@@ -309,8 +314,9 @@ def spdl(work: Work) -> StartEpoch:
     pictures = [(str(f), label) for label, folder in enumerate(folders) for f in sorted(folder.iterdir())]
     rng = np.random.default_rng(0)
     scale = get_video_filter_desc(
-        scale_width=work.size, scale_height=work.size, scale_algo="bilinear", scale_mode="crop"
-    )
+        scale_width=work.resized, scale_height=work.resized, scale_algo="bilinear", scale_mode="crop",
+        crop_width=work.size, crop_height=work.size,
+    )  # fmt: skip
 
     def load(batch: list[tuple[str, int]]) -> tuple[Any, list[int]]:
         paths, labels = zip(*batch, strict=True)

@@ -43,13 +43,13 @@ def list_pictures(source: Path) -> list[Picture]:
 
 
 def read(path: str, size: int) -> Image.Image:
-    """Decode, then torchvision's `Resize(size)` and `CenterCrop(size)`, by Pillow."""
+    """Decode, then torchvision's `Resize(size)`, with Lanczos as ours, and `CenterCrop(size)`, by Pillow."""
     image = Image.open(path).convert("RGB")
     width, height = image.size
     scale = size / min(width, height)
     width, height = max(size, int(width * scale)), max(size, int(height * scale))
     left, top = (width - size) // 2, (height - size) // 2
-    resized = image.resize((width, height), Image.Resampling.BILINEAR)
+    resized = image.resize((width, height), Image.Resampling.LANCZOS)
     return resized.crop((left, top, left + size, top + size))
 
 
@@ -215,7 +215,7 @@ def main() -> None:
     parser.add_argument("writer", choices=sorted(WRITERS))
     parser.add_argument("source", type=Path)
     parser.add_argument("destination", type=Path)
-    parser.add_argument("--size", type=int, default=256)
+    parser.add_argument("--size", type=int, required=True)
     parser.add_argument("--quality", type=int, default=95)
     parser.add_argument("--workers", type=int, default=os.cpu_count())
     options = parser.parse_args()

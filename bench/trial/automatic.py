@@ -23,7 +23,7 @@ from precache.errors import SettingError
 from precache.recipe import Recipe
 from precache.sources.base import Scan
 
-_PICTURES = 100  # whose JPEGs tell the size of all
+_PICTURES = 100  # that tell the size of all
 _FIRST_EPOCH_S = 10.0  # one that takes longer does not go before what is measured
 
 
@@ -36,7 +36,7 @@ def choose(scan: Scan, size: int, formats: Sequence[str], room_bytes: float, lim
     smallest: tuple[float, str, Setting] | None = None
     for number, setting in enumerate(rules.settings(size)):
         sizes = {name: float(predict_bytes(scan, recipe(name, setting), _PICTURES)) for name in formats}
-        needed = {name: rules.needed_bytes(name, predicted) for name, predicted in sizes.items()}
+        needed = {name: rules.needed_bytes(predicted) for name, predicted in sizes.items()}
         fitting = tuple(name for name in formats if needed[name] <= room_bytes)
         if fitting:
             return Choice(setting, sizes, fitting, number == 0, limit)
@@ -46,7 +46,7 @@ def choose(scan: Scan, size: int, formats: Sequence[str], room_bytes: float, lim
     assert smallest is not None, "there is a setting"
     least_bytes, name, setting = smallest
     raise SettingError(
-        f"no format fits into {limit}: the smallest, {name} at {setting.words(name)}, needs "
+        f"no format fits into {limit}: the smallest, {name} of {setting.words(name)}, needs "
         f"{human_bytes(least_bytes)}; make that room, or give --max-bytes "
         f"{-int(-least_bytes // 1e6)}MB or more"
     )

@@ -35,7 +35,7 @@ class Begun:
 
 
 def _setting_of(recipe: Recipe) -> Setting:
-    assert isinstance(recipe.size, int), "of a square, see `find_begun`"
+    assert isinstance(recipe.size, int), "one side, see `find_begun`"
     return Setting(recipe.size, recipe.quality)
 
 

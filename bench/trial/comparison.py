@@ -84,10 +84,10 @@ def _compare(
     on_progress: Progress,
 ) -> Result:
     names = [resolve(name, spec.device) for name in spec.trainers]
-    _check_pictures([arm for arm in served.arms if arm.backend in _ALWAYS_RUN], spec.size)
+    _check_pictures([arm for arm in served.arms if arm.backend in _ALWAYS_RUN])
     facts = _find_facts(served.arms, spec, around, skipped)
     _check_any(facts, skipped)
-    _check_pictures(facts, spec.size)
+    _check_pictures(facts)
     check_fills_batch(spec.batch_size, min(found.samples for found in facts.values()))
     bench = _Bench(spec, names, max(found.classes for found in facts.values()), around, on_progress)
     running: list[AnyArm] = [*facts, *_write_data(peers, spec, skipped)]
@@ -108,15 +108,14 @@ def _compare(
         },
     }
     means = Means(spec.workers_alone, available_cpus(), psutil.virtual_memory().available)
-    rows = make_rows(running, names, bench.trials, spec.batch_size, means, spec.augment)
+    rows = make_rows(running, names, bench.trials, spec.batch_size, means, spec.size, spec.augment)
     machine = describe_machine(spec.device)
     return Result(machine, settings, rows, skipped, bench.host_to_device_gbps())
 
 
-def _check_pictures(arms: Collection[Arm], size: int) -> None:
-    """DatasetError unless all have as many pictures, of those that each could serve at `size`."""
-    fitting = [arm for arm in arms if arm.data.stores(size)]
-    check_facts({arm.label: Facts(len(arm.data.ids), size, len(arm.data.classes)) for arm in fitting})
+def _check_pictures(arms: Collection[Arm]) -> None:
+    """DatasetError unless all have as many pictures."""
+    check_facts({arm.label: Facts(len(arm.data.ids), len(arm.data.classes)) for arm in arms})
 
 
 class _Bench:

@@ -80,6 +80,10 @@ class ConversionSpec:
         check_range("repeats", self.repeats, 1)
         for name in self.against:
             check_choice("writer", name, writing.WRITERS)
+            if name != "copy" and self.recipe.fit != "crop":
+                raise SettingError(
+                    f"writer {name} stores squares, unlike fit {self.recipe.fit}; give --fit crop"
+                )
         if not self.scratch.is_dir():
             raise SettingError(f"{self.scratch}: no such folder; name one with room for the conversions")
 
@@ -232,7 +236,7 @@ def time_stages(scan: Scan, recipe: Recipe, pictures: int, scratch: Path) -> dic
         times.append(time.perf_counter())
         pixels = images.fit(decoded, how)
         times.append(time.perf_counter())
-        stored = pixels if recipe.format == "shards" else jpeg.encode_jpeg(pixels, recipe.quality)
+        stored = _stored(data, decoded, pixels, recipe)
         times.append(time.perf_counter())
         moments.append(times)
         samples.append(Sample(len(samples), 0, stored, path, (decoded.width, decoded.height)))
@@ -248,6 +252,15 @@ def time_stages(scan: Scan, recipe: Recipe, pictures: int, scratch: Path) -> dic
     if recipe.format == "shards":
         del seconds["encode"]
     return {stage: len(samples) / stage_s for stage, stage_s in seconds.items()}
+
+
+def _stored(data: bytes, decoded: images.Decoded, pixels: jpeg.Pixels, recipe: Recipe) -> bytes | jpeg.Pixels:
+    """As `precache.conversion.shard_writer.store`."""
+    if recipe.format == "shards":
+        return pixels
+    if decoded.plain and pixels.shape[:2] == (decoded.height, decoded.width):
+        return data
+    return jpeg.encode_jpeg(pixels, recipe.quality)
 
 
 def _command(name: str, source: Path, destination: Path, spec: ConversionSpec) -> list[str]:

@@ -13,20 +13,21 @@ import click
 from bench.findings.cost import GB, Cost, Layout, Prices, cost, seconds_of_an_epoch
 from precache.console import commandline
 from precache.errors import check_range
+from precache.recipe import Recipe
 
 SETS = {"ImageNet-1k": 1_281_167, "ImageNet-21k": 14_197_122, "a billion": 1_000_000_000}
 """Pictures of the training sets: https://www.image-net.org/about.php."""
 LIST = Prices()
-_SHARD_BYTES = 64 << 20
-_PIXELS_BYTES = 256 * 256 * 3
 
 
-def layouts(photo_bytes: float, jpeg_bytes: float, shards_cpu_s: float, tars_cpu_s: float) -> list[Layout]:
-    """The raw tree, and what `precache convert` makes of it at 256 pixels."""
-    per_shard = _SHARD_BYTES / _PIXELS_BYTES
+def layouts(
+    photo_bytes: float, pixels_bytes: float, jpeg_bytes: float, shards_cpu_s: float, tars_cpu_s: float
+) -> list[Layout]:
+    """The raw tree, and what `precache convert` makes of it."""
+    per_shard = Recipe(format="shards").samples_per_shard
     return [
         Layout(name="raw tree", image_bytes=photo_bytes, object_images=1, cpu_s=0),
-        Layout(name="shards", image_bytes=_PIXELS_BYTES, object_images=per_shard, cpu_s=shards_cpu_s),
+        Layout(name="shards", image_bytes=pixels_bytes, object_images=per_shard, cpu_s=shards_cpu_s),
         Layout(name="webdataset", image_bytes=jpeg_bytes, object_images=per_shard, cpu_s=tars_cpu_s),
     ]
 
@@ -35,7 +36,8 @@ def layouts(photo_bytes: float, jpeg_bytes: float, shards_cpu_s: float, tars_cpu
 @click.option("--images", type=int, help="Of your own set.  [default: three known ones]")
 @click.option("--epochs", default=90, show_default=True, help="That are trained.")
 @click.option("--photo-bytes", default=107_000.0, show_default=True, help="Of a photograph.")
-@click.option("--jpeg-bytes", default=52_000.0, show_default=True, help="Of one at 256 pixels, quality 95.")
+@click.option("--pixels-bytes", default=562_500.0, show_default=True, help="Of its pixels: 500x375.")
+@click.option("--jpeg-bytes", default=107_000.0, show_default=True, help="Of it in tars: so small, as it is.")
 @click.option("--shards-cpu-ms", default=4.0, show_default=True, help="Of one CPU, to convert one picture.")
 @click.option("--webdataset-cpu-ms", default=4.5, show_default=True, help="Likewise.")
 @click.option("--mb-per-s", default=100.0, show_default=True, help="Of the line to the storage.")
@@ -48,6 +50,7 @@ def main(
     images: int | None,
     epochs: int,
     photo_bytes: float,
+    pixels_bytes: float,
     jpeg_bytes: float,
     shards_cpu_ms: float,
     webdataset_cpu_ms: float,
@@ -59,7 +62,7 @@ def main(
     if images is not None:
         check_range("images", images, 1)
     paid = Prices(**prices)
-    kinds = layouts(photo_bytes, jpeg_bytes, shards_cpu_ms / 1e3, webdataset_cpu_ms / 1e3)
+    kinds = layouts(photo_bytes, pixels_bytes, jpeg_bytes, shards_cpu_ms / 1e3, webdataset_cpu_ms / 1e3)
     click.echo(HEAD)
     for name, count in SETS.items() if images is None else {f"{images:,} pictures": images}.items():
         for kind in kinds:

@@ -1,6 +1,6 @@
 """The engines `local` and `ray` beside each other: images/s of a conversion, on this machine.
 
-    python -m bench.trial.engines TREE [--repeats 5] [--workers 2] [--format shards] [--size 256]
+    python -m bench.trial.engines TREE [--repeats 5] [--workers 2] [--format shards] [--size 448]
         [--shard-bytes 64MiB] [--scratch FOLDER]
 
 Starts a Ray cluster of so many CPUs, then converts TREE with each engine in turns, each time in a process of
@@ -24,6 +24,7 @@ from precache.console.commandline import parse_bytes
 from precache.errors import PrecacheError, SettingError
 from precache.executors.ray_cluster import imported
 from precache.pictures.codecs import made_by
+from precache.recipe import DEFAULT_SIZE
 
 FIGURES = ("steady", "whole")
 _FROM, _TO = 0.25, 0.75
@@ -84,7 +85,7 @@ def main() -> None:
     """Measure what the command line names; bad input ends in one line and exit code 2."""
     parser = argparse.ArgumentParser(prog="python -m bench.trial.engines", description=__doc__)
     parser.add_argument("tree", type=Path)
-    for name, default in (("repeats", 5), ("workers", 2), ("size", 256)):
+    for name, default in (("repeats", 5), ("workers", 2), ("size", DEFAULT_SIZE)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--format", default="shards")
     parser.add_argument("--shard-bytes", default="64MiB")
@@ -116,8 +117,9 @@ def _print(given: argparse.Namespace, figures: dict[str, list[dict[str, float]]]
         print(f"{name:9}{_spread(local, '{:,.0f}')}{_spread(on_ray, '{:,.0f}')}{_spread(ratios, '{:.2f}')}")
     libraries = ", ".join(f"{name} {version}" for name, version in made_by().items())
     print(
-        f"medians and ranges of {given.repeats} turns; {given.tree.name}, {given.format} of {given.size} px, "
-        f"{given.workers} workers, {os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}, page cache warm; "
+        f"medians and ranges of {given.repeats} turns; {given.tree.name}, {given.format} of at most "
+        f"{given.size} px; {given.workers} workers, {os.cpu_count()} CPUs, "
+        f"load {os.getloadavg()[0]:.1f}, page cache warm; "
         f"ray {ray.__version__}, {libraries}, python {sys.version.split()[0]}"
     )
 

@@ -9,37 +9,29 @@ from dataclasses import dataclass
 from bench.trial.run import Served
 from bench.trial.spec import TrialSpec
 from precache.errors import DatasetError
-from precache.pictures.sizes import Size, sides
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a loader says before it serves anything: pictures of an epoch, their size, classes."""
+    """What a loader says before it serves anything: pictures of an epoch, and classes."""
 
     samples: int
-    size: Size
     classes: int
 
 
 def find_facts(spec: TrialSpec) -> Facts:
     """Build the loader, and ask it."""
     with spec.open_loader(spec.make_trainer().dtype) as loader:
-        return Facts(loader.samples, loader.size, len(loader.classes))
+        return Facts(loader.samples, len(loader.classes))
 
 
 def check_facts(facts: Mapping[str, Facts]) -> None:
-    """DatasetError, with the numbers, unless all arms have as many pictures of the same size.
+    """DatasetError, with the numbers, unless all arms have as many pictures.
 
     Args:
         facts: by the arm's name.
     """
-    shapes = {arm: sides(found.size) for arm, found in facts.items()}
-    _check_equal(
-        {
-            arm: f"{facts[arm].samples:,} pictures of {width}x{height}"
-            for arm, (height, width) in shapes.items()
-        }
-    )
+    _check_equal({arm: f"{found.samples:,} pictures" for arm, found in facts.items()})
 
 
 def check_served(served: Mapping[str, Served], own_recipe: Collection[str] = ()) -> None:

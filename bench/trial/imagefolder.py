@@ -16,6 +16,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from loaders.batch import Batch
+from loaders.settings import CROP_RATIO
 from loaders.transfer import IMAGENET_MEAN, IMAGENET_STD
 from precache.errors import DatasetError, check_choice
 
@@ -28,7 +29,6 @@ CONDITION = (
 AUGMENTATIONS = ("eval", "train")
 _FLIP = 0.5
 _ORDER, _DRAWS = 1, 2  # what is random for
-_EVAL_RESIZE = 256 / 224  # of the shorter side, to the side of the crop
 
 
 class _Indexed(Dataset[Any]):
@@ -193,7 +193,7 @@ def shape(augment: str, size: int) -> list[Any]:
             transforms.RandomHorizontalFlip(_FLIP),
         ],
         "eval": [
-            transforms.Resize(round(size * _EVAL_RESIZE), interpolation=bilinear, antialias=True),
+            transforms.Resize(round(size / CROP_RATIO), interpolation=bilinear, antialias=True),
             transforms.CenterCrop(size),
         ],
     }

@@ -13,12 +13,11 @@ from bench.trial.arm import Arm
 from bench.trial.processes import run_watched
 from bench.trial.run import Trial
 from loaders.dataset import RAW
+from loaders.settings import CROP_RATIO
 from precache.dataset.converted import is_converted, open_dataset
 from precache.errors import DatasetError, SettingError, WorkerError, check_choice
 from precache.recipe import Recipe
 
-DEFAULT_STORED = 256
-"""Side in pixels of what peers read, where nothing of ours of the same kind is measured."""
 _MADE_FROM = "made-from.json"
 _KINDS = {"shards": "pixels", "webdataset": "jpeg", "dali": "jpeg", RAW: "tree"}
 
@@ -70,16 +69,24 @@ class PeerArm:
         return reads if reads in writing.WRITERS and reads not in _KINDS else None
 
 
-def work_of(arm: Arm, augment: str = "eval") -> Work | None:
-    """What serving costs a backend of ours; None for noise, and for what no peer reads: no squares."""
-    if arm.backend == "synthetic":
+def work_of(arm: Arm, size: int, augment: str = "eval") -> Work | None:
+    """What serving `size` costs a backend of ours; None for noise, and where no peer does the same.
+
+    Peers cut the middle out of squares, which is the part that ours show where `_shown` is stored.
+    """
+    kind = None if arm.backend == "synthetic" else _KINDS[arm.data.kind]
+    if kind == "tree":
+        return (kind, 0) if augment == "eval" else None
+    if kind is None or isinstance(arm.data.size, tuple) or arm.data.shapes is not None:
         return None
-    if arm.data.kind == RAW:
-        return _KINDS[RAW], 0
-    if isinstance(arm.data.size, tuple) or arm.data.shapes is not None:
-        return None
-    kind = _KINDS[arm.data.kind]
-    return "crops" if kind == "pixels" and augment != "eval" else kind, arm.data.size
+    if augment == "eval":
+        return (kind, arm.data.size) if arm.data.size == _shown(size) else None
+    return ("crops", arm.data.size) if kind == "pixels" else None
+
+
+def _shown(size: int) -> int:
+    """The shorter side that validation cuts `size` out of."""
+    return round(size / CROP_RATIO)
 
 
 def choose_peers(
@@ -110,7 +117,7 @@ def choose_peers(
             if stored is None:
                 raise DatasetError(
                     f"peer {name} serves squares, and {path} holds other pictures; leave it out, or name a "
-                    f"folder that was converted with one --size and without --fit keep"
+                    f"folder that was converted with --fit crop --size {_shown(size)}"
                 )
             chosen.append(PeerArm(name, path, stored, quality, python, None))
         elif peer.reads[0] in _KINDS:
@@ -129,7 +136,7 @@ def _with_own_data(
     kind = "pixels" if peer.kind == "crops" else peer.kind
     given = [recipe for form, (_, recipe) in folders.items() if recipe and _KINDS[form] == kind]
     recipes = [recipe for recipe in given if _side(recipe)]
-    like = recipes[0] if recipes else Recipe(format="shards", size=max(size, DEFAULT_STORED))
+    like = recipes[0] if recipes else Recipe(format="shards", size=_shown(size), fit="crop")
     stored = _side(like)
     assert stored is not None
     path = peer_data / f"{peer.reads[0]}-{stored}{f'-q{like.quality}' if kind == 'jpeg' else ''}"

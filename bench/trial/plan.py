@@ -113,7 +113,7 @@ def show(figures: Figures, conditions: str) -> None:
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option("--names", default=1_000_000, show_default=True, help="Pictures of the tree.")
 @click.option("--classes", default=1_000, show_default=True, help="Class folders.")
-@click.option("--size", default=8, show_default=True, help="Side of the stored square, pixels.")
+@click.option("--size", default=8, show_default=True, help="Most of the stored shorter side, pixels.")
 @click.option("--repeats", default=1, show_default=True, help="Turns.")
 @click.option("--workers", default=available_cpus(), help="Worker processes.  [default: one per CPU]")
 @click.option("--whole", is_flag=True, help="Convert to the end, too.")

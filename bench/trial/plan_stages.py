@@ -14,6 +14,7 @@ import os
 import resource
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import precache
@@ -26,7 +27,8 @@ _SHARD_SAMPLES = 1000
 
 def recipe_of(size: int) -> Recipe:
     """Shards of 1,000 pictures, in train and val."""
-    return Recipe(format="shards", size=size, shard_bytes=_SHARD_SAMPLES * size * size * 3)
+    recipe = Recipe(format="shards", size=size)
+    return replace(recipe, shard_bytes=_SHARD_SAMPLES * recipe.picture_bytes)
 
 
 def peak_bytes() -> int:

@@ -208,11 +208,12 @@ def make_rows(
     trials: Trials,
     batch_size: int,
     means: Means,
+    size: int,
     augment: str = "eval",
 ) -> tuple[Row, ...]:
     """Ours trainer by trainer, then the peers."""
     ours = [arm for arm in arms if isinstance(arm, Arm)]
-    works = {arm: work_of(arm, augment) if isinstance(arm, Arm) else arm.work for arm in arms}
+    works = {arm: work_of(arm, size, augment) if isinstance(arm, Arm) else arm.work for arm in arms}
     maker = RowMaker(trials, ours, works, batch_size, means)
     rows = [maker.ours(arm, name) for name in trainer_names for arm in ours]
     return (*rows, *(maker.peer(arm) for arm in arms if isinstance(arm, PeerArm)))

@@ -60,7 +60,7 @@ class RecommendSpec:
 
     Attributes:
         pictures: of the sample.
-        stored_size, quality: of the conversions.
+        stored_size, quality: of the conversions, whose other settings are the defaults of `Recipe`.
         size, batch_size: of the served batches.
         workers: of conversions and loaders.
         trainer: name, see `bench.trial.trainers.CHOICES`.
@@ -87,6 +87,7 @@ class RecommendSpec:
         check_range("batch_size", self.batch_size, 1)
         check_range("workers", self.workers, 1)
         check_range("repeats", self.repeats, 1)
+        check_range("size", self.size, 1)
         for name in FORMAT_NAMES:
             self.recipe(name)  # SettingError now, not after measuring
         check_range("size", self.size, 1, self.stored_size)
@@ -99,7 +100,7 @@ class RecommendSpec:
         recipe = Recipe(format=format_name, size=self.stored_size, quality=self.quality)
         if shard_images is None:
             return recipe
-        return replace(recipe, shard_bytes=shard_images * self.stored_size**2 * 3)
+        return replace(recipe, shard_bytes=shard_images * recipe.picture_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,24 +142,26 @@ def make_trees(scan: Scan, spec: RecommendSpec, folder: Path) -> Trees:
     count = min(spec.pictures, len(by_size))
     rows = by_size[((np.arange(count) + 0.5) * len(by_size) / count).astype(int)]
     kept: list[tuple[str, str]] = []
-    sizes, decode_s = [], 0.0
+    sizes, stored_bytes, decode_s = [], 0, 0.0
+    rendering = spec.recipe("shards").rendering
     refs = [scan.samples[row] for row in np.random.default_rng(41).permutation(rows).tolist()]
     for ref, path in zip(refs, _on_disk(scan, refs, folder / "fetched"), strict=False):
         if len(kept) >= SMALL_IMAGES and decode_s > _CHOOSING_SHARE * spec.limit_s:
             break  # large pictures: fewer of them, at random, for they are permuted
         start_s = time.perf_counter()
         try:
-            images.load(path, spec.stored_size)
+            pixels, _ = images.render(images.read_bytes(path), path, rendering)
         except ImageError:
             continue  # a conversion would leave it out, too
         decode_s += time.perf_counter() - start_s
         kept.append((path, scan.classes[ref.label]))
         sizes.append(ref.bytes)
+        stored_bytes += pixels.nbytes
     if not kept:
         raise SourceError(f"{scan.root}: none of {count:,} pictures taken from it can be decoded")
     wanted = spec.seconds * spec.workers * len(kept) / max(decode_s, 1e-9)
     fill_a_batch = math.ceil(spec.batch_size / len(kept))
-    copies = max(fill_a_batch, int(min(wanted, _MOST_BYTES / (spec.stored_size**2 * 3))) // len(kept))
+    copies = max(fill_a_batch, int(min(wanted / len(kept), _MOST_BYTES / stored_bytes)))
     shard_images = min(
         spec.recipe("shards").samples_per_shard, math.ceil(copies * len(kept) / (_ROUNDS * spec.workers))
     )

@@ -30,7 +30,7 @@ from precache.console.commandline import ProgressBar
 from precache.console.tables import new_console
 from precache.errors import MissingDependencyError, check_choice, check_range
 from precache.executors import available_cpus
-from precache.recipe import FORMAT_NAMES, Recipe
+from precache.recipe import DEFAULT_SIZE, FORMAT_NAMES, Recipe
 from precache.sources.base import Scan
 from precache.sources.tree import scan_tree
 
@@ -273,7 +273,7 @@ def _shown(ratio: stats.Estimate) -> str:
 @click.argument("tree", type=click.Path(path_type=Path))
 @click.option("--source", "names", help=f"Some of: {', '.join(SOURCES)}.  [default: all]")
 @click.option("--format", "format_name", default="shards", show_default=True, help=", ".join(FORMAT_NAMES))
-@click.option("--size", default=256, show_default=True, help="Side of the stored square, pixels.")
+@click.option("--size", default=DEFAULT_SIZE, show_default=True, help="As of precache convert.")
 @click.option("--repeats", default=3, show_default=True, help="Turns.")
 @click.option("--workers", default=available_cpus(), help="Worker processes.  [default: one per CPU]")
 @click.option("--scratch", type=click.Path(path_type=Path), default=Path("."), help="Folder to convert into.")

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from bench.findings.choice import stored_size
 from bench.trial.spec import TrialSpec
 from loaders.augment.cpu import place
 from loaders.augment.draw import shown_boxes
@@ -17,8 +18,10 @@ from loaders.dataset import RAW, SplitData
 from loaders.settings import CROP_RATIO
 from precache.executors import available_cpus
 from precache.formats import FORMATS, StoredSample
+from precache.images import fitted_size
 from precache.jpeg import Pixels
 from precache.pictures.sizes import Size, sides
+from precache.recipe import Recipe
 
 PICTURES = 200
 DECODING = ("pytorch", "webdataset")
@@ -36,7 +39,8 @@ def probe_files(data: SplitData) -> tuple[str, ...]:
 def time_stages(spec: TrialSpec, kind: str, files: Sequence[str]) -> dict[str, float]:
     """Images/s of "read", "decode" and "copy", each alone, by as many threads as the loader has workers.
 
-    "read" gives a picture's bytes, "decode" its pixels, "copy" puts these into a batch.
+    "read" gives a picture's bytes, "decode" its pixels, "copy" puts these into a batch. "decoded_bytes" and
+    "shards_bytes" are those of a picture's pixels, on average: whole, as a cache keeps them, and in shards.
 
     Args:
         kind: of the data, see `loaders.dataset.SplitData`.
@@ -48,11 +52,19 @@ def time_stages(spec: TrialSpec, kind: str, files: Sequence[str]) -> dict[str, f
             if kind == RAW:
                 read, encoded = _timed(pool, workers, decoding.read, files)
                 decode, pixels = _timed(pool, workers, partial(_serve, spec.size), encoded)
+                shapes = np.array([picture.shape[::-1] for picture in encoded])
+                how = Recipe(format="shards", size=stored_size(spec.size)).rendering
+                in_shards = np.array([fitted_size(*shape, how) for shape in shapes.tolist()])
             else:
                 read, samples = _read_shards(kind, files)
                 decode, pixels = _timed(pool, workers, lambda sample: sample[0].pixels(sample[1]), samples)
+                shapes = in_shards = np.array([picture.shape[:2] for picture in pixels])
             copy, _ = _timed(pool, workers, np.copy, pixels)
-        return {"read": read, "decode": decode, "copy": copy}
+        decoded_bytes, shards_bytes = (3 * float(of.prod(axis=1).mean()) for of in (shapes, in_shards))
+        return {
+            "read": read, "decode": decode, "copy": copy,
+            "decoded_bytes": decoded_bytes, "shards_bytes": shards_bytes,
+        }  # fmt: skip
 
 
 def _serve(size: Size, picture: decoding.Encoded) -> Pixels:

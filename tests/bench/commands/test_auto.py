@@ -154,12 +154,14 @@ def test_it_says_why_converts_measures_and_stores(machine: Machine, auto: Run, t
     assert ended.returncode == 0, ended.stderr
     lines = ended.stdout.splitlines()
     assert lines[0].startswith("ImageFolder and DataLoader keep an accelerator of 2,000 images/s busy 12%")
-    assert lines[1].startswith("Pictures are stored at 37 px: room for random crops, within the ")
+    assert lines[1].startswith(
+        "Pictures are stored whole, their shorter side at most 64 px: twice the side that is trained, within"
+    )
     assert lines[2].startswith("Instead, webdataset would take ")
     proof = [line.removeprefix("Measured: ") for line in lines[lines.index(MEASURED) :][:4]]
     assert [words(" ".join(proof))] == [words(lines[0])], "but for times"
     dataset = precache.open_dataset(tmp_path / "out")
-    assert (dataset.manifest.recipe.format, dataset.manifest.recipe.size) == ("shards", 37)
+    assert dataset.manifest.recipe == precache.Recipe(format="shards", size=64)
     assert precache.verify(tmp_path / "out") == []
     stored = report(tmp_path / "out")
     quantities = {(check["name"], check["quantity"]) for check in stored["recommendation"]["checks"]}
@@ -266,7 +268,10 @@ def test_what_was_killed_goes_on_as_it_was_chosen(
     ended = auto("out", "--yes", "--splits", "train=0.5,val=0.5")
     assert ended.returncode == 0, ended.stderr
     assert machine.asked == [("webdataset",)]
-    assert "a conversion to webdataset, 37 px, JPEG quality 90, was begun; going on with it" in ended.stdout
+    assert (
+        "a conversion to webdataset, at most 37 px, JPEG quality 90, was begun; going on with it"
+        in ended.stdout
+    )
     assert precache.open_dataset(tmp_path / "out").manifest.recipe == recipe
     quantities = {check["quantity"] for check in report(tmp_path / "out")["recommendation"]["checks"]}
     assert "conversion" not in quantities
@@ -317,13 +322,13 @@ def test_what_is_chosen_fits_and_nothing_better_does(raw_tree: Path) -> None:
     room, every = 1e9, []
     for _ in range(5):
         found = automatic.choose(scan, 96, names, room, "the disk")
-        needs = [needed_bytes(name, found.sizes[name]) for name in found.formats]
+        needs = [needed_bytes(found.sizes[name]) for name in found.formats]
         assert max(needs) <= room
         every.append((found.setting.stored_size, found.setting.quality, found.formats))
         room = max(needs) - 1
-    rest = ((110, 95), (110, 90), (110, 75), (96, 75))
-    assert every == [(110, 95, names), *((size, quality, names[1:]) for size, quality in rest)]
-    with pytest.raises(SettingError, match="the disk: the smallest, webdataset at 96 px, JPEG quality 75"):
+    rest = ((192, 95), (192, 90), (192, 75), (110, 75))
+    assert every == [(192, 95, names), *((size, quality, names[1:]) for size, quality in rest)]
+    with pytest.raises(SettingError, match="the smallest, webdataset of at most 110 px, JPEG quality 75"):
         automatic.choose(scan, 96, names, room, "the disk")
 
 

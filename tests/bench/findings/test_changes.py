@@ -5,7 +5,9 @@ from bench.findings.changes import Means, Pipeline
 from bench.findings.stats import Estimate
 from bench.findings.verdict import Change, Measured
 
-STAGES = {"read": 1_000.0, "decode": 100.0, "copy": 5_000.0}
+STAGES = {
+    "read": 1_000.0, "decode": 100.0, "copy": 5_000.0, "decoded_bytes": 400_000.0, "shards_bytes": 200_000.0,
+}  # fmt: skip
 GB = 10**9
 MEANS = Means(workers=2, cpus=2, free_bytes=0)
 
@@ -51,8 +53,10 @@ def test_a_cache_in_memory_needs_twice_the_room_and_more_workers_need_cpus() -> 
     assert {change.what for change in changes.known(RAW, [SHARDS], roomy)} == {
         "Converting to shards", "From the second epoch on, cache='ram'", "8 workers, one per CPU,",
     }  # fmt: skip
-    large = pipeline("pytorch", "raw", 90, apart=True, samples=10_000)
+    large = pipeline("pytorch", "raw", 90, apart=True, samples=2_000)
     assert not any("cache" in change.what for change in changes.known(large, [], roomy))
+    # in shards pictures are no larger than twice the side that is served, a cache keeps them as they are
+    assert named(changes.known(large, [], roomy), "Converting to shards").size_bytes == 2_000 * 200_000
 
 
 def test_more_workers_are_no_change_where_all_cores_were_busy() -> None:

@@ -9,6 +9,7 @@ from bench.findings.advice import answer
 from bench.findings.choice import Choice, Gain, Setting
 from bench.findings.payback import LINE, TODAY, Cost, Way
 from bench.findings.stats import Estimate
+from precache.recipe import DEFAULT_SIZE
 from tests.bench.findings.test_forecast import INPUTS, RAW, SHARDS, TARS
 
 GAIN = Gain(
@@ -24,33 +25,31 @@ GAIN = Gain(
 
 def test_settings_go_from_what_keeps_most_of_a_picture_to_the_smallest() -> None:
     found = rules.settings(224)
-    assert found[0] == Setting(256, 95)
-    assert found[-1] == Setting(224, 75)
+    assert rules.stored_size(224) == DEFAULT_SIZE
+    assert found[0] == Setting(448, 95)
+    assert found[-1] == Setting(256, 75)  # of which validation shows 224, without enlarging
     assert all(a.stored_size >= b.stored_size and a.quality >= b.quality for a, b in pairwise(found))
-
-
-def test_jpegs_are_given_room_to_be_larger_than_predicted_and_pixels_need_none() -> None:
-    assert rules.needed_bytes("shards", 100.0) == 100.0
-    assert rules.needed_bytes("webdataset", 100.0) > 100.0
 
 
 def test_three_lines_say_what_it_brings_what_it_costs_and_why_not_the_others() -> None:
     predictions = model.predict([RAW, SHARDS, TARS], INPUTS)
     sizes = {"shards": 1e9, "webdataset": 1.5e8}
-    choice = Choice(Setting(256, 95), sizes, ("shards", "webdataset"), True, "the 20GB of --max-bytes")
-    assert rules.why(predictions[1], predictions, INPUTS, choice) == [
+    choice = Choice(Setting(448, 95), sizes, ("shards", "webdataset"), True, "the 20GB of --max-bytes")
+    assert rules.why(predictions[1], predictions, INPUTS, choice, 224) == [
         answer(predictions, INPUTS),
-        "Pictures are stored at 256 px: room for random crops, within the 20GB of --max-bytes.",
+        "Pictures are stored whole, their shorter side at most 448 px: twice the side that is trained, "
+        "within the 20GB of --max-bytes.",
         "Instead, webdataset would take 143 MiB and 10.0 s, and give the trainer 2,000 images/s.",
     ]
 
 
-def test_what_does_not_fit_is_said_with_its_size() -> None:
+def test_what_does_not_fit_is_said_with_its_size_and_what_a_smaller_side_risks_with_its_points() -> None:
     predictions = model.predict([RAW, TARS], INPUTS)
     sizes = {"shards": 2**30, "webdataset": 1.5e8}
     choice = Choice(Setting(256, 75), sizes, ("webdataset",), False, "the 200MB of --max-bytes")
-    assert rules.why(predictions[1], predictions, INPUTS, choice)[1:] == [
-        "Pictures are stored at 256 px, JPEG quality 75: the most that fits into the 200MB of --max-bytes.",
+    assert rules.why(predictions[1], predictions, INPUTS, choice, 224)[1:] == [
+        "Pictures are stored whole, their shorter side at most 256 px, JPEG quality 75: the most that fits "
+        f"into the 200MB of --max-bytes. {rules.RISK}",
         "Instead, shards would take 1 GiB, more than the 200MB of --max-bytes.",
     ]
 

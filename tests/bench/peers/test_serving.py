@@ -17,7 +17,7 @@ from bench.peers import libraries, serving
 from bench.peers.libraries import Work
 from bench.peers.serving import LIMIT, PEERS
 from bench.trial.comparison import Arm, RunSettings, compare
-from bench.trial.peer_arm import DEFAULT_STORED, PeerArm, choose_peers, limits, run_peer, write_data
+from bench.trial.peer_arm import PeerArm, choose_peers, limits, run_peer, write_data
 from precache.errors import DatasetError, SettingError, WorkerError
 from precache.formats import FORMATS
 from precache.sources.tree import scan_tree
@@ -25,7 +25,7 @@ from tests.command import ROOT
 from tests.conftest import IMAGES, STORED_SIZE
 from tests.test_layers import imports
 
-SIZE, BATCH = 32, 16
+SIZE, BATCH = 42, 16  # 42 is what validation shows of 48, which is stored
 INSTALLED_WITH_TESTS = [
     ("gather", "shards"),
     ("gather-crop", "shards"),
@@ -228,12 +228,12 @@ def test_the_results_of_the_repository_are_read_and_name_no_folder_of_a_machine(
 
 def test_data_is_written_once_and_only_from_the_same_tree(raw_tree: Path, tmp_path: Path) -> None:
     (arm,) = choose("npy", [raw_tree], tmp_path)
-    assert arm.path == tmp_path / f"npy-{DEFAULT_STORED}"
-    with pytest.raises(DatasetError, match=r"peer npy: .*npy-256 does not exist; name the raw tree"):
+    assert arm.path == tmp_path / f"npy-{STORED_SIZE}"
+    with pytest.raises(DatasetError, match=r"peer npy: .*npy-48 does not exist; name the raw tree"):
         choose("npy", [], tmp_path)
     write_data(arm, 1)
     images = np.load(arm.path / "images.npy", mmap_mode="r")
-    assert images.shape == (IMAGES, 256, 256, 3)
+    assert images.shape == (IMAGES, STORED_SIZE, STORED_SIZE, 3)
     written_ns = (arm.path / "images.npy").stat().st_mtime_ns
     write_data(arm, 1)
     assert (arm.path / "images.npy").stat().st_mtime_ns == written_ns

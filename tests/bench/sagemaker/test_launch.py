@@ -11,7 +11,7 @@ import pytest
 from bench.sagemaker.place import spelled
 from bench.sagemaker.train import parse
 from precache.storage.objects import ObjectStore
-from precache.storage.urls import Url
+from precache.storage.urls import Url, locate
 from tests.bench.sagemaker.test_services import check_training
 from tests.command import ROOT
 
@@ -68,4 +68,6 @@ def test_the_launcher_needs_a_role_and_a_bucket_and_starts_a_training(
 
 
 def names_at(url: str) -> list[str]:
-    return [found.name for found in ObjectStore(Url(url.rstrip("/"))).list()]
+    place = locate(url.rstrip("/"))
+    assert isinstance(place, Url)
+    return [found.name for found in ObjectStore(place).list()]

@@ -103,7 +103,9 @@ def test_the_command_works_as_typed(
     (tmp_path / "data").mkdir()
     (tmp_path / "data/raw").symlink_to(raw_tree)
     quick = ("--repeats", 1, "--pictures", 10, "--size", 32, "--json", "r.json", "--scratch", ".")
-    result = run("bench", "convert", "--against", "webdataset", *quick, cwd=tmp_path)
+    unequal = run("bench", "convert", "--against", "webdataset", *quick, cwd=tmp_path)
+    check_bad_input(unequal, "writer webdataset stores squares, unlike fit keep; give --fit crop")
+    result = run("bench", "convert", "--against", "webdataset", "--fit", "crop", *quick, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert "|" not in result.stdout, "no Markdown on a terminal"
     assert re.search(r"^webdataset +\d+ +\d+-\d+ +[\d.]+x \(", result.stdout, re.MULTILINE)

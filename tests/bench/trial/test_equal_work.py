@@ -9,7 +9,7 @@ WORK = Served(ids=48, images=48, shapes=("3x32x32 torch.uint8",))
 
 def test_equal_work_is_compared() -> None:
     check_served({"pytorch on raw": WORK, "shards on shards": WORK})
-    check_facts({"pytorch on raw": Facts(70, 32, 5), "shards on shards": Facts(70, 32, 5)})
+    check_facts({"pytorch on raw": Facts(70, 5), "shards on shards": Facts(70, 5)})
 
 
 @pytest.mark.parametrize(
@@ -28,8 +28,8 @@ def test_unequal_work_is_refused_with_the_numbers(other: Served, numbers: str) -
 
 
 def test_trees_of_different_numbers_of_pictures_are_refused() -> None:
-    with pytest.raises(DatasetError, match="a: 70 pictures of 32x32; b: 60 pictures of 32x32"):
-        check_facts({"a": Facts(70, 32, 5), "b": Facts(60, 32, 5)})
+    with pytest.raises(DatasetError, match="a: 70 pictures; b: 60 pictures"):
+        check_facts({"a": Facts(70, 5), "b": Facts(60, 5)})
 
 
 def test_a_loader_with_a_recipe_of_its_own_may_serve_another_dtype_but_not_other_shapes() -> None:

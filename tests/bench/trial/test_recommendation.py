@@ -16,6 +16,7 @@ from bench.cli import main
 from bench.commands import recommend as command
 from bench.findings import forecast as model
 from bench.findings import stats
+from bench.findings.choice import RISK
 from bench.findings.forecast import RAW_NAME
 from bench.machine.disk import Disk
 from bench.machine.measurements import Hardware, Measurement
@@ -46,7 +47,7 @@ def result() -> Recommendation:
     reads = Measurement("disk, sequential read", "direct I/O", "MB/s", None, stats.Estimate(500, 490, 510))
     hardware = Hardware(machine, Disk("sda", False), (reads,), 1e5, None, 3)
     settings = {
-        "pictures": 200, "sample_images": 1200, "stored_size": 256, "quality": 95, "batch_size": 64,
+        "pictures": 200, "sample_images": 1200, "stored_size": 448, "quality": 95, "batch_size": 64,
         "size": 224, "workers": 2, "trainer": "emulated:2000", "repeats": 3, "other_cpu": 0.0,
         "sample_pictures": 200, "check": "never", "augment": "train",
     }  # fmt: skip
@@ -146,7 +147,8 @@ def test_the_command_predicts_and_checks(
         (["--disk-mbps", "-1"], ["disk_mbps must be positive"]),
         (["--trainer-rate", "nan"], ["trainer_rate must be positive"]),
         (["--format", "tars"], ["unknown format 'tars'", "dali, shards, webdataset"]),
-        (["--size", "300"], ["size must be an integer from 1 to 256"]),
+        (["--size", "300", "--stored-size", "256"], ["size must be an integer from 1 to 256"]),
+        (["--size", "0"], ["size must be an integer of at least 1, got 0"]),
         (["--json", "."], [".: is a folder; name a file in it"]),
         (["--seconds", "nan"], ["seconds must be positive, got nan"]),
         (["--scratch", "gone"], ["gone: no such folder"]),
@@ -201,6 +203,13 @@ def test_the_conditions_say_whether_checksums_are_compared(
     assert "page cache warm, checksums not compared" in shown(result, capsys)
     comparing = replace(result, settings={**result.settings, "check": "first-read"})
     assert "checksums" not in shown(comparing, capsys)
+
+
+def test_a_smaller_stored_side_is_said_to_risk_accuracy(
+    result: Recommendation, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert RISK not in shown(result, capsys)
+    assert RISK in shown(replace(result, settings={**result.settings, "stored_size": 256}), capsys)
 
 
 def test_beside_other_busy_processes_no_format_is_named(

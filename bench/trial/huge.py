@@ -76,7 +76,7 @@ def make(folder: Path, samples: int, shards: int) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     per_shard = np.full(shards, samples // shards) + (np.arange(shards) < samples % shards)
     index, rows = _write_index(folder / INDEX_NAME, per_shard)
-    recipe = Recipe(format="shards", size=SIZE)
+    recipe = Recipe(format="shards", size=SIZE, fit="crop")
     table = ShardTable(
         ("train",),
         suffixes_of(FORMATS[recipe.format]),

@@ -29,11 +29,11 @@ from tests.conftest import ROWS_PER_SHARD, small_recipe
 SLOWLY = """
 import sys, time
 from precache import Recipe, convert, images
-render = images.render
+render = images.render_or_copy
 def slow_render(*arguments):
     time.sleep(0.004)
     return render(*arguments)
-images.render = slow_render
+images.render_or_copy = slow_render
 if __name__ == "__main__":
     source, out, name, workers, overwrite = sys.argv[1:]
     recipe = Recipe(format=name, size=48, fit="crop", shard_bytes=12 * 48 * 48 * 3)

@@ -27,11 +27,11 @@ from tests.command import ROOT
 SLOWLY = """
 import time
 from precache import images
-render = images.render
+render = images.render_or_copy
 def slow_render(*arguments):
     time.sleep(0.01)
     return render(*arguments)
-images.render = slow_render
+images.render_or_copy = slow_render
 from precache.cli import entry_point
 if __name__ == "__main__":
     entry_point()

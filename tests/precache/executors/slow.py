@@ -20,7 +20,7 @@ from precache.sources.base import SampleRef, Scan
 from precache.sources.tree import TreeSource
 
 SECONDS = 0.03
-_render = images.render
+_render = images.render_or_copy
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Slow:
             mark.with_suffix(".new").write_text(_node())
             mark.with_suffix(".new").rename(mark)
         # while it is decoded, which is what takes memory
-        images.render = _die if ref.path == self.deadly else _render
+        images.render_or_copy = _die if ref.path == self.deadly else _render
         time.sleep(SECONDS)
         return self.source.read(ref, max_pixels)
 

@@ -1,4 +1,4 @@
-"""How a picture of a raw tree is read and decoded; what is made of it is compared in `tests.pixel_contract`."""
+"""How pictures of a raw tree are read and decoded; what is served of them is in `tests.pixel_contract`."""
 
 from dataclasses import replace
 from pathlib import Path

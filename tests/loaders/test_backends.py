@@ -3,6 +3,7 @@
 import math
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -299,7 +300,7 @@ def test_orientation_in_xmp_is_applied_by_every_backend(tmp_path: Path, with_exi
     picture.paste("white", (0, 0, 20, 40))
     exif = Image.Exif()
     exif[0x010E] = "a description"
-    more = {"exif": exif} if with_exif else {}
+    more: dict[str, Any] = {"exif": exif} if with_exif else {}
     picture.save(tmp_path / "class/a.jpg", quality=95, xmp=xmp, **more)
     served = []
     for backend in ("pytorch", "dali"):

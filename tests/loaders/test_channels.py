@@ -51,7 +51,8 @@ def pictures(path: Path) -> dict[int, np.ndarray]:
 
 def served(path: Path, **settings: Any) -> dict[int, torch.Tensor]:
     deep = {"dtype": "uint16"} if path.name.startswith("deep") else {}
-    settings = {"size": SIZE, "batch_size": 6, "workers": 2, **deep, **settings}
+    exact = {"size": SIZE, "crop_ratio": SIZE / STORED}  # nothing is resized
+    settings = {**exact, "batch_size": 6, "workers": 2, **deep, **settings}
     with build_loader(path, **settings) as loader:
         return {int(i): image for batch in loader for i, image in zip(batch.ids, batch.images, strict=True)}
 
@@ -73,6 +74,24 @@ def test_the_centre_is_served_as_it_is_stored(
         part = expected[sample_id][top : top + SIZE, left : left + SIZE]
         assert np.array_equal(picture.permute(1, 2, 0).numpy(), part)
         assert channels == COUNTS[kind[0]]
+
+
+@pytest.mark.parametrize("kind", BOTH)
+def test_each_channel_is_resized_as_by_pillow(
+    stored: dict[tuple[str, str], Path], kind: tuple[str, str]
+) -> None:
+    """Antialiased, values of 16 bits as well; then the middle."""
+    most = 257 if kind[0] == "deep" else 1.01
+    found = served(stored[kind], size=16, crop_ratio=0.8)
+    for sample_id, pixels in pictures(stored[kind]).items():
+        height, width = (20 * side // min(pixels.shape[:2]) for side in pixels.shape[:2])
+        top, left = round((height - 16) / 2), round((width - 16) / 2)
+        for number, channel in enumerate(np.moveaxis(pixels, 2, 0)):
+            whole = Image.fromarray(channel.astype(np.float32)).resize(
+                (width, height), Image.Resampling.BILINEAR
+            )
+            part = np.asarray(whole)[top : top + 16, left : left + 16]
+            assert np.abs(found[sample_id][number].numpy() - part).max() <= most
 
 
 @pytest.mark.parametrize("kind", BOTH)

@@ -235,7 +235,6 @@ def test_what_cannot_be_mixed_is_refused(converted: dict[str, Path], other: dict
         ([], {}, "path is an empty list; give the paths of datasets"),
         (both, {"weights": "balanced"}, "classes, subset and weights are of one dataset"),
         (both, {"classes": ["000.new"]}, "classes, subset and weights are of one dataset"),
-        (both, {"size": STORED_SIZE + 1}, "is more than .* stores"),
         ([converted["shards"], converted["webdataset"]], {"shuffle": "full"}, "shuffle 'full' needs random"),
     ]
     for path, settings, message in refusals:

@@ -54,7 +54,7 @@ def time_stages(spec: TrialSpec, kind: str, files: Sequence[str]) -> dict[str, f
                 decode, pixels = _timed(pool, workers, partial(_serve, spec.size), encoded)
                 shapes = np.array([picture.shape[::-1] for picture in encoded])
                 how = Recipe(format="shards", size=stored_size(spec.size)).rendering
-                in_shards = np.array([fitted_size(*shape, how) for shape in shapes.tolist()])
+                in_shards = np.array([fitted_size(width, height, how) for width, height in shapes.tolist()])
             else:
                 read, samples = _read_shards(kind, files)
                 decode, pixels = _timed(pool, workers, lambda sample: sample[0].pixels(sample[1]), samples)

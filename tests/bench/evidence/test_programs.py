@@ -27,6 +27,7 @@ def data(raw_tree: Path, converted: dict[str, Path], tmp_path_factory: pytest.Te
     (folder / "mixed").symlink_to(raw_tree)
     for name in ("shards", "webdataset"):
         (folder / f"mixed-{name}").symlink_to(converted[name])
+    (folder / "mixed-squares").symlink_to(converted["shards"])
     return folder
 
 

@@ -96,8 +96,8 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
             that is stored where that is less or no square.
         crop_ratio: without augmentation, and for a function, the shorter side becomes `size / crop_ratio` and
             the middle is served, as by torchvision's `Resize(256)` and `CenterCrop(224)`, whatever size is
-            stored; timm calls it crop_pct. Where `size` is left out nothing is enlarged: of what is stored
-            with fewer than 256 pixels more is served, up to all.
+            stored; timm calls it crop_pct. Where `size` is left out, of squares that are stored with fewer
+            than 256 pixels more is served, up to all, in the place of enlarging them.
         dtype: of the images: `"uint8"`, or `"uint16"` where that is stored; or `"float32"`, `"float16"` or
             `"bfloat16"`, normalised.
         normalize: what floating point is normalised with; integers never are. `"imagenet"`, the mean and

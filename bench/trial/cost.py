@@ -36,8 +36,12 @@ def layouts(
 @click.option("--images", type=int, help="Of your own set.  [default: three known ones]")
 @click.option("--epochs", default=90, show_default=True, help="That are trained.")
 @click.option("--photo-bytes", default=107_000.0, show_default=True, help="Of a photograph.")
-@click.option("--pixels-bytes", default=562_500.0, show_default=True, help="Of its pixels: 500x375.")
-@click.option("--jpeg-bytes", default=107_000.0, show_default=True, help="Of it in tars: so small, as it is.")
+@click.option(
+    "--pixels-bytes", default=529_000.0, show_default=True, help="Of one in shards, at most 448 px."
+)
+@click.option(
+    "--jpeg-bytes", default=110_000.0, show_default=True, help="Of one in tars, likewise, quality 95."
+)
 @click.option("--shards-cpu-ms", default=4.0, show_default=True, help="Of one CPU, to convert one picture.")
 @click.option("--webdataset-cpu-ms", default=4.5, show_default=True, help="Likewise.")
 @click.option("--mb-per-s", default=100.0, show_default=True, help="Of the line to the storage.")
@@ -79,7 +83,7 @@ def main(
 
 
 HEAD = (
-    f"{'set':16}{'layout':20}{'size':>10}{'objects':>16}{'GETs':>18}{'month $':>10}{'GETs $':>10}"
+    f"{'set':20}{'layout':20}{'size':>10}{'objects':>16}{'GETs':>18}{'month $':>10}{'GETs $':>10}"
     f"{'egress $':>12}{'CPU hours':>12}{'epoch':>10}"
 )
 
@@ -90,7 +94,7 @@ def row(name: str, layout: str, found: Cost, least_s: float) -> str:
     shown = f"{size:,.0f} GB" if size < 10_000 else f"{size / 1000:,.0f} TB"
     epoch = f"{least_s / 60:,.0f} min" if least_s < 7200 else f"{least_s / 3600:,.0f} h"
     return (
-        f"{name:16}{layout:20}{shown:>10}{found.objects:>16,}{found.gets:>18,}{found.month:>10,.0f}"
+        f"{name:20}{layout:20}{shown:>10}{found.objects:>16,}{found.gets:>18,}{found.month:>10,.0f}"
         f"{found.requests:>10,.2f}{found.egress:>12,.0f}{found.cpu_hours:>12,.1f}{epoch:>10}"
     )
 

@@ -46,6 +46,7 @@ __all__ = [
 
 _KERNELS = {**RESAMPLING, "nearest": Image.Resampling.NEAREST}  # of masks, see `precache.pictures.masks`
 
+_EMPTY = "the file is empty"
 _SIDEWAYS = (5, 6, 7, 8)
 # Pillow-SIMD works on four bytes at a time; a wrapped RGBX saves it the copy into its own layout.
 _COLOUR_MODE = "RGBX" if pillow_is_simd() else "RGB"
@@ -139,6 +140,8 @@ def upright_shape(data: bytes, path: str) -> tuple[int, int]:
         ImageError: as `decode_for`, of what the header alone says.
     """
     with _named(path):
+        if not data:
+            raise ValueError(_EMPTY)
         if data.startswith(jpeg.START):
             try:
                 height, width, *_ = simplejpeg.decode_jpeg_header(data, strict=False)
@@ -182,7 +185,7 @@ def decode_for(
             upright = pillow.upright(data, _backdrop(how), path)
             return Decoded(upright, *upright.size)
         if not data:
-            raise ValueError("the file is empty")
+            raise ValueError(_EMPTY)
         decoded = _decode_jpeg(data, how, turn, jpeg_mode) if data.startswith(jpeg.START) else None
         return decoded or _decode_any(data, path, how, turn)
 

@@ -167,7 +167,7 @@ import itertools, os, sys, threading
 import loaders, loaders.backends.decoding, loaders.delivery.threads
 
 never, hanging = os.pipe()[0], threading.Event()
-read, numbers = loaders.backends.decoding.load, itertools.count()
+read, numbers = loaders.backends.decoding.read, itertools.count()
 
 
 def load(*arguments):
@@ -177,7 +177,7 @@ def load(*arguments):
     return read(*arguments)
 
 
-loaders.backends.decoding.load = load
+loaders.backends.decoding.read = load
 reading = loaders.Reading(workers=0, threads=2)
 loader = loaders.build(sys.argv[1], backend="pytorch", size=40, batch_size=4, reading=reading)
 iterator = iter(loader)

@@ -242,13 +242,13 @@ def test_a_worker_collects_nothing_that_it_has_from_its_parent(
     raw_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its finaliser might wait for a thread that is not there. What the parent has put aside stays so."""
-    load = decoding.load
+    load = decoding.read
 
     def collect_and_load(*arguments: Any) -> Any:
         gc.collect()
         return load(*arguments)
 
-    monkeypatch.setattr(decoding, "load", collect_and_load)
+    monkeypatch.setattr(decoding, "read", collect_and_load)
     gc.collect()
     gc.freeze()
     put_aside = gc.get_freeze_count()

@@ -89,8 +89,8 @@ def test_verify_names_the_damage_and_exits_with_1(converted: dict[str, Path], tm
     assert result.returncode == 1
     assert "copy/train-00001.tar: missing" in result.stderr
     assert (
-        "precache convert SRC copy --format webdataset --size 48 --shard-bytes 82944 --fit crop --overwrite"
-        in result.stderr
+        "precache convert SRC copy --format webdataset --size 48 --shard-bytes 82944 --fit crop "
+        "--resample bilinear --overwrite" in result.stderr
     )
 
 

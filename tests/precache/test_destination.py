@@ -243,7 +243,7 @@ def test_the_working_folder_can_be_the_destination_but_not_be_replaced(
         ".",
         "--format",
         "shards",
-        *("--size", 48, "--fit", "crop"),
+        *("--size", 48, "--fit", "crop", "--resample", "bilinear"),
         "--shard-bytes",
         12 * 48 * 48 * 3,
     )

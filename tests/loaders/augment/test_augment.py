@@ -25,7 +25,7 @@ from precache.errors import SettingError
 from tests.building import build_loader
 from tests.conftest import STORED_SIZE
 
-SIDE, COUNT = 256, 20_000
+SIDE, COUNT = 256, 100_000
 DEFAULTS = RandomAugmentation()
 
 
@@ -52,7 +52,7 @@ def largest_gap(one: np.ndarray, other: np.ndarray) -> float:
 def test_area_aspect_and_place_are_distributed_as_torchvisions(
     ours: np.ndarray, torchvisions: np.ndarray
 ) -> None:
-    """Two samples of 20,000 from one distribution lie within 0.0193 in 999 of 1,000 cases."""
+    """Two samples of 100,000 from one distribution lie within 0.0087 in 999 of 1,000 cases."""
     measures = (
         lambda b: b[:, 2] * b[:, 3],
         lambda b: b[:, 2] / b[:, 3],
@@ -61,9 +61,9 @@ def test_area_aspect_and_place_are_distributed_as_torchvisions(
         lambda b: b[:, 0] + b[:, 2],
     )
     for measure in measures:
-        assert largest_gap(measure(ours), measure(torchvisions)) < 0.0193
+        assert largest_gap(measure(ours), measure(torchvisions)) < 0.0087
     shifted = ours[:, 2] * ours[:, 3] * 1.1
-    assert largest_gap(shifted, torchvisions[:, 2] * torchvisions[:, 3]) > 0.0193, "it can tell"
+    assert largest_gap(shifted, torchvisions[:, 2] * torchvisions[:, 3]) > 0.0087, "it can tell"
 
 
 def test_boxes_lie_inside(ours: np.ndarray) -> None:
@@ -134,7 +134,7 @@ def test_jitter_is_drawn_uniformly_within_its_ranges() -> None:
     settings = RandomAugmentation(brightness=0.4, contrast=0.2, saturation=1.5, hue=0.1)
     colors = draw(settings, 64, 64, 0, 0, np.arange(COUNT)).colors
     for column, (low, high) in enumerate([(0.6, 1.4), (0.8, 1.2), (0, 2.5), (-0.1, 0.1)]):
-        assert largest_gap((colors[:, column] - low) / (high - low), np.linspace(0, 1, COUNT)) < 0.0138
+        assert largest_gap((colors[:, column] - low) / (high - low), np.linspace(0, 1, COUNT)) < 0.0062
 
 
 @pytest.mark.parametrize(

@@ -230,7 +230,12 @@ def test_a_forked_process_reads_too(file: Path, descriptor: int) -> None:
 
 @pytest.mark.parametrize(
     "settings",
-    [{"shuffle": "full"}, {"shuffle": "window"}, {"size": 40}, {"size": 40, "augment": "crop"}],
+    [
+        {"shuffle": "full"},
+        {"shuffle": "window"},
+        {"size": 42, "crop_ratio": 0.875},
+        {"size": 40, "augment": "crop"},
+    ],
     ids=str,
 )
 def test_shards_are_gathered_and_what_is_served_is_the_same_without(

@@ -11,7 +11,7 @@ import torch
 from loaders.augment.cpu import Crops
 from loaders.backends.nvjpeg import NvjpegReader
 from loaders.batch import DecodedBatch, Request
-from loaders.dataset import open_split
+from loaders.dataset import RAW, open_split
 from loaders.settings import LoaderSpec
 from precache import images
 from precache.errors import SettingError
@@ -28,7 +28,7 @@ def read(path: Path, stored: int, size: int) -> list[DecodedBatch]:
     data = open_split(path, "train")
     positions = np.array_split(np.arange(len(data.ids)), 5)
     requests: Iterator[Request] = iter([Request(0, part) for part in positions])
-    reader = NvjpegReader(spec, data, Crops(stored, size), CPU)
+    reader = NvjpegReader(spec, data, Crops(None if data.kind == RAW else stored, size), CPU)
     try:
         return list(reader.read(requests))
     finally:

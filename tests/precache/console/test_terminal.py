@@ -36,7 +36,10 @@ from precache.cli import entry_point
 if __name__ == "__main__":
     entry_point()
 """
-CONVERT = ("--format", "shards", "--size", "48", "--fit", "crop", "--shard-bytes", str(12 * 48 * 48 * 3))
+CONVERT = (
+    *("--format", "shards", "--size", "48", "--fit", "crop", "--resample", "bilinear"),
+    *("--shard-bytes", str(12 * 48 * 48 * 3)),
+)
 WORKERS = pytest.mark.parametrize("workers", [0, 2])
 
 

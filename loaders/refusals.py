@@ -3,10 +3,12 @@
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, TypeVar
 
 from loaders.settings import READING_SETTINGS
 from precache.errors import SettingError
+
+T = TypeVar("T")
 
 # A setting of torch's DataLoader, its samplers or torchvision's datasets -> what to write instead.
 _OURS = {
@@ -66,6 +68,13 @@ def refuse(
         similar = get_close_matches(name, [*inspect.signature(function).parameters, *reading], 1)
         hint = f"; did you mean {_place(similar[0])}?" if similar else ""
         raise TypeError(f"{function.__name__}() got an unexpected keyword argument {name!r}{hint}")
+
+
+def given(path: T | None) -> T:
+    """`path`, which has a default only so that `refuse` speaks first of `root`; SettingError for None."""
+    if path is None:
+        raise SettingError("path is missing; give a tree of pictures or what precache convert made of one")
+    return path
 
 
 def _place(name: str) -> str:

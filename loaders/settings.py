@@ -20,6 +20,7 @@ Shuffle: TypeAlias = bool | Literal["full", "window"]
 Count: TypeAlias = int | Literal["auto"]
 Normalize: TypeAlias = str | tuple[float | Sequence[float], float | Sequence[float]] | None
 CROP_RATIO = 0.875  # 224 of 256, as ImageNet is validated
+LEAST_CROP_RATIO = 0.01
 NORMALIZE_NAMES = ("dataset", "imagenet")
 MAX_VIEWS = 64
 DTYPES = (torch.uint8, torch.uint16, torch.float32, torch.float16, torch.bfloat16)
@@ -157,8 +158,9 @@ class LoaderSpec:
         check_choice("last", self.last, ("drop", "pad", "partial"))
         if self.size is not None:
             object.__setattr__(self, "size", check_size("size", self.size, MAX_SIZE))
-        if not (isinstance(self.crop_ratio, (int, float)) and 0 < self.crop_ratio <= 1):
-            raise SettingError(f"crop_ratio must be above 0 and at most 1, got {self.crop_ratio!r}")
+        is_number = isinstance(self.crop_ratio, (int, float)) and not isinstance(self.crop_ratio, bool)
+        if not (is_number and LEAST_CROP_RATIO <= self.crop_ratio <= 1):
+            raise SettingError(f"crop_ratio must be from {LEAST_CROP_RATIO} to 1, got {self.crop_ratio!r}")
         if not isinstance(self.shuffle, bool):
             check_choice("shuffle", self.shuffle, ("full", "window"))
         if self.dtype not in DTYPES:

@@ -159,7 +159,7 @@ def convert(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
                 with hold_lock(destination) as lock:
                     manifest, converted = _convert(job, lock, overwrite, update)
     for gap in gaps(scan, manifest) if converted is not None else ():
-        warn(f"{destination}: {gap}; --splits says what goes where, and precache inspect what was rejected")
+        warn(f"{destination}: {gap}")
     elapsed_s = time.perf_counter() - start_s
     return Conversion(manifest, converted or 0, converted is not None, elapsed_s, job.nodes)
 

@@ -88,12 +88,14 @@ def psnr(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> float:
 
 
 def is_plain(data: bytes) -> bool:
-    """Whether the JPEG `data` is baseline or progressive, and ends with its own end.
+    """Whether the JPEG `data` is baseline or progressive, and ends with its own end, the first after a scan.
 
     Of these, in YCbCr or grey, all decoders make the same pixels, GPU ones give or take one in 255. The scan
     data is not looked at, nor is the orientation.
     """
-    return data.endswith(_END) and _frame_marker(data) in (_BASELINE, _PROGRESSIVE)
+    # scan data has no such bytes; where tables between two scans do, the JPEG is taken for one with more
+    ends_at = data.find(_END, _scan(data))
+    return ends_at == len(data) - len(_END) and _frame_marker(data) in (_BASELINE, _PROGRESSIVE)
 
 
 def orientation(data: bytes) -> int:

@@ -37,6 +37,14 @@ NUMBERED = (INDEX_NAME, SOURCE_STATE_NAME, TABLE_NAME, LEFT_OUT_NAME)
 """What an update writes anew, under another name, see `precache.dataset.index.name_after`."""
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _MOST_WORDS = 200  # characters of an error that quotes what the file says
+# what JSON makes of those of its values that are taken apart
+_KINDS: dict[str, Any] = {
+    **dict.fromkeys(("counts", "recipe", "index", "source_state", "source_options", "shards"), dict),
+    **dict.fromkeys(("fields", "made_by", "removed", "samples_per_class", "statistics"), dict),
+    **dict.fromkeys(("classes", "updates"), list),
+    "left_out": dict | None,
+    "source_digest": str,
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -231,6 +239,10 @@ def _identity(content: dict[str, Any]) -> str:
 def _decode(content: dict[str, Any], path: Location, held: Held) -> Manifest:
     try:
         fields = {n: value for n, value in content.items() if n not in ("version", "checksum", "counts")}
+        for name, kind in _KINDS.items():
+            _require(isinstance(content[name], kind), name)
+        _require(all(isinstance(update, dict) for update in content["updates"]), "updates")
+        _require(all(isinstance(of, dict) for of in content["statistics"].values()), "statistics")
         fields["scanned"] = content["counts"]["scanned"]
         fields["recipe"] = Recipe(**content["recipe"])
         fields["index"] = FileEntry(**content["index"])

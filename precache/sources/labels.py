@@ -25,6 +25,8 @@ from precache.errors import SettingError
 # As a program writes numbers: 007, +49 and numbers of 19 digits are names. 18 digits fit into 64 bits.
 _WHOLE = re.compile(r"0|-?[1-9][0-9]{0,17}")
 _NUMBER = re.compile(r"-?((0|[1-9][0-9]{0,17})(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]{1,3})?|nan|NaN|-?inf")
+# As people write them, too.
+_ANY_NUMBER = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)(e[+-]?[0-9]{1,3})?")
 _SHOWN = 60
 
 
@@ -306,8 +308,9 @@ def _alike(classes: Sequence[str]) -> Iterable[str]:
     """A note of names that differ in spaces or in case alone, or are one number."""
     first_of: dict[Any, str] = {}
     for name in classes:
-        number = _NUMBER.fullmatch(name)
-        other = first_of.setdefault(Decimal(name) if number else " ".join(name.split()).casefold(), name)
+        text = " ".join(name.split()).casefold()
+        number = _ANY_NUMBER.fullmatch(text)
+        other = first_of.setdefault(Decimal(text) if number else text, name)
         if other != name:
             how = "are one number" if number else "differ in spaces or case alone"
             yield f"have classes {other!r} and {name!r}, which {how}"

@@ -22,7 +22,7 @@ import numpy as np
 from precache.console.notices import counted, some
 from precache.errors import SettingError, SourceError
 from precache.manifest import Manifest
-from precache.recipe import SPLIT_NAME, Recipe, parse_splits
+from precache.recipe import DEFAULT_SPLITS, SPLIT_NAME, Recipe, parse_splits
 from precache.sources.base import IgnoredPath, Scan
 from precache.storage import read_regular
 from precache.storage.urls import local_path
@@ -69,21 +69,27 @@ def apply_list(scan: Scan, recipe: Recipe, path: str | os.PathLike[str]) -> tupl
 
 
 def gaps(scan: Scan, manifest: Manifest) -> list[str]:
-    """What the splits of a dataset converted from `scan` got nothing of; a phrase for each of them."""
+    """What the splits of a dataset converted from `scan` got nothing of; a phrase with a remedy each."""
     samples, found = scan.samples, []
     labels = samples.labels if samples.targets is None else samples.targets.values
     numbers = np.unique(labels[labels >= 0]).tolist() if manifest.classes else []
     there = {scan.classes[number] for number in numbers}
     own = samples.split_names != ("",)
+    asked = own or manifest.recipe.splits != DEFAULT_SPLITS
+    says = "precache inspect says what was rejected"
+    remedy = f"; --splits says what goes where, and {says}" if asked else f"; {says}"
     for split in samples.split_names if own else parse_splits(manifest.recipe.splits):
         if not manifest.split_samples.get(split):
-            found.append(f"split {split} has no picture")
+            found.append(f"split {split} has no picture{remedy}")
             continue
         counts = zip(manifest.classes, manifest.samples_per_class[split], strict=True)
         missing = [name for name, count in counts if not count and name in there]
-        if missing:
+        if missing and asked:
             what = counted(len(missing), "class", "classes")
-            found.append(f"split {split} has no picture of {what} of {len(there):,}: {some(missing)}")
+            found.append(f"split {split} has no picture of {what} of {len(there):,}: {some(missing)}{remedy}")
+        elif missing:
+            what, has = ("class", "has") if len(missing) == 1 else ("classes", "have")
+            found.append(f"{what} {some(missing)} {has} no picture left{remedy}")
     return found
 
 

@@ -57,9 +57,11 @@ def test_classes_are_the_folders(raw_tree: Path, converted: dict[str, Path]) -> 
         ({"batch_size": -1}, "batch_size must be an integer of at least 1, got -1"),
         ({"workers": -1}, "workers must be an integer of at least 0, got -1"),
         ({"seed": -1}, "seed must be an integer from 0 to .*, got -1"),
+        ({"crop_ratio": 1e-9}, "crop_ratio must be from 0.01 to 1, got 1e-09"),
+        ({"crop_ratio": True}, "crop_ratio must be from 0.01 to 1, got True"),
         ({"size": 0}, "size must be an integer from 1 to 8,192, got 0"),
         ({"batch_size": 10**9, "last": "pad"}, r"batch_size 1,000,000,000: .*; give at most [\d,]+$"),
-        ({"device": None}, "unknown device 'None'; choose from: auto, cpu, cuda"),
+        ({"device": None}, "unknown device None; choose from: auto, cpu, cuda"),
         ({"last": "some"}, "unknown last 'some'; choose from: drop, pad, partial"),
         ({"check": "sometimes"}, "unknown check 'sometimes'; choose from: always, first-read, never"),
         ({"cache": "disk"}, "unknown cache 'disk'; choose from: auto, device, none, ram"),
@@ -97,6 +99,10 @@ def test_every_setting_of_torchs_dataloader_is_known_or_refused_by_name(converte
     for name in theirs - set(inspect.signature(loaders.build).parameters):
         with pytest.raises(SettingError, match=f"^{name} is no setting of build; "):
             build_loader(converted["shards"], **{name: None})
+    with pytest.raises(SettingError, match=r"^root is no setting of build; give path$"):
+        loaders.build(root=converted["shards"])
+    with pytest.raises(SettingError, match=r"^path is missing; "):
+        loaders.build()
     with pytest.raises(TypeError, match="'batchsize'; did you mean batch_size\\?"):
         build_loader(converted["shards"], batchsize=3)
     with pytest.raises(TypeError, match=r"'worker'; did you mean reading=loaders.Reading\(workers=\.\.\.\)"):

@@ -207,6 +207,10 @@ def test_settings_of_torchvision_are_refused_by_name(raw_tree: Path) -> None:
     for name in ("root", "train", "download", "transforms", "loader"):
         with pytest.raises(SettingError, match=f"^{name} is no setting of ImageDataset; "):
             ImageDataset(raw_tree, **{name: None})
+    with pytest.raises(SettingError, match=r"^root is no setting of ImageDataset; give path$"):
+        ImageDataset(root=raw_tree, train=True)
+    with pytest.raises(SettingError, match=r"^path is missing; "):
+        ImageDataset()
     with pytest.raises(TypeError, match=r"^ImageDataset\(\) got an .* 'cache'$"):
         ImageDataset(raw_tree, cache="ram")
 

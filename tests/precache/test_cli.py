@@ -10,7 +10,7 @@ import pytest
 
 from precache import Recipe, check, convert, verify_deep
 from precache.console.commandline import parse_bytes, parse_share
-from precache.errors import DatasetError, SettingError, shell_command
+from precache.errors import DatasetError, SettingError, did_you_mean, shell_command
 from precache.example_data.sample_tree import make_sample
 from tests.building import build_loader
 from tests.command import ROOT, check_bad_input, run, run_here
@@ -173,6 +173,14 @@ def test_bad_input_is_one_line_and_exit_code_2(
     before = sorted(tmp_path.rglob("*"))
     check_bad_input(run_here("precache", *arguments, cwd=tmp_path), *mentions)
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_nothing_is_compared_with_a_mistyped_path_where_very_many_names_are(tmp_path: Path) -> None:
+    for number in range(1_001):
+        (tmp_path / f"photos{number}").touch()
+    assert did_you_mean(tmp_path / "fotos7") == ""
+    (tmp_path / "photos0").unlink()
+    assert did_you_mean(tmp_path / "fotos7") == f"; did you mean {tmp_path / 'photos7'}?"
 
 
 @pytest.mark.parametrize("path", ["fotos", "dta/photos", "fotos.csv", "fotos.zip"])

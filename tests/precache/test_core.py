@@ -81,7 +81,7 @@ def test_the_readme_says_which_extras_all_lacks() -> None:
     names = set(re.findall(r"^([a-z0-9-]+) = \[", extras, re.MULTILINE))
     (brings,) = re.findall(r'^all = \["precache\[(.*)\]"\]', extras, re.MULTILINE)
     (lacks,) = re.findall(r"'\.\[all\]' +# all but ([a-z, ]+);", (ROOT / "README.md").read_text())
-    of_developers = {"all", "frameworks", "notebook", "test"}
+    of_developers = {"all", "test"}
     assert names - of_developers - {*brings.split(","), "loaders", "dali-cuda13"} == set(lacks.split(", "))
 
 

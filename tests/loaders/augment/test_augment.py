@@ -146,6 +146,7 @@ def test_jitter_is_drawn_uniformly_within_its_ranges() -> None:
         ({"scale": 5}, "scale must be two numbers"),
         ({"flip": "1"}, "flip must be from 0 to 1.0, got '1'"),
         ({"hue": None}, "hue must be from 0 to 0.5, got None"),
+        ({"flip": True}, "flip must be from 0 to 1.0, got True"),
         ({"flip": 1.5}, "flip must be from 0 to 1.0, got 1.5"),
         ({"hue": 0.6}, "hue must be from 0 to 0.5, got 0.6"),
         ({"contrast": -1}, "contrast must be from 0 to"),

@@ -90,6 +90,20 @@ def test_a_damaged_manifest_names_its_file(
     assert str(tmp_path / MANIFEST_NAME) in str(caught.value)
 
 
+@pytest.mark.parametrize("value", [None, 1.5, "text", [], ["text"]], ids=str)
+def test_a_manifest_with_a_value_of_another_kind_is_refused_by_its_name(
+    value: object, tmp_path: Path, converted: dict[str, Path]
+) -> None:
+    content = json.loads((converted["shards"] / MANIFEST_NAME).read_text())
+    for name in sorted({*content} - {"version", "checksum"}):
+        if type(value) is not type(content[name]) and not (name == "left_out" and value is None):
+            (tmp_path / MANIFEST_NAME).write_text(json.dumps({**content, name: value}))
+            with pytest.raises(DatasetError) as caught:
+                open_dataset(tmp_path)
+            said = str(caught.value).removeprefix(str(tmp_path / MANIFEST_NAME))
+            assert not re.search("object|argument", said), (name, said)
+
+
 @pytest.mark.parametrize("name", [*sorted(FORMATS), "keep-shards", "keep-dali", "rectangle-shards"])
 def test_deep_finds_every_picture_as_its_source_gives_it(
     name: str, raw_tree: Path, converted: dict[str, Path], shaped: dict[str, Path]

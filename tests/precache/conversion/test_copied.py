@@ -64,6 +64,9 @@ ENCODED: dict[str, bytes] = {
     "CMYK": jpeg("CMYK"),
     "stored as RGB": jpeg(keep_rgb=True),
     "followed by more": jpeg() + bytes(20),
+    "followed by another": jpeg() + jpeg(),
+    "followed by more that ends as it": jpeg(progressive=True) + b"PK\3\4" + b"\xff\xd9",
+    "followed by its end": jpeg("L") + b"\xff\xd9",
     "of which libjpeg complains": jpeg()[:-2] + bytes(1000) + jpeg()[-2:],
     "too large": jpeg(size=(600, 449)),
 }

@@ -132,7 +132,8 @@ GAPS: dict[str, tuple[str, dict[str, Any], list[str]]] = {
     "folders": ("train/a/0 train/b/1 val/a/2", {}, ["split val has no picture of 1 class of 2: b"]),
     "a folder without pictures": ("train/a/0 val/a/", {}, ["split val has no picture"]),
     "an empty folder": ("train/a/0 val/", {}, ["split val has no picture"]),
-    "a class that is rejected": ("a/0 b/1!", {}, ["split train has no picture of 1 class of 2: b"]),
+    "a class that is rejected": ("a/0 b/1!", {}, ["class b has no picture left"]),
+    "classes that are rejected": ("a/0 a/1 b/2! c/3!", {}, ["classes b, c have no picture left"]),
     "a split that is rejected": ("train/a/0 val/a/1!", {}, ["split val has no picture"]),
     "what never had one": ("a/0 b/", {}, []),
 }
@@ -142,19 +143,19 @@ GAPS: dict[str, tuple[str, dict[str, Any], list[str]]] = {
 def test_what_a_split_got_nothing_of_is_said(
     case: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """At 1% rejects, which is one picture of two."""
     names, settings, says = GAPS[case]
     tree = _lay(tmp_path / "tree", " ".join(name for name in names.split() if not name.endswith("/")))
     for name in names.split():
         if name.endswith("/"):
             (tree / name).mkdir(parents=True)
     recipe = Recipe(format="shards", size=8, **settings)
-    convert(tree, tmp_path / "out", recipe, workers=0)
-    said = [line.split("; ")[0] for line in caplog.messages if ": split " in line]
+    convert(tree, tmp_path / "out", recipe, workers=0, max_rejects=0.5)
+    said = [line.split("; ")[0] for line in caplog.messages if "no picture" in line]
     assert said == [f"{tmp_path / 'out'}: {gap}" for gap in says]
+    assert ("--splits" in "".join(caplog.messages)) == any("split " in gap for gap in says)
     caplog.clear()
-    convert(tree, tmp_path / "out", recipe, workers=0)
-    assert not [line for line in caplog.messages if ": split " in line], "nothing was converted"
+    convert(tree, tmp_path / "out", recipe, workers=0, max_rejects=0.5)
+    assert not [line for line in caplog.messages if "no picture" in line], "nothing was converted"
 
 
 def test_an_update_says_what_a_split_has_nothing_of_any_more(

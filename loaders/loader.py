@@ -19,6 +19,7 @@ from loaders.delivery.iterations import Asked, Batches, Places
 from loaders.delivery.prefetch import of_dead_worker
 from loaders.delivery.skipping import ErrorPolicy
 from loaders.delivery.stream import Source, Stream
+from loaders.delivery.threads import Ending
 from loaders.frameworks import Place
 from loaders.mixture import MixedData
 from loaders.order import Order
@@ -290,9 +291,11 @@ class EpochLoader(IterableDataset[Batch]):
         try:
             sent = take(self._stream_at(place))
             self._error_policy.check(sent.refused, left=len(sent.batch.ids))
-        except StopIteration:  # a stream has no end
+        except (StopIteration, Ending) as ended:  # a stream has no end but that another thread closes it
             self._drop_stream()
             self._check_usable()
+            if isinstance(ended, Ending):  # the program's
+                raise
             raise WorkerError(f"{self._data.path}: reading ended before the epoch did") from None
         except BaseException:
             self._drop_stream()

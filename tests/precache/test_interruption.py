@@ -36,7 +36,7 @@ def slow_render(*arguments):
 images.render_or_copy = slow_render
 if __name__ == "__main__":
     source, out, name, workers, overwrite = sys.argv[1:]
-    recipe = Recipe(format=name, size=48, fit="crop", shard_bytes=12 * 48 * 48 * 3)
+    recipe = Recipe(format=name, size=48, fit="crop", resample="bilinear", shard_bytes=12 * 48 * 48 * 3)
     convert(source, out, recipe, workers=int(workers), overwrite=overwrite == "yes")
 """
 

@@ -66,7 +66,7 @@ class Transfer:
     sent_bytes: int
 
 
-@tells(lambda: "what has arrived is kept, and the same command sends the rest")
+@tells(lambda: "while files were sent; what has arrived is kept, and the same command sends the rest")
 def push(
     folder: str | os.PathLike[str],
     destination: str | Url,
@@ -125,7 +125,7 @@ def push(
     return report.result()
 
 
-@tells(lambda: "what has arrived is kept, and the same command fetches the rest")
+@tells(lambda: "while files were fetched; what has arrived is kept, and the same command fetches the rest")
 def pull(
     source: str | Url,
     folder: str | os.PathLike[str],
@@ -266,11 +266,9 @@ def _manifest_there(there: bytes | None, destination: str | Url, held: Held) -> 
         ) from error
 
 
-def _own_names(manifest: Manifest | None) -> set[str]:
+def _own_names(manifest: Manifest | None) -> frozenset[str]:
     """Of the files of a dataset, beside its manifest; of none without one."""
-    if manifest is None:
-        return set()
-    return {REJECTED_NAME, *manifest.replaced_files, *(file.name for file in manifest.files)}
+    return frozenset() if manifest is None else manifest.own_names
 
 
 def _is_earlier(old: Manifest | None, new: Manifest) -> bool:
@@ -282,7 +280,7 @@ def _is_earlier(old: Manifest | None, new: Manifest) -> bool:
     return grown and all(ours.get(file.name, file) == file for file in old.files)
 
 
-def _prepare(path: Path, raw: bytes, manifest: Manifest, record: bytes) -> set[str]:
+def _prepare(path: Path, raw: bytes, manifest: Manifest, record: bytes) -> frozenset[str]:
     """Make the folder one that the dataset may be written to; DatasetError if it is not.
 
     Returns:
@@ -292,14 +290,14 @@ def _prepare(path: Path, raw: bytes, manifest: Manifest, record: bytes) -> set[s
     if os.path.lexists(manifest_path):
         there = read_regular(manifest_path)
         if there == raw:
-            return _own_names(manifest)
+            return manifest.own_names
         try:
             before, _, intact = parse_manifest(there, manifest_path, in_folder(path))
         except DatasetError:
             intact = False
         if not intact or not _is_earlier(before, manifest):
             raise DatasetError(f"{path}: holds another dataset; choose another folder, or remove it")
-        return _own_names(before)
+        return before.own_names
     if os.path.lexists(record_path):
         if not _holds(record_path, record):
             raise DatasetError(
@@ -310,7 +308,7 @@ def _prepare(path: Path, raw: bytes, manifest: Manifest, record: bytes) -> set[s
         path.mkdir(parents=True, exist_ok=True)
         with atomic_write(record_path) as file:
             file.write(record)
-    return set()
+    return frozenset()
 
 
 def _holds(path: Path, content: bytes) -> bool:

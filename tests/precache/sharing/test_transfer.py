@@ -14,6 +14,7 @@ import pytest
 
 from precache import convert
 from precache.dataset.files import check_file
+from precache.dataset.left_out import REJECTED_NAME
 from precache.errors import DatasetError, SettingError, StorageError
 from precache.manifest import MANIFEST_NAME
 from precache.sharing.transfer import PULL_NAME, pull, push
@@ -125,6 +126,39 @@ def test_replacing_a_dataset_removes_its_files_and_no_others(
     proxy.plan = lambda seen: None
     push(states["another"], bucket / "set", overwrite=True)
     assert objects(bucket / "set") == {"notes.txt": b"mine", **contents(states["another"])}
+
+
+def test_a_list_of_rejects_is_of_a_dataset_that_has_some(
+    states: dict[str, Path], bucket: Url, raw_tree: Path, tmp_path: Path
+) -> None:
+    """Else a file of its name is the user's, which nothing replaces or removes."""
+    tree, folder, mine = tmp_path / "tree", tmp_path / "copy", {REJECTED_NAME: b"mine"}
+    push(states["earlier"], bucket / "set")
+    ObjectStore(bucket / "set").put(REJECTED_NAME, b"mine")
+    pull(bucket / "set", folder)
+    assert contents(folder) == contents(states["earlier"])
+    push(states["another"], bucket / "set", overwrite=True)
+    assert objects(bucket / "set") == {**contents(states["another"]), **mine}
+    (folder / REJECTED_NAME).write_bytes(b"mine")
+    with pytest.raises(DatasetError, match=r"not part of the dataset \(rejected.csv\)"):
+        convert(raw_tree, folder, small_recipe("shards", size=32), workers=0, overwrite=True)
+    shutil.copytree(raw_tree, tree)
+    next(tree.rglob("*.jpg")).with_name("new.jpg").write_bytes(b"")
+    shutil.copytree(states["earlier"], tmp_path / "rejecting")
+    convert(tree, tmp_path / "rejecting", small_recipe("shards"), workers=0, update=True, max_rejects=0.5)
+    push(tmp_path / "rejecting", bucket / "more")
+    for write in (
+        lambda: convert(tree, folder, small_recipe("shards"), workers=0, update=True, max_rejects=0.5),
+        lambda: pull(bucket / "more", folder),
+    ):
+        with pytest.raises(DatasetError, match=r"not part of the dataset.*\(rejected.csv\)"):
+            write()
+    assert contents(folder) == {**contents(states["earlier"]), **mine}
+    (folder / REJECTED_NAME).unlink()
+    pull(bucket / "more", folder)
+    assert (folder / REJECTED_NAME).read_bytes().startswith(b"id,path,reason")
+    convert(raw_tree, folder, small_recipe("shards", size=32), workers=0, overwrite=True)
+    assert not (folder / REJECTED_NAME).exists()
 
 
 def test_one_process_at_a_time_writes_to_a_url(

@@ -19,14 +19,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from threading import Lock as ThreadLock
 
 from precache.console.notices import some
 from precache.console.progress import Progress, tells, unseen
 from precache.conversion.lock import hold_lock, is_mount_point, lock_path
 from precache.dataset.converted import open_dataset
-from precache.dataset.files import FileEntry, Held, check_file, in_folder
+from precache.dataset.files import FileEntry, Held, check_file, first_problem, in_folder
 from precache.dataset.left_out import REJECTED_NAME
 from precache.errors import DatasetError, shell_command
 from precache.executors import is_of_caller, of_caller
@@ -42,6 +41,7 @@ from precache.storage import (
     open_new,
     read_regular,
     remove_leftovers,
+    temporary_folder,
     temporary_path,
 )
 from precache.storage.retries import Check
@@ -92,6 +92,8 @@ def push(
     remote = open_remote(destination, public=public)
     raw = read_regular(dataset.path / MANIFEST_NAME)
     files = _with_rejected(dataset.manifest, dataset.path)
+    if problem := first_problem(dataset.path, files):  # before anything is made there
+        raise _not_whole(problem, dataset.path)
     with remote.writing() as check_alone:
         there = remote.read(MANIFEST_NAME)
         before = _manifest_there(there, destination, _from(remote, dataset.path))
@@ -113,7 +115,7 @@ def push(
 
         def send(file: FileEntry, check: Check) -> None:
             if problem := check_file(dataset.path, file):
-                raise DatasetError(f"{problem}; run: {shell_command('precache verify', dataset.path)}")
+                raise _not_whole(problem, dataset.path)
             check_alone()
             remote.send(dataset.path / file.name, file, check)
             report(file)
@@ -224,8 +226,8 @@ def _fetched_beside(remote: Remote, folder: Path, file: FileEntry) -> Iterator[P
     if check_file(folder, file) is None:
         yield folder / file.name
         return
-    with TemporaryDirectory() as temporary:
-        path = Path(temporary) / file.name
+    with temporary_folder() as temporary:
+        path = temporary / file.name
         if (content := remote.read(file.name)) is not None:
             try:
                 path.write_bytes(content)
@@ -235,6 +237,10 @@ def _fetched_beside(remote: Remote, folder: Path, file: FileEntry) -> Iterator[P
                     f"folder on another disk"
                 ) from error
         yield path
+
+
+def _not_whole(problem: str, folder: Path) -> DatasetError:
+    return DatasetError(f"{problem}; run: {shell_command('precache verify', folder)}")
 
 
 def _with_rejected(manifest: Manifest, folder: Path) -> list[FileEntry]:

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -15,8 +16,9 @@ import pytest
 from precache import convert
 from precache.dataset.files import check_file
 from precache.dataset.left_out import REJECTED_NAME
-from precache.errors import DatasetError, SettingError, StorageError
+from precache.errors import DatasetError, PrecacheError, SettingError, StorageError
 from precache.manifest import MANIFEST_NAME
+from precache.sharing.hub import Hub
 from precache.sharing.transfer import PULL_NAME, pull, push
 from precache.storage.objects import ObjectStore
 from precache.storage.urls import Url
@@ -239,6 +241,27 @@ def test_a_disk_that_takes_no_more_is_named_with_what_to_do(
     )
     pull(bucket / "set", tmp_path / "copy")
     assert contents(tmp_path / "copy") == contents(converted["shards"])
+
+
+@pytest.mark.parametrize("no_folder", [True, False])
+def test_no_room_for_temporary_files_is_named_with_what_to_do(
+    no_folder: bool, converted: dict[str, Path], bucket: Url, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `tempfile` says it: before it has found a folder, and of the one that it has found."""
+    push(converted["shards"], bucket / "set")
+    made = FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']")
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/tmp/x")
+
+    def refuse(*_: object, **__: object) -> str:
+        raise made if no_folder else full
+
+    monkeypatch.setattr(tempfile, "mkdtemp", refuse)
+    for act in (
+        lambda: pull(bucket / "set", tmp_path / "copy"),
+        lambda: Hub("hf://datasets/me/photos").read(MANIFEST_NAME),
+    ):
+        with pytest.raises(PrecacheError, match=r"; make room there, or set TMPDIR to a folder on another"):
+            act()
 
 
 @pytest.mark.parametrize(

@@ -266,9 +266,8 @@ def _update(job: _Job, destination: Path) -> tuple[Manifest, int | None]:
     if plan is None:
         return dataset.manifest, None
     job = replace(job, scan=plan.difference.scan, plan=plan.plan, target=plan.target, rejected=plan.rejected)
-    base = frozenset((*(file.name for file in dataset.manifest.files), *dataset.manifest.replaced_files))
     with (
-        Journal(destination, job.target, job.plan, job.scan, base=base) as journal,
+        Journal(destination, job.target, job.plan, job.scan, base=dataset.manifest.own_names) as journal,
         _tells_of_faults(destination, journal.kept),
     ):
         for name in dataset.manifest.replaced_files:  # nobody can be reading them any more

@@ -25,7 +25,6 @@ from precache.console.notices import some, warn
 from precache.conversion.journal_header import JOURNAL_NAME, read_header, unfinished_names
 from precache.conversion.lock import Lock, Swap, is_mount_point
 from precache.dataset.converted import is_converted, open_dataset, open_unchecked
-from precache.dataset.left_out import REJECTED_NAME
 from precache.errors import DatasetError
 from precache.manifest import MANIFEST_NAME, Manifest
 from precache.storage import fsync_folder, remove_leftovers
@@ -212,8 +211,7 @@ def _folders(lock: Lock, swap: Swap) -> tuple[Path, Path]:
 
 
 def _own_names(manifest: Manifest) -> tuple[str, ...]:
-    files = (file.name for file in manifest.files)
-    return (*files, *manifest.replaced_files, REJECTED_NAME, AUTO_NAME, MANIFEST_NAME)
+    return (*manifest.own_names, AUTO_NAME, MANIFEST_NAME)
 
 
 def _is_working_folder(folder: Path) -> bool:

@@ -146,7 +146,7 @@ class Journal:
         if not self._base:
             check_empty(self.folder)
             return
-        names = self._names - {JOURNAL_NAME}
+        names = self._names - {JOURNAL_NAME} - (self._base & REWRITTEN)
         if taken := sorted(name for name in names if os.path.lexists(self.folder / name)):
             raise DatasetError(
                 f"{self.folder}: holds files that are not part of the dataset, under names that the update "

@@ -20,7 +20,7 @@ from precache.dataset.columns import KINDS
 from precache.dataset.files import FileEntry, Held
 from precache.dataset.history import Update, adds_up
 from precache.dataset.index import INDEX_NAME, SOURCE_STATE_NAME, name_after
-from precache.dataset.left_out import LEFT_OUT_NAME, Rejected, listed_ignored, listed_rejected
+from precache.dataset.left_out import LEFT_OUT_NAME, REJECTED_NAME, Rejected, listed_ignored, listed_rejected
 from precache.dataset.shard_table import TABLE_NAME, ShardTable, read_table
 from precache.dataset.statistics import ChannelStatistics
 from precache.dataset.targets import TARGETS
@@ -123,6 +123,12 @@ class Manifest:
     def files(self) -> Iterator[FileEntry]:
         """All files of the dataset beside the manifest, one after the other: there may be many."""
         return chain((file for shard in self.shards for file in shard.files), self.columns)
+
+    @property
+    def own_names(self) -> frozenset[str]:
+        """Of all files that may be removed with the dataset, the manifest apart; others are the user's."""
+        listed = (REJECTED_NAME,) if self.rejected else ()
+        return frozenset((*(file.name for file in self.files), *self.replaced_files, *listed))
 
     @property
     def columns(self) -> tuple[FileEntry, ...]:

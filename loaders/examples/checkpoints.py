@@ -13,7 +13,7 @@ import torch
 import loaders
 from precache.errors import PrecacheError, SettingError
 
-_RECORD = "checkpoint.json"
+_RECORD = ".precache-checkpoint.json"
 
 
 def save(path: Path, content: dict[str, Any]) -> None:
@@ -67,15 +67,15 @@ def finish(filled: Path, state: dict[str, Any], args: argparse.Namespace) -> Non
 
 
 def find(args: argparse.Namespace) -> tuple[Path, dict[str, Any]] | None:
-    """The folder OUT/checkpoint-N that was recorded, and the loader's state, for --resume.
+    """The folder OUT/checkpoint-N that was recorded, if it is there, and the loader's state, for --resume.
 
     Raises:
         SettingError, PrecacheError: as of `read`.
     """
-    if not _asked(args.out / _RECORD, args):
-        return None
+    args.out.mkdir(parents=True, exist_ok=True)
     found = _recorded(args.out)
-    assert found is not None
+    if found is None or not _asked(found[0], args):
+        return None
     _check_model(found[1]["name"], found[0], args)
     return found[0], found[1]["loader"]
 

@@ -95,9 +95,8 @@ class Epochs(transformers.TrainerCallback):  # type: ignore[misc]
         """After the validation, if there is one."""
         self.trainer.accelerator.wait_for_everyone()  # each rank has written its part
         if state.is_world_process_zero:
-            loader_state = self.trainer.training.state_dict()
             filled = checkpoints.filling(self.args) / f"checkpoint-{state.global_step}"
-            checkpoints.finish(filled, loader_state, self.args)
+            checkpoints.finish(filled, self.trainer.training.state_dict(), self.args)
         if self.sigterm.came():
             control.should_training_stop = self.stopped = True
 
@@ -141,8 +140,7 @@ def train(args: argparse.Namespace, sigterm: common.Sigterm) -> int:
 
 def main(arguments: list[str] | None = None) -> int:
     """Train as the command line says; the exit code."""
-    parser = common.parser("train_transformers", "Train a ResNet with Hugging Face's Trainer.")
-    args = parser.parse_args(arguments)
+    args = common.parser("train_transformers", "Train with Hugging Face's Trainer.").parse_args(arguments)
     with common.Sigterm() as sigterm:
         return common.run("train_transformers", lambda: train(args, sigterm))
 

@@ -26,4 +26,4 @@ def tells(what_is_kept: Callable[[], str]) -> Iterator[None]:
 
 def nothing_lost() -> str:
     """For `tells`, of a moment at which nothing is half done."""
-    return "while nothing was being converted; what is finished is kept, and the same command goes on"
+    return "while nothing was being converted; nothing is lost, and the same command goes on"

@@ -6,7 +6,7 @@ process is writing is never touched: its lock is held meanwhile.
 
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,8 +14,6 @@ from pathlib import Path
 from precache.conversion.journal_header import JOURNAL_NAME, is_of_this_release, own_names, read_header
 from precache.conversion.lock import Lock, hold_lock, lock_path
 from precache.dataset.converted import is_converted, open_unchecked
-from precache.dataset.files import FileEntry
-from precache.dataset.left_out import REJECTED_NAME
 from precache.destination import resolve
 from precache.errors import DatasetError
 from precache.manifest import MANIFEST_NAME
@@ -102,7 +100,7 @@ def _of_url(url: Url, staged: tuple[Path, ...]) -> Iterator[Leftovers]:
     locked = store.find(LOCK_NAME) is not None
     with hold_url(url):
         finished = is_converted(url)
-        kept = _own(open_unchecked(url)[0].manifest.files) if finished else frozenset()
+        kept = open_unchecked(url)[0].manifest.own_names | {MANIFEST_NAME} if finished else frozenset()
         header = journal.read_header(store)
         ours = (frozenset() if header is None else own_names(header)) - kept
         there = {info.name: info.bytes for info in store.list()}
@@ -116,7 +114,7 @@ def _of_url(url: Url, staged: tuple[Path, ...]) -> Iterator[Leftovers]:
 
 def _of_folder(folder: Path, lock: Lock, staged: tuple[Path, ...]) -> Leftovers:
     finished = is_converted(folder)
-    kept = _own(open_unchecked(folder)[0].manifest.files) if finished else frozenset()
+    kept = open_unchecked(folder)[0].manifest.own_names | {MANIFEST_NAME} if finished else frozenset()
     ours = _names(folder)
     shards, others = [], []
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
@@ -162,10 +160,6 @@ def _names(folder: Path) -> frozenset[str]:
             f"files are ours; remove what you do not need yourself"
         )
     return own_names(header)
-
-
-def _own(files: Iterable[FileEntry]) -> frozenset[str]:
-    return frozenset(file.name for file in files) | {MANIFEST_NAME, REJECTED_NAME}
 
 
 def _is_file(path: Path) -> bool:

@@ -124,7 +124,7 @@ def commit_update(update: UpdatePlan, finished: Mapping[str, FinishedShard]) -> 
         updates=(*before.updates, done),
         removed={split: count for split, count in zip(table.split_names, counts, strict=True) if count},
     )
-    if not rejected:
+    if before.rejected and not rejected:
         (folder / REJECTED_NAME).unlink(missing_ok=True)
     write_rejected(folder, rejected)
     write_manifest(folder, manifest)

@@ -89,8 +89,8 @@ def header_of(target: Target, plan: ConvertPlan) -> dict[str, Any]:
 def own_names(header: dict[str, Any]) -> frozenset[str]:
     """The names of all files that the conversion, or the update, of this journal makes."""
     form, update = FORMATS[header["recipe"]["format"]], header.get("update", 0)
-    names = {JOURNAL_NAME, *(name_after(name, update) for name in NUMBERED)}
-    names |= frozenset() if update else REWRITTEN
+    names = {JOURNAL_NAME, REJECTED_NAME, *(name_after(name, update) for name in NUMBERED)}
+    names |= frozenset() if update else {MANIFEST_NAME}
     for split, count in header["shards"].items():
         first = header["first"][split] if update else 0
         for index in range(first, first + min(count, _MAX_SHARDS)):

@@ -18,6 +18,7 @@ from precache.dataset.files import FileEntry
 from precache.errors import MissingDependencyError, SettingError, StorageError
 from precache.manifest import MANIFEST_NAME
 from precache.packages import install_extra
+from precache.storage import temporary_folder
 from precache.storage.retries import Check, unchecked
 from precache.storage.room import FULL
 
@@ -54,7 +55,7 @@ class Hub:
 
     def read(self, name: str) -> bytes | None:
         """As of `Remote`."""
-        with tempfile.TemporaryDirectory() as folder:
+        with temporary_folder() as folder:
             path = self._download(name, folder)
             return None if path is None else path.read_bytes()
 
@@ -117,7 +118,7 @@ class Hub:
 
     def fetch(self, file: FileEntry, descriptor: int, check: Check) -> None:
         """As of `Remote`."""
-        with tempfile.TemporaryDirectory(prefix="precache-pull-") as folder:
+        with temporary_folder() as folder:
             path = self._download(file.name, folder)
             if path is None:
                 raise StorageError(f"{self._place}/{file.name}: is not there; push the dataset again")
@@ -128,7 +129,7 @@ class Hub:
     def _errors(self) -> Any:
         return self._hub.errors
 
-    def _download(self, name: str, folder: str) -> Path | None:
+    def _download(self, name: str, folder: Path) -> Path | None:
         with self._in_words():
             try:
                 return Path(

@@ -19,14 +19,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from threading import Lock as ThreadLock
 
 from precache.console.notices import some
 from precache.console.progress import Progress, tells, unseen
 from precache.conversion.lock import hold_lock, is_mount_point, lock_path
 from precache.dataset.converted import open_dataset
-from precache.dataset.files import FileEntry, Held, check_file, in_folder
+from precache.dataset.files import FileEntry, Held, check_file, first_problem, in_folder
 from precache.dataset.left_out import REJECTED_NAME
 from precache.errors import DatasetError, shell_command
 from precache.executors import is_of_caller, of_caller
@@ -42,6 +41,7 @@ from precache.storage import (
     open_new,
     read_regular,
     remove_leftovers,
+    temporary_folder,
     temporary_path,
 )
 from precache.storage.retries import Check
@@ -66,7 +66,7 @@ class Transfer:
     sent_bytes: int
 
 
-@tells(lambda: "what has arrived is kept, and the same command sends the rest")
+@tells(lambda: "while files were sent; what has arrived is kept, and the same command sends the rest")
 def push(
     folder: str | os.PathLike[str],
     destination: str | Url,
@@ -92,6 +92,8 @@ def push(
     remote = open_remote(destination, public=public)
     raw = read_regular(dataset.path / MANIFEST_NAME)
     files = _with_rejected(dataset.manifest, dataset.path)
+    if problem := first_problem(dataset.path, files):  # before anything is made there
+        raise _not_whole(problem, dataset.path)
     with remote.writing() as check_alone:
         there = remote.read(MANIFEST_NAME)
         before = _manifest_there(there, destination, _from(remote, dataset.path))
@@ -113,7 +115,7 @@ def push(
 
         def send(file: FileEntry, check: Check) -> None:
             if problem := check_file(dataset.path, file):
-                raise DatasetError(f"{problem}; run: {shell_command('precache verify', dataset.path)}")
+                raise _not_whole(problem, dataset.path)
             check_alone()
             remote.send(dataset.path / file.name, file, check)
             report(file)
@@ -125,7 +127,7 @@ def push(
     return report.result()
 
 
-@tells(lambda: "what has arrived is kept, and the same command fetches the rest")
+@tells(lambda: "while files were fetched; what has arrived is kept, and the same command fetches the rest")
 def pull(
     source: str | Url,
     folder: str | os.PathLike[str],
@@ -224,8 +226,8 @@ def _fetched_beside(remote: Remote, folder: Path, file: FileEntry) -> Iterator[P
     if check_file(folder, file) is None:
         yield folder / file.name
         return
-    with TemporaryDirectory() as temporary:
-        path = Path(temporary) / file.name
+    with temporary_folder() as temporary:
+        path = temporary / file.name
         if (content := remote.read(file.name)) is not None:
             try:
                 path.write_bytes(content)
@@ -235,6 +237,10 @@ def _fetched_beside(remote: Remote, folder: Path, file: FileEntry) -> Iterator[P
                     f"folder on another disk"
                 ) from error
         yield path
+
+
+def _not_whole(problem: str, folder: Path) -> DatasetError:
+    return DatasetError(f"{problem}; run: {shell_command('precache verify', folder)}")
 
 
 def _with_rejected(manifest: Manifest, folder: Path) -> list[FileEntry]:
@@ -266,11 +272,9 @@ def _manifest_there(there: bytes | None, destination: str | Url, held: Held) -> 
         ) from error
 
 
-def _own_names(manifest: Manifest | None) -> set[str]:
+def _own_names(manifest: Manifest | None) -> frozenset[str]:
     """Of the files of a dataset, beside its manifest; of none without one."""
-    if manifest is None:
-        return set()
-    return {REJECTED_NAME, *manifest.replaced_files, *(file.name for file in manifest.files)}
+    return frozenset() if manifest is None else manifest.own_names
 
 
 def _is_earlier(old: Manifest | None, new: Manifest) -> bool:
@@ -282,7 +286,7 @@ def _is_earlier(old: Manifest | None, new: Manifest) -> bool:
     return grown and all(ours.get(file.name, file) == file for file in old.files)
 
 
-def _prepare(path: Path, raw: bytes, manifest: Manifest, record: bytes) -> set[str]:
+def _prepare(path: Path, raw: bytes, manifest: Manifest, record: bytes) -> frozenset[str]:
     """Make the folder one that the dataset may be written to; DatasetError if it is not.
 
     Returns:
@@ -292,14 +296,14 @@ def _prepare(path: Path, raw: bytes, manifest: Manifest, record: bytes) -> set[s
     if os.path.lexists(manifest_path):
         there = read_regular(manifest_path)
         if there == raw:
-            return _own_names(manifest)
+            return manifest.own_names
         try:
             before, _, intact = parse_manifest(there, manifest_path, in_folder(path))
         except DatasetError:
             intact = False
         if not intact or not _is_earlier(before, manifest):
             raise DatasetError(f"{path}: holds another dataset; choose another folder, or remove it")
-        return _own_names(before)
+        return before.own_names
     if os.path.lexists(record_path):
         if not _holds(record_path, record):
             raise DatasetError(
@@ -310,7 +314,7 @@ def _prepare(path: Path, raw: bytes, manifest: Manifest, record: bytes) -> set[s
         path.mkdir(parents=True, exist_ok=True)
         with atomic_write(record_path) as file:
             file.write(record)
-    return set()
+    return frozenset()
 
 
 def _holds(path: Path, content: bytes) -> bool:

@@ -23,6 +23,7 @@ from precache.storage.local import (
     read_regular,
     read_regular_part,
     remove_leftovers,
+    temporary_folder,
     temporary_path,
 )
 
@@ -44,5 +45,6 @@ __all__ = [
     "read_regular",
     "read_regular_part",
     "remove_leftovers",
+    "temporary_folder",
     "temporary_path",
 ]

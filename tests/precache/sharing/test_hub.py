@@ -4,6 +4,7 @@ Its own transfer of chunks (Xet) has no stand-in, and is switched off.
 """
 
 import json
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -55,6 +56,17 @@ def test_a_repository_that_is_made_is_private_unless_asked(
         sent = run("precache", "push", converted["shards"], "hf://datasets/me/photos", *more, cwd=tmp_path)
         assert sent.returncode == 0, sent.stderr
         assert hub.private == {"me/photos": not flags}
+
+
+def test_no_repository_is_made_for_a_dataset_that_is_not_whole(
+    converted: dict[str, Path], hub: Hub, tmp_path: Path
+) -> None:
+    shutil.copytree(converted["shards"], tmp_path / "lacking")
+    lost = next((tmp_path / "lacking").glob("train-*"))
+    lost.unlink()
+    refused = run("precache", "push", tmp_path / "lacking", "hf://datasets/me/photos", cwd=tmp_path)
+    check_bad_input(refused, lost.name, "precache verify")
+    assert hub.repositories == hub.private == {}
 
 
 def test_files_of_somebody_else_stay(converted: dict[str, Path], hub: Hub, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -14,8 +15,10 @@ import pytest
 
 from precache import convert
 from precache.dataset.files import check_file
-from precache.errors import DatasetError, SettingError, StorageError
+from precache.dataset.left_out import REJECTED_NAME
+from precache.errors import DatasetError, PrecacheError, SettingError, StorageError
 from precache.manifest import MANIFEST_NAME
+from precache.sharing.hub import Hub
 from precache.sharing.transfer import PULL_NAME, pull, push
 from precache.storage.objects import ObjectStore
 from precache.storage.urls import Url
@@ -127,6 +130,39 @@ def test_replacing_a_dataset_removes_its_files_and_no_others(
     assert objects(bucket / "set") == {"notes.txt": b"mine", **contents(states["another"])}
 
 
+def test_a_list_of_rejects_is_of_a_dataset_that_has_some(
+    states: dict[str, Path], bucket: Url, raw_tree: Path, tmp_path: Path
+) -> None:
+    """Else a file of its name is the user's, which nothing replaces or removes."""
+    tree, folder, mine = tmp_path / "tree", tmp_path / "copy", {REJECTED_NAME: b"mine"}
+    push(states["earlier"], bucket / "set")
+    ObjectStore(bucket / "set").put(REJECTED_NAME, b"mine")
+    pull(bucket / "set", folder)
+    assert contents(folder) == contents(states["earlier"])
+    push(states["another"], bucket / "set", overwrite=True)
+    assert objects(bucket / "set") == {**contents(states["another"]), **mine}
+    (folder / REJECTED_NAME).write_bytes(b"mine")
+    with pytest.raises(DatasetError, match=r"not part of the dataset \(rejected.csv\)"):
+        convert(raw_tree, folder, small_recipe("shards", size=32), workers=0, overwrite=True)
+    shutil.copytree(raw_tree, tree)
+    next(tree.rglob("*.jpg")).with_name("new.jpg").write_bytes(b"")
+    shutil.copytree(states["earlier"], tmp_path / "rejecting")
+    convert(tree, tmp_path / "rejecting", small_recipe("shards"), workers=0, update=True, max_rejects=0.5)
+    push(tmp_path / "rejecting", bucket / "more")
+    for write in (
+        lambda: convert(tree, folder, small_recipe("shards"), workers=0, update=True, max_rejects=0.5),
+        lambda: pull(bucket / "more", folder),
+    ):
+        with pytest.raises(DatasetError, match=r"not part of the dataset.*\(rejected.csv\)"):
+            write()
+    assert contents(folder) == {**contents(states["earlier"]), **mine}
+    (folder / REJECTED_NAME).unlink()
+    pull(bucket / "more", folder)
+    assert (folder / REJECTED_NAME).read_bytes().startswith(b"id,path,reason")
+    convert(raw_tree, folder, small_recipe("shards", size=32), workers=0, overwrite=True)
+    assert not (folder / REJECTED_NAME).exists()
+
+
 def test_one_process_at_a_time_writes_to_a_url(
     converted: dict[str, Path], grey: dict[str, Path], raw_tree: Path, bucket: Url, tmp_path: Path
 ) -> None:
@@ -205,6 +241,27 @@ def test_a_disk_that_takes_no_more_is_named_with_what_to_do(
     )
     pull(bucket / "set", tmp_path / "copy")
     assert contents(tmp_path / "copy") == contents(converted["shards"])
+
+
+@pytest.mark.parametrize("no_folder", [True, False])
+def test_no_room_for_temporary_files_is_named_with_what_to_do(
+    no_folder: bool, converted: dict[str, Path], bucket: Url, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `tempfile` says it: before it has found a folder, and of the one that it has found."""
+    push(converted["shards"], bucket / "set")
+    made = FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']")
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/tmp/x")
+
+    def refuse(*_: object, **__: object) -> str:
+        raise made if no_folder else full
+
+    monkeypatch.setattr(tempfile, "mkdtemp", refuse)
+    for act in (
+        lambda: pull(bucket / "set", tmp_path / "copy"),
+        lambda: Hub("hf://datasets/me/photos").read(MANIFEST_NAME),
+    ):
+        with pytest.raises(PrecacheError, match=r"; make room there, or set TMPDIR to a folder on another"):
+            act()
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from loaders.delivery.pipeline import Pipeline
 from loaders.loader import EpochLoader
 from loaders.mixture import MixedData, Mixture, samples_of, unite_classes
 from loaders.orders.mixed_order import MixedOrder
-from loaders.refusals import given, refuse
+from loaders.refusals import check_given, refuse
 from loaders.samples.fields import with_fields
 from loaders.samples.parts import with_parts
 from loaders.samples.sampling import Sampling, choose_samples, find_weights, make_order
@@ -156,7 +156,8 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
     """
     old = {name: other.pop(name) for name in READING_SETTINGS if name in other}
     refuse(other, build)
-    path = given(path)
+    check_given(path)
+    assert path is not None
     check_name(backend)
     rank, world_size = find_ranks(rank, world_size)
     nodes = find_nodes(ranks_per_node, world_size)

@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 
 from loaders.backends.integrity import SampleCheck
 from loaders.dataset import RAW, open_split
-from loaders.refusals import OF_IMAGES, given, refuse
+from loaders.refusals import OF_IMAGES, check_given, refuse
 from loaders.samples.fields import labels_of
 from precache import images
 from precache.errors import DatasetError, SampleError, SettingError, check_choice, shell_command
@@ -75,7 +75,8 @@ class ImageDataset(Dataset[tuple[Any, Any]]):
         **other: Any,
     ) -> None:
         refuse(other, ImageDataset, OF_IMAGES, ())
-        path = given(path)
+        check_given(path)
+        assert path is not None
         check_choice("decode", decode, DECODES)
         for name, function in (("transform", transform), ("target_transform", target_transform)):
             if function is not None and not callable(function):

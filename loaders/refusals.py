@@ -3,12 +3,10 @@
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
-from typing import Any, TypeVar
+from typing import Any
 
 from loaders.settings import READING_SETTINGS
 from precache.errors import SettingError
-
-T = TypeVar("T")
 
 # A setting of torch's DataLoader, its samplers or torchvision's datasets -> what to write instead.
 _OURS = {
@@ -70,11 +68,10 @@ def refuse(
         raise TypeError(f"{function.__name__}() got an unexpected keyword argument {name!r}{hint}")
 
 
-def given(path: T | None) -> T:
-    """`path`, which has a default only so that `refuse` speaks first of `root`; SettingError for None."""
+def check_given(path: object) -> None:
+    """SettingError for a `path` of None, which is a default only so that `refuse` speaks first of `root`."""
     if path is None:
         raise SettingError("path is missing; give a tree of pictures or what precache convert made of one")
-    return path
 
 
 def _place(name: str) -> str:

@@ -216,7 +216,7 @@ def test_an_interruption_before_anything_was_begun_promises_nothing(
     def stop(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("precache.convert.scanned", stop)
+    monkeypatch.setattr(sys.modules["precache.convert"], "scanned", stop)
     with pytest.raises(KeyboardInterrupt, match="while nothing was being converted; nothing is lost, and"):
         convert(raw_tree, tmp_path / "out", small_recipe("shards"), workers=0)
 

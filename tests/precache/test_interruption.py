@@ -210,6 +210,17 @@ def test_an_interrupted_conversion_says_what_is_kept_and_the_same_command_says_w
         assert f"out: {told[1]} of 70 pictures are there already; going on from there\n" in resumed.stdout
 
 
+def test_an_interruption_before_anything_was_begun_promises_nothing(
+    raw_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys.modules["precache.convert"], "scanned", stop)
+    with pytest.raises(KeyboardInterrupt, match="while nothing was being converted; nothing is lost, and"):
+        convert(raw_tree, tmp_path / "out", small_recipe("shards"), workers=0)
+
+
 def shards_written(folder: Path) -> int:
     """How many finished shards the journals in `folder` and below it hold."""
     journals = (path for path in folder.glob("**/" + JOURNAL_NAME))

@@ -75,17 +75,15 @@ def test_errors_import_nothing_of_ours() -> None:
 
 
 ROOMS = {
-    "commands": {"accuracy", "evidence", "findings", "machine", "options", "pages", "peers", "trial"},
-    "evidence": {"findings", "machine", "pages", "trial"},
-    "accuracy": {"findings", "machine", "trial"},
+    "commands": {"evidence", "machine", "measure", "peers", "report"},
+    "evidence": {"machine", "measure", "report"},
     "sagemaker": set[str](),
-    "trial": {"findings", "machine", "peers"},
-    "pages": {"findings", "machine", "trial"},
-    "machine": {"findings"},
-    "findings": set[str](),
+    "measure": {"machine", "peers", "report"},
+    "machine": {"report"},
+    "report": set[str](),
     "peers": set[str](),
 }
-"""Folders of `bench`, each with those that it may use, `options` being a file."""
+"""Folders of `bench`, each with those that it may use."""
 
 
 def test_rooms_of_bench_use_only_those_below() -> None:
@@ -95,7 +93,7 @@ def test_rooms_of_bench_use_only_those_below() -> None:
             used = {name.split(".")[1] for name in imports(path) if name.startswith("bench.")}
             found[path.parent.name] |= used - {path.parent.name}
     assert {room for room, used in found.items() if used - ROOMS[room]} == set()
-    TopologicalSorter({room: used - {"options"} for room, used in ROOMS.items()}).prepare()
+    TopologicalSorter({room: used for room, used in ROOMS.items()}).prepare()
 
 
 CORE_OF_LOADERS = {
@@ -165,5 +163,5 @@ def test_commands_that_precache_lends_are_named_and_not_imported() -> None:
 def test_findings_are_pure() -> None:
     """They get the machine's and the data's figures passed, and open nothing."""
     opening = {"psutil", "loaders", "torch", "subprocess"}
-    for path in files("bench/findings"):
+    for path in files("bench/report"):
         assert not opening & {name.split(".")[0] for name in imports(path)}, path

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.trial.comparison import RunSettings, choose_arms, compare
+from bench.measure.comparison import RunSettings, choose_arms, compare
 from loaders import BACKENDS
 from precache import convert, open_dataset, verify
 from precache.sources.tree import scan_tree

@@ -10,18 +10,18 @@ from typing import Any
 import click
 import torch
 
-from bench.accuracy import splits, validation
-from bench.accuracy.arms import find_pictures, opener, parse_arm
-from bench.accuracy.recipe import MODELS, Recipe
-from bench.accuracy.results import Line, Trainings
-from bench.accuracy.run import Source, Task, check_opens, run
-from bench.findings import accuracy as findings
+from bench.commands.options import PATH, option
 from bench.machine.hardware import describe_machine
 from bench.machine.precision import resolve_amp
-from bench.options import PATH, option
-from bench.pages import accuracy as page
-from bench.trial.device import choose_device
-from bench.trial.full_batches import check_fills_batch
+from bench.measure import splits, validation
+from bench.measure.device import choose_device
+from bench.measure.full_batches import check_fills_batch
+from bench.measure.training import MODELS, Recipe
+from bench.measure.training_sources import find_pictures, opener, parse_arm
+from bench.measure.trainings import Source, Task, check_opens, run
+from bench.measure.trainings_file import Line, Trainings
+from bench.report import accuracy as findings
+from bench.report import accuracy_page as page
 from precache.console import commandline
 from precache.console.commandline import STDOUT, ProgressBar, check_output, gathered, write_json
 from precache.console.page import write as write_page

@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from bench.commands.hardware import TABLE_WIDTH
+from bench.commands.options import PLACE
 from bench.commands.recommend import (
     MEASURING,
     QUICK_FORMATS,
@@ -20,19 +21,18 @@ from bench.commands.recommend import (
     conditions,
     make_spec,
 )
-from bench.findings import choice as rules
-from bench.findings import forecast as model
-from bench.findings.advice import accelerator, answer, is_unclear
-from bench.findings.choice import Setting
-from bench.findings.forecast import AS_IT_IS
-from bench.findings.trust import disturbance, other_cpu
-from bench.options import PLACE
-from bench.trial import automatic
-from bench.trial.automatic import Proof
-from bench.trial.begun import Begun, find_begun, read_report, store
-from bench.trial.presets import EPILOG
-from bench.trial.recommendation import Recommendation, recommend, train_images
-from bench.trial.sampling import Converted, RecommendSpec
+from bench.measure import automatic
+from bench.measure.automatic import Proof
+from bench.measure.begun import Begun, find_begun, read_report, store
+from bench.measure.presets import EPILOG
+from bench.measure.recommendation import Recommendation, recommend, train_images
+from bench.measure.sampling import Converted, RecommendSpec
+from bench.report import choice as rules
+from bench.report import forecast as model
+from bench.report.advice import accelerator, answer, is_unclear
+from bench.report.choice import Setting
+from bench.report.forecast import AS_IT_IS
+from bench.report.trust import disturbance, other_cpu
 from precache.cli import DATA, RAW, convert
 from precache.console import commandline
 from precache.console.commandline import (

@@ -8,11 +8,11 @@ from typing import Any
 import click
 from rich.table import Table
 
-from bench.findings.regression import REGRESSION, Change, changes, differences
-from bench.findings.result_file import read_result
-from bench.findings.trust import disturbance, is_disturbed, other_cpu
-from bench.findings.verdict import NOT_DISTINGUISHABLE
-from bench.findings.words import counted
+from bench.report.regression import REGRESSION, Change, changes, differences
+from bench.report.result_file import read_result
+from bench.report.trust import disturbance, is_disturbed, other_cpu
+from bench.report.verdict import NOT_DISTINGUISHABLE
+from bench.report.words import counted
 from precache.console import commandline
 from precache.console.commandline import STDOUT, check_output, write_json
 from precache.console.tables import new_console

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import click
 
-from bench.options import PATH, names_of, option
-from bench.pages import conversion as pages
+from bench.commands.options import PATH, names_of, option
+from bench.measure import conversion
 from bench.peers.writing import WRITERS
-from bench.trial import conversion
+from bench.report import conversion_table as pages
 from precache.console import commandline
 from precache.console.commandline import STDOUT, ProgressBar, check_output, gathered, write_json
 from precache.executors import worker_count

@@ -15,19 +15,19 @@ import click
 import torch
 from rich.table import Table
 
-from bench.findings import stats
-from bench.findings.stats import Estimate
-from bench.findings.verdict import NEGLIGIBLE_SHARE
-from bench.findings.words import counted
+from bench.commands.options import PLACE, option, run_options
 from bench.machine import page_cache
 from bench.machine.hardware import accelerator_of, describe_machine
-from bench.options import PLACE, option, run_options
-from bench.trial.arm import choose_arms, folder_of
-from bench.trial.ddp_rank import DATA_WAIT, ONE, OWN, TOGETHER, Job
-from bench.trial.fresh_process import environment
-from bench.trial.presets import EPILOG
-from bench.trial.spec import RunSettings
-from bench.trial.trainers import resolve
+from bench.measure.arm import choose_arms, folder_of
+from bench.measure.ddp_rank import DATA_WAIT, ONE, OWN, TOGETHER, Job
+from bench.measure.fresh_process import environment
+from bench.measure.presets import EPILOG
+from bench.measure.spec import RunSettings
+from bench.measure.trainers import resolve
+from bench.report import stats
+from bench.report.stats import Estimate
+from bench.report.verdict import NEGLIGIBLE_SHARE
+from bench.report.words import counted
 from loaders import BACKENDS
 from loaders.dataset import open_split
 from precache.console import commandline
@@ -68,7 +68,7 @@ class Summary:
 
 
 def summarise(ranks: Sequence[dict[str, list[float]]]) -> Summary:
-    """From the rates and waits of each rank, see `bench.trial.ddp_rank.measure`. Pure."""
+    """From the rates and waits of each rank, see `bench.measure.ddp_rank.measure`. Pure."""
     totals = [sum(rates) for rates in zip(*(rank[TOGETHER] for rank in ranks), strict=True)]
     own = tuple(stats.estimate(rank[OWN]) for rank in ranks)
     slowest = min(range(len(own)), key=lambda rank: own[rank].median)
@@ -116,7 +116,7 @@ def launch(
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+") as errors:
         asked = json.dumps({"job": job.to_json(), "out": folder})
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        command += ["--nproc-per-node", str(ranks), "-m", "bench.trial.ddp_rank", asked]
+        command += ["--nproc-per-node", str(ranks), "-m", "bench.measure.ddp_rank", asked]
         threads = str(max(1, available_cpus() // ranks))
         process = subprocess.Popen(
             command,

@@ -15,7 +15,7 @@ from bench.evidence import document, findings
 from bench.evidence.runner import NOT_YET, Outcome, Run, forget, run_steps
 from bench.evidence.steps import FULL, PREPARE, SMOKE, STEPS
 from bench.machine.hardware import describe_machine
-from bench.trial.fresh import run_fresh
+from bench.measure.fresh import run_fresh
 from precache.console import commandline
 from precache.console.commandline import note
 from precache.errors import SettingError, check_choice

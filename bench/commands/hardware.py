@@ -8,13 +8,13 @@ from pathlib import Path
 import click
 from rich.table import Table
 
-from bench.findings.stats import Estimate
-from bench.findings.trust import disturbance, is_disturbed
-from bench.findings.words import counted, duration, number
+from bench.commands.options import PATH, option
 from bench.machine import measurements
 from bench.machine.hardware import accelerator_of
 from bench.machine.measurements import PETABYTE, Hardware, HardwareSpec, Measurement
-from bench.options import PATH, option
+from bench.report.stats import Estimate
+from bench.report.trust import disturbance, is_disturbed
+from bench.report.words import counted, duration, number
 from precache.console import commandline
 from precache.console.commandline import STDOUT, ProgressBar, check_output, human_bytes, write_json
 from precache.console.tables import new_console

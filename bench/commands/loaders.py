@@ -6,15 +6,23 @@ from pathlib import Path
 
 import click
 
-from bench.options import PATH, PLACE, names_of, option, run_options, showing_options, tensorboard_option
-from bench.pages.terminal import Showing, all_or_nothing, show, write
+from bench.commands.options import (
+    PATH,
+    PLACE,
+    names_of,
+    option,
+    run_options,
+    showing_options,
+    tensorboard_option,
+)
+from bench.measure.arm import CHOICES as BACKENDS
+from bench.measure.arm import choose_arms
+from bench.measure.comparison import compare
+from bench.measure.peer_arm import choose_peers, limits
+from bench.measure.presets import EPILOG
+from bench.measure.spec import RunSettings
 from bench.peers.serving import PEERS
-from bench.trial.arm import CHOICES as BACKENDS
-from bench.trial.arm import choose_arms
-from bench.trial.comparison import compare
-from bench.trial.peer_arm import choose_peers, limits
-from bench.trial.presets import EPILOG
-from bench.trial.spec import RunSettings
+from bench.report.terminal import Showing, all_or_nothing, show, write
 from precache.console import commandline
 from precache.console.commandline import STDOUT, ProgressBar, check_output
 from precache.errors import SettingError

@@ -15,16 +15,16 @@ import torch
 from rich.table import Table
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from bench.findings.words import counted
+from bench.commands.options import PATH, PLACE, chosen_trainer, option, run_options
 from bench.machine.hardware import accelerator_of, describe_machine
-from bench.options import PATH, PLACE, chosen_trainer, option, run_options
-from bench.trial.arm import CHOICES as BACKENDS
-from bench.trial.arm import READS
-from bench.trial.full_batches import check_fills_batch
-from bench.trial.presets import EPILOG
-from bench.trial.run import measure
-from bench.trial.spec import RunSettings, TrialSpec
-from bench.trial.trainers import CHOICES, resolve
+from bench.measure.arm import CHOICES as BACKENDS
+from bench.measure.arm import READS
+from bench.measure.full_batches import check_fills_batch
+from bench.measure.presets import EPILOG
+from bench.measure.run import measure
+from bench.measure.spec import RunSettings, TrialSpec
+from bench.measure.trainers import CHOICES, resolve
+from bench.report.words import counted
 from loaders.dataset import RAW, open_split
 from precache.console import commandline
 from precache.console.tables import new_console

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import click
 
-from bench.findings.choice import stored_size
-from bench.findings.gain import CONVERSIONS
-from bench.findings.result import Result
-from bench.options import price_option, run_options
-from bench.pages.terminal import Showing, all_or_nothing, show, write
-from bench.trial.arm import CHOICES
-from bench.trial.comparison import choose_arms, compare
-from bench.trial.presets import DEFAULT_PRESET, PRESETS
-from bench.trial.spec import RunSettings
+from bench.commands.options import price_option, run_options
+from bench.measure.arm import CHOICES
+from bench.measure.comparison import choose_arms, compare
+from bench.measure.presets import DEFAULT_PRESET, PRESETS
+from bench.measure.spec import RunSettings
+from bench.report.choice import stored_size
+from bench.report.gain import CONVERSIONS
+from bench.report.result import Result
+from bench.report.terminal import Showing, all_or_nothing, show, write
 from precache.console import commandline
 from precache.console.commandline import ProgressBar
 from precache.convert import convert

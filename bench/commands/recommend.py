@@ -10,17 +10,17 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.commands.hardware import TABLE_WIDTH
-from bench.findings import forecast as model
-from bench.findings.advice import PLAIN_RULE, answer, as_it_is, busy_share, rule
-from bench.findings.choice import RISK, stored_size
-from bench.findings.forecast import AS_IT_IS, Inputs, Prediction
-from bench.findings.trust import disturbance, is_disturbed, miss, other_cpu
-from bench.findings.words import counted, duration, epochs, number, percent
+from bench.commands.options import PATH, PLACE, chosen_trainer, option
 from bench.machine.hardware import accelerator_of, versions_of
-from bench.options import PATH, PLACE, chosen_trainer, option
-from bench.trial.presets import EPILOG
-from bench.trial.recommendation import Recommendation, recommend, train_images
-from bench.trial.sampling import RecommendSpec
+from bench.measure.presets import EPILOG
+from bench.measure.recommendation import Recommendation, recommend, train_images
+from bench.measure.sampling import RecommendSpec
+from bench.report import forecast as model
+from bench.report.advice import PLAIN_RULE, answer, as_it_is, busy_share, rule
+from bench.report.choice import RISK, stored_size
+from bench.report.forecast import AS_IT_IS, Inputs, Prediction
+from bench.report.trust import disturbance, is_disturbed, miss, other_cpu
+from bench.report.words import counted, duration, epochs, number, percent
 from precache.console import commandline
 from precache.console.commandline import STDOUT, ProgressBar, check_output, gathered, human_bytes, write_json
 from precache.console.tables import new_console

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import click
 
-from bench.findings.result_file import read_result
-from bench.options import PATH, option, showing_options, tensorboard_option
-from bench.pages.terminal import Showing, show, write
+from bench.commands.options import PATH, option, showing_options, tensorboard_option
+from bench.report.result_file import read_result
+from bench.report.terminal import Showing, show, write
 from precache.console import commandline
 
 

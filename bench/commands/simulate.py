@@ -7,9 +7,9 @@ from typing import Any
 import click
 from rich.table import Table
 
-from bench.findings.result import Row
-from bench.findings.result_file import read_result
-from bench.findings.simulation import (
+from bench.report.result import Row
+from bench.report.result_file import read_result
+from bench.report.simulation import (
     DECODE,
     LINK,
     MAX_GPUS,
@@ -20,8 +20,8 @@ from bench.findings.simulation import (
     Rates,
     simulate,
 )
-from bench.findings.trust import disturbance, is_disturbed, miss, other_cpu, why_together
-from bench.findings.words import counted
+from bench.report.trust import disturbance, is_disturbed, miss, other_cpu, why_together
+from bench.report.words import counted
 from precache.console import commandline
 from precache.console.commandline import STDOUT, ProgressBar, check_output, gathered, write_json
 from precache.console.tables import new_console

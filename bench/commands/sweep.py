@@ -8,32 +8,32 @@ from typing import Any
 import click
 import torch
 
-from bench.findings.grid import (
+from bench.commands.options import PATH, PLACE, option, parse_amp, parse_numbers, parse_switches, run_options
+from bench.machine import page_cache
+from bench.machine.hardware import accelerator_of, describe_machine
+from bench.machine.others import OtherProcesses
+from bench.measure import sweep_trial
+from bench.measure.arm import CHOICES as BACKENDS
+from bench.measure.arm import Arm, choose_arms, folder_of, open_arms
+from bench.measure.equal_work import find_facts
+from bench.measure.fresh import run_fresh
+from bench.measure.full_batches import check_fills_batch
+from bench.measure.presets import EPILOG
+from bench.measure.refusals import DoesNotFit
+from bench.measure.spec import RunSettings
+from bench.measure.sweep_trial import at_point
+from bench.measure.trainers import MODELS, resolve
+from bench.report import sweep_page as page
+from bench.report.grid import (
     Axes,
     Point,
     drop_axes,
     grid,
     prune,
 )
-from bench.findings.sweep_file import SweepFile
-from bench.findings.words import counted
-from bench.machine import page_cache
-from bench.machine.hardware import accelerator_of, describe_machine
-from bench.machine.others import OtherProcesses
-from bench.options import PATH, PLACE, option, parse_amp, parse_numbers, parse_switches, run_options
-from bench.pages import sweep as page
-from bench.pages.sweep_table import LEGEND, tables
-from bench.trial import sweep_trial
-from bench.trial.arm import CHOICES as BACKENDS
-from bench.trial.arm import Arm, choose_arms, folder_of, open_arms
-from bench.trial.equal_work import find_facts
-from bench.trial.fresh import run_fresh
-from bench.trial.full_batches import check_fills_batch
-from bench.trial.presets import EPILOG
-from bench.trial.refusals import DoesNotFit
-from bench.trial.spec import RunSettings
-from bench.trial.sweep_trial import at_point
-from bench.trial.trainers import MODELS, resolve
+from bench.report.sweep_file import SweepFile
+from bench.report.sweep_table import LEGEND, tables
+from bench.report.words import counted
 from loaders.dataset import RAW
 from precache.console import commandline
 from precache.console.commandline import ProgressBar, check_output
@@ -76,7 +76,7 @@ def command(
     """Find the fewest workers and the smallest batch that keep the trainer busy.
 
     DATA are folders, data/raw by default. Every combination of the settings is measured, except those that
-    cannot help; `bench.findings.grid.prune` has the rules. Each finished trial is a line of --out: the same
+    cannot help; `bench.report.grid.prune` has the rules. Each finished trial is a line of --out: the same
     command goes on after those, and other folders add theirs. --amp is left out for a trainer that does not
     compute, and --pin without CUDA: they change nothing there.
     """

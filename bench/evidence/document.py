@@ -6,8 +6,8 @@ from html import escape
 from bench.evidence import findings
 from bench.evidence.runner import Outcome
 from bench.evidence.steps import Step
-from bench.pages import charts, skeleton
-from bench.pages import table as report
+from bench.report import charts, skeleton
+from bench.report import table as report
 from precache.console import page
 
 SMOKE_NOTE = (

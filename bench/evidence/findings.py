@@ -7,10 +7,10 @@ from typing import Any
 from bench.evidence.memory import MAY_GROW_BYTES
 from bench.evidence.runner import Content, Outcome
 from bench.evidence.steps import Step
-from bench.findings.result import Result, Row
-from bench.findings.stats import Estimate
-from bench.findings.verdict import KEEPS_UP, NOT_DISTINGUISHABLE, judge, lost_share
-from bench.pages import table as report
+from bench.report import table as report
+from bench.report.result import Result, Row
+from bench.report.stats import Estimate
+from bench.report.verdict import KEEPS_UP, NOT_DISTINGUISHABLE, judge, lost_share
 
 _ANSWERING = ("resnet50", "resnet50-device", "photos", "stored", "resnet50-ram")
 """The steps that the first sentence is about: the step that most know, not compiled."""

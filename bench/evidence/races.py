@@ -16,7 +16,7 @@ import torch
 
 from bench.evidence.feeds import FEEDS, Feed
 from bench.evidence.programs import failure, feed_options, write_result
-from bench.trial.fresh import run_fresh
+from bench.measure.fresh import run_fresh
 from precache.console import commandline
 from precache.errors import MissingDependencyError, SettingError
 

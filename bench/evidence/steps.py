@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from bench.findings.choice import stored_size
+from bench.report.choice import stored_size
 
 LONGEST_S = 480
 """No step may take longer: machines are often lent for ten minutes at a time."""

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import click
 
-from bench.findings.grid import recommend, sentence
-from bench.findings.sweep_file import SweepFile
-from bench.trial.fresh_process import environment
+from bench.measure.fresh_process import environment
+from bench.report.grid import recommend, sentence
+from bench.report.sweep_file import SweepFile
 from precache.console import commandline
 
 _PATH = click.Path(path_type=Path)

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from bench.findings import stats
 from bench.machine import disk
 from bench.machine.hardware import describe_machine
 from bench.machine.others import OtherProcesses
 from bench.machine.precision import DTYPES, resolve_amp
+from bench.report import stats
 from precache import jpeg
 from precache.console.progress import Progress, unseen
 from precache.errors import ImageError, SettingError, check_range

@@ -6,7 +6,7 @@ import shutil
 import pytest
 import torch
 
-from bench.trial.trainers import MODELS, Model
+from bench.measure.trainers import MODELS, Model
 
 
 @pytest.fixture

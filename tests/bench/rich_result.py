@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bench.findings.result import Result, Row
-from bench.findings.stats import Estimate, ratio
-from bench.findings.verdict import Change
+from bench.report.result import Result, Row
+from bench.report.stats import Estimate, ratio
+from bench.report.verdict import Change
 
 BATCHES = 140
 EPOCH = 48

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from bench.trial.spec import RunSettings
+from bench.measure.spec import RunSettings
 
 
 def sweep_settings(*, trainer: str, **given: Any) -> RunSettings:

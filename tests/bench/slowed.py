@@ -10,7 +10,7 @@ from unittest.mock import patch
 import numpy as np
 from PIL import Image
 
-from bench.trial.trainers import EmulatedTrainer
+from bench.measure.trainers import EmulatedTrainer
 from loaders.batch import Batch
 from loaders.transfer import Transfer
 from precache import images

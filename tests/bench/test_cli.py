@@ -8,12 +8,12 @@ import pytest
 
 from bench.cli import main
 from bench.commands import loaders as loaders_command
-from bench.findings.result import Result
-from bench.trial import conversion
-from bench.trial.conversion import ConversionResult
+from bench.measure import conversion
+from bench.measure.conversion import ConversionResult
+from bench.report.result import Result
 from precache.console import commandline
-from tests.bench.findings.test_gain import fed
-from tests.bench.findings.test_gain import result as gain_result
+from tests.bench.report.test_gain import fed
+from tests.bench.report.test_gain import result as gain_result
 from tests.bench.rich_result import around, rich_result
 from tests.command import check_bad_input, run
 

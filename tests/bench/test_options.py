@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from bench.cli import COMMANDS, main
-from bench.options import SHARED, option, run_options
-from bench.trial.spec import RunSettings
+from bench.commands.options import SHARED, option, run_options
+from bench.measure.spec import RunSettings
 from precache.errors import SettingError
 from tests.command import ROOT
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.findings.result import Row
-from bench.trial.comparison import Arm, RunSettings, compare
+from bench.measure.comparison import Arm, RunSettings, compare
+from bench.report.result import Row
 from tests.bench.slowed import BATCH, make_tree, slow
 
 PICTURE_S = 0.008

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from bench.trial import huge
+from bench.measure import huge
 from loaders import ImageDataset
 from loaders.backends.integrity import SampleCheck
 from loaders.dataset import SplitData, open_split

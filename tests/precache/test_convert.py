@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from bench.trial.processes import run_watched
+from bench.measure.processes import run_watched
 from precache import convert, open_dataset, verify, verify_deep
 from precache.errors import DatasetError, SettingError
 from precache.formats import FORMATS

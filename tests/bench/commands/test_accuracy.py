@@ -15,7 +15,7 @@ from bench.cli import main
 from bench.commands.accuracy import parse_seeds
 from precache.console import commandline
 from precache.errors import SettingError
-from tests.bench.accuracy.squares import Squares, make
+from tests.bench.measure.squares import Squares, make
 from tests.command import ROOT, check_bad_input, run_here
 
 SMALL = ("--size", 16, "--epochs", 3, "--batch-size", 16, "--seeds", 1, "--workers", 1, "--device", "cpu")

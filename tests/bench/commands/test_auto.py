@@ -13,17 +13,17 @@ import pytest
 
 import precache
 from bench.commands import auto as command
-from bench.findings import forecast as model
-from bench.findings import stats
-from bench.findings.choice import median_error, needed_bytes
-from bench.findings.forecast import AS_IT_IS, RAW_NAME, TODAY_NAME, Inputs, Profile
-from bench.findings.trust import is_disturbed
 from bench.machine.disk import Disk
 from bench.machine.measurements import Hardware, Measurement
-from bench.trial import automatic
-from bench.trial.loader_run import LoaderRun
-from bench.trial.recommendation import Recommendation, train_images
-from bench.trial.sampling import RecommendSpec
+from bench.measure import automatic
+from bench.measure.loader_run import LoaderRun
+from bench.measure.recommendation import Recommendation, train_images
+from bench.measure.sampling import RecommendSpec
+from bench.report import forecast as model
+from bench.report import stats
+from bench.report.choice import median_error, needed_bytes
+from bench.report.forecast import AS_IT_IS, RAW_NAME, TODAY_NAME, Inputs, Profile
+from bench.report.trust import is_disturbed
 from precache.cli import main
 from precache.console import commandline
 from precache.conversion.estimate import predict_bytes

@@ -11,8 +11,8 @@ from rich.console import Console
 
 from bench.cli import main
 from bench.commands.ddp import cause, launch, rank_table, sentences, summarise
-from bench.trial.ddp_rank import Job
-from bench.trial.spec import RunSettings
+from bench.measure.ddp_rank import Job
+from bench.measure.spec import RunSettings
 from precache.console import commandline
 from precache.errors import WorkerError
 from tests.command import check_bad_input
@@ -160,7 +160,7 @@ def endless(raw_tree: Path) -> Job:
 def ranks_running() -> dict[int, psutil.Process]:
     """The processes of the ranks that this one started."""
     children = psutil.Process().children(recursive=True)
-    return {int(p.environ()["RANK"]): p for p in children if "bench.trial.ddp_rank" in p.cmdline()[:5]}
+    return {int(p.environ()["RANK"]): p for p in children if "bench.measure.ddp_rank" in p.cmdline()[:5]}
 
 
 TORCHRUN_SAYS = """

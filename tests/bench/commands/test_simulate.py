@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from bench.cli import main
-from bench.findings.simulation import DECODE, STEP, STORAGE, Prediction
-from bench.trial.comparison import Arm, RunSettings, compare
+from bench.measure.comparison import Arm, RunSettings, compare
+from bench.report.simulation import DECODE, STEP, STORAGE, Prediction
 from precache.console import commandline
 from tests.bench.slowed import BATCH, make_tree, slow
 from tests.command import ROOT, check_bad_input

@@ -15,10 +15,10 @@ import pytest
 import torch
 
 from bench.cli import main
-from bench.findings.grid import Point
-from bench.trial import sweep_trial
-from bench.trial.refusals import DoesNotFit
-from bench.trial.trainers import FromPageable, NullTrainer
+from bench.measure import sweep_trial
+from bench.measure.refusals import DoesNotFit
+from bench.measure.trainers import FromPageable, NullTrainer
+from bench.report.grid import Point
 from loaders.batch import Batch
 from precache.console import commandline
 from precache.errors import SettingError

@@ -7,8 +7,8 @@ import pytest
 from bench.evidence import document, findings
 from bench.evidence.runner import NOT_YET, Outcome
 from bench.evidence.steps import STEPS, Step
-from bench.findings.result import Result, Row
-from bench.findings.stats import Estimate
+from bench.report.result import Result, Row
+from bench.report.stats import Estimate
 from tests.bench.rich_result import altered, around, rich_result, row
 
 MACHINE = {"date": "2026-11-22", "cpu": "16 CPUs", "memory": "128 GiB", "accelerator": "NVIDIA H200"}

@@ -12,7 +12,7 @@ import pytest
 
 from bench.evidence.runner import Outcome, Run, forget, run_limited, run_steps
 from bench.evidence.steps import SMOKE, Step
-from bench.trial.fresh_process import environment
+from bench.measure.fresh_process import environment
 
 MACHINE = {"date": "2026-11-22", "accelerator": "none", "torch": "2.15.0"}
 WRITES = f"""

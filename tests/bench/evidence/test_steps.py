@@ -9,8 +9,8 @@ import torch
 
 from bench import cli
 from bench.evidence.steps import FULL, LONGEST_S, PREPARE, SMOKE, STEPS, Scale, Step, arguments
-from bench.trial.device import choose_warmup
-from bench.trial.spec import RunSettings
+from bench.measure.device import choose_warmup
+from bench.measure.spec import RunSettings
 from loaders import BACKENDS
 from tests.command import ROOT
 

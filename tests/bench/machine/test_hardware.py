@@ -15,11 +15,11 @@ import torch
 
 from bench.cli import main
 from bench.commands import hardware as command
-from bench.findings.stats import Estimate
-from bench.findings.words import duration
 from bench.machine import disk, measurements
 from bench.machine.disk import Disk
 from bench.machine.measurements import Hardware, HardwareSpec, Measurement
+from bench.report.stats import Estimate
+from bench.report.words import duration
 from precache.console import commandline
 from precache.errors import SettingError
 from precache.sources.tree import scan_tree

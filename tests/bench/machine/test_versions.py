@@ -7,7 +7,7 @@ import torch
 
 from bench.machine import hardware
 from bench.machine.hardware import accelerator_of, describe_machine, versions_of
-from bench.pages import table as report
+from bench.report import table as report
 from tests.bench.rich_result import rich_result
 
 GPU_VERSIONS = {"driver", "cuda", "cudnn", "nccl"}

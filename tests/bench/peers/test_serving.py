@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from bench.findings.result import Result
-from bench.pages import loaders as page
-from bench.pages import table as report
+from bench.measure.comparison import Arm, RunSettings, compare
+from bench.measure.peer_arm import PeerArm, choose_peers, limits, run_peer, write_data
 from bench.peers import libraries, serving
 from bench.peers.libraries import Work
 from bench.peers.serving import LIMIT, PEERS
-from bench.trial.comparison import Arm, RunSettings, compare
-from bench.trial.peer_arm import PeerArm, choose_peers, limits, run_peer, write_data
+from bench.report import loaders_page as page
+from bench.report import table as report
+from bench.report.result import Result
 from precache.errors import DatasetError, SettingError, WorkerError
 from precache.formats import FORMATS
 from precache.sources.tree import scan_tree

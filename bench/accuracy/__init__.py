@@ -1,1 +1,0 @@
-"""The same model trained from several sources of the same pictures."""

@@ -1,0 +1,149 @@
+"""What the machine does while something runs: sampled ten times a second in a thread.
+
+The figures of processor, disk, network and swap are the whole machine's, those of memory the process
+tree's, those of the GPU the device's: others who use them at the same time are in them.
+"""
+
+import os
+import threading
+import time
+from types import TracebackType
+
+import numpy as np
+import psutil
+import torch
+
+from bench.machine.nvml import open_gpu
+from bench.measure.processes import tree_memory
+from bench.report.watched import Watched
+from bench.report.workers import busy_cores
+
+INTERVAL_S = 0.1
+# Of one core. Summing up the pages of a large process takes long, so that is done less often then.
+_MEMORY_SHARE = 0.02
+_GPU_MEMORY_LIMIT = 0.9
+_SWAP_LIMIT_BYTES = 1 << 20
+
+
+class Monitor:
+    """Samples from `with Monitor() as monitor:` until the block ends; then `monitor.result()`.
+
+    Args:
+        device: whose GPU is sampled, if it is one.
+        pid: whose process tree's memory is sampled; this process's by default.
+    """
+
+    def __init__(self, device: torch.device | None = None, pid: int | None = None) -> None:
+        self._pid = os.getpid() if pid is None else pid
+        self._missing: dict[str, str] = {}
+        self._gpu = None
+        if device is not None and device.type == "cuda":
+            self._gpu = open_gpu(device, self._missing)
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="bench-monitor", daemon=True)
+        self._times_s: list[float] = []
+        self._samples: list[dict[str, float]] = []
+        self._memory_due_s = 0.0
+        self._memory: tuple[int, int] = (0, 0)
+        self._own_s = 0.0
+        self._wall_s = 0.0
+
+    def __enter__(self) -> "Monitor":
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def result(self) -> Watched:
+        """What was sampled; call it after the block."""
+        names = self._samples[-1] if self._samples else {}
+        series = {name: tuple(sample[name] for sample in self._samples) for name in names}
+        peak = {name: max(values) for name, values in series.items()}
+        mean = {name: sum(values) / len(values) for name, values in series.items()}
+        lasted_s = np.diff(self._times_s, prepend=0.0)
+        swapped = float(np.dot(series.get("swap_bytes_per_s", ()), lasted_s))
+        return Watched(
+            time_s=tuple(self._times_s),
+            series=series,
+            peak=peak,
+            mean=mean,
+            flags=tuple(find_limits(peak, mean, swapped)),
+            missing=dict(self._missing),
+            own_cpu_share=self._own_s / self._wall_s if self._wall_s else 0.0,
+        )
+
+    def _run(self) -> None:
+        start_s, own_start_s = time.perf_counter(), time.thread_time()
+        cores = _cores()
+        psutil.cpu_percent(percpu=True)  # the first call has nothing to compare with
+        before, before_s = _counters(), start_s
+        due_s = start_s
+        last = False
+        while not last:
+            due_s = max(due_s + INTERVAL_S, time.perf_counter())
+            last = self._ended.wait(due_s - time.perf_counter())
+            now_s = time.perf_counter()
+            busy = psutil.cpu_percent(percpu=True)
+            counters = _counters()
+            sample = {f"cpu_{core}_share": busy[core] / 100 for core in cores if core < len(busy)}
+            sample["cpu_share"] = sum(sample.values()) / max(1, len(sample))
+            sample |= {name: (counters[name] - before.get(name, 0)) / (now_s - before_s) for name in counters}
+            sample |= self._memory_sample(now_s)
+            if self._gpu is not None:
+                sample |= self._gpu.sample()
+            self._times_s.append(now_s - start_s)
+            self._samples.append(sample)
+            before, before_s = counters, now_s
+        self._wall_s = time.perf_counter() - start_s
+        self._own_s = time.thread_time() - own_start_s
+
+    def _memory_sample(self, now_s: float) -> dict[str, float]:
+        if now_s >= self._memory_due_s:
+            self._memory = tree_memory(self._pid)
+            self._memory_due_s = now_s + (time.perf_counter() - now_s) / _MEMORY_SHARE
+        private, shared = self._memory
+        return {"private_bytes": float(private), "shared_bytes": float(shared)}
+
+
+def find_limits(peak: dict[str, float], mean: dict[str, float], swapped_bytes: float) -> list[str]:
+    """Sentences for the limits that hurt, of the peaks and means of `Watched`."""
+    flags = []
+    if peak.get("gpu_memory_share", 0.0) > _GPU_MEMORY_LIMIT:
+        flags.append(
+            f"GPU memory was filled to {peak['gpu_memory_share']:.0%}: a larger batch or picture may not fit."
+        )
+    busy = busy_cores(mean.get("cpu_share", 0.0))
+    if busy is not None:
+        flags.append(busy)
+    if swapped_bytes >= _SWAP_LIMIT_BYTES:
+        flags.append(
+            f"The machine swapped {swapped_bytes / 2**20:,.0f} MiB in and out: use less memory, as fewer "
+            f"workers or smaller batches do."
+        )
+    return flags
+
+
+def _cores() -> list[int]:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
+def _counters() -> dict[str, int]:
+    """Bytes since the machine started; a counter that the system does not have is left out."""
+    counters: dict[str, int] = {}
+    disk, network, swap = psutil.disk_io_counters(), psutil.net_io_counters(), psutil.swap_memory()
+    if disk is not None:
+        counters |= {"disk_read_bytes_per_s": disk.read_bytes, "disk_write_bytes_per_s": disk.write_bytes}
+    if network is not None:
+        received, sent = network.bytes_recv, network.bytes_sent
+        counters |= {"network_receive_bytes_per_s": received, "network_send_bytes_per_s": sent}
+    return {**counters, "swap_bytes_per_s": swap.sin + swap.sout}

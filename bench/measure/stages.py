@@ -1,0 +1,95 @@
+"""The stages of a loader that decodes here, each timed alone on some of its pictures."""
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.measure.spec import TrialSpec
+from bench.report.choice import stored_size
+from loaders.augment.cpu import place
+from loaders.augment.draw import shown_boxes
+from loaders.backends import decoding
+from loaders.dataset import RAW, SplitData
+from loaders.settings import CROP_RATIO
+from precache.executors import available_cpus
+from precache.formats import FORMATS, StoredSample
+from precache.images import fitted_size
+from precache.jpeg import Pixels
+from precache.pictures.sizes import Size, sides
+from precache.recipe import Recipe
+
+PICTURES = 200
+DECODING = ("pytorch", "webdataset")
+"""Backends whose reader and decoder are this project's, so that they can be run apart."""
+
+
+def probe_files(data: SplitData) -> tuple[str, ...]:
+    """What `time_stages` reads of it: some pictures of a raw tree, else the shards."""
+    if data.kind != RAW:
+        return tuple(data.files)
+    rows = np.unique(np.linspace(0, len(data.files) - 1, PICTURES).round().astype(int))
+    return tuple(data.files[row] for row in rows.tolist())
+
+
+def time_stages(spec: TrialSpec, kind: str, files: Sequence[str]) -> dict[str, float]:
+    """Images/s of "read", "decode" and "copy", each alone, by as many threads as the loader has workers.
+
+    "read" gives a picture's bytes, "decode" its pixels, "copy" puts these into a batch. "decoded_bytes" and
+    "shards_bytes" are those of a picture's pixels, on average: whole, as a cache keeps them, and in shards.
+
+    Args:
+        kind: of the data, see `loaders.dataset.SplitData`.
+        files: see `probe_files`.
+    """
+    with spec.around():
+        workers = max(1, spec.workers or available_cpus())
+        with ThreadPoolExecutor(workers) as pool:
+            if kind == RAW:
+                read, encoded = _timed(pool, workers, decoding.read, files)
+                decode, pixels = _timed(pool, workers, partial(_serve, spec.size), encoded)
+                shapes = np.array([picture.shape[::-1] for picture in encoded])
+                how = Recipe(format="shards", size=stored_size(spec.size)).rendering
+                in_shards = np.array([fitted_size(width, height, how) for width, height in shapes.tolist()])
+            else:
+                read, samples = _read_shards(kind, files)
+                decode, pixels = _timed(pool, workers, lambda sample: sample[0].pixels(sample[1]), samples)
+                shapes = in_shards = np.array([picture.shape[:2] for picture in pixels])
+            copy, _ = _timed(pool, workers, np.copy, pixels)
+        decoded_bytes, shards_bytes = (3 * float(of.prod(axis=1).mean()) for of in (shapes, in_shards))
+        return {
+            "read": read, "decode": decode, "copy": copy,
+            "decoded_bytes": decoded_bytes, "shards_bytes": shards_bytes,
+        }  # fmt: skip
+
+
+def _serve(size: Size, picture: decoding.Encoded) -> Pixels:
+    pixels, out = picture.decode(), np.empty((*sides(size), 3), np.uint8)
+    (box,) = shown_boxes(np.array([picture.shape]), size, CROP_RATIO).tolist()
+    place(pixels, 0, len(pixels), box, False, out)
+    return out
+
+
+def _read_shards(kind: str, files: Sequence[str]) -> tuple[float, list[tuple[StoredSample, str]]]:
+    """One after the other, as a loader reads them."""
+    samples: list[tuple[StoredSample, str]] = []
+    start_s = time.perf_counter()
+    for file in files:
+        samples += [(sample, file) for sample in FORMATS[kind].read_shard(Path(file))]
+        if len(samples) >= PICTURES:
+            break
+    read = len(samples) / (time.perf_counter() - start_s)
+    return read, samples[:PICTURES]
+
+
+def _timed(
+    pool: ThreadPoolExecutor, workers: int, work: Callable[[Any], Any], items: Sequence[Any]
+) -> tuple[float, list[Any]]:
+    """Items per second of all threads together, and the results, in another order: one share per thread."""
+    start_s = time.perf_counter()
+    shares = list(pool.map(lambda first: [work(item) for item in items[first::workers]], range(workers)))
+    return len(items) / (time.perf_counter() - start_s), [result for share in shares for result in share]

@@ -1,0 +1,250 @@
+"""What consumes batches: a model's training step, an emulated accelerator, or nothing."""
+
+import copy
+import re
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+import torch
+
+from bench.machine.precision import AMP, DTYPES, resolve_amp
+from bench.measure.presets import DEFAULT_PRESET, PRESETS
+from loaders.batch import Batch
+from loaders.transfer import normalise
+from precache.errors import SettingError, check_choice
+
+_SLOWEST = 1e-3  # images/s
+_MOST_ACCELERATORS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model that is trained.
+
+    Attributes:
+        make: of so many classes.
+        optimizer: of its parameters.
+        size: the one side of a picture that it takes; None: any.
+    """
+
+    make: Callable[[int], torch.nn.Module]
+    optimizer: Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]
+    size: int | None = None
+
+
+def _resnet(layers: int, classes: int) -> torch.nn.Module:
+    from torchvision import models  # imports torch's compiler too: as long as torch itself
+
+    resnet: torch.nn.Module = getattr(models, f"resnet{layers}")(num_classes=classes)
+    return resnet
+
+
+def _vit_s_16(classes: int) -> torch.nn.Module:
+    """ViT-S/16 of Touvron et al., "Training data-efficient image transformers" (2021), table 1."""
+    from torchvision.models import VisionTransformer
+
+    vit: torch.nn.Module = VisionTransformer(
+        image_size=224,
+        patch_size=16,
+        num_layers=12,
+        num_heads=6,
+        hidden_dim=384,
+        mlp_dim=1536,
+        num_classes=classes,
+    )
+    return vit
+
+
+_SGD = partial(torch.optim.SGD, lr=0.01, momentum=0.9)
+MODELS = {
+    "resnet18": Model(partial(_resnet, 18), _SGD),
+    "resnet50": Model(partial(_resnet, 50), _SGD),
+    "vit_s_16": Model(_vit_s_16, partial(torch.optim.AdamW, lr=1e-3, weight_decay=0.05), size=224),
+}
+CHOICES = ", ".join(
+    [
+        *("auto", "none", *MODELS, "emulated", "emulated:IMAGES_PER_S"),
+        *(f"emulated:{preset}" for preset in PRESETS),
+    ]
+)
+
+
+class Trainer(Protocol):
+    """Takes batches one after the other.
+
+    Attributes:
+        name: as given on the command line.
+        dtype: of the images that it takes.
+    """
+
+    name: str
+    dtype: torch.dtype
+
+    def step(self, batch: Batch) -> None:
+        """Train on `batch`; on CUDA the work may still run when this returns."""
+
+
+class NullTrainer:
+    """Drops each batch: with it a loader runs as fast as it can."""
+
+    name = "none"
+    dtype = torch.uint8
+
+    def step(self, batch: Batch) -> None:
+        """Do nothing."""
+
+
+class EmulatedTrainer:
+    """Holds each batch for `batch / images_per_s` seconds without using the CPU."""
+
+    dtype = torch.uint8
+
+    def __init__(self, name: str, images_per_s: float) -> None:
+        self.name = name
+        self.images_per_s = images_per_s
+
+    def step(self, batch: Batch) -> None:
+        """Wait for the batch to arrive, then hold it."""
+        if batch.images.is_cuda:
+            torch.cuda.current_stream(batch.images.device).synchronize()
+        time.sleep(len(batch.labels) / self.images_per_s)
+
+
+class ModelTrainer:
+    """One of MODELS: cross-entropy, channels-last, autocast where `amp` says so, compiled where asked for.
+
+    The first step on CUDA tunes cuDNN, and a compiled model is compiled in it.
+    """
+
+    def __init__(
+        self, name: str, device: torch.device, classes: int, amp: str = "auto", *, compiled: bool = False
+    ) -> None:
+        self.name = name
+        self.dtype = DTYPES[resolve_amp(amp, device)]
+        self._device = device
+        if device.type == "cuda":
+            torch.backends.cudnn.benchmark = True
+        model = MODELS[name].make(classes).to(device)
+        self._model: torch.nn.Module = model.to(memory_format=torch.channels_last).train()
+        if compiled:
+            self._model.compile()
+        self._optimizer = MODELS[name].optimizer(self._model.parameters())
+        self._loss = torch.nn.CrossEntropyLoss()
+        # float16 gradients underflow without scaling; bfloat16 and float32 have range enough
+        self._scaler = torch.amp.GradScaler(device.type, enabled=self.dtype == torch.float16)
+
+    def distributed(self) -> "ModelTrainer":
+        """The same model, trained with gradients that are averaged over the ranks of torch.distributed."""
+        trainer = copy.copy(self)
+        trainer._model = torch.nn.parallel.DistributedDataParallel(self._model)
+        return trainer
+
+    def step(self, batch: Batch) -> None:
+        """Forward, backward, update."""
+        with torch.autocast(self._device.type, self.dtype, enabled=self.dtype != torch.float32):
+            loss = self._loss(self._model(batch.images), batch.labels)
+        self._optimizer.zero_grad(set_to_none=True)
+        self._scaler.scale(loss).backward()
+        self._scaler.step(self._optimizer)
+        self._scaler.update()
+
+
+class FromPageable:
+    """Hands batches in main memory on to `trainer`: copied from pageable memory, in the training's thread."""
+
+    dtype = torch.uint8
+
+    def __init__(self, trainer: Trainer, device: torch.device) -> None:
+        self.name = trainer.name
+        self._trainer = trainer
+        self._device = device
+
+    def step(self, batch: Batch) -> None:
+        """Copy `batch`, bring it into the trainer's dtype, train."""
+        moved = batch.to(self._device)
+        self._trainer.step(in_dtype(moved, self._trainer.dtype))
+
+
+def in_dtype(batch: Batch, dtype: torch.dtype) -> Batch:
+    """uint8 `batch`, normalised on its device if `dtype` is of floating point; else as it is."""
+    if not dtype.is_floating_point or batch.images.is_floating_point():
+        return batch
+    return Batch(normalise(batch.images, dtype), batch.labels, batch.ids)
+
+
+def make_trainer(
+    name: str, device: torch.device, classes: int, *, amp: str = "auto", compiled: bool = False
+) -> Trainer:
+    """The trainer called `name`, one of CHOICES; `auto` is ResNet-50 where there is a GPU.
+
+    Args:
+        classes: of the data.
+        amp: of MODELS, see `resolve_amp`; the others do not compute.
+        compiled: whether torch.compile compiles the model.
+
+    Raises:
+        SettingError: unknown name, or a rate that is not a positive number.
+    """
+    name = resolve(name, device)
+    if name == "none":
+        return NullTrainer()
+    if name in MODELS:
+        return ModelTrainer(name, device, classes, amp, compiled=compiled)
+    return EmulatedTrainer(name, _images_per_s(name.partition(":")[2]))
+
+
+def resolve(name: str, device: torch.device) -> str:
+    """The full name of the trainer `name`; SettingError as `make_trainer`, without making it."""
+    if name == "auto":
+        name = "resnet50" if device.type == "cuda" else "emulated"
+    if name in ("none", *MODELS):
+        return name
+    kind, _, argument = name.partition(":")
+    if kind == "emulated":
+        argument = argument or DEFAULT_PRESET
+        _images_per_s(argument)
+        return f"emulated:{argument}"
+    raise SettingError(f"unknown trainer {name!r}; choose from: {CHOICES}")
+
+
+def check_trainer(name: str, size: int, *, amp: str = "auto", compiled: bool = False) -> None:
+    """Raise SettingError where the trainer of that full name takes no such pictures or settings."""
+    check_choice("amp", amp, AMP)
+    if name not in MODELS:
+        asked = {f"amp {amp!r}": amp not in ("auto", "off"), "compile": compiled}
+        for setting, wanted in asked.items():
+            if wanted:
+                raise SettingError(
+                    f"{setting} is for trainers that compute, got {name!r}; choose from: {', '.join(MODELS)}"
+                )
+    elif MODELS[name].size not in (None, size):
+        raise SettingError(
+            f"trainer {name} takes pictures of {MODELS[name].size} pixels a side, got size {size}; "
+            f"use size {MODELS[name].size}, or trainer resnet18 or resnet50"
+        )
+
+
+def _images_per_s(argument: str) -> float:
+    """Of a preset or a number, as many times as `xN` behind it says."""
+    several = re.fullmatch(r"(.+)x(\d+)", argument)
+    one, count = (several[1], int(several[2])) if several else (argument, 1)
+    if several and not 2 <= count <= _MOST_ACCELERATORS:
+        raise SettingError(
+            f"emulated:{argument}: several accelerators are x2 to x{_MOST_ACCELERATORS:,}, got x{count}; "
+            f"leave it out for one"
+        )
+    if one in PRESETS:
+        return count * PRESETS[one].images_per_s
+    try:
+        rate = float(one)
+    except ValueError:
+        rate = 0.0
+    if not _SLOWEST <= rate < float("inf"):
+        raise SettingError(
+            f"unknown rate {argument!r} of the emulated trainer; give images/s, as in 'emulated:1786', "
+            f"or one of: {', '.join(PRESETS)}, with x8 behind it for 8 of them"
+        )
+    return count * rate

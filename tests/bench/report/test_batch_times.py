@@ -1,0 +1,187 @@
+"""The analysis of batch times, on series made by hand and on those of a real DataLoader."""
+
+import multiprocessing
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from bench.report.batch_times import RUNNING_BATCHES, Gap, analyse
+
+STEP_S = 0.010
+
+
+def steady(batches: int, wait_s: float = 0.0005) -> np.ndarray:
+    """Waits with the jitter of a real clock."""
+    return wait_s * (1 + 0.1 * np.random.default_rng((1, batches)).standard_normal(batches))
+
+
+def test_steady_batches_have_no_spikes_and_nothing_to_explain() -> None:
+    for wait_s in (0.00002, 0.0005, 0.02):
+        found = analyse(steady(400, wait_s), np.full(400, STEP_S), [], 4)
+        assert found.wait_spikes.batches == found.step_spikes.batches == found.gaps == found.explanation == ()
+
+
+@pytest.mark.parametrize("workers", [2, 3, 4, 8])
+def test_a_spike_every_workers_batches_is_explained_by_the_workers(workers: int) -> None:
+    waits = steady(120)
+    waits[workers - 1 :: workers] += 0.040
+    found = analyse(waits, np.full(120, STEP_S), [], workers)
+    assert found.wait_spikes.period == workers
+    assert found.wait_spikes.batches == tuple(range(workers - 1, 120, workers))
+    (sentence,) = found.explanation
+    assert sentence.startswith(f"Every {workers} batches the trainer waits 40.")
+    assert "as many as the loader has workers" in sentence
+
+
+def test_another_period_is_named_and_not_blamed_on_the_workers() -> None:
+    waits = steady(160)
+    waits[::16] += 0.1
+    found = analyse(waits, np.full(160, STEP_S), [], 4)
+    assert found.wait_spikes.period == 16
+    assert "not the number of workers (4)" in found.explanation[0]
+
+
+def test_spikes_at_random_have_no_period() -> None:
+    waits = steady(200)
+    at = (7, 11, 48, 90, 93, 151, 199)
+    waits[list(at)] += 0.05
+    found = analyse(waits, np.full(200, STEP_S), [], 4)
+    assert found.wait_spikes.batches == at
+    assert found.wait_spikes.period is None
+    assert found.explanation[0].startswith("7 batches waited 50.")
+
+
+def test_a_few_regular_spikes_in_a_long_series_are_no_period() -> None:
+    waits = steady(400)
+    waits[[10, 12, 14, 16, 18]] += 0.05
+    assert analyse(waits, np.full(400, STEP_S), [], 2).wait_spikes.period is None
+
+
+def test_an_excess_too_short_to_matter_is_no_spike() -> None:
+    waits = np.full(100, 1e-6)
+    waits[::4] = 200e-6  # 200 times as long, and 2% of a batch
+    assert analyse(waits, np.full(100, STEP_S), [], 4).wait_spikes.batches == ()
+
+
+def test_small_delays_beside_regular_large_ones_do_not_hide_the_period() -> None:
+    waits = steady(60)
+    waits[::2] += 0.15
+    waits[[1, 3, 7, 9]] += 0.02
+    found = analyse(waits, np.full(60, STEP_S), [], 2)
+    assert found.wait_spikes.batches == tuple(range(0, 60, 2))
+    assert found.wait_spikes.period == 2
+
+
+def test_a_slow_step_is_not_the_loaders_doing() -> None:
+    steps = np.full(100, STEP_S)
+    steps[49::50] = 0.5
+    found = analyse(steady(100), steps, [], 2)
+    assert found.wait_spikes.batches == ()
+    assert found.step_spikes.batches == (49, 99)
+    assert found.explanation[0].startswith("2 batches had a step of more than")
+
+
+def test_first_batches_are_gaps_and_never_spikes() -> None:
+    waits = np.full(90, 0.001)
+    waits[[0, 30, 60]] = 0.8, 0.201, 0.301
+    found = analyse(waits, np.full(90, STEP_S), [60, 0, 30], 2)
+    assert found.wait_spikes.batches == ()
+    assert [(gap.batch, gap.wait_s) for gap in found.gaps] == [(0, 0.8), (30, 0.201), (60, 0.301)]
+    assert [gap.excess_s for gap in found.gaps] == pytest.approx([0.799, 0.2, 0.3])
+    assert found.explanation == (
+        "3 epoch boundaries: the first batch waits 300.0 ms more than others do (median): "
+        "batch 0 800.0 ms, batch 30 201.0 ms, batch 60 301.0 ms.",
+    )
+
+
+def test_a_handful_of_epoch_boundaries_is_listed_and_the_others_are_counted() -> None:
+    waits = np.full(90, 0.001)
+    waits[::10] = 0.2
+    (sentence,) = analyse(waits, np.full(90, STEP_S), list(range(0, 90, 10)), 2).explanation
+    assert sentence.startswith("9 epoch boundaries: ")
+    assert sentence.endswith(", batch 40 200.0 ms and 4 more.")
+
+
+def test_a_period_holds_over_epochs_whose_length_it_does_not_divide() -> None:
+    waits = steady(100)
+    starts = list(range(0, 100, 10))
+    for start in starts:  # from the last spike of an epoch to the first of the next one it is 6
+        waits[[start + 4, start + 8]] += 0.04
+    found = analyse(waits, np.full(100, STEP_S), starts, 4)
+    assert found.wait_spikes.period == 4
+
+
+def test_running_averages_are_means_of_the_last_batches() -> None:
+    waits, steps = np.arange(40.0), np.arange(40.0)[::-1]
+    found = analyse(waits, steps, [], 1)
+    for running, series in ((found.running_wait_s, waits), (found.running_step_s, steps)):
+        expected = [series[max(0, k + 1 - RUNNING_BATCHES) : k + 1].mean() for k in range(40)]
+        assert running == pytest.approx(expected)
+
+
+def test_short_and_empty_series_are_analysed() -> None:
+    assert analyse([], [], [], 2).running_wait_s == ()
+    found = analyse([0.5, 0.001], [0.1, 0.1], [0], 2)
+    assert found.gaps == (Gap(0, 0.5, 0.499),)
+    assert found.wait_spikes.batches == ()
+
+
+def test_series_that_do_not_fit_together_are_refused() -> None:
+    with pytest.raises(ValueError, match="equally long"):
+        analyse([0.1], [0.1, 0.2], [], 2)
+    with pytest.raises(ValueError, match="outside of 2 batches"):
+        analyse([0.1, 0.1], [0.1, 0.2], [2], 2)
+
+
+class _Sleeping(Dataset[int]):
+    """Each batch takes `batch_s` to get; two workers begin their first ones together."""
+
+    def __init__(self, samples: int, batch_s: float) -> None:
+        self.samples, self.batch_s = samples, batch_s
+        self.start = multiprocessing.Barrier(2)
+        self.started = False
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def __getitems__(self, indices: list[int]) -> list[int]:
+        if not self.started:
+            self.start.wait(60)
+            self.started = True
+        time.sleep(self.batch_s)
+        return indices
+
+
+def timed(source: Iterator[torch.Tensor], step_s: float) -> tuple[list[float], list[float]]:
+    waits, steps = [], []
+    start_s = time.perf_counter()
+    for _ in source:
+        arrived_s = time.perf_counter()
+        time.sleep(step_s)
+        stop_s = time.perf_counter()
+        waits.append(arrived_s - start_s)
+        steps.append(stop_s - arrived_s)
+        start_s = stop_s
+    return waits, steps
+
+
+def test_two_workers_of_a_dataloader_that_cannot_keep_up_show_period_2() -> None:
+    """A batch takes a worker 200 ms, so two come every 200 ms; the trainer would take one each 5 ms."""
+    loader = DataLoader(_Sleeping(104, 0.2), batch_size=4, num_workers=2)
+    waits, steps = timed(iter(loader), 0.005)
+    found = analyse(waits, steps, [0], workers=2)
+    assert len(waits) == 26
+    assert found.wait_spikes.period == 2
+    assert "as many as the loader has workers" in found.explanation[0]
+    assert found.gaps[0].batch == 0
+
+
+def test_workers_that_keep_up_show_no_period() -> None:
+    """A batch takes a worker 20 ms, and two share the work, for a trainer that takes 60."""
+    loader = DataLoader(_Sleeping(100, 0.02), batch_size=4, num_workers=2)
+    waits, steps = timed(iter(loader), 0.060)
+    assert analyse(waits, steps, [0], workers=2).wait_spikes.period is None

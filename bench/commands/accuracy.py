@@ -11,11 +11,10 @@ import click
 import torch
 
 from bench.commands.options import PATH, option
+from bench.machine.device import choose_device, resolve_amp
 from bench.machine.hardware import describe_machine
-from bench.machine.precision import resolve_amp
 from bench.measure import splits, validation
-from bench.measure.device import choose_device
-from bench.measure.full_batches import check_fills_batch
+from bench.measure.settings import check_fills_batch
 from bench.measure.training import MODELS, Recipe
 from bench.measure.training_sources import find_pictures, opener, parse_arm
 from bench.measure.trainings import Source, Task, check_opens, run
@@ -64,7 +63,7 @@ _RECIPE = {
 @click.argument("arms", nargs=-1, metavar="ARM...")
 @click.option("--write-splits", type=PATH, help="Write a list for 'precache convert --splits' here, and end.")
 @click.option("--per-class", default=30, show_default=True, help="Of that list: pictures that train.")
-@click.option("--baseline", default="imagefolder", show_default=True, help="Arm to compare with.")
+@click.option("--baseline", default="imagefolder", show_default=True, help="Candidate to compare with.")
 @gathered("settings", _settings, _RECIPE)
 @click.option(
     "--seeds", default="5", show_default=True, help="How many trainings of each arm; or 3-4, these."

@@ -24,9 +24,9 @@ from bench.commands.recommend import (
 from bench.measure import automatic
 from bench.measure.automatic import Proof
 from bench.measure.begun import Begun, find_begun, read_report, store
-from bench.measure.presets import EPILOG
 from bench.measure.recommendation import Recommendation, recommend, train_images
 from bench.measure.sampling import Converted, RecommendSpec
+from bench.measure.trainers import EPILOG
 from bench.report import choice as rules
 from bench.report import forecast as model
 from bench.report.advice import accelerator, answer, is_unclear

@@ -9,7 +9,7 @@ import click
 from rich.table import Table
 
 from bench.report.regression import REGRESSION, Change, changes, differences
-from bench.report.result_file import read_result
+from bench.report.row import read_result
 from bench.report.trust import disturbance, is_disturbed, other_cpu
 from bench.report.verdict import NOT_DISTINGUISHABLE
 from bench.report.words import counted

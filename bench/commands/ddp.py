@@ -18,12 +18,11 @@ from rich.table import Table
 from bench.commands.options import PLACE, option, run_options
 from bench.machine import page_cache
 from bench.machine.hardware import accelerator_of, describe_machine
-from bench.measure.arm import choose_arms, folder_of
+from bench.measure.candidates import choose_candidates, folder_of
 from bench.measure.ddp_rank import DATA_WAIT, ONE, OWN, TOGETHER, Job
-from bench.measure.fresh_process import environment
-from bench.measure.presets import EPILOG
-from bench.measure.spec import RunSettings
-from bench.measure.trainers import resolve
+from bench.measure.fresh import environment
+from bench.measure.settings import Settings
+from bench.measure.trainers import EPILOG, resolve
 from bench.report import stats
 from bench.report.stats import Estimate
 from bench.report.verdict import NEGLIGIBLE_SHARE
@@ -186,7 +185,7 @@ def command(
     backend: str,
     workers: int | None,
     json_path: Path | None,
-    settings: RunSettings,
+    settings: Settings,
 ) -> None:
     """Measure training on several ranks of this machine: is the loader fast enough for all of them?
 
@@ -205,7 +204,9 @@ def command(
     settings = replace(settings, trainers=(resolve(settings.trainer, device),), workers=workers)
     # before the ranks are started, which takes seconds
     opened = (
-        open_split(data, "train") if backend == "auto" else choose_arms([data], [backend], Path())[0].data
+        open_split(data, "train")
+        if backend == "auto"
+        else choose_candidates([data], [backend], Path())[0].data
     )
     opened.served_size(settings.size)
     warm = page_cache.warm(folder_of(data))

@@ -15,12 +15,12 @@ from bench.commands.options import (
     showing_options,
     tensorboard_option,
 )
-from bench.measure.arm import CHOICES as BACKENDS
-from bench.measure.arm import choose_arms
+from bench.measure.candidates import CHOICES as BACKENDS
+from bench.measure.candidates import choose_candidates
 from bench.measure.comparison import compare
 from bench.measure.peer_arm import choose_peers, limits
-from bench.measure.presets import EPILOG
-from bench.measure.spec import RunSettings
+from bench.measure.settings import Settings
+from bench.measure.trainers import EPILOG
 from bench.peers.serving import PEERS
 from bench.report.terminal import Showing, all_or_nothing, show, write
 from precache.console import commandline
@@ -52,7 +52,7 @@ DATA = Path("data")
 def command(
     data: tuple[Location, ...],
     backend: str,
-    settings: RunSettings,
+    settings: Settings,
     against: str,
     peer_python: str,
     peer_data: Path,
@@ -72,7 +72,7 @@ def command(
         check_output(path)
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
-    arms = choose_arms(data, names_of(backend) or [backend], DATA)
+    arms = choose_candidates(data, names_of(backend) or [backend], DATA)
     paths = list(data) or [path for name in ("raw", *FORMAT_NAMES) if (path := DATA / name).exists()]
     if against and settings.device.type != "cpu":
         raise SettingError("peers deliver to main memory; compare with --against on --device cpu")

@@ -17,13 +17,11 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from bench.commands.options import PATH, PLACE, chosen_trainer, option, run_options
 from bench.machine.hardware import accelerator_of, describe_machine
-from bench.measure.arm import CHOICES as BACKENDS
-from bench.measure.arm import READS
-from bench.measure.full_batches import check_fills_batch
-from bench.measure.presets import EPILOG
-from bench.measure.run import measure
-from bench.measure.spec import RunSettings, TrialSpec
-from bench.measure.trainers import CHOICES, resolve
+from bench.measure.candidates import CHOICES as BACKENDS
+from bench.measure.candidates import READS
+from bench.measure.settings import Settings, check_fills_batch
+from bench.measure.trainers import CHOICES, EPILOG, resolve
+from bench.measure.trial import measure
 from bench.report.words import counted
 from loaders.dataset import RAW, open_split
 from precache.console import commandline
@@ -113,7 +111,7 @@ class ProfiledClock:
         return tuple(stop - start for start, stop in itertools.pairwise(self._marks))
 
 
-def profile_trial(spec: TrialSpec, trace_path: Path, top: int) -> Profile:
+def profile_trial(spec: Settings, trace_path: Path, top: int) -> Profile:
     """Run the trial of `spec` with its timed batches under the profiler; its trace goes to `trace_path`."""
     with ProfiledClock(spec.device, spec.batches) as clock:
         trial = measure(spec, clock=clock)
@@ -159,7 +157,7 @@ def command(
     batch_size: int | None,
     top: int,
     out: Path,
-    settings: RunSettings,
+    settings: Settings,
 ) -> None:
     """Say where the time of a few training steps goes: waiting, operators, and a trace to look at.
 

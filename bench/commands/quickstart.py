@@ -10,13 +10,13 @@ from pathlib import Path
 import click
 
 from bench.commands.options import price_option, run_options
-from bench.measure.arm import CHOICES
-from bench.measure.comparison import choose_arms, compare
-from bench.measure.presets import DEFAULT_PRESET, PRESETS
-from bench.measure.spec import RunSettings
+from bench.measure.candidates import CHOICES
+from bench.measure.comparison import choose_candidates, compare
+from bench.measure.settings import Settings
+from bench.measure.trainers import DEFAULT_PRESET, PRESETS
 from bench.report.choice import stored_size
 from bench.report.gain import CONVERSIONS
-from bench.report.result import Result
+from bench.report.row import Result
 from bench.report.terminal import Showing, all_or_nothing, show, write
 from precache.console import commandline
 from precache.console.commandline import ProgressBar
@@ -38,7 +38,7 @@ _TIMES = "conversions.json"
 @click.option("--images", default=768, show_default=True, help="Photographs of the sample tree.")
 @run_options("trainer_rate", "batches", "repeats", batches={"default": 12}, repeats={"default": 2})
 @price_option
-def command(images: int, settings: RunSettings, gpu_price: float | None) -> None:
+def command(images: int, settings: Settings, gpu_price: float | None) -> None:
     """The whole path on generated photographs, in data/quickstart: sample, convert, compare, report.
 
     Ends with what people have today does, and what another loader and converting gain over it. Takes about
@@ -61,7 +61,7 @@ def command(images: int, settings: RunSettings, gpu_price: float | None) -> None
     conversions = _convert([name for name in _FORMATS if name not in missing], settings.size)
     backends = [name for name in _LOADERS if name in CHOICES and name not in missing]
     with ProgressBar("bench", "run") as bar, all_or_nothing(bar) as count:
-        result = compare(choose_arms((), backends, QUICKSTART), settings, count)
+        result = compare(choose_candidates((), backends, QUICKSTART), settings, count)
     result = replace(result, settings={**result.settings, CONVERSIONS: conversions})
     _report(result, gpu_price)
 

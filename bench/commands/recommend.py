@@ -12,9 +12,9 @@ from rich.table import Table
 from bench.commands.hardware import TABLE_WIDTH
 from bench.commands.options import PATH, PLACE, chosen_trainer, option
 from bench.machine.hardware import accelerator_of, versions_of
-from bench.measure.presets import EPILOG
 from bench.measure.recommendation import Recommendation, recommend, train_images
 from bench.measure.sampling import RecommendSpec
+from bench.measure.trainers import EPILOG
 from bench.report import forecast as model
 from bench.report.advice import PLAIN_RULE, answer, as_it_is, busy_share, rule
 from bench.report.choice import RISK, stored_size

@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from bench.commands.options import PATH, option, showing_options, tensorboard_option
-from bench.report.result_file import read_result
+from bench.report.row import read_result
 from bench.report.terminal import Showing, show, write
 from precache.console import commandline
 

@@ -7,8 +7,7 @@ from typing import Any
 import click
 from rich.table import Table
 
-from bench.report.result import Row
-from bench.report.result_file import read_result
+from bench.report.row import Row, read_result
 from bench.report.simulation import (
     DECODE,
     LINK,

@@ -13,16 +13,13 @@ from bench.machine import page_cache
 from bench.machine.hardware import accelerator_of, describe_machine
 from bench.machine.others import OtherProcesses
 from bench.measure import sweep_trial
-from bench.measure.arm import CHOICES as BACKENDS
-from bench.measure.arm import Arm, choose_arms, folder_of, open_arms
+from bench.measure.candidates import CHOICES as BACKENDS
+from bench.measure.candidates import Candidate, choose_candidates, folder_of, open_candidates
 from bench.measure.equal_work import find_facts
-from bench.measure.fresh import run_fresh
-from bench.measure.full_batches import check_fills_batch
-from bench.measure.presets import EPILOG
-from bench.measure.refusals import DoesNotFit
-from bench.measure.spec import RunSettings
+from bench.measure.fresh import DoesNotFit, run_fresh
+from bench.measure.settings import Settings, check_fills_batch
 from bench.measure.sweep_trial import at_point
-from bench.measure.trainers import MODELS, resolve
+from bench.measure.trainers import EPILOG, MODELS, resolve
 from bench.report import sweep_page as page
 from bench.report.grid import (
     Axes,
@@ -71,7 +68,7 @@ def command(
     out: Path,
     html_path: Path | None,
     quiet: bool,
-    settings: RunSettings,
+    settings: Settings,
 ) -> None:
     """Find the fewest workers and the smallest batch that keep the trainer busy.
 
@@ -119,7 +116,7 @@ def command(
 
 def run(
     points: Sequence[Point],
-    settings: RunSettings,
+    settings: Settings,
     file: SweepFile,
     classes: Mapping[str, int],
     on_progress: Progress = unseen,
@@ -153,7 +150,7 @@ def run(
 
 
 def _measure(
-    point: Point, repeat: int, settings: RunSettings, file: SweepFile, classes: Mapping[str, int]
+    point: Point, repeat: int, settings: Settings, file: SweepFile, classes: Mapping[str, int]
 ) -> None:
     # once begun, a point gets all its trials: else chance would choose which have few
     reason = None if point in file.trials else prune(point, file.measured(), file.failed)
@@ -170,7 +167,7 @@ def _measure(
         file.add(point, repeat=repeat, trial={**trial, "page_cache_warm": warm, "other_cpu": others.share()})
 
 
-def _written(settings: RunSettings) -> dict[str, Any]:
+def _written(settings: Settings) -> dict[str, Any]:
     """What the header of a sweep says of its settings: another sweep's trials must not go on after it."""
     names = ("size", "warmup", "batches", "compiled", "cache")
     own = {name: getattr(settings, name) for name in names}
@@ -187,29 +184,29 @@ def _axes(device: torch.device, workers: str, batch_size: str, amp: str, pin: st
     )
 
 
-def _arms(data: Sequence[Location], backend: str | None) -> list[Arm]:
+def _arms(data: Sequence[Location], backend: str | None) -> list[Candidate]:
     """What to measure; without a choice, each folder by the backend that is made for it."""
     if backend is not None:
         names = [name.strip() for name in backend.split(",")]
         for name in names:
             check_choice("backend", name, BACKENDS)
-        return _opened(choose_arms(data, names, _DATA))
-    found = _opened([Arm("", path) for path in data or (_DATA / RAW,)])
+        return _opened(choose_candidates(data, names, _DATA))
+    found = _opened([Candidate("", path) for path in data or (_DATA / RAW,)])
     return [
         replace(arm, backend="pytorch" if arm.data.kind == RAW else arm.data.kind)
         for arm in dict.fromkeys(found)
     ]
 
 
-def _opened(arms: Sequence[Arm]) -> list[Arm]:
+def _opened(arms: Sequence[Candidate]) -> list[Candidate]:
     """All of them, or an error."""
-    opened, failed = open_arms(arms)
+    opened, failed = open_candidates(arms)
     if failed:
         raise DatasetError("; ".join(dict.fromkeys(failed.values())))
     return opened
 
 
-def _conditions(settings: RunSettings, file: SweepFile, points: Sequence[Point]) -> str:
+def _conditions(settings: Settings, file: SweepFile, points: Sequence[Point]) -> str:
     machine = describe_machine(settings.device)
     trials = [trial for point in points for trial in file.trials.get(point, {}).values()]
     warm = all(trial["page_cache_warm"] for trial in trials)

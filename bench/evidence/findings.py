@@ -8,7 +8,7 @@ from bench.evidence.memory import MAY_GROW_BYTES
 from bench.evidence.runner import Content, Outcome
 from bench.evidence.steps import Step
 from bench.report import table as report
-from bench.report.result import Result, Row
+from bench.report.row import Result, Row
 from bench.report.stats import Estimate
 from bench.report.verdict import KEEPS_UP, NOT_DISTINGUISHABLE, judge, lost_share
 

@@ -14,8 +14,7 @@ import torch
 
 from bench.evidence.feeds import FEEDS, Feed
 from bench.evidence.programs import failure, feed_options, write_result
-from bench.measure.fresh import run_fresh
-from bench.measure.processes import tree_bytes
+from bench.measure.fresh import run_fresh, tree_bytes
 from precache.console import commandline
 from precache.errors import MissingDependencyError, SettingError
 

@@ -21,7 +21,7 @@ from typing import Any
 import psutil
 
 from bench.evidence.steps import LONGEST_S, Scale, Step, arguments
-from bench.measure.fresh_process import environment
+from bench.measure.fresh import environment
 from precache.storage import atomic_write
 
 _CHANGES_DAILY = "date"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from bench.measure.fresh_process import environment
+from bench.measure.fresh import environment
 from bench.report.grid import recommend, sentence
 from bench.report.sweep_file import SweepFile
 from precache.console import commandline

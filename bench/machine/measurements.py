@@ -13,9 +13,9 @@ import numpy as np
 import torch
 
 from bench.machine import disk
+from bench.machine.device import DTYPES, resolve_amp
 from bench.machine.hardware import describe_machine
 from bench.machine.others import OtherProcesses
-from bench.machine.precision import DTYPES, resolve_amp
 from bench.report import stats
 from precache import jpeg
 from precache.console.progress import Progress, unseen

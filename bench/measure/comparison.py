@@ -9,28 +9,27 @@ from pathlib import Path
 import psutil
 
 from bench.machine import page_cache
+from bench.machine.device import resolve_amp
 from bench.machine.hardware import describe_machine
 from bench.machine.others import OtherProcesses
-from bench.machine.precision import resolve_amp
 from bench.measure import imagefolder
-from bench.measure.arm import Arm, choose_arms, folder_of, open_arms
+from bench.measure.candidates import Candidate, choose_candidates, folder_of, open_candidates
 from bench.measure.equal_work import Facts, check_facts, check_served, find_facts
 from bench.measure.fresh import run_fresh
-from bench.measure.full_batches import check_fills_batch
 from bench.measure.peer_arm import PeerArm, run_peer, write_data
 from bench.measure.rows import AnyArm, Trials, arm_names, make_rows
-from bench.measure.run import (
+from bench.measure.same_pictures import Served, same_pictures
+from bench.measure.settings import Settings, check_fills_batch
+from bench.measure.stages import DECODING, probe_files, time_stages
+from bench.measure.trainers import MODELS, NullTrainer, resolve
+from bench.measure.trial import (
     Trial,
     measure,
     measure_trainer,
     measure_transfer,
 )
-from bench.measure.same_pictures import Served, same_pictures
-from bench.measure.spec import RunSettings, TrialSpec
-from bench.measure.stages import DECODING, probe_files, time_stages
-from bench.measure.trainers import MODELS, NullTrainer, resolve
 from bench.report.changes import Means
-from bench.report.result import Result
+from bench.report.row import Result
 from precache.console.progress import Progress, unseen
 from precache.errors import (
     DatasetError,
@@ -42,7 +41,7 @@ from precache.errors import (
 )
 from precache.executors import available_cpus
 
-__all__ = ["Arm", "RunSettings", "choose_arms", "compare"]
+__all__ = ["Candidate", "Settings", "choose_candidates", "compare"]
 
 Around = Callable[[], AbstractContextManager[object]]
 # Of a file's pages: some stay that were read ahead, or that another process reads.
@@ -51,8 +50,8 @@ _ALWAYS_RUN = (imagefolder.NAME, "pytorch", "shards", "webdataset")  # without a
 
 
 def compare(
-    arms: Sequence[Arm],
-    spec: RunSettings,
+    arms: Sequence[Candidate],
+    spec: Settings,
     on_progress: Progress = unseen,
     peers: Sequence[PeerArm] = (),
     around: Around = nullcontext,
@@ -66,7 +65,7 @@ def compare(
         DatasetError: no arm can run, or they do unequal work.
         SettingError: unknown trainer.
     """
-    opened, skipped = open_arms(arms)
+    opened, skipped = open_candidates(arms)
     with same_pictures(opened) as served:
         theirs = [
             replace(peer, path=served.linked[peer.path]) if peer.path in served.linked else peer
@@ -79,7 +78,7 @@ def _compare(
     served: Served,
     peers: Sequence[PeerArm],
     skipped: dict[str, str],
-    spec: RunSettings,
+    spec: Settings,
     around: Around,
     on_progress: Progress,
 ) -> Result:
@@ -113,7 +112,7 @@ def _compare(
     return Result(machine, settings, rows, skipped, bench.host_to_device_gbps())
 
 
-def _check_pictures(arms: Collection[Arm]) -> None:
+def _check_pictures(arms: Collection[Candidate]) -> None:
     """DatasetError unless all have as many pictures."""
     check_facts({arm.label: Facts(len(arm.data.ids), len(arm.data.classes)) for arm in arms})
 
@@ -123,7 +122,7 @@ class _Bench:
 
     def __init__(
         self,
-        spec: RunSettings,
+        spec: Settings,
         names: Sequence[str],
         classes: int,
         around: Around,
@@ -148,7 +147,7 @@ class _Bench:
                 except (DatasetError, ImageError, SourceError, WorkerError) as error:
                     running.remove(arm)
                     skipped[arm.label] = str(error)
-            _check_any([arm for arm in running if isinstance(arm, Arm)], skipped)
+            _check_any([arm for arm in running if isinstance(arm, Candidate)], skipped)
             self.check_equal_work(running)
 
     def plan(self, arms: Sequence[AnyArm]) -> None:
@@ -188,16 +187,18 @@ class _Bench:
             self.trials.stages.setdefault(arm, []).append(stages)
             self._step()
 
-    def _runs_apart(self, arm: Arm) -> bool:
+    def _runs_apart(self, arm: Candidate) -> bool:
         """Whether its stages do: from a full cache nothing is read or decoded."""
         return arm.backend in DECODING and not self.trials.cached
 
     def check_equal_work(self, arms: Sequence[AnyArm]) -> None:
         """DatasetError unless all did the same; see `bench.measure.equal_work`."""
         for name in {NullTrainer.name, *self._measured}:
-            runs = {arm.label: self.trials.runs[arm, name][-1] for arm in arms if isinstance(arm, Arm)}
+            runs = {arm.label: self.trials.runs[arm, name][-1] for arm in arms if isinstance(arm, Candidate)}
             served = {label: run.served for label, run in runs.items() if run.served is not None}
-            check_served(served, {arm.label for arm in arms if isinstance(arm, Arm) and arm.has_own_recipe})
+            check_served(
+                served, {arm.label for arm in arms if isinstance(arm, Candidate) and arm.has_own_recipe}
+            )
 
     def host_to_device_gbps(self) -> float | None:
         """10^9 bytes per second from pinned memory; None without a GPU."""
@@ -241,13 +242,15 @@ class _Bench:
         self._on_progress(self._done, self._total)
 
 
-def _trial_spec(spec: RunSettings, classes: int, around: Around, arm: Arm | None, trainer: str) -> TrialSpec:
+def _trial_spec(
+    spec: Settings, classes: int, around: Around, arm: Candidate | None, trainer: str
+) -> Settings:
     backend, path = (arm.backend, arm.reads) if arm else ("", Path())
     trial = spec.trial(backend=backend, path=path, trainer=trainer, classes=classes)
     return replace(trial, around=around)
 
 
-def _write_data(peers: Sequence[PeerArm], spec: RunSettings, skipped: dict[str, str]) -> list[PeerArm]:
+def _write_data(peers: Sequence[PeerArm], spec: Settings, skipped: dict[str, str]) -> list[PeerArm]:
     """Those whose data is there, or could be written."""
     ready = []
     for arm in peers:
@@ -261,16 +264,16 @@ def _write_data(peers: Sequence[PeerArm], spec: RunSettings, skipped: dict[str, 
 
 def _folder(arm: AnyArm) -> Path:
     """Whose files are read."""
-    return folder_of(arm.reads) if isinstance(arm, Arm) else arm.path
+    return folder_of(arm.reads) if isinstance(arm, Candidate) else arm.path
 
 
-def _check_any(usable: Collection[Arm], skipped: dict[str, str]) -> None:
+def _check_any(usable: Collection[Candidate], skipped: dict[str, str]) -> None:
     if not usable:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in skipped.items())
         raise DatasetError(f"nothing to measure: {reasons}")
 
 
-def _notes(facts: Mapping[Arm, Facts]) -> list[str]:
+def _notes(facts: Mapping[Candidate, Facts]) -> list[str]:
     """What is not the same in all arms, a clause each."""
     notes = [imagefolder.CONDITION] if any(arm.has_own_recipe for arm in facts) else []
     return notes + [
@@ -282,8 +285,8 @@ def _notes(facts: Mapping[Arm, Facts]) -> list[str]:
 
 
 def _find_facts(
-    arms: Sequence[Arm], spec: RunSettings, around: Around, skipped: dict[str, str]
-) -> dict[Arm, Facts]:
+    arms: Sequence[Candidate], spec: Settings, around: Around, skipped: dict[str, str]
+) -> dict[Candidate, Facts]:
     """Of the arms that can run; why the others cannot goes to `skipped`."""
     usable = {}
     for arm in arms:

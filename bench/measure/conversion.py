@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from bench.machine.hardware import describe_machine
-from bench.measure.processes import ProcessRun, run_watched
+from bench.measure.fresh import ProcessRun, run_watched
 from bench.peers import writing
 from bench.report import stats
 from precache import images, jpeg

@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 
 from bench.measure import run as trials
-from bench.measure.refusals import in_one_line
-from bench.measure.spec import RunSettings, TrialSpec
+from bench.measure.fresh import in_one_line
+from bench.measure.settings import Settings
 from bench.measure.trainers import ModelTrainer, Trainer
 from loaders.batch import Batch
 from precache.errors import PrecacheError
@@ -41,7 +41,7 @@ class Job:
     data: Location
     backend: str
     classes: int
-    settings: RunSettings
+    settings: Settings
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -53,7 +53,7 @@ class Job:
         """From what `to_json` gave."""
         given = told["settings"]
         chosen = {"device": torch.device(given["device"]), "trainers": tuple(given["trainers"])}
-        settings = RunSettings(**{**given, **chosen})
+        settings = Settings(**{**given, **chosen})
         return cls(
             data=locate(told["data"]), backend=told["backend"], classes=told["classes"], settings=settings
         )
@@ -106,7 +106,7 @@ def measure(job: Job, device: torch.device) -> dict[str, list[float]]:
     return {**rates, DATA_WAIT: waits}
 
 
-def _specs(job: Job, device: torch.device) -> tuple[TrialSpec, TrialSpec]:
+def _specs(job: Job, device: torch.device) -> tuple[Settings, Settings]:
     """Of a rank among the others, and of one alone, which has all samples and all CPUs."""
     settings = job.settings
     shared = replace(

@@ -6,8 +6,8 @@ Of other libraries' loaders the size and the dtype alone are checked, where they
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from bench.measure.run import Served
-from bench.measure.spec import TrialSpec
+from bench.measure.settings import Settings
+from bench.measure.trial import Served
 from precache.errors import DatasetError
 
 
@@ -19,7 +19,7 @@ class Facts:
     classes: int
 
 
-def find_facts(spec: TrialSpec) -> Facts:
+def find_facts(spec: Settings) -> Facts:
     """Build the loader, and ask it."""
     with spec.open_loader(spec.make_trainer().dtype) as loader:
         return Facts(loader.samples, len(loader.classes))

@@ -7,9 +7,9 @@ unless that would take too long.
 from dataclasses import dataclass, replace
 
 from bench.measure.fresh import run_fresh
-from bench.measure.run import measure, measure_trainer
-from bench.measure.spec import TrialSpec
+from bench.measure.settings import Settings
 from bench.measure.trainers import NullTrainer
+from bench.measure.trial import measure, measure_trainer
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class LoaderRun:
     serial_s: float
 
 
-def run(spec: TrialSpec, *, first_epoch: bool = True) -> LoaderRun:
+def run(spec: Settings, *, first_epoch: bool = True) -> LoaderRun:
     """Measure each for at least `spec.seconds`; WorkerError, with the reason, if a process dies."""
     warm = replace(spec, warmup=0, batches=1, monitored=False)
     alone = run_fresh(measure, replace(warm, trainer=NullTrainer.name, first_epoch=first_epoch))

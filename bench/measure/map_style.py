@@ -19,8 +19,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 from torchvision import datasets
 
+from bench.measure.fresh import in_one_line
 from bench.measure.imagefolder import AUGMENTATIONS, recipe
-from bench.measure.refusals import in_one_line
 from loaders import ImageDataset
 from precache.errors import PrecacheError
 

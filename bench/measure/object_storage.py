@@ -36,7 +36,7 @@ from bench.machine.hardware import describe_machine, versions_of
 from bench.machine.others import OtherProcesses
 from bench.measure.fresh import run_fresh
 from bench.measure.object_server import ENVIRONMENT, serving
-from bench.measure.presets import PRESETS
+from bench.measure.trainers import PRESETS
 from bench.peers import remote
 from bench.report import stats
 from precache import open_dataset

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.measure.arm import Arm
-from bench.measure.processes import run_watched
-from bench.measure.run import Trial
+from bench.measure.candidates import Candidate
+from bench.measure.fresh import run_watched
+from bench.measure.trial import Trial
 from bench.peers import serving, writing
 from bench.peers.serving import LIMIT, PEERS
 from loaders.dataset import RAW
@@ -69,7 +69,7 @@ class PeerArm:
         return reads if reads in writing.WRITERS and reads not in _KINDS else None
 
 
-def work_of(arm: Arm, size: int, augment: str = "eval") -> Work | None:
+def work_of(arm: Candidate, size: int, augment: str = "eval") -> Work | None:
     """What serving `size` costs a backend of ours; None for noise, and where no peer does the same.
 
     Peers cut the middle out of squares, which is the part that ours show where `_shown` is stored.

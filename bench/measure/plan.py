@@ -23,7 +23,7 @@ from rich.table import Table
 
 from bench.machine.hardware import describe_machine
 from bench.machine.others import OtherProcesses
-from bench.measure.fresh_process import run_module
+from bench.measure.fresh import run_module
 from bench.report import stats
 from precache.console.commandline import ProgressBar, human_bytes
 from precache.console.tables import new_console

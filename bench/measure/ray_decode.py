@@ -23,7 +23,7 @@ import torch
 
 import loaders
 from bench.machine.hardware import describe_machine, versions_of
-from bench.measure.full_batches import LAST, endless
+from bench.measure.settings import LAST, endless
 from bench.report.stats import Estimate, estimate, ratio
 from loaders.batch import Batch
 from precache.console import commandline

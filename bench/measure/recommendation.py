@@ -13,13 +13,13 @@ from typing import Any
 import psutil
 
 from bench.machine import measurements
+from bench.machine.device import choose_device
 from bench.machine.measurements import Hardware, HardwareSpec
 from bench.machine.others import OtherProcesses
 from bench.measure import sampling
-from bench.measure.device import choose_device
-from bench.measure.full_batches import check_fills_batch
 from bench.measure.loader_run import LoaderRun
 from bench.measure.sampling import BACKENDS, Converted, RecommendSpec, Trees
+from bench.measure.settings import check_fills_batch
 from bench.measure.trainers import check_trainer, resolve
 from bench.report import forecast as model
 from bench.report import stats

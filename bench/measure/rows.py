@@ -5,20 +5,19 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from bench.measure import imagefolder
-from bench.measure.arm import Arm
+from bench.measure.candidates import Candidate
 from bench.measure.peer_arm import PeerArm, Work, work_of
-from bench.measure.run import Trial
 from bench.measure.stages import DECODING
 from bench.measure.trainers import NullTrainer
+from bench.measure.trial import Trial
 from bench.peers.serving import LIMIT
 from bench.report import changes, stats, verdict
 from bench.report.batch_times import analyse
 from bench.report.changes import Means, Pipeline
 from bench.report.regression import Key
-from bench.report.row import Advice, Batches, Rates, Row, Stages
-from bench.report.watched import Watched
+from bench.report.row import Advice, Batches, Rates, Row, Stages, Watched
 
-AnyArm: TypeAlias = Arm | PeerArm
+AnyArm: TypeAlias = Candidate | PeerArm
 _DECODERS = ("dali", "nvjpeg", imagefolder.NAME, *DECODING)
 
 
@@ -38,7 +37,7 @@ class Trials:
     runs: dict[tuple[AnyArm | None, str], list[Trial]] = field(default_factory=dict)
     cold: dict[AnyArm, list[Trial]] = field(default_factory=dict)
     transfer: dict[str, list[Trial]] = field(default_factory=dict)
-    stages: dict[Arm, list[dict[str, float]]] = field(default_factory=dict)
+    stages: dict[Candidate, list[dict[str, float]]] = field(default_factory=dict)
     not_warmed: set[AnyArm] = field(default_factory=set)
     cached: bool = False
 
@@ -46,7 +45,7 @@ class Trials:
         """Images/s."""
         return [trial.images_per_s for trial in self.runs[arm, trainer]]
 
-    def of(self, arm: Arm, trainer: str) -> verdict.Measured:
+    def of(self, arm: Candidate, trainer: str) -> verdict.Measured:
         """All about one pipeline."""
         with_trainer = (None, trainer) in self.runs
         apart = self.stages.get(arm)
@@ -79,12 +78,12 @@ class RowMaker:
     """
 
     trials: Trials
-    arms: Sequence[Arm]
+    arms: Sequence[Candidate]
     works: Mapping[AnyArm, Work | None]
     batch_size: int
     means: Means
 
-    def ours(self, arm: Arm, trainer: str) -> Row:
+    def ours(self, arm: Candidate, trainer: str) -> Row:
         """Of a backend of ours."""
         runs, measured = self.trials.runs[arm, trainer], self.measured(trainer)
         return Row(
@@ -120,11 +119,11 @@ class RowMaker:
             batches=self._batches(arm, NullTrainer.name, None),
         )
 
-    def measured(self, trainer: str) -> dict[Arm, verdict.Measured]:
+    def measured(self, trainer: str) -> dict[Candidate, verdict.Measured]:
         """All pipelines with one trainer."""
         return {arm: self.trials.of(arm, trainer) for arm in self.arms}
 
-    def _rates(self, arm: Arm, measured: verdict.Measured) -> Rates:
+    def _rates(self, arm: Candidate, measured: verdict.Measured) -> Rates:
         over = self._alike(arm)
         of_limit = over.pop(LIMIT, None)
         same_folder = [
@@ -167,7 +166,9 @@ class RowMaker:
         )
         return whole if ratio is None else _with_parts(whole, fed, ratio, self.means.workers)
 
-    def _advice(self, arm: Arm, measured: Mapping[Arm, verdict.Measured], watched: Watched | None) -> Advice:
+    def _advice(
+        self, arm: Candidate, measured: Mapping[Candidate, verdict.Measured], watched: Watched | None
+    ) -> Advice:
         if arm.backend == "synthetic":
             return Advice()
         pipelines = {other: self._pipeline(other, measured[other]) for other in self.arms}
@@ -176,7 +177,7 @@ class RowMaker:
         known = changes.known(here, list(pipelines.values()), means)
         return Advice(verdict.advise(measured[arm], known), tuple(known))
 
-    def _pipeline(self, arm: Arm, measured: verdict.Measured) -> Pipeline:
+    def _pipeline(self, arm: Candidate, measured: verdict.Measured) -> Pipeline:
         return Pipeline(
             backend=arm.backend,
             folder=str(arm.path),
@@ -212,18 +213,18 @@ def make_rows(
     augment: str = "eval",
 ) -> tuple[Row, ...]:
     """Ours trainer by trainer, then the peers."""
-    ours = [arm for arm in arms if isinstance(arm, Arm)]
-    works = {arm: work_of(arm, size, augment) if isinstance(arm, Arm) else arm.work for arm in arms}
+    ours = [arm for arm in arms if isinstance(arm, Candidate)]
+    works = {arm: work_of(arm, size, augment) if isinstance(arm, Candidate) else arm.work for arm in arms}
     maker = RowMaker(trials, ours, works, batch_size, means)
     rows = [maker.ours(arm, name) for name in trainer_names for arm in ours]
     return (*rows, *(maker.peer(arm) for arm in arms if isinstance(arm, PeerArm)))
 
 
-def arm_names(arms: Sequence[AnyArm]) -> dict[str, Arm]:
+def arm_names(arms: Sequence[AnyArm]) -> dict[str, Candidate]:
     """Ours by their names in a result, `shards on shards (2)`: see `bench.report.regression.Key`."""
-    found: dict[str, Arm] = {}
+    found: dict[str, Candidate] = {}
     for arm in arms:
-        if isinstance(arm, Arm):
+        if isinstance(arm, Candidate):
             rank = 1
             while (name := Key(arm.backend, arm.described, "", rank).arm) in found:
                 rank += 1

@@ -18,13 +18,13 @@ from pathlib import Path
 import numpy as np
 
 from bench.machine import page_cache
+from bench.machine.device import choose_device
 from bench.machine.measurements import check_seconds
 from bench.measure import imagefolder, loader_run
-from bench.measure.arm import Arm
-from bench.measure.device import choose_device
+from bench.measure.candidates import Candidate
+from bench.measure.fresh import run_watched
 from bench.measure.loader_run import LoaderRun
-from bench.measure.processes import run_watched
-from bench.measure.spec import TrialSpec
+from bench.measure.settings import Settings
 from bench.report.forecast import AS_IT_IS, RAW_NAME, TODAY_NAME
 from loaders.dataset import open_split
 from precache import images
@@ -246,9 +246,9 @@ def serve(path: Path, name: str, spec: RecommendSpec, *, first_epoch: bool = Tru
     """Run the loader of the format `name` on what lies in `path`; WorkerError if it fails."""
     data = open_split(path.resolve(), "train")
     return loader_run.run(
-        TrialSpec(
+        Settings(
             backend=BACKENDS[name],
-            path=Arm(BACKENDS[name], path.resolve(), data).reads,
+            path=Candidate(BACKENDS[name], path.resolve(), data).reads,
             trainer=spec.trainer,
             classes=len(data.classes),
             batch_size=spec.batch_size,

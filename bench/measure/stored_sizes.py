@@ -24,9 +24,9 @@ from PIL import Image
 
 import loaders
 from bench.machine import page_cache
+from bench.machine.device import choose_device
 from bench.machine.hardware import describe_machine
 from bench.measure.cost import SETS
-from bench.measure.device import choose_device
 from bench.report import accuracy
 from loaders.augment import RandomAugmentation
 from loaders.augment.draw import draw, shown_boxes

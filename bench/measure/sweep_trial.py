@@ -4,16 +4,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bench.measure.fresh import run_fresh
-from bench.measure.refusals import in_one_line
-from bench.measure.run import measure, measure_trainer
-from bench.measure.spec import RunSettings, TrialSpec
+from bench.measure.fresh import in_one_line, run_fresh
+from bench.measure.settings import Settings
 from bench.measure.trainers import NullTrainer
+from bench.measure.trial import measure, measure_trainer
 from bench.report import stats
 from bench.report.grid import Point
 
 
-def at_point(settings: RunSettings, point: Point, classes: int) -> TrialSpec:
+def at_point(settings: Settings, point: Point, classes: int) -> Settings:
     """The trial of `point`, which says how many samples and workers, and how precisely."""
     amp = point.amp or "auto"
     own = replace(settings, batch_size=point.batch_size, workers=point.workers, amp=amp)
@@ -21,7 +20,7 @@ def at_point(settings: RunSettings, point: Point, classes: int) -> TrialSpec:
     return replace(trial, pin=point.pin is not False)
 
 
-def run(spec: TrialSpec) -> dict[str, Any]:
+def run(spec: Settings) -> dict[str, Any]:
     """In a fresh process.
 
     Returns:
@@ -35,7 +34,7 @@ def run(spec: TrialSpec) -> dict[str, Any]:
     return found
 
 
-def both(spec: TrialSpec) -> dict[str, Any]:
+def both(spec: Settings) -> dict[str, Any]:
     """In this process, with one trainer: it tunes and compiles once."""
     with in_one_line(spec.batch_size, spec.size):
         trainer = spec.make_trainer()

@@ -18,7 +18,7 @@ from torch import nn
 from torchvision.models import resnet18, resnet50
 from torchvision.models.resnet import BasicBlock, ResNet
 
-from bench.machine.precision import DTYPES, resolve_amp
+from bench.machine.device import DTYPES, resolve_amp
 from loaders.batch import Batch
 from loaders.transfer import normalise
 from precache.errors import SettingError, check_choice, check_range

@@ -14,10 +14,10 @@ import numpy.typing as npt
 import torch
 
 import loaders
-from bench.measure.arm import CHOICES, READS
-from bench.measure.full_batches import LAST
+from bench.measure.candidates import CHOICES, READS
 from bench.measure.imagefolder import NAME as IMAGEFOLDER
 from bench.measure.imagefolder import ImageFolderLoader
+from bench.measure.settings import LAST
 from loaders.augment import RandomAugmentation
 from loaders.augment.device import BatchAugmentation
 from loaders.backends import choose_backend

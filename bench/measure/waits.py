@@ -22,7 +22,7 @@ import torch
 
 import loaders
 from bench.measure.fresh import run_fresh
-from bench.measure.full_batches import LAST, endless
+from bench.measure.settings import LAST, endless
 from bench.report.stats import Estimate, estimate, percentile, ratio
 from loaders.batch import Batch
 from loaders.delivery import prefetch

@@ -6,7 +6,7 @@ from html import escape
 from bench.report import summary, table
 from bench.report.gain import busy, find_gain, rate, saved_share
 from bench.report.payback import times
-from bench.report.result import Result, Row
+from bench.report.row import Result, Row
 from bench.report.trust import is_disturbed, other_cpu
 from bench.report.words import percent
 

@@ -14,10 +14,9 @@ import plotly.graph_objects as go
 
 from bench.report import table as report
 from bench.report.gain import busy
-from bench.report.result import Row
+from bench.report.row import Row, Watched
 from bench.report.stats import Estimate
 from bench.report.verdict import COLD_FETCH
-from bench.report.watched import Watched
 from bench.report.words import percent
 
 # Okabe and Ito, "Color Universal Design" (2008): those that stand out from black and from white.

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.report import table as report
-from bench.report.result import Result, Row
-from bench.report.watched import Watched
+from bench.report.row import Result, Row, Watched
 from precache.errors import MissingDependencyError
 
 

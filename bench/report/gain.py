@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bench.report.payback import LINE, TODAY, Cost, Way, advice, does
-from bench.report.result import Result, Row
+from bench.report.row import Result, Row
 from bench.report.stats import Estimate
 from bench.report.trust import disturbance, other_cpu
 from bench.report.verdict import KEEPS_UP, NEGLIGIBLE_SHARE

@@ -12,7 +12,7 @@ from bench.report import busy, charts, skeleton, summary
 from bench.report import table as report
 from bench.report.gain import busy as busy_share
 from bench.report.gain import sentences
-from bench.report.result import Result, Row
+from bench.report.row import Result, Row
 from bench.report.stats import Estimate
 from bench.report.trust import miss, why_together
 from bench.report.verdict import COLD_FETCH, files_are, takes

@@ -5,7 +5,7 @@ from html import escape
 
 from bench.report import summary, table
 from bench.report.gain import busy
-from bench.report.result import Result, Row
+from bench.report.row import Result, Row
 from bench.report.words import percent
 
 _WIDTH, _NAME, _RIGHT = 760, 190, 90

@@ -6,7 +6,7 @@ from rich.table import Table
 
 from bench.machine.hardware import accelerator_of, versions_of
 from bench.report.gain import busy, is_limit, is_ours, sentences
-from bench.report.result import Result, Row
+from bench.report.row import Result, Row
 from bench.report.stats import Estimate
 from bench.report.table import best_rows, markdown_table, title
 from bench.report.words import percent

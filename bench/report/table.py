@@ -7,7 +7,7 @@ from rich.table import Table
 
 from bench.machine.hardware import accelerator_of, versions_of
 from bench.report.batch_times import BatchTimes
-from bench.report.result import Result, Row
+from bench.report.row import Result, Row
 from bench.report.stats import Estimate
 from bench.report.trust import disturbance, is_disturbed, miss, other_cpu, why_together
 from bench.report.verdict import COLD_FETCH, KEEPS_UP, LOADER_BINDS, NOT_DISTINGUISHABLE, lost_share

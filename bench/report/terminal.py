@@ -10,7 +10,7 @@ import click
 
 from bench.report import events, loaders_page, picture, summary, table
 from bench.report.gain import sentences
-from bench.report.result import Result
+from bench.report.row import Result
 from precache.console.commandline import write_json
 from precache.console.progress import Progress
 from precache.console.tables import new_console

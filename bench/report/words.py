@@ -1,5 +1,19 @@
-"""Figures as people read them. Pure."""
+"""Figures, machines and tables as people read them. Pure, but for `Table.show` and `say`, which print."""
 
+import textwrap
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from html import escape
+
+import click
+from rich.table import Table as RichTable
+
+from precache.console import page
+from precache.console.tables import new_console
+from precache.errors import printable
+
+WIDTH = 100
+"""Columns of a terminal that text and tables fit into."""
 _PERIODS = (
     ("years", 31_557_600.0),
     ("days", 86_400.0),
@@ -8,6 +22,7 @@ _PERIODS = (
     ("s", 1.0),
     ("ms", 1e-3),
 )
+_GPU = {"driver": "driver", "cuda": "CUDA", "cudnn": "cuDNN", "nccl": "NCCL"}
 
 
 def number(value: float) -> str:
@@ -31,11 +46,71 @@ def duration(seconds: float | None) -> str:
     return f"{number(seconds / length)} {unit}"
 
 
-def epochs(count: int | None) -> str:
-    """`3 epochs`, or `never`."""
-    return "never" if count is None else counted(count, "epoch")
-
-
 def counted(count: int, one: str, several: str = "") -> str:
     """`1 run`, `2 runs`; `several` where its plural has more than an s."""
     return f"{count:,} {one if count == 1 else several or one + 's'}"
+
+
+def accelerator_of(machine: Mapping[str, str]) -> str:
+    """The accelerator of `bench.machine.hardware.describe_machine`, with what drives it."""
+    versions = ", ".join(f"{title} {machine[name]}" for name, title in _GPU.items() if name in machine)
+    return f"{machine['accelerator']} ({versions})" if versions else machine["accelerator"]
+
+
+def versions_of(machine: Mapping[str, str], names: Iterable[str]) -> list[str]:
+    """'torch 2.15.0' and so on, of those that the machine has; Pillow-SIMD by its own name."""
+    called = {"pillow": machine.get("pillow_flavour", "pillow")}
+    return [f"{called.get(name, name)} {machine[name]}" for name in names if name in machine]
+
+
+def machine_line(machine: Mapping[str, str], versions: Iterable[str] = ("torch", "pillow")) -> str:
+    """The machine, its accelerator, versions and the date: what goes with every figure."""
+    gpu = accelerator_of(machine)
+    parts = [machine["cpu"], machine["memory"], "no accelerator" if gpu == "none" else gpu]
+    return ", ".join([*parts, *versions_of(machine, versions), machine["date"]])
+
+
+def say(text: str) -> None:
+    """Print a text on lines of at most WIDTH columns, unbroken words apart."""
+    click.echo(textwrap.fill(printable(text), WIDTH, break_long_words=False, break_on_hyphens=False))
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Titles and rows of text, for a terminal, as Markdown and as HTML.
+
+    Attributes:
+        rows: a text for each title.
+        words: titles of columns that hold words, which stand to the left; so does the first column.
+        bold: numbers of the rows that stand out.
+        title: above it.
+    """
+
+    titles: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    words: Collection[str] = ()
+    bold: Collection[int] = field(default=())
+    title: str = ""
+
+    def show(self) -> None:
+        """Print it."""
+        table = RichTable(
+            box=None, pad_edge=False, title=self.title or None, title_justify="left", title_style="bold"
+        )
+        for at, title in enumerate(self.titles):
+            left = at == 0 or title in self.words
+            table.add_column(title, justify="left" if left else "right", no_wrap=True)
+        for at, row in enumerate(self.rows):
+            table.add_row(*row, style="bold" if at in self.bold else "")
+        new_console(width=200).print(table)  # wider than any row: no cell is cut off
+
+    def markdown(self) -> str:
+        """Lines of a Markdown table."""
+        ruled = (self.titles, ["---"] * len(self.titles), *self.rows)
+        return "\n".join(f"| {' | '.join(row)} |" for row in ruled)
+
+    def html(self) -> str:
+        """An HTML table, which scrolls where the page is narrow."""
+        kinds = ["words" if title in self.words else "" for title in self.titles]
+        cells = ([page.with_code(cell) for cell in row] for row in self.rows)
+        return page.html_table([escape(title) for title in self.titles], cells, kinds)

@@ -99,8 +99,8 @@ def command(
     conditions = (
         f"{machine_line(machine, ('torch',))}; trainer {settings.trainer}"
         f"{', compiled' if settings.compiled else ''}; {settings.size}x{settings.size}, "
-        f"cache {settings.cache}, page cache {'warm' if warm else 'not warmed: larger than memory'}; median of "
-        f"{counted(settings.repeats, 'trial')} of {settings.batches} batches, taking turns; trials: {out}"
+        f"cache {settings.cache}, page cache {'warm' if warm else 'not warmed: larger than memory'}; median of"
+        f" {counted(settings.repeats, 'trial')} of {settings.batches} batches, taking turns; trials: {out}"
     )
     if not quiet:
         report.show(found, conditions)

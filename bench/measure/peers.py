@@ -102,8 +102,7 @@ def choose_peers(
         SettingError: unknown name, or no such `python`.
         DatasetError: no folder for a peer among `paths`.
     """
-    if shutil.which(python) is None:
-        raise SettingError(f"{python}: cannot be run; name a Python with --peer-python")
+    check_python(python)
     folders: dict[str, tuple[Path, Recipe | None]] = {}
     for path in paths:
         recipe = _recipe_of(path)
@@ -129,6 +128,12 @@ def choose_peers(
             )
         chosen.append(PeerCandidate(name, path, stored, recipe.quality if recipe else 0, python, None))
     return chosen
+
+
+def check_python(python: str) -> None:
+    """Raise SettingError unless there is such a program."""
+    if shutil.which(python) is None:
+        raise SettingError(f"{python}: cannot be run; name a Python with --peer-python")
 
 
 def _with_own_data(

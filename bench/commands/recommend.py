@@ -258,7 +258,7 @@ def show_rows(result: Recommendation, *, told: bool = False) -> None:
     """The answer, unless it is `told` that the machine was busy, and the table."""
     others = other_cpu(result.settings)
     if not told:
-        say(" ".join(_answer(result.rows, result.inputs, result.settings["repeats"], others)))
+        say(" ".join(_answer(result, result.rows, others)))
     click.echo()
     table(result.rows, None if is_disturbed(others) else advised(result.rows)).show()
     large = [way(row) for row in result.rows if not fits_memory(row, result.inputs)]
@@ -267,12 +267,13 @@ def show_rows(result: Recommendation, *, told: bool = False) -> None:
     click.echo()
 
 
-def _answer(rows: Sequence[Row], inputs: Inputs, repeats: int, others: float | None) -> list[str]:
+def _answer(found: Recommendation, rows: Sequence[Row], others: float | None) -> list[str]:
+    """What to do, of what was predicted or of what came of it."""
     return answer(
         rows,
-        accelerator=inputs.accelerator,
-        images=inputs.train_images,
-        repeats=max(2, repeats),  # a single turn has no range, and is better than no answer
+        accelerator=found.inputs.accelerator(found.settings["trainer"]),
+        images=found.inputs.train_images,
+        repeats=max(2, found.settings["repeats"]),  # a single turn has no range, and is better than no answer
         others=others,
         today=rows[0],
     )
@@ -397,7 +398,7 @@ def _begin(job: _Job, settings: Settings, sampling: Sampling) -> None:
     choice = choose(job.scan, settings.size, tuple(job.places), *_room(job))
     sampling = _stored_as(sampling, choice.stored)
     found = _recommend(job, settings, sampling, choice.formats)
-    said = _answer(found.rows, found.inputs, found.settings["repeats"], None)
+    said = _answer(found, found.rows, None)
     best = advised(found.rows)
     note(" ".join(said))
     if best is None:
@@ -499,15 +500,8 @@ def _carry_out(
 
 def _came(found: Recommendation, proof: Proof) -> list[str]:
     """What converting brought, a sentence each."""
-    rows, inputs = proof.rows, found.inputs
-    said = answer(
-        rows,
-        accelerator=inputs.accelerator,
-        images=inputs.train_images,
-        repeats=found.settings["repeats"],
-        others=None,
-        today=rows[0],
-    )
+    rows = proof.rows
+    said = _answer(found, rows, None)
     line, converted = rows[-2], rows[-1]
     if proof.is_loss:
         said.append(

@@ -96,11 +96,12 @@ def command(
         failed = {trials.failed[point] for point in points if point in trials.failed}
         raise DatasetError(f"nothing measured: {'; '.join(sorted(failed))}")
     warm = all(trial["page_cache_warm"] for point in found.measured for trial in trials.of[point].values())
+    compiled = ", compiled" if settings.compiled else ""
     conditions = (
-        f"{machine_line(machine, ('torch',))}; trainer {settings.trainer}"
-        f"{', compiled' if settings.compiled else ''}; {settings.size}x{settings.size}, "
-        f"cache {settings.cache}, page cache {'warm' if warm else 'not warmed: larger than memory'}; median of"
-        f" {counted(settings.repeats, 'trial')} of {settings.batches} batches, taking turns; trials: {out}"
+        f"{machine_line(machine, ('torch',))}; trainer {settings.trainer}{compiled}; "
+        f"{settings.size}x{settings.size}, cache {settings.cache}, page cache "
+        f"{'warm' if warm else 'not warmed: larger than memory'}; median of "
+        f"{counted(settings.repeats, 'trial')} of {settings.batches} batches, taking turns; trials: {out}"
     )
     if not quiet:
         report.show(found, conditions)

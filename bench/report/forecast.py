@@ -118,11 +118,11 @@ class Inputs:
     read_s: float
     memory_bytes: float
 
-    @property
-    def accelerator(self) -> str:
-        """What is fed, in words."""
-        one = f"{self.trainer_images_per_s:,.0f} images/s"
-        return f"an accelerator of {one}" if self.gpus == 1 else f"{self.gpus} accelerators of {one}"
+    def accelerator(self, trainer: str) -> str:
+        """What is fed, in words; `trainer` is its name."""
+        one = f"of {self.trainer_images_per_s:,.0f} images/s"
+        kind = "emulated accelerator" if trainer.startswith("emulated") else "accelerator"
+        return f"an {kind} {one}" if self.gpus == 1 else f"{self.gpus} {kind}s {one}"
 
 
 def predict(profiles: Sequence[Profile], inputs: Inputs) -> list[Row]:

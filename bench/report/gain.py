@@ -247,6 +247,6 @@ def _effect(row: Row, today: Row) -> str:
 
 def _accelerator(result: Result, row: Row) -> str:
     if row.trainer_name.startswith("emulated") and row.trainer is not None:
-        return f"an accelerator of {row.trainer.median:,.0f} images/s"
+        return f"an emulated accelerator of {row.trainer.median:,.0f} images/s"
     on_cpu = str(result.settings.get("device", "cpu")) == "cpu"
     return f"{row.trainer_name} on this CPU" if on_cpu else "this accelerator"

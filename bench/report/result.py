@@ -8,6 +8,7 @@ import click
 from bench.report.gain import best_rows, find_gain, sentences
 from bench.report.row import RAW_TREE, Result, Row
 from bench.report.stats import Estimate
+from bench.report.trust import is_disturbed, other_cpu
 from bench.report.verdict import (
     KEEPS_UP,
     LOADER_BINDS,
@@ -209,7 +210,7 @@ def next_step(result: Result) -> str:
     ours = [row for row in result.rows if row.is_ours]
     gain = find_gain(ours)
     places = {row.label: result.settings.get("data", {}).get(row.label, {}).get("path") for row in ours}
-    if gain.today is None or judge(gain.today.ratio) == KEEPS_UP:
+    if gain.today is None or judge(gain.today.ratio) == KEEPS_UP or is_disturbed(other_cpu(result.settings)):
         return ""
     if gain.best and (path := places[gain.best[0].label]):
         return f"Next: loaders.build({path!r}) in your training code."

@@ -147,8 +147,14 @@ def skipped(result: Result, asked: Collection[str] = ()) -> list[str]:
     ]
 
 
+def legend(result: Result, *, details: bool = False) -> str:
+    """What the columns are, a sentence without its full stop."""
+    columns = shown_columns(result, details=details)
+    return "; ".join(f"{column.title}: {column.means}" for column in columns)
+
+
 def conditions(result: Result, *, details: bool = False) -> list[str]:
-    """When the figures hold, a sentence each without its full stop: machine, work, what the columns are."""
+    """When the figures hold, a sentence each without its full stop: machine, data, work."""
     settings = result.settings
     trainers = dict.fromkeys(
         f"{row.trainer_name} ({row.trainer.median:,.0f} images/s)" for row in result.rows if row.trainer
@@ -160,7 +166,6 @@ def conditions(result: Result, *, details: bool = False) -> list[str]:
         if "path" in each
     )
     work = [
-        *([f"data {', '.join(data)}"] if data else []),
         f"trainer {', '.join(trainers)}" if trainers else "no trainer",
         f"batch {settings['batch_size']} of {settings['size']}x{settings['size']}",
         *([f"augment {settings['augment']}"] if "augment" in settings else []),
@@ -169,14 +174,11 @@ def conditions(result: Result, *, details: bool = False) -> list[str]:
         f"page cache {settings.get('page_cache', 'warm')}",
     ]
     repeats = settings["repeats"]
-    runs = f"medians of {repeats} runs, taking turns" if repeats > 1 else "one run each"
-    columns = "; ".join(
-        f"{column.title}: {column.means}" for column in shown_columns(result, details=details)
-    )
+    work.append(f"medians of {repeats} runs, taking turns" if repeats > 1 else "one run each")
     lines = [
         machine_line(result.machine, _VERSIONS if details else ("torch", "pillow")),
+        *([f"data: {', '.join(data)}"] if data else []),
         ", ".join(work),
-        f"{runs}; {columns}",
         "ours: this project's loaders, by their --backend names",
     ]
     peers = ", ".join(dict.fromkeys(settings.get("peers", {}).values()))
@@ -237,7 +239,9 @@ def show(
     shown = table(result, details=details)
     said = sentences(result, gpu_price)
     if markdown:
-        lines = [f"{line}." for line in conditions(result, details=details)]
+        lines = [
+            f"{line}." for line in (*conditions(result, details=details), legend(result, details=details))
+        ]
         more = comparisons(result) if details else []
         click.echo("\n\n".join([*said, shown.markdown(), *more, *lines]))
         return
@@ -248,13 +252,14 @@ def show(
     for line in skipped(result, ["nvjpeg"] if details else asked):
         click.echo(line)
     click.echo()
-    for line in conditions(result, details=details):
+    for line in (*conditions(result, details=details), legend(result, details=details)):
         say(f"{line}.")
     if details:
         for line in findings(result):
             click.echo()
             say(line)
     if step := next_step(result):
+        click.echo()
         say(step)
     if not (details or has_page):
         click.echo("everything else: --details, or a page with --html FILE")

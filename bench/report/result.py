@@ -11,7 +11,6 @@ from bench.report.stats import Estimate
 from bench.report.trust import is_disturbed, other_cpu
 from bench.report.verdict import (
     KEEPS_UP,
-    LOADER_BINDS,
     NO_TRAINER,
     NOT_DISTINGUISHABLE,
     judge,
@@ -65,7 +64,7 @@ def _waits(row: Row) -> str | None:
         return None
     if verdict == NOT_DISTINGUISHABLE or row.ratio is None:
         return "unclear"
-    return f"{lost_share(row.ratio):.0%} fewer images/s" if verdict == LOADER_BINDS else verdict
+    return "no" if verdict == KEEPS_UP else f"{lost_share(row.ratio):.0%}"
 
 
 COLUMNS = (
@@ -107,7 +106,7 @@ COLUMNS = (
     Column("epoch gap", "the longest time of an epoch's first batch, in medians", False, _gap),
     Column(
         "trainer waits",
-        "unclear: some runs keep up, others do not",
+        "how many fewer images/s than alone; unclear: some runs keep up, others do not",
         False,
         _waits,
     ),
@@ -129,11 +128,10 @@ def shown_columns(result: Result, *, details: bool) -> list[Column]:
 def table(result: Result, *, details: bool = False) -> Table:
     """A row for each loader; the fastest in bold."""
     rows, columns = shown_rows(result, details=details), shown_columns(result, details=details)
-    best = best_rows(result)
+    best, lacking = best_rows(result), "-" if details else "not measured"
     return Table(
         ["loader", *(column.title for column in columns)],
-        [[result.title(row), *(column.text(row) or "not measured" for column in columns)] for row in rows],
-        words=("trainer waits",),
+        [[result.title(row), *(column.text(row) or lacking for column in columns)] for row in rows],
         bold=[number for number, row in enumerate(rows) if row in best],
     )
 
@@ -150,7 +148,8 @@ def skipped(result: Result, asked: Collection[str] = ()) -> list[str]:
 def legend(result: Result, *, details: bool = False) -> str:
     """What the columns are, a sentence without its full stop."""
     columns = shown_columns(result, details=details)
-    return "; ".join(f"{column.title}: {column.means}" for column in columns)
+    lacking = ["-: not measured"] if details else []
+    return "; ".join([*(f"{column.title}: {column.means}" for column in columns), *lacking])
 
 
 def conditions(result: Result, *, details: bool = False) -> list[str]:

@@ -117,14 +117,15 @@ class Table:
         return "\n".join(f"| {' | '.join(row)} |" for row in ruled)
 
     def html(self) -> str:
-        """An HTML table; on a phone each row is a list, for every cell has its title with it, hidden else."""
+        """An HTML table. On a phone each row is a list: each cell has its title with it, hidden elsewhere."""
         kinds = ["words" if title in self.words else "" for title in self.titles]
-        hidden = ["", *(f'<span class="title">{escape(title)}</span>' for title in self.titles[1:])]
+        shown = [escape(title) for title in self.titles]
+        labels = ["", *(f'<span class="title">{title}</span>' for title in shown[1:])]
         cells = (
-            [f"{title}<span>{page.with_code(cell)}</span>" for title, cell in zip(hidden, row, strict=True)]
+            [label + page.with_code(cell) if cell else "" for label, cell in zip(labels, row, strict=True)]
             for row in self.rows
         )
-        return page.html_table([escape(title) for title in self.titles], cells, kinds)
+        return f'<div class="listed">{page.html_table(shown, cells, kinds)}</div>'
 
 
 def _that_fit(widths: Sequence[int]) -> list[list[int]]:

@@ -33,7 +33,7 @@ def test_steady_batches_have_no_spikes_and_nothing_to_explain() -> None:
             for count in (2, 3, 4, 8)),
         (160, 4, range(0, 160, 16), 0.1, 16, "which is not the number of workers (4)"),
         (200, 4, (7, 11, 48, 90, 93, 151, 199), 0.05, None, "7 batches waited 50."),
-        (400, 2, (10, 12, 14, 16, 18), 0.05, None, "5 batches waited 50."),  # a few regular ones in a long series
+        (400, 2, (10, 12, 14, 16, 18), 0.05, None, "5 batches waited 50."),  # no period: too few
     ],
 )  # fmt: skip
 def test_spikes_are_found_where_they_are_with_their_period_and_its_cause(

@@ -156,7 +156,13 @@ def what_if(
     return {name: value for name, value in fields.items() if value is not None}
 
 
-@click.command(name="recommend", cls=commandline.Command, epilog=EPILOG)
+@click.command(
+    name="recommend",
+    cls=commandline.Command,
+    first=("trainer", "trainer_rate", "size", "batch_size", "formats", "thorough", "dst"),
+    short_help="What would converting a tree of pictures bring?",
+    epilog=EPILOG,
+)
 @click.argument("src", type=PLACE)
 @click.option("--thorough", is_flag=True, help="Measure longer, and every format.")
 @click.option("--format", "formats", help=FORMATS_HELP)

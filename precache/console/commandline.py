@@ -87,7 +87,8 @@ class Command(click.Command):
         if not self._first or ctx.meta.get(_HELP_ALL):
             super().format_options(ctx, formatter)
             return
-        known = {str(param.name): param for param in self.get_params(ctx)}
+        options = (param for param in self.get_params(ctx) if isinstance(param, click.Option))
+        known = {str(option.name): option for option in options}
         usual = [name for name in known if name.startswith("help")]
         shown = [known[name] for name in (*self._first, *usual)]
         with formatter.section("Options"):

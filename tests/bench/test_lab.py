@@ -6,7 +6,9 @@ import time
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from bench.lab import stored_sizes
 from bench.lab.harness import Column, Turns
 from bench.lab.object_storage import ENVIRONMENT, serving
 from bench.report.words import Table
@@ -62,12 +64,13 @@ def test_each_program_prints_its_table(converted: dict[str, Path], raw_tree: Pat
 def test_every_way_to_store_pictures_has_its_bytes_rates_and_distances(
     raw_tree: Path, tmp_path: Path
 ) -> None:
-    options = ("--pictures", 40, "--size", 32, "--repeats", 1, "--workers", 1)
-    found = run("bench.lab.stored_sizes", raw_tree, *options, cwd=tmp_path)
-    assert found.returncode == 0, found.stderr
-    assert len(rows(found.stdout)) == 7
-    assert rows(found.stdout)["squares"][4] == "another part"
-    assert all("dB" not in cell and cell for row in rows(found.stdout).values() for cell in row)
+    options = ("--pictures", "40", "--size", "32", "--repeats", "1", "--workers", "1")
+    found = CliRunner().invoke(stored_sizes.command, [str(raw_tree), *options])
+    assert found.exit_code == 0, found.output
+    printed = rows(found.output)
+    assert list(printed) == [way.name for way in stored_sizes.WAYS]
+    assert printed["squares"][4] == "another part"
+    assert all(len(row) == 6 and all(row) for row in printed.values())
 
 
 def test_the_storage_is_late_and_narrow_and_serves_the_bytes(tmp_path: Path) -> None:

@@ -1,25 +1,18 @@
 """`bench compare`: two results of `bench loaders`, row by row; exit code 1 on a regression."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import click
-from rich.table import Table
 
-from bench.report.regression import REGRESSION, Change, changes, differences
+from bench.report.regression import REGRESSION, RateChange, differences, rate_changes
 from bench.report.row import read_result
 from bench.report.trust import disturbance, is_disturbed, other_cpu
-from bench.report.verdict import NOT_DISTINGUISHABLE
-from bench.report.words import counted
+from bench.report.verdict import NOT_DISTINGUISHABLE, WITHIN_NOISE
+from bench.report.words import Table, counted
 from precache.console import commandline
 from precache.console.commandline import STDOUT, check_output, write_json
-from precache.console.tables import new_console
 from precache.errors import SettingError, check_share
-
-_WIDTH = 100
-_WITHIN_NOISE = "within noise"
 
 
 @click.command(name="compare", cls=commandline.Command)
@@ -45,7 +38,7 @@ def command(
             f"{before_path} and {after_path} differ in {'; '.join(differing)}; use --force to compare them "
             f"all the same"
         )
-    found, gone, new = changes(before, after, tolerance)
+    found, gone, new = rate_changes(before, after, tolerance)
     if not found:
         raise SettingError(f"{before_path} and {after_path} have no row in common; measure the same backends")
     lost = [change for change in found if change.verdict == REGRESSION]
@@ -55,10 +48,10 @@ def command(
             click.echo(
                 f"{after_path} lacks {counted(len(gone), 'row')} of {before_path}; --force goes on without."
             )
-        _print_tables(found)
+        _show_tables(found)
         for path, keys in ((before_path, gone), (after_path, new)):
             for key in keys:
-                click.echo(f"only in {path}: {key.arm} with {key.trainer}")
+                click.echo(f"only in {path}: {key.loader} with {key.trainer}")
         for path, result in ((before_path, before), (after_path, after)):
             if is_disturbed(other_cpu(result.settings)):
                 click.echo(f"{path}: {disturbance(other_cpu(result.settings), then='')}")
@@ -72,7 +65,7 @@ def command(
             "after": str(after_path),
             "tolerance": tolerance,
             "differences": differing,
-            "changes": [{**asdict(change), "row": change.row._asdict()} for change in found],
+            "changes": [change.to_json() for change in found],
             "only_before": [key._asdict() for key in gone],
             "only_after": [key._asdict() for key in new],
         }
@@ -81,24 +74,25 @@ def command(
         raise click.exceptions.Exit(1)
 
 
-def _print_tables(found: Sequence[Change]) -> None:
-    console = new_console(width=_WIDTH)
+def _show_tables(found: Sequence[RateChange]) -> None:
     for trainer in dict.fromkeys(change.row.trainer for change in found):
-        table = Table(box=None, pad_edge=False)
-        for title in ("backend", "data", "rate", "A", "B", "B/A", "verdict"):
-            justify: Any = "right" if title in ("A", "B", "B/A") else "left"
-            table.add_column(title, justify=justify, no_wrap=True)
-        for change in found:
-            if change.row.trainer == trainer:
-                backend, data, _, rank = change.row
-                table.add_row(
-                    backend,
-                    data if rank == 1 else f"{data} ({rank})",
-                    change.rate,
-                    f"{change.before.median:,.0f}",
-                    f"{change.after.median:,.0f}",
-                    f"{change.ratio.median:.2f} ({change.ratio.low:.2f}-{change.ratio.high:.2f})",
-                    _WITHIN_NOISE if change.verdict == NOT_DISTINGUISHABLE else change.verdict,
-                )
-        click.echo(f"Trainer {trainer}:")
-        console.print(table)
+        of_trainer = [change for change in found if change.row.trainer == trainer]
+        Table(
+            ("backend", "data", "rate", "A", "B", "B/A", "verdict"),
+            [_cells(change) for change in of_trainer],
+            words=("data", "rate", "verdict"),
+            title=f"Trainer {trainer}:",
+        ).show()
+
+
+def _cells(change: RateChange) -> tuple[str, ...]:
+    backend, data, _, rank = change.row
+    return (
+        backend,
+        data if rank == 1 else f"{data} ({rank})",
+        change.rate,
+        f"{change.before.median:,.0f}",
+        f"{change.after.median:,.0f}",
+        f"{change.ratio.median:.2f} ({change.ratio.low:.2f}-{change.ratio.high:.2f})",
+        WITHIN_NOISE if change.verdict == NOT_DISTINGUISHABLE else change.verdict,
+    )

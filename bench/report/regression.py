@@ -1,11 +1,11 @@
 """Two results of `bench loaders`, row by row: what got slower."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from bench.report import stats
-from bench.report.row import Result, Row
+from bench.report.row import Key, Result, by_key
 from bench.report.stats import Estimate
 from bench.report.verdict import NOT_DISTINGUISHABLE
 
@@ -17,22 +17,8 @@ _WORK = (
 )
 
 
-class Key(NamedTuple):
-    """What tells the rows of a result apart; `rank` is that among rows alike in all else."""
-
-    backend: str
-    data: str
-    trainer: str
-    rank: int
-
-    @property
-    def arm(self) -> str:
-        """What was measured on what, `shards on shards (2)`."""
-        return f"{self.backend} on {self.data}" + (f" ({self.rank})" if self.rank > 1 else "")
-
-
 @dataclass(frozen=True, slots=True)
-class Change:
+class RateChange:
     """One rate of one row in both results.
 
     Attributes:
@@ -49,34 +35,43 @@ class Change:
     ratio: Estimate
     verdict: str
 
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {**asdict(self), "row": self.row._asdict()}
+
 
 def differences(before: Result, after: Result) -> list[str]:
     """What of machine, work and data is not the same in both, with both values.
 
-    Not looked at is what an older result does not say, and the data of an arm that only one of them has.
+    Not looked at is what one result does not say, and the data of a loader that only one of them has.
     """
-    found = [
-        (name, before.machine[name], after.machine[name])
-        for name in _MACHINE
-        if before.machine[name] != after.machine[name]
+    data = before.settings.get("data", {})
+    of_data = _differing(data, data, after.settings.get("data", {}))
+    return [
+        *_differing(_MACHINE, before.machine, after.machine),
+        *_differing(_WORK, before.settings, after.settings),
+        *(f"data of {text}" for text in of_data),
     ]
-    found += [
-        (name, _text(before.settings[name]), _text(after.settings[name]))
-        for name in _WORK
-        if name in before.settings
-        and name in after.settings
-        and before.settings[name] != after.settings[name]
-    ]
-    theirs = after.settings.get("data", {})
-    found += [
-        (f"data of {arm}", _pictures(data), _pictures(theirs[arm]))
-        for arm, data in before.settings.get("data", {}).items()
-        if theirs.get(arm, data) != data
-    ]
-    return [f"{name} {one} and {other}" for name, one, other in found]
 
 
-def changes(before: Result, after: Result, tolerance: float) -> tuple[list[Change], list[Key], list[Key]]:
+def _differing(names: Iterable[str], before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    both = [name for name in names if name in before and name in after]
+    return [
+        f"{name} {_text(before[name])} and {_text(after[name])}"
+        for name in both
+        if before[name] != after[name]
+    ]
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, dict):  # the data of a loader
+        return f"{value['samples']:,} pictures (digest {value['digest'][:12]})"
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def rate_changes(
+    before: Result, after: Result, tolerance: float
+) -> tuple[list[RateChange], list[Key], list[Key]]:
     """The rows of both results compared, and the rows that only the first, or the second, has."""
     ours, theirs = by_key(before.rows), by_key(after.rows)
     repeated = min(before.settings["repeats"], after.settings["repeats"]) > 1
@@ -87,9 +82,9 @@ def changes(before: Result, after: Result, tolerance: float) -> tuple[list[Chang
             one, other = getattr(ours[key], rate), getattr(theirs[key], rate)
             ratio = stats.quotient(other, one)
             verdict = _judge(ratio, tolerance) if repeated else NOT_DISTINGUISHABLE  # one has no range
-            if verdict == REGRESSION and ours[key].peer:  # what ours are compared with: not ours to mend
+            if verdict == REGRESSION and ours[key].peer:  # another library's: not ours to fix
                 verdict = SLOWER
-            found.append(Change(key, rate, one, other, ratio, verdict))
+            found.append(RateChange(key, rate, one, other, ratio, verdict))
     return found, [key for key in ours if key not in theirs], [key for key in theirs if key not in ours]
 
 
@@ -99,22 +94,3 @@ def _judge(ratio: Estimate, tolerance: float) -> str:
     if ratio.high < 1:
         return SLOWER
     return FASTER if ratio.low > 1 else NOT_DISTINGUISHABLE
-
-
-def by_key(rows: Iterable[Row]) -> dict[Key, Row]:
-    """The rows, in their order."""
-    found: dict[Key, Row] = {}
-    for row in rows:
-        rank = 1
-        while (key := Key(row.backend, row.data, row.trainer_name, rank)) in found:
-            rank += 1
-        found[key] = row
-    return found
-
-
-def _pictures(data: dict[str, Any]) -> str:
-    return f"{data['samples']:,} pictures (digest {data['digest'][:12]})"
-
-
-def _text(value: Any) -> str:
-    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)

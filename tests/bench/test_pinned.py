@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from bench.report.gain import sentences
-from bench.report.result import Result
+from bench.report.row import Result
 from tests.command import run_here
 
 ROW_KEYS = {
@@ -87,9 +87,9 @@ SHARDS = row("shards", "shards", 9000)
 
 
 def test_today_another_loader_and_converting() -> None:
-    conversions = {"shards": {"seconds": 24.2, "size_bytes": 286 << 20}}
+    cost = {"convert_s": 24.2, "size_bytes": 286 << 20}
     data = {"shards on shards": {"samples": 768, "digest": "d"}}
-    assert said([TODAY, LINE, SHARDS], 2.5, conversions=conversions, data=data) == [
+    assert said([TODAY, LINE, {**SHARDS, **cost}], 2.5, data=data) == [
         "ImageFolder and DataLoader keep an accelerator of 7,158 images/s busy 7% of the time. "
         "Change that line to `loaders.build`: it is busy 13%, and training ends 1.8 times sooner than today. "
         "Convert to shards (24.2 s, 286 MiB), too: it is busy 99%, and training ends 14 times sooner than "

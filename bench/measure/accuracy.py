@@ -216,15 +216,16 @@ def find_pictures(tree: Path, sources: Sequence[Source]) -> Pictures:
                 raise DatasetError(f"{path}: is another tree than {tree}; name that, or what was made of it")
             continue
         made_of = "name the tree that it was converted from, or convert it again"
-        for split, held in {"train": _held(data), "val": _held(_open_val(path))}.items():
-            for picture, name in sorted({*held} - {*listed})[:1]:
-                raise DatasetError(f"{path}: has {picture} as {name!r}, {tree} has not; {made_of}")
-            first, expected = splits.setdefault(split, (path, {*held}))
-            for picture, _ in sorted({*held} ^ expected)[:1]:
+        for split, held in {"train": set(_held(data)), "val": set(_held(_open_val(path)))}.items():
+            if foreign := held.difference(listed):
+                picture, name = min(foreign)
+                raise DatasetError(f"{path}: has {picture} in class {name!r}, {tree} has not; {made_of}")
+            first, expected = splits.setdefault(split, (path, held))
+            if apart := held ^ expected:
                 raise DatasetError(
                     f"{path}: its split {split} holds {len(held):,} pictures, that of {first} "
-                    f"{len(expected):,}, and {picture} is in only one of them; convert both with the same "
-                    f"--splits"
+                    f"{len(expected):,}, and {min(apart)[0]} is in only one of them; convert both with the "
+                    f"same --splits"
                 )
         if data.classes != whole.classes:  # one without pictures would move the numbers of those behind it
             raise DatasetError(f"{path}: has other classes than {tree}; {made_of}")

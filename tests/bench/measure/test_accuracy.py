@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -104,16 +104,26 @@ def relabel_first(squares: Squares, folder: Path) -> list[str]:
     tree = shutil.copytree(squares.tree, folder / "tree")
     (tree / "labels.csv").write_text("\n".join(rows))
     recipe, options = Conversion(format="shards", size=24, fit="crop"), SourceOptions(label="class")
-    convert(tree / "labels.csv", folder / "out", recipe, workers=0, options=options, split_list=squares.listed)
+    convert(
+        tree / "labels.csv", folder / "out", recipe, workers=0, options=options, split_list=squares.listed
+    )
     return [str(folder / "out")]
 
 
 @pytest.mark.parametrize(
     ("sources", "error", "told"),
     [
-        (swap_first, DatasetError, r"blue/00\.png is in only one of them; convert both with the same --splits"),
+        (
+            swap_first,
+            DatasetError,
+            r"blue/00\.png is in only one of them; convert both with the same --splits",
+        ),
         (without_val, DatasetError, r"no_val: .*convert with --splits FILE"),
-        (relabel_first, DatasetError, r"out: has blue/00\.png in class 'green', .*tree has not; name the tree"),
+        (
+            relabel_first,
+            DatasetError,
+            r"out: has blue/00\.png in class 'green', .*tree has not; name the tree",
+        ),
         (["imagefolder", "pytorch"], SettingError, "add a folder that was converted with --splits"),
         (["same=shards", "same=pytorch"], SettingError, "two sources are called 'same'"),
     ],

@@ -55,7 +55,9 @@ def test_trying_a_model_changes_nothing_and_does_not_depend_on_what_lies_in_one_
     labels = np.arange(300) % 3
     training.train([Batch(torch.randn(8, 3, 16, 16), torch.arange(8) % 3)])
     before = {name: value.clone() for name, value in training.model.state_dict().items()}
-    parts = [training.top1(pixels[start : start + 100], labels[start : start + 100]) for start in (0, 100, 200)]
+    parts = [
+        training.top1(pixels[start : start + 100], labels[start : start + 100]) for start in (0, 100, 200)
+    ]
     assert training.top1(pixels, labels) == pytest.approx(np.mean(parts))
     torch.testing.assert_close(training.model.state_dict(), before, rtol=0, atol=0)
 

@@ -277,7 +277,7 @@ def conditions(lines: Sequence[Line], margin: float) -> list[str]:
         "deviation over seeds. Difference and interval: in points, paired by seed, Student's t, for each "
         f"source alone. Same: the interval lies within ±{margin:g} points; better or worse: it leaves 0 out, "
         "'or chance': that may well happen to one of so many sources (Holm). Training: seconds of one, "
-        "without evaluations, and as a multiple of the first row's.",
+        "without evaluations, and how many times those of the first row, seed by seed; medians.",
         f"{counted(told['workers'], 'worker')}, {counted(told['threads'], 'thread')} of torch; "
         f"{machine_line(machine, ('torch', 'torchvision', 'pillow'))}.",
     ]

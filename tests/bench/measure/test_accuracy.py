@@ -36,19 +36,6 @@ def test_a_source_is_written_in_one_word(text: str, told: tuple[str, ...], squar
     assert (source.name, source.backend, source.path.name, source.augment) == told
 
 
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        ("x=dalli:data/s", "unknown backend 'dalli'; choose from"),
-        ("x=data/s,augment=gpu", "unknown augment 'gpu'; choose from: auto, cpu, device"),
-        ("x=", "names no folder; write NAME=BACKEND:FOLDER"),
-    ],
-)
-def test_a_word_that_is_no_source_says_what_would_be(text: str, told: str) -> None:
-    with pytest.raises(SettingError, match=told):
-        open_source(text, Path("photos"))
-
-
 def test_all_sources_serve_the_training_pictures_in_as_many_batches(squares: Squares) -> None:
     sources = squares.sources("imagefolder", "ours=shards", "pytorch", "device=shards,augment=device")
     pictures = find_pictures(squares.tree, sources)

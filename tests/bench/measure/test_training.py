@@ -4,7 +4,6 @@ import os
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +14,7 @@ from torchvision import transforms
 
 from bench.measure.training import MODELS, Training, schedule, validation_pictures
 from loaders.batch import Batch
-from precache.errors import DatasetError, SettingError
+from precache.errors import DatasetError
 from tests.bench.measure.squares import TINY
 
 
@@ -60,20 +59,6 @@ def test_trying_a_model_changes_nothing_and_does_not_depend_on_what_lies_in_one_
     ]
     assert training.top1(pixels, labels) == pytest.approx(np.mean(parts))
     torch.testing.assert_close(training.model.state_dict(), before, rtol=0, atol=0)
-
-
-@pytest.mark.parametrize(
-    ("bad", "told"),
-    [
-        ({"model": "vgg"}, "unknown model 'vgg'; choose from: resnet10"),
-        ({"epochs": 0}, "epochs"),
-        ({"lr": float("nan")}, "lr must be positive, got nan"),
-        ({"amp": "int8"}, "unknown amp 'int8'"),
-    ],
-)
-def test_a_bad_setting_is_named(bad: dict[str, Any], told: str) -> None:
-    with pytest.raises(SettingError, match=told):
-        replace(TINY, **bad)
 
 
 def test_validation_is_what_torchvision_shows_decoded_once_unless_a_file_changes(tmp_path: Path) -> None:

@@ -7,15 +7,15 @@ import click
 import torch
 
 from bench.commands.options import PLACE, option, run_options
+from bench.commands.profile import open_for
 from bench.machine import page_cache
 from bench.machine.hardware import describe_machine
-from bench.measure.candidates import choose_candidates, folder_of
+from bench.measure.candidates import folder_of
 from bench.measure.ranks import Summary, launch, summarise
 from bench.measure.settings import Settings
 from bench.measure.trainers import EPILOG, resolve
 from bench.report.words import Table, counted, machine_line, say
 from loaders import BACKENDS
-from loaders.dataset import open_split
 from precache.console import commandline
 from precache.console.commandline import STDOUT, ProgressBar, check_output, write_json
 from precache.errors import SettingError, check_choice, check_range
@@ -57,12 +57,7 @@ def command(
             f"ranks {ranks} is more than the {torch.cuda.device_count()} GPUs; use --device cpu"
         )
     check_output(json_path)
-    # before the ranks are started, which takes seconds
-    opened = (
-        open_split(data, "train")
-        if backend == "auto"
-        else choose_candidates([data], [backend], Path())[0].data
-    )
+    opened = open_for(backend, data)  # before the ranks are started, which takes seconds
     warm = page_cache.warm(folder_of(data))
     told = settings.of(
         backend, data, len(opened.classes), trainer=resolve(settings.trainer, device), workers=workers

@@ -110,7 +110,7 @@ def test_one_rank_has_no_slowest() -> None:
     [
         (["--ranks", "0"], "ranks must be an integer of at least 1"),
         (["--backend", "dalli"], "unknown backend 'dalli'"),
-        (["--backend", "shards"], "none of it is read by backend shards"),
+        (["--backend", "shards"], "which shards does not read; use backend 'pytorch'"),
         (["--trainer", "emulated:fast"], "unknown rate 'fast'"),
         (["--json", "."], "is a folder"),
     ],

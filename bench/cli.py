@@ -19,7 +19,6 @@ COMMANDS = {
     "ddp": "bench.commands.ddp",
     "evidence": "bench.commands.evidence",
     "hardware": "bench.commands.hardware",
-    "photos": "bench.commands.photos",
     "profile": "bench.commands.profile",
     "report": "bench.commands.report",
     "simulate": "bench.commands.simulate",

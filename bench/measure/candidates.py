@@ -164,7 +164,7 @@ class SamePictures:
 
 @contextmanager
 def same_pictures(candidates: Sequence[Candidate]) -> Iterator[SamePictures]:
-    """Opened `candidates`, their raw trees cut down to what the data sets among them hold; links end with this.
+    """Opened `candidates`, their raw trees cut down to what data sets among them hold; links end with this.
 
     `precache convert --splits` puts a part of the tree into the split that is measured, and `--max-rejects`
     leaves pictures out. The part is a tree of links in a temporary folder: every loader reads it as it is.

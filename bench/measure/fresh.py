@@ -1,4 +1,4 @@
-"""Processes of their own: a function's, so that no trial sees what another left behind; a command's, watched."""
+"""Processes of their own: a function's, that sees nothing of other trials; a command's, watched."""
 
 import multiprocessing
 import os

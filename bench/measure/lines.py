@@ -62,7 +62,10 @@ class Lines:
 
 
 def check_same(what: str, found: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
-    """Raise SettingError unless both, {part: {name: value}}, are the same, but for dates and descriptions; names what differs."""
+    """Raise SettingError, which names what differs, unless both, {part: {name: value}}, are the same.
+
+    Dates and descriptions may differ.
+    """
     for part, ours in asked.items():
         theirs = found.get(part, {})
         for name in {**theirs, **ours}:

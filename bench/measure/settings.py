@@ -24,8 +24,10 @@ from precache.storage.urls import Location, locate
 CACHES = ("none", "ram", "device")
 SHUFFLES: dict[str, Shuffle] = {"auto": True, "full": "full", "none": False, "window": "window"}
 LAST = "drop"
-"""What the loader of a trial does with the samples that fill no batch, see `loaders.build`: a short last batch
-is another shape, for which cuDNN would tune and torch compile inside the measurement."""
+"""What the loader of a trial does with the samples that fill no batch, see `loaders.build`.
+
+A short last batch is another shape, for which cuDNN would tune and torch compile inside the measurement.
+"""
 
 
 class Feed(AbstractContextManager[Any], Protocol):

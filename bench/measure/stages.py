@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from bench.measure.settings import Settings
-from bench.report.choice import stored_size
+from bench.report.forecast import stored_size
 from loaders.augment.cpu import place
 from loaders.augment.draw import shown_boxes
 from loaders.backends import decoding

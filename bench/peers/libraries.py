@@ -60,7 +60,7 @@ class Work:
 
 
 def gather(work: Work, *, random_crop: bool = False) -> StartEpoch:
-    """Copies and nothing else; each batch overwrites the one before."""
+    """Rows of mapped shards, copied by threads into one buffer again and again: no loader can be faster."""
     rows: list[Pixels] = []
     labels: list[Any] = []
     for path in work.shards(".safetensors"):
@@ -75,7 +75,8 @@ def gather(work: Work, *, random_crop: bool = False) -> StartEpoch:
     if not random_crop:
         rows = [work.crop(row) for row in rows]
     out = np.empty((work.batch_size, work.size, work.size, 3), np.uint8)
-    pool = ThreadPoolExecutor(work.workers) if work.workers > 1 else None
+    threads = max(1, work.workers)
+    each = ThreadPoolExecutor(threads).map if threads > 1 else map
     rng = np.random.default_rng(0)
 
     def copy(chosen: list[int], corners: list[list[int]], part: range) -> None:
@@ -87,19 +88,16 @@ def gather(work: Work, *, random_crop: bool = False) -> StartEpoch:
             out[slot] = row
 
     def epoch() -> Epoch:
-        for chosen in np.split(order := rng.permutation(len(rows)), _starts(len(order), work.batch_size)):
-            count = len(chosen)
-            corners = rng.integers(0, work.stored - work.size + 1, (count, 2)).tolist()
-            cuts = np.linspace(0, count, work.workers + 1).astype(int) if pool else [0, count]
-            parts = [range(start, stop) for start, stop in itertools.pairwise(cuts)]
-            list((pool.map if pool else map)(partial(copy, chosen.tolist(), corners), parts))
-            yield out[:count], all_labels[chosen]
+        order = rng.permutation(len(rows))
+        for start in range(0, len(order), work.batch_size):
+            chosen = order[start : start + work.batch_size]
+            corners = rng.integers(0, work.stored - work.size + 1, (len(chosen), 2)).tolist()
+            cuts = np.linspace(0, len(chosen), threads + 1).astype(int).tolist()
+            parts = [range(first, stop) for first, stop in itertools.pairwise(cuts)]
+            list(each(partial(copy, chosen.tolist(), corners), parts))
+            yield out[: len(chosen)], all_labels[chosen]
 
     return epoch
-
-
-def _starts(samples: int, batch_size: int) -> range:
-    return range(batch_size, samples, batch_size)
 
 
 def _torch_loader(dataset: Any, work: Work, *, shuffle: bool = True) -> StartEpoch:
@@ -132,12 +130,12 @@ class _Npy:
 
 
 def npy(work: Work) -> StartEpoch:
-    """Rows of a mapped array."""
+    """Rows of a mapped .npy file."""
     return _torch_loader(_Npy(work), work)
 
 
 def ffcv(work: Work, *, augment: bool = False) -> StartEpoch:
-    """One `.beton` file, of raw pixels or JPEGs."""
+    """Centre crops, or RandomResizedCrop and flip, of one `.beton` file: https://docs.ffcv.io/making_dataloaders.html."""
     from ffcv.fields import rgb_image
     from ffcv.fields.decoders import IntDecoder, SimpleRGBImageDecoder
     from ffcv.loader import Loader, OrderOption
@@ -174,19 +172,25 @@ def ffcv(work: Work, *, augment: bool = False) -> StartEpoch:
     return epoch
 
 
-def litdata(work: Work) -> StartEpoch:
-    """Chunks of raw pixels [size, size, 3], or of JPEGs, which arrive decoded, [3, size, size]."""
-    from litdata import StreamingDataLoader, StreamingDataset
+def _cropping(dataset: Any, work: Work) -> Any:
+    """The class `dataset`, whose pictures are [side, side, 3], or [3, side, side], with cropped ones."""
 
-    class Pictures(StreamingDataset):  # type: ignore[misc]
+    class Pictures(dataset):  # type: ignore[misc]
         def __getitem__(self, index: Any) -> tuple[Any, Any]:
             sample = super().__getitem__(index)
             image = sample["image"]
-            channels_first = image.shape[0] == 3
-            pixels = work.crop(image.permute(1, 2, 0) if channels_first else image)
-            return pixels.permute(2, 0, 1) if channels_first else pixels, sample["label"]
+            if image.shape[0] == 3:
+                return work.crop(image.permute(1, 2, 0)).permute(2, 0, 1), sample["label"]
+            return work.crop(image), sample["label"]
 
-    dataset = Pictures(str(work.data), shuffle=True, drop_last=False)
+    return Pictures
+
+
+def litdata(work: Work) -> StartEpoch:
+    """Chunks of raw pixels or of JPEGs: https://github.com/Lightning-AI/litData."""
+    from litdata import StreamingDataLoader, StreamingDataset
+
+    dataset = _cropping(StreamingDataset, work)(str(work.data), shuffle=True, drop_last=False)
     loader = StreamingDataLoader(
         dataset,
         batch_size=work.batch_size,
@@ -197,22 +201,18 @@ def litdata(work: Work) -> StartEpoch:
 
 
 def mds(work: Work) -> StartEpoch:
-    """Shards of raw pixels."""
+    """Shards of raw pixels: https://docs.mosaicml.com/projects/streaming."""
     from streaming import StreamingDataset
     from streaming.base.util import clean_stale_shared_memory
 
-    class Pictures(StreamingDataset):  # type: ignore[misc]
-        def __getitem__(self, index: Any) -> tuple[Any, Any]:
-            sample = super().__getitem__(index)
-            return work.crop(sample["image"]), sample["label"]
-
     clean_stale_shared_memory()
-    dataset = Pictures(local=str(work.data), shuffle=True, batch_size=work.batch_size)
+    pictures = _cropping(StreamingDataset, work)
+    dataset = pictures(local=str(work.data), shuffle=True, batch_size=work.batch_size)
     return _torch_loader(dataset, work, shuffle=False)  # it shuffles itself
 
 
 def webdataset(work: Work) -> StartEpoch:
-    """Tars of JPEGs, decoded by Pillow in the worker processes."""
+    """Tars of JPEGs, decoded by Pillow in the workers: https://github.com/webdataset/webdataset."""
     import webdataset as wds
 
     def crop(image: Any) -> Pixels:
@@ -234,7 +234,7 @@ def webdataset(work: Work) -> StartEpoch:
 
 
 def imagefolder(work: Work) -> StartEpoch:
-    """Pillow decodes and resizes."""
+    """Pillow decodes and resizes, as in PyTorch's tutorials."""
     from torchvision import datasets, transforms
 
     steps = [transforms.Resize(work.resized), transforms.CenterCrop(work.size), transforms.PILToTensor()]
@@ -254,7 +254,7 @@ def imagefolder_turbo(work: Work) -> StartEpoch:
 
 
 def dali(work: Work) -> StartEpoch:
-    """A CPU pipeline over TFRecords, tars or a raw tree, whichever `work.data` holds."""
+    """A CPU pipeline over TFRecords, tars or a raw tree: https://docs.nvidia.com/deeplearning/dali."""
     import nvidia.dali.fn
     from nvidia.dali import pipeline_def, tfrecord, types
     from nvidia.dali.plugin.base_iterator import LastBatchPolicy
@@ -301,34 +301,5 @@ def dali(work: Work) -> StartEpoch:
             if labels.element_size() == 1:  # the tars' ASCII digits
                 labels = [int(bytes(row).rstrip(b"\0")) for row in labels.numpy()]
             yield batch["images"], labels
-
-    return epoch
-
-
-def spdl(work: Work) -> StartEpoch:
-    """FFmpeg decodes, scales and crops, a batch per thread."""
-    from spdl.io import get_video_filter_desc, load_image_batch, to_torch
-    from spdl.pipeline import PipelineBuilder
-
-    folders = sorted(path for path in work.data.iterdir() if path.is_dir())
-    pictures = [(str(f), label) for label, folder in enumerate(folders) for f in sorted(folder.iterdir())]
-    rng = np.random.default_rng(0)
-    scale = get_video_filter_desc(
-        scale_width=work.resized, scale_height=work.resized, scale_algo="bilinear", scale_mode="crop",
-        crop_width=work.size, crop_height=work.size,
-    )  # fmt: skip
-
-    def load(batch: list[tuple[str, int]]) -> tuple[Any, list[int]]:
-        paths, labels = zip(*batch, strict=True)
-        buffer = load_image_batch(paths, width=None, height=None, filter_desc=scale, strict=True)
-        return to_torch(buffer), list(labels)
-
-    def epoch() -> Epoch:
-        order = rng.permutation(len(pictures))
-        builder = PipelineBuilder().add_source([pictures[index] for index in order])
-        threads = max(1, work.workers)
-        pipeline = builder.aggregate(work.batch_size).pipe(load, concurrency=threads).add_sink()
-        with (built := pipeline.build(num_threads=threads, max_failures=0)).auto_stop():
-            yield from built
 
     return epoch

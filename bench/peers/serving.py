@@ -5,23 +5,8 @@
 Each loader is used as its documentation shows it, shuffled, with labels, and hands over uint8 in main
 memory; epoch follows epoch. Prints one line of JSON: images, seconds per timed batch, which of these
 were the first of an epoch, seconds to the first batch (imports excluded), version. The loaders are in
-`bench/peers/libraries.py`; both files import nothing else of ours, so that they also run in another
-virtual environment. `bench/peers/writing.py` writes what is read, where that is no raw tree or folder of
-ours.
-
-gather            the limit: threads copy rows of mapped shards into one buffer, again and again
-gather-crop       the same with random crops
-npy               a mapped .npy file, in a torch DataLoader
-ffcv-raw, -jpeg   centre crops                     https://docs.ffcv.io/making_dataloaders.html
-ffcv-rrc          RandomResizedCrop and flip
-litdata-raw, -jpeg  StreamingDataLoader            https://github.com/Lightning-AI/litData
-mds-raw           StreamingDataset                 https://docs.mosaicml.com/projects/streaming
-webdataset-pil    tars of JPEGs, WebLoader         https://github.com/webdataset/webdataset
-dali-files        JPEGs in TFRecords or tars       https://docs.nvidia.com/deeplearning/dali
-dali-raw          the raw tree, resized, cropped
-imagefolder       torchvision's ImageFolder and transforms of Pillow pictures
-imagefolder-turbo  torchvision's libjpeg-turbo and transforms of tensors
-spdl              FFmpeg in threads                https://facebookresearch.github.io/spdl
+`libraries.py`; both files import nothing else of ours, so that they also run in another virtual
+environment. `writing.py` writes what is read, where that is no raw tree or folder of ours.
 """
 
 import argparse
@@ -42,20 +27,8 @@ from typing import Any
 if not __package__:  # run as a script
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from bench.peers.libraries import (
-    StartEpoch,
-    Work,
-    dali,
-    ffcv,
-    gather,
-    imagefolder,
-    imagefolder_turbo,
-    litdata,
-    mds,
-    npy,
-    spdl,
-    webdataset,
-)
+from bench.peers import libraries
+from bench.peers.libraries import StartEpoch, Work
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,21 +58,22 @@ _INSTALLED = {distribution.metadata["Name"] for distribution in metadata.distrib
 _DALI_PACKAGE = "nvidia-dali-cuda130" if "nvidia-dali-cuda130" in _INSTALLED else "nvidia-dali-cuda120"
 LIMIT = "gather"
 PEERS = {
-    LIMIT: Peer(gather, (), "numpy", ("shards",), "pixels"),
-    "gather-crop": Peer(partial(gather, random_crop=True), (), "numpy", ("shards",), "crops"),
-    "npy": Peer(npy, ("torch",), "torch", ("npy",), "pixels"),
-    "ffcv-raw": Peer(ffcv, ("ffcv",), "ffcv", ("ffcv",), "pixels"),
-    "ffcv-rrc": Peer(partial(ffcv, augment=True), ("ffcv",), "ffcv", ("ffcv",), "crops"),
-    "ffcv-jpeg": Peer(ffcv, ("ffcv",), "ffcv", ("ffcv-jpeg",), "jpeg"),
-    "litdata-raw": Peer(litdata, ("litdata",), "litdata", ("litdata",), "pixels"),
-    "litdata-jpeg": Peer(litdata, ("litdata", "torchvision"), "litdata", ("litdata-jpeg",), "jpeg"),
-    "mds-raw": Peer(mds, ("streaming",), "mosaicml-streaming", ("mds",), "pixels"),
-    "webdataset-pil": Peer(webdataset, ("webdataset", "PIL.Image"), "webdataset", ("webdataset",), "jpeg"),
-    "dali-files": Peer(dali, _DALI, _DALI_PACKAGE, ("dali", "webdataset"), "jpeg"),
-    "dali-raw": Peer(dali, _DALI, _DALI_PACKAGE, ("raw",), "tree"),
-    "imagefolder": Peer(imagefolder, _TORCHVISION, "torchvision", ("raw",), "tree"),
-    "imagefolder-turbo": Peer(imagefolder_turbo, _TORCHVISION, "torchvision", ("raw",), "tree"),
-    "spdl": Peer(spdl, ("torch", "spdl.io", "spdl.pipeline"), "spdl", ("raw",), "tree"),
+    LIMIT: Peer(libraries.gather, (), "numpy", ("shards",), "pixels"),
+    "gather-crop": Peer(partial(libraries.gather, random_crop=True), (), "numpy", ("shards",), "crops"),
+    "npy": Peer(libraries.npy, ("torch",), "torch", ("npy",), "pixels"),
+    "ffcv-raw": Peer(libraries.ffcv, ("ffcv",), "ffcv", ("ffcv",), "pixels"),
+    "ffcv-rrc": Peer(partial(libraries.ffcv, augment=True), ("ffcv",), "ffcv", ("ffcv",), "crops"),
+    "ffcv-jpeg": Peer(libraries.ffcv, ("ffcv",), "ffcv", ("ffcv-jpeg",), "jpeg"),
+    "litdata-raw": Peer(libraries.litdata, ("litdata",), "litdata", ("litdata",), "pixels"),
+    "litdata-jpeg": Peer(libraries.litdata, ("litdata", "torchvision"), "litdata", ("litdata-jpeg",), "jpeg"),
+    "mds-raw": Peer(libraries.mds, ("streaming",), "mosaicml-streaming", ("mds",), "pixels"),
+    "webdataset-pil": Peer(
+        libraries.webdataset, ("webdataset", "PIL.Image"), "webdataset", ("webdataset",), "jpeg"
+    ),
+    "dali-files": Peer(libraries.dali, _DALI, _DALI_PACKAGE, ("dali", "webdataset"), "jpeg"),
+    "dali-raw": Peer(libraries.dali, _DALI, _DALI_PACKAGE, ("raw",), "tree"),
+    "imagefolder": Peer(libraries.imagefolder, _TORCHVISION, "torchvision", ("raw",), "tree"),
+    "imagefolder-turbo": Peer(libraries.imagefolder_turbo, _TORCHVISION, "torchvision", ("raw",), "tree"),
 }
 
 

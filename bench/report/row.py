@@ -200,8 +200,10 @@ class Row:
         """The loader as people call it: whose it is, for `pytorch` and `webdataset` are libraries, too."""
         if self.backend == TODAY_BACKEND:
             return "imagefolder (torchvision)"
-        if self.peer or self.backend == SYNTHETIC:
-            return self.label
+        if self.backend == SYNTHETIC:
+            return "synthetic (noise)"
+        if self.peer:
+            return f"{self.backend} (the limit)" if self.is_limit else self.backend
         return (
             f"{self.backend} (ours)" if self.data == self.backend else f"{self.backend} (ours, {self.data})"
         )

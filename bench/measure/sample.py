@@ -18,14 +18,12 @@ from pathlib import Path
 import numpy as np
 
 from bench.machine import page_cache
-from bench.machine.device import choose_device
-from bench.machine.measurements import check_seconds
-from bench.measure import imagefolder, loader_run
 from bench.measure.candidates import Candidate
-from bench.measure.fresh import run_watched
-from bench.measure.loader_run import LoaderRun
+from bench.measure.fresh import run_fresh, run_watched
 from bench.measure.settings import Settings
-from bench.report.forecast import AS_IT_IS, RAW_NAME, TODAY_NAME
+from bench.measure.trainers import NullTrainer
+from bench.measure.trial import measure, measure_trainer
+from bench.report.forecast import AS_IT_IS, BACKENDS
 from loaders.dataset import open_split
 from precache import images
 from precache.dataset.converted import open_dataset
@@ -36,17 +34,6 @@ from precache.sources.ahead import read_ahead
 from precache.sources.base import SampleRef, Scan
 from precache.storage.urls import Url
 
-BACKENDS = {
-    TODAY_NAME: imagefolder.NAME,
-    RAW_NAME: "pytorch",
-    "shards": "shards",
-    "webdataset": "webdataset",
-    "dali": "dali",
-}
-AUGMENT = "train"
-"""What training does; centre crops are less work for some loaders than for others."""
-CHECK = "never"
-"""No checksums: a training compares each picture once, and a sample is served again and again."""
 SMALL_IMAGES = 24  # of the conversion that takes hardly longer than its start
 _ROUNDS = 2  # shards per worker, at least
 _MOST_SHARDS = 40
@@ -55,43 +42,26 @@ _MOST_BYTES = 2e9  # that a converted sample may take
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RecommendSpec:
-    """Settings of a recommendation; checked once.
+class Sampling:
+    """What is sampled, and how pictures are stored; checked once.
 
     Attributes:
         pictures: of the sample.
         stored_size, quality: of the conversions, whose other settings are the defaults of `Recipe`.
-        size, batch_size: of the served batches.
-        workers: of conversions and loaders.
-        trainer: name, see `bench.measure.trainers.CHOICES`.
-        repeats: of everything, taking turns.
-        seconds: of each measurement, at least.
         scratch: the folder to convert into.
         limit_s: no further turn is begun that would end later than this; the first always is.
     """
 
     stored_size: int
     quality: int
-    size: int
-    batch_size: int
-    workers: int
-    trainer: str
-    repeats: int
     scratch: Path
-    seconds: float = 2.0
     pictures: int = 200
     limit_s: float = math.inf
 
     def __post_init__(self) -> None:
         check_range("pictures", self.pictures, 1)
-        check_range("batch_size", self.batch_size, 1)
-        check_range("workers", self.workers, 1)
-        check_range("repeats", self.repeats, 1)
-        check_range("size", self.size, 1)
         for name in FORMAT_NAMES:
             self.recipe(name)  # SettingError now, not after measuring
-        check_range("size", self.size, 1, self.stored_size)
-        check_seconds(self.seconds)
         if not self.scratch.is_dir():
             raise SettingError(f"{self.scratch}: no such folder; name one with room for the conversions")
 
@@ -132,21 +102,37 @@ class Converted:
     bytes: int
 
 
-def make_trees(scan: Scan, spec: RecommendSpec, folder: Path) -> Trees:
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """One loader alone, the trainer alone, and both together, each in a process of its own.
+
+    Attributes:
+        loader, trainer, together: images/s; the trainer alone has a batch that stays on the device.
+        serial_s: CPU time per picture, of the loader alone, of the busiest thread that there is one of,
+            without what it does of the filling of batches: more workers relieve it of that.
+    """
+
+    loader: float
+    trainer: float
+    together: float
+    serial_s: float
+
+
+def make_trees(scan: Scan, sampling: Sampling, settings: Settings, folder: Path) -> Trees:
     """Copy the sample of `scan` into `folder`, once and repeated.
 
     Raises:
         SourceError: no picture of the sample can be decoded.
     """
     by_size = np.argsort(scan.samples.file_bytes, kind="stable")
-    count = min(spec.pictures, len(by_size))
+    count = min(sampling.pictures, len(by_size))
     rows = by_size[((np.arange(count) + 0.5) * len(by_size) / count).astype(int)]
     kept: list[tuple[str, str]] = []
     sizes, stored_bytes, decode_s = [], 0, 0.0
-    rendering = spec.recipe("shards").rendering
+    rendering = sampling.recipe("shards").rendering
     refs = [scan.samples[row] for row in np.random.default_rng(41).permutation(rows).tolist()]
     for ref, path in zip(refs, _on_disk(scan, refs, folder / "fetched"), strict=False):
-        if len(kept) >= SMALL_IMAGES and decode_s > _CHOOSING_SHARE * spec.limit_s:
+        if len(kept) >= SMALL_IMAGES and decode_s > _CHOOSING_SHARE * sampling.limit_s:
             break  # large pictures: fewer of them, at random, for they are permuted
         start_s = time.perf_counter()
         try:
@@ -159,18 +145,23 @@ def make_trees(scan: Scan, spec: RecommendSpec, folder: Path) -> Trees:
         stored_bytes += pixels.nbytes
     if not kept:
         raise SourceError(f"{scan.root}: none of {count:,} pictures taken from it can be decoded")
-    wanted = spec.seconds * spec.workers * len(kept) / max(decode_s, 1e-9)
-    fill_a_batch = math.ceil(spec.batch_size / len(kept))
+    workers = settings.workers_alone
+    wanted = settings.seconds * workers * len(kept) / max(decode_s, 1e-9)
+    fill_a_batch = math.ceil(settings.batch_size / len(kept))
     copies = max(fill_a_batch, int(min(wanted / len(kept), _MOST_BYTES / stored_bytes)))
-    shard_images = min(
-        spec.recipe("shards").samples_per_shard, math.ceil(copies * len(kept) / (_ROUNDS * spec.workers))
-    )
+    large = copies * len(kept)
+    shard_images = min(sampling.recipe("shards").samples_per_shard, math.ceil(large / (_ROUNDS * workers)))
     _copy_tree(kept[:SMALL_IMAGES], 1, folder / "small")
     _copy_tree(kept, copies, folder / "large")
-    small = min(SMALL_IMAGES, len(kept))
-    mean_bytes = float(np.mean(sizes))
-    large = copies * len(kept)
-    return Trees(folder / "small", folder / "large", small, large, len(kept), shard_images, mean_bytes)
+    return Trees(
+        small=folder / "small",
+        large=folder / "large",
+        small_images=min(SMALL_IMAGES, len(kept)),
+        large_images=large,
+        pictures=len(kept),
+        shard_images=shard_images,
+        image_bytes=float(np.mean(sizes)),
+    )
 
 
 def _on_disk(scan: Scan, refs: Sequence[SampleRef], folder: Path) -> Iterator[str]:
@@ -189,90 +180,6 @@ def _on_disk(scan: Scan, refs: Sequence[SampleRef], folder: Path) -> Iterator[st
         yield str(path)
 
 
-def convert(tree: Path, destination: Path, recipe: Recipe, workers: int) -> Converted:
-    """Convert as a user does, in a process of its own; the time includes its start."""
-    command = [sys.executable, "-m", "precache", "convert", str(tree.resolve()), str(destination)]
-    command += ["--format", recipe.format, *shlex.split(recipe.to_flags()), "--workers", str(workers)]
-    watched = run_watched(command)
-    return Converted(watched.wall_s, open_dataset(destination).manifest.stored_bytes)
-
-
-def convert_for_loader(trees: Trees, whole_images: int, name: str, spec: RecommendSpec, folder: Path) -> Path:
-    """Convert the sample into as many shards as the whole tree has, but not more than 40.
-
-    A loader that reads whole shards ahead meets those of the next epoch while it holds the last ones of
-    this: with few shards they are often the same, and need not be read again.
-    """
-    shards = min(_MOST_SHARDS, math.ceil(whole_images / spec.recipe(name).samples_per_shard))
-    destination = folder / f"served-{name}"
-    recipe = spec.recipe(name, math.ceil(trees.large_images / shards))
-    convert(trees.large, destination, recipe, spec.workers)
-    return destination
-
-
-def run_format(
-    tree: Path,
-    name: str,
-    spec: RecommendSpec,
-    folder: Path,
-    shard_images: int | None = None,
-    served: Path | None = None,
-) -> tuple[Converted | None, LoaderRun]:
-    """Convert `tree` to the format `name`, in `folder`, and run its loader; the tree as it is takes none.
-
-    Args:
-        shard_images: see `RecommendSpec.recipe`.
-        served: what the loader reads instead.
-
-    Raises:
-        SettingError: the tree, or what it is converted to, does not fit into the page cache.
-        WorkerError: the conversion or the loader fails.
-    """
-    path, converted = tree, None
-    _warm(tree)
-    try:
-        if name not in AS_IT_IS:
-            path = folder / "out"
-            converted = convert(tree, path, spec.recipe(name, shard_images), spec.workers)
-        path = path if served is None else served
-        _warm(path)
-        found = serve(path, name, spec)
-    finally:
-        shutil.rmtree(folder / "out", ignore_errors=True)
-    return converted, found
-
-
-def serve(path: Path, name: str, spec: RecommendSpec, *, first_epoch: bool = True) -> LoaderRun:
-    """Run the loader of the format `name` on what lies in `path`; WorkerError if it fails."""
-    data = open_split(path.resolve(), "train")
-    return loader_run.run(
-        Settings(
-            backend=BACKENDS[name],
-            path=Candidate(BACKENDS[name], path.resolve(), data).reads,
-            trainer=spec.trainer,
-            classes=len(data.classes),
-            batch_size=spec.batch_size,
-            workers=spec.workers,
-            size=spec.size,
-            warmup=0,
-            batches=1,
-            seconds=spec.seconds,
-            device=choose_device("auto"),
-            check=CHECK,
-            augment=AUGMENT,
-        ),
-        first_epoch=first_epoch,
-    )
-
-
-def _warm(folder: Path) -> None:
-    if not page_cache.warm(folder):
-        raise SettingError(
-            f"{folder}: is more than half of the free memory, so it cannot be measured with a warm cache; "
-            f"free memory, or take a smaller tree"
-        )
-
-
 def _copy_tree(pictures: list[tuple[str, str]], copies: int, tree: Path) -> None:
     """Files named by copy and number, in folders named by class; the copies are links to the first."""
     for number, (path, class_name) in enumerate(pictures):
@@ -282,3 +189,77 @@ def _copy_tree(pictures: list[tuple[str, str]], copies: int, tree: Path) -> None
         shutil.copyfile(path, first)
         for copy in range(1, copies):
             os.link(first, first.with_name(f"{copy}-{number}{suffix}"))
+
+
+def convert(tree: Path, destination: Path, recipe: Recipe, workers: int) -> Converted:
+    """Convert as a user does, in a process of its own; the time includes its start."""
+    command = [sys.executable, "-m", "precache", "convert", str(tree.resolve()), str(destination)]
+    command += ["--format", recipe.format, *shlex.split(recipe.to_flags()), "--workers", str(workers)]
+    watched = run_watched(command)
+    return Converted(watched.wall_s, open_dataset(destination).manifest.stored_bytes)
+
+
+def shards_to_serve(trees: Trees, whole_images: int, recipe: Recipe) -> int:
+    """Pictures of a shard that make as many shards of the sample as the whole tree has, but not more than 40.
+
+    A loader that reads whole shards ahead meets those of the next epoch while it holds the last ones of
+    this: with few shards they are often the same, and need not be read again.
+    """
+    shards = min(_MOST_SHARDS, math.ceil(whole_images / recipe.samples_per_shard))
+    return math.ceil(trees.large_images / shards)
+
+
+def run_format(
+    trees: Trees, name: str, sampling: Sampling, settings: Settings, folder: Path, served: Path | None
+) -> tuple[Converted | None, Loaded]:
+    """Convert the larger sample to the format `name`, in `folder`, and run its loader.
+
+    Args:
+        name: of `bench.report.forecast.BACKENDS`; the tree as it is needs no conversion.
+        served: what the loader reads instead.
+
+    Raises:
+        SettingError: the tree, or what it is converted to, does not fit into the page cache.
+        WorkerError: the conversion or the loader fails.
+    """
+    path, converted = trees.large, None
+    _warm(path)
+    try:
+        if name not in AS_IT_IS:
+            path = folder / "out"
+            recipe = sampling.recipe(name, trees.shard_images)
+            converted = convert(trees.large, path, recipe, settings.workers_alone)
+        path = path if served is None else served
+        _warm(path)
+        return converted, serve(path, name, settings)
+    finally:
+        shutil.rmtree(folder / "out", ignore_errors=True)
+
+
+def serve(path: Path, name: str, settings: Settings, *, first_epoch: bool = True) -> Loaded:
+    """Run the loader of the format `name` on what lies in `path`, each run for at least `settings.seconds`.
+
+    Args:
+        first_epoch: whether the loader alone is measured from the second epoch on: the first opens
+            everything.
+
+    Raises:
+        WorkerError: a process dies; holds the reason.
+    """
+    data = open_split(path.resolve(), "train")
+    reads = Candidate(BACKENDS[name], path.resolve(), data).reads
+    spec = settings.of(BACKENDS[name], reads, len(data.classes), warmup=0, batches=1, monitored=False)
+    alone = run_fresh(measure, replace(spec, trainer=NullTrainer.name, first_epoch=first_epoch))
+    half_s = spec.seconds / 2
+    trainer = run_fresh(measure_trainer, replace(spec, seconds=half_s))
+    together = run_fresh(measure, replace(spec, warmup_s=half_s))
+    serial_s = alone.serial_s / alone.images
+    return Loaded(alone.images_per_s, trainer.images_per_s, together.images_per_s, serial_s)
+
+
+def _warm(folder: Path) -> None:
+    if not page_cache.warm(folder):
+        raise SettingError(
+            f"{folder}: is more than half of the free memory, so it cannot be measured with a warm cache; "
+            f"free memory, or take a smaller tree"
+        )

@@ -1,4 +1,4 @@
-"""Other libraries' loaders as arms of a comparison: their data, and a process of their own per trial."""
+"""Other libraries' loaders beside ours: the data that they read, and a process of its own for each trial."""
 
 import json
 import shutil
@@ -12,6 +12,7 @@ from bench.measure.fresh import run_watched
 from bench.measure.trial import Trial
 from bench.peers import serving, writing
 from bench.peers.serving import LIMIT, PEERS
+from bench.report.row import RAW_TREE
 from loaders.dataset import RAW
 from loaders.settings import CROP_RATIO
 from precache.dataset.converted import is_converted, open_dataset
@@ -26,7 +27,7 @@ Work = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
-class PeerArm:
+class PeerCandidate:
     """One loader of another library over a folder.
 
     Attributes:
@@ -60,7 +61,8 @@ class PeerArm:
         """What kind of data it reads, for tables."""
         if self.writer is not None:
             return self.writer
-        return open_dataset(self.path).manifest.recipe.format if is_converted(self.path) else "raw tree"
+        recipe = _recipe_of(self.path)
+        return recipe.format if recipe else RAW_TREE
 
     @property
     def writer(self) -> str | None:
@@ -69,19 +71,19 @@ class PeerArm:
         return reads if reads in writing.WRITERS and reads not in _KINDS else None
 
 
-def work_of(arm: Candidate, size: int, augment: str = "eval") -> Work | None:
+def work_of(candidate: Candidate, size: int, augment: str = "eval") -> Work | None:
     """What serving `size` costs a backend of ours; None for noise, and where no peer does the same.
 
     Peers cut the middle out of squares, which is the part that ours show where `_shown` is stored.
     """
-    kind = None if arm.backend == "synthetic" else _KINDS[arm.data.kind]
+    kind = None if candidate.backend == "synthetic" else _KINDS[candidate.data.kind]
     if kind == "tree":
         return (kind, 0) if augment == "eval" else None
-    if kind is None or isinstance(arm.data.size, tuple) or arm.data.shapes is not None:
+    if kind is None or isinstance(candidate.data.size, tuple) or candidate.data.shapes is not None:
         return None
     if augment == "eval":
-        return (kind, arm.data.size) if arm.data.size == _shown(size) else None
-    return ("crops", arm.data.size) if kind == "pixels" else None
+        return (kind, candidate.data.size) if candidate.data.size == _shown(size) else None
+    return ("crops", candidate.data.size) if kind == "pixels" else None
 
 
 def _shown(size: int) -> int:
@@ -91,7 +93,7 @@ def _shown(size: int) -> int:
 
 def choose_peers(
     names: Sequence[str], paths: Sequence[Path], size: int, python: str, peer_data: Path
-) -> list[PeerArm]:
+) -> list[PeerCandidate]:
     """Which peer reads which folder: one of `paths`, or one of its own under `peer_data`.
 
     That is written from the raw tree among `paths`, like what `paths` holds of the same kind.
@@ -100,50 +102,70 @@ def choose_peers(
         SettingError: unknown name, or no such `python`.
         DatasetError: no folder for a peer among `paths`.
     """
-    if shutil.which(python) is None:
-        raise SettingError(f"{python}: cannot be run; name a Python with --peer-python")
+    check_python(python)
     folders: dict[str, tuple[Path, Recipe | None]] = {}
     for path in paths:
-        recipe = open_dataset(path).manifest.recipe if is_converted(path) else None
+        recipe = _recipe_of(path)
         folders.setdefault(recipe.format if recipe else RAW, (path, recipe))
     chosen = []
     for name in dict.fromkeys(names):
         check_choice("peer", name, PEERS)
-        peer = PEERS[name]
-        given = [folders[kind] for kind in peer.reads if kind in folders]
-        if given:
-            path, recipe = given[0]
-            stored, quality = (_side(recipe), recipe.quality) if recipe else (0, 0)
-            if stored is None:
-                raise DatasetError(
-                    f"peer {name} serves squares, and {path} holds other pictures; leave it out, or name a "
-                    f"folder that was converted with --fit crop --size {_shown(size)}"
-                )
-            chosen.append(PeerArm(name, path, stored, quality, python, None))
-        elif peer.reads[0] in _KINDS:
+        reads = PEERS[name].reads
+        given = next((folders[kind] for kind in reads if kind in folders), None)
+        if given is None and reads[0] in _KINDS:
             raise DatasetError(
-                f"peer {name} reads {' or '.join(peer.reads)}, and no such folder is there; name one as DATA"
+                f"peer {name} reads {' or '.join(reads)}, and no such folder is there; name one as DATA"
             )
-        else:
+        if given is None:
             chosen.append(_with_own_data(name, folders, size, python, peer_data))
+            continue
+        path, recipe = given
+        stored = _side(recipe) if recipe else 0
+        if stored is None:
+            raise DatasetError(
+                f"peer {name} serves squares, and {path} holds other pictures; leave it out, or name a "
+                f"folder that was converted with --fit crop --size {_shown(size)}"
+            )
+        chosen.append(PeerCandidate(name, path, stored, recipe.quality if recipe else 0, python, None))
     return chosen
+
+
+def check_python(python: str) -> None:
+    """Raise SettingError unless there is such a program."""
+    if shutil.which(python) is None:
+        raise SettingError(f"{python}: cannot be run; name a Python with --peer-python")
 
 
 def _with_own_data(
     name: str, folders: dict[str, tuple[Path, Recipe | None]], size: int, python: str, peer_data: Path
-) -> PeerArm:
+) -> PeerCandidate:
     peer = PEERS[name]
     kind = "pixels" if peer.kind == "crops" else peer.kind
-    given = [recipe for form, (_, recipe) in folders.items() if recipe and _KINDS[form] == kind]
-    recipes = [recipe for recipe in given if _side(recipe)]
-    like = recipes[0] if recipes else Recipe(format="shards", size=_shown(size), fit="crop")
-    stored = _side(like)
-    assert stored is not None
-    path = peer_data / f"{peer.reads[0]}-{stored}{f'-q{like.quality}' if kind == 'jpeg' else ''}"
+    squares = [
+        (side, recipe.quality)
+        for form, (_, recipe) in folders.items()
+        if recipe and _KINDS[form] == kind and (side := _side(recipe))
+    ]
+    stored, quality = squares[0] if squares else (_shown(size), Recipe(format="webdataset").quality)
+    path = peer_data / f"{peer.reads[0]}-{stored}{f'-q{quality}' if kind == 'jpeg' else ''}"
     source = folders[RAW][0].resolve() if RAW in folders else None
     if source is None and not path.exists():
         raise DatasetError(f"peer {name}: {path} does not exist; name the raw tree to write it from as DATA")
-    return PeerArm(name, path, stored, like.quality, python, source)
+    return PeerCandidate(name, path, stored, quality, python, source)
+
+
+def limits(paths: Sequence[Path]) -> list[PeerCandidate]:
+    """The limit of each folder of shards of squares among `paths`; needs NumPy only."""
+    return [
+        PeerCandidate(LIMIT, path, side, recipe.quality, sys.executable, None)
+        for path in paths
+        if (recipe := _recipe_of(path)) and recipe.format == "shards" and (side := _side(recipe))
+    ]
+
+
+def _recipe_of(path: Path) -> Recipe | None:
+    """That a folder was converted with; None of a raw tree."""
+    return open_dataset(path).manifest.recipe if is_converted(path) else None
 
 
 def _side(recipe: Recipe) -> int | None:
@@ -151,54 +173,44 @@ def _side(recipe: Recipe) -> int | None:
     return recipe.stored_size if isinstance(recipe.stored_size, int) else None
 
 
-def limits(paths: Sequence[Path]) -> list[PeerArm]:
-    """The limit of each folder of shards of squares among `paths`; needs NumPy only."""
-    recipes = {path: open_dataset(path).manifest.recipe for path in paths if is_converted(path)}
-    return [
-        PeerArm(LIMIT, path, side, recipe.quality, sys.executable, None)
-        for path, recipe in recipes.items()
-        if recipe.format == "shards" and (side := _side(recipe))
-    ]
-
-
-def write_data(arm: PeerArm, workers: int) -> None:
-    """Write what `arm` reads, unless it is there.
+def write_data(peer: PeerCandidate, workers: int) -> None:
+    """Write what `peer` reads, unless it is there.
 
     Raises:
         WorkerError: the writer failed; holds its last line.
         DatasetError: what is there was written from another tree.
     """
-    if arm.writer is None or arm.source is None:
+    if peer.writer is None or peer.source is None:
         return
-    note = arm.path / _MADE_FROM
-    if arm.path.exists():
+    note = peer.path / _MADE_FROM
+    if peer.path.exists():
         source = json.loads(note.read_text(encoding="utf-8")) if note.exists() else "something else"
-        if source != str(arm.source):
+        if source != str(peer.source):
             raise DatasetError(
-                f"{arm.path}: was written from {source}, not from {arm.source}; "
+                f"{peer.path}: was written from {source}, not from {peer.source}; "
                 f"remove it, or name another --peer-data"
             )
         return
-    partial = arm.path.with_name(f"{arm.path.name}.partial")
+    partial = peer.path.with_name(f"{peer.path.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
-    settings = {"size": arm.stored, "quality": arm.quality, "workers": max(1, workers)}
-    command = [arm.python, writing.__file__, arm.writer, str(arm.source), str(partial)]
+    settings = {"size": peer.stored, "quality": peer.quality, "workers": max(1, workers)}
+    command = [peer.python, writing.__file__, peer.writer, str(peer.source), str(partial)]
     run_watched([*command, *_flags(settings)])
-    (partial / note.name).write_text(json.dumps(str(arm.source)), encoding="utf-8")
-    partial.rename(arm.path)
+    (partial / note.name).write_text(json.dumps(str(peer.source)), encoding="utf-8")
+    partial.rename(peer.path)
 
 
 def run_peer(
-    arm: PeerArm, *, batch_size: int, size: int, workers: int, warmup: int, batches: int
+    peer: PeerCandidate, *, batch_size: int, size: int, workers: int, warmup: int, batches: int
 ) -> tuple[Trial, str]:
     """One trial in a fresh process, and the library's name and version.
 
     Raises:
         WorkerError: it failed; holds its last line.
     """
-    command = [arm.python, serving.__file__, arm.name, str(arm.path)]
+    command = [peer.python, serving.__file__, peer.name, str(peer.path)]
     settings = {
-        "stored": arm.stored, "batch-size": batch_size, "size": size, "workers": workers,
+        "stored": peer.stored, "batch-size": batch_size, "size": size, "workers": workers,
         "warmup": warmup, "batches": batches,
     }  # fmt: skip
     output = run_watched([*command, *_flags(settings)]).output

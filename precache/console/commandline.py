@@ -100,8 +100,9 @@ class Command(click.Command):
 class Group(click.Group):
     """A group of `Command`s.
 
-    Those in `first` head the list of its help, the others follow. Those in `modules`, {name: module}, are imported when they are asked for; each module holds its command
-    as `command`. Where a package is not installed, the error names the extra.
+    Those in `first` head the list of its help, the others follow. Those in `modules`, {name: module}, are
+    imported when they are asked for; each module holds its command as `command`. Where a package is not
+    installed, the error names the extra.
     """
 
     command_class = Command

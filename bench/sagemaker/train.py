@@ -112,7 +112,7 @@ class Job:
         )
 
     def data(self) -> tuple[str | None, str | None]:
-        """The folder to train on, of the channel `train` or the only one; and that of `val` or `validation`."""
+        """The folder to train on, of the channel `train` or the only one; that of `val` or `validation`."""
         folders = {name: str(self.ml / "input/data" / name) for name in self.channels}
         val = next((folders[name] for name in _VAL if name in folders), None)
         names = sorted(folders.keys() - {*_VAL, *_NO_DATA})

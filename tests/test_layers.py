@@ -75,8 +75,8 @@ def test_errors_import_nothing_of_ours() -> None:
 
 
 ROOMS = {
-    "commands": {"evidence", "machine", "measure", "peers", "report"},
-    "evidence": {"machine", "measure", "report"},
+    "commands": {"machine", "measure", "peers", "report"},
+    "lab": {"machine", "measure", "report"},
     "sagemaker": set[str](),
     "measure": {"machine", "peers", "report"},
     "machine": {"report"},

@@ -87,7 +87,8 @@ class Command(click.Command):
         if not self._first or ctx.meta.get(_HELP_ALL):
             super().format_options(ctx, formatter)
             return
-        known = {str(param.name): param for param in self.get_params(ctx)}
+        options = (param for param in self.get_params(ctx) if isinstance(param, click.Option))
+        known = {str(option.name): option for option in options}
         usual = [name for name in known if name.startswith("help")]
         shown = [known[name] for name in (*self._first, *usual)]
         with formatter.section("Options"):
@@ -99,8 +100,9 @@ class Command(click.Command):
 class Group(click.Group):
     """A group of `Command`s.
 
-    Those in `first` head the list of its help, the others follow. Those in `modules`, {name: module}, are imported when they are asked for; each module holds its command
-    as `command`. Where a package is not installed, the error names the extra.
+    Those in `first` head the list of its help, the others follow. Those in `modules`, {name: module}, are
+    imported when they are asked for; each module holds its command as `command`. Where a package is not
+    installed, the error names the extra.
     """
 
     command_class = Command

@@ -1,20 +1,19 @@
 """In which size to store pictures: bytes, speed, and how near a model sees what torchvision would show it.
 
-    python -m bench.measure.stored_sizes TREE [--accuracy TRAININGS.jsonl] [--size 224]
+    python -m bench.lab.stored_sizes TREE [--size 224]
 
 Distances are of pictures of TREE: peak signal-to-noise ratio, mean and worst, of random crops and of
 validation, against Pillow's one antialiased resize of the same part of the original. Bytes and speed are of
-photographs as large as ImageNet's, which it makes. Accuracy is what `bench accuracy` wrote of trainings at
-another side, of which what is stored is the same multiple: an arm `keep128` at 64 stands for twice the side.
+photographs as large as ImageNet's, which it makes. What models learn from each: `bench accuracy`.
 """
 
-import json
 import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import click
@@ -23,11 +22,10 @@ import numpy.typing as npt
 from PIL import Image
 
 import loaders
+from bench.lab import harness
+from bench.lab.harness import Column
 from bench.machine import page_cache
-from bench.machine.device import choose_device
-from bench.machine.hardware import describe_machine
-from bench.measure.cost import SETS
-from bench.report import accuracy
+from bench.report.words import Table
 from loaders.augment import RandomAugmentation
 from loaders.augment.draw import draw, shown_boxes
 from loaders.dataset import RAW, open_split
@@ -36,8 +34,11 @@ from precache.console import commandline
 from precache.example_data.sample_tree import make_sample
 from precache.jpeg import psnr
 
-_CLASSES, _BATCH, _REPEATS = 8, 32, 5
+_CLASSES, _BATCH = 8, 32
 _MOST_DB = 99.0  # stands for pictures that are equal
+_IMAGENET = 1_281_167  # pictures to train on in ImageNet-1k: https://www.image-net.org/about.php
+_TITLES = ("stored", "a picture", "ImageNet-1k", "images/s", "from disk", "crops, dB", "validation, dB")
+_COLUMNS = (Column("images/s", "warm"), Column("from disk", "cold"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +55,6 @@ class Stored:
         """For pictures that are served with this side."""
         stored = images.MAX_SIZE if self.times is None else round(self.times * size)
         return Recipe(format=self.format, fit=self.fit, size=stored, resample=self.resample)
-
-    def arm(self, size: int) -> str:
-        """What it is called in trainings at this side."""
-        return (
-            f"{self.fit}{round(self.times * size)}" if self.times and self.format == "shards" else self.name
-        )
 
 
 WAYS = (
@@ -116,15 +111,19 @@ def distances(tree: Path, path: Path, backend: str, size: int, *, random: bool) 
     return found
 
 
-def _images_per_s(path: Path, size: int, workers: int) -> float:
-    """Of the first epoch, after its first batch."""
-    reading = loaders.Reading(workers=workers)
-    with loaders.build(path, size=size, augment="train", batch_size=_BATCH, reading=reading) as loader:
-        batches = iter(loader)
-        next(batches)
-        start_s = time.perf_counter()
-        served = sum(len(batch) and len(batch.ids) for batch in batches)
-        return served / (time.perf_counter() - start_s)
+def first_epochs(path: Path, size: int, workers: int) -> dict[str, float]:
+    """Images/s of first epochs after their first batch, `cold` from the disk and `warm` from memory."""
+    rates = {}
+    for state, prepare in (("cold", page_cache.drop), ("warm", page_cache.warm)):
+        prepare(path)
+        reading = loaders.Reading(workers=workers)
+        with loaders.build(path, size=size, augment="train", batch_size=_BATCH, reading=reading) as loader:
+            batches = iter(loader)
+            next(batches)
+            start_s = time.perf_counter()
+            served = sum(len(batch.ids) for batch in batches)
+            rates[state] = served / (time.perf_counter() - start_s)
+    return rates
 
 
 def _chosen(tree: Path, pictures: int, folder: Path) -> Path:
@@ -144,79 +143,39 @@ def _made(tree: Path, size: int, folder: Path) -> Iterator[tuple[Stored, Path]]:
         yield way, folder / str(number) if way.format else tree
 
 
-def _differences(path: Path | None, ways: Sequence[Stored]) -> dict[str, str]:
-    """Points of top-1 beside ImageFolder, by name of the way."""
-    if path is None:
-        return {}
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    side = lines[0]["conditions"]["size"]
-    ordered = sorted(lines, key=lambda line: line["arm"] != "imagefolder")
-    found = {compared.name: compared for compared in accuracy.compare(ordered, MARGIN)}
-    known = {way.name: found[way.arm(side)] for way in ways if way.arm(side) in found}
-    return {name: f"{at.difference:+.1f} ({at.low:+.1f} to {at.high:+.1f})" for name, at in known.items()}
-
-
 @click.command(cls=commandline.Command)
 @click.argument("tree", type=click.Path(path_type=Path))
-@click.option("--accuracy", "trainings", type=click.Path(path_type=Path), help="What bench accuracy wrote.")
 @click.option("--size", default=224, show_default=True, help="Side that is served.")
 @click.option("--pictures", default=500, show_default=True, help="Of TREE, and of photographs that are made.")
 @click.option("--workers", default=2, show_default=True, help="Of each loader.")
-def main(tree: Path, trainings: Path | None, size: int, pictures: int, workers: int) -> None:
-    """Print a row for each way to store pictures."""
-    differences = _differences(trainings, WAYS)
+@click.option("--repeats", default=5, show_default=True, help="First epochs of each loader, taking turns.")
+def command(tree: Path, size: int, pictures: int, workers: int, repeats: int) -> None:
+    """Print a row for each way to store the pictures of TREE."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         chosen = _chosen(tree, pictures, folder / "chosen")
-        far = {}
-        for way, path in _made(chosen, size, folder / "near"):
-            backend = way.name if not way.format else way.format
-            for random in (True, False):
-                far[way.name, random] = [*distances(chosen, path, backend, size, random=random).values()]
+        near = dict(_made(chosen, size, folder / "near"))
         photographs = folder / "photographs"
         make_sample(photographs, images=pictures, classes=_CLASSES, seed=0, like="imagenet")
         paths = dict(_made(photographs, size, folder / "like"))
-        rates: dict[tuple[Stored, bool], list[float]] = {}
-        for _ in range(_REPEATS):
-            for way, path in paths.items():
-                for cold in (True, False):
-                    (page_cache.drop if cold else page_cache.warm)(path)
-                    rates.setdefault((way, cold), []).append(_images_per_s(path, size, workers))
-        rows = [HEAD, ["---"] * len(HEAD)]
+        turns = harness.Turns(
+            {way.name: partial(first_epochs, path, size, workers) for way, path in paths.items()}, repeats
+        )
+        rows = []
         for way, path in paths.items():
             stored_bytes = sum(file.stat().st_size for file in path.rglob("*") if file.is_file()) / pictures
-            row = [way.name, f"{stored_bytes / 1e3:,.0f} kB"]
-            row += [f"{stored_bytes * SETS['ImageNet-1k'] / 1e9:,.0f} GB"]
-            row += [_range(rates[way, cold]) for cold in (False, True)]
+            row = [way.name, f"{stored_bytes / 1e3:,.0f} kB", f"{stored_bytes * _IMAGENET / 1e9:,.0f} GB"]
+            row += turns.cells(way.name, _COLUMNS)
             for random in (True, False):
-                found = far[way.name, random]
-                told = f"{statistics.mean(found):.1f} ({min(found):.0f})"
-                row.append("another part" if random and way.fit == "crop" else told)
-            rows.append([*row, differences.get(way.name, "")])
-    click.echo("\n".join(f"| {' | '.join(row)} |" for row in rows))
-    described = describe_machine(choose_device("cpu"))
-    click.echo(
-        f"side {size}, {pictures} pictures each, {workers} workers, random crops, medians of {_REPEATS} "
-        f"first epochs in turns; " + ", ".join(f"{name} {value}" for name, value in described.items())
-    )
-
-
-MARGIN = 0.5  # points
-HEAD = [
-    "stored",
-    "a picture",
-    "ImageNet-1k",
-    "images/s",
-    "from disk",
-    "crops, dB",
-    "validation, dB",
-    "top-1, points",
-]
-
-
-def _range(values: list[float]) -> str:
-    return f"{statistics.median(values):,.0f} ({min(values):,.0f}-{max(values):,.0f})"
+                if random and way.fit == "crop":
+                    row.append("another part")
+                    continue
+                found = distances(chosen, near[way], way.format or way.name, size, random=random).values()
+                row.append(f"{statistics.mean(found):.1f} ({min(found):.0f})")
+            rows.append(row)
+    settings = f"side {size}, {pictures} pictures each, {workers} workers, random crops, first epochs"
+    turns.show(Table(_TITLES, rows), settings, ("torch", "torchvision", "pillow", "simplejpeg"))
 
 
 if __name__ == "__main__":
-    main()
+    harness.main(command, "stored_sizes")

@@ -1,17 +1,19 @@
 """In which size to store pictures: bytes, speed, and how near a model sees what torchvision would show it.
 
-    python -m bench.lab.stored_sizes TREE [--size 224]
+    python -m bench.lab.stored_sizes TREE [--size 224] [--accuracy TRAININGS.jsonl]
 
 Distances are of pictures of TREE: peak signal-to-noise ratio, mean and worst, of random crops and of
 validation, against Pillow's one antialiased resize of the same part of the original. Bytes and speed are of
-photographs as large as ImageNet's, which it makes. What models learn from each: `bench accuracy`.
+photographs as large as ImageNet's, which it makes. Accuracy is what `bench accuracy` wrote of trainings at
+another side, of which what is stored is the same multiple: a source `keep128` at 64 stands for twice the side.
 """
 
+import json
 import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,6 +27,7 @@ import loaders
 from bench.lab import harness
 from bench.lab.harness import Column
 from bench.machine import page_cache
+from bench.report import accuracy
 from bench.report.words import Table
 from loaders.augment import RandomAugmentation
 from loaders.augment.draw import draw, shown_boxes
@@ -37,7 +40,17 @@ from precache.jpeg import psnr
 _CLASSES, _BATCH = 8, 32
 _MOST_DB = 99.0  # stands for pictures that are equal
 _IMAGENET = 1_281_167  # pictures to train on in ImageNet-1k: https://www.image-net.org/about.php
-_TITLES = ("stored", "a picture", "ImageNet-1k", "images/s", "from disk", "crops, dB", "validation, dB")
+_TITLES = (
+    "stored",
+    "a picture",
+    "ImageNet-1k",
+    "images/s",
+    "from disk",
+    "crops, dB",
+    "validation, dB",
+    "top-1, points",
+)
+_MARGIN = 0.5  # points
 _COLUMNS = (Column("images/s", "warm"), Column("from disk", "cold"))
 
 
@@ -55,6 +68,11 @@ class Stored:
         """For pictures that are served with this side."""
         stored = images.MAX_SIZE if self.times is None else round(self.times * size)
         return Recipe(format=self.format, fit=self.fit, size=stored, resample=self.resample)
+
+    def source(self, size: int) -> str:
+        """What it is called in trainings at this side."""
+        named = f"{self.fit}{round(self.times * size)}" if self.times else ""
+        return named if self.format == "shards" and named else self.name
 
 
 WAYS = (
@@ -143,14 +161,28 @@ def _made(tree: Path, size: int, folder: Path) -> Iterator[tuple[Stored, Path]]:
         yield way, folder / str(number) if way.format else tree
 
 
+def _differences(trainings: Path | None) -> Mapping[str, str]:
+    """Points of top-1 beside ImageFolder, with their interval, by name of the way."""
+    if trainings is None:
+        return {}
+    lines = [json.loads(line) for line in trainings.read_text().splitlines()]
+    side = lines[0]["conditions"]["size"]
+    ordered = sorted(lines, key=lambda line: line["arm"] != "imagefolder")
+    found = {compared.name: compared for compared in accuracy.compare(ordered, _MARGIN)}
+    known = {way.name: found[way.source(side)] for way in WAYS if way.source(side) in found}
+    return {name: f"{at.difference:+.1f} ({at.low:+.1f} to {at.high:+.1f})" for name, at in known.items()}
+
+
 @click.command(cls=commandline.Command)
 @click.argument("tree", type=click.Path(path_type=Path))
+@click.option("--accuracy", "trainings", type=click.Path(path_type=Path), help="What bench accuracy wrote.")
 @click.option("--size", default=224, show_default=True, help="Side that is served.")
 @click.option("--pictures", default=500, show_default=True, help="Of TREE, and of photographs that are made.")
 @click.option("--workers", default=2, show_default=True, help="Of each loader.")
 @click.option("--repeats", default=5, show_default=True, help="First epochs of each loader, taking turns.")
-def command(tree: Path, size: int, pictures: int, workers: int, repeats: int) -> None:
+def command(tree: Path, trainings: Path | None, size: int, pictures: int, workers: int, repeats: int) -> None:
     """Print a row for each way to store the pictures of TREE."""
+    differences = _differences(trainings)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         chosen = _chosen(tree, pictures, folder / "chosen")
@@ -172,7 +204,7 @@ def command(tree: Path, size: int, pictures: int, workers: int, repeats: int) ->
                     continue
                 found = distances(chosen, near[way], way.format or way.name, size, random=random).values()
                 row.append(f"{statistics.mean(found):.1f} ({min(found):.0f})")
-            rows.append(row)
+            rows.append([*row, differences.get(way.name, "")])
     settings = f"side {size}, {pictures} pictures each, {workers} workers, random crops, first epochs"
     turns.show(Table(_TITLES, rows), settings, ("torch", "torchvision", "pillow", "simplejpeg"))
 

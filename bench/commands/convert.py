@@ -125,8 +125,8 @@ def _limits(result: ConversionResult) -> str:
     decoding, together = result.limit("decode"), result.limit(*result.stages)
     return (
         f"That is {rate / decoding:.0%} of what decoding alone would reach on "
-        f"{counted(result.settings['workers'], 'CPU')} ({decoding:,.0f}), and {rate / together:.0%} of what the "
-        f"stages would reach with nothing else to do ({together:,.0f}). All processes together used "
+        f"{counted(result.settings['workers'], 'CPU')} ({decoding:,.0f}), and {rate / together:.0%} of what "
+        f"the stages would reach with nothing else to do ({together:,.0f}). All processes together used "
         f"{human_bytes(result.peak_bytes)} of memory at most."
     )
 

@@ -29,7 +29,13 @@ from precache.storage.urls import Location
 DATA = Path("data")
 
 
-@click.command(name="loaders", cls=commandline.Command, epilog=EPILOG)
+@click.command(
+    name="loaders",
+    cls=commandline.Command,
+    first=("backend", "trainer", "trainer_rate", "batch_size", "workers", "augment", "cold", "html_path"),
+    short_help="Does the GPU wait, and with which loader?",
+    epilog=EPILOG,
+)
 @click.argument("data", type=PLACE, nargs=-1)
 @click.option("--backend", default="all", show_default=True, help=f"all, or some of: {', '.join(BACKENDS)}.")
 @run_options(

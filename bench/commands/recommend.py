@@ -16,7 +16,6 @@ import click
 from bench.commands.options import PATH, PLACE, make_settings, names_of, option
 from bench.measure.recommend import (
     Begun,
-    Check,
     Choice,
     Proof,
     Recommendation,
@@ -28,7 +27,7 @@ from bench.measure.recommend import (
     store,
     train_images,
 )
-from bench.measure.sample import Converted, Sampling
+from bench.measure.sample import Sampling
 from bench.measure.settings import Settings
 from bench.measure.trainers import EPILOG
 from bench.report.forecast import (
@@ -41,7 +40,7 @@ from bench.report.forecast import (
 )
 from bench.report.gain import answer, way
 from bench.report.row import RAW_TREE, Row
-from bench.report.trust import disturbance, is_disturbed, miss, other_cpu
+from bench.report.trust import disturbance, is_disturbed, other_cpu
 from bench.report.words import Table, counted, duration, machine_line, number, percent, say
 from precache.cli import DATA, convert
 from precache.console import commandline
@@ -156,7 +155,13 @@ def what_if(
     return {name: value for name, value in fields.items() if value is not None}
 
 
-@click.command(name="recommend", cls=commandline.Command, epilog=EPILOG)
+@click.command(
+    name="recommend",
+    cls=commandline.Command,
+    first=("trainer", "trainer_rate", "size", "batch_size", "formats", "thorough", "dst"),
+    short_help="What would converting a tree of pictures bring?",
+    epilog=EPILOG,
+)
 @click.argument("src", type=PLACE)
 @click.option("--thorough", is_flag=True, help="Measure longer, and every format.")
 @click.option("--format", "formats", help=FORMATS_HELP)
@@ -469,22 +474,24 @@ def _carry_out(
     """Convert, measure, say and store what came; exit code 1 where that is less, or larger, than asked."""
     result = _convert(job, sampling, name, place)
     manifest = result.manifest
-    converted = Converted(result.elapsed_s, manifest.stored_bytes)
     whole = result.converted == manifest.samples  # else an earlier call did some of it
     with ProgressBar("measure", "run") as bar:
-        proof = prove(job.tree, place, found, name, settings, converted, whole, bar)
-    said = [f"Measured: {line}" if not at else line for at, line in enumerate(_came(found, proof))]
-    said.append(f"Predictions were {proof.median_error:.0%} off in the median.")
+        took_s = result.elapsed_s if whole else None
+        proof = prove(job.tree, place, found, name, settings, took_s, bar)
+    first, *others = _came(found, proof)
+    off = f"Predicted images/s were {proof.median_error:.0%} off in the median."
+    said = [f"Measured: {first}", *others, off]
     store(place, manifest.source_digest, found, proof, said)
     disturbed = disturbance(proof.other_cpu, "")
     if disturbed:
         warn(disturbed)
     for line in said[:-1]:
         note(line)
-    check_table(proof.checks).show()
-    for check in proof.checks:
-        if missed := miss(1 + check.error, 1.0, _why_missed(check.quantity, proof.other_cpu)):
-            say(f"{check.quantity} of {check.name}: {missed}")
+    click.echo("\nMeasured:")
+    table(proof.rows, None).show()
+    click.echo("Predicted:")
+    table(proof.predicted, None).show()
+    click.echo()
     for line in conditions(found):
         say(line)
     note(f"{said[-1]} {place / AUTO_NAME} has every figure.")
@@ -509,43 +516,6 @@ def _came(found: Recommendation, proof: Proof) -> list[str]:
             f"by {way(line)} from the tree {line.rate.median:,.0f}."
         )
     return said
-
-
-def _why_missed(quantity: str, others: float | None) -> str:
-    """What may make a prediction of that quantity miss."""
-    if is_disturbed(others):
-        return "other processes were busy, and not evenly."
-    if quantity == "conversion":
-        return (
-            "a small tree converts in the time that processes take to start, and a disk that buffers "
-            "writes is fast until its buffer is full."
-        )
-    if quantity == "size":
-        return "the sample's pictures are not like the others; --pictures takes more of them."
-    return "a run this short swings; --seconds and --repeats measure longer, --pictures takes more pictures."
-
-
-def check_table(checks: Sequence[Check]) -> Table:
-    """Predicted beside measured, with the error."""
-
-    def amount(value: float, unit: str) -> str:
-        if unit == "B":
-            return human_bytes(value)
-        return f"{number(value)} {unit}" if unit == "s" else f"{value:,.0f}"
-
-    lines = [
-        [
-            check.name,
-            check.quantity,
-            amount(check.predicted, check.unit),
-            amount(check.measured.median, check.unit),
-            f"{amount(check.measured.low, check.unit)}-{amount(check.measured.high, check.unit)}",
-            f"{round(check.error, 2) + 0.0:+.0%}",
-        ]
-        for check in checks
-    ]
-    titles = ("format", "quantity", "predicted", "measured", "low-high", "error")
-    return Table(titles, lines, words=("quantity",))
 
 
 def _convert(job: _Job, sampling: Sampling, name: str, place: Path) -> Conversion:

@@ -30,7 +30,13 @@ _WRITTEN = ("trainer", "size", "warmup", "batches", "compiled", "cache")
 """Settings that a file of trials says: another sweep's trials must not go on after it."""
 
 
-@click.command(name="sweep", cls=commandline.Command, epilog=EPILOG)
+@click.command(
+    name="sweep",
+    cls=commandline.Command,
+    first=("backend", "trainer", "trainer_rate", "workers", "batch_size", "html_path"),
+    short_help="How many workers, which batch size?",
+    epilog=EPILOG,
+)
 @click.argument("data", type=PLACE, nargs=-1)
 @click.option("--backend", help=f"Some of: {', '.join(BACKENDS)}.  [default: as DATA needs]")
 @run_options(
@@ -58,6 +64,9 @@ def command(
     settings: Settings,
 ) -> None:
     """Find the fewest workers and the smallest batch that keep the trainer busy.
+
+    \b
+    bench sweep photos --html sweep.html
 
     DATA are folders, data/raw by default. Every combination of the settings is measured, except those that
     cannot help; `bench.report.sweep.prune` has the rules. Each finished trial is a line of --out: the same

@@ -58,7 +58,8 @@ class HardwareSpec:
 
     def __post_init__(self) -> None:
         check_range("repeats", self.repeats, 1)
-        check_seconds(self.seconds)
+        if not 0 < self.seconds < float("inf"):
+            raise SettingError(f"seconds must be positive, got {self.seconds}")
         if not self.scratch.is_dir():
             raise SettingError(f"{self.scratch}: no such folder; name one on the disk to measure")
 
@@ -170,12 +171,6 @@ def measure(
     mean_bytes = sum(map(len, pictures)) / max(1, len(pictures))
     found = disk.disk_of(spec.scratch)
     return Hardware(describe_machine(device), found, measurements, mean_bytes, data, spec.repeats, other_cpu)
-
-
-def check_seconds(seconds: float) -> None:
-    """Raise SettingError unless `seconds` is positive and finite."""
-    if not 0 < seconds < float("inf"):
-        raise SettingError(f"seconds must be positive, got {seconds}")
 
 
 def sample_jpegs(scan: Scan, count: int = PICTURES) -> list[bytes]:

@@ -13,6 +13,7 @@ from typing import Any
 from precache.errors import SettingError
 
 _MAY_CHANGE = ("date", "described")
+_BEGINS = b'{"'
 
 
 class Lines:
@@ -30,29 +31,34 @@ class Lines:
         self.path = path
         self._of = of
         self.found: list[dict[str, Any]] = []
+        self._unended = False
         if path.is_dir():
             raise SettingError(f"{path}: is a folder; name a file in it")
         path.parent.mkdir(parents=True, exist_ok=True)
         if not path.exists():
             return
-        with open(path, "r+b") as file:
-            content = file.read()
-            end = content.rfind(b"\n") + 1
-            if content[:1] not in (b"", b"{"):
-                raise self.error()
-            if end < len(content):  # not else: another process may be writing
-                file.truncate(end)
+        content = path.read_bytes()
+        if not _BEGINS.startswith(content[: len(_BEGINS)]):
+            raise self.error()
+        *whole, last = content.split(b"\n")
         try:
-            self.found = [json.loads(line) for line in content[:end].decode().splitlines()]
+            self.found = [json.loads(line) for line in whole]
         except ValueError as error:
             raise self.error(error) from error
+        if last:
+            try:
+                self.found.append(json.loads(last))
+                self._unended = True  # whole, but for its end: whose file it is nobody knows yet
+            except ValueError:
+                os.truncate(path, len(content) - len(last))
 
     def add(self, line: Mapping[str, Any]) -> None:
         """Write it, and wait until it is on disk."""
         with open(self.path, "a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+            file.write("\n" * self._unended + json.dumps(line) + "\n")
             file.flush()
             os.fsync(file.fileno())
+        self._unended = False
         self.found.append(dict(line))
 
     def error(self, why: object = None) -> SettingError:

@@ -22,8 +22,7 @@ from bench.measure.settings import Settings, check_fills_batch
 from bench.measure.trainers import check_trainer, resolve
 from bench.report import forecast, stats
 from bench.report.forecast import AS_IT_IS, BACKENDS, JPEG_NAMES, Inputs, Profile, Stored
-from bench.report.row import RAW_TREE, TODAY_BACKEND, Row
-from bench.report.stats import Estimate
+from bench.report.row import RAW_TREE, Row
 from precache.console.commandline import human_bytes
 from precache.console.progress import Progress, unseen
 from precache.conversion.estimate import predict_bytes
@@ -337,43 +336,29 @@ def _recipe(name: str, stored: Stored) -> Recipe:
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
-    """A prediction and what was then measured of the whole tree, in the same unit."""
-
-    name: str
-    quantity: str
-    unit: str
-    predicted: float
-    measured: Estimate
-
-    @property
-    def error(self) -> float:
-        """How far off the prediction is, as a share of what was measured; positive if too high."""
-        return self.predicted / self.measured.median - 1
-
-
-@dataclass(frozen=True, slots=True)
 class Proof:
-    """What converting brought: rows that were measured, and each prediction beside them.
+    """What converting brought.
 
     Attributes:
+        rows: measured, in the order of `predicted`: the tree as it is, then what was converted.
+        predicted: the same loaders, as they were predicted.
         other_cpu: share of the CPUs, 0 to 1, that other processes took meanwhile; None where not known.
     """
 
     rows: list[Row]
-    checks: list[Check]
+    predicted: list[Row]
     other_cpu: float | None
 
     @property
     def median_error(self) -> float:
-        """Of the predictions, as a share of what was measured."""
-        return median(abs(check.error) for check in self.checks)
+        """How far off the predicted images/s are in the median, as a share of what was measured."""
+        pairs = zip(self.predicted, self.rows, strict=True)
+        return median(abs(before.rate.median / after.rate.median - 1) for before, after in pairs)
 
     @property
     def is_loss(self) -> bool:
         """Whether the trainer gets less from the dataset than from its tree in every turn."""
-        line = next(row for row in self.rows if row.data == RAW_TREE and row.backend != TODAY_BACKEND)
-        return self.rows[-1].rate.high < line.rate.low
+        return self.rows[-1].rate.high < self.rows[-2].rate.low
 
 
 def prove(
@@ -382,47 +367,31 @@ def prove(
     found: Recommendation,
     name: str,
     settings: Settings,
-    converted: Converted,
-    whole: bool,
+    convert_s: float | None,
     on_progress: Progress = unseen,
 ) -> Proof:
     """Feed the trainer from the tree, as today and by `loaders.build`, and from the dataset, by turns.
 
     Args:
         name: of the format that `destination` is in.
-        whole: whether `converted.seconds` are those of all pictures.
+        convert_s: what converting took; None where an earlier call did some of it.
     """
     settings = ready(settings)
-    names = {profile.name: row for profile, row in zip(found.profiles, found.rows, strict=True)}
-    places = {free: tree for free in AS_IT_IS if free in names} | {name: destination}
+    named = {profile.name: row for profile, row in zip(found.profiles, found.rows, strict=True)}
+    places = {free: tree for free in AS_IT_IS if free in named} | {name: destination}
     runs: dict[str, list[Loaded]] = {kind: [] for kind in places}
     others, total = OtherProcesses(), len(places) * settings.repeats
-    expected = {kind: names[kind].loader.median for kind in places}
     on_progress(0, total)
     for turn in range(settings.repeats):
         for number, (kind, place) in enumerate(places.items(), 1):
-            warm = page_cache.warm(place)
-            cold = names[kind].cold
-            if not warm and cold is not None:  # the disk is part of what is measured
-                expected[kind] = cold.median
-            epoch_s = found.inputs.train_images / expected[kind]
-            first_epoch = warm and epoch_s < _FIRST_EPOCH_S
+            epoch_s = found.inputs.train_images / named[kind].loader.median
+            first_epoch = page_cache.warm(place) and epoch_s < _FIRST_EPOCH_S
             runs[kind].append(sample.serve(place, kind, settings, first_epoch=first_epoch))
             on_progress(len(places) * turn + number, total)
-    rows, checks = [], []
-    for kind, own in runs.items():
-        row = _measured(names[kind], own)
-        if kind not in AS_IT_IS:
-            row = replace(row, convert_s=converted.seconds if whole else None, size_bytes=converted.bytes)
-            size, seconds = float(converted.bytes), converted.seconds
-            checks.append(Check(kind, "size", "B", names[kind].size_bytes or 0.0, Estimate(size, size, size)))
-            if whole:
-                took = Estimate(seconds, seconds, seconds)
-                checks.append(Check(kind, "conversion", "s", names[kind].convert_s or 0.0, took))
-        checks.append(Check(kind, "loader", "images/s", expected[kind], row.loader))
-        checks.append(Check(kind, "with trainer", "images/s", names[kind].rate.median, row.rate))
-        rows.append(row)
-    return Proof(rows, checks, others.share())
+    rows = [_measured(named[kind], own) for kind, own in runs.items()]
+    stored_bytes = open_dataset(destination).manifest.stored_bytes
+    rows[-1] = replace(rows[-1], convert_s=convert_s, size_bytes=stored_bytes)
+    return Proof(rows, [named[kind] for kind in places], others.share())
 
 
 def _measured(predicted: Row, runs: Sequence[Loaded]) -> Row:
@@ -434,8 +403,6 @@ def _measured(predicted: Row, runs: Sequence[Loaded]) -> Row:
         trainer=stats.estimate([run.trainer for run in runs]),
         together=stats.estimate([run.together for run in runs]),
         ratio=stats.estimate([run.together / run.trainer for run in runs]),
-        convert_s=None,
-        size_bytes=None,
     )
 
 

@@ -23,6 +23,7 @@ from precache.storage.urls import Location, locate
 
 CACHES = ("none", "ram", "device")
 SHUFFLES: dict[str, Shuffle] = {"auto": True, "full": "full", "none": False, "window": "window"}
+_CPU = torch.device("cpu")
 LAST = "drop"
 """What the loader of a trial does with the samples that fill no batch, see `loaders.build`.
 
@@ -82,7 +83,7 @@ class Settings:
     trainer: str = "none"
     amp: str = "auto"
     compiled: bool = False
-    device: torch.device = torch.device("cpu")
+    device: torch.device = _CPU
     batch_size: int = 64
     workers: int | None = None
     size: int = 224

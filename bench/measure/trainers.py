@@ -109,12 +109,7 @@ MODELS = {
     "resnet50": Model(partial(_resnet, 50), _SGD),
     "vit_s_16": Model(_vit_s_16, partial(torch.optim.AdamW, lr=1e-3, weight_decay=0.05), size=224),
 }
-CHOICES = ", ".join(
-    [
-        *("auto", "none", *MODELS, "emulated", "emulated:IMAGES_PER_S"),
-        *(f"emulated:{preset}" for preset in PRESETS),
-    ]
-)
+CHOICES = f"auto, none, {', '.join(MODELS)}, emulated:IMAGES_PER_S, or emulated:NAME of {', '.join(PRESETS)}"
 
 
 class Trainer(Protocol):

@@ -118,8 +118,8 @@ def _explain_steps(spikes: Spikes) -> list[str]:
         return []
     when = "at no regular distance" if spikes.period is None else f"every {spikes.period} batches"
     return [
-        f"{_count(spikes)} had a step of more than {_ms(spikes.above_s or 0.0)}, {when}: not the loader's "
-        f"doing."
+        f"{_count(spikes)} had a step of more than {_ms(spikes.above_s or 0.0)}, {when}: "
+        f"not the loader's doing."
     ]
 
 

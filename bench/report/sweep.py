@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import click
+import plotly.graph_objects as go
 
 from bench.report import page as pages
 from bench.report.page import COLOURS, figure, line, spread
@@ -329,7 +330,7 @@ def _chart(
     across: Callable[[Point], int],
     title: str,
     name_of: Callable[[Point], str],
-) -> "pages.go.Figure":
+) -> go.Figure:
     """A line per `name_of`, with its plateau and the trainer's own rate."""
     ordered = sorted(measured, key=lambda m: (across(m.point), m.point.workers, m.point.batch_size))
     names = dict.fromkeys(name_of(m.point) for m in sorted(measured, key=lambda m: m.point.batch_size))

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -70,11 +71,23 @@ def test_every_cell_is_python_or_commands_that_there_are(
         monkeypatch.setenv(name, value)
     for cell in code(path):
         if not cell["source"].startswith("%%bash\n"):
-            ast.parse(re.sub(r"^%.*$", "", cell["source"], flags=re.MULTILINE))
+            check_imports(ast.parse(re.sub(r"^%.*$", "", cell["source"], flags=re.MULTILINE)))
     found = list(commands(path))
     assert found
     for program, name, *words in found:
         command_of(program, name).make_context(name, words)
+
+
+def check_imports(tree: ast.Module) -> None:
+    """That what is imported of our packages is there."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and str(node.module).split(".")[0] in (
+            "bench",
+            "precache",
+            "loaders",
+        ):
+            module = import_module(str(node.module))
+            assert all(hasattr(module, alias.name) for alias in node.names), ast.unparse(node)
 
 
 def test_the_notebook_falls_back_to_pictures_that_need_no_network(

@@ -100,8 +100,8 @@ def test_today_another_loader_and_converting() -> None:
 
 def test_what_keeps_up_already_gains_nothing() -> None:
     assert said([row("imagefolder", "raw tree", 9000), row("shards", "shards", 12000)]) == [
-        "ImageFolder and DataLoader already keep an emulated accelerator of 7,158 images/s busy 99% of the time: "
-        "neither another loader nor converting gains anything."
+        "ImageFolder and DataLoader already keep an emulated accelerator of 7,158 images/s busy 99% of the "
+        "time: neither another loader nor converting gains anything."
     ]
 
 
@@ -114,7 +114,7 @@ def test_overlapping_ranges_name_no_winner() -> None:
 
 def test_busy_machines_name_no_winner() -> None:
     (text,) = said([TODAY, SHARDS], other_cpu=0.4)
-    assert text.startswith("ImageFolder and DataLoader keep an emulated accelerator of 7,158 images/s busy 7%")
+    assert text.startswith("ImageFolder and DataLoader keep an emulated accelerator of 7,158 images/s")
     assert "Other processes took 40% of the CPUs while this was measured" in text
     assert "Convert" not in text
 

@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import torch
 from bench.cli import main
 from bench.commands.profile import STEP, WAIT
 from precache.console import commandline
+from tests.bench.slowed import make_tree
 from tests.command import check_bad_input
 
 QUICK = ("--batch-size", 4, "--size", 32, "--workers", 1, "--warmup", 1, "--steps", 3)
@@ -75,39 +75,25 @@ def test_a_slow_step_has_nearly_all_of_the_time_and_a_fast_one_nearly_none(
 
 
 def test_the_folder_is_the_one_that_the_backend_is_made_for(
-    converted: dict[str, Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    converted: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data/shards").symlink_to(converted["shards"])
     monkeypatch.chdir(tmp_path)
     assert command("--backend", "shards", "--trainer", "none", "--out", "out", *QUICK) == 0
     assert (tmp_path / "out/trace.json").exists()
-    found = json.loads((tmp_path / "out/profile.json").read_text())["operators"]
-    assert ("--trainer resnet18 shows" in capsys.readouterr().out) == (not found)
 
 
-def test_on_a_cpu_the_trainer_computes(
-    converted: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_on_a_cpu_the_trainer_computes_and_the_batch_is_no_larger_than_the_data(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    tree = make_tree(tmp_path / "tree")
+    for path in list(tree.rglob("*.jpg"))[5:]:
+        path.unlink()
     few = ("--device", "cpu", "--size", 32, "--workers", 1, "--warmup", 0, "--steps", 1)
-    assert command(converted["shards"], *few, "--out", tmp_path) == 0
-    printed = capsys.readouterr().out
-    assert "trainer resnet18, batch 16 of 32x32, 1 worker, 1 step after 0" in printed
-    assert json.loads((tmp_path / "profile.json").read_text())["operators"]
-
-
-def test_the_default_batch_is_no_larger_than_the_data(
-    raw_tree: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "tree/class").mkdir(parents=True)
-    for number, path in enumerate(sorted(raw_tree.rglob("*.jpg"))[:5]):
-        shutil.copy(path, tmp_path / f"tree/class/{number}.jpg")
-    few = ("--trainer", "none", "--size", 32, "--workers", 1, "--warmup", 0, "--steps", 1)
-    assert command(tmp_path / "tree", *few, "--out", tmp_path / "out") == 0
-    assert "trainer none, batch 5 of 32x32" in capsys.readouterr().out
+    assert command(tree, *few, "--out", tmp_path / "out") == 0
+    assert "trainer resnet18, batch 5 of 32x32, 1 worker, 1 step after 0" in capsys.readouterr().out
+    assert json.loads((tmp_path / "out/profile.json").read_text())["operators"]
 
 
 @pytest.mark.parametrize(

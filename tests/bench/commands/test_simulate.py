@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -73,10 +74,12 @@ def test_real_trials_come_within_a_tenth(trainer: int, workers: int, binds: str,
         batch_size=BATCH, workers=workers, size=32, batches=14,
         around=partial(slow, {"storage": 0.005, "decode": 0.015, "transfer": 0.0}),
     )  # fmt: skip
-    predicted = simulate(Rates(decode_s=0.02, trainer_images_per_s=trainer, workers=workers), 1, 1)
+    alone = run_fresh(measure, replace(settings, trainer="none")).images_per_s
+    assert alone == pytest.approx(50 * workers, rel=0.3)
+    predicted = simulate(Rates(decode_s=workers / alone, trainer_images_per_s=trainer, workers=workers), 1, 1)
     assert predicted.binds == binds
-    measured = run_fresh(measure, settings).images_per_s
-    assert measured == pytest.approx(predicted.images_per_s, rel=0.1)
+    together = run_fresh(measure, settings).images_per_s
+    assert together == pytest.approx(predicted.images_per_s, rel=0.1)
 
 
 def predicted(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[dict[str, Any], Prediction]:

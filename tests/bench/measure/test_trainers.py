@@ -4,15 +4,18 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
-from bench.measure import trainers
+from bench.machine.device import resolve_amp
 from bench.measure.trainers import (
+    EPILOG,
     MODELS,
+    PRESETS,
     EmulatedTrainer,
+    FromPageable,
     ModelTrainer,
     NullTrainer,
     check_trainer,
     make_trainer,
-    resolve_amp,
+    resolve,
 )
 from loaders.batch import Batch
 from precache.errors import SettingError
@@ -45,8 +48,16 @@ def test_emulated_accelerators_take_what_was_published_times_their_number(name: 
 
 def test_auto_is_emulated_without_a_gpu_and_real_with_one() -> None:
     assert make_trainer("auto", CPU, 10).name == "emulated:h100"
-    assert trainers.resolve("auto", CUDA) == "resnet50"
+    assert resolve("auto", CUDA) == "resnet50"
     assert isinstance(make_trainer("none", CPU, 10), NullTrainer)
+
+
+def test_the_help_names_rate_and_source_of_each_preset() -> None:
+    shown = " ".join(EPILOG.split())
+    for name, preset in PRESETS.items():
+        assert f"emulated:{name} {preset.images_per_s:,.0f} {preset.source}" in shown
+    assert "x8 behind a name" in shown
+    assert "PyTorch without MXNet's tuning is slower: --trainer-rate" in shown
 
 
 def test_the_emulated_trainer_holds_a_batch_without_using_the_cpu() -> None:
@@ -67,18 +78,16 @@ def test_a_bad_rate_is_named(name: str) -> None:
         make_trainer(name, CPU, 10)
 
 
-@pytest.mark.parametrize("count", [0, 1, 1025])
-def test_a_bad_number_of_accelerators_is_named(count: int) -> None:
-    with pytest.raises(SettingError, match=f"several accelerators are x2 to x1,024, got x{count}; leave"):
-        make_trainer(f"emulated:h100-vit-sx{count}", CPU, 10)
-
-
-def test_an_unknown_trainer_lists_the_choices() -> None:
-    with pytest.raises(
-        SettingError,
-        match=r"unknown trainer 'resnet51'; choose from: auto, none, resnet18, resnet50, vit_s_16",
-    ):
-        make_trainer("resnet51", CPU, 10)
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        *((f"emulated:h100-vit-sx{n}", f"are x2 to x1,024, got x{n}; leave it out") for n in (0, 1, 1025)),
+        ("resnet51", "unknown trainer 'resnet51'; choose from: auto, none, resnet18, resnet50, vit_s_16"),
+    ],
+)
+def test_a_bad_name_says_what_would_do(name: str, said: str) -> None:
+    with pytest.raises(SettingError, match=said):
+        make_trainer(name, CPU, 10)
 
 
 def train(name: str, device: torch.device, amp: str = "auto", *, size: int = 32) -> None:
@@ -179,3 +188,19 @@ def test_a_compiled_model_is_compiled_in_its_first_step_alone(tiny: str) -> None
     for _ in range(3):
         trainer.step(batch_of(2, 8, trainer.dtype))
         assert counters["stats"]["unique_graphs"] == 1
+
+
+def test_batches_from_pageable_memory_reach_the_trainer_in_its_dtype() -> None:
+    class Taking(NullTrainer):
+        dtype = torch.bfloat16
+        taken: Batch
+
+        def step(self, batch: Batch) -> None:
+            self.taken = batch
+
+    trainer = Taking()
+    fed = FromPageable(trainer, CPU)
+    assert fed.dtype == torch.uint8
+    fed.step(batch_of(2, 4))
+    assert trainer.taken.images.dtype == torch.bfloat16
+    assert trainer.taken.images.is_contiguous(memory_format=torch.channels_last)

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from bench.sagemaker.place import Place, find_place
-from bench.sagemaker.train import parse
+from bench.sagemaker.train import Place, find_place, parse
 from precache import Recipe, __version__, convert
 from tests.command import ROOT
 
@@ -62,7 +61,7 @@ def test_the_job_mounts_what_its_options_name() -> None:
     pods = job["spec"]["template"]["spec"]
     (container,) = pods["containers"]
     assert container["command"] == ["python", "-m", "bench.sagemaker.train"]
-    args, rest = parse(container["args"], {}, Path("/opt/ml"))
+    args, rest = parse(container["args"], None)
     check_training(rest)
     mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
     assert str(args.checkpoints).startswith("/data/")

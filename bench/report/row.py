@@ -376,9 +376,10 @@ def typed(kind: Any, content: Any) -> Any:
         return None if content is None or content == {} else typed(inner, content)
     if is_dataclass(kind):
         hints = get_type_hints(kind)
-        known = {each.name: each for each in fields(kind)} if isinstance(content, dict) else {}
-        values = {name: typed(hints[name], content[name]) for name in known if name in content}
-        return kind(**values)  # type: ignore[operator]
+        if not isinstance(content, dict):
+            raise TypeError(f"{content!r} is no object")
+        names = [each.name for each in fields(kind) if each.name in content]
+        return kind(**{name: typed(hints[name], content[name]) for name in names})  # type: ignore[operator]
     if origin is tuple:
         if not isinstance(content, (list, tuple)):
             raise TypeError(f"{content!r} is no list")

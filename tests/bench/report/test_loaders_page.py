@@ -151,16 +151,6 @@ def test_every_chart_says_in_its_caption_what_to_see(content: Content) -> None:
     assert "24.7 GB/s" in content.texts
 
 
-def test_what_a_result_lacks_is_left_out() -> None:
-    plain = replace(rich_result(), rows=(row("shards", "shards", 24_000),), host_to_device_gbps=None)
-    content = Content(loaders_page.html(plain))
-    assert len(content.captions) == 2
-    assert not {"from a cold disk", "host to device"} & set(content.texts)
-    content = Content(page_of(row("shards", "shards", 24_000, **ALONE)))
-    assert content.captions[0] == "Images per second, each loader alone"
-    assert " delivers 24,000 images/s." in "".join(content.texts)
-
-
 @pytest.mark.parametrize("colds", [{}, {COLD_FETCH: 0.159}])
 def test_the_time_of_a_batch_adds_up_to_the_whole_with_the_files_in_memory(colds: dict[str, float]) -> None:
     waiting = waiting_row()
@@ -209,10 +199,6 @@ def test_the_download_is_the_result(content: Content) -> None:
     assert Result.from_json(json.loads(base64.b64decode(data))) == rich_result()
 
 
-def test_the_same_result_gives_the_same_page(text: str) -> None:
-    assert loaders_page.html(Result.from_json(rich_result().to_json())) == text
-
-
 def test_what_would_gain_is_a_table_the_fastest_first_and_says_cold_or_warm() -> None:
     rows = re.findall(r"<tr>(.*?)</tr>", page_of(waiting_row()).partition("What would gain")[2])
     cells = [re.sub(r'<span class="title">[^<]*</span>', "", one).split("</td>")[:-1] for one in rows]
@@ -230,13 +216,6 @@ def test_a_change_that_gains_nothing_is_not_listed(share: float, listed: bool) -
     waiting = altered(waiting_row(), cold=None)
     what = change("Converting to webdataset", waiting.now.median * share, measured=True)
     assert ("Converting to webdataset</td>" in page_of(altered(waiting, changes=[what]))) == listed
-
-
-def test_one_share_is_one_number_on_the_whole_page() -> None:
-    more = altered(fed("shards", "shards", 1.0), together=around(2_554), ratio=around(1.03))
-    drawn = loaders_page.html(gain_result(fed("imagefolder", "raw tree", 0.31), more))
-    assert "100%" in drawn
-    assert "103%" not in drawn
 
 
 def test_each_loader_says_what_it_saves_of_an_hour() -> None:
@@ -266,7 +245,7 @@ def test_the_picture_is_svg_with_a_bar_for_each_loader() -> None:
     assert bars == ["today", *["bar"] * 4]
     assert texts[0] == "How busy each loader keeps an emulated accelerator of 2,480 images/s"
     assert {"31%", "50%", "99%", "20%"} <= set(texts)
-    assert "prefers-color-scheme: dark" in loaders_page.svg(quick_result())
+    assert any(text.startswith("dali (ours, dali<b>") for text in drawn(rich_result())[1])
 
 
 def test_the_picture_of_loaders_alone_is_of_images_per_second_warm_and_cold() -> None:
@@ -278,8 +257,3 @@ def test_the_picture_of_loaders_alone_is_of_images_per_second_warm_and_cold() ->
     assert bars == ["today", "cold", "bar"]
     assert texts[0] == "Images per second of each loader, and read from a cold disk"
     assert {"20,000", "780 cold"} <= set(texts)
-
-
-def test_names_cannot_become_markup_in_the_picture() -> None:
-    assert HOSTILE not in loaders_page.svg(rich_result())
-    assert any(text.startswith("dali (ours, dali<b>") for text in drawn(rich_result())[1])

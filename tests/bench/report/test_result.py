@@ -36,6 +36,9 @@ def test_a_newcomer_sees_five_columns_and_what_people_have_today_first() -> None
     ]
     assert list(shown.bold) == [1]
     assert list(table(quick_result(other_cpu=0.4)).bold) == []
+    both = table(gain_result(ROWS[1], altered(ROWS[1], trainer_name="resnet50"))).rows
+    assert [line[0].partition(", ")[2] for line in both] == ["fed to emulated:2480", "fed to resnet50"]
+    assert [line[0] for line in table(gain_result(ROWS[3])).rows] == ["synthetic (noise)"]  # all there is
 
 
 def test_details_have_every_row_and_column_that_was_measured() -> None:
@@ -46,19 +49,6 @@ def test_details_have_every_row_and_column_that_was_measured() -> None:
         assert "" not in line
     warm = table(gain_result(fed("shards", "shards", 0.99)))
     assert warm.titles == ["loader", "images/s", "accelerator busy", "first batch"]
-
-
-def test_noise_and_the_limit_are_no_loaders_unless_they_are_all_there_is() -> None:
-    noise = gain_result(row("synthetic", "raw tree", 90_000))
-    assert [line[0] for line in table(noise).rows] == ["synthetic (noise)"]
-
-
-def test_several_trainers_are_told_apart() -> None:
-    both = gain_result(ROWS[1], altered(ROWS[1], trainer_name="resnet50"))
-    assert [line[0] for line in table(both).rows] == [
-        "imagefolder (torchvision), fed to emulated:2480",
-        "imagefolder (torchvision), fed to resnet50",
-    ]
 
 
 @pytest.mark.parametrize(

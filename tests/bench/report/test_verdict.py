@@ -18,7 +18,6 @@ from bench.report.verdict import (
     advise,
     bottleneck,
     explained,
-    gains_over,
     judge,
     known_changes,
     lost_share,
@@ -224,12 +223,6 @@ def test_a_cache_in_memory_needs_twice_the_room_and_more_workers_need_cpus_with_
         assert not found[shards].measured
 
 
-def test_what_gains_does_so_in_every_run_and_by_more_than_is_worth_nothing() -> None:
-    now = around(1_000, 0.03)
-    for rate, spread, gains in ((1_500, 0.02, True), (1_500, 0.4, False), (1_010, 0, False), (900, 0, False)):
-        assert gains_over(Change("A", around(rate, spread), True), now) == gains
-
-
 def test_rows_of_one_trainer_are_explained_beside_one_another() -> None:
     noise = pipeline("synthetic", "noise", loader=9_000)
     raw, shards, without = explained(
@@ -266,12 +259,3 @@ def test_of_a_loader_that_keeps_up_busy_cores_are_no_limit() -> None:
     keeping = altered(waiting, ratio=Estimate(0.99, 0.985, 0.995))
     assert [flag in observations(waiting) for flag in flags] == [True, True]
     assert [flag in observations(keeping) for flag in flags] == [False, True]
-
-
-@pytest.mark.parametrize(
-    ("rate", "said"), [(1_190.0, ""), (2_400.0, "The prediction is 101% too high: loader and trainer")]
-)
-def test_a_prediction_that_is_far_off_says_so_and_why(rate: float, said: str) -> None:
-    shown = " ".join(observations(altered(waiting_row(), predicted=rate, together=around(1_194))))
-    assert said in shown
-    assert ("The prediction is" in shown) == bool(said)

@@ -7,21 +7,10 @@ import pytest
 from bench.report.words import WIDTH, Table, counted, duration, number, percent
 
 
-@pytest.mark.parametrize(
-    ("value", "text"), [(0.1544, "0.154"), (1.5, "1.50"), (11.62, "11.6"), (99.96, "100.0"), (1867, "1,867")]
-)
-def test_numbers_have_three_digits(value: float, text: str) -> None:
-    assert number(value) == text
-
-
-@pytest.mark.parametrize(
-    ("share", "text"), [(0, "0%"), (0.004, "0.4%"), (0.31, "31%"), (0.996, "99%"), (0.9996, "100%")]
-)
-def test_only_what_is_100_percent_is_said_to_be(share: float, text: str) -> None:
-    assert percent(share) == text
-
-
-def test_times_and_counts() -> None:
+def test_figures_as_people_read_them() -> None:
+    assert [number(value) for value in (0.1544, 1.5, 11.62, 1867)] == ["0.154", "1.50", "11.6", "1,867"]
+    shares = (0, 0.004, 0.31, 0.996, 0.9996)  # 100% is said of what is
+    assert [percent(share) for share in shares] == ["0%", "0.4%", "31%", "99%", "100%"]
     times = (None, 0.0052, 12.3, 250.0, 9000.0, 1e8)
     assert [duration(seconds) for seconds in times] == [
         "-", "5.20 ms", "12.3 s", "4.17 min", "2.50 h", "3.17 years",

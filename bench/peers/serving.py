@@ -316,8 +316,15 @@ def dali(work: Work) -> StartEpoch:
 def spdl(work: Work) -> StartEpoch:
     """FFmpeg decodes, scales and crops, a batch per thread: https://facebookresearch.github.io/spdl."""
     from spdl.io import get_video_filter_desc, load_image_batch, to_torch
+    from spdl.io.utils import get_ffmpeg_versions
     from spdl.pipeline import PipelineBuilder
 
+    try:
+        get_ffmpeg_versions()
+    except RuntimeError as error:  # else each picture fails, with pages of text
+        raise SystemExit(
+            "spdl finds no FFmpeg; install its libraries, as 'apt install ffmpeg' does"
+        ) from error
     folders = sorted(path for path in work.data.iterdir() if path.is_dir())
     pictures = [(str(f), label) for label, folder in enumerate(folders) for f in sorted(folder.iterdir())]
     rng = np.random.default_rng(0)

@@ -36,8 +36,6 @@ OWN = {
     ("convert", "repeats"),
     ("hardware", "repeats"),
     ("simulate", "trainer"),
-    ("simulate", "batch_size"),
-    ("simulate", "workers"),
     ("simulate", "json_path"),
     ("compare", "json_path"),
 }

@@ -27,9 +27,8 @@ import torch
 import bench
 from bench.machine.hardware import describe_machine
 from bench.measure.fresh import environment, run_fresh
-from bench.report.page import document
 from bench.report.words import Table, machine_line
-from precache.console import commandline
+from precache.console import commandline, page
 from precache.console.commandline import note
 from precache.errors import SettingError, check_choice, printable
 from precache.executors import available_cpus
@@ -286,15 +285,16 @@ def publish(run: Campaign, steps: Sequence[Step], found: Found, notes: Mapping[s
         if content is None:
             rows.append((step.name, step.question, f"Not measured: {notes[step.name]}."))
             continue
-        lines = content["printed"].strip().splitlines() or ["-"]
-        rows.append((step.name, step.question, lines[-1 if step.name == "tests" else 0]))
+        printed = re.sub(r"^wrote .*\n", "", content["printed"]).strip()
+        paragraph = printed.splitlines()[-1:] if "pytest" in step.program else printed.split("\n\n")[:1]
+        rows.append((step.name, step.question, " ".join("".join(paragraph).split())))
         file = escape(run.result(step).name)
         parts += [f"<h2>{escape(step.question)}</h2>", f'<p><a href="{file}">{file}</a></p>']
-        parts.append(f"<pre>{escape(chr(10).join(lines))}</pre>")
+        parts.append(f"<pre>{escape(printed)}</pre>")
     table = Table(("step", "question", "answer"), rows, words=("question", "answer"))
-    page = document("Does the GPU wait for data?", said, [table.html(), *parts], "pre { overflow-x: auto; }")
-    with atomic_write(run.results / _PAGE) as file_of_page:
-        file_of_page.write(page.encode())
+    title = "Does the GPU wait for data?"
+    content_html = "".join((f"<h1>{title}</h1>", page.paragraphs(said), table.html(), *parts))
+    page.write(run.results / _PAGE, page.document(title, content_html, style="pre { overflow-x: auto; }"))
 
 
 _PATH = click.Path(path_type=Path)

@@ -5,7 +5,7 @@
 Distances are of pictures of TREE: peak signal-to-noise ratio, mean and worst, of random crops and of
 validation, against Pillow's one antialiased resize of the same part of the original. Bytes and speed are of
 photographs as large as ImageNet's, which it makes. Accuracy is what `bench accuracy` wrote of trainings at
-another side, of which what is stored is the same multiple: a source `keep128` at 64 stands for twice the side.
+another side, of which what is stored is the same multiple: a source `keep128` at 64 stands for twice it.
 """
 
 import json

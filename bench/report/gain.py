@@ -92,6 +92,11 @@ def best_rows(result: Result) -> list[Row]:
 
 
 def sentences(result: Result, gpu_price: float | None = None) -> list[str]:
+    """What the result says, a text for each trainer; `gpu_price` as for `answers`."""
+    return [" ".join(told) for told in answers(result, gpu_price)]
+
+
+def answers(result: Result, gpu_price: float | None = None) -> list[list[str]]:
     """What the result says, a few sentences for each trainer.
 
     Args:
@@ -106,13 +111,14 @@ def sentences(result: Result, gpu_price: float | None = None) -> list[str]:
             continue
         told = answer(
             rows,
-            accelerator=_accelerator(result, ours[0]),
+            accelerator=what_is_fed(result, ours[0]),
             images=next((count for row in ours if (count := result.samples(row))), None),
             repeats=result.settings["repeats"],
             others=other_cpu(result.settings),
             gpu_price=gpu_price,
         )
-        said.append((f"{name}: " if len(names) > 1 else "") + " ".join(told))
+        told[0] = (f"{name}: " if len(names) > 1 else "") + told[0]
+        said.append(told)
     return said
 
 
@@ -245,7 +251,8 @@ def _effect(row: Row, today: Row) -> str:
     return f"it is busy {percent(row.busy.median)}, and training ends {sooner} sooner than today"
 
 
-def _accelerator(result: Result, row: Row) -> str:
+def what_is_fed(result: Result, row: Row) -> str:
+    """What the row's loader feeds, in words."""
     if row.trainer_name.startswith("emulated") and row.trainer is not None:
         return f"an emulated accelerator of {row.trainer.median:,.0f} images/s"
     on_cpu = str(result.settings.get("device", "cpu")) == "cpu"

@@ -12,9 +12,9 @@ from typing import Any
 import plotly.graph_objects as go
 
 from bench.report import page as pages
-from bench.report.gain import find_gain, saved_share, sentences, times
+from bench.report.gain import answers, find_gain, saved_share, times, what_is_fed
 from bench.report.page import BLUE, COLOURS, GREEN, GREY, ORANGE, PURPLE, RED, SKY, figure, line, spread
-from bench.report.result import conditions, findings, next_step, shown_rows, skipped, table
+from bench.report.result import conditions, findings, legend, next_step, shown_rows, skipped, table
 from bench.report.row import SYNTHETIC, Result, Row, Watched
 from bench.report.stats import Estimate
 from bench.report.trust import is_disturbed, other_cpu
@@ -26,7 +26,7 @@ from precache.console.commandline import human_bytes
 _LANE_PIXELS, _SERIES_PIXELS = 46, 170
 _STYLE = """
 .busy { max-width: none; margin: 1.8rem 0 1.2rem; } .busy figcaption { margin-bottom: .6rem; }
-.lane { display: grid; grid-template-columns: 14rem minmax(8rem, 1fr) 3.5rem 17rem; gap: 0 .9rem;
+.lane { display: grid; grid-template-columns: 14rem minmax(8rem, 1fr) 3.5rem 18.5rem; gap: 0 .9rem;
   align-items: center; padding: .3rem 0; }
 .lane .track { background: var(--tint); border-radius: 4px; height: 1.4rem; overflow: hidden; }
 .lane .track div { background: var(--bar); height: 100%; border-radius: 4px; min-width: 2px; }
@@ -62,14 +62,15 @@ def html(result: Result, gpu_price: float | None = None) -> str:
     notes = [f"{line}." for line in conditions(result)]
     parts = [
         _lanes_of_trainers(result, gpu_price),
-        f'<p class="note">{"<br>".join(map(escape, notes))}</p>',
-        page.paragraphs([*([step] if step else []), *skipped(result)]),
+        page.paragraphs([step] if step else []),
+        f'<p class="note">{"<br>".join(map(escape, [*notes, *skipped(result)]))}</p>',
         page.folded("All numbers", _numbers(result)),
         page.folded("Images/s of each loader alone", pages.charts({_ALONE: _alone(result.rows)}, "alone")),
         *_details(result),
         page.folded("Machine, versions and settings", _facts(result)),
     ]
-    said = sentences(result, gpu_price) or list(findings(result))[:1]
+    said = [part for first, *more in answers(result, gpu_price) for part in (first, " ".join(more)) if part]
+    said = said or list(findings(result))[:1]
     return pages.document("Does the trainer wait for data?", said, parts, _STYLE)
 
 
@@ -136,10 +137,10 @@ def _details(result: Result) -> Iterator[str]:
         figures = dict(_figures(row, result.settings["batch_size"]))
         told = [row.advice] * bool(row.advice) + observations(row)
         if figures or told:
-            shown = (
-                f"{page.paragraphs([' '.join(told)])}{_changes(row)}{pages.charts(figures, f'row{number}')}"
-            )
-            yield page.folded(f"In detail: {result.title(row)}", shown)
+            said = " ".join(told)
+            shown = [page.paragraphs([said[:1].upper() + said[1:]]), _changes(row)]
+            shown += [pages.charts(figures, f"row{number}")] if figures else []
+            yield page.folded(f"In detail: {result.title(row)}", "".join(shown))
 
 
 def _changes(row: Row) -> str:
@@ -161,9 +162,8 @@ def _changes(row: Row) -> str:
 
 def _numbers(result: Result) -> str:
     content = json.dumps(result.to_json()).encode()
-    told = [f"{line}." for line in conditions(result, details=True)[2:]]
     return (
-        f"{table(result, details=True).html()}{page.paragraphs(told)}"
+        f"{table(result, details=True).html()}{page.paragraphs([f'{legend(result, details=True)}.'])}"
         '<p class="download"><a download="result.json" '
         f'href="data:application/json;base64,{base64.b64encode(content).decode()}">'
         "Everything as JSON</a>: 'bench report' reads it.</p>"
@@ -172,6 +172,7 @@ def _numbers(result: Result) -> str:
 
 def _facts(result: Result) -> str:
     facts = {**result.machine, **result.settings}
+    facts.pop("data", None)  # the conditions name it
     if result.host_to_device_gbps is not None:
         facts["host to device"] = f"{result.host_to_device_gbps:.1f} GB/s"
     return page.facts(facts)
@@ -380,12 +381,12 @@ def svg(result: Result) -> str:
     fed = [row for row in shown if row.busy is not None]
     most = max(row.loader.median for row in shown)
     title, lanes, height = "How busy each loader keeps an accelerator", [], _SVG_TOP
-    trainers = {row.trainer.median for row in fed if row.trainer}
+    trainers = {what_is_fed(result, row) for row in fed}
     if not fed:
         cold = ", and read from a cold disk" if any(row.cold for row in shown) else ""
         title = f"Images per second of each loader{cold}"
     elif len(trainers) == 1:
-        title += f" of {trainers.pop():,.0f} images/s"
+        title = f"How busy each loader keeps {trainers.pop()}"
     for row in fed or shown:
         bars = [(row.loader.median / most, f"{row.loader.median:,.0f}")]
         if row.busy is not None:

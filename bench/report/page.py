@@ -20,6 +20,16 @@ COLOURS = ("#2b83c6", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9")
 BLUE, ORANGE, GREEN, PURPLE, RED, SKY = COLOURS
 GREY = "#8a8f98"
 _STYLE = """
+.listed table { font-size: .9rem; } .listed td .title { display: none; }
+.listed th, .listed td { padding: .3rem .4rem; }
+@media screen and (max-width: 48rem) {
+  .listed thead, .listed td:empty { display: none; }
+  .listed table, .listed tbody { display: block; font-size: 1rem; }
+  .listed tr { display: block; border-bottom: 1px solid var(--line); padding: .4rem 0; }
+  .listed td { display: flex; justify-content: space-between; gap: 1rem; text-align: right; border: 0;
+    padding: .1rem 0; white-space: normal; }
+  .listed td:first-child { font-weight: 600; position: static; text-align: left; max-width: none; }
+  .listed td .title { display: inline; color: var(--soft); text-align: left; } }
 .js-plotly-plot .main-svg text:not(.hoverlayer *) { fill: var(--fg) !important; }
 .js-plotly-plot .annotation .bg { fill: var(--bg) !important; fill-opacity: .8 !important; }
 .js-plotly-plot .gridlayer path { stroke: var(--line) !important; }

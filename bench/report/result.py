@@ -11,7 +11,6 @@ from bench.report.stats import Estimate
 from bench.report.trust import is_disturbed, other_cpu
 from bench.report.verdict import (
     KEEPS_UP,
-    LOADER_BINDS,
     NO_TRAINER,
     NOT_DISTINGUISHABLE,
     judge,
@@ -65,7 +64,7 @@ def _waits(row: Row) -> str | None:
         return None
     if verdict == NOT_DISTINGUISHABLE or row.ratio is None:
         return "unclear"
-    return f"{lost_share(row.ratio):.0%} fewer images/s" if verdict == LOADER_BINDS else verdict
+    return "no" if verdict == KEEPS_UP else f"{lost_share(row.ratio):.0%}"
 
 
 COLUMNS = (
@@ -107,7 +106,7 @@ COLUMNS = (
     Column("epoch gap", "the longest time of an epoch's first batch, in medians", False, _gap),
     Column(
         "trainer waits",
-        "unclear: some runs keep up, others do not",
+        "how many fewer images/s than alone; unclear: some runs keep up, others do not",
         False,
         _waits,
     ),
@@ -129,11 +128,10 @@ def shown_columns(result: Result, *, details: bool) -> list[Column]:
 def table(result: Result, *, details: bool = False) -> Table:
     """A row for each loader; the fastest in bold."""
     rows, columns = shown_rows(result, details=details), shown_columns(result, details=details)
-    best = best_rows(result)
+    best, lacking = best_rows(result), "-" if details else "not measured"
     return Table(
         ["loader", *(column.title for column in columns)],
-        [[result.title(row), *(column.text(row) or "not measured" for column in columns)] for row in rows],
-        words=("trainer waits",),
+        [[result.title(row), *(column.text(row) or lacking for column in columns)] for row in rows],
         bold=[number for number, row in enumerate(rows) if row in best],
     )
 
@@ -147,8 +145,15 @@ def skipped(result: Result, asked: Collection[str] = ()) -> list[str]:
     ]
 
 
+def legend(result: Result, *, details: bool = False) -> str:
+    """What the columns are, a sentence without its full stop."""
+    columns = shown_columns(result, details=details)
+    lacking = ["-: not measured"] if details else []
+    return "; ".join([*(f"{column.title}: {column.means}" for column in columns), *lacking])
+
+
 def conditions(result: Result, *, details: bool = False) -> list[str]:
-    """When the figures hold, a sentence each without its full stop: machine, work, what the columns are."""
+    """When the figures hold, a sentence each without its full stop: machine, data, work."""
     settings = result.settings
     trainers = dict.fromkeys(
         f"{row.trainer_name} ({row.trainer.median:,.0f} images/s)" for row in result.rows if row.trainer
@@ -160,7 +165,6 @@ def conditions(result: Result, *, details: bool = False) -> list[str]:
         if "path" in each
     )
     work = [
-        *([f"data {', '.join(data)}"] if data else []),
         f"trainer {', '.join(trainers)}" if trainers else "no trainer",
         f"batch {settings['batch_size']} of {settings['size']}x{settings['size']}",
         *([f"augment {settings['augment']}"] if "augment" in settings else []),
@@ -169,14 +173,11 @@ def conditions(result: Result, *, details: bool = False) -> list[str]:
         f"page cache {settings.get('page_cache', 'warm')}",
     ]
     repeats = settings["repeats"]
-    runs = f"medians of {repeats} runs, taking turns" if repeats > 1 else "one run each"
-    columns = "; ".join(
-        f"{column.title}: {column.means}" for column in shown_columns(result, details=details)
-    )
+    work.append(f"medians of {repeats} runs, taking turns" if repeats > 1 else "one run each")
     lines = [
         machine_line(result.machine, _VERSIONS if details else ("torch", "pillow")),
+        *([f"data: {', '.join(data)}"] if data else []),
         ", ".join(work),
-        f"{runs}; {columns}",
         "ours: this project's loaders, by their --backend names",
     ]
     peers = ", ".join(dict.fromkeys(settings.get("peers", {}).values()))
@@ -237,7 +238,9 @@ def show(
     shown = table(result, details=details)
     said = sentences(result, gpu_price)
     if markdown:
-        lines = [f"{line}." for line in conditions(result, details=details)]
+        lines = [
+            f"{line}." for line in (*conditions(result, details=details), legend(result, details=details))
+        ]
         more = comparisons(result) if details else []
         click.echo("\n\n".join([*said, shown.markdown(), *more, *lines]))
         return
@@ -248,13 +251,14 @@ def show(
     for line in skipped(result, ["nvjpeg"] if details else asked):
         click.echo(line)
     click.echo()
-    for line in conditions(result, details=details):
+    for line in (*conditions(result, details=details), legend(result, details=details)):
         say(f"{line}.")
     if details:
         for line in findings(result):
             click.echo()
             say(line)
     if step := next_step(result):
+        click.echo()
         say(step)
     if not (details or has_page):
         click.echo("everything else: --details, or a page with --html FILE")

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from html import escape
 
 import click
+from rich.cells import cell_len
 from rich.table import Table as RichTable
 
 from precache.console import page
@@ -93,16 +94,22 @@ class Table:
     title: str = ""
 
     def show(self) -> None:
-        """Print it."""
-        table = RichTable(
-            box=None, pad_edge=False, title=self.title or None, title_justify="left", title_style="bold"
-        )
-        for at, title in enumerate(self.titles):
-            left = at == 0 or title in self.words
-            table.add_column(title, justify="left" if left else "right", no_wrap=True)
-        for at, row in enumerate(self.rows):
-            table.add_row(*row, style="bold" if at in self.bold else "")
-        new_console(width=200).print(table)  # wider than any row: no cell is cut off
+        """Print it; columns that WIDTH has no room for stand in a further table below."""
+        widths = [max(map(cell_len, column)) for column in zip(self.titles, *self.rows, strict=True)]
+        console = new_console(width=sum(widths) + 2 * len(widths) + cell_len(self.title))  # cuts off nothing
+        for number, columns in enumerate(_that_fit(widths)):
+            title = self.title if number == 0 else ""
+            table = RichTable(
+                box=None, pad_edge=False, title=title or None, title_justify="left", title_style="bold"
+            )
+            for at in columns:
+                left = at == 0 or self.titles[at] in self.words
+                table.add_column(self.titles[at], justify="left" if left else "right", no_wrap=True)
+            for at, row in enumerate(self.rows):
+                table.add_row(*(row[column] for column in columns), style="bold" if at in self.bold else "")
+            if number:
+                console.print()
+            console.print(table)
 
     def markdown(self) -> str:
         """Lines of a Markdown table."""
@@ -110,7 +117,23 @@ class Table:
         return "\n".join(f"| {' | '.join(row)} |" for row in ruled)
 
     def html(self) -> str:
-        """An HTML table, which scrolls where the page is narrow."""
+        """An HTML table. On a phone each row is a list: each cell has its title with it, hidden elsewhere."""
         kinds = ["words" if title in self.words else "" for title in self.titles]
-        cells = ([page.with_code(cell) for cell in row] for row in self.rows)
-        return page.html_table([escape(title) for title in self.titles], cells, kinds)
+        shown = [escape(title) for title in self.titles]
+        labels = ["", *(f'<span class="title">{title}</span>' for title in shown[1:])]
+        cells = (
+            [label + page.with_code(cell) if cell else "" for label, cell in zip(labels, row, strict=True)]
+            for row in self.rows
+        )
+        return f'<div class="listed">{page.html_table(shown, cells, kinds)}</div>'
+
+
+def _that_fit(widths: Sequence[int]) -> list[list[int]]:
+    """The columns of each table, at most WIDTH wide where that can be; the first one is in all of them."""
+    tables = [[0]]
+    for column in range(1, len(widths)):
+        wide = sum(widths[one] + 2 for one in tables[-1]) + widths[column]
+        if wide > WIDTH and len(tables[-1]) > 1:
+            tables.append([0])
+        tables[-1].append(column)
+    return tables

@@ -49,7 +49,9 @@ def test_a_shared_option_has_one_default_and_one_help() -> None:
     shared = {str(one.name): told(one) for one in plain.params if isinstance(one, click.Option)}
     assert set(shared) == set(SHARED)
     differing = {
-        command: {name for name, one in options_of(command).items() if told(one) != shared.get(name, told(one))}
+        command: {
+            name for name, one in options_of(command).items() if told(one) != shared.get(name, told(one))
+        }
         for command in COMMANDS
     }
     assert {command: names for command, names in differing.items() if names} == OWN

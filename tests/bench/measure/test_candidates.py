@@ -5,7 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from bench.measure.candidates import CHOICES, READS, Candidate, choose_candidates, open_candidates, same_pictures
+from bench.measure.candidates import (
+    CHOICES,
+    READS,
+    Candidate,
+    choose_candidates,
+    open_candidates,
+    same_pictures,
+)
 from bench.measure.comparison import compare
 from bench.report.result import conditions
 from loaders.dataset import open_split
@@ -63,7 +70,9 @@ def test_folders_of_one_kind_are_called_by_their_names(converted: dict[str, Path
     assert [one.described for one in open_candidates(two[:1])[0]] == ["shards"]
 
 
-def test_what_cannot_be_opened_is_left_out_with_the_reason(converted: dict[str, Path], tmp_path: Path) -> None:
+def test_what_cannot_be_opened_is_left_out_with_the_reason(
+    converted: dict[str, Path], tmp_path: Path
+) -> None:
     gone = Candidate("webdataset", tmp_path / "webdataset")
     opened, failed = open_candidates([Candidate("shards", converted["shards"]), gone])
     assert [one.backend for one in opened] == ["shards"]
@@ -112,9 +121,7 @@ def test_a_data_set_with_splits_is_compared_with_its_part_of_the_tree(raw_tree: 
 
 
 def test_the_whole_tree_is_served_as_it_is(raw_tree: Path, converted: dict[str, Path]) -> None:
-    opened, _ = open_candidates(
-        [Candidate("pytorch", raw_tree), Candidate("shards", converted["shards"])]
-    )
+    opened, _ = open_candidates([Candidate("pytorch", raw_tree), Candidate("shards", converted["shards"])])
     with same_pictures(opened) as served:
         assert [one.reads for one in served.candidates] == [raw_tree, converted["shards"]]
         assert served.notes == []

@@ -134,7 +134,7 @@ def test_a_watched_command_gives_what_it_printed_and_took() -> None:
 
 def test_a_watched_command_that_fails_says_its_last_line() -> None:
     code = "import sys; print('first'); print('no room left', file=sys.stderr); sys.exit(3)"
-    with pytest.raises(WorkerError, match="exit code 3; no room left$"):
+    with pytest.raises(WorkerError, match=r"exit code 3; no room left$"):
         run_watched([sys.executable, "-c", code])
 
 

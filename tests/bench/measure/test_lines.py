@@ -46,7 +46,14 @@ def test_two_processes_add_to_one_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "content",
-    ["do not\nlose this", "[1, 2]", '{\n "name": "x"\n}', '{"a": 1,\n"b": 2}', '{"a": 1}\nnot json\n{"b"', "{}"],
+    [
+        "do not\nlose this",
+        "[1, 2]",
+        '{\n "name": "x"\n}',
+        '{"a": 1,\n"b": 2}',
+        '{"a": 1}\nnot json\n{"b"',
+        "{}",
+    ],
 )
 def test_the_file_of_something_else_is_refused_and_stays(tmp_path: Path, content: str) -> None:
     path = tmp_path / "mine.txt"

@@ -38,15 +38,12 @@ LOADERS = {
     "--backend dalli": ["unknown backend 'dalli'", "all, dali, imagefolder, nvjpeg, pytorch, shards"],
     "--trainer resnet51": ["unknown trainer 'resnet51'", "h100"],
     "--trainer emulated:fast": ["unknown rate 'fast'", "images/s"],
-    "--trainer emulated:h100-vit-sx1": ["x2 to x1,024, got x1"],
     "--trainer vit_s_16 --size 64": ["trainer vit_s_16 takes pictures of 224", "64"],
     "--trainer none --trainer-rate 5": ["--trainer and --trainer-rate cannot be combined"],
     "--trainer none --compile": ["compile is for trainers that compute, got 'none'"],
-    "--trainer none --amp bf16": ["amp 'bf16' is for trainers that compute"],
     "--trainer resnet18 --amp half": ["unknown amp 'half'", "auto, bf16, fp16, off"],
     "--cache disk": ["unknown cache 'disk'", "device, none, ram"],
     "--cache ram --cold": ["cache 'ram' is full before anything is timed", "--cold"],
-    "--batch-size 0": ["batch_size must be", "got 0"],
     "--device tpu": ["unknown device 'tpu'", "auto, cpu, cuda"],
     "--against fcv --device cpu": ["unknown peer 'fcv'", "ffcv-raw"],
     "--against npy --peer-python nowhere --device cpu": ["nowhere: cannot be run"],
@@ -54,7 +51,6 @@ LOADERS = {
     "nowhere": ["nowhere: does not exist"],
     "data/shards --backend webdataset": ["data/shards holds shards", "--backend all"],
     "--json data": ["data: is a folder", "a file in it"],
-    "--html data": ["data: is a folder", "a file in it"],
 }
 OTHERS = {
     "convert --json data": ["data: is a folder", "a file in it"],

@@ -123,26 +123,13 @@ def test_a_second_run_converts_nothing_and_says_the_same(machine: Machine, auto:
     assert "nothing to do" in ended.stdout
     assert MEASURED in ended.stdout
     assert (written(tmp_path / "out"), len(machine.asked)) == (before, 1)
-
-
-@pytest.mark.parametrize("content", ['{"version": 1, "said": 3}', "[" * 10_000])
-def test_a_damaged_report_is_measured_again(
-    content: str, machine: Machine, auto: Run, tmp_path: Path
-) -> None:
-    assert auto("out", "--yes").returncode == 0
-    before = written(tmp_path / "out")
-    (tmp_path / "out" / AUTO_NAME).write_text(content)
-    assert auto("out", "--yes").returncode == 0
-    assert written(tmp_path / "out") == before
-    row = converted_row(tmp_path / "out")
-    assert (row["convert_s"], row["size_bytes"] > 0) == (None, True), "nothing was converted"
-
-
-def test_without_dst_it_goes_where_convert_would_put_it(machine: Machine, auto: Run, tmp_path: Path) -> None:
-    machine.rates |= {"webdataset": 4000.0, "shards": 100.0}
-    assert auto("--yes").returncode == 0
-    assert (tmp_path / "data/webdataset" / AUTO_NAME).exists()
-    assert "nothing to do" in auto("--yes").stdout
+    machine.rates["shards"] = 8000.0
+    for damaged in ('{"version": 1, "said": 3}', "[" * 10_000):
+        (tmp_path / "out" / AUTO_NAME).write_text(damaged)
+        assert auto("out", "--yes").returncode == 0
+        row = converted_row(tmp_path / "out")
+        assert (row["convert_s"], row["size_bytes"] > 0) == (None, True), "it is measured, not converted"
+        assert written(tmp_path / "out") == before
 
 
 def test_where_the_tree_keeps_up_nothing_is_converted(machine: Machine, auto: Run, tmp_path: Path) -> None:
@@ -155,13 +142,10 @@ def test_where_the_tree_keeps_up_nothing_is_converted(machine: Machine, auto: Ru
     ended = auto("out", "--yes")
     assert (ended.returncode, list(tmp_path.iterdir())) == (0, [])
     assert ended.stdout.startswith("ImageFolder and DataLoader already keep an emulated accelerator")
-
-
-def test_what_is_within_noise_converts_nothing(machine: Machine, auto: Run, tmp_path: Path) -> None:
-    machine.turns = [{}, {"shards": 400.0}]
+    machine.rates |= {TODAY_BACKEND: 250.0, RAW_TREE: 500.0}
+    machine.turns = [{}, {"shards": 400.0}]  # within noise
     ended = auto("out", "--yes", "--format", "shards")
     assert (ended.returncode, list(tmp_path.iterdir())) == (0, [])
-    assert "Convert to" not in ended.stdout
     assert ended.stdout.endswith("Converting gains no more.\n")
 
 
@@ -170,23 +154,24 @@ class Terminal(io.StringIO):
         return True
 
 
-@pytest.mark.parametrize(("typed", "converts"), [("y\n", True), ("\n", True), ("n\n", False)])
-def test_at_a_terminal_it_asks(
-    typed: str, converts: bool, machine: Machine, auto: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("typed", "code", "converts"), [("\n", 0, True), ("n\n", 0, False), ("", 130, False)]
+)
+def test_at_a_terminal_it_asks_and_converts_where_convert_would(
+    typed: str,
+    code: int,
+    converts: bool,
+    machine: Machine,
+    auto: Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sys, "stdin", Terminal(typed))
-    ended = auto("out")
-    assert ended.returncode == 0, ended.stderr
-    assert "Convert to shards, into out? [Y/n]" in ended.stdout
-    assert (tmp_path / "out").exists() == converts
-    assert ("nothing was converted" in ended.stdout) != converts
-
-
-def test_a_question_that_nobody_answers_ends_it(
-    machine: Machine, auto: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "stdin", Terminal(""))
-    assert (auto("out").returncode, list(tmp_path.iterdir())) == (130, [])
+    ended = auto()
+    assert ended.returncode == code, ended.stderr
+    assert "Convert to shards, into data/shards? [Y/n]" in ended.stdout
+    assert (tmp_path / "data/shards" / AUTO_NAME).exists() == converts
+    assert ("nothing was converted" in ended.stdout) == (typed == "n\n")
 
 
 def test_what_was_killed_goes_on_as_it_was_chosen(
@@ -215,27 +200,18 @@ def test_what_was_killed_goes_on_as_it_was_chosen(
     assert converted_row(tmp_path / "out")["convert_s"] is None
 
 
-def test_a_dataset_that_is_slower_than_its_tree_is_a_regression(machine: Machine, auto: Run) -> None:
+def test_a_dataset_that_is_slower_than_its_tree_is_a_regression_unless_others_were_busy(
+    machine: Machine, auto: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(measuring.page_cache, "warm", lambda path: False)
     machine.after = {"shards": 100.0}
     ended = auto("out", "--yes")
     assert ended.returncode == 1
     assert "Converting lost: from shards the trainer gets 100 images/s, by `loaders.build`" in ended.stdout
-
-
-def test_beside_other_busy_processes_it_says_so_and_calls_nothing_a_regression(
-    machine: Machine, auto: Run, caplog: pytest.LogCaptureFixture
-) -> None:
-    machine.after, machine.other_cpu = {"shards": 100.0}, 0.6
-    assert auto("out", "--yes").returncode == 0
+    assert machine.first_epochs == {False}, "what does not fit into memory is read anew in every epoch"
+    machine.other_cpu = 0.6
+    assert auto("beside", "--yes").returncode == 0
     assert "Other processes took 60% of the CPUs" in caplog.text
-
-
-def test_what_does_not_fit_into_memory_is_measured_from_the_disk_without_an_epoch_before(
-    machine: Machine, auto: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(measuring.page_cache, "warm", lambda path: False)
-    assert auto("out", "--yes").returncode == 0
-    assert machine.first_epochs == {False}
 
 
 def test_a_dataset_that_takes_more_than_was_allowed_is_said_to(
@@ -268,8 +244,6 @@ def test_its_report_does_not_keep_a_dataset_from_being_replaced(
         (["--yes", "--format", "tars"], ["unknown format 'tars'", "dali, shards, webdataset"]),
         (["--yes", "--max-bytes", "lots"], ["'lots' is not a number of bytes"]),
         (["--yes", "--max-bytes", "1kB"], ["no format fits into the 1kB of --max-bytes", "--max-bytes 1MB"]),
-        (["--yes", "--trainer", "none", "--trainer-rate", "5"], ["--trainer and --trainer-rate"]),
-        (["--yes", "--trainer-rate", "-1"], ["trainer_rate must be positive"]),
         (["--yes", "--splits", "train=2"], ["splits must be shares"]),
         (["--yes", "--max-rejects", "most"], ["max_rejects must be"]),
         (["mine", "--yes"], ["mine: is not empty, and not a folder that precache made"]),
@@ -283,15 +257,10 @@ def test_bad_input_is_one_line_before_anything_is_measured(
     (tmp_path / "mine/letter.txt").write_text("dear")
     (tmp_path / "file").write_text("")
     check_bad_input(auto(*words), *mentions)
+    for source in ("s3://bucket/photos", "gone", "file"):
+        check_bad_input(auto("out", "--yes", src=source), source)
     assert machine.asked == []
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "mine"]
-
-
-def test_a_source_that_is_no_tree_on_a_disk_is_refused(machine: Machine, auto: Run, tmp_path: Path) -> None:
-    check_bad_input(auto("out", "--yes", src="s3://bucket/photos"), "s3://bucket/photos: ", "on a disk")
-    check_bad_input(auto("out", "--yes", src="gone"), "gone")
-    (tmp_path / "labels.csv").write_text("image,label\n")
-    check_bad_input(auto("out", "--yes", src="labels.csv"), "labels.csv")
 
 
 WITHOUT_TORCH = """

@@ -63,17 +63,9 @@ def test_beside_other_busy_processes_no_format_is_named(
     assert "Convert to" not in text
 
 
-def test_tables_are_at_most_100_columns_wide(
+def test_more_of_a_machine_changes_what_is_computed_and_not_what_was_measured(
     result: Recommendation, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    huge = replace(result.inputs, images=10**9, train_images=10**9, cpus=1024, gpus=1024)
-    command.show_rows(result.what_if(huge))
-    printed = capsys.readouterr().out
-    assert "read from the disk in every epoch" in " ".join(printed.split())
-    assert max(len(line.rstrip()) for line in printed.splitlines()) <= 100
-
-
-def test_more_of_a_machine_changes_what_is_computed_and_not_what_was_measured(result: Recommendation) -> None:
     more = result.what_if(replace(result.inputs, **command.what_if(2, "h100", 4, 1000.0)))
     assert (more.inputs.gpus, more.inputs.trainer_images_per_s, more.inputs.cpus) == (2, 7158, 4)
     assert more.inputs.disk_bytes_per_s == 1e9
@@ -83,6 +75,10 @@ def test_more_of_a_machine_changes_what_is_computed_and_not_what_was_measured(re
         assert other.trainer is not None
         assert other.trainer.median == 2 * 7158
         assert other.loader.median >= row.loader.median
+    command.show_rows(result.what_if(replace(result.inputs, images=10**9, cpus=1024, gpus=1024)))
+    printed = capsys.readouterr().out
+    assert "read from the disk in every epoch" in " ".join(printed.split())
+    assert max(len(line.rstrip()) for line in printed.splitlines()) <= 100
 
 
 def turns(scan_of: Path, folder: Path, limit_s: float = 1e9) -> Any:
@@ -177,19 +173,14 @@ def test_the_command_predicts_for_real(bench: Bench, data: Path, raw_tree: Path)
     ("typed", "mentions"),
     [
         ("--gpus 0", ["gpus must be positive, got 0"]),
-        ("--workers 0", ["workers must be positive, got 0"]),
         ("--disk-mbps -1", ["disk_mbps must be positive"]),
         ("--accelerator v100", ["unknown rate 'v100'", "h100, h200, a100"]),
         ("--trainer-rate nan", ["trainer_rate must be positive"]),
-        ("--trainer none --trainer-rate 5", ["--trainer and --trainer-rate cannot be combined"]),
-        ("--trainer resnet51", ["unknown trainer 'resnet51'"]),
         ("--format tars", ["unknown format 'tars'", "dali, shards, webdataset"]),
         ("--size 300 --stored-size 256", ["size must be at most the stored size 256, got 300"]),
-        ("--size 0", ["size must be"]),
         ("--seconds nan", ["seconds must be positive, got nan"]),
         ("--scratch gone", ["gone: no such folder"]),
         ("--batch-size 71", ["batch_size 71 is more than the 70 pictures of an epoch"]),
-        ("--repeats 0", ["repeats must be an integer of at least 1"]),
         ("--json .", [".: is a folder; name a file in it"]),
         ("--convert out --gpus 2", ["--convert measures this machine", "leave out"]),
         ("--convert out --thorough", ["--convert measures this machine", "leave out --thorough"]),

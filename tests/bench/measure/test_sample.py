@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 
-from bench.measure import sample
-from bench.measure.sample import SMALL_IMAGES, Sampling, make_trees, run_format, shards_to_serve
+from bench.measure.sample import Sampling, make_trees, run_format
 from bench.measure.settings import Settings
-from precache.errors import SettingError, SourceError
+from precache.errors import SourceError
 from precache.sources.tree import scan_tree
 from tests.bench.settings import quick
 
@@ -38,28 +37,11 @@ def test_the_sample_is_like_the_tree_and_fills_all_workers(raw_tree: Path, tmp_p
     assert {(trees.large / ref.path).read_bytes() for ref in large.samples} <= originals
 
 
-def test_large_pictures_are_fewer_where_time_is_short(raw_tree: Path, tmp_path: Path) -> None:
-    scan = scan_tree(raw_tree)
-    for limit_s, pictures in ((1e-9, SMALL_IMAGES), (60.0, 60)):
-        folder = tmp_path / str(pictures)
-        folder.mkdir()
-        asked = sampling(tmp_path, pictures=60, limit_s=limit_s)
-        assert make_trees(scan, asked, seconds(0.01), folder).pictures == pictures
-
-
 def test_damaged_pictures_are_no_part_of_the_sample(tmp_path: Path) -> None:
     (tmp_path / "tree/class").mkdir(parents=True)
     (tmp_path / "tree/class/bad.jpg").write_bytes(b"<html>")
     with pytest.raises(SourceError, match="none of 1 pictures taken from it can be decoded"):
         make_trees(scan_tree(tmp_path / "tree"), sampling(tmp_path), seconds(0.01), tmp_path / "out")
-
-
-def test_a_loader_reads_the_sample_in_as_many_shards_as_the_tree_has(raw_tree: Path, tmp_path: Path) -> None:
-    asked = sampling(tmp_path, pictures=20)
-    trees = make_trees(scan_tree(raw_tree), asked, seconds(0.01), tmp_path)
-    recipe = asked.recipe("webdataset")
-    for whole_images, shards in ((3 * recipe.samples_per_shard - 5, 3), (10**9, 40)):
-        assert shards_to_serve(trees, whole_images, recipe) == -(-trees.large_images // shards)
 
 
 @pytest.mark.parametrize("name", ["raw tree", "webdataset"])
@@ -78,29 +60,3 @@ def test_a_format_is_converted_and_loaded_for_real_and_leaves_nothing(
     assert loaded.loader > 0
     assert loaded.serial_s >= 0
     assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == {"small", "large"}
-
-
-def test_what_does_not_fit_into_memory_is_said(
-    raw_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked, settings = sampling(tmp_path, pictures=5), seconds(0.01)
-    trees = make_trees(scan_tree(raw_tree), asked, settings, tmp_path)
-    monkeypatch.setattr(sample.page_cache, "warm", lambda path: False)
-    with pytest.raises(SettingError, match=r"more than half of the free memory.*take a smaller tree"):
-        run_format(trees, "raw tree", asked, settings, tmp_path, None)
-
-
-@pytest.mark.parametrize(
-    ("bad", "said"),
-    [
-        ({"pictures": 0}, "pictures must be an integer of at least 1"),
-        ({"quality": 101}, "quality must be an integer from 1 to 100, got 101"),
-        ({"stored_size": 0}, "size must be"),
-        ({"scratch": Path("gone")}, "gone: no such folder; name one with room"),
-    ],
-)
-def test_bad_values_are_named_before_anything_is_measured(
-    tmp_path: Path, bad: dict[str, Any], said: str
-) -> None:
-    with pytest.raises(SettingError, match=said):
-        sampling(**{"scratch": tmp_path, **bad})

@@ -23,7 +23,7 @@ from precache.console import commandline
 from precache.destination import AUTO_NAME
 from precache.example_data.sample_tree import make_sample
 from tests.bench.given import Machine
-from tests.command import check_bad_input, run
+from tests.command import check_bad_input
 
 SMALL = ("--size", "32", "--batch-size", "8")
 TODAY = "ImageFolder and DataLoader keep an emulated accelerator of 2,000 images/s busy 12% of the time."
@@ -112,6 +112,10 @@ def test_bench_recommend_convert_is_the_same_call(
     recipes = [precache.open_dataset(tmp_path / name).manifest.recipe for name in ("out", "again")]
     assert recipes[0] == recipes[1]
     assert report(tmp_path / "again").keys() == report(tmp_path / "out").keys()
+    precache.convert(raw_tree, tmp_path / "out", precache.Recipe(format="dali", size=16), overwrite=True)
+    assert not (tmp_path / "out" / AUTO_NAME).exists(), "it told of other pictures"
+    check_bad_input(auto("out", "--yes"), "out: holds a conversion of other pictures", "--overwrite")
+    assert auto("out", "--yes", "--overwrite").returncode == 0
 
 
 def test_a_second_run_converts_nothing_and_says_the_same(machine: Machine, auto: Run, tmp_path: Path) -> None:
@@ -224,18 +228,6 @@ def test_a_dataset_that_takes_more_than_was_allowed_is_said_to(
     assert ", more than --max-bytes 1kB" in ended.stderr
 
 
-def test_its_report_does_not_keep_a_dataset_from_being_replaced(
-    machine: Machine, auto: Run, raw_tree: Path, tmp_path: Path
-) -> None:
-    assert auto("out", "--yes").returncode == 0
-    recipe = precache.Recipe(format="webdataset", size=16)
-    precache.convert(raw_tree, tmp_path / "out", recipe, workers=0, overwrite=True)
-    assert not (tmp_path / "out" / AUTO_NAME).exists()
-    check_bad_input(auto("out", "--yes"), "out: holds a conversion of other pictures", "--overwrite")
-    assert auto("out", "--yes", "--overwrite").returncode == 0
-    assert precache.open_dataset(tmp_path / "out").manifest.recipe.format == "shards"
-
-
 @pytest.mark.parametrize(
     ("words", "mentions"),
     [
@@ -261,24 +253,6 @@ def test_bad_input_is_one_line_before_anything_is_measured(
         check_bad_input(auto("out", "--yes", src=source), source)
     assert machine.asked == []
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "mine"]
-
-
-WITHOUT_TORCH = """
-import sys
-sys.modules["torch"] = None
-from precache.cli import entry_point
-sys.argv[0] = "precache"
-entry_point()
-"""
-
-
-def test_without_torch_the_command_is_listed_and_names_what_to_install(tmp_path: Path) -> None:
-    (tmp_path / "bare.py").write_text(WITHOUT_TORCH)
-    listed = run("bare", "--help", cwd=tmp_path)
-    assert listed.returncode == 0, listed.stderr
-    commands = listed.stdout.partition("Commands:\n")[2].splitlines()
-    assert commands[0].split()[0] == "auto"
-    check_bad_input(run("bare", "auto", "photos", cwd=tmp_path), "needs the extra 'bench'", "precache[bench]")
 
 
 @pytest.mark.slow

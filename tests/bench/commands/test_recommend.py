@@ -156,8 +156,6 @@ def test_the_command_predicts_for_real(bench: Bench, data: Path, raw_tree: Path)
     today, raw, tars = stored["rows"]
     names = [(row["backend"], row["data"]) for row in (today, raw, tars)]
     assert names == [("imagefolder", "raw tree"), ("pytorch", "raw tree"), ("webdataset", "webdataset")]
-    whole = sum(file.stat().st_size for file in raw_tree.rglob("*") if file.is_file())
-    assert today["size_bytes"] == raw["size_bytes"] == pytest.approx(whole)
     assert 0 < tars["size_bytes"] < 70 * 48 * 48 * 3 * 2
     assert (raw["convert_s"], tars["convert_s"] > 0) == (None, True)
     for row in (today, raw, tars):
@@ -165,7 +163,6 @@ def test_the_command_predicts_for_real(bench: Bench, data: Path, raw_tree: Path)
         assert 0 < row["together"]["median"] <= row["loader"]["median"]
     assert stored["inputs"]["images"] == IMAGES
     assert stored["settings"]["trainer"] == "emulated:h100"
-    assert 0 <= stored["settings"]["other_cpu"] <= 1
     assert stored["what_if"]["inputs"]["disk_bytes_per_s"] == 500e6
 
 
@@ -177,14 +174,11 @@ def test_the_command_predicts_for_real(bench: Bench, data: Path, raw_tree: Path)
         ("--accelerator v100", ["unknown rate 'v100'", "h100, h200, a100"]),
         ("--trainer-rate nan", ["trainer_rate must be positive"]),
         ("--format tars", ["unknown format 'tars'", "dali, shards, webdataset"]),
-        ("--size 300 --stored-size 256", ["size must be at most the stored size 256, got 300"]),
         ("--seconds nan", ["seconds must be positive, got nan"]),
         ("--scratch gone", ["gone: no such folder"]),
         ("--batch-size 71", ["batch_size 71 is more than the 70 pictures of an epoch"]),
         ("--json .", [".: is a folder; name a file in it"]),
         ("--convert out --gpus 2", ["--convert measures this machine", "leave out"]),
-        ("--convert out --thorough", ["--convert measures this machine", "leave out --thorough"]),
-        ("--convert out --json r.json", ["--convert measures this machine", "--json"]),
         ("--convert out --quality 80", ["--convert measures this machine", "--quality"]),
     ],
 )

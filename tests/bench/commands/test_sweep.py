@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -112,6 +113,33 @@ def test_a_finished_sweep_is_shown_again_without_measuring(
         assert mention in page
     quiet = sweep(*words, "--quiet")
     assert (quiet.returncode, quiet.stdout, quiet.stderr) == (0, "", "")
+    steadied(Path(shutil.copy(finished, tmp_path / "busy.jsonl")), 0.31)
+    shown = sweep(*words, "--out", tmp_path / "busy.jsonl")
+    for text in (shown.stdout, (tmp_path / "page.html").read_text()):
+        assert "Other processes took 31% of the CPUs" in text
+        assert "choose" not in text
+        assert "chosen" not in text
+
+
+@pytest.mark.parametrize(
+    ("change", "mention"),
+    [
+        ({"machine": {"cpu": "Z80, 1 CPUs"}}, "with other machine (cpu: Z80, 1 CPUs, here "),
+        ({"settings": {"size": 33}}, "with other settings (size: 33, here 32); name another --out"),
+        ({"sweep": "of a chimney"}, "not a file of 'bench sweep'"),
+    ],
+)
+def test_the_file_of_another_sweep_is_refused_and_left_as_it_is(
+    finished: Path, raw_tree: Path, tmp_path: Path, sweep: Sweep, change: dict[str, Any], mention: str
+) -> None:
+    header, *others = lines(finished)
+    for part, value in change.items():
+        header[part] = {**header[part], **value} if isinstance(value, dict) else value
+    path = write(tmp_path / "sweep.jsonl", [header, *others])
+    path.write_text(path.read_text().rstrip())
+    before = path.read_bytes()
+    check_bad_input(sweep(raw_tree, *SETTINGS, *GRID, "--out", path), str(path), mention)
+    assert path.read_bytes() == before
 
 
 def test_a_second_folder_adds_its_trials_to_the_file_of_the_first(
@@ -133,82 +161,6 @@ def test_a_second_folder_adds_its_trials_to_the_file_of_the_first(
     write(path, found)
     check_bad_input(sweep(shards, *SETTINGS, *GRID, "--out", path), "with other data (")
     assert sweep(raw_tree, *SETTINGS, *GRID, "--out", path).returncode == 0
-
-
-def test_beside_other_busy_processes_nothing_is_chosen(
-    finished: Path, raw_tree: Path, tmp_path: Path, sweep: Sweep
-) -> None:
-    path, page = tmp_path / "sweep.jsonl", tmp_path / "page.html"
-    path.write_bytes(finished.read_bytes())
-    steadied(path, 0.31)
-    shown = sweep(raw_tree, *SETTINGS, *GRID, "--out", path, "--html", page)
-    assert shown.returncode == 0
-    for text in (shown.stdout, page.read_text()):
-        assert "Other processes took 31% of the CPUs" in text
-        assert "choose" not in text
-        assert "chosen" not in text
-
-
-def test_more_workers_than_unblock_the_trainer_are_noted_and_not_measured(
-    finished: Path, raw_tree: Path, tmp_path: Path, sweep: Sweep
-) -> None:
-    header, first, _ = lines(finished)
-    first["trial"]["together"] = first["trial"]["trainer"]
-    path = write(tmp_path / "sweep.jsonl", [header, first])
-    shown = sweep(raw_tree, *SETTINGS, *GRID, "--out", path)
-    assert shown.returncode == 0
-    assert "choose 0 workers, batch 4" in shown.stdout
-    assert lines(path)[2]["pruned"] == "the trainer does not wait with 0 workers"
-    again = path.read_bytes()
-    assert sweep(raw_tree, *SETTINGS, *GRID, "--out", path).returncode == 0
-    assert path.read_bytes() == again
-
-
-def _other_machine(header: dict[str, Any]) -> None:
-    header["machine"]["cpu"] = "Z80, 1 CPUs"
-
-
-def _other_data(header: dict[str, Any]) -> None:
-    header["data"] = dict.fromkeys(header["data"], "another digest")
-
-
-def _other_work(header: dict[str, Any]) -> None:
-    header["settings"]["size"] = 33
-
-
-@pytest.mark.parametrize(
-    ("change", "mention"),
-    [
-        (_other_machine, "with other machine (cpu: Z80, 1 CPUs, here "),
-        (_other_data, "another digest"),
-        (_other_work, "with other settings (size: 33, here 32); name another --out"),
-        (lambda header: header.pop("sweep"), "not a file of 'bench sweep'"),
-    ],
-)
-def test_the_file_of_another_sweep_is_refused_and_left_as_it_is(
-    finished: Path,
-    raw_tree: Path,
-    tmp_path: Path,
-    sweep: Sweep,
-    change: Callable[[dict[str, Any]], None],
-    mention: str,
-) -> None:
-    header, *others = lines(finished)
-    change(header)
-    path = write(tmp_path / "sweep.jsonl", [header, *others])
-    before = path.read_bytes()
-    check_bad_input(sweep(raw_tree, *SETTINGS, *GRID, "--out", path), str(path), mention)
-    assert path.read_bytes() == before
-
-
-@pytest.mark.parametrize("content", ["do not\nlose this", '{"name": "mine"}', '{"name": "mine"}\n{"b": 2}'])
-def test_a_file_of_something_else_is_not_touched(
-    raw_tree: Path, tmp_path: Path, sweep: Sweep, content: str
-) -> None:
-    path = tmp_path / "notes"
-    path.write_text(content)
-    check_bad_input(sweep(raw_tree, *SETTINGS, *GRID, "--out", path), "notes: not a file of 'bench sweep'")
-    assert path.read_text() == content
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ from bench.measure.trial import Served
 from bench.report.result import conditions
 from bench.report.row import Result
 from bench.report.verdict import LOADER_BINDS, judge
-from loaders import dataset
 from loaders.dataset import open_split
 from precache.errors import DatasetError, SettingError
 from precache.example_data.sample_tree import make_sample
@@ -104,6 +103,8 @@ def test_a_loader_that_fails_is_skipped_with_its_reason(
     raw_tree: Path, converted: dict[str, Path], tmp_path: Path
 ) -> None:
     tree = Path(shutil.copytree(raw_tree, tmp_path / "tree"))
+    os.mkfifo(tree / "001.anchor" / "pipe")  # which nobody writes to: whoever reads it hangs
+    (tree / "001.anchor" / "link.jpg").symlink_to("nowhere")
     bad = sorted(tree.glob("*/*.jpg"))[5]
     bad.write_bytes(b"<html>")
     gone = Candidate("webdataset", tmp_path / "webdataset")
@@ -116,18 +117,6 @@ def test_a_loader_that_fails_is_skipped_with_its_reason(
     assert "does not exist" in result.skipped[gone.label]
     with pytest.raises(DatasetError, match=f"nothing to measure: .*{bad}"):
         compare(candidates[:1], quick(batches=20))
-
-
-def test_a_tree_is_scanned_once_and_its_pipes_and_dangling_links_do_no_harm(
-    raw_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tree = Path(shutil.copytree(raw_tree, tmp_path / "tree"))
-    os.mkfifo(tree / "001.anchor" / "pipe")
-    (tree / "001.anchor" / "link.jpg").symlink_to("nowhere")
-    scanned: list[Path] = []
-    monkeypatch.setattr(dataset, "scan_tree", lambda path: scanned.append(path) or scan_tree(path))
-    assert len(compare(choose_candidates([tree], ["pytorch", "synthetic"], UNUSED), quick()).rows) == 2
-    assert scanned == [tree]
 
 
 def test_what_is_cold_or_warm_is_measured_or_said_not_to_be(

@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 import pytest
+from bench.report.advice import answer, busy_share, rule
 
 from bench.report import forecast as model
-from bench.report.advice import answer, busy_share, rule
 from bench.report.forecast import Prediction
 from tests.bench.report.test_forecast import INPUTS, RAW, SHARDS, TARS, TODAY
 

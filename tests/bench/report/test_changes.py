@@ -1,7 +1,8 @@
 """What one could do about a loader, of measurements made by hand."""
 
-from bench.report import changes
 from bench.report.changes import Means, Pipeline
+
+from bench.report import changes
 from bench.report.stats import Estimate
 from bench.report.verdict import Change, Measured
 

@@ -3,11 +3,12 @@
 from dataclasses import replace
 from itertools import pairwise
 
-from bench.report import choice as rules
-from bench.report import forecast as model
 from bench.report.advice import answer
 from bench.report.choice import Choice, Gain, Setting
 from bench.report.payback import LINE, TODAY, Cost, Way
+
+from bench.report import choice as rules
+from bench.report import forecast as model
 from bench.report.stats import Estimate
 from precache.recipe import DEFAULT_SIZE
 from tests.bench.report.test_forecast import INPUTS, RAW, SHARDS, TARS

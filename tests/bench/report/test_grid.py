@@ -5,8 +5,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-
-from bench.commands.options import parse_amp, parse_numbers, parse_switches
 from bench.report.grid import (
     Axes,
     Measured,
@@ -18,6 +16,8 @@ from bench.report.grid import (
     recommend,
     sentence,
 )
+
+from bench.commands.options import parse_amp, parse_numbers, parse_switches
 from bench.report.stats import Estimate
 from bench.report.verdict import KEEPS_UP, LOADER_BINDS, NO_TRAINER, NOT_DISTINGUISHABLE
 from precache.errors import SettingError

@@ -3,13 +3,13 @@
 from pathlib import Path
 
 import pytest
+from bench.report.advice import accelerator, answer
+from bench.report.choice import Gain
+from bench.report.payback import Cost, Way, advice, does, epochs_to_pay
 
 from bench.report import gain
 from bench.report import payback as rules
-from bench.report.advice import accelerator, answer
-from bench.report.choice import Gain
 from bench.report.forecast import Inputs, Prediction
-from bench.report.payback import Cost, Way, advice, does, epochs_to_pay
 from bench.report.stats import Estimate
 from tests.bench.report.test_forecast import INPUTS
 from tests.bench.report.test_gain import fed, result

@@ -1,10 +1,10 @@
 from dataclasses import replace
 
 import pytest
+from bench.report.workers import ALL_BUSY, busy_cores, more_can_help, without_former_advice
 
 from bench.report import loaders_page as page
 from bench.report.batch_times import analyse
-from bench.report.workers import ALL_BUSY, busy_cores, more_can_help, without_former_advice
 from tests.bench.rich_result import altered, rich_result, waiting_row
 
 

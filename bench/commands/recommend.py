@@ -108,9 +108,7 @@ STORING = {
     "stored_size": click.option(
         "--stored-size", type=int, help="Most of the stored shorter side, pixels.  [default: twice --size]"
     ),
-    "quality": click.option(
-        "--quality", default=95, show_default=True, help="JPEG quality (webdataset, dali)."
-    ),
+    "quality": click.option("--quality", type=int, help="JPEG quality (webdataset, dali).  [default: 95]"),
 }
 WHAT_IF = {
     "gpus": click.option("--gpus", type=int, help="What if there were so many GPUs?"),
@@ -192,9 +190,12 @@ def command(
     """
     check_output(json_path)
     if dst is not None:
-        if changes or asked["stored_size"] is not None:
-            raise SettingError("--convert measures this machine and chooses the size; leave the others out")
-        del asked["stored_size"]
+        chosen = [asked.pop(name) for name in STORING]
+        if thorough or json_path is not None or changes or any(value is not None for value in chosen):
+            raise SettingError(
+                "--convert measures this machine, and chooses how pictures are stored; DST has its figures; "
+                "leave out --thorough, --json, --stored-size, --quality and what-if options"
+            )
         usual = {"splits": DEFAULT_SPLITS, "max_rejects": "1%", "overwrite": False}
         return convert_what_pays(src, dst, None, formats, True, usual, asked)
     names = chosen_formats(formats, thorough)

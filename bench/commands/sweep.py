@@ -87,7 +87,6 @@ def command(
     candidates = _candidates(data, backend)
     for one in candidates:
         check_fills_batch(max(axes.batch_sizes), len(one.data))
-        one.data.served_size(settings.size)
     points = grid([(one.backend, str(one.path)) for one in candidates], axes)
     machine = describe_machine(device)
     written = {**{name: getattr(settings, name) for name in _WRITTEN}, "device": str(device)}

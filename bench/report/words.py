@@ -97,11 +97,10 @@ class Table:
         """Print it; columns that WIDTH has no room for stand in a further table below."""
         widths = [max(map(cell_len, column)) for column in zip(self.titles, *self.rows, strict=True)]
         console = new_console(width=sum(widths) + 2 * len(widths) + cell_len(self.title))  # cuts off nothing
+        if self.title:  # not the table's own, which breaks it to the width of the columns
+            console.print(self.title, style="bold")
         for number, columns in enumerate(_that_fit(widths)):
-            title = self.title if number == 0 else ""
-            table = RichTable(
-                box=None, pad_edge=False, title=title or None, title_justify="left", title_style="bold"
-            )
+            table = RichTable(box=None, pad_edge=False)
             for at in columns:
                 left = at == 0 or self.titles[at] in self.words
                 table.add_column(self.titles[at], justify="left" if left else "right", no_wrap=True)

@@ -5,7 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from bench.measure.candidates import CHOICES, READS, Candidate, choose_candidates, open_candidates, same_pictures
+from bench.measure.candidates import (
+    CHOICES,
+    READS,
+    Candidate,
+    choose_candidates,
+    open_candidates,
+    same_pictures,
+)
 from bench.measure.comparison import compare
 from bench.report.result import conditions
 from loaders.dataset import open_split
@@ -39,10 +46,19 @@ def test_given_folders_go_to_every_backend_that_reads_them_once(
         Candidate("synthetic", raw_tree),
         Candidate("synthetic", converted["shards"]),
     ]
-    everything = choose_candidates(folders, ["all"], UNUSED)
-    assert {one.backend for one in everything if one.data.kind == "raw"} == {
-        name for name in CHOICES if "raw" in READS[name]
-    }
+
+
+def test_folders_of_one_kind_are_called_by_their_names_and_others_are_left_out(
+    converted: dict[str, Path], tmp_path: Path
+) -> None:
+    shutil.copytree(converted["shards"], tmp_path / "keep")
+    two = [Candidate("shards", converted["shards"]), Candidate("shards", tmp_path / "keep")]
+    gone = Candidate("dali", tmp_path / "dali")
+    opened, failed = open_candidates([*two, gone, Candidate("webdataset", converted["webdataset"])])
+    assert [one.described for one in opened] == ["shards shards", "shards keep", "webdataset"]
+    assert [one.described for one in open_candidates(two[:1])[0]] == ["shards"]
+    assert failed.keys() == {gone.label}
+    assert "does not exist" in failed[gone.label]
 
 
 def test_what_nothing_reads_or_knows_is_an_error(converted: dict[str, Path], tmp_path: Path) -> None:
@@ -52,25 +68,6 @@ def test_what_nothing_reads_or_knows_is_an_error(converted: dict[str, Path], tmp
         choose_candidates([], ["dalli"], UNUSED)
     with pytest.raises(DatasetError, match="does not exist"):
         choose_candidates([tmp_path / "gone"], ["all"], UNUSED)
-
-
-def test_folders_of_one_kind_are_called_by_their_names(converted: dict[str, Path], tmp_path: Path) -> None:
-    shutil.copytree(converted["shards"], tmp_path / "keep")
-    two = [Candidate("shards", converted["shards"]), Candidate("shards", tmp_path / "keep")]
-    opened, failed = open_candidates([*two, Candidate("webdataset", converted["webdataset"])])
-    assert failed == {}
-    assert [one.described for one in opened] == ["shards shards", "shards keep", "webdataset"]
-    assert [one.described for one in open_candidates(two[:1])[0]] == ["shards"]
-
-
-def test_what_cannot_be_opened_is_left_out_with_the_reason(converted: dict[str, Path], tmp_path: Path) -> None:
-    gone = Candidate("webdataset", tmp_path / "webdataset")
-    opened, failed = open_candidates([Candidate("shards", converted["shards"]), gone])
-    assert [one.backend for one in opened] == ["shards"]
-    assert failed.keys() == {gone.label}
-    assert "does not exist" in failed[gone.label]
-    with pytest.raises(RuntimeError, match="was not opened"):
-        _ = gone.data
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +83,12 @@ def part(raw_tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "shards"
 
 
-def test_the_tree_serves_the_pictures_of_the_split_and_no_others(raw_tree: Path, part: Path) -> None:
+def test_the_tree_serves_the_pictures_of_the_split_and_no_others(
+    raw_tree: Path, converted: dict[str, Path], part: Path
+) -> None:
+    opened, _ = open_candidates([Candidate("pytorch", raw_tree), Candidate("shards", converted["shards"])])
+    with same_pictures(opened) as served:
+        assert (served.candidates, served.linked, served.notes) == (opened, {}, []), "all of it, as it is"
     opened, _ = open_candidates([Candidate("pytorch", raw_tree), Candidate("shards", part)])
     with same_pictures(opened) as served:
         tree, shards = served.candidates
@@ -98,26 +100,9 @@ def test_the_tree_serves_the_pictures_of_the_split_and_no_others(raw_tree: Path,
     assert linked == {(raw_tree / path).resolve() for path in held}
     assert isinstance(folder, Path)
     assert not folder.exists()
-
-
-def test_a_data_set_with_splits_is_compared_with_its_part_of_the_tree(raw_tree: Path, part: Path) -> None:
-    chosen = choose_candidates([raw_tree, part], ["imagefolder", "pytorch", "shards"], UNUSED)
-    result = compare(chosen, quick(batches=3))
-    assert [row.label for row in result.rows] == [
-        "imagefolder on raw tree", "pytorch on raw tree", "shards on shards",
-    ]  # fmt: skip
+    result = compare(opened, quick(batches=3))
     assert {data["samples"] for data in result.settings["data"].values()} == {PART}
-    note = f"of {raw_tree} the {PART} of {IMAGES} pictures that the data set holds"
-    assert note in conditions(result)
-
-
-def test_the_whole_tree_is_served_as_it_is(raw_tree: Path, converted: dict[str, Path]) -> None:
-    opened, _ = open_candidates(
-        [Candidate("pytorch", raw_tree), Candidate("shards", converted["shards"])]
-    )
-    with same_pictures(opened) as served:
-        assert [one.reads for one in served.candidates] == [raw_tree, converted["shards"]]
-        assert served.notes == []
+    assert f"of {raw_tree} the {PART} of {IMAGES} pictures that the data set holds" in conditions(result)
 
 
 def test_a_smaller_data_set_of_another_tree_is_refused_before_anything_runs(

@@ -6,7 +6,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-import torch
 
 from bench.machine import page_cache
 from bench.measure.candidates import Candidate, choose_candidates
@@ -14,8 +13,7 @@ from bench.measure.comparison import check_served, compare
 from bench.measure.trial import Served
 from bench.report.result import conditions
 from bench.report.row import Result
-from bench.report.verdict import KEEPS_UP, LOADER_BINDS, judge
-from loaders import dataset
+from bench.report.verdict import LOADER_BINDS, judge
 from loaders.dataset import open_split
 from precache.errors import DatasetError, SettingError
 from precache.example_data.sample_tree import make_sample
@@ -24,27 +22,20 @@ from tests.bench.settings import quick
 from tests.conftest import IMAGES, STORED_SIZE
 
 UNUSED = Path("unused")
-DEVICES = [
-    "cpu",
-    pytest.param(
-        "cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
-    ),
-]
 
 
 @pytest.fixture(scope="module")
 def result(raw_tree: Path, converted: dict[str, Path]) -> Result:
-    """Every backend on every folder."""
-    candidates = choose_candidates([raw_tree, *converted.values()], ["all"], UNUSED)
+    """Every backend on every folder but one."""
+    folders = [raw_tree, converted["shards"], converted["webdataset"]]
+    candidates = choose_candidates(folders, ["all"], UNUSED)
     return compare(candidates, quick(trainer="emulated:200"))
 
 
 def test_every_backend_reads_every_folder_that_it_can(result: Result) -> None:
     pairs = {(row.backend, row.data) for row in result.rows}
     assert pairs >= {("imagefolder", "raw tree"), ("pytorch", "raw tree"), ("shards", "shards")}
-    assert {data for backend, data in pairs if backend == "synthetic"} == {
-        "raw tree", "shards", "webdataset", "dali",
-    }  # fmt: skip
+    assert {data for backend, data in pairs if backend == "synthetic"} == {"raw tree", "shards", "webdataset"}
     skipped = {name.split(" on ")[0] for name in result.skipped}
     assert not skipped & {backend for backend, _ in pairs}, "nothing is both measured and skipped"
     assert skipped <= {"dali", "nvjpeg"}
@@ -104,30 +95,16 @@ def test_a_trainer_faster_than_any_decoder_waits_and_a_slow_one_does_not(
     assert row.ratio.high < 0.5
     slow = quick(trainer="emulated:20", repeats=2, batches=3, warmup=2)
     (row,) = compare([Candidate("shards", converted["shards"])], slow).rows
-    assert judge(row.ratio) == KEEPS_UP, row.ratio
-
-
-def test_from_a_cache_nothing_is_read_or_decoded(raw_tree: Path) -> None:
-    result = compare([Candidate("pytorch", raw_tree)], quick(trainer="emulated:200", cache="ram"))
-    (row,) = result.rows
-    assert (result.settings["cache"], row.image_bytes) == ("ram", None)
-    assert row.stages.keys() == {"collate", "transfer", "compute"}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("device", DEVICES)
-def test_the_real_step_runs_in_the_same_comparison(converted: dict[str, Path], device: str) -> None:
-    settings = quick(batch_size=2, batches=2, device=torch.device(device))
-    trainers = ("emulated", "resnet50")
-    rows = compare([Candidate("shards", converted["shards"])], settings, trainers=trainers).rows
-    assert [row.trainer_name for row in rows] == ["emulated:h100", "resnet50"]
-    assert all(row.trainer is not None and row.trainer.median > 0 for row in rows)
+    assert row.ratio is not None
+    assert row.ratio.high > 0.8
 
 
 def test_a_loader_that_fails_is_skipped_with_its_reason(
     raw_tree: Path, converted: dict[str, Path], tmp_path: Path
 ) -> None:
     tree = Path(shutil.copytree(raw_tree, tmp_path / "tree"))
+    os.mkfifo(tree / "001.anchor" / "pipe")  # which nobody writes to: whoever reads it hangs
+    (tree / "001.anchor" / "link.jpg").symlink_to("nowhere")
     bad = sorted(tree.glob("*/*.jpg"))[5]
     bad.write_bytes(b"<html>")
     gone = Candidate("webdataset", tmp_path / "webdataset")
@@ -142,47 +119,31 @@ def test_a_loader_that_fails_is_skipped_with_its_reason(
         compare(candidates[:1], quick(batches=20))
 
 
-def test_a_tree_is_scanned_once_and_its_pipes_and_dangling_links_do_no_harm(
-    raw_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tree = Path(shutil.copytree(raw_tree, tmp_path / "tree"))
-    os.mkfifo(tree / "001.anchor" / "pipe")
-    (tree / "001.anchor" / "link.jpg").symlink_to("nowhere")
-    scanned: list[Path] = []
-    monkeypatch.setattr(dataset, "scan_tree", lambda path: scanned.append(path) or scan_tree(path))
-    assert len(compare(choose_candidates([tree], ["pytorch", "synthetic"], UNUSED), quick()).rows) == 2
-    assert scanned == [tree]
-
-
-def test_a_batch_of_more_than_an_epoch_is_one_line(converted: dict[str, Path]) -> None:
-    said = r"batch_size 71 is more than the 70 pictures .*; choose a smaller"
-    with pytest.raises(SettingError, match=said):
-        compare([Candidate("shards", converted["shards"])], quick(batch_size=71))
-
-
-def test_a_cold_cache_is_measured_or_said_to_be_none(converted: dict[str, Path]) -> None:
-    result = compare([Candidate("shards", converted["shards"])], quick(cold=True))
-    skipped = result.skipped.get(f"cold cache of shards on {converted['shards']}", "")
-    assert (result.rows[0].cold is None) == ("stay in memory" in skipped)
-    assert result.settings["cold"] is True
-
-
-def test_storage_is_not_told_apart_where_the_files_are_too_large_to_warm(
+def test_what_is_cold_or_warm_is_measured_or_said_not_to_be(
     converted: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    path = converted["shards"]
     monkeypatch.setattr(page_cache, "warm", lambda path: False)
-    result = compare([Candidate(name, converted["shards"]) for name in ("shards", "synthetic")], quick())
-    assert result.settings["page_cache"].startswith("not warmed")
+    both = [Candidate(name, path) for name in ("shards", "synthetic")]
+    result = compare(both, quick(cold=True))
+    skipped = result.skipped.get(f"cold cache of shards on {path}", "")
     shards, synthetic = result.rows
-    assert "storage or collate" in shards.stages
+    assert (shards.cold is None) == ("stay in memory" in skipped)
+    assert result.settings["page_cache"].startswith("not warmed")
+    # from files that are larger than memory, reading cannot be told from collating
+    assert ("storage or collate" in shards.stages) != (shards.reads_cold)
     assert "storage or collate" not in synthetic.stages
 
 
-def test_folders_of_different_trees_are_refused(converted: dict[str, Path], tmp_path: Path) -> None:
+def test_different_trees_and_epochs_without_a_batch_are_refused(
+    converted: dict[str, Path], tmp_path: Path
+) -> None:
     make_sample(tmp_path / "smaller", images=40, classes=5, seed=1, like="caltech", workers=0)
     candidates = [Candidate("pytorch", tmp_path / "smaller"), Candidate("shards", converted["shards"])]
     with pytest.raises(DatasetError, match=r"unequal work .*: 40 pictures; .*: 70 pictures; name folders"):
         compare(candidates, quick())
+    with pytest.raises(SettingError, match=r"batch_size 71 is more than the 70 pictures .*; choose"):
+        compare(candidates[1:], quick(batch_size=71))
 
 
 TODAY, PYTORCH, SHARDS = (Candidate(name, Path("x")) for name in ("imagefolder", "pytorch", "shards"))

@@ -4,7 +4,6 @@ import multiprocessing
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -18,11 +17,9 @@ from bench.measure.candidates import Candidate
 from bench.measure.comparison import compare
 from bench.measure.fresh import (
     DoesNotFit,
-    environment,
     in_one_line,
     out_of_memory,
     run_fresh,
-    run_watched,
     tree_memory,
 )
 from bench.measure.trainers import EmulatedTrainer, ModelTrainer
@@ -86,6 +83,12 @@ def test_too_little_memory_is_one_line_with_the_batch_size_and_the_remedy(error:
     assert str(raised.value) == "batch_size 8 of 32x32 does not fit into memory; choose a smaller one"
 
 
+def test_torch_tells_that_main_memory_is_too_small() -> None:
+    for shape in ((1 << 50,), (1 << 31, 1 << 31, 8)):
+        with pytest.raises(DoesNotFit), in_one_line(8, 32):
+            torch.empty(*shape)
+
+
 def test_a_fed_trainer_and_a_comparison_end_with_that_line(converted: dict[str, Path]) -> None:
     settings = quick(trainer="emulated:100", around=partial(failing, TOO_LITTLE[3]))
     said = "batch_size 8 of 32x32 does not fit into memory"
@@ -95,18 +98,26 @@ def test_a_fed_trainer_and_a_comparison_end_with_that_line(converted: dict[str, 
         compare([Candidate("shards", converted["shards"])], settings)
 
 
-@pytest.mark.parametrize("shape", [(1 << 50,), (1 << 31, 1 << 31, 8)])
-def test_torch_tells_that_main_memory_is_too_small(shape: tuple[int, ...]) -> None:
-    with pytest.raises(DoesNotFit), in_one_line(8, 32):
-        torch.empty(*shape)
-
-
 @pytest.mark.parametrize("error", OTHERS, ids=lambda error: str(error)[:50])
 def test_other_errors_stay_what_they_are(error: Exception) -> None:
     assert not out_of_memory(error)
     with pytest.raises(type(error)) as raised, in_one_line(8, 32):
         raise error
     assert raised.value is error
+
+
+def test_memory_of_a_tree_of_processes_is_none_once_they_are_gone() -> None:
+    code = "import time; data = bytearray(b'1') * (100 << 20); print(1, flush=True); time.sleep(60)"
+    child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    assert child.stdout is not None
+    try:
+        child.stdout.readline()
+        assert 90 * MIB < sum(tree_memory(child.pid)) < 500 * MIB
+        assert sum(tree_memory(os.getpid())) > sum(tree_memory(child.pid)), "children count"
+    finally:
+        child.kill()
+        child.communicate()
+    assert tree_memory(child.pid) == (0, 0)
 
 
 @pytest.mark.slow
@@ -121,35 +132,3 @@ def test_a_model_that_cannot_be_compiled_is_one_line(tiny: str, monkeypatch: pyt
     said = r"torch.compile failed \(.*ompiler.*\); fix that, or leave out"
     with pytest.raises(SettingError, match=said), in_one_line(2, 8):
         trainer.step(batch)
-
-
-def test_a_watched_command_gives_what_it_printed_and_took() -> None:
-    code = "import bench, time; data = bytearray(b'1') * (100 << 20); time.sleep(0.3); print('done')"
-    done = run_watched([sys.executable, "-c", code], environment(), memory=True)
-    assert done.output == "done\n"
-    assert done.wall_s >= 0.3
-    assert done.peak_bytes > 90 * MIB
-    assert run_watched([sys.executable, "-c", "pass"]).peak_bytes == 0
-
-
-def test_a_watched_command_that_fails_says_its_last_line() -> None:
-    code = "import sys; print('first'); print('no room left', file=sys.stderr); sys.exit(3)"
-    with pytest.raises(WorkerError, match="exit code 3; no room left$"):
-        run_watched([sys.executable, "-c", code])
-
-
-def test_memory_of_a_tree_of_processes_is_none_once_they_are_gone() -> None:
-    code = "import time; data = bytearray(b'1') * (100 << 20); print(1, flush=True); time.sleep(60)"
-    child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
-    assert child.stdout is not None
-    try:
-        child.stdout.readline()
-        assert 90 * MIB < sum(tree_memory(child.pid)) < 500 * MIB
-        assert sum(tree_memory(os.getpid())) > sum(tree_memory(child.pid)), "children count"
-    finally:
-        child.kill()
-        child.communicate()
-    deadline_s = time.monotonic() + 10
-    while tree_memory(child.pid) != (0, 0):
-        assert time.monotonic() < deadline_s
-        time.sleep(0.05)

@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
 import torch
 from PIL import Image
@@ -14,7 +13,7 @@ from torchvision.transforms.functional import pil_to_tensor
 
 from bench.measure.candidates import choose_candidates
 from bench.measure.comparison import compare
-from bench.measure.imagefolder import ImageFolderLoader, recipe
+from bench.measure.imagefolder import recipe
 from bench.measure.settings import Settings
 from bench.measure.trial import measure
 from bench.report.result import conditions
@@ -57,29 +56,29 @@ def test_torchvision_is_imported_where_it_is_used_and_before_the_first_batch_is_
     assert found.stderr == "[False, False] [True, True]\n"
 
 
-def test_an_epoch_serves_every_picture_at_most_once_as_normalised_float32(raw_tree: Path) -> None:
-    served = measure(trial(raw_tree)).served
+@pytest.mark.parametrize("workers", [0, 2])
+def test_pictures_are_served_at_most_once_and_a_damaged_one_is_named(
+    raw_tree: Path, tmp_path: Path, workers: int
+) -> None:
+    served = measure(trial(raw_tree, workers=workers)).served
     assert served is not None
-    assert served.ids == IMAGES // 8 * 8
-    assert served.shapes == ("3x32x32 torch.float32",)
+    assert (served.ids, served.shapes) == (IMAGES // 8 * 8, ("3x32x32 torch.float32",))
+    tree = Path(shutil.copytree(raw_tree, tmp_path / "tree"))
+    bad = sorted(tree.glob("*/*.jpg"))[5]
+    bad.write_bytes(b"<html>")
+    with pytest.raises(DatasetError, match=rf"^{bad}: cannot identify"):
+        measure(trial(tree, workers=workers, batches=20))
 
 
-def test_the_recipe_of_validation_is_the_centre_of_a_resized_picture() -> None:
+def test_the_recipe_is_torchvisions_and_validation_the_centre_of_a_resized_picture() -> None:
     rng = np.random.default_rng((1, 14))
     image = Image.fromarray(rng.integers(0, 256, (256, 256, 3), np.uint8))
     pixels = recipe("eval", 224)(image)  # 256 pixels: nothing to resize
+    crop, flip = recipe("train", 224).transforms[:2]
+    assert (crop.scale, crop.ratio, crop.size, flip.p) == ((0.08, 1.0), (3 / 4, 4 / 3), (224, 224), 0.5)
     centre = pil_to_tensor(image)[:, 16:240, 16:240] / 255
     mean, std = (torch.tensor(part)[:, None, None] for part in (IMAGENET_MEAN, IMAGENET_STD))
     assert torch.allclose(pixels, (centre - mean) / std, atol=1e-5)
-
-
-def test_the_recipe_of_training_is_torchvisions() -> None:
-    names = [type(step).__name__ for step in recipe("train", 224).transforms]
-    assert names == [
-        "RandomResizedCrop", "RandomHorizontalFlip", "PILToTensor", "ConvertImageDtype", "Normalize",
-    ]  # fmt: skip
-    crop = recipe("train", 224).transforms[0]
-    assert (crop.scale, crop.ratio, crop.size) == ((0.08, 1.0), (3 / 4, 4 / 3), (224, 224))
 
 
 def test_it_is_compared_with_ours_and_the_conditions_say_what_differs(
@@ -100,31 +99,9 @@ def test_it_is_compared_with_ours_and_the_conditions_say_what_differs(
     assert f"imagefolder on {tree} knows {IMAGES - 1} of the {IMAGES} pictures, by the endings" in said
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_damaged_picture_is_named(raw_tree: Path, tmp_path: Path, workers: int) -> None:
-    tree = Path(shutil.copytree(raw_tree, tmp_path / "tree"))
-    bad = sorted(tree.glob("*/*.jpg"))[5]
-    bad.write_bytes(b"<html>")
-    with pytest.raises(DatasetError, match=rf"^{bad}: cannot identify"):
-        measure(trial(tree, workers=workers, batches=20))
-
-
 @pytest.mark.parametrize(
     ("setting", "value"), [("cache", "ram"), ("shuffle", "window"), ("augment", "crop"), ("last", "pad")]
 )
 def test_what_it_does_not_have_is_refused(raw_tree: Path, setting: str, value: str) -> None:
     with pytest.raises(SettingError, match=f"'{value}'"):
         trial(raw_tree, **{setting: value}).open_loader(torch.uint8)
-
-
-def test_its_workers_end_with_it(raw_tree: Path) -> None:
-    before = set(psutil.Process().children())
-    with ImageFolderLoader(
-        raw_tree, batch_size=8, size=32, workers=2, device=torch.device("cpu"), augment="train", shuffle=True
-    ) as loader:
-        batches = iter(loader)
-        next(batches)
-        workers = set(psutil.Process().children()) - before
-        assert len(workers) == 2
-        del batches
-    assert psutil.wait_procs(workers, timeout=10)[1] == []

@@ -15,17 +15,12 @@ def written(path: Path) -> list[object]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_what_was_added_is_found_again(tmp_path: Path) -> None:
-    lines = Lines(tmp_path / "new" / "folder" / "work.jsonl", "bench sweep")
-    assert lines.found == []
-    for line in WORK:
-        lines.add(line)
-    assert lines.found == WORK == Lines(lines.path, "bench sweep").found == written(lines.path)
-
-
 def test_killed_at_any_byte_it_goes_on_after_the_last_whole_line(tmp_path: Path) -> None:
-    path = tmp_path / "work.jsonl"
-    content = "".join(json.dumps(line) + "\n" for line in WORK).encode()
+    path = tmp_path / "new" / "work.jsonl"
+    first, second = Lines(path, "bench sweep"), Lines(path, "bench sweep")
+    for number, line in enumerate(WORK):  # of two processes at a time
+        (first, second)[number % 2].add(line)
+    content = path.read_bytes()
     for killed_at in range(len(content) + 1):
         path.write_bytes(content[:killed_at])
         lines = Lines(path, "bench sweep")
@@ -36,17 +31,16 @@ def test_killed_at_any_byte_it_goes_on_after_the_last_whole_line(tmp_path: Path)
         assert written(path) == [*WORK[: len(ends)], {"after": killed_at}]
 
 
-def test_two_processes_add_to_one_file(tmp_path: Path) -> None:
-    path = tmp_path / "work.jsonl"
-    first, second = Lines(path, "bench sweep"), Lines(path, "bench sweep")
-    for number in range(4):
-        (first, second)[number % 2].add({"number": number})
-    assert Lines(path, "bench sweep").found == [{"number": number} for number in range(4)]
-
-
 @pytest.mark.parametrize(
     "content",
-    ["do not\nlose this", "[1, 2]", '{\n "name": "x"\n}', '{"a": 1,\n"b": 2}', '{"a": 1}\nnot json\n{"b"', "{}"],
+    [
+        "do not\nlose this",
+        "[1, 2]",
+        '{\n "name": "x"\n}',
+        '{"a": 1,\n"b": 2}',
+        '{"a": 1}\nnot json\n{"b"',
+        "{}",
+    ],
 )
 def test_the_file_of_something_else_is_refused_and_stays(tmp_path: Path, content: str) -> None:
     path = tmp_path / "mine.txt"
@@ -54,6 +48,8 @@ def test_the_file_of_something_else_is_refused_and_stays(tmp_path: Path, content
     with pytest.raises(SettingError, match=r"mine.txt: not a file of 'bench sweep'.*; name another --out"):
         Lines(path, "bench sweep")
     assert path.read_text() == content
+    with pytest.raises(SettingError, match="is a folder; name a file in it"):
+        Lines(tmp_path, "bench sweep")
 
 
 @pytest.mark.parametrize("content", ['{"name": "x"}', '{"name": "x"}\n{"name": "y"}'])
@@ -63,11 +59,6 @@ def test_json_without_its_last_newline_is_not_cut_off_by_looking_at_it(tmp_path:
     path.write_text(content)
     assert Lines(path, "bench sweep").found[0] == {"name": "x"}
     assert path.read_text() == content
-
-
-def test_a_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SettingError, match="is a folder; name a file in it"):
-        Lines(tmp_path, "bench sweep")
 
 
 def test_what_differs_is_named_but_for_the_date() -> None:

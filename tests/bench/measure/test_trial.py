@@ -4,16 +4,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 
 from bench.cli import main
 from bench.measure import sweep
 from bench.measure.settings import LAST, Settings
-from bench.measure.trainers import EmulatedTrainer, NullTrainer
+from bench.measure.trainers import EmulatedTrainer
 from bench.measure.trial import (
     Trial,
-    _serial_seconds,
-    _thread_seconds,
     endless,
     measure,
     measure_trainer,
@@ -55,13 +52,6 @@ def test_waits_and_steps_are_told_apart_and_first_batches_of_epochs_named(conver
     # a first batch, a warm one, then timed: 8 fill an epoch of 70 pictures
     assert trial.epoch_starts == (6, 14)
     assert trial.first_batch_s > 0
-
-
-def test_a_loader_is_watched_only_beside_a_trainer(converted: dict[str, Path]) -> None:
-    fed, alone = measure(shards(converted)), measure(shards(converted, trainer="none"))
-    assert fed.watched is not None
-    assert (fed.watched.series.keys() >= {"cpu_share", "private_bytes"}, alone.watched) == (True, None)
-    assert measure(shards(converted, monitored=False)).watched is None
 
 
 @pytest.mark.parametrize("run", [measure_trainer, measure_transfer])
@@ -149,48 +139,3 @@ def test_an_epoch_without_a_full_batch_is_an_error_and_no_endless_loop(converted
         source = endless(loader)
         found = [next(source) for _ in range(2)]
     assert [(len(batch.labels), first) for batch, first in found] == [(IMAGES, True)] * 2
-
-
-def test_without_a_trainer_the_loader_serves_bytes(converted: dict[str, Path]) -> None:
-    trial = measure(shards(converted, trainer="none"), NullTrainer())
-    assert trial.served is not None
-    assert trial.served.shapes == ("3x32x32 torch.uint8",)
-    assert trial.served.squares == "3x32x32"
-    assert trial.served.ids <= trial.served.images == (1 + 1 + 4) * 8
-
-
-@pytest.mark.parametrize(
-    ("spent", "expected"),
-    [
-        ({("Thread-7 (_produce)", 1): 5.0, ("fill", 2): 3.0, ("fill", 3): 3.5, ("fill", 4): 4.0}, 1.5),
-        ({("Thread-7 (_produce)", 1): 5.0, ("MainThread", 2): 1.0}, 5.0),
-        ({("read", 1): 9.0, ("MainThread", 2): 1.0}, 1.0),
-        ({("Thread-7 (_produce)", 1): 2.0, ("fill", 2): 3.0}, 0.0),
-        ({}, 0.0),
-    ],
-)
-def test_what_a_thread_fills_of_batches_is_not_serial(
-    spent: dict[tuple[str, int], float], expected: float
-) -> None:
-    before = dict.fromkeys(spent, 10.0)
-    assert _serial_seconds(before, {key: 10 + seconds for key, seconds in spent.items()}) == expected
-
-
-def test_the_threads_that_fill_batches_are_told_from_others(converted: dict[str, Path]) -> None:
-    with build_loader(converted["shards"], batch_size=16, workers=3) as loader:
-        batches = iter(loader)
-        next(batches)
-        names = [name for name, _ in _thread_seconds()]
-        del batches
-    assert names.count("fill") in (1, 2), "two, once both had something to do"
-    assert "MainThread" in names
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-@pytest.mark.parametrize("pin", [True, False])
-def test_a_trial_runs_on_the_gpu(converted: dict[str, Path], pin: bool) -> None:
-    device = torch.device("cuda")
-    trial = measure(shards(converted, trainer="resnet18", device=device, pin=pin))
-    assert trial.images_per_s > 0
-    assert measure_transfer(quick(device=device)).images_per_s > 0

@@ -75,13 +75,38 @@ def command(
 
 def show(result: ConversionResult) -> None:
     """Print what takes the time, the tables, and under which conditions the figures hold."""
+    settings, shares, ours = result.settings, result.shares, result.wholes[0].images_per_s
     say(answer(result))
-    for table in (_stages(result), _wholes(result)):
-        click.echo()
-        table.show()
+    rows = [[name, *_spread(stage), f"{shares[name]:.0%}"] for name, stage in result.stages.items()]
     click.echo()
-    say(_limits(result))
-    say(_conditions(result))
+    Table(("stage", "images/s per CPU", "low-high", "share of the time"), rows).show()
+    titles = ["whole conversion", "images/s", "low-high"]
+    rows = [[whole.name, *_spread(whole.images_per_s)] for whole in result.wholes]
+    if len(rows) > 1:  # how many times as many images/s ours has as each other writer
+        titles.append("precache is")
+        for row, whole in zip(rows, result.wholes, strict=True):
+            ratio = whole.ratio
+            times = f"{ratio.median:.2f}x ({ratio.low:.2f}-{ratio.high:.2f})"
+            row.append("-" if whole.name == OURS else times)
+    click.echo()
+    Table(titles, rows).show()
+    decoding, together = result.limit("decode"), result.limit(*result.stages)
+    click.echo()
+    say(
+        f"That is {ours.median / decoding:.0%} of what decoding alone would reach on "
+        f"{counted(settings['workers'], 'CPU')} ({decoding:,.0f}), and {ours.median / together:.0%} of what "
+        f"the stages would reach with nothing else to do ({together:,.0f}). All processes together used "
+        f"{human_bytes(result.peak_bytes)} of memory at most."
+    )
+    parts = [
+        f"{settings['source']}: {settings['images']:,} pictures, {human_bytes(settings['source_bytes'])}",
+        f"{Recipe(**settings['recipe']).to_flags()}, {counted(settings['workers'], 'worker')}, page cache "
+        f"{settings['page_cache']}",
+        f"median of {counted(settings['repeats'], 'run')}, taking turns, and their range",
+        *settings["peers"].values(),
+        machine_line(result.machine, ("pillow", "simplejpeg", "python")),
+    ]
+    say(f"{'; '.join(parts)}.")
 
 
 def answer(result: ConversionResult) -> str:
@@ -97,48 +122,5 @@ def answer(result: ConversionResult) -> str:
     )
 
 
-def _stages(result: ConversionResult) -> Table:
-    shares = result.shares
-    rows = [[name, *_spread(stage), f"{shares[name]:.0%}"] for name, stage in result.stages.items()]
-    return Table(("stage", "images/s per CPU", "low-high", "share of the time"), rows)
-
-
-def _wholes(result: ConversionResult) -> Table:
-    """Ours, and how many times as many images/s that is as each other writer's, where there are any."""
-    titles = ["whole conversion", "images/s", "low-high"]
-    rows = [[whole.name, *_spread(whole.images_per_s)] for whole in result.wholes]
-    if len(rows) > 1:
-        titles.append("precache is")
-        for row, whole in zip(rows, result.wholes, strict=True):
-            ratio = whole.ratio
-            times = f"{ratio.median:.2f}x ({ratio.low:.2f}-{ratio.high:.2f})"
-            row.append("-" if whole.name == OURS else times)
-    return Table(titles, rows)
-
-
 def _spread(estimate: Estimate) -> tuple[str, str]:
     return f"{estimate.median:,.0f}", f"{estimate.low:,.0f}-{estimate.high:,.0f}"
-
-
-def _limits(result: ConversionResult) -> str:
-    rate = result.wholes[0].images_per_s.median
-    decoding, together = result.limit("decode"), result.limit(*result.stages)
-    return (
-        f"That is {rate / decoding:.0%} of what decoding alone would reach on "
-        f"{counted(result.settings['workers'], 'CPU')} ({decoding:,.0f}), and {rate / together:.0%} of what "
-        f"the stages would reach with nothing else to do ({together:,.0f}). All processes together used "
-        f"{human_bytes(result.peak_bytes)} of memory at most."
-    )
-
-
-def _conditions(result: ConversionResult) -> str:
-    settings = result.settings
-    parts = [
-        f"{settings['source']}: {settings['images']:,} pictures, {human_bytes(settings['source_bytes'])}",
-        f"{Recipe(**settings['recipe']).to_flags()}, {counted(settings['workers'], 'worker')}, page cache "
-        f"{settings['page_cache']}",
-        f"median of {counted(settings['repeats'], 'run')}, taking turns, and their range",
-        *settings["peers"].values(),
-        machine_line(result.machine, ("pillow", "simplejpeg", "python")),
-    ]
-    return f"{'; '.join(parts)}."

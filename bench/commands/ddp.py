@@ -68,25 +68,23 @@ def command(
     if json_path != STDOUT:
         _show(summary, told, machine, warm=warm)
     if json_path is not None:
-        written = {name: value for name, value in told.to_json().items() if name in _SETTINGS}
+        written = {name: getattr(told, name) for name in _SETTINGS}
         written |= {"data": str(data), "device": device.type, "ranks": ranks, "page_cache_warm": warm}
         write_json(json_path, {"machine": machine, "settings": written, **asdict(summary)})
 
 
 def sentences(summary: Summary) -> list[str]:
     """What the summary says."""
-    lines = [
-        f"Together: {summary.total.median:,.0f} images/s, {summary.ratio.median:.2f} times one rank alone "
-        f"({summary.one.median:,.0f}); from {summary.ratio.low:.2f} to {summary.ratio.high:.2f}."
-    ]
-    if len(summary.own) > 1:
-        slow, fast = summary.own[summary.slowest], max(summary.own, key=lambda rate: rate.median)
-        lines += [
-            f"The slowest is rank {summary.slowest}: at its own pace {slow.median:,.0f} images/s, "
-            f"the fastest {fast.median:,.0f}"
-            f"{'' if summary.distinct else '; that is within noise'}."
-        ]
-    return lines
+    ratio, own = summary.ratio, [rate.median for rate in summary.own]
+    together = (
+        f"Together: {summary.total.median:,.0f} images/s, {ratio.median:.2f} times one rank alone "
+        f"({summary.one.median:,.0f}); from {ratio.low:.2f} to {ratio.high:.2f}."
+    )
+    slowest = (
+        f"The slowest is rank {summary.slowest}: at its own pace {own[summary.slowest]:,.0f} images/s, "
+        f"the fastest {max(own):,.0f}{'' if summary.distinct else '; that is within noise'}."
+    )
+    return [together, slowest] if len(own) > 1 else [together]
 
 
 def rank_table(summary: Summary) -> Table:

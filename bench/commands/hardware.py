@@ -18,9 +18,7 @@ from precache.example_data.sample_tree import make_sample
 from precache.sources.base import Scan
 from precache.sources.tree import scan_tree
 
-_LONGEST_HOW = 20
 _GENERATED = 64  # pictures; making them takes longer than measuring
-_WITHOUT_DATA = 1_000  # pictures that the times are for
 _VERSIONS = ("python", "torch", "numpy", "simplejpeg")
 _FEEDING = {
     "disk, sequential read": "reading from the disk",
@@ -60,13 +58,28 @@ def command(data: Path | None, scratch: Path, repeats: int, seconds: float, json
 def show(result: Hardware) -> None:
     """Print the answer, the table, what goes with it, and the warnings."""
     say(answer(result))
+    rows = []
+    for found in result.measurements:
+        value, time = found.value, duration(result.times[found.name])
+        if value is None:
+            rows.append([found.name, "-", "-", time, "see below"])
+        else:
+            spread = f"{number(value.low)}-{number(value.high)}"
+            rows.append([found.name, f"{number(value.median)} {found.unit}", spread, time, found.how])
+    pictures = counted(result.pictures, "picture")
     click.echo()
-    table(result).show()
+    Table(("measured", "median", "low-high", pictures, "how"), rows, words=("how",)).show()
     click.echo()
-    reasons = [found.how for found in result.measurements if found.value is None and _is_long(found.how)]
-    for reason in dict.fromkeys(reasons):
+    for reason in dict.fromkeys(found.how for found in result.measurements if found.value is None):
         say(f"not measured: {reason}")
-    say(conditions(result))
+    spinning = " (rotational, says the kernel)" if result.disk.rotational else ""
+    say(
+        f"Times are of this part alone, once over {pictures} ({human_bytes(result.file_bytes)}): files "
+        f"through memory and disk (random: one block at a time), pictures decoded, their pixels (224x224) to "
+        f"the device, ResNet-50 training steps at the full matrix-multiply rate. "
+        f"{machine_line(result.machine, _VERSIONS)}; disk {result.disk.device}{spinning}; median of "
+        f"{counted(result.repeats, 'repeat')}."
+    )
     for warning in result.warnings:
         say(f"WARNING: {warning}")
     if is_disturbed(result.other_cpu):
@@ -75,7 +88,7 @@ def show(result: Hardware) -> None:
 
 def answer(result: Hardware) -> str:
     """Which part of feeding an accelerator takes longest."""
-    seconds = times(result)
+    seconds = result.times
     parts = {part: s for name, part in _FEEDING.items() if (s := seconds.get(name)) is not None}
     if not parts:
         return "No part that feeds an accelerator could be measured."
@@ -83,50 +96,8 @@ def answer(result: Hardware) -> str:
     rest = " and ".join(f"{part} takes {duration(parts[part])}" for part in others)
     return (
         f"{slowest.capitalize()} is the slowest part of feeding an accelerator: {duration(parts[slowest])} "
-        f"for {_pictures(result)}{f'; {rest}' if rest else ''}."
+        f"for {counted(result.pictures, 'picture')}{f'; {rest}' if rest else ''}."
     )
-
-
-def table(result: Hardware) -> Table:
-    """A row for each measurement; none is wider than a terminal."""
-    seconds = times(result)
-    rows = []
-    for found in result.measurements:
-        value = found.value
-        how = "see below" if value is None and _is_long(found.how) else found.how
-        median = "-" if value is None else f"{number(value.median)} {found.unit}"
-        spread = "-" if value is None else f"{number(value.low)}-{number(value.high)}"
-        rows.append([found.name, median, spread, duration(seconds[found.name]), how])
-    return Table(("measured", "median", "low-high", _pictures(result), "how"), rows, words=("how",))
-
-
-def times(result: Hardware) -> dict[str, float | None]:
-    """Seconds that each part alone takes for the data set, by its name; without one, for 1,000 pictures."""
-    data = result.data or {
-        "pictures": _WITHOUT_DATA,
-        "file_bytes": int(_WITHOUT_DATA * result.mean_file_bytes),
-    }
-    return {m.name: m.seconds_for(data["pictures"], data["file_bytes"]) for m in result.measurements}
-
-
-def conditions(result: Hardware) -> str:
-    """What the figures mean, and under which conditions they hold."""
-    data = result.data
-    files = (
-        "files of " + human_bytes(result.mean_file_bytes) if data is None else human_bytes(data["file_bytes"])
-    )
-    spinning = " (rotational, says the kernel)" if result.disk.rotational else ""
-    return (
-        f"Times are of this part alone, once over {_pictures(result)} ({files}): files through memory and "
-        f"disk (random: one block at a time), pictures decoded, their pixels (224x224) to the device, "
-        f"ResNet-50 training steps at the full matrix-multiply rate. "
-        f"{machine_line(result.machine, _VERSIONS)}; disk {result.disk.device}{spinning}; median of "
-        f"{counted(result.repeats, 'repeat')}."
-    )
-
-
-def _pictures(result: Hardware) -> str:
-    return counted(_WITHOUT_DATA if result.data is None else result.data["pictures"], "picture")
 
 
 @contextmanager
@@ -138,7 +109,3 @@ def _scan(data: Path | None, scratch: Path) -> Iterator[Scan]:
     with tempfile.TemporaryDirectory(dir=scratch, prefix="bench-hardware-") as folder:
         make_sample(Path(folder) / "tree", images=_GENERATED, like="caltech", workers=0)
         yield scan_tree(Path(folder) / "tree")
-
-
-def _is_long(how: str) -> bool:
-    return len(how) > _LONGEST_HOW

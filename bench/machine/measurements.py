@@ -27,6 +27,7 @@ from precache.sources.ahead import read_ahead
 from precache.sources.base import Scan
 
 PICTURES = 200
+_WITHOUT_DATA = 1_000  # pictures that the times are for
 SERVED_BYTES = 224 * 224 * 3
 # A training step of ResNet-50 on 224x224: 4.09e9 multiply-adds forward (torchvision's figure for its
 # weights), two operations each, and twice as many again backward.
@@ -111,6 +112,21 @@ class Hardware:
     data: dict[str, int] | None
     repeats: int
     other_cpu: float | None = None
+
+    @property
+    def pictures(self) -> int:
+        """That the times are for: of the data set, else so many as are usual."""
+        return _WITHOUT_DATA if self.data is None else self.data["pictures"]
+
+    @property
+    def file_bytes(self) -> float:
+        """Of their files together."""
+        return _WITHOUT_DATA * self.mean_file_bytes if self.data is None else self.data["file_bytes"]
+
+    @property
+    def times(self) -> dict[str, float | None]:
+        """Seconds that each measured part alone takes for them, by its name."""
+        return {m.name: m.seconds_for(self.pictures, self.file_bytes) for m in self.measurements}
 
     def value(self, name: str) -> float | None:
         """The median of the measurement `name`; None if it could not be measured."""
@@ -209,20 +225,16 @@ def _memory(spec: HardwareSpec) -> Iterator[Probe]:
 
 
 def _disk(spec: HardwareSpec, stack: ExitStack) -> Iterator[Probe]:
-    sequential = "disk, sequential read"
-    randoms = {f"disk, random {size >> 10} KiB": size for size in _RANDOM_BYTES}
+    how, file = "direct I/O", None
     try:
         file = stack.enter_context(disk.readable_file(spec.scratch, spec.file_bytes))
     except SettingError as error:
-        for name in (sequential, *randoms):
-            yield Measurement(name, str(error), "MB/s", None), None
-        return
-    yield (
-        Measurement(sequential, "direct I/O", "MB/s", None),
-        partial(file.sequential_rate, 4 * spec.seconds),
-    )
-    for name, size in randoms.items():
-        yield Measurement(name, "direct I/O", "MB/s", None), partial(file.random_rate, size, spec.seconds)
+        how = str(error)
+    sequential = partial(file.sequential_rate, 4 * spec.seconds) if file else None
+    yield Measurement("disk, sequential read", how, "MB/s", None), sequential
+    for size in _RANDOM_BYTES:
+        random = partial(file.random_rate, size, spec.seconds) if file else None
+        yield Measurement(f"disk, random {size >> 10} KiB", how, "MB/s", None), random
 
 
 def _decode(spec: HardwareSpec, pictures: Sequence[bytes]) -> Iterator[Probe]:

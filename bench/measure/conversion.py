@@ -44,7 +44,6 @@ from precache.sources.tree import scan_tree
 from precache.storage.output import publish
 
 OURS = "precache"
-STAGES = ("read", "decode", "resize", "encode", "write")
 _PACKAGES = {"ffcv": "ffcv", "litdata": "litdata", "mds": "mosaicml-streaming", "webdataset": "webdataset"}
 """Of each writer, less `-jpeg`; an .npy file needs none."""
 
@@ -144,7 +143,12 @@ def measure(
         destination = Path(folder) / "out"
 
         def run(name: str, *, memory: bool = False) -> ProcessRun:
-            command = _command(name, scan.folder, destination, recipe, workers, peer_python)
+            if name == OURS:
+                words = [str(scan.folder), str(destination), *shlex.split(recipe.to_flags())]
+                command = [sys.executable, "-m", "precache", "convert", *words, "--workers", str(workers)]
+            else:
+                flags = {"size": recipe.size, "quality": recipe.quality, "workers": workers}
+                command = script(peer_python, writing, name, scan.folder, destination, **flags)
             done = run_watched(command, memory=memory)
             shutil.rmtree(destination)
             on_progress(next(steps), total)
@@ -167,18 +171,14 @@ def measure(
         "page_cache": "warm" if warm else "not warmed: larger than memory",
         "peers": {name: version for name, version in versions.items() if version},
     }
-    stages = {
-        name: stats.estimate([run[name] for run in stage_runs]) for name in STAGES if name in stage_runs[0]
-    }
-    wholes = tuple(
-        WriterRates(
-            name,
-            stats.estimate([len(scan.samples) / wall_s for wall_s in each]),
-            stats.ratio(each, walls[OURS]),
-        )
-        for name, each in walls.items()
+    stages = {name: stats.estimate([run[name] for run in stage_runs]) for name in stage_runs[0]}
+    wholes = []
+    for name, each in walls.items():
+        rates = stats.estimate([len(scan.samples) / wall_s for wall_s in each])
+        wholes.append(WriterRates(name, rates, stats.ratio(each, walls[OURS])))
+    return ConversionResult(
+        describe_machine(torch.device("cpu")), settings, stages, tuple(wholes), peak_bytes
     )
-    return ConversionResult(describe_machine(torch.device("cpu")), settings, stages, wholes, peak_bytes)
 
 
 def time_stages(scan: Scan, recipe: Recipe, pictures: int, scratch: Path) -> dict[str, float]:
@@ -199,42 +199,25 @@ def time_stages(scan: Scan, recipe: Recipe, pictures: int, scratch: Path) -> dic
         times.append(time.perf_counter())
         pixels = images.fit(decoded, how)
         times.append(time.perf_counter())
-        stored = _stored(data, decoded, pixels, recipe)
+        stored: bytes | jpeg.Pixels = pixels  # as `precache.conversion.shard_writer.store`
+        if recipe.format != "shards":
+            as_it_is = decoded.plain and pixels.shape[:2] == (decoded.height, decoded.width)
+            stored = data if as_it_is else jpeg.encode_jpeg(pixels, recipe.quality)
         times.append(time.perf_counter())
         moments.append(times)
         samples.append(Sample(len(samples), 0, stored, path, (decoded.width, decoded.height)))
     if not samples:
         raise SettingError(f"{scan.root}: none of {len(paths):,} pictures taken from it can be decoded")
-    seconds = dict(zip(STAGES, np.diff(moments).sum(axis=0).tolist(), strict=False))
+    spent = dict(zip(("read", "decode", "resize", "encode"), np.diff(moments).sum(axis=0), strict=True))
     start_s = time.perf_counter()
     files = FORMATS[recipe.format].write_shard(scratch / "stage", samples, len(samples), recipe.stored_size)
     publish(files)
-    seconds["write"] = time.perf_counter() - start_s
+    spent["write"] = time.perf_counter() - start_s
     for file in files:
         file.path.unlink()
     if recipe.format == "shards":
-        del seconds["encode"]
-    return {stage: len(samples) / stage_s for stage, stage_s in seconds.items()}
-
-
-def _stored(data: bytes, decoded: images.Decoded, pixels: jpeg.Pixels, recipe: Recipe) -> bytes | jpeg.Pixels:
-    """As `precache.conversion.shard_writer.store`."""
-    if recipe.format == "shards":
-        return pixels
-    if decoded.plain and pixels.shape[:2] == (decoded.height, decoded.width):
-        return data
-    return jpeg.encode_jpeg(pixels, recipe.quality)
-
-
-def _command(
-    name: str, source: Path, destination: Path, recipe: Recipe, workers: int, peer_python: str
-) -> list[str]:
-    """That converts `source` by the writer `name`."""
-    if name == OURS:
-        folders = [str(source), str(destination), *shlex.split(recipe.to_flags())]
-        return [sys.executable, "-m", "precache", "convert", *folders, "--workers", str(workers)]
-    settings = {"size": recipe.size, "quality": recipe.quality, "workers": workers}
-    return script(peer_python, writing, name, source, destination, **settings)
+        del spent["encode"]
+    return {stage: float(len(samples) / stage_s) for stage, stage_s in spent.items()}
 
 
 def _version(python: str, name: str) -> str | None:

@@ -1,8 +1,7 @@
 """Data-parallel ranks of this machine: torchrun starts them, each measures, and what they measured together.
 
-torchrun runs `python -m bench.measure.ranks JSON` as often as there are ranks. Rank 0 prints a line of JSON,
-{"done": n, "total": m}, after each run; each rank writes what it measured, or {"error": message}, to the
-file `<rank>.json` in the folder that it is told.
+torchrun runs `python -m bench.measure.ranks SETTINGS FOLDER` as often as there are ranks. Rank 0 prints
+`done N of M` after each run; each rank writes what it measured, or {"error": message}, to FOLDER/<rank>.json.
 """
 
 import json
@@ -87,24 +86,21 @@ def launch(settings: Settings, ranks: int, on_progress: Progress = unseen) -> li
         WorkerError: a rank died.
     """
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+") as errors:
-        told = json.dumps({"settings": settings.to_json(), "out": folder})
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        command += ["--nproc-per-node", str(ranks), "-m", "bench.measure.ranks", told]
-        threads = str(max(1, available_cpus() // ranks))
+        command += ["--nproc-per-node", str(ranks), "-m", "bench.measure.ranks"]
         process = subprocess.Popen(
-            command,
+            [*command, json.dumps(settings.to_json()), folder],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
-            env={**environment(), "OMP_NUM_THREADS": threads},
+            env={**environment(), "OMP_NUM_THREADS": str(max(1, available_cpus() // ranks))},
         )
         try:
             assert process.stdout is not None
             for line in process.stdout:
-                if line.startswith('{"done"'):
-                    report = json.loads(line)
-                    on_progress(report["done"], report["total"])
+                if done := re.fullmatch(r"done (\d+) of (\d+)\n", line):
+                    on_progress(int(done[1]), int(done[2]))
             process.wait()
         finally:
             process.terminate()  # a SIGKILL would leave its ranks behind
@@ -179,27 +175,24 @@ def measure_rank(settings: Settings) -> dict[str, list[float]]:
             dist.all_reduce(torch.zeros(1))  # on the CPU: no GPU is kept busy with waiting
             if rank == 0:
                 done = sum(map(len, rates.values()))
-                print(json.dumps({"done": done, "total": len(rates) * settings.repeats}), flush=True)
+                print(f"done {done} of {len(rates) * settings.repeats}", flush=True)
     return {**rates, DATA_WAIT: waits}
 
 
 def main() -> None:
     """Join the other ranks, measure, write the answer."""
-    told = json.loads(sys.argv[1])
-    settings = Settings.from_json(told["settings"])
+    settings, folder = Settings.from_json(json.loads(sys.argv[1])), Path(sys.argv[2])
     on_gpu = settings.device.type == "cuda"
     if on_gpu:
         settings = replace(settings, device=torch.device("cuda", int(os.environ["LOCAL_RANK"])))
         torch.cuda.set_device(settings.device)
     dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo")
-    answer: dict[str, Any]
+    file = folder / f"{dist.get_rank()}.json"
     try:
         with in_one_line(settings.batch_size, settings.size):
-            answer = measure_rank(settings)
+            file.write_text(json.dumps(measure_rank(settings)), encoding="utf-8")
     except PrecacheError as error:
-        answer = {"error": str(error)}
-    (Path(told["out"]) / f"{dist.get_rank()}.json").write_text(json.dumps(answer), encoding="utf-8")
-    if "error" in answer:
+        file.write_text(json.dumps({"error": str(error)}), encoding="utf-8")
         sys.exit(1)  # torchrun ends the ranks that wait for this one
     dist.destroy_process_group()
 

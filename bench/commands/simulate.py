@@ -188,9 +188,8 @@ def _show(rates: dict[str, float], predictions: Sequence[Prediction]) -> None:
     ]
     titles = ("GPUs", "nodes", "images/s", "GPUs wait", "bottleneck", "needs MB/s")
     Table(titles, rows, words=("bottleneck",)).show()
-    per_image = f", {rates['image_bytes']:,.0f} bytes per image" if "image_bytes" in rates else ""
     say(
-        f"needs MB/s: what the storage must give so that no GPU waits. Per GPU: training "
-        f"{rates['trainer_images_per_s']:,.0f} images/s, loader {rates['loader_images_per_s']:,.0f} on CPUs "
-        f"of its own{per_image}. Where batches come unevenly, it is less."
+        f"needs MB/s: what the storage must give so that no GPU waits. Reckoned from "
+        f"{rates['trainer_images_per_s']:,.0f} images/s of a GPU and {rates['loader_images_per_s']:,.0f} of "
+        f"its loader, on CPUs of its own; where batches come unevenly, it is less."
     )

@@ -30,21 +30,77 @@ from bench.measure.fresh import environment, run_fresh
 from bench.report.words import Table, machine_line
 from precache.console import commandline, page
 from precache.console.commandline import note
-from precache.errors import SettingError, check_choice, printable
+from precache.errors import SettingError, printable
 from precache.executors import available_cpus
 from precache.storage import atomic_write
 
 Content: TypeAlias = dict[str, Any]
-Found: TypeAlias = dict[str, Content | None]
 LONGEST_S = 480
 """No step may take longer: machines are often lent for ten minutes at a time."""
+FOUND_WRONG = 1
+"""Exit code of a step that ran to its end, where a test failed. Others than this and 0 are no result."""
 _ROOT = Path(bench.__file__).resolve().parent.parent
 _RESULTS = Path("bench/results")
 _PAGE = "gpu-evidence.html"
-_ALL = "all"
 _JSON, _LINES = "found.json", "found.jsonl"
-FOUND_WRONG = 1
-"""Exit code of a step that ran to its end, where a test failed. Others than this and 0 are no result."""
+_WORDS = (  # of the programs below; in full, and in miniature on the CPU
+    ("loaders", "bench loaders --json found.json {timing}", "bench loaders --json found.json {timing}"),
+    (
+        "timing",
+        "--size=224 --batch-size=256 --batches=40 --warmup=20 --repeats=2 --device=cuda",
+        "--size=32 --batch-size=8 --batches=3 --warmup=1 --repeats=1 --device=cpu",
+    ),
+    ("resnet50", "resnet50", "emulated:2000"),
+    ("vit", "vit_s_16", "emulated:4000"),
+    ("compile", "--compile", ""),
+    ("tests", "{root}/tests", "{root}/tests/loaders/test_transfer.py"),
+    ("hardware", "--seconds=0.5 --repeats=3", "--seconds=0.01 --repeats=1"),
+    ("workers", "1,2,4,8,16", "1"),
+    ("images", "5120", "64"),  # 20 batches
+    ("side", "448", "64"),  # twice what is served
+)
+_PICTURES = {
+    "photos": "precache sample {data}/photos --images {images} --classes 64",
+    "shards": "precache convert {data}/photos {data}/shards --format shards --size {side}",
+    "webdataset": "precache convert {data}/photos {data}/webdataset --format webdataset --size {side}",
+    # cache="device" keeps pictures of one size
+    "squares": "precache convert {data}/photos {data}/squares --format shards --fit crop --size {side}",
+}
+"""What makes each folder that the steps read, in this order."""
+# fmt: off
+_STEPS = (
+    ("resnet50", 240, "Does ResNet-50 wait for decoded shards?",
+     "{loaders} {data}/shards --backend shards,synthetic --trainer {resnet50}"),
+    ("tests", 450, "Do the tests that need a GPU pass?",
+     "pytest {tests} -m gpu -c {root}/pyproject.toml -q -p no:cacheprovider"),
+    ("resnet50-device", 180, "Does ResNet-50 wait for pictures that are kept on the device?",
+     "{loaders} {data}/squares --backend shards --trainer {resnet50} --cache device"),
+    ("photos", 300, "Does ResNet-50 wait for photographs that are decoded as it goes?",
+     "{loaders} {data}/photos --backend dali,nvjpeg,pytorch --trainer {resnet50}"),
+    ("stored", 300, "Does ResNet-50 wait for JPEGs as `precache convert` stores them?",
+     "{loaders} {data}/webdataset --backend dali,nvjpeg,webdataset --trainer {resnet50}"),
+    ("compiled", 360, "Does the compiled ResNet-50 wait for decoded shards?",
+     "{loaders} {data}/shards --backend shards,synthetic --trainer {resnet50} {compile}"),
+    ("compiled-device", 240, "Does the compiled ResNet-50 wait for pictures that are kept on the device?",
+     "{loaders} {data}/squares --backend shards --trainer {resnet50} {compile} --cache device"),
+    ("compiled-photos", 300, "Does the compiled ResNet-50 wait for photographs?",
+     "{loaders} {data}/photos --backend dali,nvjpeg --trainer {resnet50} {compile}"),
+    ("vit", 240, "Does ViT-S/16 wait for decoded shards?",
+     "{loaders} {data}/shards --backend shards,synthetic --trainer {vit}"),
+    ("vit-device", 180, "Does ViT-S/16 wait for pictures that are kept on the device?",
+     "{loaders} {data}/squares --backend shards --trainer {vit} --cache device"),
+    ("vit-photos", 300, "Does ViT-S/16 wait for photographs that are decoded as it goes?",
+     "{loaders} {data}/photos --backend dali,nvjpeg,pytorch --trainer {vit}"),
+    ("hardware", 150, "What do memory, disk, bus and GPU give?",
+     "bench hardware --data {data}/photos --scratch . {hardware} --json found.json"),
+    ("workers", 300, "How many threads or processes must decode?",
+     "bench sweep {data}/photos {data}/shards --trainer {resnet50} --workers {workers} --amp=auto --pin=on "
+     "{timing} --repeats=1 --out found.jsonl"),
+    ("resnet50-ram", 180, "Does ResNet-50 wait for pictures that are kept in main memory?",
+     "{loaders} {data}/shards --backend shards --trainer {resnet50} --cache ram"),
+)
+# fmt: on
+"""The most important ones first: name, seconds at most, the question, the program."""
 # Runs a step, as the leader of its process group. Its stdin is a pipe that this command holds open and never
 # writes to: when the command is gone, however it went, the pipe ends, and so does the group. A step that
 # nobody waits for would take the GPU from the next one.
@@ -65,14 +121,14 @@ class Step:
 
     Attributes:
         name: of its result, its log and its folder.
-        question: that it answers, in plain words.
         limit_s: after so many seconds it is killed: three times what is planned for an H200 with 16 cores.
+        question: that it answers, in plain words.
         program: arguments for Python, run in the step's folder, where it writes what it finds.
     """
 
     name: str
-    question: str
     limit_s: int
+    question: str
     program: tuple[str, ...]
 
     @property
@@ -81,81 +137,27 @@ class Step:
         return self.limit_s / 3
 
 
-def make_pictures(data: Path, smoke: bool) -> dict[Path, Step]:
-    """What makes each folder that the steps read, in their order: 20 batches of photographs."""
-    images, side = ("64", "64") if smoke else ("5120", "448")  # twice the side that is served
-
-    def convert(name: str, form: str, fit: str) -> tuple[str, ...]:
-        settings = ("--format", form, "--fit", fit, "--size", side)
-        return ("-m", "precache", "convert", str(data / "photos"), str(data / name), *settings)
-
-    made = {
-        "photos": ("-m", "precache", "sample", str(data / "photos"), "--images", images, "--classes", "64"),
-        "shards": convert("shards", "shards", "keep"),
-        "webdataset": convert("webdataset", "webdataset", "keep"),
-        "squares": convert("squares", "shards", "crop"),  # cache="device" keeps pictures of one size
-    }
-    return {data / name: Step(f"make-{name}", "", 300, program) for name, program in made.items()}
-
-
 def make_steps(data: Path, smoke: bool) -> tuple[Step, ...]:
     """The steps, the most important ones first; `smoke`: the same in miniature on the CPU."""
-    resnet50, vit, compiled = "resnet50", "vit_s_16", ["--compile"]
-    timing = ["--size=224", "--batch-size=256", "--batches=40", "--warmup=20", "--device=cuda"]
-    repeats, tests, workers, hardware = "2", _ROOT / "tests", "1,2,4,8,16", ["--seconds=0.5", "--repeats=3"]
-    if smoke:
-        resnet50, vit, compiled = "emulated:2000", "emulated:4000", []
-        timing = ["--size=32", "--batch-size=8", "--batches=3", "--warmup=1", "--device=cpu"]
-        repeats, tests, workers = "1", tests / "loaders/test_transfer.py", "1"
-        hardware = ["--seconds=0.01", "--repeats=1"]
-
-    def step(name: str, question: str, limit_s: int, *words: object) -> Step:
-        return Step(name, question, limit_s, ("-m", *map(str, words)))
-
-    def fed(
-        name: str, fed_to: str, limit_s: int, trainer: str, folder: str, backend: str, *more: str
-    ) -> Step:
-        words = ["--backend", backend, "--trainer", trainer, *timing, "--repeats", repeats, *more]
-        return step(
-            name, f"Does {fed_to}?", limit_s, "bench", "loaders", data / folder, *words, "--json", _JSON
-        )
-
-    on_device, in_ram = ["--cache", "device"], ["--cache", "ram"]
-    photos, shards = data / "photos", data / "shards"
-    marked = [tests, "-m", "gpu", "-c", _ROOT / "pyproject.toml", "-q", "-p", "no:cacheprovider"]
-    swept = ["--trainer", resnet50, *timing, "--workers", workers, "--amp=auto", "--pin=on", "--repeats=1"]
-    # fmt: off
-    return (
-        fed("resnet50", "ResNet-50 wait for decoded shards",
-            240, resnet50, "shards", "shards,synthetic"),
-        step("tests", "Do the tests that need a GPU pass?",
-             450, "pytest", *marked),
-        fed("resnet50-device", "ResNet-50 wait for pictures that are kept on the device",
-            180, resnet50, "squares", "shards", *on_device),
-        fed("photos", "ResNet-50 wait for photographs that are decoded as it goes",
-            300, resnet50, "photos", "dali,nvjpeg,pytorch"),
-        fed("stored", "ResNet-50 wait for JPEGs as `precache convert` stores them",
-            300, resnet50, "webdataset", "dali,nvjpeg,webdataset"),
-        fed("compiled", "the compiled ResNet-50 wait for decoded shards",
-            360, resnet50, "shards", "shards,synthetic", *compiled),
-        fed("compiled-device", "the compiled ResNet-50 wait for pictures that are kept on the device",
-            240, resnet50, "squares", "shards", *compiled, *on_device),
-        fed("compiled-photos", "the compiled ResNet-50 wait for photographs",
-            300, resnet50, "photos", "dali,nvjpeg", *compiled),
-        fed("vit", "ViT-S/16 wait for decoded shards",
-            240, vit, "shards", "shards,synthetic"),
-        fed("vit-device", "ViT-S/16 wait for pictures that are kept on the device",
-            180, vit, "squares", "shards", *on_device),
-        fed("vit-photos", "ViT-S/16 wait for photographs that are decoded as it goes",
-            300, vit, "photos", "dali,nvjpeg,pytorch"),
-        step("hardware", "What do memory, disk, bus and GPU give?",
-             150, "bench", "hardware", "--data", photos, "--scratch", ".", *hardware, "--json", _JSON),
-        step("workers", "How many threads or processes must decode?",
-             300, "bench", "sweep", photos, shards, *swept, "--out", _LINES),
-        fed("resnet50-ram", "ResNet-50 wait for pictures that are kept in main memory",
-            180, resnet50, "shards", "shards", *in_ram),
+    return tuple(
+        Step(name, limit_s, question, _words(program, data, smoke))
+        for name, limit_s, question, program in _STEPS
     )
-    # fmt: on
+
+
+def make_pictures(data: Path, smoke: bool) -> dict[Path, Step]:
+    """What makes each folder that the steps read, in their order."""
+    return {
+        data / name: Step(f"make-{name}", 300, "", _words(program, data, smoke))
+        for name, program in _PICTURES.items()
+    }
+
+
+def _words(program: str, data: Path, smoke: bool) -> tuple[str, ...]:
+    for name, full, small in _WORDS:
+        program = program.replace(f"{{{name}}}", small if smoke else full)
+    words = ["-m", *program.split()]  # before the folders, whose names may have spaces
+    return tuple(word.replace("{data}", str(data)).replace("{root}", str(_ROOT)) for word in words)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -178,6 +180,10 @@ class Campaign:
         """The file of what `step` found."""
         return self.results / f"{self.prefix}-{step.name}.json"
 
+    def folder(self, step: Step) -> Path:
+        """Where its program runs."""
+        return self.data / "steps" / step.name
+
     def finished(self, step: Step) -> tuple[Content | None, str]:
         """What an earlier run found, where it holds for this machine; and that, or why not, in words."""
         path = self.result(step)
@@ -193,24 +199,24 @@ class Campaign:
                 return None, f"measured with {name} {found.get(name, 'unknown')}, here {here}"
         return content, f"measured on {found.get('date', 'an unknown day')}, kept"
 
-    def forget(self, step: Step) -> None:
-        """Remove what `step` found, and what an unfinished run of it left."""
-        self.result(step).unlink(missing_ok=True)
-        shutil.rmtree(self.data / "steps" / step.name, ignore_errors=True)
-
     def measure(self, step: Step) -> tuple[Content | None, str]:
         """Run `step` and keep what it finds; None if it did not end well and in time, and why."""
         start_s = time.monotonic()
         code, problem = self.run(step)
+        folder = self.folder(step)
         if code not in (0, FOUND_WRONG):
             return None, problem
-        folder = self.data / "steps" / step.name
         try:
-            content = {**_collected(step, folder), "machine": self.machine, "exit_code": code}
+            content: Content = {"printed": (folder / "printed").read_text("utf-8", errors="replace")}
+            if _LINES in step.program:
+                content["lines"] = [json.loads(line) for line in (folder / _LINES).read_text().splitlines()]
+            elif _JSON in step.program:
+                content |= json.loads((folder / _JSON).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             return None, problem if code else f"failed: it left no result ({error})"
         if code and not content["printed"]:  # Python ended with 1, before the program began
             return None, problem
+        content |= {"machine": self.machine, "exit_code": code}
         with atomic_write(self.result(step)) as file:
             file.write((json.dumps(content, indent=1) + "\n").encode())
         shutil.rmtree(folder, ignore_errors=True)
@@ -218,20 +224,19 @@ class Campaign:
 
     def run(self, step: Step) -> tuple[int | None, str]:
         """Run the program of `step`; its exit code, None if it did not come to its end, and why that is."""
-        left_s = self.until_s - time.monotonic()
+        left_s, limit_s = self.until_s - time.monotonic(), min(step.limit_s, LONGEST_S)
         if left_s < step.planned_s:
             return (
                 None,
                 f"no time left for it ({step.planned_s:.0f} s are planned); run the same command again",
             )
-        folder, log = self.data / "steps" / step.name, self.data / "logs" / f"{step.name}.log"
+        folder, log = self.folder(step), self.data / "logs" / f"{step.name}.log"
         for each in (folder, log.parent):
             each.mkdir(parents=True, exist_ok=True)
         (folder / _JSON).unlink(missing_ok=True)  # of a run that failed; lines are gone on with
-        limit_s = min(step.limit_s, LONGEST_S, left_s)
-        code = run_limited(step.program, limit_s, folder, log)
+        code = run_limited(step.program, min(limit_s, left_s), folder, log)
         if code is None:
-            return None, f"killed after {limit_s:.0f} s, its limit; see {log}"
+            return None, f"killed after {min(limit_s, left_s):.0f} s, its limit; see {log}"
         lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         return code, f"failed: {printable(lines[-1]) if lines else f'exit code {code}'}; see {log}"
 
@@ -258,25 +263,17 @@ def run_limited(program: Sequence[str], limit_s: float, folder: Path, log: Path)
             process.communicate()
 
 
-def _collected(step: Step, folder: Path) -> Content:
-    """What the program of `step` wrote into `folder`, as JSON, and what it printed."""
-    content: Content = {"printed": (folder / "printed").read_text(encoding="utf-8", errors="replace")}
-    if _LINES in step.program:
-        content["lines"] = [json.loads(line) for line in (folder / _LINES).read_text().splitlines()]
-    elif _JSON in step.program:
-        content |= json.loads((folder / _JSON).read_text(encoding="utf-8"))
-    return content
+def wrong(found: Mapping[str, Content | None]) -> list[str]:
+    """The steps that ran to their end and found something that is not as it should be, in sentences."""
+    failed = [name for name, content in found.items() if content and content["exit_code"] == FOUND_WRONG]
+    return [f"Something is wrong: see {name}." for name in failed]
 
 
-def wrong(found: Found) -> list[str]:
-    """The steps that ran to their end and found something that is not as it should be."""
-    return [name for name, content in found.items() if content and content["exit_code"] == FOUND_WRONG]
-
-
-def publish(run: Campaign, steps: Sequence[Step], found: Found, notes: Mapping[str, str]) -> None:
+def publish(
+    run: Campaign, steps: Sequence[Step], found: Mapping[str, Content | None], notes: Mapping[str, str]
+) -> None:
     """Write the page of what there is: a line for each step, and below it what each printed."""
-    said = [f"Measured on {machine_line(run.machine)}."]
-    said += [f"Something is wrong: see {name}." for name in wrong(found)]
+    said = [f"Measured on {machine_line(run.machine)}.", *wrong(found)]
     if run.prefix == "smoke":
         said.append("A trial run on a CPU with emulated trainers: no figure here says anything about a GPU.")
     rows, parts = [], []
@@ -307,17 +304,14 @@ _PATH = click.Path(path_type=Path)
 @click.option(
     "--data", type=_PATH, default=Path("data/evidence"), show_default=True, help="For pictures and logs."
 )
-@click.option("--again", multiple=True, metavar="STEP", help="Measure this step anew, or 'all'.")
-@click.option(
-    "--minutes", default=25.0, show_default=True, help="What is not done by then is left for the next run."
-)
+@click.option("--minutes", default=25.0, show_default=True, help="What is not done by then is left.")
 @click.option("--smoke", is_flag=True, help="The same steps in miniature on the CPU, to try the command out.")
-def command(out: Path | None, data: Path, again: tuple[str, ...], minutes: float, smoke: bool) -> None:
+def command(out: Path | None, data: Path, minutes: float, smoke: bool) -> None:
     """Measure whether this machine's GPU waits for data, with every loader; needs no network.
 
     Each step is a process of its own with a time limit. One that has its result in --out is not measured
-    again: killed, the same command goes on. It ends with exit code 1 where something is wrong that was
-    checked, and 2 where a step has no result.
+    again, unless that file is removed: killed, the same command goes on. It ends with exit code 1 where
+    something is wrong that was checked, and 2 where a step has no result.
     """
     until_s = time.monotonic() + minutes * 60
     if not smoke and not torch.cuda.is_available():
@@ -334,15 +328,10 @@ def command(out: Path | None, data: Path, again: tuple[str, ...], minutes: float
         data = data.with_name(f"{data.name}-smoke")
     data = data.absolute()  # each step runs in a folder of its own
     steps = make_steps(data, smoke)
-    for name in again:
-        check_choice("step", name, [*(step.name for step in steps), _ALL])
     run = _open(out, data, smoke, until_s)
-    found: Found = {}
+    found: dict[str, Content | None] = {}
     notes: dict[str, str] = {}
-
     for step in steps:
-        if step.name in again or _ALL in again:
-            run.forget(step)
         found[step.name], notes[step.name] = run.finished(step)
     publish(run, steps, found, notes)  # now: it tells whether files can be written there
     missing = [step for step in steps if found[step.name] is None]
@@ -356,9 +345,9 @@ def command(out: Path | None, data: Path, again: tuple[str, ...], minutes: float
         found[step.name], notes[step.name] = run.measure(step)
         note(f"{step.name}: {notes[step.name]}")
         publish(run, steps, found, notes)
-    for name in wrong(found):
-        click.echo(f"Something is wrong: see {name}.")
-    measured = sum(content is not None for content in found.values())
+    measured = len(steps) - list(found.values()).count(None)
+    for sentence in wrong(found):
+        click.echo(sentence)
     click.echo(f"{measured} of {len(steps)} steps are measured; see {run.results / _PAGE}")
     click.get_current_context().exit(2 if measured < len(steps) else int(bool(wrong(found))))
 

@@ -10,26 +10,26 @@ import click
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from bench.commands.options import PATH, PLACE, run_options
+from bench.commands.options import PLACE, run_options
 from bench.machine.hardware import describe_machine
 from bench.measure.candidates import CHOICES as BACKENDS
 from bench.measure.candidates import READS
 from bench.measure.settings import Settings, check_fills_batch
-from bench.measure.trainers import CHOICES, EPILOG, MODELS, resolve
+from bench.measure.trainers import CHOICES, EPILOG, resolve
 from bench.measure.trial import HostClock, measure
 from bench.report.words import Table, counted, machine_line, say
 from loaders.dataset import RAW, SplitData, open_split
 from precache.console import commandline
-from precache.errors import DatasetError, SettingError, check_choice, check_range
+from precache.errors import DatasetError, check_choice
 from precache.storage.urls import Location
 
 WAIT, STEP = "wait for batch", "train step"
 _DATA = Path("data")
-# A CPU computes, too: the profile of an emulated trainer would show it asleep. So few and small steps end
-# within half a minute on two cores.
+# A CPU computes, too: the profile of an emulated trainer would show it asleep. Ten steps of so small a model
+# and batch end within half a minute on two cores.
 _ON_CPU = "resnet18"
-_STEPS, _BATCH_SIZE = {"cuda": 20, "cpu": 10}, {"cuda": 64, "cpu": 16}
-_NAME_WIDTH = 60
+_BATCH_SIZE = {"cuda": 64, "cpu": 16}
+_SHOWN = 15  # operators; the file has all
 
 
 class ProfiledClock(HostClock):
@@ -47,36 +47,30 @@ class ProfiledClock(HostClock):
 
     def mark(self) -> None:
         """End the wait or the step, begin the other."""
-        ends_step = len(self._marks) % 2 == 0
-        if ends_step and self._device.type == "cuda":
+        if len(self._marks) % 2 == 0 and self._device.type == "cuda":
             torch.cuda.synchronize(self._device)  # else the wait for the next batch would pay for this step
         if not self._marks:
             self._running.enter_context(self.profiler)
-            self._running.enter_context(self._span)
         self._span.close()
         super().mark()
         for name in self._names:  # none after the last step
             self._span.enter_context(record_function(name))
             break
 
-    def intervals_s(self) -> tuple[float, ...]:
-        """Seconds of each wait and step; ends the profile."""
-        self.close()
-        return super().intervals_s()
-
     def close(self) -> None:
         """End the profile."""
+        self._span.close()
         self._running.close()
 
 
-def profile_trial(settings: Settings, trace_path: Path, top: int) -> dict[str, Any]:
+def profile_trial(settings: Settings, trace_path: Path) -> dict[str, Any]:
     """Run the trial with its timed batches under the profiler; its trace goes to `trace_path`.
 
     Returns:
         steps: how many.
         stage_s: seconds of the calling thread in WAIT and STEP; on a GPU a step is over when its work is.
-        operators: those with the most time of their own on the device, or on the host without a GPU: name,
-            calls, host_s, device_s; seconds without those of the operators that they call.
+        operators: first those with the most time of their own on the device, or on the host without a GPU:
+            name, calls, host_s, device_s; seconds without those of the operators that they call.
         shares: of the time, 0 to 1, of each stage.
     """
     with closing(ProfiledClock(settings.device, settings.batches)) as clock:
@@ -96,7 +90,7 @@ def profile_trial(settings: Settings, trace_path: Path, top: int) -> dict[str, A
     return {
         "steps": settings.batches,
         "stage_s": {WAIT: sum(trial.wait_s), STEP: sum(trial.step_s)},
-        "operators": operators[:top],
+        "operators": operators,
         "shares": {WAIT: trial.wait_share, STEP: 1 - trial.wait_share},
     }
 
@@ -119,20 +113,16 @@ def open_for(backend: str, folder: Location) -> SplitData:
     *("trainer", "trainer_rate", "warmup", "amp", "workers", "size", "device"),
     trainer={"help": f"One of: {CHOICES}; auto is resnet50 on a GPU, {_ON_CPU} on a CPU."},
 )
-@click.option("--steps", type=int, help="Profiled steps.  [default: 20; of a model on a CPU: 10]")
+@click.option("--steps", type=click.IntRange(min=1), default=10, show_default=True, help="Profiled steps.")
 @click.option(
-    "--batch-size",
-    type=int,
-    help="Samples per batch.  [default: 64, or what there is; of a model on a CPU: 16]",
+    "--batch-size", type=int, help="Samples per batch.  [default: 64 or what there is; on a CPU 16]"
 )
-@click.option("--top", default=15, show_default=True, help="Operators in the table.")
-@click.option("--out", type=PATH, required=True, help="Folder for the files.")
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), required=True, help="For the files.")
 def command(
     folder: Location | None,
     backend: str,
-    steps: int | None,
+    steps: int,
     batch_size: int | None,
-    top: int,
     out: Path,
     settings: Settings,
 ) -> None:
@@ -144,27 +134,18 @@ def command(
     FOLDER defaults to the one in data/ that the backend is made for. The trace opens in
     https://ui.perfetto.dev and in chrome://tracing.
     """
-    on_cpu = settings.device.type == "cpu"
-    trainer = _ON_CPU if on_cpu and settings.trainer == "auto" else resolve(settings.trainer, settings.device)
-    usual = "cpu" if on_cpu and trainer in MODELS else "cuda"
-    steps = _STEPS[usual] if steps is None else steps
-    for name, value in (("steps", steps), ("top", top)):
-        check_range(name, value, 1)
     check_choice("backend", backend, [*BACKENDS, "auto"])
-    if out.exists() and not out.is_dir():
-        raise SettingError(f"{out}: is a file; name a folder")
-    if folder is None:
-        folder = _DATA / ("raw" if backend == "auto" else READS[backend][0])
+    kind, trainer = settings.device.type, settings.trainer
+    trainer = _ON_CPU if (kind, trainer) == ("cpu", "auto") else resolve(trainer, settings.device)
+    folder = folder or _DATA / ("raw" if backend == "auto" else READS[backend][0])
     data = open_for(backend, folder)
-    if batch_size is None:
-        batch_size = max(1, min(_BATCH_SIZE[usual], len(data.ids)))
+    batch_size = min(_BATCH_SIZE[kind], len(data.ids)) if batch_size is None else batch_size
     check_fills_batch(batch_size, len(data.ids))
     told = {"trainer": trainer, "batch_size": batch_size, "batches": steps}
-    settings = settings.of(
-        backend, folder, len(data.classes), **told, monitored=False
-    )  # no thread in the trace
+    # not monitored: its thread would be in the trace
+    settings = settings.of(backend, folder, len(data.classes), **told, monitored=False)
     out.mkdir(parents=True, exist_ok=True)
-    found = profile_trial(settings, out / "trace.json", top)
+    found = profile_trial(settings, out / "trace.json")
     (out / "profile.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     _show(found)
     say(
@@ -186,13 +167,12 @@ def _show(found: dict[str, Any]) -> None:
     if not found["operators"]:
         say("No operators: this trainer computes nothing. --trainer resnet18 shows those of a step.")
         return
-    times = ["host", "device"] if any(one["device_s"] for one in found["operators"]) else ["host"]
     rows = [
         (
-            one["name"][:_NAME_WIDTH],
+            one["name"][:60],
             f"{one['calls']:,}",
-            *(f"{one[f'{each}_s'] * 1e3:,.1f}" for each in times),
+            *(f"{one[time] * 1e3:,.1f}" for time in ("host_s", "device_s")),
         )
-        for one in found["operators"]
+        for one in found["operators"][:_SHOWN]
     ]
-    Table(("operator", "calls", *(f"{each} ms" for each in times)), rows).show()
+    Table(("operator", "calls", "host ms", "device ms"), rows).show()

@@ -21,13 +21,9 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from io import BytesIO
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import BinaryIO
-from urllib.parse import parse_qs, unquote, urlsplit
-from xml.sax.saxutils import escape
 
 import click
 
@@ -42,32 +38,21 @@ from precache.errors import SettingError
 from precache.storage.objects import ObjectStore
 from precache.storage.urls import Url
 
-ENVIRONMENT = {
-    **{
-        "AWS_ACCESS_KEY_ID": "nobody",
-        "AWS_SECRET_ACCESS_KEY": "nothing",
-        "AWS_EC2_METADATA_DISABLED": "true",
-    },
-    **{"AWS_REGION": "us-east-1", "AWS_DEFAULT_REGION": "us-east-1"},
-}
-"""What clients of S3 look for, beside AWS_ENDPOINT_URL."""
 FORMATS = ("shards", "webdataset")
 _PLAIN = "plain download"
 _FILES_AT_A_TIME = 4
 _PART_BYTES = 256 << 10  # 2.6 ms of a line of 100 MB/s
-_MISSING = b"<Error><Code>NoSuchKey</Code><Message>none</Message></Error>"
 _RANGE = re.compile(r"bytes=(\d+)-(\d*)")
 
 
 class Server(ThreadingHTTPServer):
-    """Answers as S3 does to who reads: GET, with a range or without, HEAD and ListObjectsV2, any bucket."""
+    """Answers GET, with a range or without, and HEAD for the files below a folder."""
 
     daemon_threads = True
 
     def __init__(self, root: Path, latency_s: float, bytes_per_s: float) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.root, self.latency_s = root, latency_s
-        self._bytes_per_s = bytes_per_s
+        super().__init__(("127.0.0.1", 0), partial(_Handler, directory=str(root)))
+        self.latency_s, self._bytes_per_s = latency_s, bytes_per_s
         self._lock = threading.Lock()
         self._free_s = 0.0
 
@@ -80,7 +65,7 @@ class Server(ThreadingHTTPServer):
         time.sleep(wait_s)
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(SimpleHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server: Server
 
@@ -92,52 +77,27 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         time.sleep(self.server.latency_s)
-        asked = urlsplit(self.path)
-        key = unquote(asked.path).lstrip("/").partition("/")[2]
-        path = self.server.root / key
-        if "list-type" in asked.query:
-            listed = _listed(self.server.root, parse_qs(asked.query).get("prefix", [""])[0])
-            self._answer(200, {}, BytesIO(listed), len(listed))
-        elif not key or not path.is_file():
-            self._answer(404, {}, BytesIO(_MISSING), len(_MISSING))
-        else:
-            size = path.stat().st_size
-            headers = {"ETag": f'"{size:x}"', "Last-Modified": "Thu, 01 Jan 2026 00:00:00 GMT"}
-            start, stop, code = 0, size, 200
-            if match := _RANGE.fullmatch(self.headers.get("Range", "")):
-                start, stop, code = int(match[1]), min(size, int(match[2] or size) + 1), 206
-                headers["Content-Range"] = f"bytes {start}-{stop - 1}/{size}"
-            with open(path, "rb") as file:
-                file.seek(start)
-                self._answer(code, headers, file, stop - start)
-
-    do_HEAD = do_GET
-
-    def _answer(self, code: int, headers: dict[str, str], content: BinaryIO, count: int) -> None:
+        path = Path(self.translate_path(self.path))
+        if not path.is_file():
+            self.send_error(404)
+            return
+        size = path.stat().st_size
+        start, stop, code = 0, size, 200
+        if match := _RANGE.fullmatch(self.headers.get("Range", "")):
+            start, stop, code = int(match[1]), min(size, int(match[2] or size) + 1), 206
         self.send_response_only(code)
-        for name, value in {**headers, "Content-Length": str(count)}.items():
-            self.send_header(name, value)
+        self.send_header("Content-Range", f"bytes {start}-{stop - 1}/{size}")
+        self.send_header("ETag", f'"{size:x}"')
+        self.send_header("Last-Modified", "Thu, 01 Jan 2026 00:00:00 GMT")
+        self.send_header("Content-Length", str(stop - start))
         self.end_headers()
-        with suppress(BrokenPipeError, ConnectionResetError):
-            while self.command != "HEAD" and count > 0:
-                part = content.read(min(count, _PART_BYTES))
+        with open(path, "rb") as file, suppress(BrokenPipeError, ConnectionResetError):
+            file.seek(start)
+            while self.command != "HEAD" and (part := file.read(min(stop - file.tell(), _PART_BYTES))):
                 self.server.wait(len(part))
                 self.wfile.write(part)
-                count -= len(part)
 
-
-def _listed(root: Path, prefix: str) -> bytes:
-    """All of it at once: folders of more than 1,000 objects are not what this is for."""
-    files = {path.relative_to(root).as_posix(): path for path in root.rglob("*") if path.is_file()}
-    entries = "".join(
-        f"<Contents><Key>{escape(name)}</Key><Size>{files[name].stat().st_size}</Size>"
-        f"<LastModified>2026-01-01T00:00:00.000Z</LastModified><ETag>&quot;0&quot;</ETag></Contents>"
-        for name in sorted(files)
-        if name.startswith(prefix)
-    )
-    head = f"<Name>bucket</Name><Prefix>{escape(prefix)}</Prefix><IsTruncated>false</IsTruncated>"
-    text = f"<?xml version='1.0' encoding='UTF-8'?><ListBucketResult>{head}{entries}</ListBucketResult>"
-    return text.encode()
+    do_HEAD = do_GET
 
 
 def _serve(told: Connection, root: Path, latency_s: float, bytes_per_s: float) -> None:
@@ -160,28 +120,27 @@ def serving(root: Path, latency_s: float, bytes_per_s: float) -> Iterator[str]:
         process.join()
 
 
-def download(folder: str) -> float:
-    """Bytes/s of a plain download of `shards` into `folder`, several files at a time."""
-    start_s = time.perf_counter()
-    store = ObjectStore(Url("s3://bucket", "shards"))
-    files = list(store.list())
+def download(url: Url, sizes: dict[str, int], folder: str) -> float:
+    """Bytes/s of a plain download of files of these names and sizes into `folder`, several at a time."""
+    store = ObjectStore(url)
 
-    def fetch(number: int) -> None:
-        descriptor = os.open(os.path.join(folder, str(number)), os.O_WRONLY | os.O_CREAT)
-        store.download(files[number].name, descriptor, files[number].bytes)
+    def fetch(name: str) -> None:
+        descriptor = os.open(os.path.join(folder, name), os.O_WRONLY | os.O_CREAT)
+        store.download(name, descriptor, sizes[name])
         os.close(descriptor)
 
+    start_s = time.perf_counter()
     with ThreadPoolExecutor(_FILES_AT_A_TIME) as pool:
-        list(pool.map(fetch, range(len(files))))
-    return sum(file.bytes for file in files) / (time.perf_counter() - start_s)
+        list(pool.map(fetch, sizes))
+    return sum(sizes.values()) / (time.perf_counter() - start_s)
 
 
-def read(name: str, folder: str, batch_size: int, workers: int, size: int) -> list[float]:
+def read(url: Url, folder: str, batch_size: int, workers: int, size: int) -> list[float]:
     """Images/s of both epochs of our loader, which caches in `folder`."""
     rates = []
     start_s = time.perf_counter()
     reading = loaders.Reading(workers=workers, cache_dir=folder)
-    with loaders.build(f"s3://bucket/{name}", batch_size=batch_size, size=size, reading=reading) as loader:
+    with loaders.build(str(url), batch_size=batch_size, size=size, reading=reading) as loader:
         for _ in range(2):
             images = sum(len(batch.ids) for batch in loader)
             rates.append(images / (time.perf_counter() - start_s))
@@ -189,13 +148,15 @@ def read(name: str, folder: str, batch_size: int, workers: int, size: int) -> li
     return rates
 
 
-def run(name: str, image_bytes: float, settings: tuple[int, int, int]) -> dict[str, float]:
-    """Figures of one run of `name`, with an empty cache."""
+def run(
+    url: Url, sizes: dict[str, int], images: int, settings: tuple[int, int, int] | None
+) -> dict[str, float]:
+    """Figures of one run with an empty cache; of a plain download where there are no settings."""
     with tempfile.TemporaryDirectory(prefix="bench-cache-") as folder:
-        if name == _PLAIN:
-            return {"mb_per_s": run_fresh(download, folder) / 1e6}
-        first, second = run_fresh(read, name, folder, *settings)
-        return {"first": first, "second": second, "mb_per_s": first * image_bytes / 1e6}
+        if settings is None:
+            return {"mb_per_s": run_fresh(download, url, sizes, folder) / 1e6}
+        first, second = run_fresh(read, url, folder, *settings)
+        return {"first": first, "second": second, "mb_per_s": first * sum(sizes.values()) / images / 1e6}
 
 
 @click.command(cls=commandline.Command)
@@ -214,12 +175,15 @@ def command(
     if "shards" not in names:
         raise SettingError(f"{data}: has no folder 'shards'; run 'precache convert TREE {data / 'shards'}'")
     images = open_dataset(data / "shards").manifest.samples
-    runs = {}
-    for name in (_PLAIN, *names):
-        stored = sum(path.stat().st_size for path in (data / name).rglob("*") if path.is_file())
-        runs[name] = partial(run, name, stored / images, (batch_size, workers, size))
-    with serving(data, latency_ms / 1e3, mb_per_s * 1e6) as endpoint:
-        os.environ.update({**ENVIRONMENT, "AWS_ENDPOINT_URL": endpoint})
+    sizes = {
+        name: {file.name: file.stat().st_size for file in (data / name).iterdir() if file.is_file()}
+        for name in names
+    }
+    with serving(data, latency_ms / 1e3, mb_per_s * 1e6) as server:
+        runs = {_PLAIN: partial(run, Url(server, "shards"), sizes["shards"], images, None)}
+        for name in names:
+            settings = (batch_size, workers, size)
+            runs[name] = partial(run, Url(server, name), sizes[name], images, settings)
         turns = harness.Turns(runs, repeats)
     columns = (
         Column("first epoch, images/s", "first"),

@@ -24,7 +24,7 @@ import torch
 from bench.machine import page_cache
 from bench.machine.hardware import describe_machine
 from bench.measure.fresh import ProcessRun, run_watched
-from bench.measure.peers import check_python
+from bench.measure.peers import check_python, script
 from bench.peers import writing
 from bench.report import stats
 from precache import images, jpeg
@@ -230,13 +230,11 @@ def _command(
     name: str, source: Path, destination: Path, recipe: Recipe, workers: int, peer_python: str
 ) -> list[str]:
     """That converts `source` by the writer `name`."""
-    folders = [str(source), str(destination)]
     if name == OURS:
-        flags = shlex.split(recipe.to_flags())
-        return [sys.executable, "-m", "precache", "convert", *folders, *flags, "--workers", str(workers)]
+        folders = [str(source), str(destination), *shlex.split(recipe.to_flags())]
+        return [sys.executable, "-m", "precache", "convert", *folders, "--workers", str(workers)]
     settings = {"size": recipe.size, "quality": recipe.quality, "workers": workers}
-    flags = [text for key, value in settings.items() for text in (f"--{key}", str(value))]
-    return [peer_python, writing.__file__, name, *folders, *flags]
+    return script(peer_python, writing, name, source, destination, **settings)
 
 
 def _version(python: str, name: str) -> str | None:

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 from bench.measure.candidates import Candidate
 from bench.measure.fresh import run_watched
@@ -33,18 +34,21 @@ class PeerCandidate:
     Attributes:
         name: of `bench.peers.serving.PEERS`.
         path: the folder that it reads.
+        described: what kind of data that is, for tables.
         stored: side of the squares in it, pixels; 0 for a raw tree.
         quality: of its JPEGs.
         python: the Python that runs it.
-        source: the raw tree to write `path` from where it is missing.
+        source: the raw tree to write `path` from, by the one of `bench.peers.writing.WRITERS` that
+            `described` names; None where the data are not its own, or no tree was given.
     """
 
     name: str
     path: Path
+    described: str
     stored: int
     quality: int
     python: str
-    source: Path | None
+    source: Path | None = None
 
     @property
     def label(self) -> str:
@@ -55,20 +59,6 @@ class PeerCandidate:
     def work(self) -> Work:
         """What serving costs."""
         return PEERS[self.name].kind, self.stored
-
-    @property
-    def described(self) -> str:
-        """What kind of data it reads, for tables."""
-        if self.writer is not None:
-            return self.writer
-        recipe = _recipe_of(self.path)
-        return recipe.format if recipe else RAW_TREE
-
-    @property
-    def writer(self) -> str | None:
-        """Of `path`, a name of `bench.peers.writing.WRITERS`; None if that is ours."""
-        (reads, *_) = PEERS[self.name].reads
-        return reads if reads in writing.WRITERS and reads not in _KINDS else None
 
 
 def work_of(candidate: Candidate, size: int, augment: str = "eval") -> Work | None:
@@ -112,21 +102,14 @@ def choose_peers(
         check_choice("peer", name, PEERS)
         reads = PEERS[name].reads
         given = next((folders[kind] for kind in reads if kind in folders), None)
-        if given is None and reads[0] in _KINDS:
+        if given is not None:
+            chosen.append(_reading(name, *given, size, python))
+        elif reads[0] in _KINDS:
             raise DatasetError(
                 f"peer {name} reads {' or '.join(reads)}, and no such folder is there; name one as DATA"
             )
-        if given is None:
+        else:
             chosen.append(_with_own_data(name, folders, size, python, peer_data))
-            continue
-        path, recipe = given
-        stored = _side(recipe) if recipe else 0
-        if stored is None:
-            raise DatasetError(
-                f"peer {name} serves squares, and {path} holds other pictures; leave it out, or name a "
-                f"folder that was converted with --fit crop --size {_shown(size)}"
-            )
-        chosen.append(PeerCandidate(name, path, stored, recipe.quality if recipe else 0, python, None))
     return chosen
 
 
@@ -134,6 +117,17 @@ def check_python(python: str) -> None:
     """Raise SettingError unless there is such a program."""
     if shutil.which(python) is None:
         raise SettingError(f"{python}: cannot be run; name a Python with --peer-python")
+
+
+def _reading(name: str, path: Path, recipe: Recipe | None, size: int, python: str) -> PeerCandidate:
+    if recipe is None:
+        return PeerCandidate(name, path, RAW_TREE, 0, 0, python)
+    if (stored := _side(recipe)) is None:
+        raise DatasetError(
+            f"peer {name} serves squares, and {path} holds other pictures; leave it out, or name a "
+            f"folder that was converted with --fit crop --size {_shown(size)}"
+        )
+    return PeerCandidate(name, path, recipe.format, stored, recipe.quality, python)
 
 
 def _with_own_data(
@@ -151,13 +145,13 @@ def _with_own_data(
     source = folders[RAW][0].resolve() if RAW in folders else None
     if source is None and not path.exists():
         raise DatasetError(f"peer {name}: {path} does not exist; name the raw tree to write it from as DATA")
-    return PeerCandidate(name, path, stored, quality, python, source)
+    return PeerCandidate(name, path, peer.reads[0], stored, quality, python, source)
 
 
 def limits(paths: Sequence[Path]) -> list[PeerCandidate]:
     """The limit of each folder of shards of squares among `paths`; needs NumPy only."""
     return [
-        PeerCandidate(LIMIT, path, side, recipe.quality, sys.executable, None)
+        PeerCandidate(LIMIT, path, "shards", side, recipe.quality, sys.executable)
         for path in paths
         if (recipe := _recipe_of(path)) and recipe.format == "shards" and (side := _side(recipe))
     ]
@@ -180,7 +174,7 @@ def write_data(peer: PeerCandidate, workers: int) -> None:
         WorkerError: the writer failed; holds its last line.
         DatasetError: what is there was written from another tree.
     """
-    if peer.writer is None or peer.source is None:
+    if peer.source is None:
         return
     note = peer.path / _MADE_FROM
     if peer.path.exists():
@@ -194,10 +188,15 @@ def write_data(peer: PeerCandidate, workers: int) -> None:
     partial = peer.path.with_name(f"{peer.path.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     settings = {"size": peer.stored, "quality": peer.quality, "workers": max(1, workers)}
-    command = [peer.python, writing.__file__, peer.writer, str(peer.source), str(partial)]
-    run_watched([*command, *_flags(settings)])
+    run_watched(script(peer.python, writing, peer.described, peer.source, partial, **settings))
     (partial / note.name).write_text(json.dumps(str(peer.source)), encoding="utf-8")
     partial.rename(peer.path)
+
+
+def script(python: str, module: ModuleType, *arguments: str | Path, **settings: object) -> list[str]:
+    """The command that runs a module of `bench.peers` by another Python, which has nothing of ours."""
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
+    return [python, str(module.__file__), *map(str, arguments), *flags]
 
 
 def run_peer(
@@ -208,13 +207,10 @@ def run_peer(
     Raises:
         WorkerError: it failed; holds its last line.
     """
-    command = [peer.python, serving.__file__, peer.name, str(peer.path)]
-    settings = {
-        "stored": peer.stored, "batch-size": batch_size, "size": size, "workers": workers,
-        "warmup": warmup, "batches": batches,
-    }  # fmt: skip
-    output = run_watched([*command, *_flags(settings)]).output
-    answers = [line for line in output.splitlines() if line.startswith('{"version"')]
+    settings = {"stored": peer.stored, "batch_size": batch_size, "size": size, "workers": workers}
+    timing = {"warmup": warmup, "batches": batches}
+    command = script(peer.python, serving, peer.name, peer.path, **settings, **timing)
+    answers = [line for line in run_watched(command).output.splitlines() if line.startswith('{"version"')]
     if not answers:
         raise WorkerError(f"{' '.join(command)}: printed no result")
     answer = json.loads(answers[-1])
@@ -222,7 +218,3 @@ def run_peer(
         answer["first_batch_s"], answer["images"], tuple(answer["batch_s"]), tuple(answer["epoch_starts"])
     )
     return trial, answer["version"]
-
-
-def _flags(settings: dict[str, int]) -> list[str]:
-    return [text for name, value in settings.items() for text in (f"--{name}", str(value))]

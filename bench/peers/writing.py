@@ -9,10 +9,9 @@ in another virtual environment, for these libraries pin versions.
 
 import argparse
 import io
-import multiprocessing
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -122,16 +121,8 @@ def _in_processes(
 ) -> None:
     """`write` a near-equal part of the pictures in each of `workers` processes, into a folder of its own."""
     parts = [range(rank, len(pictures), workers) for rank in range(workers)]
-    processes = [
-        multiprocessing.Process(target=write, args=(pictures, part, destination / str(part.start)))
-        for part in parts
-    ]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join()
-    if any(process.exitcode for process in processes):
-        raise SystemExit("a writing process failed")
+    with ProcessPoolExecutor(workers) as pool:
+        list(pool.map(partial(write, pictures), parts, [destination / str(part.start) for part in parts]))
 
 
 def write_npy(pictures: Pictures, destination: Path, workers: int) -> None:

@@ -14,6 +14,19 @@ from precache.errors import SettingError
 RAW_TREE = "raw tree"
 SYNTHETIC = "synthetic"
 TODAY_BACKEND = "imagefolder"
+_NEEDED: dict[str, Any] = {
+    "trainers": tuple[str, ...],
+    "batch_size": int,
+    "size": int,
+    "workers": int,
+    "repeats": int,
+}
+_OPTIONAL: dict[str, Any] = {
+    "data": dict[str, dict[str, Any]],
+    "peers": dict[str, str],
+    "notes": tuple[str, ...],
+    "other_cpu": float | None,
+}
 BUSY_SHARE = 0.95
 """From this share of all cores on, averaged over a run, there is no CPU time left for another worker."""
 ALL_BUSY = "All cores were busy"
@@ -321,11 +334,14 @@ class Result:
         try:
             result: Result = typed(cls, content)
             missing = {"cpu", "memory", "accelerator", "date"} - result.machine.keys()
-            missing |= {"trainers", "batch_size", "size", "workers", "repeats"} - result.settings.keys()
+            missing |= _NEEDED.keys() - result.settings.keys()
             if not result.rows:
                 missing.add("rows")
             if missing:
                 raise KeyError(*sorted(missing))
+            for name, kind in {**_NEEDED, **_OPTIONAL}.items():
+                if name in result.settings:
+                    typed(kind, result.settings[name])
             return result
         except (KeyError, TypeError, AttributeError) as error:
             raise SettingError(f"not a result of 'bench loaders' ({error!r})") from error
@@ -360,15 +376,20 @@ def typed(kind: Any, content: Any) -> Any:
         return None if content is None or content == {} else typed(inner, content)
     if is_dataclass(kind):
         hints = get_type_hints(kind)
-        known = {each.name: each for each in fields(kind)} if isinstance(content, dict) else {}
-        values = {name: typed(hints[name], content[name]) for name in known if name in content}
-        return kind(**values)  # type: ignore[operator]
+        if not isinstance(content, dict):
+            raise TypeError(f"{content!r} is no object")
+        names = [each.name for each in fields(kind) if each.name in content]
+        return kind(**{name: typed(hints[name], content[name]) for name in names})  # type: ignore[operator]
     if origin is tuple:
+        if not isinstance(content, (list, tuple)):
+            raise TypeError(f"{content!r} is no list")
         return tuple(typed(parts[0], each) for each in content)
     if origin is dict:
         return {name: typed(parts[1], each) for name, each in content.items()}
-    if kind is float and not isinstance(content, (int, float)):
-        raise TypeError(f"{content!r} is no number")
+    if kind in (str, bool, int, float):
+        plain = (int, float) if kind is float else kind
+        if not isinstance(content, plain) or (isinstance(content, bool) and kind is not bool):
+            raise TypeError(f"{content!r} is no {kind.__name__}")
     return content
 
 

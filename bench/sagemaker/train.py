@@ -6,8 +6,8 @@ Started on every host, this finds out where it is, starts a rank for each GPU of
 
 SageMaker   hosts, channels and hyperparameters are in the files of /opt/ml/input/config, which it writes for
             every image. Checkpoints go to /opt/ml/checkpoints, the model to /opt/ml/model.
-Slurm       `srun` starts one task a node: SLURM_PROCID, SLURM_NTASKS, SLURM_JOB_NODELIST.
-others      NNODES, NODE_RANK, MASTER_ADDR. In an Indexed Job of Kubernetes JOB_COMPLETION_INDEX is the rank.
+others      NNODES, NODE_RANK, MASTER_ADDR, MASTER_PORT. A task of `srun` knows its rank as SLURM_PROCID
+            (slurm.sh sets the others), a pod of an Indexed Job of Kubernetes as JOB_COMPLETION_INDEX.
 
 All other options than those of --help go to `python -m loaders.examples.train`. Who is ended by SIGTERM has
 saved, and goes on where it was when the same command is started again. The exit code is that of the training:
@@ -17,7 +17,6 @@ saved, and goes on where it was when the same command is started again. The exit
 import argparse
 import json
 import os
-import re
 import shutil
 import signal
 import socket
@@ -29,6 +28,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from precache.errors import PrecacheError, SettingError
 
 TRAINING = "loaders.examples.train"
@@ -37,7 +38,7 @@ PORT = 29500
 """torchrun's own."""
 _BASE = "SAGEMAKER_BASE_DIR"  # as SageMaker's training toolkit calls it
 _VAL, _NO_DATA = ("val", "validation"), ("code",)  # channels
-_PORTS = 20_000  # from here on, so many, by the number of the Slurm job: nodes may be shared with other jobs
+_RANKS = ("NODE_RANK", "SLURM_PROCID", "JOB_COMPLETION_INDEX")
 _PATIENCE_S = 20.0  # for ranks to end by themselves, after one has failed
 _SAVING_S = 100.0  # after SIGTERM; SageMaker ends what is left after 120 s
 _POLL_S = 0.1
@@ -87,11 +88,9 @@ class Job:
     @classmethod
     def find(cls, ml: Path) -> "Job | None":
         """None where this is not SageMaker; SettingError where a file is not what it should be."""
-        config = ml / "input/config"
-        if not (config / "resourceconfig.json").exists():
-            return None
         names = ("resourceconfig", "inputdataconfig", "hyperparameters")
-        return cls(ml, *(_read(config / f"{name}.json") for name in names))
+        paths = [ml / f"input/config/{name}.json" for name in names]
+        return cls(ml, *map(_read, paths)) if paths[0].exists() else None
 
     def place(self) -> Place:
         """Of this host; all hosts have the same list, in an order of their own."""
@@ -107,7 +106,7 @@ class Job:
             hosts=len(names),
             number=sorted(names).index(current),
             master=min(names),
-            port=_port(os.environ, PORT),
+            port=_number(os.environ, "MASTER_PORT", PORT),
             interface=self.resources.get("network_interface_name"),
         )
 
@@ -133,8 +132,6 @@ class Job:
 
     def keep(self, checkpoints: Path) -> None:
         """Put the trained model, and what else the training wrote, where SageMaker takes it from."""
-        import torch
-
         model, output = self.ml / "model", self.ml / "output/data"
         for folder in (model, output):
             folder.mkdir(parents=True, exist_ok=True)
@@ -157,64 +154,32 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def find_place(environment: Mapping[str, str]) -> Place:
-    """Where this is: Slurm, another service that sets NNODES, or one host alone.
+    """Where this is, as a service that sets NNODES says; without it one host alone.
 
     Raises:
         SettingError: what the service has set is not complete, or does not go together.
     """
-    if "SLURM_PROCID" in environment and "SLURM_JOB_NODELIST" in environment:
-        return _slurm(environment)
-    if "NNODES" in environment and (hosts := _number(environment, "NNODES")) > 1:
-        rank = "NODE_RANK" if "NODE_RANK" in environment else "JOB_COMPLETION_INDEX"
-        return Place(
-            hosts=hosts,
-            number=_number(environment, rank),
-            master=_text(environment, "MASTER_ADDR"),
-            port=_port(environment, PORT),
-        )
-    return Place()
-
-
-def _slurm(environment: Mapping[str, str]) -> Place:
-    tasks = _number(environment, "SLURM_NTASKS")
-    nodes = int(environment.get("SLURM_NNODES", tasks))
-    if tasks != nodes:
-        raise SettingError(
-            f"srun has started {tasks} tasks on {nodes} nodes; start one a node (--ntasks-per-node=1): it "
-            f"starts a rank for each GPU of its node"
-        )
-    if tasks == 1:
+    hosts = _number(environment, "NNODES", 1)
+    if hosts == 1:
         return Place()
-    job = environment.get("SLURM_JOB_ID", "")
+    rank = next((name for name in _RANKS if name in environment), "NODE_RANK")
+    if not environment.get("MASTER_ADDR"):
+        raise SettingError("MASTER_ADDR is not set; it names the host that leads, for all of them")
     return Place(
-        hosts=tasks,
-        number=_number(environment, "SLURM_PROCID"),
-        master=environment.get("MASTER_ADDR") or first_host(environment["SLURM_JOB_NODELIST"]),
-        port=_port(environment, _PORTS + int(job) % _PORTS if job.isdecimal() else PORT),
+        hosts=hosts,
+        number=_number(environment, rank),
+        master=environment["MASTER_ADDR"],
+        port=_number(environment, "MASTER_PORT", PORT),
     )
 
 
-def first_host(nodes: str) -> str:
-    """Of a list as Slurm writes it: gpu[003-006,9],login1 -> gpu003."""
-    name = re.match(r"(?:[^,\[]|\[[^\]]*\])*", nodes)
-    return re.sub(r"\[(\w+)[^\]]*\]", r"\1", name[0] if name else nodes)
-
-
-def _text(environment: Mapping[str, str], name: str) -> str:
-    if not environment.get(name):
-        raise SettingError(f"{name} is not set; the service that starts this sets it")
-    return environment[name]
-
-
-def _number(environment: Mapping[str, str], name: str) -> int:
-    text = _text(environment, name)
-    if not text.isdecimal():
-        raise SettingError(f"{name} must be a number, got {text!r}")
+def _number(environment: Mapping[str, str], name: str, otherwise: int | None = None) -> int:
+    text = environment.get(name)
+    if text is None and otherwise is not None:
+        return otherwise
+    if text is None or not text.isdecimal():
+        raise SettingError(f"{name} must be a number that the service sets, got {text!r}")
     return int(text)
-
-
-def _port(environment: Mapping[str, str], otherwise: int) -> int:
-    return _number(environment, "MASTER_PORT") if "MASTER_PORT" in environment else otherwise
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -228,7 +193,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         place = job.place() if job else find_place(os.environ)
         command = [sys.executable, "-m", TRAINING, args.data, "--out", str(args.checkpoints), "--resume"]
         command += [*(("--val", args.val) if args.val else ()), *rest]
-        ended = run_ranks(command, place, args.processes or _gpus() or 1, os.environ)
+        ended = run_ranks(command, place, args.processes or torch.cuda.device_count() or 1, os.environ)
         if ended == 0 and place.number == 0 and job is not None:
             job.keep(args.checkpoints)
     except (PrecacheError, OSError) as error:
@@ -266,12 +231,6 @@ def parse(arguments: list[str], job: Job | None) -> tuple[argparse.Namespace, li
     if args.processes is not None and args.processes < 1:
         raise SettingError(f"--processes must be positive, got {args.processes}")
     return args, rest
-
-
-def _gpus() -> int:
-    import torch
-
-    return torch.cuda.device_count()
 
 
 def run_ranks(command: Sequence[str], place: Place, processes: int, environment: Mapping[str, str]) -> int:
@@ -316,27 +275,22 @@ def run_ranks(command: Sequence[str], place: Place, processes: int, environment:
 def _wait(ranks: Sequence["subprocess.Popen[bytes]"], came: Sequence[int]) -> int:
     """Until all have ended. Where one fails, or a signal came, the others have a while to end themselves."""
     failed, signalled, end_s = 0, 0, float("inf")
-    while True:
-        codes = [rank.poll() for rank in ranks]
+    while None in (codes := [rank.poll() for rank in ranks]):
         failed = failed or next((code for code in codes if code), 0)
-        if None not in codes:
-            break
         if came and not signalled:
             signalled, end_s = came[0], time.monotonic() + _SAVING_S
-            _signal(ranks, signal.SIGTERM)
+            for rank in ranks:
+                rank.terminate()
         if failed and not signalled:
             end_s = min(end_s, time.monotonic() + _PATIENCE_S)
         if time.monotonic() > end_s:
-            _signal(ranks, signal.SIGKILL)
+            for rank in ranks:
+                rank.kill()
         time.sleep(_POLL_S)
+    failed = failed or next((code for code in codes if code), 0)
     if failed and signalled:
         return 128 + signalled
     return 128 - failed if failed < 0 else failed
-
-
-def _signal(ranks: Sequence["subprocess.Popen[bytes]"], number: int) -> None:
-    for rank in ranks:
-        rank.send_signal(number)
 
 
 def _free_port() -> int:

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from bench.notebook import NOTEBOOK, execute
-from precache.errors import SettingError
+from bench.notebook import NOTEBOOK, command
+from precache.console import commandline
 from precache.example_data.sample_tree import make_sample
 from tests.command import ROOT, check_bad_input, run
 from tests.test_guides import RECORD, command_of
@@ -215,14 +215,20 @@ def test_a_signal_ends_the_kernel_too_and_leaves_the_notebook_as_it_was(tmp_path
     assert path.read_bytes() == before
 
 
-def test_what_is_no_notebook_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("text.ipynb",), "text.ipynb: is no notebook"),
+        (("none.ipynb",), "none.ipynb"),
+        (("--home", "missing"), "missing"),
+    ],
+)
+def test_what_is_no_notebook_is_named(
+    arguments: tuple[str, ...], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
     kernel()
-    (tmp_path / "text.ipynb").write_text("{")
-    for name, said in (
-        ("text.ipynb", "text.ipynb: is no notebook"),
-        ("none.ipynb", "there is no such notebook"),
-    ):
-        with pytest.raises(SettingError, match=said):
-            execute(tmp_path / name, tmp_path)
-    with pytest.raises(SettingError, match="home must be a folder"):
-        execute(NOTEBOOK, tmp_path / "missing")
+    monkeypatch.chdir(tmp_path)
+    Path("text.ipynb").write_text("{")
+    code = commandline.run(command, "bench.notebook", list(arguments))
+    check_bad_input(subprocess.CompletedProcess([], code, *capfd.readouterr()), said)

@@ -21,7 +21,7 @@ OWN = {
     "profile": {"trainer", "batch_size"},
     "quickstart": {"batches", "repeats"},
     "recommend": {"batch_size", "repeats", "workers"},
-    "simulate": {"trainer", "workers", "json_path"},
+    "simulate": {"trainer", "json_path"},
     "sweep": {"batch_size", "workers", "amp", "batches", "repeats", "html_path"},
 }
 """Commands whose option of that name has another default or help, as it means something else there."""

@@ -15,9 +15,8 @@ from bench.measure.candidates import Candidate
 from bench.measure.comparison import compare
 from bench.measure.peers import PeerCandidate, choose_peers, limits, run_peer, write_data
 from bench.measure.settings import Settings
-from bench.peers import libraries, serving, writing
-from bench.peers.libraries import Work
-from bench.peers.serving import LIMIT, PEERS
+from bench.peers import serving, writing
+from bench.peers.serving import LIMIT, PEERS, Work
 from bench.report.row import Result
 from precache.errors import DatasetError, SettingError, WorkerError
 from precache.formats import FORMATS
@@ -34,7 +33,7 @@ INSTALLED_WITH_TESTS = [
 ]  # fmt: skip
 OTHERS = [
     ("ffcv-raw", "ffcv"), ("ffcv-rrc", "ffcv"), ("ffcv-jpeg", "ffcv"), ("litdata-raw", "litdata"),
-    ("litdata-jpeg", "litdata"), ("mds-raw", "streaming"),
+    ("litdata-jpeg", "litdata"), ("mds-raw", "streaming"), ("spdl", "spdl.io"),
 ]  # fmt: skip
 TRIAL = {"batch_size": BATCH, "size": SIZE, "workers": 1, "warmup": 0}
 
@@ -90,7 +89,7 @@ def test_the_limit_copies_what_the_shards_hold(converted: dict[str, Path]) -> No
     margin = (STORED_SIZE - SIZE) // 2
     centre = slice(margin, margin + SIZE)
     stored = {(sample.label, np.asarray(sample.data)[centre, centre].tobytes()) for sample in shards}
-    start_epoch = libraries.gather(Work(converted["shards"], STORED_SIZE, SIZE, BATCH, 2))
+    start_epoch = serving.gather(Work(converted["shards"], STORED_SIZE, SIZE, BATCH, 2))
     served = {
         (label, image.tobytes())
         for images, labels in start_epoch()
@@ -111,13 +110,10 @@ def test_libraries_that_are_installed_serve_too(
     assert trial.images == 3 * BATCH + IMAGES % BATCH  # the rest of the first epoch
 
 
-def test_the_scripts_run_alone_and_import_nothing_else_of_ours(
-    converted: dict[str, Path], tmp_path: Path
-) -> None:
-    for module in (serving, libraries, writing):
+def test_the_scripts_run_alone_and_import_nothing_of_ours(converted: dict[str, Path], tmp_path: Path) -> None:
+    for module in (serving, writing):
         names = imports(Path(str(module.__file__)))
-        used = {name for name in names if name.split(".")[0] in ("precache", "loaders", "bench")}
-        assert all(name.startswith("bench.peers.libraries") for name in used), module
+        assert not {name for name in names if name.split(".")[0] in ("precache", "loaders", "bench")}, module
     command = [sys.executable, ROOT / "bench/peers/serving.py", "gather", converted["shards"]]
     flags = f"--stored {STORED_SIZE} --size {SIZE} --batch-size {BATCH} --batches 7 --warmup 1 --workers 2"
     run = subprocess.run(

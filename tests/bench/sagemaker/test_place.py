@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from bench.sagemaker.train import Job, Place, find_place, first_host, parse
+from bench.sagemaker.train import Job, Place, find_place, parse
 from precache.errors import SettingError
 from tests.bench.sagemaker.files import write_job
 
-SLURM = {"SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_JOB_NODELIST": "gpu[003-004]", "SLURM_NNODES": "2"}
+TWO = {"NNODES": "2", "MASTER_ADDR": "head"}
 
 
 def job(ml: Path, **changes: Any) -> Job:
@@ -20,7 +20,7 @@ def job(ml: Path, **changes: Any) -> Job:
 def test_one_host_alone_needs_no_service(tmp_path: Path) -> None:
     assert Job.find(tmp_path) is None
     assert find_place({}) == Place() == job(tmp_path).place()
-    assert find_place({**SLURM, "SLURM_NTASKS": "1", "SLURM_NNODES": "1"}) == find_place({"NNODES": "1"})
+    assert find_place({"NNODES": "1", "SLURM_PROCID": "0"}) == Place()
 
 
 def test_all_hosts_of_sagemaker_agree_who_leads_in_whatever_order_they_are_told(tmp_path: Path) -> None:
@@ -33,39 +33,23 @@ def test_all_hosts_of_sagemaker_agree_who_leads_in_whatever_order_they_are_told(
     assert {(at.master, at.hosts, at.port, at.interface) for at in found} == {("algo-1", 3, 29500, "eth0")}
 
 
-@pytest.mark.parametrize(
-    ("nodes", "first"),
-    [
-        ("node7", "node7"),
-        ("gpu[003-006,9],login1", "gpu003"),
-        ("a1,b[1-2]", "a1"),
-        ("rack[1-2]-n[05,7]-ib", "rack1-n05-ib"),
-    ],
-)
-def test_the_first_node_of_a_list_leads_a_job_of_slurm(nodes: str, first: str) -> None:
-    assert first_host(nodes) == first
-    assert find_place({**SLURM, "SLURM_JOB_NODELIST": nodes}).master == first
-
-
-def test_jobs_of_slurm_that_share_a_node_have_ports_of_their_own() -> None:
-    ports = {find_place({**SLURM, "SLURM_JOB_ID": job}).port for job in ("100", "101")}
-    assert len(ports) == 2
-    assert find_place({**SLURM, "MASTER_PORT": "1234", "MASTER_ADDR": "head"}) == Place(
-        hosts=2, number=1, master="head", port=1234
-    )
+@pytest.mark.parametrize("rank", ["NODE_RANK", "SLURM_PROCID", "JOB_COMPLETION_INDEX"])
+def test_each_service_tells_the_rank_of_a_host_by_a_name_of_its_own(rank: str) -> None:
+    assert find_place({**TWO, rank: "1"}) == Place(hosts=2, number=1, master="head", port=29500)
+    assert find_place({**TWO, rank: "1", "MASTER_PORT": "1234"}).port == 1234
 
 
 @pytest.mark.parametrize(
     ("environment", "said"),
     [
-        ({**SLURM, "SLURM_NTASKS": "16"}, "16 tasks on 2 nodes; start one a node"),
-        ({**SLURM, "SLURM_PROCID": "2"}, "number 2, but there are 2"),
-        ({"NNODES": "2", "MASTER_ADDR": "a"}, "JOB_COMPLETION_INDEX is not set"),
-        ({"NNODES": "two"}, "NNODES must be a number, got 'two'"),
+        ({**TWO, "SLURM_PROCID": "2"}, "number 2, but there are 2"),
+        (TWO, "NODE_RANK must be a number that the service sets, got None"),
+        ({"NNODES": "2", "NODE_RANK": "0"}, "MASTER_ADDR is not set"),
+        ({"NNODES": "two"}, "NNODES must be a number that the service sets, got 'two'"),
     ],
 )
 def test_what_a_service_has_set_wrongly_is_named(environment: dict[str, str], said: str) -> None:
-    with pytest.raises(SettingError, match=said.replace("[", r"\[")):
+    with pytest.raises(SettingError, match=said):
         find_place(environment)
 
 

@@ -19,7 +19,6 @@ COMMANDS = {
     "ddp": "bench.commands.ddp",
     "evidence": "bench.commands.evidence",
     "hardware": "bench.commands.hardware",
-    "photos": "bench.commands.photos",
     "profile": "bench.commands.profile",
     "report": "bench.commands.report",
     "simulate": "bench.commands.simulate",
@@ -28,10 +27,19 @@ COMMANDS = {
 """Each module holds its click command as `command`, and is imported when that is asked for."""
 
 
-@click.group(cls=commandline.Group, name="bench", modules=COMMANDS)
+FIRST = ("loaders", "recommend", "sweep", "hardware")
+"""What a newcomer needs."""
+
+
+@click.group(cls=commandline.Group, name="bench", modules=COMMANDS, first=FIRST)
 @click.version_option(precache.__version__, prog_name="bench")
 def main() -> None:
-    """Find out whether a training step waits for data, and what would fix it."""
+    """Does your GPU wait for data, and what would fix it?
+
+    \b
+    bench recommend photos                          what would converting these pictures bring?
+    bench loaders photos --backend imagefolder,pytorch --html report.html
+    """
     refuse_several_processes()
 
 

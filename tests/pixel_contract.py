@@ -15,7 +15,7 @@ from PIL import Image
 from torchvision.transforms import v2
 
 import loaders
-from bench.measure.stored_sizes import shown
+from bench.lab.stored_sizes import shown
 from loaders.dataset import RAW, open_split
 from precache import images
 from precache.jpeg import psnr

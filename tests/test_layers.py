@@ -75,8 +75,8 @@ def test_errors_import_nothing_of_ours() -> None:
 
 
 ROOMS = {
-    "commands": {"evidence", "machine", "measure", "peers", "report"},
-    "evidence": {"machine", "measure", "report"},
+    "commands": {"machine", "measure", "peers", "report"},
+    "lab": {"machine", "measure", "report"},
     "sagemaker": set[str](),
     "measure": {"machine", "peers", "report"},
     "machine": {"report"},
@@ -145,7 +145,7 @@ def test_names_of_loaders_are_all_that_its_init_holds() -> None:
 
 
 def test_each_command_is_a_file_of_its_name() -> None:
-    names = {path.stem for path in files("bench/commands")} - {"__init__"}
+    names = {path.stem for path in files("bench/commands")} - {"__init__", "options"}
     assert {name: f"bench.commands.{name}" for name in names} == {**COMMANDS, **ELSEWHERE}
 
 

@@ -41,7 +41,9 @@ def test_the_wheel_holds_the_three_packages_and_no_tests(built: Path, tracked: s
     assert any(name.endswith("licenses/LICENSE") for name in names)
     for folder in ("precache/cluster", "bench/sagemaker"):  # what users copy from there
         assert {name for name in tracked if name.startswith(folder)} <= set(names)
-    assert {name for name in tracked if name.endswith(".py") and name.split("/")[0] in packages} <= set(names)
+    code = {name for name in tracked if name.endswith(".py") and name.split("/")[0] in packages}
+    assert {name for name in code if not name.startswith("bench/lab/")} <= set(names)
+    assert not any(name.startswith("bench/lab") for name in names), "they run in a checkout"
     assert max(info.file_size for info in wheel.infolist()) < 50_000, "no notebooks, no figures"
     entry_points = next(name for name in names if name.endswith("entry_points.txt"))
     text = wheel.read(entry_points).decode()

@@ -1,33 +1,56 @@
 """`bench compare`: two results of `bench loaders`, row by row; exit code 1 on a regression."""
 
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import click
-from rich.table import Table
 
-from bench.report.regression import REGRESSION, Change, changes, differences
-from bench.report.result_file import read_result
+from bench.report import stats
+from bench.report.row import Key, Result, by_key, read_result
+from bench.report.stats import Estimate
 from bench.report.trust import disturbance, is_disturbed, other_cpu
-from bench.report.verdict import NOT_DISTINGUISHABLE
-from bench.report.words import counted
+from bench.report.verdict import NOT_DISTINGUISHABLE, WITHIN_NOISE
+from bench.report.words import Table, counted
 from precache.console import commandline
 from precache.console.commandline import STDOUT, check_output, write_json
-from precache.console.tables import new_console
 from precache.errors import SettingError, check_share
 
-_WIDTH = 100
-_WITHIN_NOISE = "within noise"
+SLOWER, FASTER, REGRESSION = "slower", "faster", "regression"
+_MACHINE = ("cpu", "accelerator", "memory")
+_WORK = (
+    *("batch_size", "size", "workers", "trainers", "amp", "compiled", "cache", "page_cache"),
+    *("augment", "shuffle", "device"),
+)
+_PATH = click.Path(path_type=Path)
+
+
+@dataclass(frozen=True, slots=True)
+class RateChange:
+    """One rate of one row in both results.
+
+    Attributes:
+        rate: which one, `loader` or `together`.
+        before, after: images/s in the first and the second result.
+        ratio: after over before.
+        verdict: SLOWER, FASTER, REGRESSION or NOT_DISTINGUISHABLE.
+    """
+
+    row: Key
+    rate: str
+    before: Estimate
+    after: Estimate
+    ratio: Estimate
+    verdict: str
 
 
 @click.command(name="compare", cls=commandline.Command)
-@click.argument("before_path", metavar="A.json", type=click.Path(path_type=Path))
-@click.argument("after_path", metavar="B.json", type=click.Path(path_type=Path))
+@click.argument("before_path", metavar="A.json", type=_PATH)
+@click.argument("after_path", metavar="B.json", type=_PATH)
 @click.option("--tolerance", default=0.05, show_default=True, help="How much slower is no regression yet.")
 @click.option("--force", is_flag=True, help="Compare even if machine, work, data or rows differ.")
-@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write it here; '-' prints it.")
+@click.option("--json", "json_path", type=_PATH, help="Write it here; '-' prints it.")
 @click.option("--quiet", is_flag=True, help="Print nothing but errors; for the exit code and --json FILE.")
 def command(
     before_path: Path, after_path: Path, tolerance: float, force: bool, json_path: Path | None, quiet: bool
@@ -45,7 +68,9 @@ def command(
             f"{before_path} and {after_path} differ in {'; '.join(differing)}; use --force to compare them "
             f"all the same"
         )
-    found, gone, new = changes(before, after, tolerance)
+    ours, theirs = by_key(before.rows), by_key(after.rows)
+    gone, new = ([key for key in one if key not in other] for one, other in ((ours, theirs), (theirs, ours)))
+    found = rate_changes(before, after, tolerance)
     if not found:
         raise SettingError(f"{before_path} and {after_path} have no row in common; measure the same backends")
     lost = [change for change in found if change.verdict == REGRESSION]
@@ -55,13 +80,13 @@ def command(
             click.echo(
                 f"{after_path} lacks {counted(len(gone), 'row')} of {before_path}; --force goes on without."
             )
-        _print_tables(found)
-        for path, keys in ((before_path, gone), (after_path, new)):
+        titles = ("loader", "trainer", "rate", "A", "B", "B/A", "verdict")
+        Table(titles, [_cells(change) for change in found], words=("trainer", "rate", "verdict")).show()
+        for path, result, keys in ((before_path, before, gone), (after_path, after, new)):
             for key in keys:
-                click.echo(f"only in {path}: {key.arm} with {key.trainer}")
-        for path, result in ((before_path, before), (after_path, after)):
-            if is_disturbed(other_cpu(result.settings)):
-                click.echo(f"{path}: {disturbance(other_cpu(result.settings), then='')}")
+                click.echo(f"only in {path}: {key.loader} with {key.trainer}")
+            if is_disturbed(share := other_cpu(result.settings)):
+                click.echo(f"{path}: {disturbance(share, then='')}")
         if differing:
             click.echo(f"Compared although they differ in {'; '.join(differing)}.")
         click.echo("A, B: median images/s. In brackets: the lowest and highest B/A over the repeats of both.")
@@ -81,24 +106,61 @@ def command(
         raise click.exceptions.Exit(1)
 
 
-def _print_tables(found: Sequence[Change]) -> None:
-    console = new_console(width=_WIDTH)
-    for trainer in dict.fromkeys(change.row.trainer for change in found):
-        table = Table(box=None, pad_edge=False)
-        for title in ("backend", "data", "rate", "A", "B", "B/A", "verdict"):
-            justify: Any = "right" if title in ("A", "B", "B/A") else "left"
-            table.add_column(title, justify=justify, no_wrap=True)
-        for change in found:
-            if change.row.trainer == trainer:
-                backend, data, _, rank = change.row
-                table.add_row(
-                    backend,
-                    data if rank == 1 else f"{data} ({rank})",
-                    change.rate,
-                    f"{change.before.median:,.0f}",
-                    f"{change.after.median:,.0f}",
-                    f"{change.ratio.median:.2f} ({change.ratio.low:.2f}-{change.ratio.high:.2f})",
-                    _WITHIN_NOISE if change.verdict == NOT_DISTINGUISHABLE else change.verdict,
-                )
-        click.echo(f"Trainer {trainer}:")
-        console.print(table)
+def differences(before: Result, after: Result) -> list[str]:
+    """What of machine, work and data is not the same in both, with both values.
+
+    Not looked at is what one result does not say, and the data of a loader that only one of them has.
+    """
+    data = before.settings.get("data", {})
+    of_data = _differing(data, data, after.settings.get("data", {}))
+    return [
+        *_differing(_MACHINE, before.machine, after.machine),
+        *_differing(_WORK, before.settings, after.settings),
+        *(f"data of {text}" for text in of_data),
+    ]
+
+
+def _differing(names: Iterable[str], before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    return [
+        f"{name} {_text(before[name])} and {_text(after[name])}"
+        for name in names
+        if name in before and name in after and before[name] != after[name]
+    ]
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, dict):  # the data of a loader
+        return f"{value['samples']:,} pictures (digest {value['digest'][:12]})"
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def rate_changes(before: Result, after: Result, tolerance: float) -> list[RateChange]:
+    """The rows that both results have, rate by rate."""
+    ours, theirs = by_key(before.rows), by_key(after.rows)
+    repeated = min(before.settings["repeats"], after.settings["repeats"]) > 1
+    found = []
+    for key in (key for key in ours if key in theirs):
+        for rate in ("loader",) if ours[key].trainer is None else ("loader", "together"):
+            one, other = getattr(ours[key], rate), getattr(theirs[key], rate)
+            ratio = stats.quotient(other, one)
+            if not repeated:  # one repeat has no range
+                verdict = NOT_DISTINGUISHABLE
+            elif ratio.high < 1:
+                # another library's loader is not ours to fix
+                verdict = REGRESSION if ratio.high < 1 - tolerance and not ours[key].peer else SLOWER
+            else:
+                verdict = FASTER if ratio.low > 1 else NOT_DISTINGUISHABLE
+            found.append(RateChange(key, rate, one, other, ratio, verdict))
+    return found
+
+
+def _cells(change: RateChange) -> tuple[str, ...]:
+    return (
+        change.row.loader,
+        change.row.trainer,
+        change.rate,
+        f"{change.before.median:,.0f}",
+        f"{change.after.median:,.0f}",
+        f"{change.ratio.median:.2f} ({change.ratio.low:.2f}-{change.ratio.high:.2f})",
+        WITHIN_NOISE if change.verdict == NOT_DISTINGUISHABLE else change.verdict,
+    )

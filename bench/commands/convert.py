@@ -7,11 +7,12 @@ from pathlib import Path
 import click
 
 from bench.commands.options import PATH, names_of, option
-from bench.measure import conversion
+from bench.measure.conversion import OURS, ConversionResult, measure
 from bench.peers.writing import WRITERS
-from bench.report import conversion_table as pages
+from bench.report.stats import Estimate
+from bench.report.words import Table, counted, machine_line, say
 from precache.console import commandline
-from precache.console.commandline import STDOUT, ProgressBar, check_output, gathered, write_json
+from precache.console.commandline import STDOUT, ProgressBar, check_output, gathered, human_bytes, write_json
 from precache.executors import worker_count
 from precache.recipe import DEFAULT_SIZE, Recipe
 
@@ -24,6 +25,10 @@ _RECIPE = {
         "--quality", default=95, show_default=True, help="JPEG quality (webdataset, dali)."
     ),
     "decode": click.option("--decode", default="full", show_default=True, help="full or scaled."),
+}
+_REMEDIES = {
+    "decode": ": for large photographs, --decode scaled decodes less",
+    "encode": ": --format shards does not encode",
 }
 
 
@@ -50,18 +55,72 @@ def command(
 ) -> None:
     """Say what takes the time when the tree SRC (default data/raw) is converted."""
     check_output(json_path)
-    spec = conversion.ConversionSpec(
-        recipe=recipe,
-        workers=worker_count(workers, least=1),
-        pictures=pictures,
-        repeats=repeats,
-        against=tuple(names_of(against)),
-        peer_python=peer_python,
-        scratch=scratch,
-    )
     with ProgressBar("bench", "run") as bar:
-        result = conversion.measure(src, spec, bar)
+        result = measure(
+            src,
+            recipe,
+            workers=worker_count(workers, least=1),
+            pictures=pictures,
+            repeats=repeats,
+            against=names_of(against),
+            peer_python=peer_python,
+            scratch=scratch,
+            on_progress=bar,
+        )
     if json_path != STDOUT:
-        pages.show(result)
+        show(result)
     if json_path is not None:
         write_json(json_path, result.to_json())
+
+
+def show(result: ConversionResult) -> None:
+    """Print what takes the time, the tables, and under which conditions the figures hold."""
+    settings, shares, ours = result.settings, result.shares, result.wholes[0].images_per_s
+    say(answer(result))
+    rows = [[name, *_spread(stage), f"{shares[name]:.0%}"] for name, stage in result.stages.items()]
+    click.echo()
+    Table(("stage", "images/s per CPU", "low-high", "share of the time"), rows).show()
+    titles = ["whole conversion", "images/s", "low-high"]
+    rows = [[whole.name, *_spread(whole.images_per_s)] for whole in result.wholes]
+    if len(rows) > 1:  # how many times as many images/s ours has as each other writer
+        titles.append("precache is")
+        for row, whole in zip(rows, result.wholes, strict=True):
+            ratio = whole.ratio
+            times = f"{ratio.median:.2f}x ({ratio.low:.2f}-{ratio.high:.2f})"
+            row.append("-" if whole.name == OURS else times)
+    click.echo()
+    Table(titles, rows).show()
+    decoding, together = result.limit("decode"), result.limit(*result.stages)
+    click.echo()
+    say(
+        f"That is {ours.median / decoding:.0%} of what decoding alone would reach on "
+        f"{counted(settings['workers'], 'CPU')} ({decoding:,.0f}), and {ours.median / together:.0%} of what "
+        f"the stages would reach with nothing else to do ({together:,.0f}). All processes together used "
+        f"{human_bytes(result.peak_bytes)} of memory at most."
+    )
+    parts = [
+        f"{settings['source']}: {settings['images']:,} pictures, {human_bytes(settings['source_bytes'])}",
+        f"{Recipe(**settings['recipe']).to_flags()}, {counted(settings['workers'], 'worker')}, page cache "
+        f"{settings['page_cache']}",
+        f"median of {counted(settings['repeats'], 'run')}, taking turns, and their range",
+        *settings["peers"].values(),
+        machine_line(result.machine, ("pillow", "simplejpeg", "python")),
+    ]
+    say(f"{'; '.join(parts)}.")
+
+
+def answer(result: ConversionResult) -> str:
+    """How fast it is, and what takes the time."""
+    shares = result.shares
+    stage = max(shares, key=lambda name: shares[name])
+    remedy = _REMEDIES.get(stage, "")
+    if stage == "resize" and result.machine["pillow_flavour"] == "pillow":
+        remedy = ": Pillow-SIMD resizes faster ('precache doctor' prints how to install it)"
+    return (
+        f"Converting reaches {result.wholes[0].images_per_s.median:,.0f} images/s, start-up included. "
+        f"{stage.capitalize()} takes {shares[stage]:.0%} of the stages' time{remedy}."
+    )
+
+
+def _spread(estimate: Estimate) -> tuple[str, str]:
+    return f"{estimate.median:,.0f}", f"{estimate.low:,.0f}-{estimate.high:,.0f}"

@@ -1,30 +1,27 @@
 """`bench loaders`: backends, and other libraries' loaders, fed to a trainer and against one another."""
 
 import sys
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import click
 
-from bench.commands.options import (
-    PATH,
-    PLACE,
-    names_of,
-    option,
-    run_options,
-    showing_options,
-    tensorboard_option,
-)
-from bench.measure.arm import CHOICES as BACKENDS
-from bench.measure.arm import choose_arms
+from bench.commands.options import PATH, PLACE, Showing, names_of, option, run_options, showing_options
+from bench.measure.candidates import CHOICES as BACKENDS
+from bench.measure.candidates import choose_candidates
 from bench.measure.comparison import compare
-from bench.measure.peer_arm import choose_peers, limits
-from bench.measure.presets import EPILOG
-from bench.measure.spec import RunSettings
+from bench.measure.peers import choose_peers, limits
+from bench.measure.settings import Settings
+from bench.measure.trainers import EPILOG
 from bench.peers.serving import PEERS
-from bench.report.terminal import Showing, all_or_nothing, show, write
+from bench.report import loaders_page
+from bench.report.result import show
+from bench.report.row import Result
 from precache.console import commandline
-from precache.console.commandline import STDOUT, ProgressBar, check_output
+from precache.console.commandline import STDOUT, ProgressBar, check_output, write_json
+from precache.console.page import write as write_page
+from precache.console.progress import Progress
 from precache.errors import SettingError
 from precache.recipe import FORMAT_NAMES
 from precache.storage.urls import Location
@@ -32,12 +29,18 @@ from precache.storage.urls import Location
 DATA = Path("data")
 
 
-@click.command(name="loaders", cls=commandline.Command, epilog=EPILOG)
+@click.command(
+    name="loaders",
+    cls=commandline.Command,
+    first=("backend", "trainer", "trainer_rate", "batch_size", "workers", "augment", "cold", "html_path"),
+    short_help="Does the GPU wait, and with which loader?",
+    epilog=EPILOG,
+)
 @click.argument("data", type=PLACE, nargs=-1)
 @click.option("--backend", default="all", show_default=True, help=f"all, or some of: {', '.join(BACKENDS)}.")
 @run_options(
-    *("trainer", "trainer_rate", "amp", "compiled", "cache", "batch_size", "workers", "size", "batches"),
-    *("warmup", "repeats", "cold", "device", "augment", "shuffle"),
+    *("trainer", "trainer_rate", "batch_size", "workers", "size", "augment", "cold", "repeats", "batches"),
+    *("warmup", "device", "amp", "compiled", "cache", "shuffle"),
     workers={"help": "Processes or threads of each loader.  [default: one per CPU]"},
     repeats={"default": 5},
 )
@@ -46,13 +49,12 @@ DATA = Path("data")
 @click.option("--peer-data", type=PATH, default=DATA / "peers", show_default=True, help="Their data.")
 @option("json_path")
 @option("html_path")
-@tensorboard_option
 @showing_options
 @click.option("--quiet", is_flag=True, help="Print nothing but errors; for --json FILE and --html FILE.")
 def command(
     data: tuple[Location, ...],
     backend: str,
-    settings: RunSettings,
+    settings: Settings,
     against: str,
     peer_python: str,
     peer_data: Path,
@@ -61,7 +63,11 @@ def command(
     showing: Showing,
     quiet: bool,
 ) -> None:
-    """Compare backends over the folders DATA (default: data/raw, data/shards, ...).
+    """Does the GPU wait? Compare loaders over the folders DATA (default: data/raw, data/shards, ...).
+
+    \b
+    bench loaders photos --backend imagefolder,pytorch
+    bench loaders photos data/shards --augment train --html report.html
 
     For each: images/s of the loader alone, of the trainer alone on a batch that stays on the
     device, and of both together, each time in a process of its own; the bottleneck, and what
@@ -72,18 +78,74 @@ def command(
         check_output(path)
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
-    arms = choose_arms(data, names_of(backend) or [backend], DATA)
+    candidates = choose_candidates(data, names_of(backend) or [backend], DATA)
     paths = list(data) or [path for name in ("raw", *FORMAT_NAMES) if (path := DATA / name).exists()]
     if against and settings.device.type != "cpu":
         raise SettingError("peers deliver to main memory; compare with --against on --device cpu")
     folders = [path for path in paths if isinstance(path, Path)]  # peers read no URL of ours
     peers = choose_peers(names_of(against), folders, settings.size, peer_python, peer_data)
-    of_shards = (arm.path for arm in arms if arm.backend == "shards")
+    of_shards = (one.path for one in candidates if one.backend == "shards")
     peers += limits([path for path in of_shards if isinstance(path, Path)])
     peers = list({(peer.name, peer.path): peer for peer in peers}.values())
     with nullcontext() if quiet else ProgressBar("bench", "run") as bar, all_or_nothing(bar) as count:
-        result = compare(arms, settings, count, peers)
+        result = compare(candidates, settings, count, peers)
     silent = quiet or json_path == STDOUT
     if not silent:
-        show(result, showing, html_path, names_of(backend))
-    write(result, json_path, html_path, quiet=silent, gpu_price=showing.gpu_price)
+        show_result(result, showing, html_path, names_of(backend))
+    if json_path is not None:
+        write_json(json_path, result.to_json(), quiet=silent)
+    write_pages(result, showing, html_path, quiet=silent)
+
+
+def show_result(
+    result: Result, showing: Showing, html_path: Path | None, asked: list[str] | None = None
+) -> None:
+    """Print it as `showing` says; `asked` are backends that were asked for by name."""
+    show(
+        result,
+        details=showing.details,
+        markdown=showing.markdown,
+        gpu_price=showing.gpu_price,
+        asked=asked or (),
+        has_page=html_path is not None,
+    )
+
+
+def write_pages(
+    result: Result,
+    showing: Showing,
+    html_path: Path | None,
+    svg_path: Path | None = None,
+    *,
+    quiet: bool = False,
+) -> None:
+    """Write the page and the picture that were asked for; unless `quiet`, say so."""
+    if html_path is not None:
+        write_page(html_path, loaders_page.html(result, showing.gpu_price))
+        if not quiet:
+            click.echo(f"the page: {html_path}")
+    if svg_path is not None:
+        write_page(svg_path, loaders_page.svg(result))
+        if not quiet:
+            click.echo(f"wrote {svg_path}")
+
+
+@contextmanager
+def all_or_nothing(on_progress: Progress | None = None) -> Iterator[Progress]:
+    """Counts runs done and in all, and passes them on; a signal that ends them says what is lost."""
+    counted = (0, 0)
+
+    def count(done: int, total: int) -> None:
+        nonlocal counted
+        counted = done, total
+        if on_progress is not None:
+            on_progress(done, total)
+
+    try:
+        yield count
+    except Exception:
+        raise
+    except BaseException as stop:
+        done, total = counted
+        stop.args = (f" after {done} of {total} runs; nothing was written: a result needs all runs",)
+        raise

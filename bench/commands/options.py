@@ -1,22 +1,19 @@
-"""What the commands have in common: options, how their values are read, and what they make.
+"""What the commands have in common: options, how their values are read, and the `Settings` that they fill.
 
-An option of `SHARED` means the same wherever it is, and has the same default and help; a command that needs
-others says which. `run_options` makes them one `RunSettings`, `showing_options` make a `Showing`.
+An option of `SHARED` means the same wherever it is, and has the default of the field of `Settings` that it
+fills; a command that needs another says so.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
-import torch
 
-from bench.machine.precision import AMP_HELP, resolve_amp
-from bench.measure.device import WARMUP_HELP, choose_device, choose_warmup
-from bench.measure.spec import RunSettings
+from bench.machine.device import AMP_HELP, WARMUP_HELP, choose_device, choose_warmup
+from bench.measure.settings import Settings
 from bench.measure.trainers import CHOICES
-from bench.report import events
-from bench.report.terminal import Showing
 from precache.console.commandline import Place, gathered
 from precache.errors import SettingError
 from precache.executors import worker_count
@@ -24,6 +21,7 @@ from precache.executors import worker_count
 PATH = click.Path(path_type=Path)
 PLACE = Place()
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+_DEFAULTS = {each.name: each.default for each in fields(Settings)}
 
 SHARED: dict[str, dict[str, Any]] = {
     "trainer": {"default": "auto", "help": f"One of: {CHOICES}."},
@@ -35,12 +33,12 @@ SHARED: dict[str, dict[str, Any]] = {
     "amp": {"default": "auto", "help": AMP_HELP},
     "compiled": {"is_flag": True, "help": "Compile the model with torch.compile."},
     "cache": {"default": "none", "help": "none, ram or device, of loaders.Reading."},
-    "batch_size": {"default": 64, "help": "Samples per batch."},
+    "batch_size": {"default": _DEFAULTS["batch_size"], "help": "Samples per batch."},
     "workers": {"type": int, "help": "Processes or threads of the loader.  [default: one per CPU]"},
-    "size": {"default": 224, "help": "Side of the served square, pixels."},
-    "batches": {"default": 40, "help": "Timed batches of each run."},
+    "size": {"default": _DEFAULTS["size"], "help": "Side of the served square, pixels."},
+    "batches": {"default": _DEFAULTS["batches"], "help": "Timed batches of each run."},
     "warmup": {"type": int, "help": WARMUP_HELP},
-    "repeats": {"default": 3, "help": "Runs of each kind, taking turns."},
+    "repeats": {"default": _DEFAULTS["repeats"], "help": "Runs of each kind, taking turns."},
     "cold": {"is_flag": True, "help": "Measure each loader with a cold page cache, too."},
     "device": {"default": "auto", "help": "auto, cpu or cuda."},
     "augment": {"default": "eval", "help": "eval, train or crop, of loaders.build."},
@@ -62,18 +60,16 @@ def option(name: str, own: _Own | None = None) -> Callable[[_Function], _Functio
 
 
 def run_options(*names: str, **own: _Own) -> Callable[[_Function], _Function]:
-    """Options of SHARED, whose values make the parameter `settings`, a RunSettings.
-
-    Those without an option have the value that SHARED gives; without `--trainer` there is none yet.
+    """Options of SHARED, whose values make the parameter `settings`, a Settings.
 
     Args:
-        names: of SHARED.
-        own: what differs from there, by name.
+        names: of SHARED; what has no option keeps the default of `Settings`.
+        own: what differs from SHARED, by name.
     """
-    return gathered("settings", _settings, {name: option(name, own.get(name)) for name in names})
+    return gathered("settings", make_settings, {name: option(name, own.get(name)) for name in names})
 
 
-def _settings(
+def make_settings(
     *,
     trainer: str | None = None,
     trainer_rate: float | None = None,
@@ -81,16 +77,15 @@ def _settings(
     warmup: int | None = None,
     workers: int | None = None,
     **others: Any,
-) -> RunSettings:
+) -> Settings:
+    """Settings from the values of options; SettingError as `Settings`."""
     chosen = choose_device(device)
-    trainer = chosen_trainer(trainer, trainer_rate)
-    usual = {name: SHARED[name]["default"] for name in ("batch_size", "size", "batches", "repeats")}
-    return RunSettings(
-        trainers=() if trainer is None else (trainer,),
+    return Settings(
+        trainer=chosen_trainer(trainer, trainer_rate) or "none",
         device=chosen,
         warmup=choose_warmup(warmup, chosen),
         workers=worker_count(workers),
-        **{**usual, **others},
+        **others,
     )
 
 
@@ -119,6 +114,21 @@ def price_option(function: _Function) -> _Function:
     )(function)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Showing:
+    """How a result is shown.
+
+    Attributes:
+        markdown: as Markdown.
+        details: every column and finding, instead of the table of five columns.
+        gpu_price: dollars per hour of the accelerator; None leaves money out.
+    """
+
+    markdown: bool = False
+    details: bool = False
+    gpu_price: float | None = None
+
+
 def showing_options(function: _Function) -> _Function:
     """`--markdown`, `--details` and `--gpu-price`, whose values make the parameter `showing`."""
     options = {
@@ -129,33 +139,12 @@ def showing_options(function: _Function) -> _Function:
     return gathered("showing", Showing, options)(function)
 
 
-def _choose_events(context: click.Context, _: click.Parameter, folder: Path | None) -> None:
-    if folder is not None:
-        events.writer_class()  # its absence is an error now, not after minutes of measuring
-        context.meta[events.__name__] = folder
-
-
-tensorboard_option = click.option(
-    "--tensorboard",
-    type=PATH,
-    metavar="DIR",
-    callback=_choose_events,
-    expose_value=False,
-    help="Write events for TensorBoard here: batch times, and what ran meanwhile.",
-)
-
-
 def parse_numbers(name: str, text: str) -> tuple[int, ...]:
     """`0,2,1` to (0, 1, 2); SettingError if it is something else."""
     try:
         return tuple(sorted({int(part) for part in text.split(",")}))
     except ValueError as error:
         raise SettingError(f"{name} must be numbers as in 1,2,4, got {text!r}") from error
-
-
-def parse_amp(text: str, device: torch.device) -> tuple[str, ...]:
-    """`auto,off` to ("bf16", "off"), see `resolve_amp`; SettingError if it is something else."""
-    return tuple(dict.fromkeys(resolve_amp(part.strip(), device) for part in text.split(",")))
 
 
 def parse_switches(name: str, text: str) -> tuple[bool, ...]:

@@ -9,17 +9,16 @@ from pathlib import Path
 
 import click
 
-from bench.commands.options import price_option, run_options
-from bench.measure.arm import CHOICES
-from bench.measure.comparison import choose_arms, compare
-from bench.measure.presets import DEFAULT_PRESET, PRESETS
-from bench.measure.spec import RunSettings
-from bench.report.choice import stored_size
-from bench.report.gain import CONVERSIONS
-from bench.report.result import Result
-from bench.report.terminal import Showing, all_or_nothing, show, write
+from bench.commands.loaders import all_or_nothing, show_result, write_pages
+from bench.commands.options import Showing, price_option, run_options
+from bench.measure.candidates import CHOICES, choose_candidates
+from bench.measure.comparison import compare
+from bench.measure.settings import Settings
+from bench.measure.trainers import DEFAULT_PRESET, PRESETS
+from bench.report.forecast import stored_size
+from bench.report.row import Result
 from precache.console import commandline
-from precache.console.commandline import ProgressBar
+from precache.console.commandline import ProgressBar, write_json
 from precache.convert import convert
 from precache.errors import SettingError
 from precache.example_data.sample_tree import make_sample
@@ -38,7 +37,7 @@ _TIMES = "conversions.json"
 @click.option("--images", default=768, show_default=True, help="Photographs of the sample tree.")
 @run_options("trainer_rate", "batches", "repeats", batches={"default": 12}, repeats={"default": 2})
 @price_option
-def command(images: int, settings: RunSettings, gpu_price: float | None) -> None:
+def command(images: int, settings: Settings, gpu_price: float | None) -> None:
     """The whole path on generated photographs, in data/quickstart: sample, convert, compare, report.
 
     Ends with what people have today does, and what another loader and converting gain over it. Takes about
@@ -50,7 +49,7 @@ def command(images: int, settings: RunSettings, gpu_price: float | None) -> None
     on_gpu = settings.device.type == "cuda"
     settings = replace(
         settings,
-        trainers=settings.trainers or (("emulated", "resnet50") if on_gpu else ("emulated",)),
+        trainer="emulated" if settings.trainer == "none" else settings.trainer,
         batch_size=min(settings.batch_size, images),
         augment="train",  # what training does; from the centres of photographs no model learns
         cold=hasattr(os, "posix_fadvise"),
@@ -60,10 +59,11 @@ def command(images: int, settings: RunSettings, gpu_price: float | None) -> None
     missing = set() if has_dali else {"dali"}
     conversions = _convert([name for name in _FORMATS if name not in missing], settings.size)
     backends = [name for name in _LOADERS if name in CHOICES and name not in missing]
+    trainers = (settings.trainer, *(["resnet50"] if on_gpu and settings.trainer == "emulated" else []))
     with ProgressBar("bench", "run") as bar, all_or_nothing(bar) as count:
-        result = compare(choose_arms((), backends, QUICKSTART), settings, count)
-    result = replace(result, settings={**result.settings, CONVERSIONS: conversions})
-    _report(result, gpu_price)
+        result = compare(choose_candidates((), backends, QUICKSTART), settings, count, trainers=trainers)
+    rows = [replace(row, **conversions.get(row.data, {})) for row in result.rows]  # type: ignore[arg-type]
+    _report(replace(result, rows=tuple(rows)), gpu_price)
 
 
 def _make_sample(raw: Path, images: int) -> None:
@@ -82,7 +82,7 @@ def _make_sample(raw: Path, images: int) -> None:
 def _convert(formats: list[str], size: int) -> dict[str, dict[str, float | None]]:
     """Convert to each, for training at `size` pixels.
 
-    Returns seconds and bytes of each, the seconds None where another run began it.
+    Returns fields of rows: seconds and bytes of each, the seconds None where another run began it.
     """
     times = QUICKSTART / _TIMES
     known: dict[str, float] = json.loads(times.read_text()) if times.exists() else {}
@@ -98,18 +98,18 @@ def _convert(formats: list[str], size: int) -> dict[str, dict[str, float | None]
         if fresh:
             known[name] = time.perf_counter() - start_s
         size_bytes = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-        found[name] = {"seconds": known.get(name), "size_bytes": size_bytes}
+        found[name] = {"convert_s": known.get(name), "size_bytes": size_bytes}
         with atomic_write(times) as file:
             file.write(json.dumps(known).encode())
     return found
 
 
 def _report(result: Result, gpu_price: float | None) -> None:
-    page = QUICKSTART / "report.html"
-    write(result, QUICKSTART / "result.json", None, quiet=True)
-    show(result, Showing(gpu_price=gpu_price), page)
+    page, showing = QUICKSTART / "report.html", Showing(gpu_price=gpu_price)
+    write_json(QUICKSTART / "result.json", result.to_json(), quiet=True)
+    show_result(result, showing, page)
     if f"emulated:{DEFAULT_PRESET}" in result.settings["trainers"]:
         source = PRESETS[DEFAULT_PRESET].source
         click.echo(f"emulated:{DEFAULT_PRESET} is {source}. PyTorch without that tuning is slower:")
         click.echo("'bench quickstart --trainer-rate IMAGES_PER_S' measures with that of your own training.")
-    write(result, None, page, gpu_price=gpu_price)
+    write_pages(result, showing, page)

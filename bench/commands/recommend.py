@@ -1,33 +1,71 @@
-"""The command `bench recommend`: what converting a tree would bring, predicted from a sample of it."""
+"""`bench recommend`: what converting a tree would bring, predicted from a sample of it; and converting it.
 
+`precache auto` and `bench recommend --convert` are the same call, `convert_what_pays`.
+"""
+
+import shutil
+import sys
 import tempfile
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.table import Table
 
-from bench.commands.hardware import TABLE_WIDTH
-from bench.commands.options import PATH, PLACE, chosen_trainer, option
-from bench.machine.hardware import accelerator_of, versions_of
-from bench.measure.presets import EPILOG
-from bench.measure.recommendation import Recommendation, recommend, train_images
-from bench.measure.sampling import RecommendSpec
-from bench.report import forecast as model
-from bench.report.advice import PLAIN_RULE, answer, as_it_is, busy_share, rule
-from bench.report.choice import RISK, stored_size
-from bench.report.forecast import AS_IT_IS, Inputs, Prediction
-from bench.report.trust import disturbance, is_disturbed, miss, other_cpu
-from bench.report.words import counted, duration, epochs, number, percent
+from bench.commands.options import PATH, PLACE, make_settings, names_of, option
+from bench.measure.recommend import (
+    Begun,
+    Choice,
+    Proof,
+    Recommendation,
+    choose,
+    find_begun,
+    prove,
+    read_said,
+    recommend,
+    store,
+    train_images,
+)
+from bench.measure.sample import Sampling
+from bench.measure.settings import Settings
+from bench.measure.trainers import EPILOG
+from bench.report.forecast import (
+    RISK,
+    Inputs,
+    Stored,
+    advised,
+    fits_memory,
+    stored_size,
+)
+from bench.report.gain import answer, way
+from bench.report.row import RAW_TREE, Row
+from bench.report.trust import disturbance, is_disturbed, other_cpu
+from bench.report.words import Table, counted, duration, machine_line, number, percent, say
+from precache.cli import DATA, convert
 from precache.console import commandline
-from precache.console.commandline import STDOUT, ProgressBar, check_output, gathered, human_bytes, write_json
-from precache.console.tables import new_console
-from precache.errors import SettingError
-from precache.executors import available_cpus
+from precache.console.commandline import (
+    STDOUT,
+    ProgressBar,
+    check_output,
+    gathered,
+    human_bytes,
+    note,
+    parse_bytes,
+    parse_share,
+    printable,
+    write_json,
+)
+from precache.console.notices import warn
+from precache.convert import Conversion
+from precache.destination import AUTO_NAME, is_untouched
+from precache.destination import resolve as resolve_place
+from precache.errors import DatasetError, SettingError, check_choice
+from precache.journal import check_empty
 from precache.packages import DALI
-from precache.recipe import FORMAT_NAMES
+from precache.plan import plan_conversion
+from precache.recipe import DEFAULT_SPLITS, FORMAT_NAMES, Recipe, parse_splits
+from precache.sources.base import Scan, check_apart
 from precache.sources.objects import ObjectTree
 from precache.sources.tree import scan_tree
 from precache.sources.walk import Scanning
@@ -39,20 +77,13 @@ _BATCH_SIZE = 64
 QUICK: dict[str, Any] = {"repeats": 3, "seconds": 0.5, "pictures": 100, "limit_s": 22.0}
 THOROUGH: dict[str, Any] = {"repeats": 3, "seconds": 2.0, "pictures": 200}
 QUICK_FORMATS = ("shards", "webdataset")
-WHAT_IF = {
-    "gpus": click.option("--gpus", type=int, help="What if there were so many GPUs?"),
-    "cpus": click.option("--cpus", type=int, help="What if there were so many CPUs?"),
-    "disk_mbps": click.option("--disk-mbps", type=float, help="What if the disk gave so many MB/s?"),
-}
+RULE = (
+    "Rule: plenty of disk: shards; slow or small disk: webdataset; "
+    "loaders.build keeps up on the tree: convert nothing."
+)
 MEASURING = {
     "trainer": option("trainer"),
     "trainer_rate": option("trainer_rate"),
-    "stored_size": click.option(
-        "--stored-size", type=int, help="Most of the stored shorter side, pixels.  [default: twice --size]"
-    ),
-    "quality": click.option(
-        "--quality", default=95, show_default=True, help="JPEG quality (webdataset, dali)."
-    ),
     "size": option("size"),
     "batch_size": click.option(
         "--batch-size",
@@ -72,283 +103,462 @@ MEASURING = {
         "--scratch", type=PATH, default=Path(tempfile.gettempdir()), help="Folder to convert into."
     ),
 }
-"""Fields of `RecommendSpec`; what is not given depends on --thorough."""
+"""What is measured, and how long; what is not given depends on --thorough."""
+STORING = {
+    "stored_size": click.option(
+        "--stored-size", type=int, help="Most of the stored shorter side, pixels.  [default: twice --size]"
+    ),
+    "quality": click.option("--quality", type=int, help="JPEG quality (webdataset, dali).  [default: 95]"),
+}
+WHAT_IF = {
+    "gpus": click.option("--gpus", type=int, help="What if there were so many GPUs?"),
+    "accelerator": click.option(
+        "--accelerator", metavar="NAME", help="What if it were this one, as h100, or of so many images/s?"
+    ),
+    "workers": click.option("--workers", type=int, help="What if there were so many CPUs, a worker each?"),
+    "disk_mbps": click.option("--disk-mbps", type=float, help="What if the disk gave so many MB/s?"),
+}
+CONVERTING = {
+    "splits": click.option(
+        "--splits", default=DEFAULT_SPLITS, show_default=True, help="Shares, as in train=0.9,val=0.1."
+    ),
+    "max_rejects": click.option(
+        "--max-rejects", default="1%", show_default=True, help="How many pictures may be damaged: 1% or 0.01."
+    ),
+    "overwrite": click.option(
+        "--overwrite", is_flag=True, help="Choose and convert again, and replace DST when all is done."
+    ),
+}
+"""Options of `precache convert`, handed on."""
+FORMATS_HELP = f"all, or some of: {', '.join(FORMAT_NAMES)}.  [default: {', '.join(QUICK_FORMATS)}]"
 
 
-def what_if(**options: float | None) -> dict[str, Any]:
-    """Options that were given, as fields of `Inputs`.
-
-    Raises:
-        SettingError: one of them is not positive.
-    """
+def what_if(
+    gpus: int | None, accelerator: str | None, workers: int | None, disk_mbps: float | None
+) -> dict[str, Any]:
+    """Options that were given, as fields of `Inputs`; SettingError for one that is not positive."""
+    given = {"gpus": gpus, "workers": workers, "disk_mbps": disk_mbps}
+    for name, value in given.items():
+        if value is not None and not 0 < value < float("inf"):
+            raise SettingError(f"{name} must be positive, got {value}")
+    rate = None
+    if accelerator is not None:
+        rate = make_settings(trainer=f"emulated:{accelerator}").make_trainer().images_per_s  # type: ignore[attr-defined]
     fields = {
-        "gpus": ("gpus", 1),
-        "cpus": ("cpus", 1),
-        "disk_mbps": ("disk_bytes_per_s", 1e6),
+        "gpus": gpus,
+        "trainer_images_per_s": rate,
+        "cpus": workers,
+        "disk_bytes_per_s": None if disk_mbps is None else disk_mbps * 1e6,
     }
-    changes = {}
-    for name, value in options.items():
-        if value is not None:
-            if not 0 < value < float("inf"):
-                raise SettingError(f"{name} must be positive, got {value}")
-            field, factor = fields[name]
-            changes[field] = value * factor
-    return changes
+    return {name: value for name, value in fields.items() if value is not None}
 
 
-@click.command(name="recommend", cls=commandline.Command, epilog=EPILOG)
+@click.command(
+    name="recommend",
+    cls=commandline.Command,
+    first=("trainer", "trainer_rate", "size", "batch_size", "formats", "thorough", "dst"),
+    short_help="What would converting a tree of pictures bring?",
+    epilog=EPILOG,
+)
 @click.argument("src", type=PLACE)
 @click.option("--thorough", is_flag=True, help="Measure longer, and every format.")
+@click.option("--format", "formats", help=FORMATS_HELP)
 @click.option(
-    "--details", is_flag=True, help="Print what the columns mean, and which format suits which disk."
+    "--convert", "dst", type=PLACE, metavar="DST", help="Convert, too, and measure what came: precache auto."
 )
-@click.option(
-    "--format",
-    "formats",
-    help=f"all, or some of: {', '.join(FORMAT_NAMES)}.  [default: {', '.join(QUICK_FORMATS)}]",
-)
-@click.option("--check", is_flag=True, help="Convert and load the whole tree, too, and compare.")
 @gathered("changes", what_if, WHAT_IF)
-@gathered("asked", dict, MEASURING)
+@gathered("asked", dict, {**MEASURING, **STORING})
 @option("json_path")
 def command(
     src: Location,
     thorough: bool,
-    details: bool,
     formats: str | None,
-    check: bool,
+    dst: Location | None,
     changes: dict[str, Any],
     asked: dict[str, Any],
     json_path: Path | None,
 ) -> None:
-    """Say what gains over ImageFolder and DataLoader: another loader of the tree SRC, or converting it.
+    """What would converting bring? Says what gains over ImageFolder and DataLoader for the tree SRC.
 
-    A sample of the pictures is converted and loaded for real, in about half a minute; --thorough and
-    --check take minutes. Sizes, times and rates of the whole tree are computed from that and from what the
-    disk gives. --gpus, --cpus and --disk-mbps change what they are computed for.
+    \b
+    bench recommend photos
+    bench recommend photos --trainer-rate 2500
+
+    A sample of the pictures is converted and loaded for real, in about half a minute; --thorough takes
+    minutes. Sizes, times and rates of the whole tree are computed from that and from what the disk gives.
+    --gpus, --accelerator, --workers and --disk-mbps change what they are computed for.
     """
     check_output(json_path)
-    thorough = thorough or check
+    if dst is not None:
+        chosen = [asked.pop(name) for name in STORING]
+        if thorough or json_path is not None or changes or any(value is not None for value in chosen):
+            raise SettingError(
+                "--convert measures this machine, and chooses how pictures are stored; DST has its figures; "
+                "leave out --thorough, --json, --stored-size, --quality and what-if options"
+            )
+        usual = {"splits": DEFAULT_SPLITS, "max_rejects": "1%", "overwrite": False}
+        return convert_what_pays(src, dst, None, formats, True, usual, asked)
     names = chosen_formats(formats, thorough)
-    spec = make_spec(thorough, asked)
-    if isinstance(src, Url) and check:
-        raise SettingError(f"{src}: --check reads the whole tree from a disk; leave it out, or copy the tree")
-    scan = ObjectTree(src).scan() if isinstance(src, Url) else scan_tree(src, how=Scanning(spec.workers))
+    settings, sampling = measuring(thorough, asked)
+    how = Scanning(settings.workers_alone)
+    scan = ObjectTree(src).scan() if isinstance(src, Url) else scan_tree(src, how=how)
     if asked["batch_size"] is None:
-        spec = replace(spec, batch_size=max(1, min(_BATCH_SIZE, train_images(scan))))
+        settings = replace(settings, batch_size=max(1, min(_BATCH_SIZE, train_images(scan))))
     with ProgressBar("recommend", "run") as bar:
-        result = recommend(scan, spec, formats=names, check=check, on_progress=bar)
+        result = recommend(scan, sampling, settings, formats=names, on_progress=bar)
     other = result.what_if(replace(result.inputs, **changes)) if changes else None
     if json_path is not None:
         content = result.to_json()
         content["what_if"] = other.to_json() if other is not None else None
         write_json(json_path, content)
-    if json_path != STDOUT:
-        show(result, other, details=details)
-        if not thorough:
-            click.echo("A quick estimate: --thorough measures longer, --check measures the whole tree, too.")
-
-
-_NO_FORMAT = ", so no format is named"
+    if json_path == STDOUT:
+        return
+    show(result)
+    if other is not None:
+        click.echo(f"\nWhat if: {_given(other.inputs)}")
+        show_rows(other, told=is_disturbed(other_cpu(result.settings)))
+    for line in conditions(result):
+        say(line)
+    if not thorough:
+        click.echo("A quick estimate: --thorough measures longer.")
 
 
 def chosen_formats(asked: str | None, thorough: bool) -> tuple[str, ...]:
     """Those named, else those that the quick or the thorough way takes."""
     if asked is None:
         return FORMAT_NAMES if thorough else QUICK_FORMATS
-    return FORMAT_NAMES if asked == "all" else tuple(name.strip() for name in asked.split(","))
+    return FORMAT_NAMES if asked == "all" else tuple(names_of(asked))
 
 
-def make_spec(thorough: bool, asked: dict[str, Any]) -> RecommendSpec:
+def measuring(thorough: bool, asked: dict[str, Any]) -> tuple[Settings, Sampling]:
     """What was asked for, else what the quick or the thorough way takes."""
-    trainer = chosen_trainer(asked["trainer"], asked["trainer_rate"])
-    asked = {**asked, "trainer": trainer, "trainer_rate": None}
     given = {name: value for name, value in asked.items() if value is not None}
     given.setdefault("stored_size", stored_size(given["size"]))
     usual = dict(THOROUGH if thorough else QUICK)
     if given.keys() & {"repeats", "seconds"}:
         usual.pop("limit_s", None)  # who says how long does not want to be cut short
-    return RecommendSpec(**{"batch_size": _BATCH_SIZE, "workers": available_cpus(), **usual, **given})
-
-
-def show(result: Recommendation, other: Recommendation | None, *, details: bool = False) -> None:
-    """Print what to do, the predictions, those of the what-if, the check, and the conditions."""
-    console = new_console(width=TABLE_WIDTH)
-    share = other_cpu(result.settings)
-    for found in (result, other):
-        if found is not None:
-            console.print("" if found is result else "\nWhat if: " + given(found.inputs), end="")
-            _show_predictions(console, found, share, again=found is other)
-    if result.checks:
-        _show_checks(console, result)
-    for name, reason in result.skipped.items():
-        console.print(f"skipped {name}: {reason}")
-    if details:
-        for sentence in (*crossover(result), legend(result)):
-            console.print(sentence)
-    if result.settings["stored_size"] < stored_size(result.settings["size"]):
-        console.print(RISK)
-    console.print(conditions(result))
-    for warning in result.hardware.warnings:
-        console.print(f"WARNING: {warning}")
-
-
-def _show_predictions(console: Console, found: Recommendation, share: float | None, *, again: bool) -> None:
-    """The answer, the table, the rule; beside other busy processes no format is named, which is said once."""
-    disturbed = is_disturbed(share)
-    if disturbed and again:
-        console.print(prediction_table(found.predictions, found.inputs, star=False))
-        return
-    if disturbed:
-        console.print(f"{as_it_is(found.predictions, found.inputs)} {disturbance(share, _NO_FORMAT)}")
-    else:
-        console.print(answer(found.predictions, found.inputs, found.turns))
-    console.print()
-    console.print(prediction_table(found.predictions, found.inputs, star=not disturbed))
-    console.print()
-    crossovers = list(found.crossovers.values())
-    figures = rule(found.predictions, found.inputs, crossovers[0] if crossovers else None)
-    console.print(PLAIN_RULE if disturbed else figures)
-
-
-def _show_checks(console: Console, result: Recommendation) -> None:
-    console.print("\nPredicted from the sample, and measured on the whole tree:")
-    console.print(check_table(result))
-    worst = max(result.checks, key=lambda check: abs(check.error))
-    console.print(
-        f"Farthest off: {worst.quantity} of {worst.name}, {worst.error:+.0%}. error: the prediction from "
-        f"each repeat's sample against the same repeat's whole tree; median, and range."
-    )
-    for check in result.checks:
-        missed = miss(1 + check.error, 1.0, _why(check.quantity, other_cpu(result.settings)))
-        if missed:
-            console.print(f"{check.quantity} of {check.name}: {missed}")
-
-
-def _why(quantity: str, share: float | None) -> str:
-    """What may make a prediction of that quantity miss."""
-    if is_disturbed(share):
-        return "other processes were busy, and not evenly."
-    if quantity == "conversion":
-        return (
-            "a small tree converts in the time that processes take to start, and a disk that buffers "
-            "writes is fast until its buffer is full."
+    given = {"batch_size": _BATCH_SIZE, "quality": 95, **usual, **given}
+    if not 0 < given["seconds"] < float("inf"):
+        raise SettingError(f"seconds must be positive, got {given['seconds']}")
+    of_sample = ("stored_size", "quality", "pictures", "scratch", "limit_s")
+    sampling = Sampling(**{name: given.pop(name) for name in of_sample if name in given})
+    settings = make_settings(**given)
+    if settings.size > sampling.stored_size:
+        raise SettingError(
+            f"size must be at most the stored size {sampling.stored_size}, got {settings.size}"
         )
-    if quantity == "size":
-        return "the sample's pictures are not like the others; --pictures takes more of them."
-    return "a run this short swings; --seconds and --repeats measure longer, --pictures takes more pictures."
+    return settings, sampling
 
 
-def given(inputs: Inputs) -> str:
-    """What a prediction is for, on one line."""
+def show(result: Recommendation) -> None:
+    """Print what to do, the predictions, and what goes with them."""
+    show_rows(result)
+    for name, reason in result.skipped.items():
+        click.echo(f"skipped {name}: {reason}")
+    click.echo(RULE)
+    if result.settings["stored_size"] < stored_size(result.settings["size"]):
+        say(RISK)
+
+
+def show_rows(result: Recommendation, *, told: bool = False) -> None:
+    """The answer, unless it is `told` that the machine was busy, and the table."""
+    others = other_cpu(result.settings)
+    if not told:
+        say(" ".join(_answer(result, result.rows, others)))
+    click.echo()
+    table(result.rows, None if is_disturbed(others) else advised(result.rows)).show()
+    large = [way(row) for row in result.rows if not fits_memory(row, result.inputs)]
+    if large:
+        say(f"Larger than half of the memory, and so read from the disk in every epoch: {', '.join(large)}.")
+    click.echo()
+
+
+def _answer(found: Recommendation, rows: Sequence[Row], others: float | None) -> list[str]:
+    """What to do, of what was predicted or of what came of it."""
+    return answer(
+        rows,
+        accelerator=found.inputs.accelerator(found.settings["trainer"]),
+        images=found.inputs.train_images,
+        repeats=max(2, found.settings["repeats"]),  # a single turn has no range, and is better than no answer
+        others=others,
+        today=rows[0],
+    )
+
+
+def table(rows: Sequence[Row], best: Row | None) -> Table:
+    """A line for each way to feed the trainer; the advised one in bold."""
+    lines = [
+        [
+            "imagefolder"
+            if row.backend == "imagefolder"
+            else "loaders.build"
+            if row.data == RAW_TREE
+            else row.data,
+            "-" if row.busy is None else percent(row.busy.median),
+            f"{row.rate.median:,.0f}",
+            f"{row.loader.median:,.0f}",
+            "-" if row.cold is None else f"{row.cold.median:,.0f}",
+            "-" if row.size_bytes is None else human_bytes(row.size_bytes),
+            duration(row.convert_s),
+        ]
+        for row in rows
+    ]
+    titles = ("from", "accelerator busy", "images/s", "loader alone", "cold disk", "size", "convert")
+    return Table(titles, lines, bold=[at for at, row in enumerate(rows) if row is best])
+
+
+def conditions(result: Recommendation) -> list[str]:
+    """Under which conditions the figures hold."""
+    settings, inputs = result.settings, result.inputs
+    others = other_cpu(settings)
+    busy = "" if others is None or is_disturbed(others) else f", other processes {others:.0%} of the CPUs"
+    side = settings["size"]
+    lines = [
+        f"Data {settings['source']}: {_given(inputs)}; trainer {settings['trainer']}; batch "
+        f"{settings['batch_size']} of {side}x{side}, augment {settings['augment']}; stored at most "
+        f"{settings['stored_size']} px, quality {settings['quality']}. Predicted from a sample of "
+        f"{counted(settings['sample_pictures'], 'picture')}; median of "
+        f"{counted(settings['repeats'], 'repeat')}, page cache warm, checksums not compared{busy}.",
+        f"{machine_line(result.hardware.machine, _VERSIONS)}.",
+    ]
+    return lines + [f"WARNING: {warning}" for warning in result.hardware.warnings]
+
+
+def _given(inputs: Inputs) -> str:
     gpus = "" if inputs.gpus == 1 else f"{inputs.gpus} x "
     return (
-        f"{counted(inputs.images, 'picture')}, {counted(inputs.cpus, 'CPU')}, trainer {gpus}"
-        f"{number(inputs.trainer_images_per_s)} images/s, disk {number(inputs.disk_bytes_per_s / 1e6)} MB/s\n"
+        f"{counted(inputs.images, 'picture')}, {counted(inputs.cpus, 'CPU')}, accelerator {gpus}"
+        f"{number(inputs.trainer_images_per_s)} images/s, disk {number(inputs.disk_bytes_per_s / 1e6)} MB/s"
     )
 
 
-def prediction_table(predictions: list[Prediction], inputs: Inputs, *, star: bool = True) -> Table:
-    """A rich table of at most 100 columns; the advised line has a star where `star`."""
-    table = Table(box=None, pad_edge=False)
-    titles = (
-        "format",
-        "trainer busy",
-        "images/s",
-        "loader alone",
-        "cold disk",
-        "size",
-        "convert",
-        "pays after",
-    )
-    for title in titles:
-        table.add_column(title, justify="left" if title == "format" else "right", no_wrap=True)
-    advised = model.best(predictions) if star else None
-    for found in predictions:
-        free = found.name in AS_IT_IS
-        table.add_row(
-            found.name + (" *" if found is advised else ""),
-            percent(busy_share(found, inputs)),
-            f"{found.trained_images_per_s:,.0f}" + ("" if found.cached else " (cold)"),
-            f"{found.warm_images_per_s:,.0f}",
-            f"{found.cold_images_per_s:,.0f}",
-            human_bytes(found.bytes),
-            "-" if free else duration(found.conversion_s),
-            "-" if free else epochs(found.epochs_to_pay),
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """A conversion that was asked for.
+
+    Attributes:
+        places: format -> where it would go.
+        limit: what DST may take, as given; None: what is free.
+        converting: options of `precache convert`.
+    """
+
+    tree: Path
+    scan: Scan
+    places: dict[str, Path]
+    limit: str | None
+    yes: bool
+    converting: dict[str, Any]
+
+
+def convert_what_pays(
+    src: Location,
+    dst: Location | None,
+    max_bytes: str | None,
+    formats: str | None,
+    yes: bool,
+    converting: dict[str, Any],
+    asked: dict[str, Any],
+) -> None:
+    """Choose what suits this machine, ask, convert, measure and say what that brought.
+
+    Nothing is converted where another loader of the tree is as fast. Killed, the same call goes on.
+
+    Args:
+        dst: data/FORMAT by default.
+        max_bytes: what it may take, as in 20GB; None: what is free.
+        yes: convert without asking.
+        converting: values of the options CONVERTING.
+        asked: values of the options MEASURING.
+    """
+    tree, target = _on_disk("SRC", src), None if dst is None else resolve_place(_on_disk("DST", dst))
+    names = chosen_formats(formats, thorough=False)
+    for name in names:
+        check_choice("format", name, FORMAT_NAMES)
+    if max_bytes is not None:
+        parse_bytes(max_bytes)  # an error now, not after minutes
+    if not yes and not sys.stdin.isatty():
+        raise SettingError("there is no terminal to ask at before converting; give --yes to convert at once")
+    parse_splits(converting["splits"])
+    parse_share("max_rejects", converting["max_rejects"])
+    settings, sampling = measuring(False, asked)
+    scan = scan_tree(tree, how=Scanning(settings.workers_alone))
+    if asked["batch_size"] is None:
+        # a picture of the sample may be damaged, and left out by the conversion
+        settings = replace(settings, batch_size=max(1, min(_BATCH_SIZE, train_images(scan) // 2)))
+    job = _Job(tree, scan, {name: target or DATA / name for name in names}, max_bytes, yes, converting)
+    if converting["splits"] != DEFAULT_SPLITS:
+        plan_conversion(scan.samples, Recipe(format=names[0], splits=converting["splits"]))
+    every = (find_begun(place, scan, name, settings.size) for name, place in job.places.items())
+    begun = next((found for found in every if found is not None), None)
+    if begun is None or converting["overwrite"]:
+        _begin(job, settings, sampling)
+    else:
+        _go_on(job, settings, sampling, begun)
+
+
+def _begin(job: _Job, settings: Settings, sampling: Sampling) -> None:
+    """Choose, ask, convert, measure."""
+    given = {*job.places.values()}
+    if len(given) == 1:  # else it is not known yet which it will be
+        _check_free(job, *given)
+    choice = choose(job.scan, settings.size, tuple(job.places), *_room(job))
+    sampling = _stored_as(sampling, choice.stored)
+    found = _recommend(job, settings, sampling, choice.formats)
+    said = _answer(found, found.rows, None)
+    best = advised(found.rows)
+    note(" ".join(said))
+    if best is None:
+        return
+    for line in _why(best, found.rows, choice, settings.size):
+        note(line)
+    place = job.places[best.data]
+    _check_free(job, place)
+    if not job.yes and not click.confirm(f"Convert to {best.data}, into {place}?", default=True):
+        note("nothing was converted")
+        return
+    _carry_out(job, settings, sampling, found, best.data, place)
+
+
+def _go_on(job: _Job, settings: Settings, sampling: Sampling, begun: Begun) -> None:
+    """Finish, and measure, what was begun before; say it again where that is done, too."""
+    name, stored = begun.recipe.format, begun.stored
+    sampling = _stored_as(sampling, stored)
+    if begun.finished:
+        _convert(job, sampling, name, begun.place)  # which says if it is not what is asked for
+        if (said := read_said(begun.place, job.scan)) is not None:
+            for line in said:
+                note(line)
+            return
+    else:
+        note(f"{begun.place}: a conversion to {name}, {stored.words(name)}, was begun; going on with it")
+    found = _recommend(job, settings, sampling, (name,))
+    _carry_out(job, settings, sampling, found, name, begun.place)
+
+
+def _recommend(job: _Job, settings: Settings, sampling: Sampling, formats: tuple[str, ...]) -> Recommendation:
+    """DatasetError if no format could be measured: then nothing is known of what converting brings."""
+    with ProgressBar("recommend", "run") as bar:
+        found = recommend(job.scan, sampling, settings, formats=formats, on_progress=bar)
+    if all(row.data == RAW_TREE for row in found.rows):
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in found.skipped.items())
+        raise DatasetError(f"no format could be measured: {reasons}")
+    for name, reason in found.skipped.items():
+        warn(f"{name} is left out: {reason}")
+    if busy := disturbance(other_cpu(found.settings), ""):
+        warn(busy)
+    return found
+
+
+def _why(chosen: Row, rows: Sequence[Row], choice: Choice, size: int) -> Iterator[str]:
+    """How pictures are stored, and why it and not the others; `size` is that of training, in pixels."""
+    others = [
+        f"{row.data} would take {human_bytes(row.size_bytes or 0)} and {duration(row.convert_s)}, and give "
+        f"the trainer {row.rate.median:,.0f} images/s"
+        for row in rows
+        if row is not chosen and row.data != RAW_TREE
+    ]
+    others += [
+        f"{name} would take {human_bytes(needed)}, more than {choice.limit}"
+        for name, needed in choice.sizes.items()
+        if name not in choice.formats
+    ]
+    room = "twice the side that is trained, within" if choice.first else "the most that fits into"
+    risk = f" {RISK}" if choice.stored.size < stored_size(size) else ""
+    stored = choice.stored.words(chosen.data)
+    yield f"Pictures are stored whole, their shorter side {stored}: {room} {choice.limit}.{risk}"
+    yield f"Instead, {'; '.join(others)}." if others else "No other format was asked for."
+
+
+def _carry_out(
+    job: _Job, settings: Settings, sampling: Sampling, found: Recommendation, name: str, place: Path
+) -> None:
+    """Convert, measure, say and store what came; exit code 1 where that is less, or larger, than asked."""
+    result = _convert(job, sampling, name, place)
+    manifest = result.manifest
+    whole = result.converted == manifest.samples  # else an earlier call did some of it
+    with ProgressBar("measure", "run") as bar:
+        took_s = result.elapsed_s if whole else None
+        proof = prove(job.tree, place, found, name, settings, took_s, bar)
+    first, *others = _came(found, proof)
+    off = f"Predicted images/s were {proof.median_error:.0%} off in the median."
+    said = [f"Measured: {first}", *others, off]
+    store(place, manifest.source_digest, found, proof, said)
+    disturbed = disturbance(proof.other_cpu, "")
+    if disturbed:
+        warn(disturbed)
+    for line in said[:-1]:
+        note(line)
+    click.echo("\nMeasured:")
+    table(proof.rows, None).show()
+    click.echo("Predicted:")
+    table(proof.predicted, None).show()
+    click.echo()
+    for line in conditions(found):
+        say(line)
+    note(f"{said[-1]} {place / AUTO_NAME} has every figure.")
+    call = f"batch_size={settings.batch_size}, size={settings.size}, augment='train'"
+    note(f"To train from it: loaders.build({str(place)!r}, {call})")
+    if job.limit is not None and manifest.stored_bytes > parse_bytes(job.limit):
+        takes = f"{place}: takes {human_bytes(manifest.stored_bytes)}, more than --max-bytes {job.limit}"
+        click.echo(printable(f"{takes}; make room, or remove it"), err=True)
+        raise click.exceptions.Exit(1)
+    if proof.is_loss and not disturbed:
+        raise click.exceptions.Exit(1)
+
+
+def _came(found: Recommendation, proof: Proof) -> list[str]:
+    """What converting brought, a sentence each."""
+    rows = proof.rows
+    said = _answer(found, rows, None)
+    line, converted = rows[-2], rows[-1]
+    if proof.is_loss:
+        said.append(
+            f"Converting lost: from {converted.data} the trainer gets {converted.rate.median:,.0f} images/s, "
+            f"by {way(line)} from the tree {line.rate.median:,.0f}."
         )
-    return table
+    return said
 
 
-def check_table(result: Recommendation) -> Table:
-    """Predicted against measured, with the error."""
-    table = Table(box=None, pad_edge=False)
-    for title in ("format", "quantity", "predicted", "measured", "low-high", "error", "low to high"):
-        left = title in ("format", "quantity")
-        table.add_column(title, justify="left" if left else "right", no_wrap=True)
-    for check in result.checks:
-        measured = check.measured
-        texts = [_amount(value, check.unit) for value in (check.predicted.median, measured.median)]
-        ends = "-".join(_amount(value, check.unit) for value in (measured.low, measured.high))
-        errors = f"{_signed(check.ratio.low - 1)} to {_signed(check.ratio.high - 1)}"
-        table.add_row(check.name, check.quantity, *texts, ends, _signed(check.error, 1), errors)
-    return table
-
-
-def crossover(result: Recommendation) -> list[str]:
-    """Where raw pixels and JPEG files change places, one sentence for each JPEG format."""
-    disk = result.inputs.disk_bytes_per_s
-    sentences = []
-    for name, rate in result.crossovers.items():
-        if rate is None:
-            sentences.append(f"From a cold cache {name} is at least as fast as raw pixels on any disk.")
-        else:
-            side = "below" if disk < rate else "above"
-            sentences.append(
-                f"From a cold cache {name} loads faster than raw pixels where the disk gives less than "
-                f"{rate / 1e6:,.0f} MB/s; this one is {side} that."
-            )
-    return sentences
-
-
-def legend(result: Recommendation) -> str:
-    """What the columns mean."""
-    return (
-        "trainer busy, images/s: the share of the time that the trainer works, and its rate, from the "
-        "second epoch on, fed from memory where the data is less than half of it, else from the disk (cold). "
-        "loader alone, cold disk: its images/s, with the files in memory, and read from the disk. "
-        "pays after: epochs until converting has saved, against imagefolder, the time that it took. "
-        "imagefolder: torchvision's, in a DataLoader; raw tree: loaders.build on the same files."
+def _convert(job: _Job, sampling: Sampling, name: str, place: Path) -> Conversion:
+    """As `precache convert` does, with all that it says."""
+    recipe = {"format_name": name, "size": str(sampling.stored_size), "quality": sampling.quality}
+    done: Conversion = click.get_current_context().invoke(
+        convert, src=job.tree, dst=place, **recipe, **job.converting
     )
+    return done
 
 
-def conditions(result: Recommendation) -> str:
-    """Under which conditions the figures hold."""
-    settings, machine = result.settings, result.hardware.machine
-    versions = ", ".join(versions_of(machine, _VERSIONS))
-    inputs = result.inputs
-    others = other_cpu(settings)
-    check = ", checksums not compared" if settings["check"] == "never" else ""
-    busy = "" if others is None or is_disturbed(others) else f", other processes {others:.0%} of the CPUs"
-    return (
-        f"{counted(inputs.images, 'picture')}; trainer {settings['trainer']}, "
-        f"{number(inputs.trainer_images_per_s)} images/s; disk {result.hardware.disk.device}, "
-        f"{number(inputs.disk_bytes_per_s / 1e6)} MB/s; batch {settings['batch_size']} of "
-        f"{settings['size']}x{settings['size']}, augment {settings['augment']}, "
-        f"{counted(settings['workers'], 'worker')}; stored at most {settings['stored_size']} px, "
-        f"quality {settings['quality']}. Predicted from a sample of "
-        f"{counted(settings['sample_pictures'], 'picture')}; median of "
-        f"{counted(settings['repeats'], 'repeat')}, page cache warm{check}{busy}.\n"
-        f"{machine['cpu']}, {machine['memory']}, accelerator: {accelerator_of(machine)}; {versions}; "
-        f"{machine['date']}."
-    )
+def _on_disk(name: str, place: Location) -> Path:
+    if isinstance(place, Url):
+        raise SettingError(
+            f"{place}: precache auto measures on a disk, so {name} has to lie on one; 'bench recommend URL' "
+            f"advises, 'precache convert' reads and writes URLs"
+        )
+    return place
 
 
-def _signed(share: float, digits: int = 0) -> str:
-    """`+12%`; nothing is `+0%`, from whichever side."""
-    return f"{round(share, digits + 2) + 0.0:+.{digits}%}"
+def _stored_as(sampling: Sampling, stored: Stored) -> Sampling:
+    return replace(sampling, stored_size=stored.size, quality=stored.quality)
 
 
-def _amount(value: float, unit: str) -> str:
-    if unit == "B":
-        return human_bytes(value)
-    return f"{number(value)} {unit}" if unit == "s" else f"{value:,.0f}"
+def _check_free(job: _Job, place: Path) -> None:
+    """Raise an error, before minutes are spent, if nothing can be converted into `place`."""
+    check_apart(job.scan.source, place)
+    if not job.converting["overwrite"] and not is_untouched(place):
+        raise DatasetError(
+            f"{place}: holds a conversion of other pictures, or with other settings; choose another DST, or "
+            f"pass --overwrite to replace it"
+        )
+    check_empty(place)
+
+
+def _room(job: _Job) -> tuple[float, str]:
+    """Bytes that DST may take, and what limits it."""
+    folder = next(iter(job.places.values())).absolute()
+    while not folder.is_dir():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free
+    asked = None if job.limit is None else parse_bytes(job.limit)
+    if asked is not None and asked <= free:
+        return asked, f"the {job.limit} of --max-bytes"
+    return free, f"the {human_bytes(free)} that are free"

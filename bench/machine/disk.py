@@ -4,7 +4,7 @@ import errno
 import mmap
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,6 @@ from precache.errors import SettingError
 NVME_MB_PER_S, DISK_MB_PER_S = 3000, 150  # what is to be expected of sequential reads
 _SEQUENTIAL_BYTES = 8 << 20
 _MOST_RESIDENT = 0.05  # of a file whose pages were dropped; more, and it has no other place
-_DIRECT = getattr(os, "O_DIRECT", 0)
 _TAG = 31
 
 
@@ -79,15 +78,10 @@ def _drives(node: Path) -> Iterator[Path]:
 
 @dataclass(frozen=True, slots=True)
 class ReadFile:
-    """A file to read from.
-
-    Attributes:
-        how: `direct I/O`, or `pages dropped` before each reading where that is not to be had.
-    """
+    """A file to read from, past the page cache."""
 
     path: Path
     bytes: int
-    how: str
 
     def sequential_rate(self, seconds: float) -> float:
         """MB/s of reading the file from its start to its end, or for `seconds`."""
@@ -99,16 +93,11 @@ class ReadFile:
         order = np.random.default_rng(_TAG).permutation(self.bytes // block_bytes)
         return self._rate(block_bytes, (order * block_bytes).tolist(), seconds)
 
-    def _rate(self, block_bytes: int, offsets: "range | list[int]", seconds: float) -> float:
-        direct = self.how == "direct I/O"
-        if not direct:
-            page_cache.drop(self.path)
-        descriptor = os.open(self.path, os.O_RDONLY | (_DIRECT if direct else 0))
-        # direct I/O wants an address that is a multiple of the disk's block: a mapping has one
-        with mmap.mmap(-1, block_bytes) as buffer:
-            try:
-                if not direct and not isinstance(offsets, range):
-                    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)  # no reading ahead
+    def _rate(self, block_bytes: int, offsets: Iterable[int], seconds: float) -> float:
+        descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECT)
+        try:
+            # direct I/O wants an address that is a multiple of the disk's block: a mapping has one
+            with mmap.mmap(-1, block_bytes) as buffer:
                 count = 0
                 start_s = time.perf_counter()
                 for offset in offsets:
@@ -116,8 +105,8 @@ class ReadFile:
                     if (elapsed_s := time.perf_counter() - start_s) >= seconds:
                         break
                 return count / elapsed_s / 1e6
-            finally:
-                os.close(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 @contextmanager
@@ -125,8 +114,8 @@ def readable_file(folder: Path, size: int) -> Iterator[ReadFile]:
     """A file of `size` random bytes in `folder`, on its disk alone, for the duration of the block.
 
     Raises:
-        SettingError: pages of `folder` do not leave memory, as those of tmpfs; or the system has no
-            means to read past its cache (macOS, Windows).
+        SettingError: pages of `folder` do not leave memory, as those of tmpfs; or there is no direct I/O
+            to read past the cache with (macOS, Windows, some file systems).
         OSError: it cannot be written.
     """
     path = folder / f"bench-disk-{os.getpid()}"
@@ -141,28 +130,15 @@ def readable_file(folder: Path, size: int) -> Iterator[ReadFile]:
         resident = page_cache.drop(path)
         if resident > _MOST_RESIDENT:
             raise SettingError(f"{folder}: {resident:.0%} of a file stays in memory: it is on no disk")
-        yield ReadFile(path, size, "direct I/O" if _reads_directly(path) else "pages dropped")
+        found = ReadFile(path, size)
+        try:
+            found.random_rate(mmap.PAGESIZE, 0)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            raise SettingError(
+                f"{folder}: its file system has no direct I/O; name another --scratch"
+            ) from error
+        yield found
     finally:
         path.unlink(missing_ok=True)
-
-
-def _reads_directly(path: Path) -> bool:
-    """Whether the file system allows direct I/O."""
-    if not _DIRECT:
-        return False
-    try:
-        descriptor = os.open(path, os.O_RDONLY | _DIRECT)
-    except OSError as error:
-        if error.errno != errno.EINVAL:
-            raise
-        return False
-    try:
-        with mmap.mmap(-1, mmap.PAGESIZE) as buffer:
-            os.preadv(descriptor, [buffer], 0)
-    except OSError as error:
-        if error.errno != errno.EINVAL:
-            raise
-        return False
-    finally:
-        os.close(descriptor)
-    return True

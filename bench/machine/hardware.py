@@ -1,7 +1,6 @@
 """What machine this is."""
 
 import platform
-from collections.abc import Iterable, Mapping
 from datetime import date
 from importlib import metadata
 from pathlib import Path
@@ -14,7 +13,6 @@ from precache.executors import available_cpus
 from precache.packages import DALI
 from precache.pictures.codecs import made_by
 
-_GPU = {"driver": "driver", "cuda": "CUDA", "cudnn": "cuDNN", "nccl": "NCCL"}
 _PACKAGES = ("torch", "torchvision", "numpy", "webdataset", *DALI, "torchcodec")
 
 
@@ -31,18 +29,6 @@ def describe_machine(device: torch.device) -> dict[str, str]:
         **{name: metadata.version(name) for name in _PACKAGES if _installed(name)},
         **made_by(),
     }
-
-
-def accelerator_of(machine: Mapping[str, str]) -> str:
-    """The accelerator of `describe_machine`, with what drives it; an old result has its name alone."""
-    versions = ", ".join(f"{title} {machine[name]}" for name, title in _GPU.items() if name in machine)
-    return f"{machine['accelerator']} ({versions})" if versions else machine["accelerator"]
-
-
-def versions_of(machine: Mapping[str, str], names: Iterable[str]) -> list[str]:
-    """'torch 2.15.0' and so on, of those that the machine has; Pillow-SIMD by its own name."""
-    called = {"pillow": machine.get("pillow_flavour", "pillow")}
-    return [f"{called.get(name, name)} {machine[name]}" for name in names if name in machine]
 
 
 def _gpu_versions() -> dict[str, str]:

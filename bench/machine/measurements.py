@@ -5,17 +5,18 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 
 from bench.machine import disk
+from bench.machine.device import DTYPES, choose_device, resolve_amp
 from bench.machine.hardware import describe_machine
 from bench.machine.others import OtherProcesses
-from bench.machine.precision import DTYPES, resolve_amp
 from bench.report import stats
 from precache import jpeg
 from precache.console.progress import Progress, unseen
@@ -26,11 +27,11 @@ from precache.sources.ahead import read_ahead
 from precache.sources.base import Scan
 
 PICTURES = 200
+_WITHOUT_DATA = 1_000  # pictures that the times are for
 SERVED_BYTES = 224 * 224 * 3
 # A training step of ResNet-50 on 224x224: 4.09e9 multiply-adds forward (torchvision's figure for its
 # weights), two operations each, and twice as many again backward.
 STEP_FLOP = 3 * 2 * 4.09e9
-PETABYTE = 1e15
 _UNITS = {"GB/s": 1e9, "MB/s": 1e6, "images/s": 1.0, "TFLOP/s": 1e12}  # per second
 _RANDOM_BYTES = (4 << 10, 128 << 10)
 _LAUNCHES = 10  # of multiplications, before a GPU is waited for: launching and waiting take time, too
@@ -58,7 +59,8 @@ class HardwareSpec:
 
     def __post_init__(self) -> None:
         check_range("repeats", self.repeats, 1)
-        check_seconds(self.seconds)
+        if not 0 < self.seconds < float("inf"):
+            raise SettingError(f"seconds must be positive, got {self.seconds}")
         if not self.scratch.is_dir():
             raise SettingError(f"{self.scratch}: no such folder; name one on the disk to measure")
 
@@ -72,14 +74,14 @@ class Measurement:
         how: conditions; where there is no value, why.
         unit: of the value, one of GB/s, MB/s, images/s, TFLOP/s.
         per_picture: bytes, pictures or operations that one picture takes; None for its file's bytes.
-        value: None if it could not be measured.
+        value: None if it was not measured.
     """
 
     name: str
     how: str
     unit: str
     per_picture: float | None
-    value: stats.Estimate | None
+    value: stats.Estimate | None = None
 
     def seconds_for(self, pictures: float, file_bytes: float) -> float | None:
         """How long this alone takes for `pictures` pictures, whose files have `file_bytes` together."""
@@ -87,6 +89,10 @@ class Measurement:
             return None
         amount = file_bytes if self.per_picture is None else pictures * self.per_picture
         return amount / (self.value.median * _UNITS[self.unit])
+
+
+Probe: TypeAlias = tuple[Measurement, Callable[[], float] | None]
+"""What is to be measured, and how to take its value once; None where it cannot be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +112,21 @@ class Hardware:
     data: dict[str, int] | None
     repeats: int
     other_cpu: float | None = None
+
+    @property
+    def pictures(self) -> int:
+        """That the times are for: of the data set, else so many as are usual."""
+        return _WITHOUT_DATA if self.data is None else self.data["pictures"]
+
+    @property
+    def file_bytes(self) -> float:
+        """Of their files together."""
+        return _WITHOUT_DATA * self.mean_file_bytes if self.data is None else self.data["file_bytes"]
+
+    @property
+    def times(self) -> dict[str, float | None]:
+        """Seconds that each measured part alone takes for them, by its name."""
+        return {m.name: m.seconds_for(self.pictures, self.file_bytes) for m in self.measurements}
 
     def value(self, name: str) -> float | None:
         """The median of the measurement `name`; None if it could not be measured."""
@@ -129,17 +150,6 @@ class Hardware:
         return {"version": 1, **asdict(self), "warnings": self.warnings}
 
 
-@dataclass(frozen=True, slots=True)
-class _Probe:
-    """A measurement that is yet to be taken; `how` says why not where `run` is None."""
-
-    name: str
-    how: str
-    unit: str
-    per_picture: float | None
-    run: Callable[[], float] | None
-
-
 def measure(
     spec: HardwareSpec,
     pictures: Sequence[bytes],
@@ -152,44 +162,31 @@ def measure(
         pictures: JPEGs to decode.
         data: `pictures` and `file_bytes` of the data set that the times are for.
     """
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = choose_device("auto")
     with ExitStack() as stack:
-        probes = [
+        probes: list[Probe] = [
             *_memory(spec),
             *_disk(spec, stack),
             *_decode(spec, pictures),
             *_transfer(spec, device),
             _multiply(spec, device),
         ]
-        values: dict[str, list[float]] = {probe.name: [] for probe in probes}
+        runs = {measurement.name: run for measurement, run in probes if run is not None}
+        values: dict[str, list[float]] = {name: [] for name in runs}
         others = OtherProcesses()
-        total = spec.repeats * sum(probe.run is not None for probe in probes)
-        on_progress(0, total)
-        for _ in range(spec.repeats):
-            for probe in probes:
-                if probe.run is not None:
-                    values[probe.name].append(probe.run())
-                    on_progress(sum(map(len, values.values())), total)
+        on_progress(0, spec.repeats * len(runs))
+        for repeat in range(spec.repeats):
+            for done, (name, run) in enumerate(runs.items(), start=1):
+                values[name].append(run())
+                on_progress(repeat * len(runs) + done, spec.repeats * len(runs))
         other_cpu = others.share()
     measurements = tuple(
-        Measurement(
-            probe.name,
-            probe.how,
-            probe.unit,
-            probe.per_picture,
-            stats.estimate(values[probe.name]) if values[probe.name] else None,
-        )
-        for probe in probes
+        replace(found, value=stats.estimate(values[found.name]) if found.name in values else None)
+        for found, _ in probes
     )
     mean_bytes = sum(map(len, pictures)) / max(1, len(pictures))
     found = disk.disk_of(spec.scratch)
     return Hardware(describe_machine(device), found, measurements, mean_bytes, data, spec.repeats, other_cpu)
-
-
-def check_seconds(seconds: float) -> None:
-    """Raise SettingError unless `seconds` is positive and finite."""
-    if not 0 < seconds < float("inf"):
-        raise SettingError(f"seconds must be positive, got {seconds}")
 
 
 def sample_jpegs(scan: Scan, count: int = PICTURES) -> list[bytes]:
@@ -208,7 +205,7 @@ def sample_jpegs(scan: Scan, count: int = PICTURES) -> list[bytes]:
     return found
 
 
-def _memory(spec: HardwareSpec) -> Iterator[_Probe]:
+def _memory(spec: HardwareSpec) -> Iterator[Probe]:
     source, target = np.ones(spec.buffer_bytes, np.uint8), np.ones(spec.buffer_bytes, np.uint8)
 
     def rate(threads: int) -> float:
@@ -223,24 +220,24 @@ def _memory(spec: HardwareSpec) -> Iterator[_Probe]:
             return _rate(copy, spec.seconds) / 1e9
 
     cpus = available_cpus()
-    yield _Probe("memory copy, one thread", "1 thread", "GB/s", None, lambda: rate(1))
-    yield _Probe("memory copy, all threads", f"{cpus} threads", "GB/s", None, lambda: rate(cpus))
+    yield Measurement("memory copy, one thread", "1 thread", "GB/s", None), lambda: rate(1)
+    yield Measurement("memory copy, all threads", f"{cpus} threads", "GB/s", None), lambda: rate(cpus)
 
 
-def _disk(spec: HardwareSpec, stack: ExitStack) -> Iterator[_Probe]:
-    names = ["disk, sequential read", *(f"disk, random {size >> 10} KiB" for size in _RANDOM_BYTES)]
+def _disk(spec: HardwareSpec, stack: ExitStack) -> Iterator[Probe]:
+    how, file = "direct I/O", None
     try:
         file = stack.enter_context(disk.readable_file(spec.scratch, spec.file_bytes))
     except SettingError as error:
-        for name in names:
-            yield _Probe(name, str(error), "MB/s", None, None)
-        return
-    yield _Probe(names[0], file.how, "MB/s", None, lambda: file.sequential_rate(4 * spec.seconds))
-    for name, size in zip(names[1:], _RANDOM_BYTES, strict=True):
-        yield _Probe(name, file.how, "MB/s", None, lambda size=size: file.random_rate(size, spec.seconds))  # type: ignore[misc]
+        how = str(error)
+    sequential = partial(file.sequential_rate, 4 * spec.seconds) if file else None
+    yield Measurement("disk, sequential read", how, "MB/s", None), sequential
+    for size in _RANDOM_BYTES:
+        random = partial(file.random_rate, size, spec.seconds) if file else None
+        yield Measurement(f"disk, random {size >> 10} KiB", how, "MB/s", None), random
 
 
-def _decode(spec: HardwareSpec, pictures: Sequence[bytes]) -> Iterator[_Probe]:
+def _decode(spec: HardwareSpec, pictures: Sequence[bytes]) -> Iterator[Probe]:
     def rate(threads: int) -> float:
         stop = threading.Event()
 
@@ -260,32 +257,31 @@ def _decode(spec: HardwareSpec, pictures: Sequence[bytes]) -> Iterator[_Probe]:
             return done / (time.perf_counter() - start_s)
 
     for name, threads in (("JPEG decode, one core", 1), ("JPEG decode, all cores", available_cpus())):
-        if pictures:
-            yield _Probe(name, "simplejpeg", "images/s", 1, lambda threads=threads: rate(threads))  # type: ignore[misc]
-        else:
-            yield _Probe(name, "no JPEG in the tree", "images/s", 1, None)
+        how = "simplejpeg" if pictures else "no JPEG in the tree"
+        yield Measurement(name, how, "images/s", 1), partial(rate, threads) if pictures else None
 
 
-def _transfer(spec: HardwareSpec, device: torch.device) -> Iterator[_Probe]:
-    for kind in ("pinned", "pageable"):
-        name = f"host to device, {kind}"
-        if device.type != "cuda":
-            yield _Probe(name, "no GPU", "GB/s", SERVED_BYTES, None)
-            continue
-        host = torch.ones(spec.buffer_bytes, dtype=torch.uint8, pin_memory=kind == "pinned")
-        target = torch.empty_like(host, device=device)
-
-        def copy(host: torch.Tensor = host, target: torch.Tensor = target) -> int:
+def _transfer(spec: HardwareSpec, device: torch.device) -> Iterator[Probe]:
+    def rate(host: torch.Tensor, target: torch.Tensor) -> float:
+        def copy() -> int:
             target.copy_(host, non_blocking=True)
             torch.cuda.synchronize(device)
             return spec.buffer_bytes
 
+        return _rate(copy, spec.seconds) / 1e9
+
+    for kind in ("pinned", "pageable"):
+        name = f"host to device, {kind}"
+        if device.type != "cuda":
+            yield Measurement(name, "no GPU", "GB/s", SERVED_BYTES), None
+            continue
+        host = torch.ones(spec.buffer_bytes, dtype=torch.uint8, pin_memory=kind == "pinned")
+        target = torch.empty_like(host, device=device)
         how = f"{spec.buffer_bytes >> 20} MiB at a time"
-        run = lambda copy=copy: _rate(copy, spec.seconds) / 1e9  # noqa: E731
-        yield _Probe(name, how, "GB/s", SERVED_BYTES, run)
+        yield Measurement(name, how, "GB/s", SERVED_BYTES), partial(rate, host, target)
 
 
-def _multiply(spec: HardwareSpec, device: torch.device) -> _Probe:
+def _multiply(spec: HardwareSpec, device: torch.device) -> Probe:
     on_gpu = device.type == "cuda"
     side = 4 * spec.matrix if on_gpu else spec.matrix
     dtype = DTYPES[resolve_amp("auto", device)]
@@ -303,7 +299,8 @@ def _multiply(spec: HardwareSpec, device: torch.device) -> _Probe:
 
     conditions = f"{launches} at a time" if on_gpu else f"{torch.get_num_threads()} threads"
     how = f"{str(dtype).removeprefix('torch.')}, {conditions}"
-    return _Probe("matrix multiply", how, "TFLOP/s", STEP_FLOP, lambda: _rate(multiply, spec.seconds) / 1e12)
+    measured = Measurement("matrix multiply", how, "TFLOP/s", STEP_FLOP)
+    return measured, lambda: _rate(multiply, spec.seconds) / 1e12
 
 
 def _rate(work: Callable[[], int], seconds: float) -> float:

@@ -1,9 +1,34 @@
 """Readings of an NVIDIA GPU through its management library."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
+
+
+class _Unreadable(Exception):
+    """There is no GPU to read, or no library to read it with; says which."""
+
+
+@contextmanager
+def _library() -> Iterator[Any]:
+    """NVIDIA's library, started; what it cannot do within the block raises _Unreadable."""
+    try:
+        import pynvml
+    except ImportError as error:
+        raise _Unreadable("nvidia-ml-py is not installed; run 'pip install nvidia-ml-py'") from error
+    try:
+        pynvml.nvmlInit()
+        yield pynvml
+    except pynvml.NVMLError as error:
+        raise _Unreadable(f"the GPU cannot be read: {error}") from error
+
+
+def _find(nvml: Any, device: torch.device) -> Any:
+    """What `nvml` calls `device`: it counts devices that CUDA_VISIBLE_DEVICES hides from torch."""
+    uuid = torch.cuda.get_device_properties(device).uuid
+    return nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
 
 
 class Gpu:
@@ -33,54 +58,32 @@ class Gpu:
         return {name: float(read()) for name, read in self._readings.items()}
 
 
+def _used_share(memory: Any) -> float:
+    return float(memory.used / memory.total)
+
+
 def open_gpu(device: torch.device, missing: dict[str, str]) -> Gpu | None:
     """The GPU that torch calls `device`; what cannot be read is added to `missing`, with the reason."""
     try:
-        import pynvml
-    except ImportError:
-        missing["gpu"] = "nvidia-ml-py is not installed; run 'pip install nvidia-ml-py'"
-        return None
-    try:
-        pynvml.nvmlInit()
-        # the two number devices differently: CUDA_VISIBLE_DEVICES hides some from torch alone
-        uuid = str(torch.cuda.get_device_properties(device).uuid)
-        gpu = Gpu(pynvml, pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}"))
-    except pynvml.NVMLError as error:
-        missing["gpu"] = f"the GPU cannot be read: {error}"
+        with _library() as nvml:
+            gpu = Gpu(nvml, _find(nvml, device))
+    except _Unreadable as error:
+        missing["gpu"] = str(error)
         return None
     missing |= gpu.missing
     return gpu
 
 
 def driver_version() -> str | None:
-    """Of the GPUs; None where nvidia-ml-py is not installed, or finds none."""
-    try:
-        import pynvml
-    except ImportError:
-        return None
-    try:
-        pynvml.nvmlInit()
-        return str(pynvml.nvmlSystemGetDriverVersion())
-    except pynvml.NVMLError:
-        return None
-
-
-def _used_share(memory: Any) -> float:
-    return float(memory.used / memory.total)
+    """Of the GPUs; None where it cannot be read."""
+    with suppress(_Unreadable), _library() as nvml:
+        return str(nvml.nvmlSystemGetDriverVersion())
+    return None
 
 
 def energy_j(device: torch.device) -> float | None:
     """What the GPU has taken since its driver was loaded, joules; None where that cannot be read."""
-    if device.type != "cuda":
-        return None
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-        uuid = str(torch.cuda.get_device_properties(device).uuid)
-        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
-        return float(pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)) / 1e3
-    except ImportError:
-        return None
-    except pynvml.NVMLError:  # cards before Volta, slices of a card
-        return None
+    if device.type == "cuda":
+        with suppress(_Unreadable), _library() as nvml:  # cards before Volta and slices of a card do not tell
+            return float(nvml.nvmlDeviceGetTotalEnergyConsumption(_find(nvml, device))) / 1e3
+    return None

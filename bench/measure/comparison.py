@@ -1,36 +1,29 @@
-"""All backends against all trainers, interleaved and repeated, each trial in a process of its own."""
+"""All loaders against all trainers, taking turns and repeated, each trial in a process of its own."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, replace
-from functools import partial
-from pathlib import Path
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
 
 import psutil
 
 from bench.machine import page_cache
+from bench.machine.device import resolve_amp
 from bench.machine.hardware import describe_machine
 from bench.machine.others import OtherProcesses
-from bench.machine.precision import resolve_amp
 from bench.measure import imagefolder
-from bench.measure.arm import Arm, choose_arms, folder_of, open_arms
-from bench.measure.equal_work import Facts, check_facts, check_served, find_facts
+from bench.measure.candidates import Candidate, SamePictures, folder_of, open_candidates, same_pictures
 from bench.measure.fresh import run_fresh
-from bench.measure.full_batches import check_fills_batch
-from bench.measure.peer_arm import PeerArm, run_peer, write_data
-from bench.measure.rows import AnyArm, Trials, arm_names, make_rows
-from bench.measure.run import (
-    Trial,
-    measure,
-    measure_trainer,
-    measure_transfer,
-)
-from bench.measure.same_pictures import Served, same_pictures
-from bench.measure.spec import RunSettings, TrialSpec
+from bench.measure.peers import PeerCandidate, run_peer, work_of, write_data
+from bench.measure.settings import Settings, check_fills_batch
 from bench.measure.stages import DECODING, probe_files, time_stages
 from bench.measure.trainers import MODELS, NullTrainer, resolve
-from bench.report.changes import Means
-from bench.report.result import Result
+from bench.measure.trial import Served, Trial, measure, measure_trainer, measure_transfer
+from bench.peers.serving import LIMIT
+from bench.report import stats
+from bench.report.batch_times import analyse
+from bench.report.row import SYNTHETIC, Key, Result, Row
+from bench.report.stats import Estimate
+from bench.report.verdict import Facts, explained
 from precache.console.progress import Progress, unseen
 from precache.errors import (
     DatasetError,
@@ -42,253 +35,420 @@ from precache.errors import (
 )
 from precache.executors import available_cpus
 
-__all__ = ["Arm", "RunSettings", "choose_arms", "compare"]
-
-Around = Callable[[], AbstractContextManager[object]]
+AnyCandidate: TypeAlias = Candidate | PeerCandidate
+_NONE = NullTrainer.name
 # Of a file's pages: some stay that were read ahead, or that another process reads.
 _COLD_SHARE = 0.05
 _ALWAYS_RUN = (imagefolder.NAME, "pytorch", "shards", "webdataset")  # without a package that may be missing
+_DECODERS = ("dali", "nvjpeg", imagefolder.NAME, *DECODING)
+
+
+@dataclass(slots=True)
+class Measured:
+    """The trials of one loader, repeat by repeat.
+
+    Attributes:
+        fed: by trainer's name; those of no trainer are of the loader alone.
+        cold: alone, its files dropped from the cache before.
+        stages: images/s of each stage that could be run apart, see `bench.measure.stages`.
+        warmed: whether its files were read into the page cache before.
+    """
+
+    fed: dict[str, list[Trial]] = field(default_factory=dict)
+    cold: list[Trial] = field(default_factory=list)
+    stages: list[dict[str, float]] = field(default_factory=list)
+    warmed: bool = True
 
 
 def compare(
-    arms: Sequence[Arm],
-    spec: RunSettings,
+    candidates: Sequence[Candidate],
+    settings: Settings,
     on_progress: Progress = unseen,
-    peers: Sequence[PeerArm] = (),
-    around: Around = nullcontext,
+    peers: Sequence[PeerCandidate] = (),
+    trainers: Sequence[str] = (),
 ) -> Result:
-    """Measure each arm alone and with each trainer, and each peer, all interleaved, `spec.repeats` times.
+    """Measure each loader alone and with each trainer, and each peer, taking turns, `settings.repeats` times.
 
-    An arm that fails, for want of its folder or package or over a damaged picture, is skipped, with
-    the reason. `around` is entered in the process of each trial of ours: a test slows a stage down with it.
+    A loader that fails, for want of its folder or package or over a damaged picture, is skipped, with the
+    reason.
+
+    Args:
+        trainers: names; by default that of `settings`.
 
     Raises:
-        DatasetError: no arm can run, or they do unequal work.
+        DatasetError: no loader can run, or they do unequal work.
         SettingError: unknown trainer.
     """
-    opened, skipped = open_arms(arms)
+    opened, skipped = open_candidates(candidates)
+    names = [resolve(name, settings.device) for name in trainers or (settings.trainer,)]
     with same_pictures(opened) as served:
         theirs = [
             replace(peer, path=served.linked[peer.path]) if peer.path in served.linked else peer
             for peer in peers
         ]
-        return _compare(served, theirs, skipped, spec, around, on_progress)
+        facts = _find_facts(served, settings, skipped)
+        running: list[AnyCandidate] = [*facts, *_with_data(theirs, settings, skipped)]
+        classes = max(found.classes for found in facts.values())
+        turns = _Turns(replace(settings, classes=classes), names, on_progress)
+        others = OtherProcesses()
+        turns.run(running, skipped)
+        return _result(turns, running, skipped, _notes(served, facts), others.share())
 
 
-def _compare(
-    served: Served,
-    peers: Sequence[PeerArm],
-    skipped: dict[str, str],
-    spec: RunSettings,
-    around: Around,
-    on_progress: Progress,
-) -> Result:
-    names = [resolve(name, spec.device) for name in spec.trainers]
-    _check_pictures([arm for arm in served.arms if arm.backend in _ALWAYS_RUN])
-    facts = _find_facts(served.arms, spec, around, skipped)
-    _check_any(facts, skipped)
-    _check_pictures(facts)
-    check_fills_batch(spec.batch_size, min(found.samples for found in facts.values()))
-    bench = _Bench(spec, names, max(found.classes for found in facts.values()), around, on_progress)
-    running: list[AnyArm] = [*facts, *_write_data(peers, spec, skipped)]
-    others = OtherProcesses()
-    bench.run(running, skipped)
-    settings = {
-        **{name: value for name, value in asdict(spec).items() if name not in ("device", "trainers")},
-        "device": str(spec.device),
-        "trainers": names,
-        "amp": resolve_amp(spec.amp, spec.device) if MODELS.keys() & set(names) else "off",
-        "page_cache": "not warmed: larger than memory" if bench.trials.not_warmed else "warm",
-        "peers": bench.versions,
-        "other_cpu": others.share(),
-        "notes": [*served.notes, *_notes(facts)],
-        "data": {
-            name: {"samples": len(arm.data.ids), "digest": arm.data.digest}
-            for name, arm in arm_names(running).items()
-        },
-    }
-    means = Means(spec.workers_alone, available_cpus(), psutil.virtual_memory().available)
-    rows = make_rows(running, names, bench.trials, spec.batch_size, means, spec.size, spec.augment)
-    machine = describe_machine(spec.device)
-    return Result(machine, settings, rows, skipped, bench.host_to_device_gbps())
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    """What a loader says before it serves anything: pictures of an epoch, and classes."""
+
+    samples: int
+    classes: int
 
 
-def _check_pictures(arms: Collection[Arm]) -> None:
-    """DatasetError unless all have as many pictures."""
-    check_facts({arm.label: Facts(len(arm.data.ids), len(arm.data.classes)) for arm in arms})
-
-
-class _Bench:
+class _Turns:
     """What runs, and what it measured so far."""
 
-    def __init__(
-        self,
-        spec: RunSettings,
-        names: Sequence[str],
-        classes: int,
-        around: Around,
-        on_progress: Progress,
-    ) -> None:
-        self.trials = Trials(cached=spec.cache != "none")
+    def __init__(self, settings: Settings, names: Sequence[str], on_progress: Progress) -> None:
+        self.settings = settings
+        self.names = names
+        self.trained = [name for name in names if name != _NONE]
+        self.measured: dict[AnyCandidate, Measured] = {}
+        self.alone: dict[str, list[Trial]] = {name: [] for name in self.trained}
+        self.transfer: dict[str, list[Trial]] = {}
         self.versions: dict[str, str] = {}
-        self._spec = spec
-        self._measured = [name for name in names if name != NullTrainer.name]
-        self._trial = partial(_trial_spec, spec, classes, around)
         self._on_progress = on_progress
         self._done = self._total = 0
 
-    def run(self, running: list[AnyArm], skipped: dict[str, str]) -> None:
+    def run(self, running: list[AnyCandidate], skipped: dict[str, str]) -> None:
         """All repeats; what fails goes from `running` to `skipped`."""
-        self.plan(running)
-        for _ in range(self._spec.repeats):
-            self.measure_trainers()
-            for arm in tuple(running):
-                try:
-                    self.measure(arm, skipped)
-                except (DatasetError, ImageError, SourceError, WorkerError) as error:
-                    running.remove(arm)
-                    skipped[arm.label] = str(error)
-            _check_any([arm for arm in running if isinstance(arm, Arm)], skipped)
-            self.check_equal_work(running)
-
-    def plan(self, arms: Sequence[AnyArm]) -> None:
-        """Count what there is to do."""
+        cold = int(self.settings.cold)
         each = [
-            1 + self._spec.cold if isinstance(arm, PeerArm)
-            else 1 + len(self._measured) + self._spec.cold + self._runs_apart(arm)
-            for arm in arms
-        ]  # fmt: skip
-        self._total = self._spec.repeats * (1 + 2 * len(self._measured) + sum(each))
+            1 + cold + (0 if isinstance(one, PeerCandidate) else len(self.trained) + self._runs_apart(one))
+            for one in running
+        ]
+        self._total = self.settings.repeats * (1 + 2 * len(self.trained) + sum(each))
         self._on_progress(0, self._total)
+        self.measured = {one: Measured() for one in running}
+        for _ in range(self.settings.repeats):
+            self._measure_trainers()
+            for one in tuple(running):
+                try:
+                    self._measure(one, self.measured[one], skipped)
+                except (DatasetError, ImageError, SourceError, WorkerError) as error:
+                    running.remove(one)
+                    skipped[one.label] = str(error)
+            ours = [one for one in running if isinstance(one, Candidate)]
+            _check_any(ours, skipped)
+            for name in {_NONE, *self.trained}:
+                served = {one: self.measured[one].fed[name][-1].served for one in ours}
+                check_served({one: work for one, work in served.items() if work is not None})
 
-    def measure_trainers(self) -> None:
+    def _measure_trainers(self) -> None:
         """Each alone, and the transfer in the dtype that it takes."""
-        for name in (NullTrainer.name, *self._measured):
-            moved = run_fresh(measure_transfer, self._trial(None, name))
-            self.trials.transfer.setdefault(name, []).append(moved)
+        for name in (_NONE, *self.trained):
+            moved = run_fresh(measure_transfer, replace(self.settings, trainer=name))
+            self.transfer.setdefault(name, []).append(moved)
             self._step()
-        for name in self._measured:
-            self._record(None, name, run_fresh(measure_trainer, self._trial(None, name)))
-
-    def measure(self, arm: AnyArm, skipped: dict[str, str]) -> None:
-        """One repeat of all that concerns `arm`."""
-        if self._spec.cold:
-            self._measure_cold(arm, skipped)
-        # each time anew: the system may have dropped what another arm did not read
-        if not page_cache.warm(_folder(arm)):
-            self.trials.not_warmed.add(arm)
-        if isinstance(arm, PeerArm):
-            self._record(arm, NullTrainer.name, self._run_peer(arm))
-            return
-        for name in (NullTrainer.name, *self._measured):
-            self._record(arm, name, run_fresh(measure, self._trial(arm, name)))
-        if self._runs_apart(arm):
-            spec = self._trial(arm, NullTrainer.name)
-            stages = run_fresh(time_stages, spec, arm.data.kind, probe_files(arm.data))
-            self.trials.stages.setdefault(arm, []).append(stages)
+        for name in self.trained:
+            self.alone[name].append(run_fresh(measure_trainer, replace(self.settings, trainer=name)))
             self._step()
 
-    def _runs_apart(self, arm: Arm) -> bool:
-        """Whether its stages do: from a full cache nothing is read or decoded."""
-        return arm.backend in DECODING and not self.trials.cached
+    def _measure(self, one: AnyCandidate, found: Measured, skipped: dict[str, str]) -> None:
+        """One repeat of all that concerns it."""
+        folder = folder_of(one.reads) if isinstance(one, Candidate) else one.path
+        if self.settings.cold:
+            self._step()
+            left = page_cache.drop(folder)
+            if left > _COLD_SHARE:
+                why = f"{left:.0%} of its bytes stay in memory, as of files in a memory file system or in use"
+                skipped[f"cold cache of {one.label}"] = why
+            else:
+                found.cold.append(self._trial(one, _NONE))
+        # each time anew: the system may have dropped what another loader did not read
+        found.warmed &= page_cache.warm(folder)
+        for name in (_NONE,) if isinstance(one, PeerCandidate) else (_NONE, *self.trained):
+            found.fed.setdefault(name, []).append(self._trial(one, name))
+            self._step()
+        if isinstance(one, Candidate) and self._runs_apart(one):
+            spec = self.settings.of(one.backend, one.reads, self.settings.classes)
+            found.stages.append(run_fresh(time_stages, spec, one.data.kind, probe_files(one.data)))
+            self._step()
 
-    def check_equal_work(self, arms: Sequence[AnyArm]) -> None:
-        """DatasetError unless all did the same; see `bench.measure.equal_work`."""
-        for name in {NullTrainer.name, *self._measured}:
-            runs = {arm.label: self.trials.runs[arm, name][-1] for arm in arms if isinstance(arm, Arm)}
-            served = {label: run.served for label, run in runs.items() if run.served is not None}
-            check_served(served, {arm.label for arm in arms if isinstance(arm, Arm) and arm.has_own_recipe})
-
-    def host_to_device_gbps(self) -> float | None:
-        """10^9 bytes per second from pinned memory; None without a GPU."""
-        if self._spec.device.type != "cuda":
-            return None
-        trials = sorted(trial.images_per_s for trial in self.trials.transfer[NullTrainer.name])
-        return trials[len(trials) // 2] * self._spec.size**2 * 3 / 1e9
-
-    def _run_peer(self, arm: PeerArm) -> Trial:
-        spec = self._spec
-        trial, self.versions[arm.name] = run_peer(
-            arm,
-            batch_size=spec.batch_size,
-            size=spec.size,
-            workers=spec.workers_alone,
-            warmup=spec.warmup,
-            batches=spec.batches,
+    def _trial(self, one: AnyCandidate, trainer: str) -> Trial:
+        settings = self.settings
+        if isinstance(one, Candidate):
+            return run_fresh(measure, settings.of(one.backend, one.reads, settings.classes, trainer=trainer))
+        trial, self.versions[one.name] = run_peer(
+            one,
+            batch_size=settings.batch_size,
+            size=settings.size,
+            workers=settings.workers_alone,
+            warmup=settings.warmup,
+            batches=settings.batches,
         )
         return trial
 
-    def _measure_cold(self, arm: AnyArm, skipped: dict[str, str]) -> None:
-        self._step()
-        left = page_cache.drop(_folder(arm))
-        if left > _COLD_SHARE:
-            skipped[f"cold cache of {arm.label}"] = (
-                f"{left:.0%} of its bytes stay in memory, as of files in a memory file system or in use"
-            )
-            return
-        if isinstance(arm, PeerArm):
-            trial = self._run_peer(arm)
-        else:
-            trial = run_fresh(measure, self._trial(arm, NullTrainer.name))
-        self.trials.cold.setdefault(arm, []).append(trial)
-
-    def _record(self, arm: AnyArm | None, name: str, trial: Trial) -> None:
-        self.trials.runs.setdefault((arm, name), []).append(trial)
-        self._step()
+    def _runs_apart(self, one: Candidate) -> bool:
+        """Whether its stages do: from a full cache nothing is read or decoded."""
+        return one.backend in DECODING and self.settings.cache == "none"
 
     def _step(self) -> None:
         self._done += 1
         self._on_progress(self._done, self._total)
 
 
-def _trial_spec(spec: RunSettings, classes: int, around: Around, arm: Arm | None, trainer: str) -> TrialSpec:
-    backend, path = (arm.backend, arm.reads) if arm else ("", Path())
-    trial = spec.trial(backend=backend, path=path, trainer=trainer, classes=classes)
-    return replace(trial, around=around)
+def _result(
+    turns: _Turns,
+    running: Sequence[AnyCandidate],
+    skipped: dict[str, str],
+    notes: list[str],
+    other_cpu: float | None,
+) -> Result:
+    settings = turns.settings
+    written = ("batch_size", "workers", "size", "warmup", "batches", "repeats", "augment", "shuffle", "cold")
+    warmed = all(found.warmed for found in turns.measured.values())
+    computes = MODELS.keys() & set(turns.names)
+    ours = [one for one in running if isinstance(one, Candidate)]
+    return Result(
+        describe_machine(settings.device),
+        {
+            **{name: getattr(settings, name) for name in (*written, "compiled", "cache")},
+            "device": str(settings.device),
+            "trainers": turns.names,
+            "amp": resolve_amp(settings.amp, settings.device) if computes else "off",
+            "page_cache": "warm" if warmed else "not warmed: larger than memory",
+            "peers": turns.versions,
+            "other_cpu": other_cpu,
+            "notes": notes,
+            "data": {
+                name: {"samples": len(one.data), "digest": one.data.digest, "path": str(one.path)}
+                for name, one in _named(ours).items()
+            },
+        },
+        make_rows(turns, running),
+        skipped,
+        _host_to_device_gbps(turns),
+    )
 
 
-def _write_data(peers: Sequence[PeerArm], spec: RunSettings, skipped: dict[str, str]) -> list[PeerArm]:
+def make_rows(turns: _Turns, running: Sequence[AnyCandidate]) -> tuple[Row, ...]:
+    """Ours trainer by trainer, each with its advice, then the peers."""
+    settings = turns.settings
+    ours = [one for one in running if isinstance(one, Candidate)]
+    works = {one: one.work for one in running if isinstance(one, PeerCandidate)}
+    facts = {one: _facts_of(one, turns) for one in ours}
+    rows: list[Row] = []
+    for name in turns.names:
+        made = [(_row(one, name, turns, works), facts[one]) for one in ours]
+        rows += explained(made, settings.batch_size)
+    rows += [_peer_row(one, turns, works) for one in works]
+    return tuple(rows)
+
+
+def _row(one: Candidate, trainer: str, turns: _Turns, works: Mapping[PeerCandidate, Any]) -> Row:
+    settings, found = turns.settings, turns.measured[one]
+    fed, alone = found.fed[trainer], _rates(found.fed[_NONE])
+    work = work_of(one, settings.size, settings.augment)
+    over = _over(one, work, turns, works)
+    of_limit = over.pop(LIMIT, None)
+    if of_limit is None and work is not None:  # of random crops: the limit copies centres
+        limits = [peer for peer in works if (peer.name, peer.path) == (LIMIT, one.path)]
+        of_limit = stats.ratio(alone, _rates(turns.measured[limits[0]].fed[_NONE])) if limits else None
+    warmed = found.warmed or settings.cache != "none" or one.backend == SYNTHETIC
+    does = "decode" if one.backend in _DECODERS and settings.cache == "none" else "collate"
+    loader, cold = stats.estimate(alone), _estimate(found.cold)
+    told = warmed or (cold is not None and cold.high < loader.low)
+    image_bytes = one.image_bytes if settings.cache == "none" else None  # a full cache reads nothing
+    converted = one.data.kind != "raw" and one.backend != SYNTHETIC
+    row = Row(
+        backend=one.backend,
+        data=one.described,
+        trainer_name=trainer,
+        loader=loader,
+        cold=cold,
+        together=loader,
+        of_limit=of_limit,
+        over=over,
+        transfer=_estimate(turns.transfer.get(trainer)),
+        read=stats.estimate([each["read"] for each in found.stages]) if found.stages else None,
+        decode=stats.estimate([each["decode"] for each in found.stages]) if found.stages else None,
+        rest="collate" if found.stages else does if told else f"storage or {does}",
+        image_bytes=image_bytes,
+        size_bytes=image_bytes * len(one.data) if image_bytes is not None and converted else None,
+        **_batches(fed, found.fed[_NONE]),
+    )
+    if trainer == _NONE:
+        return row
+    trained = _rates(turns.alone[trainer])
+    ratio, last = stats.ratio(_rates(fed), trained), fed[-1]
+    return replace(
+        row,
+        trainer=stats.estimate(trained),
+        together=stats.estimate(_rates(fed)),
+        ratio=ratio,
+        first_step_s=stats.estimate([trial.first_step_s for trial in fed]),
+        data_wait=stats.estimate([trial.wait_share for trial in fed]),
+        utilisation=Estimate(*(min(1.0, part) for part in (ratio.median, ratio.low, ratio.high))),
+        wait_s=last.wait_s,
+        step_s=last.step_s,
+        epoch_starts=last.epoch_starts,
+        spikes=analyse(last.wait_s, last.step_s, last.epoch_starts, settings.workers_alone),
+        monitor=last.watched,
+    )
+
+
+def _peer_row(one: PeerCandidate, turns: _Turns, works: Mapping[PeerCandidate, Any]) -> Row:
+    """Of another library's loader, alone."""
+    found = turns.measured[one]
+    return Row(
+        backend=one.name,
+        data=one.described,
+        trainer_name=_NONE,
+        peer=True,
+        loader=stats.estimate(_rates(found.fed[_NONE])),
+        cold=_estimate(found.cold),
+        of_limit=_over(one, works[one], turns, works).get(LIMIT),
+        **_batches(found.fed[_NONE], found.fed[_NONE]),
+    )
+
+
+def _batches(fed: Sequence[Trial], alone: Sequence[Trial]) -> dict[str, Any]:
+    batch_s = [seconds for trial in fed for seconds in trial.batch_s]
+    gaps = [trial.batch_s[first] for trial in fed for first in trial.epoch_starts]
+    return {
+        "first_batch_s": stats.estimate([trial.first_batch_s for trial in alone]),
+        "batch_s_median": stats.percentile(batch_s, 0.5),
+        "batch_s_p95": stats.percentile(batch_s, 0.95),
+        "epoch_gap_s": max(gaps, default=None),
+    }
+
+
+def _over(
+    one: AnyCandidate, work: object, turns: _Turns, works: Mapping[PeerCandidate, Any]
+) -> dict[str, Estimate]:
+    """Its rate over that of each peer that does the same work."""
+    alone = _rates(turns.measured[one].fed[_NONE])
+    return {
+        peer.name: stats.ratio(alone, _rates(turns.measured[peer].fed[_NONE]))
+        for peer, theirs in works.items()
+        if peer != one and theirs == work
+    }
+
+
+def _rates(trials: Sequence[Trial]) -> list[float]:
+    return [trial.images_per_s for trial in trials]
+
+
+def _estimate(trials: Sequence[Trial] | None) -> Estimate | None:
+    return stats.estimate(_rates(trials)) if trials else None
+
+
+def _facts_of(one: Candidate, turns: _Turns) -> Facts:
+    return Facts(
+        folder=str(one.path),
+        kind=one.data.kind,
+        samples=len(one.data),
+        file_bytes=one.file_bytes,
+        workers=turns.settings.workers_alone,
+        cpus=available_cpus(),
+        free_bytes=psutil.virtual_memory().available,
+        stages=turns.measured[one].stages,
+    )
+
+
+def _named(ours: Sequence[Candidate]) -> dict[str, Candidate]:
+    """Those of a result by their names in it, see `bench.report.row.Key`."""
+    found: dict[str, Candidate] = {}
+    for one in ours:
+        rank = 1
+        while (name := Key(one.backend, one.described, "", rank).loader) in found:
+            rank += 1
+        found[name] = one
+    return found
+
+
+def _host_to_device_gbps(turns: _Turns) -> float | None:
+    """10^9 bytes per second from pinned memory; None without a GPU."""
+    if turns.settings.device.type != "cuda":
+        return None
+    return stats.estimate(_rates(turns.transfer[_NONE])).median * turns.settings.size**2 * 3 / 1e9
+
+
+def find_facts(settings: Settings) -> _Facts:
+    """Build the loader, and ask it."""
+    with settings.open_loader(settings.make_trainer().dtype) as loader:
+        return _Facts(loader.samples, len(loader.classes))
+
+
+def _find_facts(served: SamePictures, settings: Settings, skipped: dict[str, str]) -> dict[Candidate, _Facts]:
+    """Of the loaders that can run, all of as many pictures; why the others cannot goes to `skipped`."""
+    ours = served.candidates
+    _check_equal({one.label: _pictures(one) for one in ours if one.backend in _ALWAYS_RUN})
+    usable: dict[Candidate, _Facts] = {}
+    for one in ours:
+        try:
+            spec = settings.of(one.backend, one.reads, 1, trainer=_NONE)
+            usable[one] = run_fresh(find_facts, spec)
+        except (DatasetError, MissingDependencyError, SourceError, SettingError) as error:
+            skipped[one.label] = str(error)
+    _check_any(usable, skipped)
+    _check_equal({one.label: _pictures(one) for one in usable})
+    check_fills_batch(settings.batch_size, min(found.samples for found in usable.values()))
+    return usable
+
+
+def _pictures(one: Candidate) -> str:
+    return f"{len(one.data):,} pictures"
+
+
+def _with_data(
+    peers: Sequence[PeerCandidate], settings: Settings, skipped: dict[str, str]
+) -> list[PeerCandidate]:
     """Those whose data is there, or could be written."""
     ready = []
-    for arm in peers:
+    for peer in peers:
         try:
-            write_data(arm, spec.workers_alone)
-            ready.append(arm)
+            write_data(peer, settings.workers_alone)
+            ready.append(peer)
         except (DatasetError, WorkerError) as error:
-            skipped[arm.label] = str(error)
+            skipped[peer.label] = str(error)
     return ready
 
 
-def _folder(arm: AnyArm) -> Path:
-    """Whose files are read."""
-    return folder_of(arm.reads) if isinstance(arm, Arm) else arm.path
-
-
-def _check_any(usable: Collection[Arm], skipped: dict[str, str]) -> None:
+def _check_any(usable: Collection[Candidate], skipped: Mapping[str, str]) -> None:
     if not usable:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in skipped.items())
         raise DatasetError(f"nothing to measure: {reasons}")
 
 
-def _notes(facts: Mapping[Arm, Facts]) -> list[str]:
-    """What is not the same in all arms, a clause each."""
-    notes = [imagefolder.CONDITION] if any(arm.has_own_recipe for arm in facts) else []
-    return notes + [
-        f"{arm.label} knows {found.samples:,} of the {len(arm.data.ids):,} pictures, "
+def _notes(served: SamePictures, facts: Mapping[Candidate, _Facts]) -> list[str]:
+    """What is not the same for all loaders, a clause each."""
+    notes = [imagefolder.CONDITION] if any(one.has_own_recipe for one in facts) else []
+    return [*served.notes, *notes] + [
+        f"{one.label} knows {found.samples:,} of the {len(one.data):,} pictures, "
         f"by the endings of their names"
-        for arm, found in facts.items()
-        if found.samples != len(arm.data.ids)
+        for one, found in facts.items()
+        if found.samples != len(one.data)
     ]
 
 
-def _find_facts(
-    arms: Sequence[Arm], spec: RunSettings, around: Around, skipped: dict[str, str]
-) -> dict[Arm, Facts]:
-    """Of the arms that can run; why the others cannot goes to `skipped`."""
-    usable = {}
-    for arm in arms:
-        try:
-            usable[arm] = run_fresh(find_facts, _trial_spec(spec, 1, around, arm, NullTrainer.name))
-        except (DatasetError, MissingDependencyError, SourceError, SettingError) as error:
-            skipped[arm.label] = str(error)
-    return usable
+def check_served(served: Mapping[Candidate, Served]) -> None:
+    """DatasetError, with the numbers, unless all served as many distinct ids, of one shape and dtype.
+
+    Loaders with a recipe of their own deliver a dtype of their own and may know fewer pictures of the tree:
+    their images and shapes are as many and the same.
+    """
+    _check_equal(
+        {
+            one.label: f"{work.images:,} images, {work.ids:,} distinct ids, {' and '.join(work.shapes)}"
+            for one, work in served.items()
+            if not one.has_own_recipe
+        }
+    )
+    _check_equal({one.label: f"{work.images:,} images, {work.squares}" for one, work in served.items()})
+
+
+def _check_equal(works: Mapping[str, str]) -> None:
+    if len(set(works.values())) > 1:
+        each = "; ".join(f"{name}: {work}" for name, work in works.items())
+        raise DatasetError(
+            f"the loaders do unequal work and cannot be compared: {each}; name folders made from one tree"
+        )

@@ -5,6 +5,7 @@ those of one CPU. Whole conversions run as a user runs them, each in a process o
 included; with other writers they take turns.
 """
 
+import itertools
 import json
 import shlex
 import shutil
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,8 +21,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from bench.machine import page_cache
 from bench.machine.hardware import describe_machine
-from bench.measure.processes import ProcessRun, run_watched
+from bench.measure.fresh import ProcessRun, run_watched
+from bench.measure.peers import check_python, script
 from bench.peers import writing
 from bench.report import stats
 from precache import images, jpeg
@@ -40,59 +44,16 @@ from precache.sources.tree import scan_tree
 from precache.storage.output import publish
 
 OURS = "precache"
-STAGES = ("read", "decode", "resize", "encode", "write")
-_PEER_PACKAGES = {
-    "ffcv": "ffcv",
-    "ffcv-jpeg": "ffcv",
-    "litdata": "litdata",
-    "litdata-jpeg": "litdata",
-    "mds": "mosaicml-streaming",
-    "webdataset": "webdataset",
-}
-_READ_BYTES = 1 << 20
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ConversionSpec:
-    """What to measure.
-
-    Attributes:
-        recipe: of the conversion.
-        workers: processes of each writer.
-        pictures: on which the stages are timed.
-        repeats: of everything, taking turns.
-        against: names of `bench.peers.writing.WRITERS`.
-        peer_python: the Python that has them.
-        scratch: the folder to convert into.
-    """
-
-    recipe: Recipe
-    workers: int
-    pictures: int
-    repeats: int
-    against: tuple[str, ...]
-    peer_python: str
-    scratch: Path
-
-    def __post_init__(self) -> None:
-        check_range("workers", self.workers, 1)
-        check_range("pictures", self.pictures, 1)
-        check_range("repeats", self.repeats, 1)
-        for name in self.against:
-            check_choice("writer", name, writing.WRITERS)
-            if name != "copy" and self.recipe.fit != "crop":
-                raise SettingError(
-                    f"writer {name} stores squares, unlike fit {self.recipe.fit}; give --fit crop"
-                )
-        if not self.scratch.is_dir():
-            raise SettingError(f"{self.scratch}: no such folder; name one with room for the conversions")
+_PACKAGES = {"ffcv": "ffcv", "litdata": "litdata", "mds": "mosaicml-streaming", "webdataset": "webdataset"}
+"""Of each writer, less `-jpeg`; an .npy file needs none."""
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
-    """Whole conversions by one writer, in images/s, start-up included.
+class WriterRates:
+    """Whole conversions by one writer.
 
     Attributes:
+        images_per_s: start-up included.
         ratio: images/s of ours over those of this writer, repeat by repeat.
     """
 
@@ -107,34 +68,26 @@ class ConversionResult:
 
     Attributes:
         stages: name -> images/s of one CPU.
-        wholes: ours first.
+        wholes: whole conversions, ours first.
         peak_bytes: memory of all processes of a conversion of ours together; in a run of its own.
     """
 
     machine: dict[str, str]
     settings: dict[str, Any]
     stages: dict[str, stats.Estimate]
-    wholes: tuple[Whole, ...]
+    wholes: tuple[WriterRates, ...]
     peak_bytes: int
 
     @property
-    def decode_limit(self) -> float:
-        """Images/s that all workers would reach if they did nothing but decode."""
-        workers: int = self.settings["workers"]
-        return self.stages["decode"].median * workers
-
-    @property
-    def stages_limit(self) -> float:
-        """Images/s that all workers would reach if the stages were all there is to do."""
-        workers: int = self.settings["workers"]
-        return workers / sum(1 / stage.median for stage in self.stages.values())
-
-    @property
-    def costliest(self) -> tuple[str, float]:
-        """The stage that takes longest, and its share of the time of all."""
+    def shares(self) -> dict[str, float]:
+        """Of the time of all stages, 0 to 1, by stage."""
         seconds = {name: 1 / stage.median for name, stage in self.stages.items()}
-        name = max(seconds, key=lambda stage: seconds[stage])
-        return name, seconds[name] / sum(seconds.values())
+        return {name: each / sum(seconds.values()) for name, each in seconds.items()}
+
+    def limit(self, *stages: str) -> float:
+        """Images/s that all workers would reach if these stages were all there is to do."""
+        workers: int = self.settings["workers"]
+        return workers / sum(1 / self.stages[name].median for name in stages)
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -142,79 +95,89 @@ class ConversionResult:
 
 
 def measure(
-    source: str | Path,
-    spec: ConversionSpec,
+    source: Path,
+    recipe: Recipe,
+    *,
+    workers: int,
+    pictures: int,
+    repeats: int,
+    against: Sequence[str],
+    peer_python: str,
+    scratch: Path,
     on_progress: Progress = unseen,
 ) -> ConversionResult:
     """Time the stages and whole conversions of the tree `source`.
 
+    Args:
+        workers: processes of each writer.
+        pictures: on which the stages are timed.
+        repeats: of everything, taking turns.
+        against: names of `bench.peers.writing.WRITERS`.
+        peer_python: the Python that has them.
+        scratch: the folder to convert into.
+
     Raises:
+        SettingError: a value is out of range, or another writer stores other pictures.
         SourceError: no such tree.
         MissingDependencyError: `peer_python` lacks one of `against`.
         WorkerError: a conversion failed.
     """
+    for name, value in (("workers", workers), ("pictures", pictures), ("repeats", repeats)):
+        check_range(name, value, 1)
+    check_python(peer_python)
+    for name in against:
+        check_choice("writer", name, writing.WRITERS)
+        if recipe.fit != "crop":
+            raise SettingError(f"writer {name} stores squares, unlike fit {recipe.fit}; give --fit crop")
+    if not scratch.is_dir():
+        raise SettingError(f"{scratch}: no such folder; name one with room for the conversions")
     scan = scan_tree(source)
-    versions = {
-        name: _peer_version(spec.peer_python, name) for name in spec.against if name in _PEER_PACKAGES
-    }
-    for row in range(len(scan.samples)):  # into the page cache
-        with open(f"{scan.root}/{scan.samples[row].path}", "rb") as file:
-            while file.read(_READ_BYTES):
-                pass
-    total = 1 + spec.repeats * (2 + len(spec.against))
-    done = 0
-
-    def step() -> None:
-        nonlocal done
-        done += 1
-        on_progress(done, total)
-
+    versions = {name: _version(peer_python, name) for name in against}
+    warm = page_cache.warm(source)
+    names = (OURS, *against)
     stage_runs: list[dict[str, float]] = []
-    runs: dict[str, list[ProcessRun]] = {name: [] for name in (OURS, *spec.against)}
+    walls: dict[str, list[float]] = {name: [] for name in names}
+    total, steps = 1 + repeats * (1 + len(names)), itertools.count(1)
     on_progress(0, total)
-    with tempfile.TemporaryDirectory(dir=spec.scratch, prefix="bench-convert-") as scratch:
+    with tempfile.TemporaryDirectory(dir=scratch, prefix="bench-convert-") as folder:
+        destination = Path(folder) / "out"
 
-        def run(name: str, memory: bool = False) -> ProcessRun:
-            destination = Path(scratch) / "out"
-            process_run = run_watched(_command(name, scan.folder, destination, spec), memory=memory)
+        def run(name: str, *, memory: bool = False) -> ProcessRun:
+            if name == OURS:
+                words = [str(scan.folder), str(destination), *shlex.split(recipe.to_flags())]
+                command = [sys.executable, "-m", "precache", "convert", *words, "--workers", str(workers)]
+            else:
+                flags = {"size": recipe.size, "quality": recipe.quality, "workers": workers}
+                command = script(peer_python, writing, name, scan.folder, destination, **flags)
+            done = run_watched(command, memory=memory)
             shutil.rmtree(destination)
-            step()
-            return process_run
+            on_progress(next(steps), total)
+            return done
 
         peak_bytes = run(OURS, memory=True).peak_bytes
-        for _ in range(spec.repeats):
-            stage_runs.append(time_stages(scan, spec.recipe, spec.pictures, Path(scratch)))
-            step()
-            for name, name_runs in runs.items():
-                name_runs.append(run(name))
-    walls = {name: [run.wall_s for run in name_runs] for name, name_runs in runs.items()}
+        for _ in range(repeats):
+            stage_runs.append(time_stages(scan, recipe, pictures, Path(folder)))
+            on_progress(next(steps), total)
+            for name in names:
+                walls[name].append(run(name).wall_s)
+    settings = {
+        "source": source.name,
+        "images": len(scan.samples),
+        "source_bytes": int(scan.samples.file_bytes.sum()),
+        "recipe": recipe.to_json(),
+        "workers": workers,
+        "pictures": pictures,
+        "repeats": repeats,
+        "page_cache": "warm" if warm else "not warmed: larger than memory",
+        "peers": {name: version for name, version in versions.items() if version},
+    }
+    stages = {name: stats.estimate([run[name] for run in stage_runs]) for name in stage_runs[0]}
+    wholes = []
+    for name, each in walls.items():
+        rates = stats.estimate([len(scan.samples) / wall_s for wall_s in each])
+        wholes.append(WriterRates(name, rates, stats.ratio(each, walls[OURS])))
     return ConversionResult(
-        machine=describe_machine(torch.device("cpu")),
-        settings={
-            "source": Path(source).name,
-            "images": len(scan.samples),
-            "source_bytes": int(scan.samples.file_bytes.sum()),
-            "recipe": spec.recipe.to_json(),
-            "workers": spec.workers,
-            "pictures": spec.pictures,
-            "repeats": spec.repeats,
-            "page_cache": "warm",
-            "peers": versions,
-        },
-        stages={
-            name: stats.estimate([run[name] for run in stage_runs])
-            for name in STAGES
-            if name in stage_runs[0]
-        },
-        wholes=tuple(
-            Whole(
-                name,
-                stats.estimate([len(scan.samples) / wall_s for wall_s in walls[name]]),
-                stats.ratio(walls[name], walls[OURS]),
-            )
-            for name in runs
-        ),
-        peak_bytes=peak_bytes,
+        describe_machine(torch.device("cpu")), settings, stages, tuple(wholes), peak_bytes
     )
 
 
@@ -236,63 +199,38 @@ def time_stages(scan: Scan, recipe: Recipe, pictures: int, scratch: Path) -> dic
         times.append(time.perf_counter())
         pixels = images.fit(decoded, how)
         times.append(time.perf_counter())
-        stored = _stored(data, decoded, pixels, recipe)
+        stored: bytes | jpeg.Pixels = pixels  # as `precache.conversion.shard_writer.store`
+        if recipe.format != "shards":
+            as_it_is = decoded.plain and pixels.shape[:2] == (decoded.height, decoded.width)
+            stored = data if as_it_is else jpeg.encode_jpeg(pixels, recipe.quality)
         times.append(time.perf_counter())
         moments.append(times)
         samples.append(Sample(len(samples), 0, stored, path, (decoded.width, decoded.height)))
     if not samples:
         raise SettingError(f"{scan.root}: none of {len(paths):,} pictures taken from it can be decoded")
-    seconds = dict(zip(STAGES, np.diff(moments).sum(axis=0).tolist(), strict=False))
+    spent = dict(zip(("read", "decode", "resize", "encode"), np.diff(moments).sum(axis=0), strict=True))
     start_s = time.perf_counter()
     files = FORMATS[recipe.format].write_shard(scratch / "stage", samples, len(samples), recipe.stored_size)
     publish(files)
-    seconds["write"] = time.perf_counter() - start_s
+    spent["write"] = time.perf_counter() - start_s
     for file in files:
         file.path.unlink()
     if recipe.format == "shards":
-        del seconds["encode"]
-    return {stage: len(samples) / stage_s for stage, stage_s in seconds.items()}
+        del spent["encode"]
+    return {stage: float(len(samples) / stage_s) for stage, stage_s in spent.items()}
 
 
-def _stored(data: bytes, decoded: images.Decoded, pixels: jpeg.Pixels, recipe: Recipe) -> bytes | jpeg.Pixels:
-    """As `precache.conversion.shard_writer.store`."""
-    if recipe.format == "shards":
-        return pixels
-    if decoded.plain and pixels.shape[:2] == (decoded.height, decoded.width):
-        return data
-    return jpeg.encode_jpeg(pixels, recipe.quality)
-
-
-def _command(name: str, source: Path, destination: Path, spec: ConversionSpec) -> list[str]:
-    recipe = spec.recipe
-    if name == OURS:
-        command = [sys.executable, "-m", "precache", "convert", str(source), str(destination)]
-        return [
-            *command,
-            "--format",
-            recipe.format,
-            *shlex.split(recipe.to_flags()),
-            "--workers",
-            str(spec.workers),
-        ]
-    settings = {"size": recipe.size, "quality": recipe.quality, "workers": spec.workers}
-    flags = [text for key, value in settings.items() for text in (f"--{key}", str(value))]
-    return [spec.peer_python, writing.__file__, name, str(source), str(destination), *flags]
-
-
-def _peer_version(python: str, name: str) -> str:
-    """The version of a peer's package, asked of the Python that would run it."""
-    package = _PEER_PACKAGES[name]
+def _version(python: str, name: str) -> str | None:
+    """Of a writer's package, asked of the Python that would run it; None of one that needs none."""
+    package = _PACKAGES.get(name.removesuffix("-jpeg"))
+    if package is None:
+        return None
     code = (
         "import json, PIL; from importlib.metadata import version as v; "
         f"print(json.dumps([v({package!r}), PIL.__version__]))"
     )
     try:
         answer = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout
-    except OSError as error:
-        raise SettingError(
-            f"{python}: cannot be run ({error.strerror}); name a Python with --peer-python"
-        ) from error
     except subprocess.CalledProcessError as error:
         raise MissingDependencyError(
             f"{python} lacks {package} or pillow; name another Python with --peer-python, or "

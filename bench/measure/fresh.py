@@ -1,15 +1,39 @@
-"""Run a function in a process of its own: no trial sees what another one left behind."""
+"""Processes of their own: a function's, that sees nothing of other trials; a command's, watched."""
 
 import multiprocessing
+import os
+import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
-from precache.errors import WorkerError
+import psutil
+import torch
+
+import bench
+from precache.errors import SettingError, WorkerError
 
 T = TypeVar("T")
+_SAMPLE_S = 0.05
+_TOO_LITTLE_MEMORY = (
+    "out of memory",  # CUDA, also where a later call tells, and cuDNN
+    "can't allocate memory",  # torch, of main memory
+    "storage size calculation overflowed",  # the same, of more than can be counted
+    "alloc_failed",  # CUDNN_STATUS_ALLOC_FAILED, CUBLAS_STATUS_ALLOC_FAILED
+    "allocation_failed",  # cuDNN 9: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED
+    "calling `cublascreate",  # a handle comes with a workspace
+    # cuDNN, when it tunes: algorithms whose workspace does not fit are left out, until none is there
+    "unable to find an engine to execute",
+    "unable to find a valid cudnn algorithm",
+)
+_COMPILERS = ("torch._dynamo", "torch._inductor")
 
 
 def run_fresh(function: Callable[..., T], *arguments: object) -> T:
@@ -37,4 +61,121 @@ def _run(function: Callable[..., T], *arguments: object) -> T:
 # A server that has imported torch, which takes seconds, and done nothing else, forks one process per trial.
 _METHOD = "spawn" if sys.platform in ("win32", "darwin") else "forkserver"
 if _METHOD == "forkserver":
-    multiprocessing.get_context(_METHOD).set_forkserver_preload(["bench.measure.run"])
+    multiprocessing.get_context(_METHOD).set_forkserver_preload(["bench.measure.trial"])
+
+
+class DoesNotFit(SettingError):
+    """The batch does not fit into memory."""
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether memory, the GPU's or the machine's, was too small: as torch, cuDNN or cuBLAS tells it."""
+    if isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)):
+        return True
+    told = str(error).lower()
+    return isinstance(error, RuntimeError) and any(words in told for words in _TOO_LITTLE_MEMORY)
+
+
+@contextmanager
+def in_one_line(batch_size: int, size: int) -> Iterator[None]:
+    """Say of the trial within, of such batches, what can be done about it.
+
+    Raises:
+        DoesNotFit: instead of what `out_of_memory` recognises.
+        SettingError: instead of what torch.compile raises.
+    """
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if out_of_memory(error):
+            raise DoesNotFit(
+                f"batch_size {batch_size:,} of {size}x{size} does not fit into memory; choose a smaller one"
+            ) from error
+        if type(error).__module__.startswith(_COMPILERS):
+            reason = next(line for line in str(error).splitlines() if line.strip())
+            raise SettingError(
+                f"torch.compile failed ({reason}); fix that, or leave out --compile"
+            ) from error
+        raise
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessRun:
+    """What a command took.
+
+    Attributes:
+        wall_s: from its start to its end.
+        peak_bytes: the most memory that the process and its descendants held together: proportional
+            set size where the system has it (shared pages count once), else resident set size. 0 if
+            it was not sampled.
+        output: what it printed.
+    """
+
+    wall_s: float
+    peak_bytes: int
+    output: str
+
+
+def run_watched(
+    command: Sequence[str], environment: Mapping[str, str] | None = None, *, memory: bool = False
+) -> ProcessRun:
+    """Run `command` to its end, and sample its memory if asked to: that slows it down.
+
+    Raises:
+        WorkerError: it ended with another exit code than 0; holds the last line that it printed.
+    """
+    with tempfile.TemporaryFile("w+") as output:
+        start_s = time.perf_counter()
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=environment
+        )
+        peak = 0
+        try:
+            while process.poll() is None:
+                if memory:
+                    peak = max(peak, sum(tree_memory(process.pid)))
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(_SAMPLE_S if memory else None)
+            wall_s = time.perf_counter() - start_s
+        finally:
+            process.kill()
+            process.wait()
+        output.seek(0)
+        text = output.read()
+    if process.returncode != 0:
+        last = (text.strip().splitlines() or ["no output"])[-1]
+        raise WorkerError(f"{' '.join(command[:4])} ...: exit code {process.returncode}; {last}")
+    return ProcessRun(wall_s, peak, text)
+
+
+def environment() -> dict[str, str]:
+    """This process's, in which Python finds the packages that this process uses."""
+    root = str(Path(bench.__file__).resolve().parent.parent)
+    path = os.environ.get("PYTHONPATH")
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([root, path] if path else [root])}
+
+
+def tree_memory(pid: int) -> tuple[int, int]:
+    """Memory of a process and its descendants, in bytes; zeros once it is gone.
+
+    Returns:
+        Private pages, and the processes' proportions of pages that they share with one another or with
+        others. Where the system does not tell them apart, all is private.
+    """
+    try:
+        process = psutil.Process(pid)
+        members = [process, *process.children(recursive=True)]
+    except psutil.Error:
+        return 0, 0
+    each = [_process_memory(member) for member in members]
+    return sum(private for private, _ in each), sum(shared for _, shared in each)
+
+
+def _process_memory(process: psutil.Process) -> tuple[int, int]:
+    try:
+        if os.path.exists("/proc/self/smaps_rollup"):
+            memory = process.memory_full_info()
+            return int(memory.uss), int(memory.pss - memory.uss)
+        return int(process.memory_info().rss), 0
+    except psutil.Error:
+        return 0, 0

@@ -14,9 +14,8 @@ import psutil
 import torch
 
 from bench.machine.nvml import open_gpu
-from bench.measure.processes import tree_memory
-from bench.report.watched import Watched
-from bench.report.workers import busy_cores
+from bench.measure.fresh import tree_memory
+from bench.report.row import Watched, busy_cores
 
 INTERVAL_S = 0.1
 # Of one core. Summing up the pages of a large process takes long, so that is done less often then.

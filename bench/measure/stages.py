@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from bench.measure.spec import TrialSpec
-from bench.report.choice import stored_size
+from bench.measure.settings import Settings
+from bench.report.forecast import stored_size
 from loaders.augment.cpu import place
 from loaders.augment.draw import shown_boxes
 from loaders.backends import decoding
@@ -36,7 +36,7 @@ def probe_files(data: SplitData) -> tuple[str, ...]:
     return tuple(data.files[row] for row in rows.tolist())
 
 
-def time_stages(spec: TrialSpec, kind: str, files: Sequence[str]) -> dict[str, float]:
+def time_stages(spec: Settings, kind: str, files: Sequence[str]) -> dict[str, float]:
     """Images/s of "read", "decode" and "copy", each alone, by as many threads as the loader has workers.
 
     "read" gives a picture's bytes, "decode" its pixels, "copy" puts these into a batch. "decoded_bytes" and

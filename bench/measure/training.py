@@ -1,4 +1,4 @@
-"""The training that `bench accuracy` does, all of it: models, optimizer, schedule, step, evaluation.
+"""The training that `bench accuracy` does, all of it: models, optimizer, schedule, step, validation.
 
 Everything that decides how good the model gets stands in this file or is an argument; where the pictures
 come from is all that differs between two trainings that are compared. SGD with Nesterov momentum and no
@@ -6,22 +6,33 @@ weight decay on norms and biases, label smoothing, a linear warm-up and a cosine
 torchvision's references/classification and of Goyal et al., "Accurate, Large Minibatch SGD" (2017). No EMA.
 """
 
+import hashlib
+import json
 import math
-from collections.abc import Callable, Iterable
+import os
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
+import PIL
 import torch
+import torchvision
 from torch import nn
+from torchvision import transforms
+from torchvision.datasets.folder import pil_loader
 from torchvision.models import resnet18, resnet50
 from torchvision.models.resnet import BasicBlock, ResNet
 
-from bench.machine.precision import DTYPES, resolve_amp
+from bench.machine.device import DTYPES
+from bench.measure.imagefolder import shape
 from loaders.batch import Batch
 from loaders.transfer import normalise
-from precache.errors import SettingError, check_choice, check_range
+from precache.errors import DatasetError, SettingError, check_choice, check_range
+from precache.storage import atomic_write
 
 MOMENTUM = 0.9
 WEIGHT_DECAY = 5e-4
@@ -29,6 +40,7 @@ LABEL_SMOOTHING = 0.1
 WARM_UP = 0.1
 """Share of the steps."""
 _EVALUATED = 250  # pictures at a time
+Pixels = npt.NDArray[np.uint8]
 
 
 def _resnet10(classes: int) -> Any:
@@ -70,6 +82,7 @@ class Recipe:
         batch_size: samples per step.
         lr: the highest learning rate.
         amp: precision that the model computes in: "bf16", "fp16", or "off" for float32.
+        workers: of each loader.
     """
 
     model: str
@@ -78,6 +91,8 @@ class Recipe:
     batch_size: int
     lr: float
     amp: str
+    device: torch.device
+    workers: int
 
     def __post_init__(self) -> None:
         check_choice("model", self.model, MODELS)
@@ -88,34 +103,33 @@ class Recipe:
             raise SettingError(f"lr must be positive, got {self.lr}")
 
     @property
-    def written(self) -> dict[str, Any]:
-        """For files."""
-        return asdict(self)
+    def conditions(self) -> dict[str, Any]:
+        """JSON: what must be the same for two trainings to be compared."""
+        return {**asdict(self), "device": str(self.device), "threads": torch.get_num_threads()}
 
 
 class Training:
     """One model while it is trained.
 
     Args:
-        recipe: checked.
         classes: of the pictures.
         steps: of the whole training.
         seed: of the weights: the same for every source of pictures.
     """
 
-    def __init__(self, recipe: Recipe, classes: int, steps: int, seed: int, device: torch.device) -> None:
+    def __init__(self, recipe: Recipe, classes: int, steps: int, seed: int) -> None:
         torch.manual_seed(seed)
-        model = MODELS[recipe.model](classes).to(device)
+        model = MODELS[recipe.model](classes).to(recipe.device)
         self.model: nn.Module = model.to(memory_format=torch.channels_last)
         weights = [p for p in self.model.parameters() if p.ndim > 1]
         others = [p for p in self.model.parameters() if p.ndim < 2]
         groups = [{"params": weights, "weight_decay": WEIGHT_DECAY}, {"params": others, "weight_decay": 0.0}]
         self.optimizer = torch.optim.SGD(groups, lr=recipe.lr, momentum=MOMENTUM, nesterov=True)
         self.loss = nn.CrossEntropyLoss(label_smoothing=LABEL_SMOOTHING)
-        self.device, self.steps, self.step, self.lr = device, steps, 0, recipe.lr
-        self.dtype = DTYPES[resolve_amp(recipe.amp, device)]
+        self.device, self.steps, self.step, self.lr = recipe.device, steps, 0, recipe.lr
+        self.dtype = DTYPES[recipe.amp]
         # float16 gradients underflow without scaling; bfloat16 and float32 have range enough
-        self.scaler = torch.amp.GradScaler(device.type, enabled=self.dtype == torch.float16)
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.dtype == torch.float16)
 
     def train(self, batches: Iterable[Batch]) -> None:
         """One step a batch: images float32 [n, 3, side, side], normalised, labels int64 [n], anywhere."""
@@ -134,17 +148,17 @@ class Training:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)  # or the clock would stop before the work does
 
-    def right(self, images: npt.NDArray[np.uint8], labels: npt.NDArray[np.int64]) -> int:
-        """How many of `images`, [n, side, side, 3], the model puts first into their class."""
+    def top1(self, images: Pixels, labels: npt.NDArray[np.int64]) -> float:
+        """Per cent of `images`, [n, side, side, 3], that the model puts first into their class."""
         self.model.eval()
-        count = 0
+        right = 0
         with torch.inference_mode(), self._autocast():
             for start in range(0, len(images), _EVALUATED):
                 pixels = torch.from_numpy(np.array(images[start : start + _EVALUATED])).to(self.device)
                 scores = self.model(normalise(pixels.permute(0, 3, 1, 2), torch.float32))
                 wanted = torch.from_numpy(labels[start : start + _EVALUATED]).to(self.device)
-                count += int((scores.argmax(1) == wanted).sum())
-        return count
+                right += int((scores.argmax(1) == wanted).sum())
+        return 100 * right / len(labels)
 
     def state(self) -> dict[str, Any]:
         """All that the rest of the training depends on."""
@@ -167,3 +181,31 @@ def schedule(done: float) -> float:
     if done < WARM_UP:
         return (done + 1e-3) / (WARM_UP + 1e-3)
     return 0.5 * (1 + math.cos(math.pi * (done - WARM_UP) / (1 - WARM_UP)))
+
+
+def validation_pictures(files: Sequence[str], size: int, folder: Path, workers: int) -> Pixels:
+    """uint8 [n, size, size, 3], RGB: what every model is tried on, by torchvision's own recipe and Pillow.
+
+    They are decoded once, and kept in a file of `folder` that is named after what made them.
+
+    Raises:
+        DatasetError: a picture cannot be decoded.
+    """
+    stats = [(file, (stat := os.stat(file)).st_size, stat.st_mtime_ns) for file in files]
+    made_by = json.dumps([size, PIL.__version__, torchvision.__version__, stats])
+    path = folder / f"validation-{hashlib.sha256(made_by.encode()).hexdigest()[:16]}.npy"
+    if not path.exists():
+        recipe = transforms.Compose(shape("eval", size))
+
+        def decode(file: str) -> Pixels:
+            try:
+                return np.asarray(recipe(pil_loader(file)))
+            except (OSError, SyntaxError, ValueError) as error:
+                raise DatasetError(f"{file}: {error}") from error
+
+        with ThreadPoolExecutor(max(1, workers)) as pool, atomic_write(path) as kept:
+            pixels = np.empty((len(files), size, size, 3), np.uint8)
+            for number, picture in enumerate(pool.map(decode, files)):
+                pixels[number] = picture
+            np.save(kept, pixels)
+    return cast(Pixels, np.load(path, mmap_mode="r"))

@@ -1,4 +1,4 @@
-"""Is a model that was trained from one source of pictures worse than from another? Pure.
+"""Is a model that was trained from one source of pictures worse than from another: statistics, table, page.
 
 Trainings are paired by seed: both begin with the same weights. The interval of the mean difference is
 Student's t, two-sided 95%, and holds for that comparison alone; it decides. 'Worse' or 'better': it leaves
@@ -12,16 +12,23 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import groupby
-from statistics import fmean, stdev
+from html import escape
+from statistics import fmean, median, stdev
 from typing import Any
 
-from bench.report import stats
+import plotly.graph_objects as go
+
+from bench.report.page import COLOURS, GREY, charts, document, figure, line
+from bench.report.trust import disturbance
+from bench.report.words import Table, counted, machine_line
+from precache.console import page
 
 LEVEL = 0.95
 SAME, WORSE, BETTER, CANNOT_TELL = "same", "worse", "better", "cannot tell"
 MOST_SEEDS = 1000
 Line = Mapping[str, Any]
+"""A training, of `bench.measure.accuracy`."""
+_DASHES = ("solid", "dash", "dot")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,34 +67,16 @@ class Compared:
         return self.verdict in (WORSE, BETTER) and self.chance > 1 - LEVEL
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Cost:
-    """What the trainings from one source took, evaluations left out.
-
-    Attributes:
-        train_s: of a training.
-        ratio: of it to the baseline's, seed by seed.
-        level_s: until the mean over the seeds first was at the level that all sources reach; see `level`.
-        energy_j: of the accelerator, a training, mean; None where it is not known.
-    """
-
-    train_s: stats.Estimate
-    ratio: stats.Estimate
-    level_s: float
-    energy_j: float | None
-
-
 def compare(lines: Sequence[Line], margin: float) -> list[Compared]:
     """Each source beside the first one of `lines`, which are trainings of the same seeds.
 
     Args:
-        lines: of `bench.measure.trainings_file`.
         margin: points that do not matter.
     """
-    by_arm = final(lines)
-    (baseline, reference), *others = by_arm.items()
+    top1 = final(lines)
+    (baseline, reference), *others = top1.items()
     differences = {
-        name: [top1[seed] - reference[seed] for seed in sorted(reference)] for name, top1 in others
+        name: [values[seed] - reference[seed] for seed in sorted(reference)] for name, values in others
     }
     chance = holm({name: p_value(values) for name, values in differences.items()})
     found = []
@@ -106,7 +95,7 @@ def compare(lines: Sequence[Line], margin: float) -> list[Compared]:
                 name=name,
                 baseline=baseline,
                 seeds=len(values),
-                top1=fmean(by_arm[name].values()),
+                top1=fmean(top1[name].values()),
                 difference=mean,
                 low=low,
                 high=high,
@@ -121,7 +110,7 @@ def compare(lines: Sequence[Line], margin: float) -> list[Compared]:
 def final(lines: Sequence[Line]) -> dict[str, dict[int, float]]:
     """Source -> seed -> top-1 in percent at the end."""
     return {
-        name: {line["seed"]: line["curve"][-1][1] for line in own} for name, own in _by_arm(lines).items()
+        name: {line["seed"]: line["curve"][-1][1] for line in own} for name, own in _by_source(lines).items()
     }
 
 
@@ -137,40 +126,18 @@ def too_little(lines: Sequence[Line]) -> str:
     )
 
 
-def costs(lines: Sequence[Line]) -> dict[str, Cost]:
-    """Of each source, the baseline first."""
-    by_arm = _by_arm(lines)
-    reached = level(lines)
-    reference = [line["train_s"] for line in next(iter(by_arm.values()))]
-    found = {}
-    for name, own in by_arm.items():
-        seconds = [line["train_s"] for line in own]
-        joules = [line["energy_j"] for line in own]
-        found[name] = Cost(
-            train_s=stats.estimate(seconds),
-            ratio=stats.ratio(seconds, reference),
-            level_s=next(at_s for _, top1, at_s in mean_curve(own) if top1 >= reached),
-            energy_j=None if None in joules else fmean(joules),
-        )
-    return found
-
-
-def level(lines: Sequence[Line]) -> int:
-    """Top-1, whole percent, that the mean over the seeds reaches of every source."""
-    return min(math.floor(max(top1 for _, top1, _ in mean_curve(own))) for own in _by_arm(lines).values())
-
-
 def mean_curve(lines: Sequence[Line]) -> list[tuple[int, float, float]]:
     """Over trainings from one source: epochs done, top-1 in percent, seconds."""
     points = zip(*(line["curve"] for line in lines), strict=True)
     return [(each[0][0], fmean(p[1] for p in each), fmean(p[2] for p in each)) for each in points]
 
 
-def _by_arm(lines: Sequence[Line]) -> dict[str, list[Line]]:
+def _by_source(lines: Sequence[Line]) -> dict[str, list[Line]]:
     """Source -> its trainings, by seed."""
-    names = list(dict.fromkeys(line["arm"] for line in lines))
-    ordered = sorted(lines, key=lambda line: (names.index(line["arm"]), line["seed"]))
-    return {name: list(own) for name, own in groupby(ordered, key=lambda line: line["arm"])}
+    found: dict[str, list[Line]] = {}
+    for each in sorted(lines, key=lambda each: each["seed"]):
+        found.setdefault(each["arm"], []).append(each)
+    return found
 
 
 def interval(values: Sequence[float], level: float = LEVEL) -> tuple[float, float]:
@@ -244,7 +211,7 @@ def quantile(share: float, degrees: int) -> float:
 
 def sentence(found: Compared) -> str:
     """The answer for one source."""
-    name, seeds = found.name, f"{found.seeds} {'seed' if found.seeds == 1 else 'seeds'}"
+    name, seeds = found.name, counted(found.seeds, "seed")
     difference = f"{found.difference:+.2f} points"
     evidence = f"{difference}, 95% interval {found.low:+.2f} to {found.high:+.2f}"
     if found.verdict == SAME:
@@ -263,3 +230,120 @@ def sentence(found: Compared) -> str:
         return f"{asked} ({difference}); train at least 3."
     many = f"more than {MOST_SEEDS:,} would be needed" if found.enough is None else f"{found.enough} would do"
     return f"{asked} ({evidence}); {many}."
+
+
+def answers(lines: Sequence[Line], margin: float) -> list[str]:
+    """A sentence for each source; and whether other processes disturbed the times."""
+    disturbed = disturbance(fmean(line["other_cpu"] for line in lines), "; accuracy does not depend on that")
+    little = too_little(lines)
+    said = [little] if little else [sentence(each) for each in compare(lines, margin)]
+    return [*said, disturbed] if disturbed else said
+
+
+def table(lines: Sequence[Line], margin: float) -> Table:
+    """A row for each source, the baseline first."""
+    compared = {each.name: each for each in compare(lines, margin)}
+    sources = _by_source(lines)
+    baseline_s = [each["train_s"] for each in next(iter(sources.values()))]
+    has_energy = any(each["energy_j"] is not None for each in lines)
+    rows = []
+    for name, own in sources.items():
+        top1 = [each["curve"][-1][1] for each in own]
+        train_s = [each["train_s"] for each in own]
+        times = median(mine / first for mine, first in zip(train_s, baseline_s, strict=True))
+        spread = f" ± {stdev(top1):.2f}" if len(top1) > 1 else ""
+        row = [name, f"{fmean(top1):.2f}%{spread}", *_beside(compared.get(name))]
+        row += [f"{median(train_s):,.0f} s ({times:.2f}x)"]
+        if has_energy:
+            joules = [each["energy_j"] for each in own]
+            row += ["-" if None in joules else f"{fmean(joules) / 1000:,.1f} kJ"]
+        rows.append(row)
+    titles = ["pictures from", "top-1", "difference", "95% interval", "verdict", "training"]
+    return Table([*titles, "energy"] if has_energy else titles, rows, words=("verdict",))
+
+
+def conditions(lines: Sequence[Line], margin: float) -> list[str]:
+    """What was done on which machine, and what the columns are."""
+    one, told = lines[0], lines[0]["conditions"]
+    dates = sorted({each["machine"]["date"] for each in lines})
+    machine = {**one["machine"], "date": " to ".join(dict.fromkeys((dates[0], dates[-1])))}
+    precision = "float32" if told["amp"] == "off" else f"{told['amp']} autocast"
+    return [
+        f"{told['model']}, {told['size']}x{told['size']}; {told['epochs']} epochs of batches of "
+        f"{told['batch_size']}; {one['steps']:,} steps from the same weights for each source; SGD with "
+        f"Nesterov momentum, learning rate {told['lr']:g}, cosine; {precision}, "
+        f"{counted(len({each['seed'] for each in lines}), 'seed')}.",
+        "Top-1: on the untouched validation pictures, Resize and CenterCrop of torchvision, mean ± standard "
+        "deviation over seeds. Difference and interval: in points, paired by seed, Student's t, for each "
+        f"source alone. Same: the interval lies within ±{margin:g} points; better or worse: it leaves 0 out, "
+        "'or chance': that may well happen to one of so many sources (Holm). Training: seconds of one, "
+        "without evaluations, and how many times those of the first row, seed by seed; medians.",
+        f"{counted(told['workers'], 'worker')}, {counted(told['threads'], 'thread')} of torch; "
+        f"{machine_line(machine, ('torch', 'torchvision', 'pillow'))}.",
+    ]
+
+
+def html(lines: Sequence[Line], margin: float) -> str:
+    """The page."""
+    what = "top-1 on the validation pictures, a thin line for each seed and a thick one for their mean"
+    figures = {
+        f"How far each source ends from the first one: a line that crosses 0 may be chance, and what lies in "
+        f"the grey band, {margin:g} to both sides, does not matter": _intervals(lines, margin),
+        f"How the models learn: {what}": _curves(lines, 0, "epochs"),
+        f"How soon they have learnt it: {what}": _curves(lines, 2, "seconds of training"),
+    }
+    seeds = [
+        (name, str(seed), f"{top1:.2f}%")
+        for name, all_ in final(lines).items()
+        for seed, top1 in all_.items()
+    ]
+    parts = [
+        table(lines, margin).html(),
+        charts(figures, "accuracy"),
+        "<h2>Where the pictures come from</h2>",
+        page.facts({each["arm"]: each["source"]["described"] for each in lines}),
+        page.folded("Every training", Table(("pictures from", "seed", "top-1"), seeds).html()),
+        page.paragraphs(conditions(lines, margin)),
+    ]
+    style = ".verdict { margin-bottom: 1.5rem; }"
+    return document("Does the model get worse?", answers(lines, margin), parts, style)
+
+
+def _beside(each: Compared | None) -> list[str]:
+    if each is None:
+        return ["-", "-", "-"]
+    low_high = f"{each.low:+.2f} to {each.high:+.2f}" if each.seeds > 1 else "-"
+    verdict = f"{each.verdict} or chance" if each.may_be_chance else each.verdict
+    return [f"{each.difference:+.2f}", low_high, verdict]
+
+
+def _intervals(lines: Sequence[Line], margin: float) -> go.Figure:
+    compared = [each for each in compare(lines, margin) if each.seeds > 1][::-1]
+    dots = go.Scatter(
+        x=[each.difference for each in compared],
+        y=[escape(each.name) for each in compared],
+        error_x={"type": "data", "array": [each.high - each.difference for each in compared], "thickness": 2},
+        mode="markers",
+        marker={"size": 9, "color": COLOURS[0]},
+        showlegend=False,
+    )
+    drawn = figure([dots], 32 * len(compared), "points of top-1")
+    drawn.add_vrect(x0=-margin, x1=margin, fillcolor=GREY, opacity=0.15, line_width=0)
+    drawn.add_vline(x=0, line_width=1, line_color=GREY)
+    return drawn
+
+
+def _curves(lines: Sequence[Line], across: int, title: str) -> go.Figure:
+    """Over the part `across` of each point of a curve."""
+    traces = []
+    for number, (name, own) in enumerate(_by_source(lines).items()):
+        colour, dash = COLOURS[number % len(COLOURS)], _DASHES[number // len(COLOURS) % len(_DASHES)]
+        thin: dict[str, Any] = {"width": 1, "opacity": 0.35, "showlegend": False, "hoverinfo": "skip"}
+        curves = [(each["curve"], thin) for each in own]
+        for curve, look in [*curves, (mean_curve(own), {"width": 3})]:
+            x, y = [point[across] for point in curve], [point[1] for point in curve]
+            traces.append(line(x, y, name, colour, dash=dash, legendgroup=escape(name), **look))
+    drawn = figure(traces, 340, title, "top-1, %")
+    drawn.update_xaxes(rangemode="tozero")
+    drawn.update_yaxes(rangemode="tozero")
+    return drawn

@@ -1,11 +1,12 @@
 """What the times of single batches say: averages hide a wait that only some batches have. Pure."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import median
 
 import numpy as np
 import numpy.typing as npt
+
+from bench.report.row import BatchTimes, Gap, Spikes
 
 RUNNING_BATCHES = 10
 # Of normal noise about one batch in 20,000 exceeds the quicker half's median by this many deviations.
@@ -15,55 +16,6 @@ _NEGLIGIBLE_SHARE = 0.1  # of a batch's time: a shorter excess is not worth a wo
 _FEWEST_BATCHES = 8
 _REGULAR_SHARE = 0.75
 _NAMED_GAPS = 5
-
-
-@dataclass(frozen=True, slots=True)
-class Spikes:
-    """Batches that took far longer than the quicker half did.
-
-    Attributes:
-        batches: their positions in the series.
-        above_s: what counts as one.
-        period: every how many batches one comes; None where they are not regular.
-    """
-
-    batches: tuple[int, ...]
-    above_s: float
-    period: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Gap:
-    """The wait for the first batch of an epoch.
-
-    Attributes:
-        batch: its position in the series.
-        wait_s: how long the trainer waited for it.
-        excess_s: by how much that is more than the median wait within epochs, at least 0.
-    """
-
-    batch: int
-    wait_s: float
-    excess_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class BatchTimes:
-    """The analysis of one series of batches.
-
-    Attributes:
-        running_wait_s, running_step_s: means of the last `RUNNING_BATCHES` batches, one per batch.
-        wait_spikes, step_spikes: first batches of epochs are never among them.
-        gaps: first batches of epochs, in order.
-        explanation: of the spikes and gaps, in words, one sentence each.
-    """
-
-    running_wait_s: tuple[float, ...]
-    running_step_s: tuple[float, ...]
-    wait_spikes: Spikes
-    step_spikes: Spikes
-    gaps: tuple[Gap, ...]
-    explanation: tuple[str, ...]
 
 
 def analyse(
@@ -112,7 +64,7 @@ def _running_mean(series: npt.NDArray[np.float64]) -> tuple[float, ...]:
 def _spikes(series: npt.NDArray[np.float64], starts: list[int], typical_s: float) -> Spikes:
     steady = np.setdiff1d(np.arange(len(series)), starts)
     if len(steady) < _FEWEST_BATCHES:
-        return Spikes((), float("inf"), None)
+        return Spikes()
     # Two workers that cannot keep up make every second batch a spike: the median of all would then lie
     # between the spikes and the rest, and their deviation from it would be that of everything.
     quicker = np.sort(series[steady])[: len(steady) // 2]
@@ -166,7 +118,8 @@ def _explain_steps(spikes: Spikes) -> list[str]:
         return []
     when = "at no regular distance" if spikes.period is None else f"every {spikes.period} batches"
     return [
-        f"{_count(spikes)} had a step of more than {_ms(spikes.above_s)}, {when}: not the loader's doing."
+        f"{_count(spikes)} had a step of more than {_ms(spikes.above_s or 0.0)}, {when}: "
+        f"not the loader's doing."
     ]
 
 

@@ -1,4 +1,4 @@
-"""From what a sample and the hardware gave to what a whole data set will: sizes, times, rates. Pure.
+"""From what a sample and the hardware gave to what a whole data set will: sizes, times, rates, as rows. Pure.
 
 A conversion takes its start-up, and then as many rounds of shards as its workers need:
 
@@ -11,17 +11,61 @@ when both ran together.
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
-from bench.report.payback import epochs_to_pay
+from bench.report.gain import find_gain
+from bench.report.row import RAW_TREE, TODAY_BACKEND, Row
+from bench.report.stats import Estimate
+from precache.images import MAX_SIZE
 
-TODAY_NAME = "imagefolder"
-RAW_NAME = "raw tree"
-AS_IT_IS = (TODAY_NAME, RAW_NAME)
+AS_IT_IS = (TODAY_BACKEND, RAW_TREE)
 """What reads the tree as it is: torchvision's ImageFolder, which people have today, and `loaders.build`."""
 JPEG_NAMES = ("webdataset", "dali")
+BACKENDS = {
+    TODAY_BACKEND: TODAY_BACKEND,
+    RAW_TREE: "pytorch",
+    "shards": "shards",
+    "webdataset": "webdataset",
+    "dali": "dali",
+}
+RISK = (
+    "Storing less than twice the side that is trained can cost accuracy: with random crops from 8/7 of it, "
+    "models were 1.5 to 2.1 points of top-1 worse than from ImageFolder (Caltech-101, 64 px); from twice the "
+    "side no difference could be told."
+)
 _FITS = 0.5  # of the memory: a data set that is larger does not stay in the page cache
-WORTH_IT = 0.02  # gains below this share are none
+_SHOWN = 0.875  # of the shorter side, in validation: the least that shows it without enlarging
+_SLACK = 1.1  # a hundred pictures tell the size of all of them to within a tenth
+
+
+def stored_size(size: int) -> int:
+    """Of pictures for training at `size` pixels: the most that the shorter side keeps, see RISK."""
+    return min(2 * size, MAX_SIZE)
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """How pictures are stored: the most that the shorter side keeps, in pixels, and JPEG quality."""
+
+    size: int
+    quality: int
+
+    def words(self, name: str) -> str:
+        """Of the format `name`: 'at most 448 px, JPEG quality 90'."""
+        quality = f", JPEG quality {self.quality}" if name in JPEG_NAMES else ""
+        return f"at most {self.size} px{quality}"
+
+
+def ways_to_store(size: int) -> tuple[Stored, ...]:
+    """For training at `size` pixels: from the one that keeps most of the pictures to the smallest."""
+    whole = stored_size(size)
+    return (Stored(whole, 95), Stored(whole, 90), Stored(whole, 75), Stored(round(size / _SHOWN), 75))
+
+
+def needed_bytes(predicted: float) -> float:
+    """Room for what is predicted to take `predicted` bytes: it may be a little more."""
+    return predicted * _SLACK
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,56 +118,39 @@ class Inputs:
     read_s: float
     memory_bytes: float
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Prediction:
-    """What one format gives.
-
-    Attributes:
-        bytes: on disk.
-        conversion_s: 0 for the tree as it is.
-        warm_images_per_s, cold_images_per_s: of the loader alone.
-        cached: whether the data set stays in the page cache from the second epoch on.
-        trained_images_per_s: with the trainer, from the second epoch on.
-        epochs_to_pay: see `bench.report.payback`; None if never, or where the raw tree is as fast.
-    """
-
-    name: str
-    bytes: float
-    conversion_s: float
-    warm_images_per_s: float
-    cold_images_per_s: float
-    cached: bool
-    trained_images_per_s: float
-    epochs_to_pay: int | None
+    def accelerator(self, trainer: str) -> str:
+        """What is fed, in words; `trainer` is its name."""
+        one = f"of {self.trainer_images_per_s:,.0f} images/s"
+        kind = "emulated accelerator" if trainer.startswith("emulated") else "accelerator"
+        return f"an {kind} {one}" if self.gpus == 1 else f"{self.gpus} {kind}s {one}"
 
 
-def predict(profiles: list[Profile], inputs: Inputs) -> list[Prediction]:
-    """One prediction for each profile, the same order; one of them is that of the raw tree.
-
-    Converting has to pay against ImageFolder, or the raw tree where ImageFolder could not be measured.
-    """
-    rates = {profile.name: _trained(profile, inputs) for profile in profiles if profile.name in AS_IT_IS}
-    today = rates.get(TODAY_NAME, rates[RAW_NAME])
-    return [_predict(profile, inputs, today, max(rates.values())) for profile in profiles]
+def predict(profiles: Sequence[Profile], inputs: Inputs) -> list[Row]:
+    """A row for each profile, the same order."""
+    return [_predict(profile, inputs) for profile in profiles]
 
 
-def best(predictions: list[Prediction]) -> Prediction:
-    """What to do: the quickest to have of those that train as fast as any, or nearly so."""
-    top = max(prediction.trained_images_per_s for prediction in predictions)
-    good = [p for p in predictions if p.trained_images_per_s >= top * (1 - WORTH_IT)]
-    return min(good, key=lambda prediction: prediction.conversion_s)
+def widened(rows: Sequence[Row], turns: Sequence[Sequence[Row]]) -> list[Row]:
+    """`rows`, with the ranges of what each turn's sample alone predicts."""
+    return [
+        replace(
+            row,
+            loader=_range(row.loader, [turn[at].loader for turn in turns]),
+            together=_range(row.rate, [turn[at].rate for turn in turns]),
+            ratio=_range(row.ratio, [turn[at].ratio for turn in turns]) if row.ratio is not None else None,
+        )
+        for at, row in enumerate(rows)
+    ]
 
 
-def crossover_bytes_per_s(pixels: Prediction, encoded: Prediction, images: int) -> float | None:
-    """Disk rate below which JPEG files load faster than raw pixels, both from a cold cache.
+def advised(rows: Sequence[Row]) -> Row | None:
+    """What to convert to: the quickest to have of those that train fastest; None where none gains."""
+    return min(find_gain(rows, rows[0]).converted, key=lambda row: row.convert_s or 0.0, default=None)
 
-    A JPEG loader gives `w` images/s at most; pixels come faster from where the disk gives `w` of them.
-    None if they never do.
-    """
-    if pixels.warm_images_per_s <= encoded.warm_images_per_s or pixels.bytes <= encoded.bytes:
-        return None
-    return encoded.warm_images_per_s * pixels.bytes / images
+
+def fits_memory(row: Row, inputs: Inputs) -> bool:
+    """Whether the data set stays in the page cache from the second epoch on."""
+    return inputs.images * (row.image_bytes or 0.0) <= inputs.memory_bytes * _FITS
 
 
 def fit_conversion(
@@ -150,24 +177,28 @@ def read_time(small: tuple[float, float], large: tuple[float, float]) -> float:
     return max(0.0, small_s - small_bytes * byte_s)
 
 
-def _predict(profile: Profile, inputs: Inputs, today: float, free: float) -> Prediction:
-    """`free`: the most images/s of training without a conversion."""
+def _predict(profile: Profile, inputs: Inputs) -> Row:
     size = inputs.images * profile.image_bytes
-    conversion_s = 0.0
+    conversion_s = None
     if profile.name not in AS_IT_IS:
         busiest = rounds(inputs.images, profile.shard_images, inputs.cpus)
         conversion_s = profile.startup_s + max(busiest * profile.image_s, size / inputs.disk_bytes_per_s)
-    trained = _trained(profile, inputs)
-    worth = trained > free * (1 + WORTH_IT)
-    return Prediction(
-        name=profile.name,
-        bytes=size,
-        conversion_s=conversion_s,
-        warm_images_per_s=_warm(profile, inputs),
-        cold_images_per_s=_cold(profile, inputs),
-        cached=_cached(profile, inputs),
-        trained_images_per_s=trained,
-        epochs_to_pay=epochs_to_pay(conversion_s, inputs.train_images, today, trained) if worth else None,
+    warm, cold = _warm(profile, inputs), _cold(profile, inputs)
+    trainer = inputs.trainer_images_per_s * inputs.gpus
+    loader = warm if size <= inputs.memory_bytes * _FITS else cold
+    trained = profile.overlap * min(loader, trainer)
+    return Row(
+        backend=BACKENDS[profile.name],
+        data=RAW_TREE if profile.name in AS_IT_IS else profile.name,
+        trainer_name="predicted",
+        loader=_exact(warm),
+        cold=_exact(cold),
+        trainer=_exact(trainer),
+        together=_exact(trained),
+        ratio=_exact(trained / trainer),
+        image_bytes=profile.image_bytes,
+        convert_s=conversion_s,
+        size_bytes=size,
     )
 
 
@@ -187,10 +218,10 @@ def _cold(profile: Profile, inputs: Inputs) -> float:
     return min(_warm(profile, inputs), disk)
 
 
-def _cached(profile: Profile, inputs: Inputs) -> bool:
-    return inputs.images * profile.image_bytes <= inputs.memory_bytes * _FITS
+def _exact(value: float) -> Estimate:
+    return Estimate(value, value, value)
 
 
-def _trained(profile: Profile, inputs: Inputs) -> float:
-    loader = _warm(profile, inputs) if _cached(profile, inputs) else _cold(profile, inputs)
-    return profile.overlap * min(loader, inputs.trainer_images_per_s * inputs.gpus)
+def _range(middle: Estimate, turns: Sequence[Estimate | None]) -> Estimate:
+    medians = [middle.median, *(turn.median for turn in turns if turn is not None)]
+    return Estimate(middle.median, min(medians), max(medians))

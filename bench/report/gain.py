@@ -1,21 +1,24 @@
-"""What a result says that was measured: what another loader, and converting, gain over today's. Pure.
+"""What another loader, and converting, gain over what people have today: one figure and one wording. Pure.
 
-A sentence names a winner only where the ranges of several runs lie apart.
+The baseline is torchvision's ImageFolder in a DataLoader. The first advice is to change that line to
+`loaders.build`, which takes nothing; the second is to convert. Rows may be measured or predicted; a sentence
+names a winner only where the ranges of several runs lie apart.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bench.report.payback import LINE, TODAY, Cost, Way, advice, does
-from bench.report.result import Result, Row
-from bench.report.stats import Estimate
-from bench.report.trust import disturbance, other_cpu
-from bench.report.verdict import KEEPS_UP, NEGLIGIBLE_SHARE
-from bench.report.words import percent
+from bench.report.row import RAW_TREE, TODAY_BACKEND, Result, Row
+from bench.report.trust import disturbance, is_disturbed, other_cpu
+from bench.report.verdict import KEEPS_UP, NEGLIGIBLE_SHARE, judge
+from bench.report.words import counted, duration, percent
+from precache.console.commandline import human_bytes
 
-RAW_TREE = "raw tree"
-CONVERSIONS = "conversions"
-"""The entry of `Result.settings`: data -> `seconds` and `size_bytes` of converting once, where measured."""
+TODAY = "ImageFolder and DataLoader"
+"""The baseline, in sentences."""
+LINE = "`loaders.build`"
+"""What replaces it, in sentences."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,77 +42,61 @@ class Gain:
         return self.converted or (() if self.line is None else (self.line,))
 
 
-def rate(row: Row) -> Estimate:
-    """Images/s of training: fed to the trainer, or of the loader alone where there was none."""
-    return row.together or row.loader
+def find_gain(rows: Sequence[Row], today: Row | None = None) -> Gain:
+    """Of rows with one trainer. Today's loader may be that of `--against`, where all were measured alone.
 
-
-def busy(row: Row) -> Estimate | None:
-    """Share of the time, 0 to 1, that the accelerator computes; None where no trainer was fed."""
-    if row.ratio is None:
-        return None
-    return Estimate(*(min(1.0, part) for part in (row.ratio.median, row.ratio.low, row.ratio.high)))
-
-
-def is_ours(row: Row) -> bool:
-    """Whether it is a loader that one could train with here: no other library's, no noise."""
-    return not row.peer and row.backend != "synthetic"
-
-
-def is_limit(row: Row) -> bool:
-    """Whether it only copies pictures, as `gather` of `bench.peers.serving`: no loader serves faster."""
-    return row.peer and row.backend.startswith("gather")
-
-
-def saved_share(row: Row, today: Row) -> float | None:
-    """Share, 0 to 1, of today's time of training that `row` saves; None where within noise."""
-    return 1 - rate(today).median / rate(row).median if rate(row).low > rate(today).high else None
-
-
-def find_gain(rows: Sequence[Row]) -> Gain:
-    """Of rows with one trainer. Today's loader may be that of `--against`, where all were measured alone."""
-    ours = [row for row in rows if is_ours(row)]
+    `today` stands for it where ImageFolder could not be measured.
+    """
+    ours = [row for row in rows if row.is_ours]
     alone = all(row.ratio is None for row in ours)
-    today = next((row for row in (rows if alone else ours) if row.backend == "imagefolder"), None)
+    today = next((row for row in (rows if alone else ours) if row.backend == TODAY_BACKEND), today)
     if today is None:
         return Gain(None, None, ())
-    others = sorted((row for row in ours if row is not today), key=lambda row: -rate(row).median)
-    line = next((row for row in others if row.data == RAW_TREE and _is_faster(row, today)), None)
+    others = sorted((row for row in ours if row is not today), key=lambda row: -row.rate.median)
+    line = next((row for row in others if row.data == RAW_TREE and is_faster(row, today)), None)
     converted = [row for row in others if row.data != RAW_TREE]
     alike = tuple(
         row
         for row in converted
-        if rate(row).high >= rate(converted[0]).low and _is_faster(row, today if line is None else line)
+        if row.rate.high >= converted[0].rate.low and is_faster(row, today if line is None else line)
     )
     return Gain(today, line, alike)
 
 
-def _is_faster(row: Row, than: Row) -> bool:
+def is_faster(row: Row, than: Row) -> bool:
     """In every run, and by more than is worth nothing."""
-    enough = rate(row).median >= rate(than).median * (1 + NEGLIGIBLE_SHARE)
-    return enough and rate(row).low > rate(than).high
+    enough = row.rate.median >= than.rate.median * (1 + NEGLIGIBLE_SHARE)
+    return enough and row.rate.low > than.rate.high
 
 
-def cost_of(result: Result, row: Row) -> Cost | None:
-    """What the data of `row` takes once; None where it is the raw tree."""
-    if row.data == RAW_TREE:
-        return None
-    measured = result.settings.get(CONVERSIONS, {}).get(row.data)
-    if measured is not None:
-        return Cost(measured["seconds"], measured["size_bytes"])
-    pictures = samples_of(result, row)
-    if row.image_bytes is None or pictures is None:
-        return Cost(None, None)
-    return Cost(None, row.image_bytes * pictures)
+def saved_share(row: Row, today: Row) -> float | None:
+    """Share, 0 to 1, of today's time of training that `row` saves; None where within noise."""
+    return 1 - today.rate.median / row.rate.median if row.rate.low > today.rate.high else None
 
 
-def samples_of(result: Result, row: Row) -> int | None:
-    """Pictures of an epoch; None where the result does not say."""
-    data = result.settings.get("data", {}).get(f"{row.backend} on {row.data}")
-    return None if data is None else int(data["samples"])
+def best_rows(result: Result) -> list[Row]:
+    """Of each trainer the loader that gave the most images/s, and those that overlap with it.
+
+    Noise is no loader, and what only other libraries' loaders can be compared by is not all of it. Beside
+    other busy processes none is the best.
+    """
+    if is_disturbed(other_cpu(result.settings)):
+        return []
+    best = []
+    for name in dict.fromkeys(row.trainer_name for row in result.rows):
+        rows = [row for row in result.rows if row.trainer_name == name and row.is_ours]
+        if len(rows) > 1:
+            top = max(rows, key=lambda row: row.rate.median)
+            best += [row for row in rows if row.rate.high >= top.rate.low]
+    return best
 
 
 def sentences(result: Result, gpu_price: float | None = None) -> list[str]:
+    """What the result says, a text for each trainer; `gpu_price` as for `answers`."""
+    return [" ".join(told) for told in answers(result, gpu_price)]
+
+
+def answers(result: Result, gpu_price: float | None = None) -> list[list[str]]:
     """What the result says, a few sentences for each trainer.
 
     Args:
@@ -119,54 +106,63 @@ def sentences(result: Result, gpu_price: float | None = None) -> list[str]:
     said = []
     for name in names:
         rows = [row for row in result.rows if row.trainer_name == name]
-        ours = [row for row in rows if is_ours(row)]
-        if ours:
-            prefix = f"{name}: " if len(names) > 1 else ""
-            said.append(prefix + " ".join(_say(result, find_gain(rows), ours, gpu_price)))
+        ours = [row for row in rows if row.is_ours]
+        if not ours:
+            continue
+        told = answer(
+            rows,
+            accelerator=what_is_fed(result, ours[0]),
+            images=next((count for row in ours if (count := result.samples(row))), None),
+            repeats=result.settings["repeats"],
+            others=other_cpu(result.settings),
+            gpu_price=gpu_price,
+        )
+        told[0] = (f"{name}: " if len(names) > 1 else "") + told[0]
+        said.append(told)
     return said
 
 
-def _say(result: Result, gain: Gain, ours: Sequence[Row], gpu_price: float | None) -> list[str]:
+def answer(
+    rows: Sequence[Row],
+    *,
+    accelerator: str,
+    images: int | None,
+    repeats: int,
+    others: float | None,
+    gpu_price: float | None = None,
+    today: Row | None = None,
+) -> list[str]:
+    """What to do, of rows with one trainer: what today's loader does, the other line, converting.
+
+    Args:
+        accelerator: what is fed, in words.
+        images: of an epoch; None where not known.
+        repeats: of which the ranges are.
+        others: what other processes took of the CPUs, see `bench.report.trust`.
+        gpu_price: dollars per hour of the accelerator; None leaves money out.
+        today: see `find_gain`.
+    """
+    gain, ours = find_gain(rows, today), [row for row in rows if row.is_ours]
     today = gain.today
     if today is None:
-        best = max(ours, key=lambda row: rate(row).median)
-        share = busy(best)
+        best = max(ours, key=lambda row: row.rate.median)
+        share = best.busy
         fed = "" if share is None else f" and keeps the accelerator busy {percent(share.median)} of the time"
         return [
             f"Backend `{best.backend}` delivers {best.loader.median:,.0f} images/s{fed}.",
             f"What {TODAY} do was not measured: add the raw tree and backend imagefolder to compare.",
         ]
-    now, accelerator = _way(result, today), _accelerator(result, today)
-    if today.verdict == KEEPS_UP:
-        already = does(now, accelerator, already=True)
+    if judge(today.ratio) == KEEPS_UP:  # noise can only lower that
+        already = does(today, accelerator, already=True)
         return [f"{already}: neither another loader nor converting gains anything."]
-    why_none = _no_winner(result, gain, today, [row for row in ours if row is not today])
-    gains = [why_none] if why_none else _gains(result, gain, now, gpu_price)
-    return [f"{does(now, accelerator)}.", *gains]
-
-
-def _no_winner(result: Result, gain: Gain, today: Row, others: Sequence[Row]) -> str:
-    """Why nothing is said to be faster than today's; empty where something is."""
-    disturbed = disturbance(other_cpu(result.settings))
-    if disturbed or not others:
-        return disturbed or "No other loader was measured."
-    if result.settings["repeats"] < 2:
-        return "One run of each names no winner: use --repeats 2 or more."
-    if gain.best:
-        return ""
-    if all(rate(row).high < rate(today).low for row in others):
-        return "No other loader here is faster."
-    return f"The ranges of {result.settings['repeats']} runs overlap, so no loader wins."
-
-
-def _gains(result: Result, gain: Gain, now: Way, gpu_price: float | None) -> list[str]:
-    line = None if gain.line is None else _way(result, gain.line)
-    converted = [_way(result, row) for row in gain.converted]
-    said = advice(now, line, converted, samples_of(result, gain.best[0]))
-    if not converted and any(row.data != RAW_TREE for row in result.rows if is_ours(row)):
+    why_none = _no_winner(gain, today, [row for row in ours if row is not today], repeats, others)
+    if why_none:
+        return [f"{does(today, accelerator)}.", why_none]
+    said = [f"{does(today, accelerator)}.", *advice(gain, images)]
+    if not gain.converted and any(row.data != RAW_TREE for row in ours):
         said.append("Converting gains no more.")
-    if gpu_price is not None and now.busy is not None:
-        speedup = rate(gain.best[0]).median / now.images_per_s
+    if gpu_price is not None and today.busy is not None:
+        speedup = gain.best[0].rate.median / today.rate.median
         said.append(
             f"At ${gpu_price:,.2f} an hour, what costs $100 today then costs ${100 / speedup:,.0f}: "
             f"${gpu_price * (1 - 1 / speedup):,.2f} saved of every hour."
@@ -174,19 +170,90 @@ def _gains(result: Result, gain: Gain, now: Way, gpu_price: float | None) -> lis
     return said
 
 
-def _way(result: Result, row: Row) -> Way:
-    share = busy(row)
-    if row.backend == "imagefolder":
-        name = TODAY
-    elif row.data == RAW_TREE:
-        name = LINE if row.backend == "pytorch" else f"{LINE} with backend {row.backend}"
-    else:
-        name = row.data if row.data.startswith(row.backend) else f"{row.data} for backend {row.backend}"
-    return Way(name, rate(row).median, None if share is None else share.median, cost_of(result, row))
+def _no_winner(gain: Gain, today: Row, other: Sequence[Row], repeats: int, others: float | None) -> str:
+    """Why nothing is said to be faster than today's; empty where something is."""
+    disturbed = disturbance(others)
+    if disturbed or not other:
+        return disturbed or "No other loader was measured."
+    if repeats < 2:
+        return "One run of each names no winner: use --repeats 2 or more."
+    if gain.best:
+        return ""
+    if all(row.rate.high < today.rate.low for row in other):
+        return "No other loader here is faster."
+    return f"The ranges of {repeats} runs overlap, so no loader wins."
 
 
-def _accelerator(result: Result, row: Row) -> str:
+def does(today: Row, accelerator: str, *, already: bool = False) -> str:
+    """What the baseline does, without a full stop: the first words of every answer."""
+    several = today.backend == TODAY_BACKEND
+    name = way(today)
+    verb = ("already " if already else "") + ("deliver" if today.busy is None else "keep")
+    verb += "" if several else "s"
+    if today.busy is None:
+        return f"{name} {verb} {today.rate.median:,.0f} images/s"
+    return f"{name} {verb} {accelerator} busy {percent(today.busy.median)} of the time"
+
+
+def advice(gain: Gain, images: int | None) -> list[str]:
+    """What to do instead of today's, a sentence for each step: the other line, then converting."""
+    today, line = gain.today, gain.line
+    assert today is not None
+    said = [] if line is None else [f"Change that line to {way(line)}: {_effect(line, today)}."]
+    if not gain.converted:
+        return said
+    best = gain.converted[0]
+    names = " or ".join(f"{way(row)} ({cost(row)})" for row in gain.converted)
+    said.append(f"Convert to {names}{', too' if line is not None else ''}: {_effect(best, today)}.")
+    if best.busy is not None and best.convert_s is not None and images is not None:
+        count = epochs_to_pay(best.convert_s, images, today.rate.median, best.rate.median)
+        pays = "does not pay" if count is None else f"pays after {counted(count, 'epoch')}"
+        said.append(f"Converting {pays}.")
+    return said
+
+
+def way(row: Row) -> str:
+    """How one trains from it, as sentences call it."""
+    if row.backend == TODAY_BACKEND:
+        return TODAY
+    if row.data == RAW_TREE:
+        return LINE if row.backend == "pytorch" else f"{LINE} with backend {row.backend}"
+    return row.data if row.data.startswith(row.backend) else f"{row.data} for backend {row.backend}"
+
+
+def cost(row: Row) -> str:
+    """What converted data takes once, as in '24.2 s, 286 MiB'."""
+    time = "time not measured" if row.convert_s is None else duration(row.convert_s)
+    return time if row.size_bytes is None else f"{time}, {human_bytes(row.size_bytes)}"
+
+
+def epochs_to_pay(conversion_s: float, images: int, today: float, then: float) -> int | None:
+    """After how many epochs of `images` converting has saved the time that it took; None if never.
+
+    Args:
+        today, then: images/s of training with the baseline, and with what was converted.
+    """
+    saved_s = images * (1 / today - 1 / then)  # an epoch
+    return max(1, math.ceil(conversion_s / saved_s)) if saved_s > 0 else None
+
+
+def times(speedup: float) -> str:
+    """'3.5 times', '12 times'."""
+    return f"{speedup:.1f} times" if speedup < 10 else f"{speedup:.0f} times"
+
+
+def _effect(row: Row, today: Row) -> str:
+    speedup = row.rate.median / today.rate.median
+    if row.busy is None:
+        return f"{row.rate.median:,.0f} images/s, {times(speedup)} as many"
+    # below 1.5 '1.1 times sooner' is read as more than it is
+    sooner = f"{1 - 1 / speedup:.0%}" if speedup < 1.5 else times(speedup)
+    return f"it is busy {percent(row.busy.median)}, and training ends {sooner} sooner than today"
+
+
+def what_is_fed(result: Result, row: Row) -> str:
+    """What the row's loader feeds, in words."""
     if row.trainer_name.startswith("emulated") and row.trainer is not None:
-        return f"an accelerator of {row.trainer.median:,.0f} images/s"
+        return f"an emulated accelerator of {row.trainer.median:,.0f} images/s"
     on_cpu = str(result.settings.get("device", "cpu")) == "cpu"
     return f"{row.trainer_name} on this CPU" if on_cpu else "this accelerator"

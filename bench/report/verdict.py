@@ -1,9 +1,19 @@
-"""What the measurements of one backend mean: the bottleneck, and what would fix it. Pure."""
+"""What the rates of one loader mean: the bottleneck, what the trainer waits for, what would fix it. Pure."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
 
+from bench.report.row import (
+    ALL_BUSY,
+    SYNTHETIC,
+    Change,
+    Row,
+    more_workers_can_help,
+)
 from bench.report.stats import Estimate
+from bench.report.trust import miss, why_together
+from bench.report.words import percent
 from precache.console.commandline import human_bytes
 
 KEEPS_UP = "keeps up"
@@ -17,6 +27,7 @@ COLD_FETCH = "cold fetch"
 NEGLIGIBLE_SHARE = 0.02
 # Stages are timed apart on other pictures than the whole, and in threads: they differ by that much anyway.
 _PROBE_ERROR = 0.2
+_RAM_SHARE = 0.5  # of what is free, that a cache may take: the rest is the training's
 _STALLS = {
     "storage": "fetch",
     "decode": "prep",
@@ -32,88 +43,32 @@ _WORDS = {
     "storage or decode": "storage or decoding",
     "storage or collate": "storage or collating",
     "transfer": "the transfer",
-    "compute": "compute",
 }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Measured:
-    """Images/s of each part of one pipeline, alone, and of all of it; None where not measured.
+class Facts:
+    """What the advice for a loader depends on beside its row.
 
     Attributes:
-        loader: alone, warm cache.
-        cold: the same after its files were dropped from the cache.
-        trainer: alone, on a batch that stays on the device.
-        together: the trainer fed by the loader, warm cache.
-        ratio: together over trainer, repeat by repeat.
-        transfer: moving batches to the device alone.
-        read, decode: these stages of the loader alone, by as many threads as it has workers.
-        does: the stage, "decode" or "collate", that is most of a loader whose stages cannot be run apart.
-        warmed: whether its files were read into the page cache before; else `loader` may have read storage.
+        folder: as it is named in a sentence.
+        kind: of the data: `raw`, or the format of a converted folder.
+        samples: pictures of an epoch.
+        file_bytes: of a converted folder.
+        stages: images/s of each stage, and bytes of a picture's pixels, repeat by repeat, where they ran
+            apart; see `bench.measure.stages`.
+        workers: of the loader.
+        cpus, free_bytes: CPUs, and bytes of memory that are free.
     """
 
-    loader: Estimate
-    cold: Estimate | None = None
-    trainer: Estimate | None = None
-    together: Estimate | None = None
-    ratio: Estimate | None = None
-    transfer: Estimate | None = None
-    read: Estimate | None = None
-    decode: Estimate | None = None
-    does: str = "collate"
-    warmed: bool = True
-
-    @property
-    def reads_cold(self) -> bool:
-        """Whether a cold cache makes a difference that can be told."""
-        return self.cold is not None and self.cold.high < self.loader.low
-
-    @property
-    def rest(self) -> str:
-        """The stage that has the loader's time beyond that of the stages that ran apart."""
-        if self.decode is not None:
-            return "collate"
-        return self.does if self.warmed or self.reads_cold else f"storage or {self.does}"
-
-    @property
-    def supply(self) -> Estimate:
-        """Images/s that reach the trainer at most: of the loader, cold where that is slower, or the bus."""
-        rates = [self.loader]
-        rates += [self.cold] if self.cold is not None and self.reads_cold else []
-        rates += [self.transfer] if self.transfer is not None else []
-        return min(rates, key=lambda rate: rate.median)
-
-    @property
-    def predicted(self) -> float | None:
-        """Images/s of the trainer fed from a warm cache: those of the slowest part."""
-        if self.trainer is None:
-            return None
-        rates = [self.loader, self.trainer, *([self.transfer] if self.transfer else [])]
-        return min(rate.median for rate in rates)
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """Something to do about a loader.
-
-    Attributes:
-        what: as the subject of a sentence.
-        images_per_s: with it, fed.
-        measured: in the same run; else it is predicted.
-        cold: whether `images_per_s` are from a cold disk; else with the files in memory.
-        size_bytes: what it takes on disk; 0 where nothing is converted.
-    """
-
-    what: str
-    images_per_s: Estimate
-    measured: bool
-    size_bytes: int = 0
-    cold: bool = False
-
-    def gains_over(self, now: Estimate) -> bool:
-        """Whether it gives more images/s than `now`, by more than is worth nothing and than noise."""
-        enough = self.images_per_s.median >= now.median * (1 + NEGLIGIBLE_SHARE)
-        return enough and self.images_per_s.low > now.high
+    folder: str
+    kind: str
+    samples: int
+    file_bytes: int
+    workers: int
+    cpus: int
+    free_bytes: int
+    stages: Sequence[Mapping[str, float]] = ()
 
 
 def judge(ratio: Estimate | None) -> str:
@@ -137,83 +92,153 @@ def lost_share(ratio: Estimate) -> float:
     return max(0.0, 1 - ratio.median)
 
 
-def loader_parts(measured: Measured) -> dict[str, Estimate]:
-    """Seconds per image that each stage adds to the loader's own; what is left over is `measured.rest`."""
-    whole = _seconds(measured.loader)
-    parts = {
-        name: _seconds(rate)
-        for name, rate in (
-            ("storage", measured.read),
-            ("decode", measured.decode),
-            ("transfer", measured.transfer),
+def explained(rows: Sequence[tuple[Row, Facts]], batch_size: int) -> list[Row]:
+    """Rows of one trainer, each with its stages, stalls, prediction, bottleneck and advice.
+
+    Args:
+        rows: all that were measured beside one another, with what is known of each.
+    """
+    found = []
+    for row, facts in rows:
+        if row.backend == SYNTHETIC:  # noise: nothing to advise
+            found.append(replace(row, stages=stage_rates(row), predicted=predicted(row)))
+            continue
+        changes = known_changes(row, facts, [pair for pair in rows if pair[0] is not row])
+        found.append(
+            replace(
+                row,
+                stages=stage_rates(row),
+                stalls=stalls(row, batch_size),
+                predicted=predicted(row),
+                binds=bottleneck(row),
+                advice=advise(row, changes),
+                changes=tuple(changes),
+            )
         )
-        if rate is not None
-    }
-    rest = Estimate(
+    return found
+
+
+def predicted(row: Row) -> float | None:
+    """Images/s of the trainer fed from a warm cache: those of the slowest part."""
+    if row.trainer is None:
+        return None
+    return min(part.median for part in (row.loader, row.trainer, row.transfer) if part is not None)
+
+
+def supply(row: Row) -> Estimate:
+    """Images/s that reach the trainer at most: the loader's, cold where that is slower, or the transfer's."""
+    rates = [row.loader, row.cold if row.reads_cold else None, row.transfer]
+    return min((rate for rate in rates if rate is not None), key=lambda rate: rate.median)
+
+
+def stage_seconds(row: Row, *, cold: bool = True) -> dict[str, Estimate]:
+    """Seconds per image that each stage adds to the loader's own; what is left over is `Row.rest`.
+
+    `cold`: storage is that of a cold disk, where it makes a difference.
+    """
+    whole = _seconds(row.loader)
+    timed = {"storage": row.read, "decode": row.decode, "transfer": row.transfer}
+    parts = {name: _seconds(rate) for name, rate in timed.items() if rate is not None}
+    left = Estimate(
         whole.median - sum(part.median for part in parts.values()),
         whole.low - sum(part.high for part in parts.values()),
         whole.high - sum(part.low for part in parts.values()),
     )
-    if rest.median > 0:
-        parts[measured.rest] = rest
-    if measured.cold is not None and measured.reads_cold:
-        cold = _seconds(measured.cold)
-        parts["storage"] = Estimate(cold.median - whole.median, cold.low - whole.high, cold.high - whole.low)
+    if left.median > 0:
+        parts[row.rest] = left
+    if cold and row.cold is not None and row.reads_cold:
+        slow = _seconds(row.cold)
+        parts["storage"] = Estimate(slow.median - whole.median, slow.low - whole.high, slow.high - whole.low)
     return parts
 
 
-def stage_rates(measured: Measured) -> dict[str, float]:
+def stage_rates(row: Row) -> dict[str, float]:
     """Images/s that each stage could do alone."""
-    rates = {name: 1 / part.median for name, part in loader_parts(measured).items()}
-    if measured.trainer is not None:
-        rates["compute"] = measured.trainer.median
+    rates = {name: 1 / part.median for name, part in stage_seconds(row).items()}
+    if row.trainer is not None:
+        rates["compute"] = row.trainer.median
     return rates
 
 
-def binding(measured: Measured) -> str | None:
+def bottleneck(row: Row) -> str | None:
     """The narrowest stage; None where two cannot be told apart, or the parts contradict the whole."""
-    if measured.trainer is not None:
-        fed = judge(measured.ratio)
-        if measured.supply.low > measured.trainer.high:
+    if row.trainer is not None:
+        fed, given = judge(row.ratio), supply(row)
+        if given.low > row.trainer.high:
             return "compute" if fed == KEEPS_UP else None
-        if measured.supply.high >= measured.trainer.low or (fed == KEEPS_UP and not measured.reads_cold):
+        if given.high >= row.trainer.low or (fed == KEEPS_UP and not row.reads_cold):
             return None
-    parts = loader_parts(measured)
+    parts = stage_seconds(row)
     first, *others = sorted(parts, key=lambda name: -parts[name].median)
     if others and parts[first].low <= parts[others[0]].high * (1 + _PROBE_ERROR):
         return None
     return first
 
 
-def stalls(measured: Measured, batch_size: int) -> dict[str, float]:
+def stalls(row: Row, batch_size: int) -> dict[str, float]:
     """Seconds per batch that the trainer waits for "fetch" (storage), "prep" and "transfer", warm cache.
 
     The wait is shared out as the loader's stages are, so that these add up to it; it is "fetch or
     prep" where storage cannot be told from the rest. `COLD_FETCH` is what a cold cache would add, and only
     there where that can be told.
     """
-    lost_s = {"fetch": 0.0, "prep": 0.0, "transfer": 0.0}
-    if measured.trainer is None or measured.together is None:
+    if row.trainer is None or row.together is None:
         return {}
-    trainer = measured.trainer.median
-    warm_s = max(0.0, batch_size / measured.together.median - batch_size / trainer)
-    warm_parts = loader_parts(_warm(measured))
-    total = sum(part.median for part in warm_parts.values())
-    for name, part in warm_parts.items():
-        stall = _STALLS[name]
-        lost_s[stall] = lost_s.get(stall, 0.0) + warm_s * part.median / total
-    if measured.cold is not None and measured.reads_cold:
-        cold_s = batch_size / min(trainer, measured.cold.median)
-        lost_s[COLD_FETCH] = cold_s - batch_size / min(trainer, measured.loader.median)
+    lost_s = {"fetch": 0.0, "prep": 0.0, "transfer": 0.0}
+    trainer = row.trainer.median
+    warm_s = max(0.0, batch_size / row.together.median - batch_size / trainer)
+    parts = stage_seconds(row, cold=False)
+    total = sum(part.median for part in parts.values())
+    for name, part in parts.items():
+        lost_s[_STALLS[name]] = lost_s.get(_STALLS[name], 0.0) + warm_s * part.median / total
+    if row.cold is not None and row.reads_cold:
+        cold_s = batch_size / min(trainer, row.cold.median)
+        lost_s[COLD_FETCH] = cold_s - batch_size / min(trainer, row.loader.median)
     return lost_s
 
 
-def advise(measured: Measured, changes: Sequence[Change]) -> str:
+def known_changes(row: Row, facts: Facts, others: Sequence[tuple[Row, Facts]]) -> list[Change]:
+    """What one could do about the loader of `row`, measured beside it with the same trainer, or predicted."""
+    found = []
+    for other, its in others:
+        if other.backend == SYNTHETIC:
+            continue
+        rate = (supply(other) if row.reads_cold else other.together) or other.loader
+        if row.reads_cold and other.trainer is not None and rate.median >= other.trainer.median:
+            rate = other.trainer
+        cold = row.reads_cold and other.cold is not None
+        if its.kind == "raw" or its.folder == facts.folder:
+            found.append(Change(f"Backend {other.backend} on {its.folder}", rate, True, cold=cold))
+        else:
+            found.append(Change(f"Converting to {its.kind}", rate, True, its.file_bytes, cold))
+    if not facts.stages:
+        return found
+    copied = _limited(median(repeat["copy"] for repeat in facts.stages), row)
+    sizes = facts.stages[-1]  # the same pictures in each repeat
+    if not any(one.backend == "shards" for one in (row, *(other for other, _ in others))):
+        size = round(facts.samples * sizes["shards_bytes"])
+        found.append(Change("Converting to shards", copied, False, size))
+    if facts.samples * sizes["decoded_bytes"] < facts.free_bytes * _RAM_SHARE:
+        found.append(Change("From the second epoch on, cache='ram'", copied, False))
+    cpu_share = row.monitor.mean.get("cpu_share") if row.monitor is not None else None
+    if more_workers_can_help(facts.workers, facts.cpus, cpu_share):
+        scaled = _limited(row.loader.median * facts.cpus / facts.workers, row)
+        found.append(Change(f"{facts.cpus} workers, one per CPU,", scaled, False))
+    return found
+
+
+def gains_over(change: Change, now: Estimate) -> bool:
+    """Whether the change gives more images/s than `now`, by more than is worth nothing and than noise."""
+    enough = change.images_per_s.median >= now.median * (1 + NEGLIGIBLE_SHARE)
+    return enough and change.images_per_s.low > now.high
+
+
+def advise(row: Row, changes: Sequence[Change]) -> str:
     """The bottleneck, and the change that gains most, in a few sentences."""
-    bound = binding(measured)
-    sentences = [_finding(measured, bound)]
-    if bound != "compute":
-        sentences.append(_gain(measured, changes))
+    found = bottleneck(row)
+    sentences = [_finding(row, found)]
+    if found != "compute":
+        sentences.append(_gain(row, changes))
     return " ".join(sentences)
 
 
@@ -222,73 +247,88 @@ def files_are(*, cold: bool) -> str:
     return "from a cold disk" if cold else "with the files in memory"
 
 
-def takes(change: Change) -> str:
-    """The disk that it takes, in words; empty where none."""
-    return human_bytes(change.size_bytes) if change.size_bytes else ""
+def observations(row: Row) -> list[str]:
+    """What else is worth saying of a row, a sentence each: waits, prediction, stalls, spikes, limits."""
+    said = []
+    if row.data_wait is not None and row.busy is not None:
+        said.append(
+            f"The trainer waited {percent(row.data_wait.median)} of the time, and the accelerator was busy "
+            f"{percent(row.busy.median)}; MLPerf Storage asks for 90%."
+        )
+    if row.predicted is not None and row.together is not None:
+        measured = row.together.median
+        off = measured / row.predicted - 1
+        said.append(f"Predicted {row.predicted:,.0f} images/s, measured {measured:,.0f} ({off:+.0%}).")
+        missed = miss(row.predicted, measured, why_together(row.predicted, measured))
+        said += [f"{missed[0].upper()}{missed[1:]}."] if missed else []
+    if row.first_step_s is not None and row.step_s:
+        first, usual = _ms(row.first_step_s.median), _ms(median(row.step_s))
+        said.append(f"The first step took {first}, the others {usual} (median).")
+    waits = [f"{name} {_ms(seconds)}" for name, seconds in row.stalls.items() if name != COLD_FETCH]
+    if waits and judge(row.ratio) != KEEPS_UP:
+        said.append(f"A batch waited for {', '.join(waits)}.")
+    if COLD_FETCH in row.stalls:
+        said.append(f"From a cold disk each batch would take {_ms(row.stalls[COLD_FETCH])} more.")
+    said += row.spikes.explanation if row.spikes is not None else ()
+    keeps_up = judge(row.ratio) == KEEPS_UP
+    return said + [flag for flag in row.flags if not (keeps_up and flag.startswith(ALL_BUSY))]
 
 
-def _finding(measured: Measured, bound: str | None) -> str:
-    trainer, supply = measured.trainer, measured.supply.median
-    against = f" against {trainer.median:,.0f} of the trainer" if trainer else ""
-    files = "" if measured.cold is None else f" {files_are(cold=measured.supply is measured.cold)}"
-    uneven = trainer is not None and measured.supply.low > trainer.high
-    if bound is None and uneven and judge(measured.ratio) == LOADER_BINDS:
+def _finding(row: Row, found: str | None) -> str:
+    given = supply(row)
+    against = f" against {row.trainer.median:,.0f} of the trainer" if row.trainer else ""
+    files = "" if row.cold is None else f" {files_are(cold=given is row.cold)}"
+    if found is None and row.trainer and given.low > row.trainer.high and judge(row.ratio) == LOADER_BINDS:
         return (
-            f"no single stage is the bottleneck{files}: the loader alone reaches {supply:,.0f} images/s"
+            f"no single stage is the bottleneck{files}: the loader alone reaches {given.median:,.0f} images/s"
             f"{against}, and yet the trainer waits, because batches come unevenly or both share the CPUs."
         )
-    if bound is None:
+    if found is None:
         return (
-            f"no stage stands out as the bottleneck{files}, {WITHIN_NOISE}: {supply:,.0f} images/s{against}."
+            f"no stage stands out as the bottleneck{files}, {WITHIN_NOISE}: {given.median:,.0f} images/s"
+            f"{against}."
         )
-    if bound == "compute" and trainer is not None:
+    if found == "compute" and row.trainer is not None:
         return (
-            f"the trainer itself is the bottleneck: it takes {trainer.median:,.0f} images/s and the loader "
-            f"could give {supply:,.0f}{files}. Only a faster step would help."
+            f"the trainer itself is the bottleneck: it takes {row.trainer.median:,.0f} images/s and the "
+            f"loader could give {given.median:,.0f}{files}. Only a faster step would help."
         )
-    slow = "is the bottleneck" if trainer else "takes most of the loader's time"
-    found = f"{_WORDS[bound]} {slow}{files}: {supply:,.0f} images/s{against}"
-    if bound.startswith("storage or "):
-        without = " without --cold" if measured.cold is None else ""
-        found += f"; the files were not in memory before, so the two cannot be told apart{without}"
-    return f"{found}."
+    slow = "is the bottleneck" if row.trainer else "takes most of the loader's time"
+    text = f"{_WORDS[found]} {slow}{files}: {given.median:,.0f} images/s{against}"
+    if found.startswith("storage or "):
+        without = " without --cold" if row.cold is None else ""
+        text += f"; the files were not in memory before, so the two cannot be told apart{without}"
+    return f"{text}."
 
 
-def _gain(measured: Measured, changes: Sequence[Change]) -> str:
-    now = measured.together or measured.loader
-    if measured.reads_cold and measured.supply.median < now.median:
-        now = measured.supply
-    worth = now.median * (1 + NEGLIGIBLE_SHARE)
-    gaining = [change for change in changes if change.images_per_s.median >= worth]
+def _gain(row: Row, changes: Sequence[Change]) -> str:
+    now = row.rate
+    if row.reads_cold and supply(row).median < now.median:
+        now = supply(row)
+    gaining = [c for c in changes if c.images_per_s.median >= now.median * (1 + NEGLIGIBLE_SHARE)]
     if not gaining:
         return "No change known here is predicted to gain."
-    change = _best(gaining)
-    then = change.images_per_s
-    said = "gave" if change.measured else "is predicted to give"
-    files = f" {files_are(cold=change.cold)}" if measured.cold is not None else ""
-    text = f"{change.what} {said} {then.median:,.0f}{files}"
-    if not change.gains_over(now):
+    most = max(change.images_per_s.median for change in gaining)
+    alike = [change for change in gaining if change.images_per_s.median >= most * (1 - NEGLIGIBLE_SHARE)]
+    # of those that are as good, one that was measured, then one for free
+    best = max(alike, key=lambda change: (change.measured, not change.size_bytes, change.images_per_s.median))
+    said = "gave" if best.measured else "is predicted to give"
+    files = f" {files_are(cold=best.cold)}" if row.cold is not None else ""
+    text = f"{best.what} {said} {best.images_per_s.median:,.0f}{files}"
+    if not gains_over(best, now):
         return f"{text}, no more than that {WITHIN_NOISE}."
-    return f"{text}; it takes {takes(change)}." if takes(change) else f"{text}."
+    return f"{text}; it takes {human_bytes(best.size_bytes)}." if best.size_bytes else f"{text}."
 
 
-def _best(changes: Sequence[Change]) -> Change:
-    """The one with the most images/s; of those as good as that, one that was measured, then one for free."""
-    most = max(change.images_per_s.median for change in changes)
-    alike = [change for change in changes if change.images_per_s.median >= most * (1 - NEGLIGIBLE_SHARE)]
-    return max(alike, key=lambda change: (change.measured, not change.size_bytes, change.images_per_s.median))
-
-
-def _warm(measured: Measured) -> Measured:
-    return Measured(
-        loader=measured.loader,
-        transfer=measured.transfer,
-        read=measured.read,
-        decode=measured.decode,
-        does=measured.does,
-        warmed=measured.warmed or measured.reads_cold,
-    )
+def _limited(rate: float, row: Row) -> Estimate:
+    """Of a loader at `rate`, by what follows it."""
+    others = [part for part in (row.trainer, row.transfer) if part is not None]
+    return min([Estimate(rate, rate, rate), *others], key=lambda part: part.median)
 
 
 def _seconds(rate: Estimate) -> Estimate:
     return Estimate(1 / rate.median, 1 / rate.high, 1 / rate.low)
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:,.1f} ms" if seconds < 0.1 else f"{seconds * 1e3:,.0f} ms"

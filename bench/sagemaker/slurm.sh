@@ -28,6 +28,12 @@ shift 2
 # What brings `python`, with precache[bench] installed, into the PATH of every node, such as
 # source /shared/venv/bin/activate
 
+# The first node leads; nodes may be shared with other jobs, so each job has a port of its own.
+export NNODES="$SLURM_NNODES"
+MASTER_ADDR="${MASTER_ADDR:-$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)}"
+export MASTER_ADDR
+export MASTER_PORT="${MASTER_PORT:-$((20000 + SLURM_JOB_ID % 20000))}"
+
 # Slurm 22.05 and newer do not take the CPUs of a task over from the job. A task that has saved and ended is no
 # reason to kill the others, which may be saving.
 srun --ntasks-per-node=1 --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" --kill-on-bad-exit=0 \

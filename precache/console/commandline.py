@@ -42,15 +42,29 @@ __all__ = [
 
 STDOUT = Path("-")
 """What `--json` is told to print to, instead of writing a file."""
-_DEBUG = "precache.debug"
+_DEBUG, _HELP_ALL = "precache.debug", "precache.help-all"
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 class Command(click.Command):
-    """A click command that also takes `--debug`."""
+    """A click command that also takes `--debug`.
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    Where it has many options, `--help` shows the `first` of them, by parameter, and `--help-all` the rest.
+    """
+
+    def __init__(self, *args: Any, first: Sequence[str] = (), **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._first = first
+        if first:
+            everything = click.Option(
+                ["--help-all"],
+                is_flag=True,
+                is_eager=True,
+                expose_value=False,
+                help="Show every option and exit.",
+                callback=self._help_all,
+            )
+            self.params.append(everything)
         debug = click.Option(
             ["--debug"],
             is_flag=True,
@@ -61,23 +75,62 @@ class Command(click.Command):
         )
         self.params.append(debug)
 
+    @staticmethod
+    def _help_all(context: click.Context, _: click.Parameter, asked: bool) -> None:
+        if asked:
+            context.meta[_HELP_ALL] = True
+            click.echo(context.get_help())
+            context.exit()
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Those that a newcomer needs, unless all are asked for."""
+        if not self._first or ctx.meta.get(_HELP_ALL):
+            super().format_options(ctx, formatter)
+            return
+        options = (param for param in self.get_params(ctx) if isinstance(param, click.Option))
+        known = {str(option.name): option for option in options}
+        usual = [name for name in known if name.startswith("help")]
+        shown = [known[name] for name in (*self._first, *usual)]
+        with formatter.section("Options"):
+            formatter.write_dl([record for param in shown if (record := param.get_help_record(ctx))])
+        formatter.write_paragraph()
+        formatter.write_text(f"{len(known) - len(shown)} more: {ctx.command_path} --help-all")
+
 
 class Group(click.Group):
     """A group of `Command`s.
 
-    Those in `modules`, {name: module}, are imported when they are asked for; each module holds its command
-    as `command`. Where a package is not installed, the error names the extra.
+    Those in `first` head the list of its help, the others follow. Those in `modules`, {name: module}, are
+    imported when they are asked for; each module holds its command as `command`. Where a package is not
+    installed, the error names the extra.
     """
 
     command_class = Command
 
-    def __init__(self, *args: Any, modules: Mapping[str, str] | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        modules: Mapping[str, str] | None = None,
+        first: Sequence[str] = (),
+        **kwargs: Any,
+    ) -> None:
         super().__init__(*args, **kwargs)
         self._modules = modules or {}
+        self._first = first
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """All names, in alphabetical order."""
         return sorted({*super().list_commands(ctx), *self._modules})
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Each with its first sentence, whole."""
+        others = [name for name in self.list_commands(ctx) if name not in self._first]
+        for title, names in (("Start here", self._first), ("More" if self._first else "Commands", others)):
+            found = [(name, self.get_command(ctx, name)) for name in names]
+            lines = [(name, command.get_short_help_str(1000)) for name, command in found if command]
+            if lines:
+                with formatter.section(title):
+                    formatter.write_dl(lines)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The command of that name; None if there is none."""

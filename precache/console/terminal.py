@@ -215,7 +215,8 @@ class ProgressBar:
         now_s = time.monotonic()
         if self._begin is None:
             self._begin, self._line_s = (now_s, done), now_s
-        if now_s - self._line_s >= _LINE_EVERY_S:
+        ends = done == total and self._line_s > self._begin[0]  # no log ends at 70% of what was done
+        if now_s - self._line_s >= _LINE_EVERY_S or ends:
             self._line_s = now_s
             begin_s, initial = self._begin
             form = {"prefix" if name == "desc" else name: value for name, value in self._options.items()}

@@ -1,12 +1,19 @@
-"""What the tests of trainers share."""
+"""What the tests of bench share."""
 
 import os
 import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 
+from bench.cli import main
 from bench.measure.trainers import MODELS, Model
+from precache.console import commandline
+
+Bench = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture
@@ -26,3 +33,26 @@ def compiler() -> None:
     """What torch.compile needs on a CPU."""
     if shutil.which(os.environ.get("CXX", "g++")) is None:
         pytest.skip("torch.compile needs a C++ compiler: apt-get install g++")
+
+
+@pytest.fixture
+def data(raw_tree: Path, converted: dict[str, Path], tmp_path: Path) -> Path:
+    """A working folder with data/raw, data/shards, ... as the commands leave them."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/raw").symlink_to(raw_tree)
+    for name, path in converted.items():
+        (tmp_path / "data" / name).symlink_to(path)
+    return tmp_path
+
+
+@pytest.fixture
+def bench(data: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Bench:
+    """Runs a command in `data` in this process: importing torch takes seconds."""
+    monkeypatch.chdir(data)
+
+    def run_here(*words: object) -> "subprocess.CompletedProcess[str]":
+        capfd.readouterr()
+        code = commandline.run(main, "bench", list(map(str, words)))
+        return subprocess.CompletedProcess(words, code, *capfd.readouterr())
+
+    return run_here

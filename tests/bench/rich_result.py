@@ -6,9 +6,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bench.report.result import Result, Row
+from bench.report.row import Change, Result, Row, typed
 from bench.report.stats import Estimate, ratio
-from bench.report.verdict import Change
 
 BATCHES = 140
 EPOCH = 48
@@ -36,12 +35,18 @@ def row(backend: str, data: str, loader: float, **fields: Any) -> Row:
         "batch_s_p95": 2 * BATCH_SIZE / together,
     }
     named = {"backend": backend, "data": data, "loader": around(loader), **measured, **fields}
-    return Row.from_json({name: plain(value) for name, value in named.items()})
+    return made(named)
 
 
 def altered(row: Row, **fields: Any) -> Row:
     """`row` with other fields, by the names that they have in JSON."""
-    return Row.from_json({**row.to_json(), **{name: plain(value) for name, value in fields.items()}})
+    return made({**asdict(row), **fields})
+
+
+def made(fields: dict[str, Any]) -> Row:
+    """As a row of JSON is read."""
+    found: Row = typed(Row, {name: plain(value) for name, value in fields.items()})
+    return found
 
 
 def plain(value: Any) -> Any:
@@ -94,7 +99,7 @@ def waiting_row() -> Row:
             "running_wait_s": running(wait_s),
             "running_step_s": running(step_s),
             "wait_spikes": {"batches": spikes, "above_s": 0.01, "period": WORKERS},
-            "step_spikes": {"batches": [], "above_s": float("inf"), "period": None},
+            "step_spikes": {"batches": [], "above_s": None, "period": None},
             "gaps": [{"batch": start, "wait_s": float(wait_s[start]), "excess_s": 0.18} for start in starts],
             "explanation": [EXPLANATION],
         },
@@ -128,7 +133,7 @@ def monitored(rng: np.random.Generator) -> dict[str, Any]:
     }
     return {
         "time_s": time_s.tolist(),
-        **{name: values.tolist() for name, values in series.items()},
+        "series": {name: values.tolist() for name, values in series.items()},
         "peak": {name: float(values.max()) for name, values in series.items()},
         "mean": {name: float(values.mean()) for name, values in series.items()},
         "flags": ["GPU memory was filled to 93%: a larger batch or picture may not fit."],

@@ -2,12 +2,10 @@
 
 from typing import Any
 
-import torch
-
-from bench.measure.spec import RunSettings
+from bench.measure.settings import Settings
 
 
-def sweep_settings(*, trainer: str, **given: Any) -> RunSettings:
-    """Of a sweep on the CPU; its points say what batches and workers they have."""
-    usual: dict[str, Any] = {"batch_size": 1, "workers": 0, "repeats": 1}
-    return RunSettings(trainers=(trainer,), **{**usual, **given, "device": torch.device("cpu")})
+def quick(**given: Any) -> Settings:
+    """Of a few small batches on the CPU, with no trainer unless one is given."""
+    few: dict[str, Any] = {"batch_size": 8, "workers": 1, "size": 32, "warmup": 1, "batches": 4, "repeats": 1}
+    return Settings(**{**few, **given})

@@ -41,15 +41,14 @@ def later(seconds: float, function: Callable[..., Any]) -> Callable[..., Any]:
 @contextmanager
 def slow(picture_s: dict[str, float]) -> Iterator[None]:
     """Stages that sleep so long per picture, in the process of a trial; `compute`, if given, only sleeps."""
-    compute_s = picture_s.get("compute")
 
     def step(trainer: EmulatedTrainer, batch: Batch) -> None:
-        time.sleep(compute_s * len(batch.labels))
+        time.sleep(picture_s["compute"] * len(batch.labels))
 
     with (
         patch.object(images, "read_bytes", later(picture_s["storage"], images.read_bytes)),
         patch.object(images, "decode_for", later(picture_s["decode"], images.decode_for)),
         patch.object(Transfer, "_prepare", later(BATCH * picture_s["transfer"], Transfer._prepare)),
-        patch.object(EmulatedTrainer, "step", EmulatedTrainer.step if compute_s is None else step),
+        patch.object(EmulatedTrainer, "step", step if "compute" in picture_s else EmulatedTrainer.step),
     ):
         yield

@@ -9,13 +9,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bench.notebook import NOTEBOOK, execute
-from precache.errors import SettingError
+from bench.notebook import NOTEBOOK, command
+from precache.console import commandline
 from precache.example_data.sample_tree import make_sample
 from tests.command import ROOT, check_bad_input, run
 from tests.test_guides import RECORD, command_of
@@ -70,11 +71,23 @@ def test_every_cell_is_python_or_commands_that_there_are(
         monkeypatch.setenv(name, value)
     for cell in code(path):
         if not cell["source"].startswith("%%bash\n"):
-            ast.parse(re.sub(r"^%.*$", "", cell["source"], flags=re.MULTILINE))
+            check_imports(ast.parse(re.sub(r"^%.*$", "", cell["source"], flags=re.MULTILINE)))
     found = list(commands(path))
     assert found
     for program, name, *words in found:
         command_of(program, name).make_context(name, words)
+
+
+def check_imports(tree: ast.Module) -> None:
+    """That what is imported of our packages is there."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and str(node.module).split(".")[0] in (
+            "bench",
+            "precache",
+            "loaders",
+        ):
+            module = import_module(str(node.module))
+            assert all(hasattr(module, alias.name) for alias in node.names), ast.unparse(node)
 
 
 def test_the_notebook_falls_back_to_pictures_that_need_no_network(
@@ -202,14 +215,20 @@ def test_a_signal_ends_the_kernel_too_and_leaves_the_notebook_as_it_was(tmp_path
     assert path.read_bytes() == before
 
 
-def test_what_is_no_notebook_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("text.ipynb",), "text.ipynb: is no notebook"),
+        (("none.ipynb",), "none.ipynb"),
+        (("--home", "missing"), "missing"),
+    ],
+)
+def test_what_is_no_notebook_is_named(
+    arguments: tuple[str, ...], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
     kernel()
-    (tmp_path / "text.ipynb").write_text("{")
-    for name, said in (
-        ("text.ipynb", "text.ipynb: is no notebook"),
-        ("none.ipynb", "there is no such notebook"),
-    ):
-        with pytest.raises(SettingError, match=said):
-            execute(tmp_path / name, tmp_path)
-    with pytest.raises(SettingError, match="home must be a folder"):
-        execute(NOTEBOOK, tmp_path / "missing")
+    monkeypatch.chdir(tmp_path)
+    Path("text.ipynb").write_text("{")
+    code = commandline.run(command, "bench.notebook", list(arguments))
+    check_bad_input(subprocess.CompletedProcess([], code, *capfd.readouterr()), said)

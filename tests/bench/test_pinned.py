@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from bench.report.gain import sentences
-from bench.report.result import Result
+from bench.report.row import Result
 from tests.command import run_here
 
 ROW_KEYS = {
@@ -87,10 +87,10 @@ SHARDS = row("shards", "shards", 9000)
 
 
 def test_today_another_loader_and_converting() -> None:
-    conversions = {"shards": {"seconds": 24.2, "size_bytes": 286 << 20}}
+    cost = {"convert_s": 24.2, "size_bytes": 286 << 20}
     data = {"shards on shards": {"samples": 768, "digest": "d"}}
-    assert said([TODAY, LINE, SHARDS], 2.5, conversions=conversions, data=data) == [
-        "ImageFolder and DataLoader keep an accelerator of 7,158 images/s busy 7% of the time. "
+    assert said([TODAY, LINE, {**SHARDS, **cost}], 2.5, data=data) == [
+        "ImageFolder and DataLoader keep an emulated accelerator of 7,158 images/s busy 7% of the time. "
         "Change that line to `loaders.build`: it is busy 13%, and training ends 1.8 times sooner than today. "
         "Convert to shards (24.2 s, 286 MiB), too: it is busy 99%, and training ends 14 times sooner than "
         "today. Converting pays after 17 epochs. "
@@ -100,21 +100,21 @@ def test_today_another_loader_and_converting() -> None:
 
 def test_what_keeps_up_already_gains_nothing() -> None:
     assert said([row("imagefolder", "raw tree", 9000), row("shards", "shards", 12000)]) == [
-        "ImageFolder and DataLoader already keep an accelerator of 7,158 images/s busy 99% of the time: "
-        "neither another loader nor converting gains anything."
+        "ImageFolder and DataLoader already keep an emulated accelerator of 7,158 images/s busy 99% of the "
+        "time: neither another loader nor converting gains anything."
     ]
 
 
 def test_overlapping_ranges_name_no_winner() -> None:
     assert said([TODAY, row("pytorch", "raw tree", 505)]) == [
-        "ImageFolder and DataLoader keep an accelerator of 7,158 images/s busy 7% of the time. "
+        "ImageFolder and DataLoader keep an emulated accelerator of 7,158 images/s busy 7% of the time. "
         "The ranges of 3 runs overlap, so no loader wins."
     ]
 
 
 def test_busy_machines_name_no_winner() -> None:
     (text,) = said([TODAY, SHARDS], other_cpu=0.4)
-    assert text.startswith("ImageFolder and DataLoader keep an accelerator of 7,158 images/s busy 7%")
+    assert text.startswith("ImageFolder and DataLoader keep an emulated accelerator of 7,158 images/s")
     assert "Other processes took 40% of the CPUs while this was measured" in text
     assert "Convert" not in text
 

@@ -8,10 +8,11 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-import torch
 
-from bench.measure.comparison import Arm, RunSettings, compare
-from bench.report.result import Row
+from bench.measure.candidates import Candidate
+from bench.measure.comparison import compare
+from bench.measure.settings import Settings
+from bench.report.row import Row
 from tests.bench.slowed import BATCH, make_tree, slow
 
 PICTURE_S = 0.008
@@ -25,11 +26,11 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def measure(tree: Path, picture_s: dict[str, float]) -> Row:
-    spec = RunSettings(
-        trainers=("emulated:1000",), batch_size=BATCH, workers=1, size=32, warmup=0, batches=4, repeats=2,
-        device=torch.device("cpu"),
+    settings = Settings(
+        trainer="emulated:1000", batch_size=BATCH, workers=1, size=32, warmup=0, batches=4, repeats=2,
+        around=partial(slow, picture_s),
     )  # fmt: skip
-    (row,) = compare([Arm("pytorch", tree)], spec, around=partial(slow, picture_s)).rows
+    (row,) = compare([Candidate("pytorch", tree)], settings).rows
     return row
 
 
@@ -42,15 +43,15 @@ def test_the_stage_that_is_slowed_down_is_named(tree: Path, slowed: str) -> None
     factor = 8 if slowed == "compute" else 4
     base = {**dict.fromkeys(STAGES, PICTURE_S), slowed: factor * PICTURE_S}
     row = measure(tree, base)
-    assert row.stages.binds == slowed, row.advice.text
-    assert row.stages.rates[slowed] == pytest.approx(1 / (factor * PICTURE_S), rel=0.2)
-    assert row.stages.rates[slowed] == min(row.stages.rates.values())
-    assert row.stages.predicted is not None
+    assert row.binds == slowed, row.advice
+    assert row.stages[slowed] == pytest.approx(1 / (factor * PICTURE_S), rel=0.2)
+    assert row.stages[slowed] == min(row.stages.values())
+    assert row.predicted is not None
     assert row.together is not None
-    assert row.stages.predicted == pytest.approx(row.together.median, rel=0.25)
+    assert row.predicted == pytest.approx(row.together.median, rel=0.25)
 
 
 def test_no_stage_is_named_where_none_is_slowed_down(tree: Path) -> None:
     row = measure(tree, dict.fromkeys(STAGES, PICTURE_S))
-    assert row.stages.binds is None, row.advice.text
-    assert "within noise" in row.advice.text
+    assert row.binds is None, row.advice
+    assert "within noise" in row.advice

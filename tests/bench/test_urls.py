@@ -4,9 +4,15 @@ from pathlib import Path
 
 import pytest
 
+from bench.measure.sample import Sampling, make_trees
+from precache.sources.objects import ObjectTree
+from precache.sources.tree import scan_tree
 from precache.storage.objects import ObjectStore
 from precache.storage.urls import Url
+from tests.bench.settings import quick
 from tests.command import check_bad_input, run_here
+
+QUICK = ("--batch-size", 4, "--batches", 2, "--warmup", 0, "--repeats", 1, "--size", 32, "--workers", 1)
 
 
 @pytest.fixture(autouse=True)
@@ -20,9 +26,6 @@ def put(folder: Path, url: Url) -> None:
             ObjectStore(url).upload(path, str(path.relative_to(folder)))
 
 
-QUICK = ("--batch-size", 4, "--batches", 2, "--warmup", 0, "--repeats", 1, "--size", 32, "--workers", 1)
-
-
 @pytest.mark.slow
 def test_loaders_are_measured_over_a_url(bucket: Url, converted: dict[str, Path], tmp_path: Path) -> None:
     put(converted["shards"], bucket / "set")
@@ -32,13 +35,18 @@ def test_loaders_are_measured_over_a_url(bucket: Url, converted: dict[str, Path]
     assert "shards" in done.stdout
 
 
-def test_a_raw_tree_at_a_url_is_refused_with_the_remedy(bucket: Url, raw_tree: Path, tmp_path: Path) -> None:
+def test_of_a_raw_tree_at_a_url_a_sample_is_taken_and_no_more(
+    bucket: Url, raw_tree: Path, tmp_path: Path
+) -> None:
     put(raw_tree, bucket / "photos")
-    done = run_here("bench", "loaders", f"{bucket}/photos", *QUICK, "--device", "cpu", cwd=tmp_path)
-    check_bad_input(done, f"{bucket}/photos", "precache convert")
-
-
-def test_recommend_takes_a_sample_of_a_tree_at_a_url(bucket: Url, raw_tree: Path, tmp_path: Path) -> None:
-    put(raw_tree, bucket / "photos")
-    done = run_here("bench", "recommend", f"{bucket}/photos", "--check", cwd=tmp_path)
-    check_bad_input(done, f"{bucket}/photos: --check reads the whole tree")
+    remote = f"{bucket}/photos"
+    done = run_here("bench", "loaders", remote, *QUICK, "--device", "cpu", cwd=tmp_path)
+    check_bad_input(done, remote, "precache convert")
+    done = run_here("bench", "recommend", remote, "--convert", tmp_path / "out", cwd=tmp_path)
+    check_bad_input(done, f"{remote}: precache auto measures on a disk", "'bench recommend URL' advises")
+    sampling = Sampling(stored_size=48, quality=95, scratch=tmp_path, pictures=20)
+    scan = ObjectTree(bucket / "photos").scan()
+    trees = make_trees(scan, sampling, quick(), tmp_path)
+    assert (trees.pictures, trees.small_images) == (20, 20)
+    originals = {(raw_tree / ref.path).read_bytes() for ref in scan_tree(raw_tree).samples}
+    assert {path.read_bytes() for path in trees.small.glob("*/*")} <= originals

@@ -6,14 +6,13 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bench.cli import main
 from bench.commands.accuracy import parse_seeds
-from precache.console import commandline
 from precache.errors import SettingError
 from tests.bench.measure.squares import Squares, make
 from tests.command import ROOT, check_bad_input, run_here
@@ -34,79 +33,73 @@ def lines(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "trainings.jsonl").read_text().splitlines()]
 
 
-def begin(squares: Squares, out: Path) -> "subprocess.Popen[str]":
-    """A run of its own process, which has finished an epoch and not all."""
-    words = [squares.tree, "ours=shards", *SMALL, "--epochs", 400, "--out", out]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "bench", "accuracy", *map(str, words)],
-        cwd=squares.folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+def wait_for(condition: Callable[[], object], process: "subprocess.Popen[str]") -> None:
     deadline = time.monotonic() + 100
-    while not list(out.glob("unfinished-*.pt")):
-        assert process.poll() is None, process.stderr and process.stderr.read()
+    while not condition():
+        assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    return process
 
 
-def test_a_run_that_ends_leaves_results_a_page_and_nothing_unfinished(
+def test_a_run_that_ends_leaves_results_and_a_page_and_is_not_done_again(
     squares: Squares, tmp_path: Path
 ) -> None:
     out, page, result = tmp_path / "out", tmp_path / "page.html", tmp_path / "result.json"
     arguments = ("ours=shards", "imagefolder2=imagefolder", *SMALL, "--out", out)
     ran = accuracy(squares, *arguments, "--html", page, "--json", result)
     assert ran.returncode == 0, ran.stderr
-    assert {"imagefolder", "ours", "imagefolder2"} <= {row.split(" ")[0] for row in ran.stdout.splitlines()}
-    assert [line["arm"] for line in lines(out)] == ["imagefolder", "ours", "imagefolder2"]
+    names = ["imagefolder", "ours", "imagefolder2"]
+    assert set(names) <= {row.split(" ")[0] for row in ran.stdout.splitlines()}
+    assert [line["arm"] for line in lines(out)] == names
     assert lines(out)[0]["curve"][-1][1] == lines(out)[2]["curve"][-1][1]  # the same, so as good
     for line in lines(out):
-        assert line["steps"] == 3 * 3
-        assert line["images"] == 3 * 3 * 16
+        assert (line["steps"], line["images"]) == (3 * 3, 3 * 3 * 16)
         assert [epoch for epoch, _, _ in line["curve"]] == [1, 2, 3]
         assert line["curve"][-1][2] == line["train_s"] > 0
     assert sorted(path.suffix for path in out.iterdir()) == [".jsonl", ".npy"]
     written = json.loads(result.read_text())
-    assert [each["name"] for each in written["compared"]] == ["ours", "imagefolder2"]
-    assert written["compared"][0]["low"] is None  # JSON has no infinity
+    assert [(each["name"], each["low"]) for each in written["compared"]] == [
+        ("ours", None),  # JSON has no infinity
+        ("imagefolder2", None),
+    ]
     assert "Does the model get worse?" in page.read_text()
     before = (out / "trainings.jsonl").read_bytes()
     again = accuracy(squares, *arguments)
     assert (again.returncode, again.stdout.splitlines()[0]) == (0, ran.stdout.splitlines()[0])
-    assert (out / "trainings.jsonl").read_bytes() == before  # nothing is trained twice
-    other = accuracy(squares, *arguments, "--lr", 0.1)
-    check_bad_input(other, "the training of imagefolder, seed 0", "lr 0.2, this is 0.1; name another --out")
+    assert (out / "trainings.jsonl").read_bytes() == before
+    check_bad_input(
+        accuracy(squares, *arguments, "--lr", 0.1), "imagefolder with seed 0: was", "lr: 0.2, here 0.1"
+    )
+    (out / "trainings.jsonl").write_bytes(before[:-40])  # killed while the last line was written
+    assert accuracy(squares, *arguments).returncode == 0
+    assert [line["arm"] for line in lines(out)] == names
+    assert lines(out)[2]["curve"][-1][1] == lines(out)[0]["curve"][-1][1]
 
 
 @pytest.mark.slow
 def test_a_killed_training_goes_on_after_its_last_epoch(squares: Squares, tmp_path: Path) -> None:
-    process = begin(squares, tmp_path)
+    words = map(str, (squares.tree, "ours=shards", *SMALL, "--epochs", 400, "--out", tmp_path))
+    command = [sys.executable, "-m", "bench", "accuracy", *words]
+    how: dict[str, Any] = {"cwd": squares.folder, "env": {**os.environ, "PYTHONPATH": str(ROOT)}}
+    how |= {"stderr": subprocess.PIPE, "text": True, "start_new_session": True}
+    process = subprocess.Popen(command, **how)
+    wait_for(lambda: list(tmp_path.glob("unfinished-*.pt")), process)
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
     (kept,) = tmp_path.glob("unfinished-*.pt")
-    process = begin(squares, tmp_path)
-    written = kept.stat().st_mtime_ns
-    deadline = time.monotonic() + 100
-    while kept.stat().st_mtime_ns == written:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    written_ns = kept.stat().st_mtime_ns
+    process = subprocess.Popen(command, **how)
+    wait_for(lambda: kept.stat().st_mtime_ns != written_ns, process)
     process.send_signal(signal.SIGTERM)
     _, said = process.communicate()
     assert process.returncode == 143, said
-    assert (
-        "error: terminated in the training of imagefolder, seed 0; finished trainings and epochs are" in said
-    )
+    assert "terminated in the training of imagefolder, seed 0; finished trainings and epochs are" in said
 
 
 def test_the_list_of_splits_has_as_many_of_each_class(squares: Squares, tmp_path: Path) -> None:
     ran = accuracy(squares, "--write-splits", tmp_path / "s.csv", "--per-class", 20)
-    assert (ran.returncode, ran.stdout) == (
-        0,
-        f"wrote {tmp_path / 's.csv'}: 60 pictures train, 18 validate\n",
-    )
+    said = f"wrote {tmp_path / 's.csv'}: 60 pictures train, 18 validate\n"
+    assert (ran.returncode, ran.stdout) == (0, said)
     rows = (tmp_path / "s.csv").read_text().splitlines()[1:]
     assert sum(row.startswith("red/") and row.endswith(",train") for row in rows) == 20
     too_many = accuracy(squares, "--write-splits", tmp_path / "t.csv", "--per-class", 26)
@@ -116,11 +109,16 @@ def test_the_list_of_splits_has_as_many_of_each_class(squares: Squares, tmp_path
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ((), "name at least one ARM"),
+        ((), "name at least one SOURCE"),
         (("ours=shards", "--model", "resnet9"), "unknown model 'resnet9'; choose from: resnet10"),
         (("ours=shards", "--lr", "-1"), "lr must be positive, got -1.0"),
         (("ours=shards", "--batch-size", "100"), "batch_size 100 is more than the 48 pictures of an epoch"),
+        (("ours=shards", "--epochs", "0"), "epochs"),
+        (("ours=shards", "--amp", "int8"), "unknown amp 'int8'"),
         (("ours=nowhere",), "nowhere: does not exist"),
+        (("x=dalli:data/s",), "unknown backend 'dalli'; choose from"),
+        (("x=shards,augment=gpu",), "unknown augment 'gpu'; choose from: auto, cpu, device"),
+        (("x=",), "names no folder; write NAME=BACKEND:FOLDER"),
         (("ours=shards", "--seeds", "3-1"), "seeds must be how many, as 5"),
         (("ours=imagefolder:shards",), "imagefolder reads a tree of pictures"),
         (("ours=shards", "--margin", "0"), "margin must be positive, got 0.0"),
@@ -129,45 +127,29 @@ def test_the_list_of_splits_has_as_many_of_each_class(squares: Squares, tmp_path
 def test_bad_input_is_one_line_before_anything_is_trained(
     arguments: tuple[str, ...], told: str, squares: Squares, tmp_path: Path
 ) -> None:
-    ran = accuracy(squares, *arguments, *SMALL[:2], "--out", tmp_path / "out")
-    check_bad_input(ran, told)
+    check_bad_input(accuracy(squares, *arguments, *SMALL[:2], "--out", tmp_path / "out"), told)
+    assert not list(tmp_path.iterdir())
 
 
-def test_an_arm_that_cannot_be_opened_is_refused_before_the_others_are_trained(
+def test_a_source_that_cannot_be_opened_is_refused_before_the_others_are_trained(
     squares: Squares, tmp_path: Path
 ) -> None:
     squares.convert("keep", fit="keep")
     ran = accuracy(squares, "ours=shards", "late=keep,augment=device", *SMALL, "--out", tmp_path)
-    check_bad_input(ran, "arm late: augment:", "keep holds pictures of varying size")
+    check_bad_input(ran, "source late: augment:", "keep holds pictures of varying size")
     assert not list(tmp_path.iterdir())
 
 
 def test_seeds_are_a_number_or_the_first_and_the_last() -> None:
-    assert list(parse_seeds("3")) == [0, 1, 2]
-    assert list(parse_seeds("3-4")) == [3, 4]
-    assert list(parse_seeds("7-7")) == [7]
+    assert [list(parse_seeds(text)) for text in ("3", "3-4", "7-7")] == [[0, 1, 2], [3, 4], [7]]
     for text in ("0", "x", "-1", "4-3", ""):
         with pytest.raises(SettingError, match="seeds must be how many"):
             parse_seeds(text)
 
 
-def test_a_file_of_something_else_is_left_alone(squares: Squares, tmp_path: Path) -> None:
-    (tmp_path / "trainings.jsonl").write_text("my thesis, not yet finished")
-    check_bad_input(accuracy(squares, "ours=shards", *SMALL, "--out", tmp_path), "not of 'bench accuracy'")
-    (tmp_path / "trainings.jsonl").write_text('{"arm": 1}\n')
-    check_bad_input(accuracy(squares, "ours=shards", *SMALL, "--out", tmp_path), "trainings.jsonl, line 1")
-
-
-def test_a_line_that_was_being_written_when_it_was_killed_is_trained_again(
-    squares: Squares, tmp_path: Path
-) -> None:
-    assert accuracy(squares, "ours=shards", *SMALL, "--out", tmp_path).returncode == 0
-    path = tmp_path / "trainings.jsonl"
-    whole = lines(tmp_path)
-    path.write_bytes(path.read_bytes()[:-40])
-    assert commandline.run(main, "bench", list(map(str, (
-        "accuracy", squares.tree, f"ours={squares.shards}", *SMALL, "--out", tmp_path
-    )))) == 0  # fmt: skip
-    again = lines(tmp_path)
-    assert [line["arm"] for line in again] == ["imagefolder", "ours"]
-    assert [p[:2] for p in again[1]["curve"]] == [p[:2] for p in whole[1]["curve"]]
+@pytest.mark.parametrize("content", ["my thesis, not yet finished", '{"arm": 1}\n'])
+def test_a_file_of_something_else_is_left_alone(content: str, squares: Squares, tmp_path: Path) -> None:
+    (tmp_path / "trainings.jsonl").write_text(content)
+    ran = accuracy(squares, "ours=shards", *SMALL, "--out", tmp_path)
+    check_bad_input(ran, "trainings.jsonl: not a file of 'bench accuracy'", "name another --out")
+    assert (tmp_path / "trainings.jsonl").read_text() == content

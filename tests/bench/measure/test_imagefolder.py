@@ -11,25 +11,24 @@ import torch
 from PIL import Image
 from torchvision.transforms.functional import pil_to_tensor
 
-from bench.measure.arm import CHOICES, choose_arms
-from bench.measure.comparison import RunSettings, compare
-from bench.measure.imagefolder import ImageFolderLoader, recipe
-from bench.measure.run import measure
-from bench.measure.spec import TrialSpec
-from bench.report import table as report
+from bench.measure.candidates import choose_candidates
+from bench.measure.comparison import compare
+from bench.measure.imagefolder import recipe
+from bench.measure.settings import Settings
+from bench.measure.trial import measure
+from bench.report.result import conditions
 from loaders.transfer import IMAGENET_MEAN, IMAGENET_STD
 from precache.errors import DatasetError, SettingError
+from tests.bench.settings import quick
 from tests.command import ROOT
 from tests.conftest import IMAGES
 
 # `torch._dynamo` is as large as torch, and torchvision imports it.
 IMPORTS = """
 import sys
-from pathlib import Path
 
-import bench.commands.loaders, bench.measure.run
-from bench.measure.spec import TrialSpec
-import torch
+import bench.commands.loaders, bench.measure.trial
+from tests.bench.settings import quick
 
 def imported():
     return [name in sys.modules for name in ("torchvision", "torch._dynamo")]
@@ -38,33 +37,15 @@ def stop(*_):
     raise SystemExit(f"{before} {imported()}")
 
 before = imported()
-TrialSpec.open_loader = stop
-settings = {"trainer": "none", "classes": 5, "batch_size": 8, "workers": 0, "size": 32, "warmup": 0}
-settings |= {"backend": "imagefolder", "path": Path("unused"), "device": torch.device("cpu")}
-bench.measure.run.measure(TrialSpec(batches=1, **settings))
+bench.measure.settings.Settings.open_loader = stop
+bench.measure.trial.measure(quick(backend="imagefolder"))
 """
-CPU = torch.device("cpu")
 
 
-def spec(*trainers: str, **settings: object) -> RunSettings:
-    defaults = {
-        "batch_size": 8, "workers": 1, "size": 32, "warmup": 1, "batches": 3, "repeats": 1, "device": CPU,
-    }  # fmt: skip
-    return RunSettings(trainers=trainers, **{**defaults, **settings})
-
-
-def trial(path: Path, **settings: object) -> TrialSpec:
-    defaults = {
-        "backend": "imagefolder", "path": path, "trainer": "none", "classes": 5, "batch_size": 8,
-        "workers": 0, "size": 32, "warmup": 0, "batches": IMAGES // 8 - 1, "device": CPU,
-    }  # fmt: skip
-    return TrialSpec(**{**defaults, **settings})
-
-
-def test_it_comes_first_and_our_loader_on_the_same_tree_second(raw_tree: Path) -> None:
-    assert CHOICES[:2] == ("imagefolder", "pytorch")
-    arms = choose_arms([raw_tree], ["all"], Path("unused"))
-    assert [arm.backend for arm in arms][:2] == ["imagefolder", "pytorch"]
+def trial(path: Path, **given: object) -> Settings:
+    """Of an epoch."""
+    epoch = {"workers": 0, "warmup": 0, "batches": IMAGES // 8 - 1}
+    return quick(**{**epoch, **given}).of("imagefolder", path, 5)
 
 
 def test_torchvision_is_imported_where_it_is_used_and_before_the_first_batch_is_timed() -> None:
@@ -75,62 +56,47 @@ def test_torchvision_is_imported_where_it_is_used_and_before_the_first_batch_is_
     assert found.stderr == "[False, False] [True, True]\n"
 
 
-def test_an_epoch_serves_every_picture_at_most_once_as_normalised_float32(raw_tree: Path) -> None:
-    served = measure(trial(raw_tree)).served
-    assert served is not None
-    assert served.ids == IMAGES // 8 * 8
-    assert served.shapes == ("3x32x32 torch.float32",)
-
-
-def test_the_recipe_of_validation_is_the_centre_of_a_resized_picture() -> None:
-    rng = np.random.default_rng((1, 14))
-    image = Image.fromarray(rng.integers(0, 256, (256, 256, 3), np.uint8))
-    pixels = recipe("eval", 224)(image)  # 256 pixels: nothing to resize
-    centre = pil_to_tensor(image)[:, 16:240, 16:240] / 255
-    mean, std = (torch.tensor(part)[:, None, None] for part in (IMAGENET_MEAN, IMAGENET_STD))
-    assert torch.allclose(pixels, (centre - mean) / std, atol=1e-5)
-
-
-def test_the_recipe_of_training_is_torchvisions() -> None:
-    names = [type(step).__name__ for step in recipe("train", 224).transforms]
-    assert names == [
-        "RandomResizedCrop", "RandomHorizontalFlip", "PILToTensor", "ConvertImageDtype", "Normalize",
-    ]  # fmt: skip
-    crop = recipe("train", 224).transforms[0]
-    assert (crop.scale, crop.ratio, crop.size) == ((0.08, 1.0), (3 / 4, 4 / 3), (224, 224))
-
-
-def test_it_is_compared_with_ours_and_the_conditions_say_what_differs(
-    raw_tree: Path, converted: dict[str, Path], tmp_path: Path
-) -> None:
-    arms = choose_arms([raw_tree, converted["shards"]], ["imagefolder", "shards"], Path("unused"))
-    result = compare(arms, spec("emulated:200"))
-    assert [row.backend for row in result.rows] == ["imagefolder", "shards"]
-    own, _ = result.rows
-    assert own.trainer is not None
-    assert own.stages.rates.keys() >= {"compute", "transfer"}
-    assert own.image_bytes is not None
-    assert any(change.what == "Converting to shards" for change in own.advice.changes)
-    assert "imagefolder is torchvision's own training recipe with Pillow" in report.conditions(result)
-
-
-def test_a_picture_that_it_does_not_know_by_its_name_is_said(raw_tree: Path, tmp_path: Path) -> None:
-    tree = Path(shutil.copytree(raw_tree, tmp_path / "tree"))
-    picture = sorted(tree.glob("*/*.jpg"))[3]
-    picture.rename(picture.with_suffix(""))
-    result = compare(choose_arms([tree], ["imagefolder", "pytorch"], tree), spec("none"))
-    note = f"imagefolder on {tree} knows {IMAGES - 1} of the {IMAGES} pictures, by the endings of their names"
-    assert note in result.settings["notes"]
-    assert note in report.conditions(result)
-
-
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_damaged_picture_is_named(raw_tree: Path, tmp_path: Path, workers: int) -> None:
+def test_pictures_are_served_at_most_once_and_a_damaged_one_is_named(
+    raw_tree: Path, tmp_path: Path, workers: int
+) -> None:
+    served = measure(trial(raw_tree, workers=workers)).served
+    assert served is not None
+    assert (served.ids, served.shapes) == (IMAGES // 8 * 8, ("3x32x32 torch.float32",))
     tree = Path(shutil.copytree(raw_tree, tmp_path / "tree"))
     bad = sorted(tree.glob("*/*.jpg"))[5]
     bad.write_bytes(b"<html>")
     with pytest.raises(DatasetError, match=rf"^{bad}: cannot identify"):
         measure(trial(tree, workers=workers, batches=20))
+
+
+def test_the_recipe_is_torchvisions_and_validation_the_centre_of_a_resized_picture() -> None:
+    rng = np.random.default_rng((1, 14))
+    image = Image.fromarray(rng.integers(0, 256, (256, 256, 3), np.uint8))
+    pixels = recipe("eval", 224)(image)  # 256 pixels: nothing to resize
+    crop, flip = recipe("train", 224).transforms[:2]
+    assert (crop.scale, crop.ratio, crop.size, flip.p) == ((0.08, 1.0), (3 / 4, 4 / 3), (224, 224), 0.5)
+    centre = pil_to_tensor(image)[:, 16:240, 16:240] / 255
+    mean, std = (torch.tensor(part)[:, None, None] for part in (IMAGENET_MEAN, IMAGENET_STD))
+    assert torch.allclose(pixels, (centre - mean) / std, atol=1e-5)
+
+
+def test_it_is_compared_with_ours_and_the_conditions_say_what_differs(
+    raw_tree: Path, converted: dict[str, Path], tmp_path: Path
+) -> None:
+    """Also that it knows one picture less, by the endings of names."""
+    tree = Path(shutil.copytree(raw_tree, tmp_path / "tree"))
+    picture = sorted(tree.glob("*/*.jpg"))[3]
+    picture.rename(picture.with_suffix(""))
+    chosen = choose_candidates([tree, converted["shards"]], ["imagefolder", "shards"], Path("unused"))
+    result = compare(chosen, quick(trainer="emulated:200", batches=3))
+    own, shards = result.rows
+    assert (own.backend, shards.backend) == ("imagefolder", "shards")
+    assert own.stages.keys() >= {"compute", "transfer"}
+    assert any(change.what == "Converting to shards" for change in own.changes)
+    said = " ".join(conditions(result))
+    assert "imagefolder is torchvision's own training recipe with Pillow" in said
+    assert f"imagefolder on {tree} knows {IMAGES - 1} of the {IMAGES} pictures, by the endings" in said
 
 
 @pytest.mark.parametrize(
@@ -139,18 +105,3 @@ def test_a_damaged_picture_is_named(raw_tree: Path, tmp_path: Path, workers: int
 def test_what_it_does_not_have_is_refused(raw_tree: Path, setting: str, value: str) -> None:
     with pytest.raises(SettingError, match=f"'{value}'"):
         trial(raw_tree, **{setting: value}).open_loader(torch.uint8)
-
-
-def test_its_workers_end_with_it(raw_tree: Path) -> None:
-    import psutil
-
-    before = set(psutil.Process().children())
-    with ImageFolderLoader(
-        raw_tree, batch_size=8, size=32, workers=2, device=CPU, augment="train", shuffle=True
-    ) as loader:
-        batches = iter(loader)
-        next(batches)
-        workers = set(psutil.Process().children()) - before
-        assert len(workers) == 2
-        del batches
-    assert psutil.wait_procs(workers, timeout=10)[1] == []

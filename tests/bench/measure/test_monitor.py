@@ -1,16 +1,13 @@
 """The sampling thread, over real processes."""
 
 import itertools
-import json
-import subprocess
-import sys
 import time
 
 import pytest
 import torch
 
-from bench.measure.monitor import INTERVAL_S, Monitor, Watched, find_limits
-from bench.measure.processes import tree_bytes, tree_memory
+from bench.measure.monitor import INTERVAL_S, Monitor, find_limits
+from bench.report.row import Watched
 
 MIB = 2**20
 
@@ -19,17 +16,11 @@ def samples_of(monitor: Monitor) -> int:
     return len(monitor._samples)
 
 
-def wait_for(monitor: Monitor, more: int) -> None:
-    """Until `more` samples have come: asks for no pace."""
-    wanted = samples_of(monitor) + more
-    while samples_of(monitor) < wanted:
-        time.sleep(INTERVAL_S / 4)
-
-
 @pytest.fixture(scope="module")
 def watched() -> Watched:
     with Monitor() as monitor:
-        wait_for(monitor, 5)
+        while samples_of(monitor) < 5:
+            time.sleep(INTERVAL_S / 4)
     return monitor.result()
 
 
@@ -37,67 +28,12 @@ def test_every_series_has_one_value_per_sample_at_growing_times(watched: Watched
     assert len(watched.time_s) >= 5
     assert all(earlier < later for earlier, later in itertools.pairwise(watched.time_s))
     assert {"cpu_share", "private_bytes", "shared_bytes", "swap_bytes_per_s"} <= watched.series.keys()
-    assert {len(values) for values in watched.series.values()} == {len(watched.time_s)}
-    assert all(value >= 0 for values in watched.series.values() for value in values)
     assert watched.series["private_bytes"][0] > 10 * MIB  # torch alone is more
-
-
-def test_peak_and_mean_are_those_of_the_series_and_all_is_json(watched: Watched) -> None:
     for name, values in watched.series.items():
-        assert watched.peak[name] == max(values)
+        assert len(values) == len(watched.time_s)
+        assert 0 <= min(values) <= max(values) == watched.peak[name]
         assert watched.mean[name] == pytest.approx(sum(values) / len(values))
-    again = json.loads(json.dumps(watched.to_json()))
-    assert again["cpu_share"] == list(watched.series["cpu_share"])
-    assert again["time_s"] == list(watched.time_s)
-
-
-def test_its_own_cost_is_stated_and_a_small_part_of_a_core(watched: Watched) -> None:
     assert 0 < watched.own_cpu_share < 0.25
-
-
-def test_memory_of_a_child_is_the_trees() -> None:
-    allocate = "import time; data = bytearray(b'1') * (200 << 20); print('ready', flush=True); time.sleep(60)"
-    with Monitor() as monitor:
-        wait_for(monitor, 3)
-        before = samples_of(monitor)
-        child = subprocess.Popen([sys.executable, "-c", allocate], stdout=subprocess.PIPE)
-        assert child.stdout is not None
-        try:
-            assert child.stdout.readline() == b"ready\n"
-            assert tree_memory(child.pid)[0] > 190 * MIB
-            most = max(sample["private_bytes"] for sample in monitor._samples[:before])
-            deadline = time.monotonic() + 40  # a slow summing-up of pages is repeated less often
-            while monitor._samples[-1]["private_bytes"] < most + 150 * MIB and time.monotonic() < deadline:
-                wait_for(monitor, 1)
-        finally:
-            child.kill()
-            child.communicate()
-    private = monitor.result().series["private_bytes"]
-    assert max(private[before:]) - max(private[:before]) > 150 * MIB
-
-
-def test_private_and_shared_memory_add_up_and_a_dead_process_has_none() -> None:
-    child = subprocess.Popen([sys.executable, "-c", "import time; print(1, flush=True); time.sleep(60)"],
-                             stdout=subprocess.PIPE)  # fmt: skip
-    assert child.stdout is not None
-    child.stdout.readline()
-    private, shared = tree_memory(child.pid)
-    assert private > 0
-    assert tree_bytes(child.pid) == pytest.approx(private + shared, rel=0.2)
-    child.kill()
-    child.communicate()
-    assert tree_memory(child.pid) == (0, 0)
-
-
-def test_a_busy_loop_shows_as_a_busy_core() -> None:
-    with Monitor() as monitor:
-        stop_at = samples_of(monitor) + 8
-        while samples_of(monitor) < stop_at:
-            pass
-    result = monitor.result()
-    cores = [name for name in result.series if name.startswith("cpu_") and name != "cpu_share"]
-    assert max(result.peak[core] for core in cores) >= 0.5
-    assert result.mean["cpu_share"] > 0
 
 
 def test_the_thread_ends_with_the_block_and_with_an_error_in_it() -> None:
@@ -131,7 +67,5 @@ def test_a_working_gpu_shows() -> None:
     result = monitor.result()
     assert not result.missing
     assert result.peak["gpu_memory_bytes"] >= held.numel()
-    assert 0 < result.peak["gpu_memory_share"] <= 1
-    assert 0 < result.peak["gpu_share"] <= 1
-    assert result.peak["gpu_power_w"] > 0
-    assert result.peak["gpu_clock_mhz"] > 0
+    for name in ("gpu_memory_share", "gpu_share", "gpu_power_w", "gpu_clock_mhz"):
+        assert result.peak[name] > 0

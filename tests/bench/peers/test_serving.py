@@ -4,20 +4,20 @@ import json
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from bench.measure.comparison import Arm, RunSettings, compare
-from bench.measure.peer_arm import PeerArm, choose_peers, limits, run_peer, write_data
-from bench.peers import libraries, serving
-from bench.peers.libraries import Work
-from bench.peers.serving import LIMIT, PEERS
-from bench.report import loaders_page as page
-from bench.report import table as report
-from bench.report.result import Result
+from bench.measure.candidates import Candidate
+from bench.measure.comparison import compare
+from bench.measure.peers import PeerCandidate, choose_peers, limits, run_peer, write_data
+from bench.measure.settings import Settings
+from bench.peers import serving, writing
+from bench.peers.serving import LIMIT, PEERS, Work
+from bench.report.row import Result
 from precache.errors import DatasetError, SettingError, WorkerError
 from precache.formats import FORMATS
 from precache.sources.tree import scan_tree
@@ -27,20 +27,15 @@ from tests.test_layers import imports
 
 SIZE, BATCH = 42, 16  # 42 is what validation shows of 48, which is stored
 INSTALLED_WITH_TESTS = [
-    ("gather", "shards"),
-    ("gather-crop", "shards"),
-    ("npy", "npy"),
-    ("webdataset-pil", "webdataset"),
-    ("dali-files", "dali"),
-    ("dali-files", "webdataset"),
-    ("dali-raw", "raw"),
-    ("imagefolder", "raw"),
+    ("gather", "shards"), ("gather-crop", "shards"), ("npy", "npy"), ("webdataset-pil", "webdataset"),
+    ("dali-files", "dali"), ("dali-files", "webdataset"), ("dali-raw", "raw"), ("imagefolder", "raw"),
     ("imagefolder-turbo", "raw"),
-]
+]  # fmt: skip
 OTHERS = [
     ("ffcv-raw", "ffcv"), ("ffcv-rrc", "ffcv"), ("ffcv-jpeg", "ffcv"), ("litdata-raw", "litdata"),
     ("litdata-jpeg", "litdata"), ("mds-raw", "streaming"), ("spdl", "spdl.io"),
 ]  # fmt: skip
+TRIAL = {"batch_size": BATCH, "size": SIZE, "workers": 1, "warmup": 0}
 
 
 @pytest.fixture(scope="module")
@@ -48,21 +43,13 @@ def folders(
     raw_tree: Path, converted: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Path]:
     """What the peers read that are installed with the tests."""
-    (arm,) = choose("npy", [raw_tree, converted["shards"]], tmp_path_factory.mktemp("peers"))
-    write_data(arm, 2)
-    return {**converted, "raw": raw_tree, "npy": arm.path}
+    (peer,) = choose("npy", [raw_tree, converted["shards"]], tmp_path_factory.mktemp("peers"))
+    write_data(peer, 2)
+    return {**converted, "raw": raw_tree, "npy": peer.path}
 
 
-def choose(name: str, paths: list[Path], peer_data: Path) -> list[PeerArm]:
+def choose(name: str, paths: list[Path], peer_data: Path) -> list[PeerCandidate]:
     return choose_peers([name], paths, SIZE, sys.executable, peer_data)
-
-
-def spec(**settings: object) -> RunSettings:
-    defaults = {
-        "trainers": ("none",), "batch_size": BATCH, "workers": 1, "size": SIZE, "warmup": 0, "batches": 7,
-        "repeats": 2, "device": torch.device("cpu"),
-    }  # fmt: skip
-    return RunSettings(**{**defaults, **settings})
 
 
 @pytest.mark.parametrize(("name", "folder"), INSTALLED_WITH_TESTS)
@@ -102,7 +89,7 @@ def test_the_limit_copies_what_the_shards_hold(converted: dict[str, Path]) -> No
     margin = (STORED_SIZE - SIZE) // 2
     centre = slice(margin, margin + SIZE)
     stored = {(sample.label, np.asarray(sample.data)[centre, centre].tobytes()) for sample in shards}
-    start_epoch = libraries.gather(Work(converted["shards"], STORED_SIZE, SIZE, BATCH, 2))
+    start_epoch = serving.gather(Work(converted["shards"], STORED_SIZE, SIZE, BATCH, 2))
     served = {
         (label, image.tobytes())
         for images, labels in start_epoch()
@@ -117,22 +104,16 @@ def test_libraries_that_are_installed_serve_too(
     name: str, module: str, raw_tree: Path, tmp_path: Path
 ) -> None:
     pytest.importorskip(module)
-    (arm,) = choose(name, [raw_tree], tmp_path)
-    write_data(arm, 1)
-    trial, _ = run_peer(arm, batch_size=BATCH, size=SIZE, workers=1, warmup=0, batches=4)
+    (peer,) = choose(name, [raw_tree], tmp_path)
+    write_data(peer, 1)
+    trial, _ = run_peer(peer, batches=4, **TRIAL)
     assert trial.images == 3 * BATCH + IMAGES % BATCH  # the rest of the first epoch
 
 
-def test_the_script_runs_alone_and_imports_nothing_else_of_ours(
-    converted: dict[str, Path], tmp_path: Path
-) -> None:
-    for module in (serving, libraries):
-        ours = {
-            name for name in imports(Path(module.__file__)) if name.split(".")[0] in ("precache", "loaders")
-        }
-        assert not ours
-        used = {name.rsplit(".", 1)[0] for name in imports(Path(module.__file__)) if name.startswith("bench")}
-        assert used <= {"bench.peers.libraries"}
+def test_the_scripts_run_alone_and_import_nothing_of_ours(converted: dict[str, Path], tmp_path: Path) -> None:
+    for module in (serving, writing):
+        names = imports(Path(str(module.__file__)))
+        assert not {name for name in names if name.split(".")[0] in ("precache", "loaders", "bench")}, module
     command = [sys.executable, ROOT / "bench/peers/serving.py", "gather", converted["shards"]]
     flags = f"--stored {STORED_SIZE} --size {SIZE} --batch-size {BATCH} --batches 7 --warmup 1 --workers 2"
     run = subprocess.run(
@@ -147,120 +128,31 @@ def test_the_script_runs_alone_and_imports_nothing_else_of_ours(
     assert answer["first_batch_s"] > 0
 
 
-def test_a_peer_serves_no_more_than_is_stored(converted: dict[str, Path]) -> None:
-    (arm,) = limits([converted["shards"]])
-    with pytest.raises(WorkerError, match=r"size 64 is more than .* stores \(48\)"):
-        run_peer(arm, batch_size=BATCH, size=64, workers=1, warmup=0, batches=1)
-
-
-@pytest.fixture(scope="module")
-def result(folders: dict[str, Path]) -> Result:
-    paths = [folders["raw"], folders["shards"]]
-    peers = [*limits(paths), *choose("npy", paths, folders["npy"].parent)]
-    arms = [Arm("shards", folders["shards"]), Arm("synthetic", folders["shards"])]
-    return compare(arms, spec(), peers=peers)
-
-
-def test_peers_are_rows_and_what_ours_are_compared_with(result: Result) -> None:
-    assert not result.skipped
-    rows = {row.backend: row for row in result.rows}
-    assert list(rows) == ["shards", "synthetic", "gather", "npy"]
-    assert [row.peer for row in rows.values()] == [False, False, True, True]
-    for name in ("gather", "npy"):
-        assert (rows[name].trainer, rows[name].together, rows[name].ratio) == (None, None, None)
-        assert rows[name].loader.low > 0
-    ours, limit, npy = rows["shards"], rows[LIMIT], rows["npy"]
-    assert ours.rates.of_limit is not None
-    assert npy.rates.of_limit is not None
-    assert (
-        ours.loader.low / limit.loader.high
-        <= ours.rates.of_limit.median
-        <= ours.loader.high / limit.loader.low
-    )
-    assert ours.rates.over.keys() == {"npy"}
-    assert rows["synthetic"].rates.of_limit is None
-    assert rows["synthetic"].rates.over == npy.rates.over == {}
-    # 7 timed batches after the first, epochs of 5: one begins
-    assert all(row.batches.epoch_gap_s is not None and row.batches.epoch_gap_s > 0 for row in rows.values())
-    assert result.settings["peers"].keys() == {"gather", "npy"}
-
-
-def test_peers_are_in_every_report(result: Result) -> None:
-    again = Result.from_json(json.loads(json.dumps(result.to_json())))
-    assert again.rows == result.rows
-    titles = ["backend", "data", "loader", "of limit", "first s", "med ms", "p95 ms", "epoch gap"]
-    assert report.columns(result) == titles
-    (line,) = report.comparisons(result)
-    assert line.startswith("shards on shards: ")
-    assert "x npy (" in line
-    assert line in page.html(result)
-    assert line in report.markdown(result)
-    assert f"peers: numpy {np.__version__}, torch {torch.__version__.split('+')[0]}" in report.conditions(
-        result
-    )
-    legend = report.legend(result)
-    assert all(f"{title}: " in legend for title in ("backend", "of limit", "first s", "med ms", "p95 ms"))
-
-
-def test_without_an_epoch_in_the_timed_batches_there_is_no_gap(converted: dict[str, Path]) -> None:
-    (row,) = compare([Arm("shards", converted["shards"])], spec(batches=3)).rows
-    assert row.batches.epoch_gap_s is None
-    assert row.rates.of_limit is None
-
-
-def test_a_result_from_before_there_were_peers_is_read() -> None:
-    result = Result.from_json(json.loads(Path(__file__).with_name("result-before-peers.json").read_text()))
-    assert not any(row.peer or row.rates.over for row in result.rows)
-    assert "verdict" in report.columns(result)
-    assert report.comparisons(result) == []
-
-
-RESULTS = sorted((ROOT / "bench/results").glob("*caltech101-*-xeon-2cpu*.json"))
-
-
-@pytest.mark.parametrize("path", RESULTS or [Path("none")], ids=lambda p: p.stem)
-def test_the_results_of_the_repository_are_read_and_name_no_folder_of_a_machine(path: Path) -> None:
-    text = path.read_text()
-    result = Result.from_json(json.loads(text))
-    assert len(report.markdown(result).splitlines()) > len(result.rows)
-    assert not any(f"/{folder}/" in text for folder in ("home", "root", "tmp", "Users"))
-
-
 def test_data_is_written_once_and_only_from_the_same_tree(raw_tree: Path, tmp_path: Path) -> None:
-    (arm,) = choose("npy", [raw_tree], tmp_path)
-    assert arm.path == tmp_path / f"npy-{STORED_SIZE}"
+    (peer,) = choose("npy", [raw_tree], tmp_path)
+    assert peer.path == tmp_path / f"npy-{STORED_SIZE}"
     with pytest.raises(DatasetError, match=r"peer npy: .*npy-48 does not exist; name the raw tree"):
         choose("npy", [], tmp_path)
-    write_data(arm, 1)
-    images = np.load(arm.path / "images.npy", mmap_mode="r")
+    write_data(peer, 1)
+    images = np.load(peer.path / "images.npy", mmap_mode="r")
     assert images.shape == (IMAGES, STORED_SIZE, STORED_SIZE, 3)
-    written_ns = (arm.path / "images.npy").stat().st_mtime_ns
-    write_data(arm, 1)
-    assert (arm.path / "images.npy").stat().st_mtime_ns == written_ns
+    written_ns = (peer.path / "images.npy").stat().st_mtime_ns
+    write_data(peer, 1)
+    assert (peer.path / "images.npy").stat().st_mtime_ns == written_ns
     assert choose("npy", [], tmp_path)[0].source is None
-    other = PeerArm(arm.name, arm.path, arm.stored, arm.quality, arm.python, tmp_path / "other")
     with pytest.raises(DatasetError, match=r"was written from .*/tree, not from .*/other; remove it"):
-        write_data(other, 1)
+        write_data(replace(peer, source=tmp_path / "other"), 1)
 
 
-def test_a_peer_that_cannot_run_is_skipped_with_the_reason(
-    raw_tree: Path, converted: dict[str, Path], tmp_path: Path
-) -> None:
-    try:
-        import ffcv  # noqa: F401
-    except ImportError:
-        pass
-    else:
-        pytest.skip("ffcv is installed")
-    peers = choose("ffcv-raw", [raw_tree, converted["shards"]], tmp_path)
-    result = compare([Arm("shards", converted["shards"])], spec(repeats=1), peers=peers)
-    assert [row.backend for row in result.rows] == ["shards"]
-    (reason,) = result.skipped.values()
-    assert reason.endswith("No module named 'ffcv'")
-    (tmp_path / "ffcv-48").mkdir(exist_ok=True)
-    (arm,) = choose("ffcv-raw", [converted["shards"]], tmp_path)
-    with pytest.raises(WorkerError, match=r"lacks ffcv .*-m pip install ffcv"):
-        run_peer(arm, batch_size=BATCH, size=SIZE, workers=1, warmup=0, batches=1)
+def test_tars_are_written_by_several_processes(raw_tree: Path, tmp_path: Path) -> None:
+    webdataset = pytest.importorskip("webdataset")
+    pictures = writing.Pictures(raw_tree, STORED_SIZE, 95)
+    writing.write_webdataset(pictures, tmp_path, 2)
+    tars = sorted(map(str, tmp_path.glob("*/*.tar")))
+    samples = list(webdataset.WebDataset(tars, shardshuffle=False).decode("rgb8").to_tuple("jpg", "cls"))
+    assert len(tars) == 2
+    assert Counter(label for _, label in samples) == Counter(pictures.labels)
+    assert {image.shape for image, _ in samples} == {(STORED_SIZE, STORED_SIZE, 3)}
 
 
 def test_bad_peers_are_named(raw_tree: Path, converted: dict[str, Path], tmp_path: Path) -> None:
@@ -270,12 +162,51 @@ def test_bad_peers_are_named(raw_tree: Path, converted: dict[str, Path], tmp_pat
         choose("dali-files", [raw_tree], tmp_path)
     with pytest.raises(SettingError, match=r"/no/python: cannot be run; .*--peer-python"):
         choose_peers(["gather"], [converted["shards"]], SIZE, "/no/python", tmp_path)
+    (limit,) = limits([converted["shards"], raw_tree])
+    with pytest.raises(WorkerError, match=r"size 64 is more than .* stores \(48\)"):
+        run_peer(limit, batches=1, **{**TRIAL, "size": 64})
 
 
-def test_a_peer_is_measured_from_a_cold_cache_too(converted: dict[str, Path]) -> None:
-    path = converted["shards"]
-    result = compare([Arm("shards", path)], spec(repeats=1, cold=True), peers=limits([path]))
-    gather = next(row for row in result.rows if row.peer)
-    skipped = result.skipped.get(f"cold cache of gather on {path}", "")
-    assert (gather.cold is None) == ("stay in memory" in skipped)
-    assert (gather.cold is None) == (result.rows[0].cold is None)
+def test_a_peer_that_is_not_installed_says_how_to(converted: dict[str, Path], tmp_path: Path) -> None:
+    try:
+        import ffcv  # noqa: F401
+    except ImportError:
+        pass
+    else:
+        pytest.skip("ffcv is installed")
+    (tmp_path / "ffcv-48").mkdir()
+    (peer,) = choose("ffcv-raw", [converted["shards"]], tmp_path)
+    with pytest.raises(WorkerError, match=r"lacks ffcv .*-m pip install ffcv"):
+        run_peer(peer, batches=1, **TRIAL)
+
+
+def test_peers_are_rows_and_what_ours_are_compared_with(folders: dict[str, Path], tmp_path: Path) -> None:
+    paths = [folders["raw"], folders["shards"]]
+    peers = [*limits(paths), *choose("npy", paths, folders["npy"].parent)]
+    missing = replace(peers[-1], path=tmp_path / "gone", source=tmp_path / "nowhere")
+    settings = Settings(trainer="none", device=torch.device("cpu"), repeats=2, batches=7, cold=True, **TRIAL)
+    candidates = [Candidate("shards", folders["shards"]), Candidate("synthetic", folders["shards"])]
+    result = compare(candidates, settings, peers=[*peers, missing])
+    rows = {row.backend: row for row in result.rows}
+    assert list(rows) == ["shards", "synthetic", "gather", "npy"]
+    assert [row.peer for row in rows.values()] == [False, False, True, True]
+    assert missing.label in result.skipped
+    for name in ("gather", "npy"):
+        assert (rows[name].trainer, rows[name].together, rows[name].ratio) == (None, None, None)
+        left = result.skipped.get(
+            f"cold cache of {name} on {folders[name if name == 'npy' else 'shards']}", ""
+        )
+        assert (rows[name].cold is None) == ("stay in memory" in left)
+    ours, limit, npy = rows["shards"], rows[LIMIT], rows["npy"]
+    assert ours.loader is not None
+    assert limit.loader is not None
+    assert ours.of_limit is not None
+    assert npy.of_limit is not None
+    assert ours.loader.low / limit.loader.high <= ours.of_limit.median <= ours.loader.high / limit.loader.low
+    assert ours.over.keys() == {"npy"}
+    assert rows["synthetic"].of_limit is None
+    assert rows["synthetic"].over == npy.over == {}
+    # 7 timed batches after the first, epochs of 5: one begins
+    assert all(row.epoch_gap_s is not None and row.epoch_gap_s > 0 for row in rows.values())
+    assert result.settings["peers"].keys() == {"gather", "npy"}
+    assert Result.from_json(json.loads(json.dumps(result.to_json()))).rows == result.rows

@@ -1,4 +1,4 @@
-"""The statistics of trainings: quantiles against tables, intervals that cover, verdicts."""
+"""The statistics of trainings, the sentences that follow, the table and the page."""
 
 import math
 from typing import Any
@@ -12,28 +12,50 @@ from bench.report.accuracy import (
     SAME,
     WORSE,
     Compared,
+    answers,
     cdf,
     compare,
-    costs,
+    conditions,
     enough,
     holm,
+    html,
     interval,
-    level,
     p_value,
     quantile,
     sentence,
+    table,
 )
 
+HOSTILE = "<b></script><script>alert('x')</script>"
 
-def line(arm: str, seed: int, top1: float, **more: Any) -> dict[str, Any]:
-    curve = [[1, top1 / 2, 10.0], [2, top1, 20.0]]
-    return {"arm": arm, "seed": seed, "curve": curve, "train_s": 20.0, "energy_j": None, **more}
+
+def line(source: str, seed: int, top1: float, **more: Any) -> dict[str, Any]:
+    recipe = {"model": "resnet10", "size": 64, "epochs": 2, "batch_size": 64, "lr": 0.2, "amp": "bf16"}
+    machine = {"date": "2026-11-22", "cpu": "Xeon, 2 CPUs", "memory": "24 GiB", "accelerator": "none"}
+    told = {
+        "arm": source,
+        "seed": seed,
+        "conditions": {**recipe, "workers": 2, "threads": 1},
+        "source": {"described": f"shards on {source}"},
+        "machine": machine,
+        "curve": [[1, top1 / 2, 10.0], [2, top1, 20.0]],
+        "train_s": 20.0,
+        "energy_j": None,
+        "other_cpu": 0.01,
+        "steps": 94,
+        "classes": 102,
+    }
+    return {**told, **more}
+
+
+def lines(name: str = "crop", **more: Any) -> list[dict[str, Any]]:
+    baseline = [line("imagefolder", seed, 60 + seed / 10, train_s=50.0, **more) for seed in range(3)]
+    return [*baseline, *(line(name, seed, 60.2 - seed / 10, **more) for seed in range(3))]
 
 
 def beside(baseline: list[float], top1: list[float], margin: float = 1.0) -> Compared:
     both = {"imagefolder": baseline, "crop": top1}
-    lines = [line(arm, seed, value) for arm, values in both.items() for seed, value in enumerate(values)]
-    (found,) = compare(lines, margin)
+    (found,) = compare([line(name, seed, v) for name in both for seed, v in enumerate(both[name])], margin)
     return found
 
 
@@ -58,21 +80,10 @@ def test_the_interval_covers_what_is_true_in_95_of_100_runs(seeds: int) -> None:
     assert np.mean(covered) == pytest.approx(0.95, abs=0.01)
 
 
-def test_sources_that_do_not_differ_are_seldom_called_worse_or_better() -> None:
-    runs = np.random.default_rng(5).normal(60, 0.7, (1000, 2, 5))
-    verdicts = [beside(*run.tolist()).verdict for run in runs]
-    assert 0.02 < np.mean([verdict in (WORSE, BETTER) for verdict in verdicts]) < 0.08
-
-
-def test_p_values_follow_the_interval() -> None:
+def test_p_values_follow_the_interval_and_holm_multiplies_the_smallest_by_their_number() -> None:
     values = [0.2, -0.1, 0.4, 0.3, 0.5]
-    low, high = interval(values, level=1 - p_value(values))
-    assert min(abs(low), abs(high)) == pytest.approx(0, abs=1e-9)
-    assert p_value([1.0]) == p_value([0.5, -0.5]) == 1
-    assert p_value([1.0, 1.0]) == 0
-
-
-def test_holm_multiplies_the_smallest_by_the_number_of_comparisons() -> None:
+    assert min(map(abs, interval(values, level=1 - p_value(values)))) == pytest.approx(0, abs=1e-9)
+    assert (p_value([1.0]), p_value([0.5, -0.5]), p_value([1.0, 1.0])) == (1, 1, 0)
     adjusted = holm({"a": 0.04, "b": 0.01, "c": 0.03, "d": 0.005})
     assert adjusted == pytest.approx({"d": 0.02, "b": 0.03, "c": 0.06, "a": 0.06})  # Holm (1979), section 3
     assert holm({"a": 0.9, "b": 0.8}) == {"b": 1.0, "a": 1.0}
@@ -91,15 +102,11 @@ def test_the_verdict_is_that_of_the_interval(top1: list[float], verdict: str) ->
     found = beside([60.0, 61.2, 59.8, 60.3, 60.4], top1)
     assert found.verdict == verdict
     assert found.low <= found.difference <= found.high
-    assert (found.low > 0) == (verdict == BETTER)
-    assert (found.high < 0) == (verdict == WORSE)
+    assert (found.low > 0, found.high < 0) == (verdict == BETTER, verdict == WORSE)
 
 
 def test_differences_are_paired_by_seed() -> None:
-    baseline = [50.0, 60.0, 70.0]
-    found = beside(
-        baseline, [value - 0.5 + noise for value, noise in zip(baseline, (0, 0.01, -0.01), strict=True)]
-    )
+    found = beside([50.0, 60.0, 70.0], [49.5, 59.51, 69.49])
     assert found.verdict == WORSE  # though seeds differ by 10 points
     assert found.high - found.low < 0.06
 
@@ -118,18 +125,8 @@ def test_as_many_seeds_as_would_do_do() -> None:
     assert enough([800.0, -800.0, 0.0], 1.0) is None
 
 
-def test_one_seed_tells_nothing() -> None:
-    found = beside([60.0], [61.0])
-    assert (found.verdict, found.low, found.high, found.enough) == (CANNOT_TELL, -math.inf, math.inf, None)
-    assert sentence(found) == (
-        "Cannot tell with 1 seed whether a model trained on crop is as good as on imagefolder "
-        "(+1.00 points); train at least 3."
-    )
-
-
 def test_the_answer_says_by_how_much_and_how_surely() -> None:
-    same = sentence(beside([60.0, 60.2, 59.8], [60.1, 60.2, 59.9]))
-    assert same == (
+    assert sentence(beside([60.0, 60.2, 59.8], [60.1, 60.2, 59.9])) == (
         "A model trained on crop is as good as on imagefolder, within ±0.21 points (+0.07 points, 95% "
         "interval -0.08 to +0.21, 3 seeds)."
     )
@@ -137,25 +134,53 @@ def test_the_answer_says_by_how_much_and_how_surely() -> None:
         "A model trained on crop is worse than on imagefolder, by 9.93 points (-9.93 points, 95% interval"
     )
     assert sentence(beside([60.0, 61.0, 59.0], [61.0, 59.0, 60.0])).endswith(" would do.")
+    one = beside([60.0], [61.0])
+    assert (one.verdict, one.low, one.high, one.enough) == (CANNOT_TELL, -math.inf, math.inf, None)
+    assert sentence(one) == (
+        "Cannot tell with 1 seed whether a model trained on crop is as good as on imagefolder "
+        "(+1.00 points); train at least 3."
+    )
 
 
 def test_among_many_sources_one_that_is_hardly_worse_may_be_chance() -> None:
     rng = np.random.default_rng(0)
-    lines = [line("imagefolder", seed, 60.0) for seed in range(5)]
-    for arm in range(9):
-        lines += [line(f"same{arm}", seed, 60 + rng.normal(0, 0.3)) for seed in range(5)]
+    trained = [line("imagefolder", seed, 60.0) for seed in range(5)]
+    for number in range(9):
+        trained += [line(f"same{number}", seed, 60 + rng.normal(0, 0.3)) for seed in range(5)]
     for seed, difference in enumerate((-0.1, -0.5, -0.2, -0.6, -0.5)):
-        lines.append(line("hardly", seed, 60 + difference))
-    found = {each.name: each for each in compare(lines, 1.0)}["hardly"]
-    assert (found.verdict, found.may_be_chance) == (WORSE, True)
+        trained.append(line("hardly", seed, 60 + difference))
+    found = compare(trained, 1.0)[-1]
+    assert (found.name, found.verdict, found.may_be_chance) == ("hardly", WORSE, True)
     assert "by chance in" in sentence(found)
+    assert table(trained, 1.0).rows[-1][4] == "worse or chance"
 
 
-def test_costs_are_of_the_level_that_all_reach() -> None:
-    slow = [line("imagefolder", seed, 60.4, train_s=40.0, energy_j=500.0) for seed in range(2)]
-    quick = [line("crop", seed, 58.7, train_s=10.0, energy_j=100.0 + seed) for seed in range(2)]
-    assert level([*slow, *quick]) == 58
-    found = costs([*slow, *quick])
-    assert (found["crop"].ratio.median, found["crop"].energy_j, found["crop"].level_s) == (0.25, 100.5, 20.0)
-    early = [line("crop", seed, 130.0) for seed in range(2)]  # at 65 after the first epoch
-    assert costs([*slow, *early])["crop"].level_s == 10.0
+def test_the_table_has_a_row_for_each_source_and_energy_where_it_is_known() -> None:
+    shown = table(lines(), 1.0)
+    assert [*shown.rows] == [
+        ["imagefolder", "60.10% ± 0.10", "-", "-", "-", "50 s (1.00x)"],
+        ["crop", "60.10% ± 0.10", "+0.00", "-0.50 to +0.50", "same", "20 s (0.40x)"],
+    ]
+    known = table(lines(energy_j=2500.0), 1.0)
+    assert [known.titles[-1], *(row[-1] for row in known.rows)] == ["energy", "2.5 kJ", "2.5 kJ"]
+    for each in (shown, known):
+        assert {len(row) for row in each.rows} == {len(each.titles)}
+    assert conditions(lines(), 1.0)[0].startswith("resnet10, 64x64; 2 epochs of batches of 64; 94 steps")
+
+
+def test_models_that_learnt_nothing_and_times_beside_other_programs_are_not_relied_on() -> None:
+    assert ["is as good as" in said for said in answers(lines(), 1.0)] == [True]
+    (little,) = answers(lines(classes=3), 1.0)
+    assert little.startswith("Nothing can be told: models trained on imagefolder reach 60.1%, and guessing")
+    disturbed = answers(lines(other_cpu=0.4), 1.0)[-1]
+    assert "Other processes took 40% of the CPUs" in disturbed
+    assert "accuracy does not depend on that" in disturbed
+
+
+def test_the_page_has_every_training_and_escapes_names() -> None:
+    drawn = html(lines(HOSTILE), 1.0)
+    assert HOSTILE not in drawn
+    assert "<h1>Does the model get worse?</h1>" in drawn
+    assert drawn.count("60.20%") == 2
+    assert drawn.count('"mode":"lines"') == 2 * 2 * (3 + 1)  # each seed and the mean, twice
+    assert "Cannot tell with 1 seed" in html([each for each in lines() if each["seed"] == 0], 1.0)

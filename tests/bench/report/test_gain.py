@@ -1,17 +1,27 @@
-"""The sentence for whoever pays for the accelerator, in every case that a result can be."""
+"""What another loader, and converting, gain: the sentences for whoever pays for the accelerator."""
 
+import random
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from bench.report import gain
-from bench.report.result import Result, Row
+from bench.report.gain import (
+    answer,
+    answers,
+    best_rows,
+    epochs_to_pay,
+    find_gain,
+    is_faster,
+    saved_share,
+    sentences,
+)
+from bench.report.row import Result, Row
 from bench.report.stats import Estimate
-from tests.bench.rich_result import LIMIT, altered, peer, rich_result, row
+from tests.bench.rich_result import LIMIT, altered, around, peer, rich_result, row
 
 SAMPLES = 30_607
-QUICK = {"shards": {"seconds": 24.2, "size_bytes": 300e6}, "webdataset": {"seconds": 31.0, "size_bytes": 5e7}}
+ALONE: dict[str, Any] = {"trainer_name": "none", "trainer": None, "together": None, "ratio": None}
 
 
 def fed(backend: str, data: str, share: float, spread: float = 0.005, **fields: Any) -> Row:
@@ -23,99 +33,56 @@ def fed(backend: str, data: str, share: float, spread: float = 0.005, **fields: 
 
 def result(*rows: Row, repeats: int = 5, **settings: Any) -> Result:
     rich = rich_result()
-    data = {f"{r.backend} on {r.data}": {"samples": SAMPLES, "digest": "0"} for r in rows}
+    data = {row.label: {"samples": SAMPLES, "digest": "0"} for row in rows if not row.peer}
     return replace(rich, rows=rows, settings={**rich.settings, "repeats": repeats, "data": data, **settings})
 
 
 TODAY = fed("imagefolder", "raw tree", 0.31)
-RAW = fed("pytorch", "raw tree", 0.5)
-SHARDS = fed("shards", "shards", 0.99)
+LINE = fed("pytorch", "raw tree", 0.5)
+SHARDS = fed("shards", "shards", 0.99, convert_s=24.2, size_bytes=300e6)
+TARS = fed("webdataset", "webdataset", 0.985, convert_s=31.0, size_bytes=5e7)
 ALREADY = fed("imagefolder", "raw tree", 0.99)
+NOISE = fed("synthetic", "raw tree", 0.995)
 
 
 def said(*rows: Row, price: float | None = None, **settings: Any) -> str:
-    (sentence,) = gain.sentences(result(*rows, **settings), price)
-    return sentence
+    (text,) = sentences(result(*rows, **settings), price)
+    return text
 
 
-def test_the_accelerator_is_named_for_what_it_is() -> None:
-    rows = [replace(r, trainer_name="resnet50") for r in (TODAY, SHARDS)]
-    assert said(*rows).startswith("ImageFolder and DataLoader keep this accelerator busy 31% of the time. ")
-    assert "keep an accelerator of 2,480 images/s busy 31% of the time" in said(TODAY, SHARDS)
-    assert "keep resnet50 on this CPU busy 31%" in said(*rows, device="cpu")
-
-
-def test_a_conversion_that_did_not_run_has_no_time_and_pays_after_no_number_of_epochs() -> None:
-    text = said(TODAY, replace(SHARDS, image_bytes=196_608.0))
-    assert "Convert to shards (time not measured, 5.6 GiB): it is busy 99%" in text
-    assert "pays" not in text
-
-
-@pytest.mark.parametrize("others", [(), (SHARDS,), (RAW, SHARDS)])
-def test_a_loader_that_keeps_up_needs_no_conversion(others: tuple[Row, ...]) -> None:
-    text = said(ALREADY, *others)
-    assert text.endswith("already keep an accelerator of 2,480 images/s busy 99% of the time: "
-        "neither another loader nor converting gains anything.")  # fmt: skip
-
-
-def test_ranges_that_overlap_name_no_winner() -> None:
-    wide = fed("shards", "shards", 0.5, spread=0.2)
-    text = said(TODAY, wide)
-    assert "so no loader wins" in text
-    assert "sooner" not in text
-    assert "sooner" not in said(TODAY, SHARDS, repeats=1)
-    assert "--repeats 2" in said(TODAY, SHARDS, repeats=1)
-
-
-def test_beside_other_busy_processes_no_winner_is_named() -> None:
-    text = said(TODAY, SHARDS, other_cpu=0.4)
-    assert "Other processes took 40% of the CPUs" in text
-    assert "sooner" not in text
-    assert "sooner" in said(TODAY, SHARDS, other_cpu=0.02)
-
-
-def test_a_slower_loader_gains_nothing() -> None:
-    assert "No other loader here is faster" in said(TODAY, fed("shards", "shards", 0.2))
-
-
-def test_where_the_other_line_does_as_well_no_conversion_is_advised() -> None:
-    text = said(TODAY, fed("pytorch", "raw tree", 0.987), SHARDS)
-    assert "Change that line to `loaders.build`: it is busy 99%" in text
-    assert text.endswith("Converting gains no more.")
-    assert "with backend dali: it is busy 99%" in said(TODAY, RAW, fed("dali", "raw tree", 0.987), SHARDS)
-
-
-def test_formats_that_cannot_be_told_apart_are_named_side_by_side() -> None:
-    text = said(TODAY, RAW, SHARDS, fed("webdataset", "webdataset", 0.985), conversions=QUICK)
-    assert "Convert to shards (24.2 s, 286 MiB) or webdataset (31.0 s, 47.7 MiB), too: it is busy" in text
-
-
-@pytest.mark.parametrize("rows", [(SHARDS,), (RAW, SHARDS)])
-def test_without_today_s_loader_nothing_is_compared(rows: tuple[Row, ...]) -> None:
-    """Ours on the raw tree does not stand in for it: there is one baseline."""
-    text = said(*rows)
-    assert text.startswith(
-        "Backend `shards` delivers 20,000 images/s and keeps the accelerator busy 99% of the"
-    )
-    assert "ImageFolder and DataLoader do was not measured: add the raw tree" in text
-    assert "sooner" not in text
-
-
-def test_loaders_alone_are_compared_with_imagefolder_of_against() -> None:
-    alone: dict[str, Any] = {"trainer_name": "none", "trainer": None, "together": None, "ratio": None}
-    rows = [
-        row("pytorch", "raw tree", 3_300, **alone),
-        altered(peer("imagefolder", "raw tree", 1_100), **alone),
-    ]
-    assert said(*rows) == (
-        "ImageFolder and DataLoader deliver 1,100 images/s. Change that line to `loaders.build`: 3,300 "
-        "images/s, 3.0 times as many."
-    )
-    assert said(TODAY, SHARDS, peer("imagefolder", "raw tree", 90_000)).startswith(
-        "ImageFolder and DataLoader keep"
-    )
-    slower = row("dali", "raw tree", 1_000, **alone)
-    assert said(slower, rows[1]).endswith("No other loader here is faster.")
+@pytest.mark.parametrize(
+    ("rows", "settings", "text"),
+    [
+        (
+            (TODAY, LINE, SHARDS),
+            {},
+            "ImageFolder and DataLoader keep an emulated accelerator of 2,480 images/s busy 31% of the time. "
+            "Change that line to `loaders.build`: it is busy 50%, and training ends 1.6 times sooner than "
+            "today. Convert to shards (24.2 s, 286 MiB), too: it is busy 99%, and training ends 3.2 times "
+            "sooner than today. Converting pays after 1 epoch.",
+        ),
+        ((TODAY, SHARDS, TARS), {}, "shards (24.2 s, 286 MiB) or webdataset (31.0 s, 47.7 MiB): it is busy"),
+        ((TODAY, altered(SHARDS, convert_s=None)), {}, "Convert to shards (time not measured, 286 MiB)"),
+        ((TODAY, fed("pytorch", "raw tree", 0.987), SHARDS), {}, "than today. Converting gains no more."),
+        ((TODAY, LINE, fed("dali", "raw tree", 0.98)), {}, "`loaders.build` with backend dali: it is busy"),
+        ((fed("imagefolder", "raw tree", 0.9), SHARDS), {}, "and training ends 9% sooner than today"),
+        ((ALREADY,), {}, "already keep an emulated accelerator of 2,480 images/s busy 99%"),
+        ((ALREADY, LINE, SHARDS), {}, "neither another loader nor converting gains anything."),
+        ((ALREADY, SHARDS), {"other_cpu": 0.4}, "neither another loader nor converting gains anything."),
+        ((TODAY, fed("shards", "shards", 0.5, 0.2)), {}, "The ranges of 5 runs overlap, so no loader wins."),
+        ((TODAY, SHARDS), {"repeats": 1}, "One run of each names no winner: use --repeats 2 or more."),
+        ((TODAY, SHARDS), {"other_cpu": 0.4}, "Other processes took 40% of the CPUs while this was measured"),
+        ((TODAY, fed("shards", "shards", 0.2)), {}, "No other loader here is faster."),
+        ((TODAY, NOISE), {}, "No other loader was measured."),
+        ((LINE, SHARDS), {}, "What ImageFolder and DataLoader do was not measured: add the raw tree"),
+        ((altered(TODAY, trainer_name="resnet50"),), {}, "keep this accelerator busy 31% of the time."),
+        ((altered(TODAY, trainer_name="resnet50"),), {"device": "cpu"}, "keep resnet50 on this CPU busy 31%"),
+    ],
+)  # fmt: skip
+def test_what_is_said(rows: tuple[Row, ...], settings: dict[str, Any], text: str) -> None:
+    assert text in said(*rows, **settings)
+    names_winner = any(word in text for word in ("it is busy", "Convert to", "Converting gains", "sooner"))
+    assert ("sooner" in said(*rows, **settings)) == names_winner
 
 
 def test_money_is_that_of_the_time_saved() -> None:
@@ -124,15 +91,76 @@ def test_money_is_that_of_the_time_saved() -> None:
     assert "$" not in said(TODAY, SHARDS)
 
 
-def test_noise_and_other_libraries_never_win() -> None:
-    rows = rich_result().rows
-    noise = fed("synthetic", "raw tree", 0.995)
-    assert "synthetic" not in said(TODAY, noise, SHARDS, *(r for r in rows if r.peer))
-    assert gain.sentences(result(noise)) == []
+def test_loaders_alone_are_compared_with_imagefolder_of_against() -> None:
+    rows = [
+        row("pytorch", "raw tree", 3_300, **ALONE),
+        altered(peer("imagefolder", "raw tree", 1_100), **ALONE),
+    ]
+    assert said(*rows) == (
+        "ImageFolder and DataLoader deliver 1,100 images/s. Change that line to `loaders.build`: 3,300 "
+        "images/s, 3.0 times as many."
+    )
+    fed_today = said(TODAY, SHARDS, peer("imagefolder", "raw tree", 90_000))
+    assert fed_today.startswith("ImageFolder and DataLoader keep")
+    slower = row("dali", "raw tree", 1_000, **ALONE)
+    assert said(slower, rows[1]).endswith("No other loader here is faster.")
+    assert "pays" not in said(row("shards", "shards", 9_000, **ALONE, convert_s=1), rows[1])
 
 
-def test_each_trainer_has_its_sentence() -> None:
-    other = [replace(r, trainer_name="resnet50") for r in (ALREADY, SHARDS)]
-    first, second = gain.sentences(result(TODAY, SHARDS, *other))
-    assert first.startswith("emulated:2480: ImageFolder")
-    assert second.startswith("resnet50: ImageFolder and DataLoader already keep")
+def test_each_trainer_has_its_answer() -> None:
+    other = [altered(one, trainer_name="resnet50") for one in (ALREADY, SHARDS)]
+    first, second = answers(result(TODAY, SHARDS, *other))
+    assert first[0].startswith("emulated:2480: ImageFolder and DataLoader keep")
+    assert second[0].startswith("resnet50: ImageFolder and DataLoader already keep")
+    assert sentences(result(NOISE)) == []
+
+
+def test_a_prediction_is_said_as_a_measurement_is() -> None:
+    """Whoever says what converting gains says the same of the same."""
+    accelerator = "an emulated accelerator of 2,480 images/s"
+    rows = [TODAY, LINE, SHARDS]
+    predicted = answer(rows, accelerator=accelerator, images=SAMPLES, repeats=3, others=None)
+    assert " ".join(predicted) == said(*rows)
+    refused = answer(rows[1:], accelerator=accelerator, images=SAMPLES, repeats=3, others=None, today=LINE)
+    assert (
+        refused[0] == "`loaders.build` keeps an emulated accelerator of 2,480 images/s busy 50% of the time."
+    )
+    assert refused[1].startswith("Convert to shards (24.2 s, 286 MiB): it is busy 99%")
+    unknown = answer(rows, accelerator=accelerator, images=None, repeats=3, others=None)
+    assert not any("pays" in sentence for sentence in unknown)
+
+
+def test_it_pays_after_the_first_epoch_that_ends_sooner_with_the_conversion() -> None:
+    """An epoch takes 10 s with what people have, 5 s with what was converted."""
+    for conversion_s, count in ((0.0, 1), (4.9, 1), (5.1, 2), (32.0, 7)):
+        assert epochs_to_pay(conversion_s, 1000, 100.0, 200.0) == count
+    for slower in (100.0, 90.0):
+        assert epochs_to_pay(1.0, 1000, 100.0, slower) is None
+
+
+def test_what_gains_is_faster_in_every_run_whatever_was_measured() -> None:
+    rng = random.Random(5)
+    kinds = [("pytorch", "raw tree"), ("dali", "raw tree"), ("shards", "shards"), ("dali", "dali")]
+    for _ in range(300):
+        today = fed("imagefolder", "raw tree", rng.uniform(0.1, 1))
+        rows = [fed(*kind, rng.uniform(0.1, 1), rng.uniform(0, 0.3)) for kind in kinds]
+        rng.shuffle(rows)
+        gain = find_gain([*rows, NOISE, peer("ffcv", "pixels", 1e6), today])
+        assert gain.today is today
+        assert all(is_faster(one, today) for one in gain.best)
+        assert all(saved_share(one, today) for one in gain.best)
+        assert gain.line is None or all(is_faster(one, gain.line) for one in gain.converted)
+        assert all(one.data != "raw tree" for one in gain.converted)
+        for one in rows:  # by so much that all others' ranges lie below it
+            if all(one.rate.low > other.rate.high * 1.05 for other in (*rows, today) if other is not one):
+                assert gain.best == (one,)
+    assert find_gain([LINE, SHARDS]).best == ()
+
+
+def test_the_best_rows_are_the_fastest_and_what_overlaps_with_it() -> None:
+    rows = (TODAY, LINE, SHARDS, TARS, NOISE, peer("gather", "shards", 40_000))
+    assert best_rows(result(*rows)) == [SHARDS, TARS]
+    assert best_rows(result(*rows, other_cpu=0.31)) == []
+    assert best_rows(result(SHARDS, NOISE, peer("gather", "shards", 40_000))) == []
+    slower = altered(TARS, together=around(LIMIT * 0.9, 0.01))
+    assert best_rows(result(SHARDS, slower)) == [SHARDS]

@@ -1,43 +1,111 @@
-"""Rows as JSON: what was written stays readable, and is written as it was."""
+"""Rows as JSON: what is written is read back; what is damaged is refused in one line."""
 
+import copy
 import json
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from bench.report.result import Result
-from tests.bench.rich_result import rich_result
+from bench.report.row import Result, Row, busy_cores, by_key, more_workers_can_help, read_result, typed
+from precache.errors import SettingError
+from tests.bench.rich_result import altered, rich_result, waiting_row
 from tests.command import ROOT
 
-KEPT = sorted((ROOT / "bench/results").glob("caltech101-*.json")) + sorted(
-    (ROOT / "bench/results").glob("loaders-*.json")
-)
-KEYS = (
-    "backend", "data", "trainer_name", "loader", "trainer", "together", "ratio", "first_batch_s",
-    "batch_s_median", "batch_s_p95", "peer", "of_limit", "over", "epoch_gap_s", "cold", "data_wait",
-    "utilisation", "first_step_s", "stalls", "stages", "predicted", "binds", "advice", "changes", "wait_s",
-    "step_s", "epoch_starts", "spikes", "monitor", "image_bytes",
-)  # fmt: skip
-"""Of a row in version 1, which other programs read."""
+RESULTS = ROOT / "bench/results"
+KEPT = sorted([*RESULTS.glob("caltech101-*.json"), *RESULTS.glob("loaders-*.json")])
+
+
+def written(result: Result) -> Any:
+    return json.loads(json.dumps(result.to_json(), allow_nan=False))
+
+
+def test_a_result_with_everything_survives_json() -> None:
+    result = rich_result()
+    assert Result.from_json(written(result)) == result
 
 
 @pytest.mark.parametrize("file", KEPT, ids=lambda file: file.stem)
-def test_a_result_that_was_kept_is_written_as_it_was(file: Path) -> None:
-    content = json.loads(file.read_text())
-    again = json.loads(json.dumps(Result.from_json(content).to_json()))
-    assert again.keys() == content.keys()
-    for before, after in zip(content["rows"], again["rows"], strict=True):
-        assert {name: after[name] for name in before} == before
-        assert all(after[name] in (None, []) for name in after.keys() - before.keys())
-    assert {**again, "rows": content["rows"]} == content
+def test_results_that_documents_show_can_be_read(file: Path) -> None:
+    result = read_result(file)
+    assert Result.from_json(written(result)) == result
+    assert {row["backend"] for row in json.loads(file.read_text())["rows"]} == {
+        row.backend for row in result.rows
+    }
 
 
-def test_every_key_of_a_row_is_there_whether_measured_or_not() -> None:
-    for row in rich_result().rows:
-        assert set(row.to_json()) == set(KEYS)
+def test_a_key_that_is_not_known_is_left_out_and_one_that_is_not_there_is_what_was_not_measured() -> None:
+    read = typed(Row, {**written(rich_result())["rows"][1], "monitor": {}, "of_tomorrow": 3})
+    assert read.monitor is None
+    needed = {"backend": "shards", "data": "shards", "trainer_name": "none"}
+    assert typed(Row, {**needed, "loader": {"median": 1, "low": 1, "high": 1}}).together is None
 
 
-def test_a_row_with_everything_survives_json() -> None:
-    result = rich_result()
-    text = json.dumps(result.to_json(), allow_nan=False)
-    assert Result.from_json(json.loads(text)) == result
+def places(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Each value in JSON, by what holds it and where; of lists the first."""
+    for where in list(value) if isinstance(value, dict) else range(min(1, len(value))):
+        yield value, where
+        if isinstance(value[where], (dict, list)):
+            yield from places(value[where])
+
+
+def test_a_value_of_another_type_is_refused_in_one_line() -> None:
+    content = written(rich_result())
+    content["rows"] = [content["rows"][0]]
+    checked = {"batch_size", "workers", "size", "repeats", "trainers", "peers"}
+    free = {"version", *content["settings"]} - checked
+    count = 0
+    for holder, where in places(content):
+        before = copy.copy(holder[where])
+        for other in ([None], 3, "x"):
+            alike = isinstance(before, (int, float)) and other == 3
+            if alike or type(before) is type(other) or where in free or before in (None, [], {}):
+                continue
+            holder[where] = other
+            with pytest.raises(SettingError, match=r"^not a result of 'bench loaders' \(.*\)$"):
+                Result.from_json(content)
+            count += 1
+        holder[where] = before
+    assert count > 200
+    Result.from_json(content)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "not JSON (Expecting property name"),
+        ("[]", "not a result of 'bench loaders'"),
+        ('{"machine": {}, "settings": {}, "rows": [], "skipped": {}}', "'accelerator', 'batch_size'"),
+        ("\xff", "not JSON ('utf-8' codec"),
+    ],
+)
+def test_what_is_no_result_is_refused_with_what_to_give(text: str, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    path.write_bytes(text.encode("latin-1"))
+    with pytest.raises(SettingError) as refused:
+        read_result(path)
+    assert str(refused.value).startswith(f"{path}: not ")
+    assert said in str(refused.value)
+    assert str(refused.value).endswith("; give a file of 'bench loaders --json'")
+    with pytest.raises(SettingError, match=r"missing\.json: cannot be read \(No such file"):
+        read_result(tmp_path / "missing.json")
+
+
+def test_rows_that_are_alike_are_told_apart_by_their_rank() -> None:
+    row = waiting_row()
+    keys = list(by_key([row, altered(row, trainer_name="resnet50"), row]))
+    assert [key.loader for key in keys] == ["pytorch on raw tree"] * 2 + ["pytorch on raw tree (2)"]
+    assert [key.trainer for key in keys] == ["emulated:2480", "resnet50", "emulated:2480"]
+
+
+@pytest.mark.parametrize(
+    ("workers", "cpus", "cpu_share", "helps"),
+    [(2, 4, 0.6, True), (2, 4, None, True), (2, 4, 0.97, False), (4, 4, 0.6, False), (0, 4, 0.6, False)],
+)
+def test_another_worker_needs_a_cpu_that_has_time(
+    workers: int, cpus: int, cpu_share: float | None, helps: bool
+) -> None:
+    assert more_workers_can_help(workers, cpus, cpu_share) == helps
+    said = busy_cores(cpu_share or 0.0)
+    assert (said is not None and "more workers will not help" in said) == (cpu_share == 0.97)

@@ -1,7 +1,12 @@
+"""What the rates of one loader mean: stages, bottleneck, stalls, changes, in figures and in words."""
+
+import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from bench.report.row import BUSY_SHARE, Change, Row, Watched, busy_cores
 from bench.report.stats import Estimate
 from bench.report.verdict import (
     COLD_FETCH,
@@ -9,15 +14,21 @@ from bench.report.verdict import (
     LOADER_BINDS,
     NO_TRAINER,
     NOT_DISTINGUISHABLE,
-    Change,
-    Measured,
+    Facts,
     advise,
-    binding,
+    bottleneck,
+    explained,
     judge,
+    known_changes,
     lost_share,
+    observations,
+    predicted,
     stage_rates,
     stalls,
 )
+from tests.bench.rich_result import EXPLANATION, altered, around, waiting_row
+
+GB = 10**9
 
 
 @pytest.mark.parametrize(
@@ -34,160 +45,217 @@ from bench.report.verdict import (
 )
 def test_judge(ratio: Estimate | None, verdict: str) -> None:
     assert judge(ratio) == verdict
+    assert ratio is None or lost_share(ratio) == max(0, 1 - ratio.median)
 
 
-def test_lost_share_is_never_negative() -> None:
-    assert lost_share(Estimate(0.75, 0.7, 0.8)) == 0.25
-    assert lost_share(Estimate(1.2, 1.1, 1.3)) == 0
-
-
-def at(rate: float, spread: float = 0.02) -> Estimate:
-    return Estimate(rate, rate * (1 - spread), rate * (1 + spread))
-
-
-def pipeline(**rates: float | None) -> Measured:
+def pipeline(backend: str = "pytorch", data: str = "raw tree", **given: Any) -> Row:
     """One that decodes at 1,150 images/s and feeds a trainer of 2,480, unless told otherwise."""
-    given = {
+    rates = {
         "loader": 1_150.0, "trainer": 2_480.0, "together": 1_140.0, "transfer": 90_000.0,
-        "read": 40_000.0, "decode": 1_300.0, **rates,
+        "read": 40_000.0, "decode": 1_300.0, **given,
     }  # fmt: skip
-    made = {name: at(rate) for name, rate in given.items() if rate is not None}
-    if "trainer" in made and "together" in made:
+    made = {
+        name: around(rate, 0.02) if isinstance(rate, (int, float)) else rate for name, rate in rates.items()
+    }
+    if made["trainer"] is not None and made["together"] is not None:
         share = made["together"].median / made["trainer"].median
-        made["ratio"] = Estimate(share, share - 0.01, share + 0.01)
-    return Measured(**made)
+        made.setdefault("ratio", Estimate(share, share - 0.01, share + 0.01))
+    return Row(backend=backend, data=data, trainer_name="emulated", **made)
+
+
+ONE_STAGE = {
+    "loader": 1_000,
+    "trainer": 2_000,
+    "together": 990,
+    "transfer": None,
+    "read": None,
+    "decode": None,
+}
+KEEPING = {"loader": 20_000, "decode": 22_000, "together": 2_470}
 
 
 @pytest.mark.parametrize(
-    ("rates", "bound"),
+    ("rates", "found"),
     [
         ({}, "decode"),
         ({"read": 1_300, "decode": 40_000}, "storage"),
         ({"read": 40_000, "decode": 6_000}, "collate"),
         ({"transfer": 1_300, "decode": 40_000}, "transfer"),
         ({"transfer": 600, "together": 590}, "transfer"),
-        ({"loader": 20_000, "decode": 22_000, "together": 2_470}, "compute"),
+        (KEEPING, "compute"),
         ({"loader": 2_450, "decode": 2_700, "together": 2_400}, None),  # overlaps with the trainer
         ({"loader": 20_000, "decode": 22_000, "together": 1_500}, None),  # the parts contradict the whole
         ({"read": 2_500, "decode": 2_400}, None),  # two stages alike
         ({"trainer": None, "together": None}, "decode"),
         ({"cold": 300}, "storage"),
         ({"cold": 1_140}, "decode"),  # told apart from nothing: the disk is as fast as the cache
-        ({"loader": 20_000, "decode": 22_000, "together": 2_470, "cold": 300}, "storage"),
+        ({**KEEPING, "cold": 300}, "storage"),
+        ({**ONE_STAGE, "rest": "decode"}, "decode"),
+        ({**ONE_STAGE, "rest": "storage or decode"}, "storage or decode"),
+        ({**ONE_STAGE, "rest": "storage or decode", "cold": 300}, "storage"),
     ],
 )
-def test_the_narrowest_stage_is_the_bottleneck(rates: dict[str, float | None], bound: str | None) -> None:
-    measured = pipeline(**rates)
-    assert binding(measured) == bound
-    said = advise(measured, [])
-    assert (bound is None) == ("no stage stands out" in said or "no single stage" in said)
+def test_the_narrowest_stage_is_the_bottleneck(rates: dict[str, Any], found: str | None) -> None:
+    row = pipeline(**rates)
+    assert bottleneck(row) == found
+    assert found is None or found in stage_rates(row)
+    said = advise(row, [])
+    assert (found is None) == ("no stage stands out" in said or "no single stage" in said)
+    assert ("without --cold" in said) == (found == "storage or decode")
 
 
-def test_a_loader_whose_stages_cannot_be_run_apart_is_one_stage() -> None:
-    measured = Measured(loader=at(1_000), trainer=at(2_000), together=at(990), ratio=at(0.495), does="decode")
-    assert binding(measured) == "decode"
-    assert stage_rates(measured) == {"decode": pytest.approx(1_000), "compute": 2_000}
+def test_stages_add_up_to_the_loader_and_stalls_to_what_the_trainer_loses() -> None:
+    """For whatever rates were measured."""
+    rng = random.Random(3)
+    for _ in range(300):
+        loader, trainer = rng.uniform(100, 9_000), rng.uniform(100, 9_000)
+        cold = rng.choice([None, loader * rng.uniform(0.1, 1.1)])
+        row = pipeline(
+            loader=loader,
+            trainer=trainer,
+            together=min(loader, trainer) * rng.uniform(0.8, 1),
+            read=rng.choice([None, loader * rng.uniform(3, 50)]),
+            decode=rng.choice([None, loader * rng.uniform(1.6, 20)]),
+            transfer=rng.choice([None, loader * rng.uniform(20, 90)]),
+            cold=cold,
+        )
+        assert row.together is not None
+        rates = stage_rates(replace(row, cold=None))
+        assert rates.pop("compute") == trainer
+        assert sum(1 / rate for rate in rates.values()) == pytest.approx(1 / loader)
+        lost_s = stalls(row, 64)
+        assert (COLD_FETCH in lost_s) == row.reads_cold
+        added_s = lost_s.pop(COLD_FETCH, 0.0)
+        assert added_s >= 0
+        if cold is not None and cold < min(loader, trainer) and row.reads_cold:
+            assert added_s == pytest.approx(64 / cold - 64 / min(loader, trainer))
+        assert sum(lost_s.values()) == pytest.approx(64 / row.together.median - 64 / trainer)
+        assert predicted(row) == min(
+            rate.median for rate in (row.loader, row.trainer, row.transfer) if rate is not None
+        )
+        assert bottleneck(row) in (None, "compute", *stage_rates(row))
 
 
-@pytest.mark.parametrize(
-    ("cold", "bound", "said"),
-    [
-        (None, "storage or decode", "the two cannot be told apart without --cold."),
-        (990, "storage or decode", "the two cannot be told apart."),  # the loader itself read cold files
-        (300, "storage", "storage is the bottleneck from a cold disk: 300"),
-    ],
-)
-def test_storage_cannot_be_told_from_a_loader_of_one_stage_whose_files_were_not_warmed(
-    cold: float | None, bound: str, said: str
-) -> None:
-    measured = Measured(
-        loader=at(1_000), trainer=at(2_000), together=at(990), ratio=at(0.495), does="decode", warmed=False,
-        cold=None if cold is None else at(cold),
-    )  # fmt: skip
-    assert binding(measured) == bound
-    assert bound in stage_rates(measured)
-    assert said in advise(measured, [])
-    lost_s = stalls(measured, 64)
-    assert ("fetch or prep" in lost_s) == (bound != "storage")
-    lost_s.pop(COLD_FETCH, None)
-    assert sum(lost_s.values()) == pytest.approx(64 / 990 - 64 / 2_000)
-
-
-def test_a_loader_whose_stages_ran_apart_is_split_even_if_its_files_were_not_warmed() -> None:
-    assert binding(replace(pipeline(), warmed=False)) == "decode"
-
-
-def test_the_parts_of_a_loader_add_up_to_it() -> None:
-    rates = stage_rates(pipeline())
-    assert rates.pop("compute") == 2_480
-    assert sum(1 / rate for rate in rates.values()) == pytest.approx(1 / 1_150)
-    assert rates["decode"] == pytest.approx(1_300)
-
-
-def test_the_whole_is_predicted_to_be_as_fast_as_its_slowest_part() -> None:
-    assert pipeline().predicted == 1_150
-    assert pipeline(loader=9_000).predicted == 2_480
-    assert pipeline(transfer=700).predicted == 700
-    assert pipeline(trainer=None, together=None).predicted is None
-
-
-def test_stalls_are_what_the_trainer_loses() -> None:
+def test_the_stall_is_where_the_bottleneck_is() -> None:
     lost_s = stalls(pipeline(), 64)
-    assert sum(lost_s.values()) == pytest.approx(64 / 1_140 - 64 / 2_480)
     assert lost_s["prep"] > 10 * lost_s["fetch"] > 0
     slow_disk = stalls(pipeline(read=1_300, decode=40_000), 64)
     assert slow_disk["fetch"] > 4 * slow_disk["prep"]
-    assert sum(stalls(pipeline(loader=9_000, together=2_480), 64).values()) == pytest.approx(0)
+    assert stalls(pipeline(**ONE_STAGE, rest="storage or decode"), 64)["fetch or prep"] > 0
     assert stalls(pipeline(trainer=None, together=None), 64) == {}
+    assert predicted(pipeline(trainer=None, together=None)) is None
 
 
-def test_what_a_cold_cache_adds_is_no_part_of_the_warm_stalls() -> None:
-    cold = stalls(pipeline(cold=300), 64)
-    assert cold.pop(COLD_FETCH) == pytest.approx(64 / 300 - 64 / 1_150)
-    assert cold == stalls(pipeline(), 64)
-    assert COLD_FETCH not in stalls(pipeline(cold=1_140), 64)
-
-
-def test_the_advice_is_the_change_with_the_largest_gain_in_words_and_numbers() -> None:
-    changes = [
-        Change("Four workers", at(1_900), False),
-        Change("Converting to shards", at(2_470), False, 6_000_000_000),
-    ]
-    assert advise(pipeline(), changes) == (
-        "decoding is the bottleneck: 1,150 images/s against 2,480 of the trainer. Converting to shards is "
-        "predicted to give 2,470; it takes 5.59 GiB."
-    )
+def change(what: str, rate: float, measured: bool, size: int = 0) -> Change:
+    return Change(what, around(rate, 0.02), measured, size)
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ([Change("A", at(2_300), True), Change("B", at(2_480), False)], "B is predicted to give 2,480."),
-        ([Change("A", at(2_450), True), Change("B", at(2_480), False)], "A gave 2,450."),
-        (
-            [Change("A", at(2_480), False, 6_000_000_000), Change("B", at(2_450), False)],
-            "B is predicted to give 2,450.",
-        ),
-        ([Change("A", at(2_480), True, 10**9), Change("B", at(2_450), True)], "B gave 2,450."),
-        ([Change("A", at(2_450), False), Change("B", at(2_480), False)], "B is predicted to give 2,480."),
+        ([change("A", 2_300, True), change("B", 2_480, False)], "B is predicted to give 2,480."),
+        ([change("A", 2_450, True), change("B", 2_480, False)], "A gave 2,450."),
+        ([change("A", 2_480, False, 6 * GB), change("B", 2_450, False)], "B is predicted to give 2,450."),
+        ([change("A", 2_480, True, GB), change("B", 2_450, True)], "B gave 2,450."),
+        ([change("A", 1_900, False), change("B", 2_470, False, 6 * GB)], "2,470; it takes 5.59 GiB."),
+        ([Change("A", Estimate(1_400, 1_100, 1_900), True)], "A gave 1,400, no more than that within noise."),
+        ([change("A", 900, True)], "No change known here is predicted to gain."),
+        ([], "No change known here is predicted to gain."),
     ],
 )
-def test_the_largest_gain_goes_first_then_a_measured_one_then_one_for_free(
+def test_the_largest_gain_is_advised_then_a_measured_one_then_one_for_free(
     changes: list[Change], said: str
 ) -> None:
-    assert advise(pipeline(), changes).endswith(said)
-
-
-def test_a_change_that_overlaps_is_within_noise_and_none_is_said() -> None:
-    wide = Change("Backend dali on data/dali", Estimate(1_400, 1_100, 1_900), True)
-    assert "gave 1,400, no more than that within noise" in advise(pipeline(), [wide])
-    assert "No change known here is predicted to gain." in advise(pipeline(), [Change("x", at(900), True)])
+    advice = advise(pipeline(), changes)
+    assert advice.startswith("decoding is the bottleneck: 1,150 images/s against 2,480 of the trainer. ")
+    assert advice.endswith(said)
 
 
 def test_where_the_trainer_is_the_bottleneck_no_loader_is_advised() -> None:
-    measured = pipeline(loader=20_000, decode=22_000, together=2_470)
-    said = advise(measured, [Change("Converting to shards", at(9_000), False)])
-    assert said == (
+    assert advise(pipeline(**KEEPING), [change("Converting to shards", 9_000, False)]) == (
         "the trainer itself is the bottleneck: it takes 2,480 images/s and the loader could give 20,000. "
         "Only a faster step would help."
     )
+
+
+STAGES = {"read": 1_000.0, "decode": 100.0, "copy": 5_000.0, "decoded_bytes": 4e5, "shards_bytes": 2e5}
+
+
+def facts(kind: str, *, apart: bool = False, samples: int = 70, cpus: int = 2, free_bytes: int = 0) -> Facts:
+    return Facts(
+        folder=f"data/{kind}", kind=kind, samples=samples, file_bytes=samples * 200_000, workers=2, cpus=cpus,
+        free_bytes=free_bytes, stages=[STAGES] if apart else (),
+    )  # fmt: skip
+
+
+ALONE = {"trainer": None, "together": None}
+RAW = pipeline(loader=90, **ALONE)
+SHARDS = (pipeline("shards", "shards", loader=4_000, **ALONE), facts("shards"))
+
+
+def test_changes_cost_the_disk_that_they_take() -> None:
+    dali = (pipeline("dali", loader=300, **ALONE), facts("raw"))
+    noise = (pipeline("synthetic", "shards", loader=9_000, **ALONE), facts("shards"))
+    found = {one.what: one for one in known_changes(RAW, facts("raw", apart=True), [SHARDS, dali, noise])}
+    assert {what: (one.images_per_s.median, one.measured, one.size_bytes) for what, one in found.items()} == {
+        "Converting to shards": (4_000, True, 70 * 200_000),
+        "Backend dali on data/raw": (300, True, 0),
+    }
+
+
+def test_a_cache_in_memory_needs_twice_the_room_and_more_workers_need_cpus_with_time() -> None:
+    cache, workers, shards = (
+        "From the second epoch on, cache='ram'",
+        "8 workers, one per CPU,",
+        "Converting to shards",
+    )
+    for samples, free, busy, offered in (
+        (70, GB, 0.4, {cache, workers, shards}),
+        (2_000, GB, 0.4, {workers, shards}),
+        (70, 0, BUSY_SHARE, {shards}),
+    ):
+        row = replace(RAW, monitor=Watched(mean={"cpu_share": busy}))
+        known = facts("raw", apart=True, samples=samples, cpus=8, free_bytes=free)
+        found = {one.what: one for one in known_changes(row, known, [])}
+        assert found.keys() == offered
+        # in shards pictures are no larger than twice the side that is served
+        assert found[shards].size_bytes == samples * 200_000
+        assert not found[shards].measured
+
+
+def test_rows_of_one_trainer_are_explained_beside_one_another() -> None:
+    noise = pipeline("synthetic", "noise", loader=9_000)
+    raw, shards, without = explained(
+        [
+            (pipeline(), facts("raw")),
+            (pipeline("shards", "shards", **KEEPING), facts("shards")),
+            (noise, facts("noise")),
+        ],
+        64,
+    )
+    assert (raw.binds, shards.binds, without.binds) == ("decode", "compute", None)
+    assert "Converting to shards gave 2,470" in raw.advice
+    assert "synthetic" not in str(raw.changes)
+    assert (without.advice, without.changes) == ("", ())
+
+
+def test_observations_say_where_a_waiting_trainers_time_goes() -> None:
+    row = altered(waiting_row(), data_wait=around(0.45), ratio=around(0.52), together=around(1_130))
+    said = " ".join(observations(row))
+    assert said.startswith(
+        "The trainer waited 45% of the time, and the accelerator was busy 52%; MLPerf Storage asks for 90%. "
+        "Predicted 1,160 images/s, measured 1,130 (-3%). The first step took 3,210 ms, the others 25.7 ms "
+        "(median). A batch waited for fetch 4.0 ms, prep 19.0 ms, transfer 0.6 ms. " + EXPLANATION
+    )
+    assert "GPU memory was filled to 93%" in said
+    cold = altered(row, stalls={**row.stalls, COLD_FETCH: 0.159})
+    assert "From a cold disk each batch would take 159 ms more." in observations(cold)
+    assert observations(Row(backend="a", data="a", trainer_name="none", loader=around(1))) == []
+
+
+def test_of_a_loader_that_keeps_up_busy_cores_are_no_limit() -> None:
+    flags = [busy_cores(0.99), "The machine swapped 5 MiB"]
+    waiting = altered(waiting_row(), monitor={"flags": flags})
+    keeping = altered(waiting, ratio=Estimate(0.99, 0.985, 0.995))
+    assert [flag in observations(waiting) for flag in flags] == [True, True]
+    assert [flag in observations(keeping) for flag in flags] == [False, True]

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from bench.sagemaker.place import spelled
-from bench.sagemaker.train import parse
+from bench.sagemaker.train import Job, parse
 from precache.storage.objects import ObjectStore
 from precache.storage.urls import Url, locate
+from tests.bench.sagemaker.files import write_job
 from tests.bench.sagemaker.test_services import check_training
 from tests.command import ROOT
 
@@ -60,10 +60,11 @@ def test_the_launcher_needs_a_role_and_a_bucket_and_starts_a_training(
     }
     assert "dataset.json" in names_at(sources["train"])
     assert names_at(sources["code"]) == ["precache-0-py3-none-any.whl"]
-    given = [part for name, value in job["HyperParameters"].items() for part in (f"--{name}", value)]
-    channels = {"SM_HOSTS": "[]", "SM_CHANNEL_TRAIN": "train", "SM_CHANNEL_CODE": "code"}
-    args, rest = parse(spelled(given), channels, Path("/opt/ml"))
-    assert (args.data, str(args.checkpoints)) == ("train", "/opt/ml/checkpoints")
+    found = Job.find(write_job(tmp_path / "ml", channels=sources, hyperparameters=job["HyperParameters"]))
+    assert found is not None
+    args, rest = parse(found.options(), found)
+    assert args.data == str(tmp_path / "ml/input/data/train")
+    assert args.checkpoints == tmp_path / "ml/checkpoints"
     check_training(rest)
 
 

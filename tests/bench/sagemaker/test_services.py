@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from bench.sagemaker.place import Place, find_place
-from bench.sagemaker.train import parse
+from bench.sagemaker.train import Place, find_place, parse
 from precache import Recipe, __version__, convert
 from tests.command import ROOT
 
@@ -62,7 +61,7 @@ def test_the_job_mounts_what_its_options_name() -> None:
     pods = job["spec"]["template"]["spec"]
     (container,) = pods["containers"]
     assert container["command"] == ["python", "-m", "bench.sagemaker.train"]
-    args, rest = parse(container["args"], {}, Path("/opt/ml"))
+    args, rest = parse(container["args"], None)
     check_training(rest)
     mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
     assert str(args.checkpoints).startswith("/data/")
@@ -115,16 +114,19 @@ exit $code
 """
 
 
+SCONTROL = '#!/bin/bash\n[[ "$1 $2" == "show hostnames" ]] && tr , "\\n" <<< "$3"\n'
+
+
 @pytest.mark.slow
 def test_the_slurm_script_trains_on_all_nodes_and_goes_on_when_sent_again(
     raw_tree: Path, tmp_path: Path
 ) -> None:
     data = tmp_path / "a folder" / "shards"
     convert(raw_tree, data, Recipe(format="shards", size=16, fit="crop"), workers=0)
-    (tmp_path / "srun").write_text(SRUN)
-    (tmp_path / "srun").chmod(0o755)
-    (tmp_path / "python").write_text(f'#!/bin/bash\nexec {sys.executable} "$@"\n')
-    (tmp_path / "python").chmod(0o755)
+    python = f'#!/bin/bash\nexec {sys.executable} "$@"\n'
+    for name, text in {"srun": SRUN, "scontrol": SCONTROL, "python": python}.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
     environment = {
         **os.environ,
         "PATH": f"{tmp_path}:{os.environ['PATH']}",
@@ -132,20 +134,10 @@ def test_the_slurm_script_trains_on_all_nodes_and_goes_on_when_sent_again(
         "OMP_NUM_THREADS": "1",
         "SLURM_JOB_ID": str(os.getpid()),
         "SLURM_JOB_NODELIST": "localhost,other",
-        "SLURM_NTASKS": "2",
         "SLURM_NNODES": "2",
     }
-    command = [
-        "bash",
-        SLURM,
-        data,
-        tmp_path / "runs of one",
-        "--size",
-        "16",
-        "--batch-size",
-        "16",
-        "--epochs",
-    ]
+    options = ("--size", "16", "--batch-size", "16", "--epochs")
+    command = ["bash", SLURM, data, tmp_path / "runs of one", *options]
     for epochs in ("1", "2"):
         ended = subprocess.run(
             [*command, epochs], env=environment, capture_output=True, text=True, timeout=110, check=False

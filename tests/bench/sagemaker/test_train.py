@@ -6,13 +6,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from bench.sagemaker.place import Place
-from bench.sagemaker.train import main, parse, run_ranks
+from bench.sagemaker.train import Place, main, run_ranks
 from precache import Recipe, convert
+from tests.bench.sagemaker.files import write_job
 from tests.command import ROOT, check_bad_input
 
 TINY = ["--size", "16", "--batch-size", "16", "--epochs", "2"]
@@ -27,20 +28,13 @@ def data(raw_tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def environment(ml: Path, data: Path, **changes: str) -> dict[str, str]:
-    """What SageMaker's toolkit sets, for folders below `ml`."""
-    return {
-        **{name: value for name, value in os.environ.items() if not name.startswith(("SM_", "SLURM_"))},
-        "PYTHONPATH": str(ROOT),
-        "OMP_NUM_THREADS": "1",
-        "SM_CHANNEL_TRAIN": str(data),
-        "SM_HOSTS": '["algo-1"]',
-        "SM_CURRENT_HOST": "algo-1",
-        "SM_NUM_GPUS": "0",
-        "SM_MODEL_DIR": str(ml / "model"),
-        "SM_OUTPUT_DATA_DIR": str(ml / "output/data"),
-        **changes,
-    }
+def environment(ml: Path, data: Path, **resources: Any) -> dict[str, str]:
+    """Of a host of SageMaker whose folder is `ml`, with the channel `train`."""
+    write_job(ml, channels=("train",), **resources)
+    (ml / "input/data").mkdir(exist_ok=True)
+    (ml / "input/data/train").symlink_to(data)
+    others = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
+    return {**others, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "SAGEMAKER_BASE_DIR": str(ml)}
 
 
 def started(ml: Path, environment: dict[str, str], *options: str) -> "subprocess.Popen[str]":
@@ -51,7 +45,7 @@ def started(ml: Path, environment: dict[str, str], *options: str) -> "subprocess
 
 
 def test_a_job_of_sagemaker_trains_on_its_channel_and_leaves_its_model(data: Path, tmp_path: Path) -> None:
-    process = started(tmp_path, environment(tmp_path, data), *TINY, "--tensorboard", "True")
+    process = started(tmp_path, environment(tmp_path, data), *TINY, "--tensorboard")
     said, errors = process.communicate(timeout=110)
     assert process.returncode == 0, errors
     assert [line.split(":")[0] for line in said.splitlines()] == ["epoch 1", "epoch 2"]
@@ -66,7 +60,8 @@ def test_a_job_of_sagemaker_trains_on_its_channel_and_leaves_its_model(data: Pat
 @pytest.mark.slow
 def test_a_spot_machine_that_is_taken_away_loses_no_training(data: Path, tmp_path: Path) -> None:
     options = ["--size", "16", "--batch-size", "8", "--epochs"]
-    first = started(tmp_path, environment(tmp_path, data), *options, "1000")
+    there = environment(tmp_path, data)
+    first = started(tmp_path, there, *options, "1000")
     assert first.stdout is not None
     first.stdout.readline()  # one epoch is done
     first.send_signal(signal.SIGTERM)
@@ -74,7 +69,7 @@ def test_a_spot_machine_that_is_taken_away_loses_no_training(data: Path, tmp_pat
     assert first.returncode == 143, errors
     assert "Traceback" not in errors
     done = 1 + len(said.splitlines())
-    second = started(tmp_path, environment(tmp_path, data), *options, str(done + 2))
+    second = started(tmp_path, there, *options, str(done + 2))
     said, errors = second.communicate(timeout=110)
     assert second.returncode == 0, errors
     assert said.splitlines()[-1].startswith(f"epoch {done + 2}: loss")
@@ -85,10 +80,10 @@ def test_a_spot_machine_that_is_taken_away_loses_no_training(data: Path, tmp_pat
 @pytest.mark.slow
 def test_two_hosts_train_one_model(data: Path, tmp_path: Path) -> None:
     hosts = ("127.0.0.1", "localhost")  # names that the network knows, as it knows those of SageMaker's hosts
-    shared = {"SM_HOSTS": '["localhost", "127.0.0.1"]', "SM_NETWORK_INTERFACE_NAME": "lo"}
-    shared["MASTER_PORT"] = str(20_000 + os.getpid() % 10_000)
+    shared = {"hosts": ["localhost", "127.0.0.1"], "network_interface_name": "lo"}
+    port = {"MASTER_PORT": str(20_000 + os.getpid() % 10_000)}
     processes = [
-        started(tmp_path, environment(tmp_path / host, data, **shared, SM_CURRENT_HOST=host), *TINY)
+        started(tmp_path, {**environment(tmp_path / host, data, **shared, current_host=host), **port}, *TINY)
         for host in hosts
     ]
     ended = [(process.communicate(timeout=110), process.returncode) for process in processes]
@@ -99,29 +94,20 @@ def test_two_hosts_train_one_model(data: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "localhost/model").exists()
 
 
-def test_options_go_before_what_the_service_has_set() -> None:
-    channels = {"SM_HOSTS": "[]", "SM_CHANNEL_ONE": "a", "SM_CHANNEL_TWO": "b"}
-    args, rest = parse(["--data", "c", "--epochs", "3", "--checkpoints", "d"], channels, Path("/opt/ml"))
-    assert (args.data, args.val, args.checkpoints, rest) == ("c", None, Path("d"), ["--epochs", "3"])
-
-
 def test_input_that_is_wrong_is_one_line_and_exit_code_2(
-    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name, value in environment(tmp_path, data, SM_CURRENT_HOST="algo-7").items():
-        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("SAGEMAKER_BASE_DIR", str(tmp_path))
     for options, said in (
-        (["train"], "SM_CURRENT_HOST 'algo-7'"),
-        (["--processes", "0"], "--processes must be positive"),
+        ([], "there is no --data, and no channel"),
+        (["--data", "here"], "--checkpoints"),
+        (["--data", "here", "--checkpoints", "there", "--processes", "0"], "--processes must be positive"),
     ):
-        assert main(options, tmp_path) == 2
+        assert main(options) == 2
         assert said in capsys.readouterr().err
-    monkeypatch.delenv("SM_HOSTS")
-    assert main([], tmp_path) == 2
-    assert "--checkpoints" in capsys.readouterr().err
-    monkeypatch.delenv("SM_CHANNEL_TRAIN")
-    assert main([], tmp_path) == 2
-    assert "SM_CHANNEL_TRAIN is not set" in capsys.readouterr().err
+    write_job(tmp_path, channels=("train",), current_host="algo-7")
+    assert main(["train"]) == 2
+    assert "current_host 'algo-7'" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -129,7 +115,7 @@ def test_the_exit_code_of_the_training_is_that_of_the_job(tmp_path: Path) -> Non
     process = started(tmp_path, environment(tmp_path, tmp_path / "missing"), *TINY)
     stdout, stderr = process.communicate(timeout=110)
     ended = subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
-    check_bad_input(ended, "missing")
+    check_bad_input(ended, "input/data/train")
 
 
 def rank(text: str) -> list[str]:
@@ -178,8 +164,8 @@ def test_a_signal_reaches_every_rank_once_and_waits_until_they_have_saved(
         "sys.exit(143)"
     )
     starting = (
-        "import os, sys; from bench.sagemaker import place, train\n"
-        f"sys.exit(train.run_ranks({rank(text)!r}, place.Place(), 2, os.environ))"
+        "import os, sys; from bench.sagemaker import train\n"
+        f"sys.exit(train.run_ranks({rank(text)!r}, train.Place(), 2, os.environ))"
     )
     process = subprocess.Popen([sys.executable, "-c", starting], env={**os.environ, "PYTHONPATH": str(ROOT)})
     while len(list(tmp_path.glob("ready*"))) < 2:

@@ -1,0 +1,213 @@
+"""In which size to store pictures: bytes, speed, and how near a model sees what torchvision would show it.
+
+    python -m bench.lab.stored_sizes TREE [--size 224] [--accuracy TRAININGS.jsonl]
+
+Distances are of pictures of TREE: peak signal-to-noise ratio, mean and worst, of random crops and of
+validation, against Pillow's one antialiased resize of the same part of the original. Bytes and speed are of
+photographs as large as ImageNet's, which it makes. Accuracy is what `bench accuracy` wrote of trainings at
+another side, of which what is stored is the same multiple: a source `keep128` at 64 stands for twice it.
+"""
+
+import json
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import click
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+import loaders
+from bench.lab import harness
+from bench.lab.harness import Column
+from bench.machine import page_cache
+from bench.report import accuracy
+from bench.report.words import Table
+from loaders.augment import RandomAugmentation
+from loaders.augment.draw import draw, shown_boxes
+from loaders.dataset import RAW, open_split
+from precache import Recipe, convert, images
+from precache.console import commandline
+from precache.example_data.sample_tree import make_sample
+from precache.jpeg import psnr
+
+_CLASSES, _BATCH = 8, 32
+_MOST_DB = 99.0  # stands for pictures that are equal
+_IMAGENET = 1_281_167  # pictures to train on in ImageNet-1k: https://www.image-net.org/about.php
+_TITLES = (
+    "stored",
+    "a picture",
+    "ImageNet-1k",
+    "images/s",
+    "from disk",
+    "crops, dB",
+    "validation, dB",
+    "top-1, points",
+)
+_MARGIN = 0.5  # points
+_COLUMNS = (Column("images/s", "warm"), Column("from disk", "cold"))
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A way to store pictures: `times` the side that is served; None: all pixels, or the tree itself."""
+
+    name: str
+    format: str = ""
+    fit: str = "keep"
+    times: float | None = None
+    resample: str = "lanczos"
+
+    def recipe(self, size: int) -> Recipe:
+        """For pictures that are served with this side."""
+        stored = images.MAX_SIZE if self.times is None else round(self.times * size)
+        return Recipe(format=self.format, fit=self.fit, size=stored, resample=self.resample)
+
+    def source(self, size: int) -> str:
+        """What it is called in trainings at this side."""
+        named = f"{self.fit}{round(self.times * size)}" if self.times else ""
+        return named if self.format == "shards" and named else self.name
+
+
+WAYS = (
+    Stored("pytorch"),
+    Stored("squares", "shards", "crop", 8 / 7, "bilinear"),
+    Stored("8/7", "shards", times=8 / 7),
+    Stored("1.5 times", "shards", times=1.5),
+    Stored("twice", "shards", times=2),
+    Stored("all pixels", "shards"),
+    Stored("twice, JPEG", "webdataset", times=2),
+)
+
+
+def shown(
+    original: Image.Image, sample_id: int, stored: npt.NDArray[np.int64], size: int, *, random: bool
+) -> npt.NDArray[np.uint8]:
+    """uint8 [size, size, 3]: what a model is to be shown of an upright picture, in one antialiased resize.
+
+    Args:
+        stored: int64 [1, 2], height and width of what is stored, by which crops are drawn.
+        random: the crop of epoch 0 and seed 0; or else the middle, as `Resize` and `CenterCrop` show it.
+    """
+    shape = np.array([[original.height, original.width]])
+    mirrored = False
+    if random:
+        drawn = draw(RandomAugmentation(), stored, size, 0, 0, np.array([sample_id]))
+        mirrored = bool(drawn.mirrored[0])
+        left, top, width, height = (drawn.boxes[0] * np.tile((shape / stored)[0, ::-1], 2)).tolist()
+        if np.array_equal(shape, stored):  # whole pixels: what lies around them has no part in it
+            original = original.crop((int(left), int(top), int(left + width), int(top + height)))
+            left = top = 0.0
+    else:
+        left, top, width, height = shown_boxes(shape, size, 0.875)[0].tolist()
+    box = (left, top, left + width, top + height)
+    resized = np.asarray(original.resize((size, size), Image.Resampling.BILINEAR, box))
+    return resized[:, ::-1] if mirrored else resized
+
+
+def distances(tree: Path, path: Path, backend: str, size: int, *, random: bool) -> dict[str, float]:
+    """dB of what is served of each picture of `tree`, by file, from `path`: the tree, or what it became."""
+    data = open_split(path, "train")
+    rows = {sample_id: row for row, sample_id in enumerate(np.asarray(data.ids[:]).tolist())}
+    augment = "train" if random else None
+    found = {}
+    with loaders.build(path, backend=backend, size=size, augment=augment, shuffle=False) as loader:
+        for batch in loader:
+            for picture, sample_id in zip(batch.images, batch.ids.tolist(), strict=True):
+                file = tree / loader.path_of(sample_id)
+                original = images.decode(file.read_bytes(), str(file))
+                shape = np.array([[original.height, original.width]])
+                stored = shape if data.kind == RAW else data.shapes_at(np.array([rows[sample_id]]))
+                expected = shown(original, sample_id, stored, size, random=random)
+                found[str(file)] = min(_MOST_DB, psnr(picture.permute(1, 2, 0).numpy(), expected))
+    return found
+
+
+def first_epochs(path: Path, size: int, workers: int) -> dict[str, float]:
+    """Images/s of first epochs after their first batch, `cold` from the disk and `warm` from memory."""
+    rates = {}
+    for state, prepare in (("cold", page_cache.drop), ("warm", page_cache.warm)):
+        prepare(path)
+        reading = loaders.Reading(workers=workers)
+        with loaders.build(path, size=size, augment="train", batch_size=_BATCH, reading=reading) as loader:
+            batches = iter(loader)
+            next(batches)
+            start_s = time.perf_counter()
+            served = sum(len(batch.ids) for batch in batches)
+            rates[state] = served / (time.perf_counter() - start_s)
+    return rates
+
+
+def _chosen(tree: Path, pictures: int, folder: Path) -> Path:
+    """So many pictures of the tree, evenly spread over it, as a tree of their own."""
+    files = open_split(tree, "train").files
+    for row in np.unique(np.linspace(0, len(files) - 1, pictures).round().astype(int)).tolist():
+        copied = folder / Path(files[row]).relative_to(tree)
+        copied.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(files[row], copied)
+    return folder
+
+
+def _made(tree: Path, size: int, folder: Path) -> Iterator[tuple[Stored, Path]]:
+    for number, way in enumerate(WAYS):
+        if way.format:
+            convert(tree, folder / str(number), way.recipe(size))
+        yield way, folder / str(number) if way.format else tree
+
+
+def _differences(trainings: Path | None) -> Mapping[str, str]:
+    """Points of top-1 beside ImageFolder, with their interval, by name of the way."""
+    if trainings is None:
+        return {}
+    lines = [json.loads(line) for line in trainings.read_text().splitlines()]
+    side = lines[0]["conditions"]["size"]
+    ordered = sorted(lines, key=lambda line: line["arm"] != "imagefolder")
+    found = {compared.name: compared for compared in accuracy.compare(ordered, _MARGIN)}
+    known = {way.name: found[way.source(side)] for way in WAYS if way.source(side) in found}
+    return {name: f"{at.difference:+.1f} ({at.low:+.1f} to {at.high:+.1f})" for name, at in known.items()}
+
+
+@click.command(cls=commandline.Command)
+@click.argument("tree", type=click.Path(path_type=Path))
+@click.option("--accuracy", "trainings", type=click.Path(path_type=Path), help="What bench accuracy wrote.")
+@click.option("--size", default=224, show_default=True, help="Side that is served.")
+@click.option("--pictures", default=500, show_default=True, help="Of TREE, and of photographs that are made.")
+@click.option("--workers", default=2, show_default=True, help="Of each loader.")
+@click.option("--repeats", default=5, show_default=True, help="First epochs of each loader, taking turns.")
+def command(tree: Path, trainings: Path | None, size: int, pictures: int, workers: int, repeats: int) -> None:
+    """Print a row for each way to store the pictures of TREE."""
+    differences = _differences(trainings)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        chosen = _chosen(tree, pictures, folder / "chosen")
+        near = dict(_made(chosen, size, folder / "near"))
+        photographs = folder / "photographs"
+        make_sample(photographs, images=pictures, classes=_CLASSES, seed=0, like="imagenet")
+        paths = dict(_made(photographs, size, folder / "like"))
+        turns = harness.Turns(
+            {way.name: partial(first_epochs, path, size, workers) for way, path in paths.items()}, repeats
+        )
+        rows = []
+        for way, path in paths.items():
+            stored_bytes = sum(file.stat().st_size for file in path.rglob("*") if file.is_file()) / pictures
+            row = [way.name, f"{stored_bytes / 1e3:,.0f} kB", f"{stored_bytes * _IMAGENET / 1e9:,.0f} GB"]
+            row += turns.cells(way.name, _COLUMNS)
+            for random in (True, False):
+                if random and way.fit == "crop":
+                    row.append("another part")
+                    continue
+                found = distances(chosen, near[way], way.format or way.name, size, random=random).values()
+                row.append(f"{statistics.mean(found):.1f} ({min(found):.0f})")
+            rows.append([*row, differences.get(way.name, "")])
+    settings = f"side {size}, {pictures} pictures each, {workers} workers, random crops, first epochs"
+    turns.show(Table(_TITLES, rows), settings, ("torch", "torchvision", "pillow", "simplejpeg"))
+
+
+if __name__ == "__main__":
+    harness.main(command, "stored_sizes")

@@ -1,0 +1,302 @@
+"""One measured run: batches from a source, through a trainer, with the wait and the step of each.
+
+Every command runs its trials here. A run is asked for with `Settings`, which pickle, so that it can have
+a process of its own: see `bench.measure.fresh`.
+"""
+
+import itertools
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from statistics import median
+from typing import Protocol
+
+import numpy as np
+import psutil
+import torch
+
+from bench.measure import imagefolder
+from bench.measure.monitor import Monitor
+from bench.measure.settings import Feed, Settings, check_fills_batch
+from bench.measure.trainers import FromPageable, NullTrainer, Trainer
+from bench.report.row import Watched
+from loaders.batch import Batch, DecodedBatch
+from loaders.delivery.devices import Lane
+from loaders.transfer import Transfer, normalise
+
+_FILLING, _READING = "fill", "read"  # names of the threads that a loader has one of for each worker
+
+
+class Clock(Protocol):
+    """Marked before the first wait, and after each wait and each step, by turns."""
+
+    def mark(self) -> None:
+        """Take the time."""
+
+    def intervals_s(self) -> tuple[float, ...]:
+        """Seconds between the marks: a wait, a step, a wait, a step."""
+
+
+def make_clock(device: torch.device) -> Clock:
+    """The clock of `device`."""
+    return CudaClock(device) if device.type == "cuda" else HostClock()
+
+
+class HostClock:
+    """The host's."""
+
+    def __init__(self) -> None:
+        self._marks: list[float] = []
+
+    def mark(self) -> None:
+        self._marks.append(time.perf_counter())
+
+    def intervals_s(self) -> tuple[float, ...]:
+        return tuple(stop - start for start, stop in itertools.pairwise(self._marks))
+
+
+class CudaClock:
+    """Times on the device: the host queues steps ahead of it and would see only the queueing."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.current_stream(device)
+        self._marks: list[torch.cuda.Event] = []
+
+    def mark(self) -> None:
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record(self._stream)
+        self._marks.append(event)
+
+    def intervals_s(self) -> tuple[float, ...]:
+        self._stream.synchronize()
+        pairs = itertools.pairwise(self._marks)
+        return tuple(start.elapsed_time(stop) / 1e3 for start, stop in pairs)
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """The work that a run did: the same for every loader, or they are not compared.
+
+    Attributes:
+        ids: how many distinct ones were served, in the epoch in which most were.
+        images: how many were, from the first batch on.
+        shapes: of their batches, less the first dimension, with the dtype.
+    """
+
+    ids: int
+    images: int
+    shapes: tuple[str, ...]
+
+    @property
+    def squares(self) -> str:
+        """The shapes without the dtype."""
+        return " and ".join(sorted({shape.partition(" ")[0] for shape in self.shapes}))
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What one run measured.
+
+    Attributes:
+        first_batch_s: from before the loader is built until its first batch is there.
+        images: served after the warm-up.
+        batch_s: time of each batch after the warm-up: waiting for it, and the step.
+        epoch_starts: which of these were the first of an epoch.
+        wait_s, step_s: the two parts of `batch_s`.
+        first_step_s: time of the very first step, which allocates, compiles and tunes.
+        served: None where no loader was.
+        watched: by `bench.measure.monitor`, where the run was a fed trainer's; else None.
+        serial_s: CPU time that is not shared among workers, see `_serial_seconds`.
+    """
+
+    first_batch_s: float
+    images: int
+    batch_s: tuple[float, ...]
+    epoch_starts: tuple[int, ...] = ()
+    wait_s: tuple[float, ...] = ()
+    step_s: tuple[float, ...] = ()
+    first_step_s: float = 0.0
+    served: Served | None = None
+    watched: Watched | None = None
+    serial_s: float = 0.0
+
+    @property
+    def images_per_s(self) -> float:
+        """Throughput after the warm-up."""
+        return self.images / sum(self.batch_s)
+
+    @property
+    def wait_share(self) -> float:
+        """Share of the time, 0 to 1, that the trainer waited for a batch."""
+        return sum(self.wait_s) / sum(self.batch_s)
+
+
+def measure(settings: Settings, trainer: Trainer | None = None, clock: Clock | None = None) -> Trial:
+    """Feed the trainer of `settings` from the loader of `settings`, freshly opened.
+
+    A first batch, an epoch where that is asked for, the warm-up, the timed batches. A loader that runs out
+    starts its next epoch; what that costs is part of the measurement. An epoch that goes before, to fill a
+    cache, does not reach the trainer.
+
+    Args:
+        trainer: one that was made before, of the kind that `settings` names; by default a new one.
+        clock: takes the times; by default the device's.
+    """
+    with settings.running():
+        trainer = trainer or settings.make_trainer()
+        fed = FromPageable(trainer, settings.device) if settings.pageable else trainer
+        if settings.backend == imagefolder.NAME:
+            import torchvision  # noqa: F401  # as a training has before it builds its loader
+        start_s = time.perf_counter()
+        with settings.open_loader(trainer.dtype) as loader:
+            source = endless(loader)
+            first = next(source)
+            first_batch_s = time.perf_counter() - start_s
+            if settings.first_epoch or settings.cache != "none":
+                for _ in range(len(loader) - 1):
+                    next(source)
+            return _time_batches(itertools.chain([first], source), fed, settings, first_batch_s, clock)
+
+
+def measure_trainer(settings: Settings, trainer: Trainer | None = None) -> Trial:
+    """Feed one batch, which stays on the device, to the trainer again and again."""
+    with settings.running():
+        trainer = trainer or settings.make_trainer()
+        images = _noise(settings, settings.device).permute(0, 3, 1, 2)
+        if trainer.dtype.is_floating_point:
+            images = normalise(images, trainer.dtype)
+        labels = torch.randint(0, settings.classes, (settings.batch_size,), device=settings.device)
+        batch = Batch(images, labels, torch.arange(settings.batch_size))
+        return _time_batches(itertools.repeat((batch, False)), trainer, settings)
+
+
+def measure_transfer(settings: Settings) -> Trial:
+    """Move one batch from main memory to the device, in the dtype of the trainer, again and again."""
+    with settings.running():
+        dtype = settings.make_trainer().dtype
+        host = _noise(settings, torch.device("cpu"))
+        count = torch.arange(settings.batch_size)
+        decoded = DecodedBatch(host.pin_memory() if settings.device.type == "cuda" else host, count, count)
+        transfer = Transfer(Lane(settings.device), dtype, None)
+
+        def moved() -> Iterator[tuple[Batch, bool]]:
+            while True:
+                with transfer.lane.active():
+                    sent = transfer.send(decoded, 0)
+                yield transfer.receive(sent), False
+
+        return _time_batches(moved(), NullTrainer(), settings)
+
+
+def _noise(settings: Settings, device: torch.device) -> torch.Tensor:
+    """uint8 [batch_size, size, size, 3], as readers deliver them."""
+    shape = (settings.batch_size, settings.size, settings.size, 3)
+    return torch.randint(0, 256, shape, dtype=torch.uint8, device=device)
+
+
+def _time_batches(
+    source: Iterator[tuple[Batch, bool]],
+    trainer: Trainer,
+    settings: Settings,
+    first_batch_s: float = 0.0,
+    clock: Clock | None = None,
+) -> Trial:
+    """Of a loader, unless `first_batch_s` is 0."""
+    ids: list[list[torch.Tensor]] = [[]]  # by epoch
+    shapes: set[str] = set()
+    clock = clock or make_clock(settings.device)
+
+    def step(batch: Batch, first: bool) -> None:
+        trainer.step(batch)
+        if first:
+            ids.append([])
+        ids[-1].append(batch.ids)
+        shapes.add(f"{'x'.join(map(str, batch.images.shape[1:]))} {batch.images.dtype}")
+
+    start_s = time.perf_counter()
+    step(*next(source))
+    if settings.device.type == "cuda":
+        torch.cuda.synchronize(settings.device)
+    first_step_s = time.perf_counter() - start_s
+    for batch, first in _for_a_while(source, settings.warmup, settings.warmup_s):
+        step(batch, first)
+    images = 0
+    epoch_starts = []
+    watched = settings.monitored and first_batch_s > 0 and not isinstance(trainer, NullTrainer)
+    threads = _thread_seconds()
+    with Monitor(settings.device) if watched else nullcontext() as monitor:
+        clock.mark()
+        timed = _for_a_while(source, 0 if settings.seconds else settings.batches, settings.seconds)
+        for number, (batch, first) in enumerate(timed):
+            clock.mark()
+            step(batch, first)
+            images += len(batch.labels)
+            if first:
+                epoch_starts.append(number)
+            clock.mark()
+        intervals_s = clock.intervals_s()
+    serial_s = _serial_seconds(threads, _thread_seconds())
+    wait_s, step_s = intervals_s[::2], intervals_s[1::2]
+    return Trial(
+        first_batch_s,
+        images,
+        tuple(wait + work for wait, work in zip(wait_s, step_s, strict=True)),
+        tuple(epoch_starts),
+        wait_s,
+        step_s,
+        first_step_s,
+        _served(ids, shapes) if first_batch_s else None,
+        None if monitor is None else monitor.result(),
+        serial_s,
+    )
+
+
+def _for_a_while(
+    source: Iterator[tuple[Batch, bool]], batches: int, seconds: float
+) -> Iterator[tuple[Batch, bool]]:
+    """So many batches, and then more of them for at least so long."""
+    yield from itertools.islice(source, batches)
+    end_s = time.perf_counter() + seconds
+    while seconds and time.perf_counter() < end_s:
+        yield next(source)
+
+
+def _served(ids: Sequence[Sequence[torch.Tensor]], shapes: set[str]) -> Served:
+    """From the ids of each batch, epoch by epoch."""
+    epochs = [torch.cat(list(batches)) for batches in ids if batches]
+    return Served(
+        max(len(np.unique(epoch)) for epoch in epochs), sum(map(len, epochs)), tuple(sorted(shapes))
+    )
+
+
+def endless(loader: Feed) -> Iterator[tuple[Batch, bool]]:
+    """Each batch, and whether it is the first of its epoch; `loader` was built with `last=LAST`.
+
+    Raises:
+        SettingError: an epoch has no full batch.
+    """
+    if not len(loader):  # else this would go on for ever without a batch
+        check_fills_batch(loader.batch_size, loader.samples)
+    while True:
+        for number, batch in enumerate(loader):
+            yield batch, number == 0
+
+
+def _thread_seconds() -> dict[tuple[str, int], float]:
+    """CPU seconds so far of each Python thread, by the pool that it is of, else its name, and its number."""
+    names = {thread.native_id: thread.name.rsplit("_", 1)[0] for thread in threading.enumerate()}
+    threads = psutil.Process().threads()
+    return {(names[t.id], t.id): t.user_time + t.system_time for t in threads if t.id in names}
+
+
+def _serial_seconds(before: dict[tuple[str, int], float], now: dict[tuple[str, int], float]) -> float:
+    """Of the busiest thread between the two that more workers do not relieve.
+
+    Whoever asks for batches fills them, too, as much as each thread of that pool.
+    """
+    spent = {key: seconds - before.get(key, 0.0) for key, seconds in now.items()}
+    filling = [seconds for (name, _), seconds in spent.items() if name == _FILLING]
+    others = [seconds for (name, _), seconds in spent.items() if name not in (_FILLING, _READING)]
+    return max(0.0, max(others, default=0.0) - (median(filling) if filling else 0.0))

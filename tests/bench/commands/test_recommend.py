@@ -1,0 +1,179 @@
+"""`bench recommend`: its turns, what it prints, and the command on a small tree. Never how fast."""
+
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.commands import recommend as command
+from bench.measure import recommend as measuring
+from bench.measure.recommend import Recommendation, choose
+from bench.measure.sample import Loaded, Sampling, Trees
+from bench.report.forecast import RISK, needed_bytes
+from bench.report.row import RAW_TREE
+from precache.errors import SettingError, WorkerError
+from precache.sources.tree import scan_tree
+from tests.bench.conftest import Bench
+from tests.bench.given import Machine
+from tests.bench.settings import quick
+from tests.command import check_bad_input
+from tests.conftest import IMAGES
+
+
+@pytest.fixture
+def result(raw_tree: Path, tmp_path: Path) -> Recommendation:
+    machine, sampling = Machine(), Sampling(stored_size=64, quality=95, scratch=tmp_path)
+    return machine.recommend(scan_tree(raw_tree), sampling, quick(), formats=("shards", "webdataset"))
+
+
+def shown(result: Recommendation, capsys: pytest.CaptureFixture[str], **settings: Any) -> str:
+    command.show(replace(result, settings={**result.settings, **settings}))
+    return " ".join(capsys.readouterr().out.split())
+
+
+def test_the_answer_comes_first_then_the_table_and_the_rule(
+    result: Recommendation, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = shown(result, capsys)
+    answer = "ImageFolder and DataLoader keep an emulated accelerator of 2,000 images/s busy 12% of the time"
+    found = [
+        text.index(mention)
+        for mention in (
+            answer,
+            "Change that line to `loaders.build`",
+            "Convert to shards (",
+            "from",
+            "Rule: ",
+        )
+    ]
+    assert found == sorted(found)
+    assert found[0] == 0
+    assert RISK not in text
+    assert RISK in shown(result, capsys, stored_size=48)
+
+
+def test_beside_other_busy_processes_no_format_is_named(
+    result: Recommendation, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = shown(result, capsys, other_cpu=0.31)
+    assert "busy 12% of the time. Other processes took 31% of the CPUs" in text
+    assert "Convert to" not in text
+
+
+def test_more_of_a_machine_changes_what_is_computed_and_not_what_was_measured(
+    result: Recommendation, capsys: pytest.CaptureFixture[str]
+) -> None:
+    more = result.what_if(replace(result.inputs, **command.what_if(2, "h100", 4, 1000.0)))
+    assert (more.inputs.gpus, more.inputs.trainer_images_per_s, more.inputs.cpus) == (2, 7158, 4)
+    assert more.inputs.disk_bytes_per_s == 1e9
+    assert more.profiles == result.profiles
+    assert command.what_if(None, "1500x2", None, None) == {"trainer_images_per_s": 3000}
+    for row, other in zip(result.rows, more.rows, strict=True):
+        assert other.trainer is not None
+        assert other.trainer.median == 2 * 7158
+        assert other.loader.median >= row.loader.median
+    command.show_rows(result.what_if(replace(result.inputs, images=10**9, cpus=1024, gpus=1024)))
+    printed = capsys.readouterr().out
+    assert "read from the disk in every epoch" in " ".join(printed.split())
+    assert max(len(line.rstrip()) for line in printed.splitlines()) <= 100
+
+
+def turns(scan_of: Path, folder: Path, limit_s: float = 1e9) -> Any:
+    trees = Trees(folder, folder, 1, 2, 1, 1, 1e5)
+    sampling = Sampling(stored_size=48, quality=95, scratch=folder)
+    until_s = time.perf_counter() + limit_s
+    hardware: Any = None
+    return measuring._Turns(scan_tree(scan_of), sampling, quick(repeats=3), trees, folder, hardware, until_s)
+
+
+def test_a_format_that_fails_is_skipped_with_its_reason_and_turns_end_with_the_time(
+    raw_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_format(trees: object, name: str, *_: object) -> tuple[None, Loaded]:
+        if name in failing:
+            raise WorkerError(f"no room for {name}")
+        return None, Loaded(1000.0, 2000.0, 900.0, 0.0)
+
+    monkeypatch.setattr(measuring.sample, "run_format", run_format)
+    monkeypatch.setattr(measuring.sample, "convert", lambda tree, place, *_: place.mkdir())
+    failing = {"shards"}
+    found = turns(raw_tree, tmp_path)
+    found.run([RAW_TREE, "shards"], lambda: None)
+    assert found.skipped == {"shards": "no room for shards"}
+    assert {name: len(runs.loaders) for name, runs in found.runs.items()} == {RAW_TREE: 3}
+    hurried = turns(raw_tree, tmp_path, 1e-9)
+    hurried.run([RAW_TREE], lambda: None)
+    assert len(hurried.runs[RAW_TREE].loaders) == 1, "however little time there is"
+    failing = {RAW_TREE}
+    with pytest.raises(WorkerError, match="no room for raw tree"):
+        turns(raw_tree, tmp_path).run([RAW_TREE], lambda: None)
+
+
+def test_what_is_chosen_fits_and_nothing_better_does(raw_tree: Path) -> None:
+    scan, names = scan_tree(raw_tree), ("shards", "webdataset")
+    room, every = 1e9, []
+    for _ in range(5):
+        found = choose(scan, 96, names, room, "the disk")
+        needs = [needed_bytes(found.sizes[name]) for name in found.formats]
+        assert max(needs) <= room
+        every.append((found.stored.size, found.stored.quality, found.formats))
+        room = max(needs) - 1
+    rest = ((192, 95), (192, 90), (192, 75), (110, 75))
+    assert every == [(192, 95, names), *((size, quality, names[1:]) for size, quality in rest)]
+    with pytest.raises(SettingError, match="the smallest, webdataset of at most 110 px, JPEG quality 75"):
+        choose(scan, 96, names, room, "the disk")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)  # several processes that import torch, each twice as long on a busy machine
+def test_the_command_predicts_for_real(bench: Bench, data: Path, raw_tree: Path) -> None:
+    fast = ("--repeats", 1, "--seconds", 0.1, "--pictures", 30, "--stored-size", 48, "--size", 32)
+    what_if = ("--workers", 16, "--gpus", 2, "--accelerator", "a100", "--disk-mbps", 500)
+    paths = ("--scratch", data, "--json", "r.json")
+    done = bench("recommend", raw_tree, *fast, *what_if, "--format", "webdataset", *paths)
+    assert done.returncode == 0, done.stderr
+    for mention in (
+        "Predicted from a sample",
+        "What if: 70 pictures, 16 CPUs, accelerator 2 x 2,470",
+        "Rule: ",
+    ):
+        assert mention in done.stdout
+    assert sorted(path.name for path in data.iterdir()) == ["data", "r.json"], "the sample is gone"
+    stored = json.loads((data / "r.json").read_text())
+    today, raw, tars = stored["rows"]
+    names = [(row["backend"], row["data"]) for row in (today, raw, tars)]
+    assert names == [("imagefolder", "raw tree"), ("pytorch", "raw tree"), ("webdataset", "webdataset")]
+    assert 0 < tars["size_bytes"] < 70 * 48 * 48 * 3 * 2
+    assert (raw["convert_s"], tars["convert_s"] > 0) == (None, True)
+    for row in (today, raw, tars):
+        assert 0 < row["cold"]["median"] <= row["loader"]["median"]
+        assert 0 < row["together"]["median"] <= row["loader"]["median"]
+    assert stored["inputs"]["images"] == IMAGES
+    assert stored["settings"]["trainer"] == "emulated:h100"
+    assert stored["what_if"]["inputs"]["disk_bytes_per_s"] == 500e6
+
+
+@pytest.mark.parametrize(
+    ("typed", "mentions"),
+    [
+        ("--gpus 0", ["gpus must be positive, got 0"]),
+        ("--disk-mbps -1", ["disk_mbps must be positive"]),
+        ("--accelerator v100", ["unknown rate 'v100'", "h100, h200, a100"]),
+        ("--trainer-rate nan", ["trainer_rate must be positive"]),
+        ("--format tars", ["unknown format 'tars'", "dali, shards, webdataset"]),
+        ("--seconds nan", ["seconds must be positive, got nan"]),
+        ("--scratch gone", ["gone: no such folder"]),
+        ("--batch-size 71", ["batch_size 71 is more than the 70 pictures of an epoch"]),
+        ("--json .", [".: is a folder; name a file in it"]),
+        ("--convert out --gpus 2", ["--convert measures this machine", "leave out"]),
+        ("--convert out --quality 80", ["--convert measures this machine", "--quality"]),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(
+    typed: str, mentions: list[str], raw_tree: Path, data: Path, bench: Bench
+) -> None:
+    check_bad_input(bench("recommend", raw_tree, *typed.split()), *mentions)
+    assert [path.name for path in data.iterdir()] == ["data"]

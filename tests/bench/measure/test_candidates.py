@@ -1,0 +1,119 @@
+"""Which loader reads which folder, and that all of them get the same pictures."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from bench.measure.candidates import (
+    CHOICES,
+    READS,
+    Candidate,
+    choose_candidates,
+    open_candidates,
+    same_pictures,
+)
+from bench.measure.comparison import compare
+from bench.report.result import conditions
+from loaders.dataset import open_split
+from precache.convert import convert
+from precache.errors import DatasetError, SettingError
+from precache.example_data.sample_tree import make_sample
+from precache.recipe import Recipe
+from precache.sources.tree import scan_tree
+from tests.bench.settings import quick
+from tests.conftest import IMAGES
+
+PART = 40
+UNUSED = Path("unused")
+
+
+def test_without_folders_each_backend_gets_the_one_that_it_is_made_for() -> None:
+    found = [(one.backend, one.path) for one in choose_candidates([], ["all"], Path("data"))]
+    assert found == [(name, Path("data") / READS[name][0]) for name in CHOICES]
+    assert found[:2] == [("imagefolder", Path("data/raw")), ("pytorch", Path("data/raw"))], "today's first"
+    assert dict(found)["shards"] == Path("data/shards")
+
+
+def test_given_folders_go_to_every_backend_that_reads_them_once(
+    raw_tree: Path, converted: dict[str, Path]
+) -> None:
+    folders = [raw_tree, converted["shards"], converted["shards"]]
+    found = choose_candidates(folders, ["shards", "imagefolder", "shards", "synthetic"], UNUSED)
+    assert found == [
+        Candidate("shards", converted["shards"]),
+        Candidate("imagefolder", raw_tree),
+        Candidate("synthetic", raw_tree),
+        Candidate("synthetic", converted["shards"]),
+    ]
+
+
+def test_folders_of_one_kind_are_called_by_their_names_and_others_are_left_out(
+    converted: dict[str, Path], tmp_path: Path
+) -> None:
+    shutil.copytree(converted["shards"], tmp_path / "keep")
+    two = [Candidate("shards", converted["shards"]), Candidate("shards", tmp_path / "keep")]
+    gone = Candidate("dali", tmp_path / "dali")
+    opened, failed = open_candidates([*two, gone, Candidate("webdataset", converted["webdataset"])])
+    assert [one.described for one in opened] == ["shards shards", "shards keep", "webdataset"]
+    assert [one.described for one in open_candidates(two[:1])[0]] == ["shards"]
+    assert failed.keys() == {gone.label}
+    assert "does not exist" in failed[gone.label]
+
+
+def test_what_nothing_reads_or_knows_is_an_error(converted: dict[str, Path], tmp_path: Path) -> None:
+    with pytest.raises(DatasetError, match="holds shards: none of it is read by backend webdataset; use"):
+        choose_candidates([converted["shards"]], ["webdataset"], UNUSED)
+    with pytest.raises(SettingError, match=r"unknown backend 'dalli'; choose from: all, dali, imagefolder"):
+        choose_candidates([], ["dalli"], UNUSED)
+    with pytest.raises(DatasetError, match="does not exist"):
+        choose_candidates([tmp_path / "gone"], ["all"], UNUSED)
+
+
+@pytest.fixture(scope="module")
+def part(raw_tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Shards of a split of 40 of the tree's pictures."""
+    folder = tmp_path_factory.mktemp("part")
+    paths = [sample.path for sample in scan_tree(raw_tree).samples]
+    rows = [f"{path},{'train' if row % 7 < 4 else 'val'}\n" for row, path in enumerate(paths)]
+    (folder / "list.csv").write_text("".join(rows))
+    recipe = Recipe(format="shards", size=32, fit="crop")
+    convert(raw_tree, folder / "shards", recipe, workers=0, split_list=folder / "list.csv")
+    assert len(open_split(folder / "shards", "train").ids) == PART < IMAGES
+    return folder / "shards"
+
+
+def test_the_tree_serves_the_pictures_of_the_split_and_no_others(
+    raw_tree: Path, converted: dict[str, Path], part: Path
+) -> None:
+    opened, _ = open_candidates([Candidate("pytorch", raw_tree), Candidate("shards", converted["shards"])])
+    with same_pictures(opened) as served:
+        assert (served.candidates, served.linked, served.notes) == (opened, {}, []), "all of it, as it is"
+    opened, _ = open_candidates([Candidate("pytorch", raw_tree), Candidate("shards", part)])
+    with same_pictures(opened) as served:
+        tree, shards = served.candidates
+        linked = {Path(file).resolve() for file in tree.data.files}
+        folder = tree.reads
+        assert {Path(file).resolve() for file in open_split(folder, "train").files} == linked
+        assert served.linked == {raw_tree: folder}
+    held = {shards.data.path_of(sample_id) for sample_id in shards.data.ids.tolist()}
+    assert linked == {(raw_tree / path).resolve() for path in held}
+    assert isinstance(folder, Path)
+    assert not folder.exists()
+    result = compare(opened, quick(batches=3))
+    assert {data["samples"] for data in result.settings["data"].values()} == {PART}
+    assert f"of {raw_tree} the {PART} of {IMAGES} pictures that the data set holds" in conditions(result)
+
+
+def test_a_smaller_data_set_of_another_tree_is_refused_before_anything_runs(
+    raw_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = tmp_path / "other"
+    make_sample(other, images=PART, classes=3, seed=9, like="caltech", workers=0)
+    for number, picture in enumerate(sorted(other.glob("*/*"))):
+        picture.rename(picture.with_name(f"another-{number}{picture.suffix}"))
+    convert(other, tmp_path / "shards", Recipe(format="shards", size=32, fit="crop"), workers=0)
+    monkeypatch.setattr("bench.measure.comparison.run_fresh", lambda *_: pytest.fail("a process was started"))
+    chosen = choose_candidates([raw_tree, tmp_path / "shards"], ["pytorch", "shards"], UNUSED)
+    with pytest.raises(DatasetError, match=f"unequal work .*{IMAGES} pictures.*{PART} pictures"):
+        compare(chosen, quick())

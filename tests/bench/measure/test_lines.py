@@ -1,0 +1,73 @@
+"""A file of finished work: whatever it ends with, what is whole in it is found, and other files stay."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bench.measure.lines import Lines, check_same
+from precache.errors import SettingError
+
+WORK = [{"sweep": 1, "machine": {"cpu": "é"}}, {"point": 1, "rates": [1.5, 2.0]}, {"point": 2}]
+
+
+def written(path: Path) -> list[object]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_killed_at_any_byte_it_goes_on_after_the_last_whole_line(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "work.jsonl"
+    first, second = Lines(path, "bench sweep"), Lines(path, "bench sweep")
+    for number, line in enumerate(WORK):  # of two processes at a time
+        (first, second)[number % 2].add(line)
+    content = path.read_bytes()
+    for killed_at in range(len(content) + 1):
+        path.write_bytes(content[:killed_at])
+        lines = Lines(path, "bench sweep")
+        # a line without its newline is whole, too
+        ends = [n for n, byte in enumerate(content) if byte == ord("\n") and n <= killed_at]
+        assert lines.found == WORK[: len(ends)]
+        lines.add({"after": killed_at})
+        assert written(path) == [*WORK[: len(ends)], {"after": killed_at}]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "do not\nlose this",
+        "[1, 2]",
+        '{\n "name": "x"\n}',
+        '{"a": 1,\n"b": 2}',
+        '{"a": 1}\nnot json\n{"b"',
+        "{}",
+    ],
+)
+def test_the_file_of_something_else_is_refused_and_stays(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "mine.txt"
+    path.write_text(content)
+    with pytest.raises(SettingError, match=r"mine.txt: not a file of 'bench sweep'.*; name another --out"):
+        Lines(path, "bench sweep")
+    assert path.read_text() == content
+    with pytest.raises(SettingError, match="is a folder; name a file in it"):
+        Lines(tmp_path, "bench sweep")
+
+
+@pytest.mark.parametrize("content", ['{"name": "x"}', '{"name": "x"}\n{"name": "y"}'])
+def test_json_without_its_last_newline_is_not_cut_off_by_looking_at_it(tmp_path: Path, content: str) -> None:
+    """Whose file it is only its reader can say."""
+    path = tmp_path / "mine.jsonl"
+    path.write_text(content)
+    assert Lines(path, "bench sweep").found[0] == {"name": "x"}
+    assert path.read_text() == content
+
+
+def test_what_differs_is_named_but_for_the_date() -> None:
+    machine = {"cpu": "EPYC", "date": "2026-11-21"}
+    check_same("work", {"machine": machine, "sweep": 1}, {"machine": {**machine, "date": "2026-12-01"}})
+    for found, asked, said in (
+        ({"cpu": "Z80"}, {"cpu": "EPYC"}, r"other machine \(cpu: Z80, here EPYC\); name another --out"),
+        ({}, {"cpu": "EPYC"}, r"other machine \(cpu: none, here EPYC\)"),
+        ({"cpu": "EPYC", "gpu": "H200"}, {"cpu": "EPYC"}, r"other machine \(gpu: H200, here none\)"),
+    ):
+        with pytest.raises(SettingError, match=f"^work: was measured with {said}"):
+            check_same("work", {"machine": found}, {"machine": asked})

@@ -1,0 +1,141 @@
+"""One measured run, by real loaders: what the trainer gets, and what is counted of it."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from bench.cli import main
+from bench.measure import sweep
+from bench.measure.settings import LAST, Settings
+from bench.measure.trainers import EmulatedTrainer
+from bench.measure.trial import (
+    Trial,
+    endless,
+    measure,
+    measure_trainer,
+    measure_transfer,
+)
+from precache.console import commandline
+from precache.errors import SettingError
+from tests.bench.settings import quick
+from tests.building import build_loader
+from tests.conftest import IMAGES
+
+TRAINER = "emulated:100000"
+
+
+def shards(converted: dict[str, Path], **given: object) -> Settings:
+    return quick(**{"trainer": TRAINER, **given}).of("shards", converted["shards"], 5)
+
+
+class Ticking:
+    """Every wait takes 1 s, every step 3 s."""
+
+    def __init__(self) -> None:
+        self.marks = 0
+
+    def mark(self) -> None:
+        self.marks += 1
+
+    def intervals_s(self) -> tuple[float, ...]:
+        return (1.0, 3.0) * (self.marks // 2)
+
+
+def test_waits_and_steps_are_told_apart_and_first_batches_of_epochs_named(converted: dict[str, Path]) -> None:
+    clock = Ticking()
+    trial = measure(shards(converted, batches=16), clock=clock)
+    assert clock.marks == 1 + 2 * 16
+    assert (trial.wait_s, trial.step_s) == ((1.0,) * 16, (3.0,) * 16)
+    assert trial.batch_s == (4.0,) * 16
+    assert (trial.images, trial.images_per_s, trial.wait_share) == (16 * 8, 2.0, 0.25)
+    # a first batch, a warm one, then timed: 8 fill an epoch of 70 pictures
+    assert trial.epoch_starts == (6, 14)
+    assert trial.first_batch_s > 0
+
+
+@pytest.mark.parametrize("run", [measure_trainer, measure_transfer])
+def test_what_is_no_loader_serves_nothing(run: Callable[[Settings], Trial]) -> None:
+    trial = run(quick(trainer="emulated:2000"))
+    assert (trial.images, len(trial.batch_s)) == (4 * 8, 4)
+    assert (trial.served, trial.watched, trial.first_batch_s) == (None, None, 0.0)
+    if run is measure_trainer:
+        assert min(trial.step_s) >= 8 / 2000
+
+
+@pytest.mark.parametrize("cache", ["ram", "device"])
+def test_a_cache_is_full_before_the_first_timed_batch(
+    converted: dict[str, Path], monkeypatch: pytest.MonkeyPatch, cache: str
+) -> None:
+    """The trainer gets the first batch, then those of the second epoch, when nothing is decoded any more."""
+    served: list[list[int]] = []
+    monkeypatch.setattr(EmulatedTrainer, "step", lambda _, batch: served.append(batch.ids.tolist()))
+    measure(shards(converted, cache=cache))
+    with build_loader(converted["shards"], batch_size=8, size=32, last=LAST) as loader:
+        first, second = [[batch.ids.tolist() for batch in loader] for _ in range(2)]
+    assert served == [first[0], *second[: 1 + 4]]
+
+
+@pytest.mark.parametrize(("amp", "dtype"), [("bf16", "bfloat16"), ("fp16", "float16"), ("off", "float32")])
+def test_the_loader_serves_the_dtype_of_the_trainers_precision(
+    converted: dict[str, Path], tiny: str, amp: str, dtype: str
+) -> None:
+    served = measure(shards(converted, trainer=tiny, amp=amp)).served
+    assert served is not None
+    assert served.shapes == (f"3x32x32 torch.{dtype}",)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("compiler")
+def test_compiling_is_over_with_the_first_step(converted: dict[str, Path], tiny: str) -> None:
+    trial = measure(shards(converted, trainer=tiny, compiled=True))
+    assert trial.first_step_s > 10 * max(trial.step_s)
+
+
+BATCH = 32
+BATCHES = 2 * IMAGES // BATCH  # over the end of an epoch
+
+
+def counted(settings: Settings, _: Path) -> None:
+    served = measure(settings).served
+    assert served is not None
+    assert served.ids == IMAGES // BATCH * BATCH, "an epoch serves no picture twice"
+
+
+def by_the_clock(settings: Settings, _: Path) -> None:
+    timed = quick(trainer=TRAINER, batch_size=BATCH, warmup=0, batches=1, warmup_s=0.1, seconds=0.3)
+    assert sum(measure(timed.of(settings.backend, settings.path, 5)).batch_s) > 0.2
+
+
+def swept(settings: Settings, _: Path) -> None:
+    assert sweep.both(settings)["together"] > 0
+
+
+def profiled(settings: Settings, out: Path) -> None:
+    sizes = ("--batch-size", BATCH, "--size", 32, "--workers", 1, "--warmup", 1, "--steps", BATCHES)
+    words = ["profile", settings.path, "--trainer", TRAINER, "--device", "cpu", "--out", out, *sizes]
+    assert commandline.run(main, "bench", list(map(str, words))) == 0
+
+
+@pytest.mark.parametrize("run", [counted, by_the_clock, swept, profiled])
+def test_every_kind_of_run_feeds_full_batches_past_the_end_of_epochs(
+    converted: dict[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    run: Callable[[Settings, Path], None],
+) -> None:
+    sizes: list[int] = []
+    monkeypatch.setattr(EmulatedTrainer, "step", lambda _, batch: sizes.append(len(batch.labels)))
+    run(shards(converted, batch_size=BATCH, batches=BATCHES), tmp_path)
+    assert len(sizes) > BATCHES
+    assert set(sizes) == {BATCH}
+
+
+def test_an_epoch_without_a_full_batch_is_an_error_and_no_endless_loop(converted: dict[str, Path]) -> None:
+    refused = pytest.raises(SettingError, match=r"batch_size 71 is more than the 70 pictures.*smaller one")
+    with build_loader(converted["shards"], batch_size=IMAGES + 1, last=LAST) as loader, refused:
+        next(endless(loader))
+    with build_loader(converted["shards"], batch_size=IMAGES, last=LAST) as loader:
+        source = endless(loader)
+        found = [next(source) for _ in range(2)]
+    assert [(len(batch.labels), first) for batch, first in found] == [(IMAGES, True)] * 2

@@ -1,0 +1,259 @@
+"""The page of a result and its picture, without a browser."""
+
+import base64
+import json
+import re
+from dataclasses import replace
+from html import unescape
+from html.parser import HTMLParser
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from plotly.offline import get_plotlyjs
+
+from bench.report import loaders_page
+from bench.report.gain import sentences
+from bench.report.row import Result, Row
+from bench.report.verdict import COLD_FETCH
+from tests.bench.report.test_gain import ALONE, fed
+from tests.bench.report.test_gain import result as gain_result
+from tests.bench.rich_result import (
+    BATCH_SIZE,
+    EXPLANATION,
+    HOSTILE,
+    altered,
+    around,
+    change,
+    peer,
+    rich_result,
+    row,
+    waiting_row,
+)
+
+
+class Content(HTMLParser):
+    """A page's texts, captions, folded titles and attributes; every element must be closed in order."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+        self.captions: list[str] = []
+        self.folded: list[str] = []
+        self.attributes: list[tuple[str, str, str]] = []
+        self._open: list[str] = []
+        self.feed(text)
+        self.close()
+        assert self._open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.attributes += [(tag, name, value or "") for name, value in attrs]
+        if tag not in ("meta", "br"):
+            self._open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        inside = self._open[-1:]
+        if inside in (["figcaption"], ["summary"]):
+            (self.captions if inside == ["figcaption"] else self.folded).append(data)
+        if inside not in (["style"], ["script"]):
+            self.texts.append(data)
+
+
+def charts(text: str) -> dict[str, list[dict[str, Any]]]:
+    """The traces of each chart by its caption."""
+    found = {}
+    for part in text.split("<figcaption>")[1:]:
+        start = part.find("Plotly.newPlot(")
+        if start >= 0:
+            traces, _ = json.JSONDecoder().raw_decode(part, part.index("[", start))
+            found[unescape(part.partition("<")[0])] = traces
+    return found
+
+
+def page_of(*rows: Row) -> str:
+    return loaders_page.html(replace(rich_result(), rows=rows))
+
+
+@pytest.fixture(scope="module")
+def text() -> str:
+    return loaders_page.html(rich_result())
+
+
+@pytest.fixture(scope="module")
+def content(text: str) -> Content:
+    return Content(text)
+
+
+def quick_result(**settings: Any) -> Result:
+    """As of `bench quickstart`."""
+    data = {"shards on shards": {"samples": 768, "digest": "0", "path": "data/shards"}}
+    rows = (
+        fed("imagefolder", "raw tree", 0.31),
+        fed("pytorch", "raw tree", 0.5),
+        fed("shards", "shards", 0.99),
+        fed("webdataset", "webdataset", 0.31),
+        fed("dali", "dali", 0.2),
+        peer("ffcv-raw", "raw pixels", 20_000),
+    )
+    return gain_result(*rows, **{"data": data, **settings})
+
+
+def test_the_answer_comes_first_then_the_lanes_what_to_do_next_and_when_it_holds() -> None:
+    shown = " ".join("".join(Content(loaders_page.html(quick_result())).texts).split())
+    (answer,) = sentences(quick_result())
+    places = [
+        shown.index(part)
+        for part in (
+            "Does the trainer wait for data?",
+            answer.partition(". ")[0],
+            "Accelerator busy: share of the time",
+            "Next: loaders.build('data/shards')",
+            "AMD EPYC, 8 CPUs",
+            "data: data/shards (768 pictures)",
+            "All numbers",
+        )
+    ]
+    assert places == sorted(places)
+
+
+def test_all_but_the_answer_and_the_first_chart_is_folded(text: str) -> None:
+    assert Content(text).folded == [
+        "All numbers",
+        "Images/s of each loader alone",
+        "In detail: pytorch (ours, raw tree)",
+        "Machine, versions and settings",
+    ]
+    unfolded = re.sub(r"<details>.*?</details>", "", text.partition("</head>")[2], flags=re.DOTALL)
+    assert re.findall(r"<figcaption>([^:<]*)", unfolded) == ["Accelerator busy"]
+
+
+def test_every_chart_says_in_its_caption_what_to_see(content: Content) -> None:
+    assert content.captions == [
+        "Accelerator busy: share of the time that it has work (emulated:2480, which takes 2,480 images/s)",
+        "Images/s of each loader alone: left of a dashed line, the trainer waits",
+        "What each stage alone can do: the lowest is the bottleneck",
+        "Where a batch's time goes: orange is waiting",
+        "Throughput: below the dashed line the trainer waits",
+        "Each batch: a high orange bar is a wait",
+        "Cores, GPU and memory: a share near 100% is a limit that was met",
+        "Disk, network and swap, MB/s: what the loader read meanwhile",
+        "Memory, GiB: a rising line is a leak",
+        "Power, W: it falls where the GPU waits",
+        "Clocks, MHz: they fall where the GPU is too hot",
+    ]
+    (told,) = (
+        line for line in content.texts if line.startswith("Decoding is the bottleneck: 1,150 images/s")
+    )
+    assert EXPLANATION in told
+    assert "24.7 GB/s" in content.texts
+
+
+@pytest.mark.parametrize("colds", [{}, {COLD_FETCH: 0.159}])
+def test_the_time_of_a_batch_adds_up_to_the_whole_with_the_files_in_memory(colds: dict[str, float]) -> None:
+    waiting = waiting_row()
+    assert waiting.together is not None
+    name = "Where a batch's time goes: orange is waiting"
+    (bars,) = charts(page_of(altered(waiting, stalls={**waiting.stalls, **colds})))[name]
+    *parts_ms, whole_ms = bars["x"]
+    assert whole_ms == pytest.approx(sum(parts_ms))
+    assert whole_ms == pytest.approx(BATCH_SIZE / waiting.together.median * 1e3)
+    assert len(parts_ms) == 5  # compute, three stalls, and what these do not explain
+    explained = altered(waiting, stalls={"prep": (whole_ms - parts_ms[0]) / 1e3})
+    (bars,) = charts(page_of(explained))[name]
+    assert len(bars["x"]) == 3
+
+
+def test_spikes_and_epochs_stand_where_they_were(text: str) -> None:
+    waiting = waiting_row()
+    traces = {trace["name"]: trace for trace in charts(text)["Each batch: a high orange bar is a wait"]}
+    assert waiting.spikes is not None
+    assert tuple(traces["spike"]["x"]) == waiting.spikes.wait_spikes.batches
+    assert tuple(traces["first batch of an epoch"]["x"][::3]) == waiting.epoch_starts
+    assert traces["wait"]["y"] == pytest.approx([1e3 * seconds for seconds in waiting.wait_s])
+
+
+def test_names_cannot_become_markup(text: str, content: Content) -> None:
+    assert HOSTILE not in text
+    assert f"dali (ours, dali{HOSTILE})" in "".join(content.texts)
+    harmless = json.loads(json.dumps(rich_result().to_json()).replace(json.dumps(HOSTILE)[1:-1], "harmless"))
+    assert text.count("<script") == loaders_page.html(Result.from_json(harmless)).count("<script")
+
+
+def test_it_needs_no_network(text: str, content: Content) -> None:
+    own = text.replace(get_plotlyjs(), "")
+    assert len(own) < len(text)
+    assert not re.search(r"https?://|url\(|@import|<link", own)
+    for _, name, value in content.attributes:
+        assert name not in ("src", "srcset")
+        assert name != "href" or value.startswith(("data:", "#"))
+
+
+def test_the_download_is_the_result(content: Content) -> None:
+    (address,) = (value for _, name, value in content.attributes if name == "href" and value[0] != "#")
+    kind, _, data = address.partition(",")
+    assert kind == "data:application/json;base64"
+    assert ("a", "download", "result.json") in content.attributes
+    assert Result.from_json(json.loads(base64.b64decode(data))) == rich_result()
+
+
+def test_what_would_gain_is_a_table_the_fastest_first_and_says_cold_or_warm() -> None:
+    rows = re.findall(r"<tr>(.*?)</tr>", page_of(waiting_row()).partition("What would gain")[2])
+    cells = [re.sub(r'<span class="title">[^<]*</span>', "", one).split("</td>")[:-1] for one in rows]
+    told = [[re.sub(r"<[^>]*>", "", cell) for cell in line] for line in cells][:3]
+    assert [line[1:] for line in told] == [
+        ["2,470", "predicted with the files in memory", "5.59 GiB"],
+        ["2,300", "measured from a cold disk", ""],
+        ["1,900", "predicted with the files in memory", ""],
+    ]
+    assert [told[0][0], told[2][0]] == ["Converting to shards", "Four workers"]
+
+
+@pytest.mark.parametrize(("share", "listed"), [(0.9, False), (1.01, False), (1.5, True)])
+def test_a_change_that_gains_nothing_is_not_listed(share: float, listed: bool) -> None:
+    waiting = altered(waiting_row(), cold=None)
+    what = change("Converting to webdataset", waiting.now.median * share, measured=True)
+    assert ("Converting to webdataset</td>" in page_of(altered(waiting, changes=[what]))) == listed
+
+
+def test_each_loader_says_what_it_saves_of_an_hour() -> None:
+    with_money, without = loaders_page.html(quick_result(), 2.5), loaders_page.html(quick_result())
+    assert "saves 41 of 60 min, $1.72 an hour" in with_money
+    assert "saves 41 of 60 min<" in without
+    assert with_money.count(">saves ") == 2
+    for said in ("what people have today", "as today, within noise", "slower than today"):
+        assert said in without
+    assert 'class="lane best"><div class="name">shards (ours)' in without
+    busy = loaders_page.html(quick_result(other_cpu=0.4))
+    assert "Other processes took 40% of the CPUs" in busy
+    assert ">saves " not in busy
+    assert "lane best" not in busy
+
+
+def drawn(result: Result) -> tuple[list[str], list[str]]:
+    """The classes of the picture's bars, and its texts."""
+    parsed = ElementTree.fromstring(loaders_page.svg(result))
+    kinds = [part.get("class") or "" for part in parsed.iter("{http://www.w3.org/2000/svg}rect")]
+    bars = [kind for kind in kinds if kind in ("bar", "today", "cold")]
+    return bars, [part.text or "" for part in parsed.iter("{http://www.w3.org/2000/svg}text")]
+
+
+def test_the_picture_is_svg_with_a_bar_for_each_loader() -> None:
+    bars, texts = drawn(quick_result())
+    assert bars == ["today", *["bar"] * 4]
+    assert texts[0] == "How busy each loader keeps an emulated accelerator of 2,480 images/s"
+    assert {"31%", "50%", "99%", "20%"} <= set(texts)
+    assert any(text.startswith("dali (ours, dali<b>") for text in drawn(rich_result())[1])
+
+
+def test_the_picture_of_loaders_alone_is_of_images_per_second_warm_and_cold() -> None:
+    rows = (
+        row("imagefolder", "raw tree", 2_000, cold=around(780), **ALONE),
+        row("shards", "shards", 20_000, **ALONE),
+    )
+    bars, texts = drawn(gain_result(*rows))
+    assert bars == ["today", "cold", "bar"]
+    assert texts[0] == "Images per second of each loader, and read from a cold disk"
+    assert {"20,000", "780 cold"} <= set(texts)

@@ -1,0 +1,105 @@
+"""The programs of the lab: their turns and tables; the storage of one is as late and narrow as asked."""
+
+import os
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from bench.lab import stored_sizes
+from bench.lab.harness import Column, Turns
+from bench.lab.object_storage import serving
+from bench.report.words import Table
+from tests.command import check_bad_input, run
+
+
+def test_runs_take_turns_and_each_is_set_beside_the_same_turn_of_another() -> None:
+    called: list[str] = []
+
+    def run_of(name: str, rates: list[float]) -> dict[str, float]:
+        called.append(name)
+        return {"rate": rates[called.count(name) - 1]}
+
+    runs = {
+        "slow": lambda: run_of("slow", [9, 10, 20, 40]),
+        "fast": lambda: run_of("fast", [9, 30, 40, 200]),
+        "none": dict[str, float],
+    }
+    turns = Turns(runs, 3, uncounted=1)
+    assert called == ["slow", "fast"] * 4
+    columns = (Column("images/s", "rate"), Column("beside slow", "rate", ".1f", "slow"), Column("x", "other"))
+    assert turns.rows(columns) == [
+        ["slow", "20 (10-40)", "1.0 (1.0-1.0)", "-"],
+        ["fast", "40 (30-200)", "3.0 (2.0-5.0)", "-"],
+    ]
+
+
+def test_a_table_has_settings_turns_machine_and_versions_below_it(capsys: pytest.CaptureFixture[str]) -> None:
+    Turns({"one": lambda: {"rate": 1.0}}, 2).show(Table(("run",), [["one"]]), "size 16")
+    shown = capsys.readouterr().out
+    assert shown.startswith("| run |\n| --- |\n| one |\n\nsize 16; medians (ranges) of 2 turns; ")
+    assert all(part in shown for part in ("CPUs", "GiB", "torch ", "python "))
+
+
+def rows(printed: str) -> dict[str, list[str]]:
+    lines = [line.strip("| ").split(" | ") for line in printed.splitlines() if line.startswith("|")]
+    return {first: others for first, *others in lines[2:]}
+
+
+def test_each_program_prints_its_table(converted: dict[str, Path], raw_tree: Path, tmp_path: Path) -> None:
+    checks = run("bench.lab.checks", converted["shards"], "--repeats", 1, "--batch-size", 16, cwd=tmp_path)
+    assert list(rows(checks.stdout)) == ["never", "first-read", "always"], checks.stderr
+    assert rows(checks.stdout)["never"][2] == "1.00 (1.00-1.00)"
+    options = ("--repeats", 1, "--batch-size", 8, "--batches", 2, "--workers", 0, "--size", 16)
+    data_sets = run("bench.lab.image_dataset", raw_tree, converted["shards"], *options, cwd=tmp_path)
+    named = ["ImageFolder", f"ImageDataset {raw_tree}", f"ImageDataset {converted['shards']}"]
+    assert list(rows(data_sets.stdout)) == named, data_sets.stderr
+    check_bad_input(run("bench.lab.image_dataset", "nowhere", cwd=tmp_path), "nowhere", "does not exist")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)  # converts twelve times
+def test_every_way_to_store_pictures_has_its_bytes_rates_and_distances(
+    raw_tree: Path, tmp_path: Path
+) -> None:
+    options = ("--pictures", "40", "--size", "32", "--repeats", "1", "--workers", "1")
+    found = CliRunner().invoke(stored_sizes.command, [str(raw_tree), *options])
+    assert found.exit_code == 0, found.output
+    printed = rows(found.output)
+    assert list(printed) == [way.name for way in stored_sizes.WAYS]
+    assert printed["squares"][4] == "another part"
+    assert all(len(row) == 6 and all(row) for row in printed.values())
+
+
+def test_the_storage_is_late_and_narrow_and_serves_the_bytes(tmp_path: Path) -> None:
+    pytest.importorskip("obstore")
+    from precache.storage.objects import ObjectStore
+    from precache.storage.urls import Url
+
+    content = os.urandom(2_000_000)
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "a").write_bytes(content)
+    with serving(tmp_path, 0.1, 4e6) as server:
+        store = ObjectStore(Url(server, "sub"))
+        start_s = time.perf_counter()
+        assert store.get("a") == content
+        assert time.perf_counter() - start_s > 0.1 + 0.9 * len(content) / 4e6  # less is impossible
+        assert store.get_range("a", 10, 20) == content[10:30]
+        assert store.find("b") is None
+
+
+def test_loaders_on_a_storage_are_set_beside_a_plain_download(
+    converted: dict[str, Path], tmp_path: Path
+) -> None:
+    pytest.importorskip("obstore")
+    for name in ("shards", "webdataset"):
+        shutil.copytree(converted[name], tmp_path / "data" / name)
+    options = ("--repeats", 1, "--size", 32, "--batch-size", 16, "--latency-ms", 1)
+    done = run("bench.lab.object_storage", tmp_path / "data", *options, cwd=tmp_path)
+    assert list(rows(done.stdout)) == ["plain download", "shards", "webdataset"], done.stderr
+    assert rows(done.stdout)["plain download"][2] == "1.00 (1.00-1.00)"
+    check_bad_input(
+        run("bench.lab.object_storage", ".", cwd=tmp_path), "no folder 'shards'", "precache convert"
+    )

@@ -1,0 +1,103 @@
+"""What must not change while the house is made smaller: bytes of every format and fit, ids of every order.
+
+`python -m tests.test_pinned` writes `pinned.json` anew, for a change that is meant.
+"""
+
+import base64
+import hashlib
+import json
+import tempfile
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import loaders
+from precache import Recipe, convert
+from tests.command import ROOT
+
+PINNED = ROOT / "tests/pinned.json"
+FORMATS = ("shards", "webdataset", "dali")
+FITS = ("keep", "crop", "pad", "stretch")
+ORDERS = ("full", "window", False)
+WORLDS = ((0, 1), (0, 3), (2, 3))
+# 16x16, quality 90: what is stored as it is has the same bytes whatever library decodes it
+JPEG = base64.b64decode(
+    "/9j/4AAQSkZJRgABAQAAAQABAAD/2wBDAAMCAgMCAgMDAwMEAwMEBQgFBQQEBQoHBwYIDAoMDAsKCwsNDhIQDQ4RDgsLEBYQERMU"
+    "FRUVDA8XGBYUGBIUFRT/2wBDAQMEBAUEBQkFBQkUDQsNFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQU"
+    "FBQUFBQUFBT/wAARCAAQABADASIAAhEBAxEB/8QAHwAAAQUBAQEBAQEAAAAAAAAAAAECAwQFBgcICQoL/8QAtRAAAgEDAwIEAwUF"
+    "BAQAAAF9AQIDAAQRBRIhMUEGE1FhByJxFDKBkaEII0KxwRVS0fAkM2JyggkKFhcYGRolJicoKSo0NTY3ODk6Q0RFRkdISUpTVFVW"
+    "V1hZWmNkZWZnaGlqc3R1dnd4eXqDhIWGh4iJipKTlJWWl5iZmqKjpKWmp6ipqrKztLW2t7i5usLDxMXGx8jJytLT1NXW19jZ2uHi"
+    "4+Tl5ufo6erx8vP09fb3+Pn6/8QAHwEAAwEBAQEBAQEBAQAAAAAAAAECAwQFBgcICQoL/8QAtREAAgECBAQDBAcFBAQAAQJ3AAEC"
+    "AxEEBSExBhJBUQdhcRMiMoEIFEKRobHBCSMzUvAVYnLRChYkNOEl8RcYGRomJygpKjU2Nzg5OkNERUZHSElKU1RVVldYWVpjZGVm"
+    "Z2hpanN0dXZ3eHl6goOEhYaHiImKkpOUlZaXmJmaoqOkpaanqKmqsrO0tba3uLm6wsPExcbHyMnK0tPU1dbX2Nna4uPk5ebn6Onq"
+    "8vP09fb3+Pn6/9oADAMBAAIRAxEAPwD4/wDBfwh/1f7j9K958F/CH/V/uP0r2PwX8If9X+4/SvefBfwh/wBX+4/SjB4zbUPDzxD+"
+    "D3z/2Q=="
+)
+
+
+def make_tree(folder: Path) -> Path:
+    """50 JPEGs of 16x16 in 3 classes, each with another comment, and so other bytes."""
+    for number in range(50):
+        path = folder / f"{number % 3:03}.class" / f"{number:02}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        comment = b"\xff\xfe\x00\x04%02d" % number
+        path.write_bytes(JPEG[:2] + comment + JPEG[2:])
+    return folder
+
+
+def digests(tree: Path, folder: Path) -> dict[str, str]:
+    """sha256 of every data file by format, fit and name."""
+    found = {}
+    for form, fit in product(FORMATS, FITS):
+        out = folder / f"{form}-{fit}"
+        recipe = Recipe(
+            format=form, size=16, fit=fit, shard_bytes=10 * 16 * 16 * 3, splits="train=0.8,val=0.2"
+        )
+        convert(tree, out, recipe, workers=0)
+        for path in sorted(out.glob("*-0*")):  # shards and their indices, not what describes the whole
+            found[f"{form} {fit} {path.name}"] = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    return found
+
+
+def orders(tree: Path, shards: Path) -> dict[str, str]:
+    """sha256 of the ids of two epochs, batch after batch, by data, shuffle, seed and rank."""
+    found = {}
+    for (name, path), kind, seed, (rank, world) in product(
+        (("raw", tree), ("shards", shards)), ORDERS, (0, 7), WORLDS
+    ):
+        with loaders.build(
+            path,
+            shuffle=kind,
+            seed=seed,
+            batch_size=4,
+            crop_ratio=1.0,
+            rank=rank,
+            world_size=world,
+            last="pad",
+        ) as loader:
+            ids = np.concatenate([batch.ids.numpy() for _ in range(2) for batch in loader])
+        key = f"{name} {kind} seed {seed} rank {rank} of {world}"
+        found[key] = hashlib.sha256(ids.astype("<i8").tobytes()).hexdigest()[:16]
+    return found
+
+
+def pin(folder: Path) -> dict[str, dict[str, str]]:
+    tree = make_tree(folder / "tree")
+    return {"bytes": digests(tree, folder), "orders": orders(tree, folder / "shards-keep")}
+
+
+@pytest.fixture(scope="module")
+def now(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]:
+    return pin(tmp_path_factory.mktemp("pinned"))
+
+
+@pytest.mark.parametrize("kind", ["bytes", "orders"])
+def test_what_is_written_and_served_is_what_it_was(now: dict[str, dict[str, str]], kind: str) -> None:
+    assert now[kind] == json.loads(PINNED.read_text())[kind]
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as scratch:
+        PINNED.write_text(json.dumps(pin(Path(scratch)), indent=1) + "\n")

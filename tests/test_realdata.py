@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.measure.comparison import RunSettings, choose_arms, compare
+from bench.measure.candidates import choose_candidates
+from bench.measure.comparison import compare
+from bench.measure.settings import Settings
 from loaders import BACKENDS
 from precache import convert, open_dataset, verify
 from precache.sources.tree import scan_tree
@@ -63,24 +65,23 @@ def test_real_pictures_go_the_whole_way(tree: Path, tmp_path: Path) -> None:
         assert verify(tmp_path / name) == []
         assert open_dataset(tmp_path / name).manifest == manifest
     folders = [tree, *(tmp_path / name for name in ("shards", "webdataset", "dali"))]
-    arms = choose_arms(folders, sorted(BACKENDS), tmp_path)
-    for arm in arms:
-        if arm.backend == "nvjpeg" and not torch.cuda.is_available():
+    candidates = choose_candidates(folders, sorted(BACKENDS), tmp_path)
+    for one in candidates:
+        if one.backend == "nvjpeg" and not torch.cuda.is_available():
             continue
-        if arm.backend == "dali":
+        if one.backend == "dali":
             pytest.importorskip(
                 "nvidia.dali", reason="DALI is not installed: pip install nvidia-dali-cuda120"
             )
-        with build_loader(arm.path, backend=arm.backend, size=112, workers=2) as loader:
+        with build_loader(one.path, backend=one.backend, size=112, workers=2) as loader:
             served = [pair for b in loader for pair in zip(b.ids.tolist(), b.labels.tolist(), strict=True)]
-        assert sorted(served) == everything, arm
+        assert sorted(served) == everything, one
 
 
 def test_real_pictures_are_benchmarked(tree: Path) -> None:
-    spec = RunSettings(
-        trainers=("emulated:400",), batch_size=16, workers=2, size=112, warmup=1, batches=4, repeats=1,
-        device=torch.device("cpu"),
-    )  # fmt: skip
-    result = compare(choose_arms([tree], ["pytorch", "synthetic"], tree), spec)
+    settings = Settings(
+        trainer="emulated:400", batch_size=16, workers=2, size=112, warmup=1, batches=4, repeats=1
+    )
+    result = compare(choose_candidates([tree], ["pytorch", "synthetic"], tree), settings)
     assert [row.backend for row in result.rows] == ["pytorch", "synthetic"]
     assert all(row.together.median <= 400.5 for row in result.rows)

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 
-from bench.measure import huge
 from loaders import ImageDataset
 from loaders.backends.integrity import SampleCheck
 from loaders.dataset import SplitData, open_split
@@ -27,6 +26,7 @@ from precache.formats import FORMATS
 from tests.building import build_loader
 from tests.conftest import IMAGES
 from tests.damage import edit_manifest
+from tests.loaders import huge
 from tests.precache.sources.listed import listed
 
 MIB = 1 << 20

@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from bench.measure.processes import run_watched
 from PIL import Image
 
+from bench.measure.fresh import run_watched
 from precache import convert, open_dataset, verify, verify_deep
 from precache.errors import DatasetError, SettingError
 from precache.formats import FORMATS

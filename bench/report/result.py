@@ -93,7 +93,12 @@ COLUMNS = (
         False,
         lambda row: _rate(row.trainer),
     ),
-    Column("together", "images/s of the trainer fed by the loader", False, lambda row: _rate(row.together)),
+    Column(
+        "together",
+        "images/s of the trainer fed by the loader",
+        False,
+        lambda row: _rate(row.trainer and row.together),
+    ),
     Column("ratio", "together over trainer, and its range", False, lambda row: _ratio(row.ratio)),
     Column(
         "of limit",

@@ -230,7 +230,9 @@ def test_an_error_of_the_bar_itself_switches_it_off(monkeypatch: pytest.MonkeyPa
     assert "nonsense" not in sys.stderr.getvalue()
 
 
-def test_a_terminal_gets_a_bar_and_a_log_a_line_every_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_gets_a_bar_and_a_log_a_line_every_ten_seconds_and_the_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     now_s = iter(range(100))
     monkeypatch.setattr(terminal.time, "monotonic", lambda: float(next(now_s)))
     for stream in (Terminal(), io.StringIO()):
@@ -245,6 +247,7 @@ def test_a_terminal_gets_a_bar_and_a_log_a_line_every_ten_seconds(monkeypatch: p
             assert [line.split(" [")[0] for line in stream.getvalue().splitlines()] == [
                 "title:  42% 10/24",
                 "title:  83% 20/24",
+                "title: 100% 24/24",
             ]
 
 

@@ -84,7 +84,7 @@ def command(
         Table(titles, [_cells(change) for change in found], words=("trainer", "rate", "verdict")).show()
         for path, result, keys in ((before_path, before, gone), (after_path, after, new)):
             for key in keys:
-                click.echo(f"only in {path}: {key.loader} with {key.trainer}")
+                click.echo(f"only in {path}: {key.words} with {key.trainer}")
             if is_disturbed(share := other_cpu(result.settings)):
                 click.echo(f"{path}: {disturbance(share, then='')}")
         if differing:
@@ -156,7 +156,7 @@ def rate_changes(before: Result, after: Result, tolerance: float) -> list[RateCh
 
 def _cells(change: RateChange) -> tuple[str, ...]:
     return (
-        change.row.loader,
+        change.row.words,
         change.row.trainer,
         change.rate,
         f"{change.before.median:,.0f}",

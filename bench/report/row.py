@@ -279,6 +279,11 @@ class Key(NamedTuple):
         """What was measured on what, `shards on shards (2)`."""
         return f"{self.backend} on {self.data}" + (f" ({self.rank})" if self.rank > 1 else "")
 
+    @property
+    def words(self) -> str:
+        """The same for people, to whom `shards on shards` says no more than `shards`."""
+        return self.loader.replace(f"{self.backend} on {self.backend}", self.backend, 1)
+
 
 def by_key(rows: Iterable[Row]) -> dict[Key, Row]:
     """The rows, in their order."""

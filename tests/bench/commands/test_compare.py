@@ -111,7 +111,7 @@ def test_a_rate_is_judged_by_the_whole_range_of_b_over_a(
     before, after = write("a.json", ROWS[:1]), write("b.json", [{**ROWS[0], "loader": loader}])
     assert compare(before, after, *options) == code
     found = line(capsys.readouterr().out, "shards", " loader ")
-    assert found.split("  ")[0] == "shards on shards"
+    assert found.split("  ")[0] == "shards"
     assert found.endswith(verdict)
 
 
@@ -180,7 +180,7 @@ def test_a_row_that_the_second_lacks_is_exit_code_1_unless_forced(
     assert f"{after} lacks 1 row of {before}; --force goes on without." in printed
     assert f"only in {before}: pytorch on raw tree with emulated:4000" in printed
     assert f"only in {after}: dali on dali with emulated:4000" in printed
-    assert f"only in {after}: shards on shards (2) with emulated:4000" in printed
+    assert f"only in {after}: shards (2) with emulated:4000" in printed
     assert compare(before, after, "--force") == 0
     assert compare(write("c.json", ROWS[:1]), before) == 0, "a row more is no loss"
 

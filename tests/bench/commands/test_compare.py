@@ -179,7 +179,7 @@ def test_a_row_that_the_second_lacks_is_exit_code_1_unless_forced(
     printed = capsys.readouterr().out
     assert f"{after} lacks 1 row of {before}; --force goes on without." in printed
     assert f"only in {before}: pytorch on raw tree with emulated:4000" in printed
-    assert f"only in {after}: dali on dali with emulated:4000" in printed
+    assert f"only in {after}: dali with emulated:4000" in printed
     assert f"only in {after}: shards (2) with emulated:4000" in printed
     assert compare(before, after, "--force") == 0
     assert compare(write("c.json", ROWS[:1]), before) == 0, "a row more is no loss"

@@ -7,10 +7,9 @@ import click
 import torch
 
 from bench.commands.options import PLACE, option, run_options
-from bench.commands.profile import open_for
 from bench.machine import page_cache
 from bench.machine.hardware import describe_machine
-from bench.measure.candidates import folder_of
+from bench.measure.candidates import folder_of, open_for
 from bench.measure.ranks import Summary, launch, summarise
 from bench.measure.settings import Settings
 from bench.measure.trainers import EPILOG, resolve

@@ -13,14 +13,13 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from bench.commands.options import PLACE, run_options
 from bench.machine.hardware import describe_machine
 from bench.measure.candidates import CHOICES as BACKENDS
-from bench.measure.candidates import READS
+from bench.measure.candidates import READS, open_for
 from bench.measure.settings import Settings, check_fills_batch
 from bench.measure.trainers import CHOICES, EPILOG, resolve
 from bench.measure.trial import HostClock, measure
 from bench.report.words import Table, counted, machine_line, say
-from loaders.dataset import RAW, SplitData, open_split
 from precache.console import commandline
-from precache.errors import DatasetError, check_choice
+from precache.errors import check_choice
 from precache.storage.urls import Location
 
 WAIT, STEP = "wait for batch", "train step"
@@ -93,17 +92,6 @@ def profile_trial(settings: Settings, trace_path: Path) -> dict[str, Any]:
         "operators": operators,
         "shares": {WAIT: trial.wait_share, STEP: 1 - trial.wait_share},
     }
-
-
-def open_for(backend: str, folder: Location) -> SplitData:
-    """The training split in `folder`; DatasetError where `backend`, unless it is auto, does not read it."""
-    data = open_split(folder, "train")
-    if backend != "auto" and data.kind not in READS[backend]:
-        kind = "pytorch" if data.kind == RAW else data.kind
-        raise DatasetError(
-            f"{folder}: holds {data.kind}, which {backend} does not read; use backend {kind!r}"
-        )
-    return data
 
 
 @click.command(name="profile", cls=commandline.Command, epilog=EPILOG)

@@ -29,7 +29,7 @@ from bench.measure.recommend import (
 )
 from bench.measure.sample import Sampling
 from bench.measure.settings import Settings
-from bench.measure.trainers import EPILOG
+from bench.measure.trainers import EPILOG, emulated_images_per_s
 from bench.report.forecast import (
     RISK,
     Inputs,
@@ -141,12 +141,9 @@ def what_if(
     for name, value in given.items():
         if value is not None and not 0 < value < float("inf"):
             raise SettingError(f"{name} must be positive, got {value}")
-    rate = None
-    if accelerator is not None:
-        rate = make_settings(trainer=f"emulated:{accelerator}").make_trainer().images_per_s  # type: ignore[attr-defined]
     fields = {
         "gpus": gpus,
-        "trainer_images_per_s": rate,
+        "trainer_images_per_s": None if accelerator is None else emulated_images_per_s(accelerator),
         "cpus": workers,
         "disk_bytes_per_s": None if disk_mbps is None else disk_mbps * 1e6,
     }
@@ -255,7 +252,7 @@ def show(result: Recommendation) -> None:
     show_rows(result)
     for name, reason in result.skipped.items():
         click.echo(f"skipped {name}: {reason}")
-    click.echo(RULE)
+    say(RULE)
     if result.settings["stored_size"] < stored_size(result.settings["size"]):
         say(RISK)
 

@@ -126,6 +126,17 @@ def choose_candidates(data: Sequence[Location], backends: Sequence[str], root: P
     return candidates
 
 
+def open_for(backend: str, folder: Location) -> SplitData:
+    """The training split in `folder`; DatasetError where `backend`, unless it is auto, does not read it."""
+    data = open_split(folder, "train")
+    if backend != "auto" and data.kind not in READS[backend]:
+        kind = "pytorch" if data.kind == RAW else data.kind
+        raise DatasetError(
+            f"{folder}: holds {data.kind}, which {backend} does not read; use backend {kind!r}"
+        )
+    return data
+
+
 def open_candidates(candidates: Sequence[Candidate]) -> tuple[list[Candidate], dict[str, str]]:
     """The candidates, opened, a folder once whoever reads it; and why the others cannot be, by name."""
     found: dict[Location, SplitData | Exception] = {

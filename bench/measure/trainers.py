@@ -233,7 +233,7 @@ def make_trainer(
         return NullTrainer()
     if name in MODELS:
         return ModelTrainer(name, device, classes, amp, compiled=compiled)
-    return EmulatedTrainer(name, _images_per_s(name.partition(":")[2]))
+    return EmulatedTrainer(name, emulated_images_per_s(name.partition(":")[2]))
 
 
 def resolve(name: str, device: torch.device) -> str:
@@ -245,7 +245,7 @@ def resolve(name: str, device: torch.device) -> str:
     kind, _, argument = name.partition(":")
     if kind == "emulated":
         argument = argument or DEFAULT_PRESET
-        _images_per_s(argument)
+        emulated_images_per_s(argument)
         return f"emulated:{argument}"
     raise SettingError(f"unknown trainer {name!r}; choose from: {CHOICES}")
 
@@ -267,8 +267,8 @@ def check_trainer(name: str, size: int, *, amp: str = "auto", compiled: bool = F
         )
 
 
-def _images_per_s(argument: str) -> float:
-    """Of a preset or a number, as many times as `xN` behind it says."""
+def emulated_images_per_s(argument: str) -> float:
+    """Of a preset or a number, as many times as `xN` behind it says; SettingError for anything else."""
     several = re.fullmatch(r"(.+)x(\d+)", argument)
     one, count = (several[1], int(several[2])) if several else (argument, 1)
     if several and not 2 <= count <= _MOST_ACCELERATORS:

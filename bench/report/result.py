@@ -213,7 +213,7 @@ def findings(result: Result) -> Iterator[str]:
 
 def next_step(result: Result) -> str:
     """What a reader would type next; empty where there is nothing to do."""
-    ours = [row for row in result.rows if row.is_ours]
+    ours = [row for row in result.rows if row.is_ours and row.trainer_name == result.rows[0].trainer_name]
     gain = find_gain(ours)
     places = {row.label: result.settings.get("data", {}).get(row.label, {}).get("path") for row in ours}
     if gain.today is None or judge(gain.today.ratio) == KEEPS_UP or is_disturbed(other_cpu(result.settings)):

@@ -6,7 +6,7 @@ import sys
 import click
 
 import precache
-from precache.console import commandline
+from precache.cli import commandline
 from precache.errors import SettingError
 
 COMMANDS = {

@@ -18,7 +18,7 @@ from typing import Any
 
 import click
 
-from precache.console import commandline
+from precache.cli import commandline
 from precache.errors import MissingDependencyError, SettingError, WorkerError
 from precache.packages import install_extra
 from precache.storage import atomic_write
@@ -58,7 +58,7 @@ def execute(path: Path, home: str) -> None:
     try:
         notebook = nbformat.read(path, as_version=4)
     except ValueError as error:
-        raise SettingError(f"{path}: is no notebook ({str(error).splitlines()[0]})") from error
+        raise SettingError(f"{path}: is not a notebook ({str(error).splitlines()[0]})") from error
     client = NotebookClient(
         notebook,
         on_notebook_start=_handlers_kept(),

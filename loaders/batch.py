@@ -90,8 +90,8 @@ class Batch(list[torch.Tensor]):
         """
         if self._ids is None:
             raise AttributeError(
-                "this batch has no ids: it was made anew of images and labels alone, by a framework that "
-                "moved or gathered it; take the ids of the batch that the loader served"
+                "this batch has no ids: a framework that moved or gathered it rebuilt it from images and "
+                "labels alone; take the ids of the batch that the loader served"
             )
         return self._ids
 
@@ -124,7 +124,7 @@ class Batch(list[torch.Tensor]):
         super().__setitem__(place, part)
 
     def __contains__(self, part: object) -> bool:
-        return any(part is ours for ours in self)  # == of tensors is no truth value
+        return any(part is ours for ours in self)  # == of tensors is not a truth value
 
     def __eq__(self, other: object) -> bool:
         return self is other

@@ -44,7 +44,7 @@ from loaders.settings import (
 from loaders.transfer import Transfer, find_scales
 from precache.errors import SettingError
 from precache.pictures.sizes import Size, sides
-from precache.storage.mirror import Cache
+from precache.storage.shard_cache import Cache
 from precache.storage.urls import Url, is_url
 
 _BATCHES = 4  # served, two read ahead, and the one that is being filled

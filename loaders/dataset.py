@@ -15,20 +15,20 @@ import numpy as np
 
 from loaders.batch import Positions
 from loaders.order import WINDOW_SHARDS
-from loaders.samples.long_columns import ShardPaths, at, blocks, digest_of, fitting_shards, most_sides
+from loaders.samples.long_columns import ShardPaths, digest_of, fitting_shards
 from loaders.samples.rejected import rows_of_split
 from loaders.samples.remote import RemoteShards
+from precache.dataset.columns import Column, from_zero
 from precache.dataset.converted import ConvertedDataset, is_converted, open_dataset
-from precache.dataset.index import SampleIndex, Sizes
-from precache.dataset.index_rows import LazyArray, normal
+from precache.dataset.index import SampleIndex
+from precache.dataset.manifest import MANIFEST_NAME
 from precache.dataset.shard_table import ShardTable
 from precache.errors import DatasetError, ImageError, SettingError, SourceError, did_you_mean, printable
-from precache.images import Rendering, channel_count
-from precache.manifest import MANIFEST_NAME
+from precache.pictures.images import CHANNELS, Rendering
 from precache.pictures.sizes import Size, sides, written
 from precache.sources.base import Scan
 from precache.sources.tree import scan_tree
-from precache.storage.mirror import Cache
+from precache.storage.shard_cache import Cache
 from precache.storage.urls import Location, Url, locate
 
 RAW = "raw"
@@ -47,7 +47,7 @@ class SplitData:
     Attributes:
         path: the folder, or the URL.
         kind: `raw`, or the format of a converted folder.
-        ids: int64 [n], ranks in the sorted scan of the source tree; an array or a `LazyArray`, see there.
+        ids: int64 [n], ranks in the sorted scan of the source tree; indexed like an array.
         labels: int64 [n], likewise; -1 where a sample has not just one class.
         shard_samples: int64 [shards], in stored order; a raw tree is one shard.
         files: paths of the shards, see `held`; of the pictures themselves for a raw tree.
@@ -74,8 +74,8 @@ class SplitData:
 
     path: Location
     kind: str
-    ids: Positions
-    labels: Positions
+    ids: Column
+    labels: Column
     shard_samples: Positions
     files: Sequence[str]
     shard_bytes: Positions
@@ -86,7 +86,7 @@ class SplitData:
     digest: str
     channels: int = 3
     dtype: np.dtype[Any] = np.dtype(np.uint8)  # noqa: RUF009 (a constant)
-    shapes: Sizes | None = None
+    shapes: Column | None = None
     statistics: tuple[tuple[float, ...], tuple[float, ...]] | None = None
     rendering: Rendering | None = None
     boxes: str = ""
@@ -158,7 +158,7 @@ class SplitData:
             return self.part_of[1][positions]
         if isinstance(positions, slice):
             return np.arange(*positions.indices(len(self)))
-        return normal(positions, len(self))
+        return from_zero(positions, len(self))
 
     def part(self, number: int | None) -> "SplitData":
         """Itself, which is the only one: see `loaders.mixture.MixedData`."""
@@ -169,24 +169,22 @@ class SplitData:
     def select(self, positions: Positions) -> "SplitData":
         """The samples at `positions`, ascending, alone."""
         raw = self.kind == RAW
-        ids, labels, shapes = (at(column, positions) for column in (self.ids, self.labels, self.shapes))
         return replace(
             self,
-            ids=ids,
-            labels=labels,
+            ids=self.ids.at(positions),
+            labels=self.labels.at(positions),
             shard_samples=np.bincount(self.locate(positions)[0], minlength=len(self.shard_samples)),
             files=tuple(self.files[position] for position in positions.tolist()) if raw else self.files,
-            index=None if self.index is None else self.index.at(positions),
-            shapes=shapes,
+            index=None if self.index is None else self.index.select(positions),
+            shapes=None if self.shapes is None else self.shapes.at(positions),
             digest=digest_of(self.digest, self.ids, positions),
             part_of=(self.whole, self.in_whole(positions)),
         )
 
     def relabel(self, classes: tuple[str, ...], labels: Positions) -> "SplitData":
         """The same samples labelled as `classes`: `labels`, int64, has what each label becomes."""
-        known: Any = self.labels
-        renamed: Any = known.renamed(labels) if isinstance(known, LazyArray) else labels[known]
-        return replace(self, classes=classes, labels=renamed, part_of=self.part_of or (self, None))
+        part_of = self.part_of or (self, None)
+        return replace(self, classes=classes, labels=self.labels.renamed(labels), part_of=part_of)
 
     def file(self, position: int) -> str:
         """The file that holds the sample at `position`: its shard, or the picture itself."""
@@ -206,7 +204,7 @@ class SplitData:
         Raises:
             SettingError: the split has no such sample.
         """
-        for start, block in blocks(self.ids):
+        for start, block in self.ids.blocks():
             if len(rows := np.flatnonzero(block == sample_id)):
                 return self.path_at(start + int(rows[0]))
         raise SettingError(f"sample {sample_id!r}: {self.path} has none of this id in this split")
@@ -221,13 +219,18 @@ class SplitData:
     def shapes_at(self, positions: Positions | slice) -> Positions:
         """int64 [n, 2]: height and width of what is stored of the samples at `positions`."""
         if self.shapes is not None:
-            return self.shapes[positions].astype(np.int64)
+            shapes: Positions = self.shapes[positions].astype(np.int64)
+            return shapes
         return np.broadcast_to(np.array(sides(self.size), np.int64), (len(self.ids), 2))[positions]
 
     @property
     def most_sides(self) -> tuple[int, int]:
         """Height and width that no stored picture exceeds."""
-        return sides(self.size) if self.shapes is None else most_sides(self.shapes, self.shards)
+        if self.shapes is None:
+            return sides(self.size)
+        known = None if self.shards is None else self.shards.largest
+        height, width = (self.shapes.values if known is None else known).max(axis=0).tolist()
+        return height, width
 
     def check_shape(self, position: int, height: int, width: int) -> None:
         """Compare the size of what was decoded of the sample at `position` with what is known of it.
@@ -341,8 +344,8 @@ def _converted(dataset: ConvertedDataset, split: str) -> SplitData:
     data = SplitData(
         path=dataset.place,
         kind=dataset.manifest.recipe.format,
-        ids=index.ids,
-        labels=index.labels,
+        ids=index["ids"],
+        labels=index["labels"],
         shard_samples=shards.samples,
         files=ShardPaths(dataset.path, shards),
         shard_bytes=shards.bytes[:, 0],
@@ -351,15 +354,15 @@ def _converted(dataset: ConvertedDataset, split: str) -> SplitData:
         classes=dataset.manifest.classes,
         size=dataset.manifest.recipe.size,
         digest=dataset.digest,
-        channels=channel_count(dataset.manifest.recipe.channels),
+        channels=CHANNELS[dataset.manifest.recipe.channels],
         dtype=np.dtype(dataset.manifest.recipe.dtype),
-        shapes=index.shapes,
+        shapes=index.columns.get("shapes"),
         statistics=None if statistics is None else (statistics.mean, statistics.std),
         rendering=dataset.manifest.recipe.rendering,
         boxes=str(dataset.manifest.source_options.get("boxes", "")),
         remote=RemoteShards.of(dataset, shards),
     )
-    return data if index.removed is None else data.select(np.flatnonzero(index.served))
+    return data.select(np.flatnonzero(index.served)) if "removed" in index.columns else data
 
 
 def _raw(scan: Scan, split: str, *, skip_rejected: bool) -> SplitData:
@@ -367,8 +370,8 @@ def _raw(scan: Scan, split: str, *, skip_rejected: bool) -> SplitData:
     return SplitData(
         path=scan.root,
         kind=RAW,
-        ids=scan.samples.ids[rows],
-        labels=scan.samples.labels[rows],
+        ids=Column(scan.samples.ids[rows]),
+        labels=Column(scan.samples.labels[rows]),
         shard_samples=np.array([len(rows)]),
         files=tuple(f"{scan.root}/{scan.samples[row].path}" for row in rows.tolist()),
         shard_bytes=np.empty(0, np.int64),

@@ -67,10 +67,9 @@ class SplitDataset(Dataset[Any]):
 
     def __getitem__(self, position: Any) -> Any:
         raise SettingError(
-            f"the loader of {self._data.path} serves batches of its own, whole, and shares them out among "
-            f"processes by itself, those that have found each other when it is built; iterate over the "
-            f"loader, hand it to accelerator.prepare(), or pass its `dataset` and `batch_sampler` on "
-            f"together, unchanged"
+            f"the loader of {self._data.path} serves whole batches, and divides them among processes by "
+            f"itself; iterate over the loader, pass it to accelerator.prepare(), or pass on its `dataset` "
+            f"and `batch_sampler` together, unchanged"
         )
 
     def __getitems__(self, asked: list[int]) -> Batch:

@@ -16,12 +16,12 @@ from loaders.backends.integrity import SampleCheck
 from loaders.dataset import RAW, open_split
 from loaders.refusals import OF_IMAGES, check_given, refuse
 from loaders.samples.fields import labels_of
-from precache import images
 from precache.errors import DatasetError, SampleError, SettingError, check_choice, shell_command
 from precache.formats import FORMATS
 from precache.formats.base import Places
-from precache.images import Rendering
-from precache.jpeg import Pixels, decode_jpeg
+from precache.pictures import images
+from precache.pictures.images import Rendering
+from precache.pictures.jpeg import Pixels, decode_jpeg
 from precache.pictures.reading import steadily
 from precache.storage import read_regular_part
 from precache.storage.urls import Url
@@ -55,7 +55,7 @@ class ImageDataset(Dataset[tuple[Any, Any]]):
         root: `path`.
         classes: class names.
         class_to_idx: class name -> label.
-        ids: int64 [n], the samples' ids.
+        ids: int64 [n], the samples' ids; of a set of more than a million a column, indexed like an array.
         transform, target_transform: as given; may be set anew.
 
     Raises:
@@ -95,7 +95,8 @@ class ImageDataset(Dataset[tuple[Any, Any]]):
         self.root = str(path) if isinstance(path, Url) else os.fspath(path)
         self.classes = list(self._data.classes)
         self.class_to_idx = {name: label for label, name in enumerate(self.classes)}
-        self.ids = self._data.ids
+        ids = self._data.ids
+        self.ids = ids if ids.in_pieces else ids.values
         self.transform = transform
         self.target_transform = target_transform
 

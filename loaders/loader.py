@@ -135,12 +135,12 @@ class EpochLoader(IterableDataset[Batch]):
         """Serve pictures of `size` from the next iteration on; as of `loaders.build`.
 
         Raises:
-            SettingError: an iteration stands midway, or this size cannot be served; then nothing changes.
+            SettingError: an iteration is under way, or this size cannot be served; then nothing changes.
         """
         self._check_usable()
         if self._midway():
             raise SettingError(
-                f"set_size({size!r}) in the midst of an epoch, after {self._place[1]:,} of {len(self):,} "
+                f"set_size({size!r}) in the middle of an epoch, after {self._place[1]:,} of {len(self):,} "
                 f"batches; call it between epochs: end the iteration, or drop its iterator"
             )
         spec = replace(self.spec, size=size)
@@ -311,8 +311,8 @@ class EpochLoader(IterableDataset[Batch]):
             self._turns += 1
             if self._turns == _TURNS:
                 _LOGGER.warning(
-                    "%s: two iterations of one loader take turns, and each turn starts to read anew; "
-                    "build a loader for each of them",
+                    "%s: two iterations of one loader take turns, which restarts reading at each turn; "
+                    "build one loader for each",
                     printable(str(self._data.path)),
                 )
         self._drop_stream()

@@ -99,10 +99,12 @@ def unite_classes(parts: Sequence[SplitData]) -> tuple[SplitData, ...]:
     targets = [None if part.index is None else part.index.targets for part in parts]
     kinds = {None if t is None else (t.kind, t.row_shape) for t in targets}
     if len(kinds) > 1 or (targets[0] is not None and len({part.classes for part in parts}) > 1):
-        raise SettingError("datasets of a mixture are labelled alike: one class each, or the same targets")
+        raise SettingError(
+            "datasets of a mixture must have the same kind of labels: one class each, or the same targets"
+        )
     if len({(part.channels, part.dtype) for part in parts}) > 1:
         kinds_of = " and ".join(f"{part.dtype} of {part.channels}" for part in parts)
-        raise SettingError(f"datasets of a mixture have the same channels, these have {kinds_of}")
+        raise SettingError(f"datasets of a mixture must have the same channels, got {kinds_of}")
     classes = tuple(dict.fromkeys(name for part in parts for name in part.classes))
     labels = {name: label for label, name in enumerate(classes)}
     return tuple(
@@ -132,7 +134,9 @@ def samples_of(shares: Sequence[float] | None, samples: Sequence[int]) -> tuple[
         )
     counts = samples[0] * (numbers / numbers[0])
     if counts.max() > 2**40:
-        raise SettingError(f"shares {shares!r} make an epoch of more than {2**40:,} samples")
+        raise SettingError(
+            f"shares {shares!r} make an epoch of more than {2**40:,} samples; give closer shares"
+        )
     return tuple(max(1, round(count)) for count in counts.tolist())
 
 
@@ -239,7 +243,7 @@ def _merge_fields(batches: Sequence[Batch], order: Positions) -> dict[str, Any]:
             merged[name] = values[upload(torch.from_numpy(order), values.device)]
         else:
             raise SettingError(
-                f"field {name} is of another kind in each dataset of the mixture: "
+                f"field {name} has different kinds in the datasets of the mixture: "
                 f"{' and '.join(f'{part.dtype} {[*part.shape[1:]]}' for part in parts)}"
             )
     return merged

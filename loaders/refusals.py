@@ -62,7 +62,7 @@ def refuse(
     """
     for name in theirs:
         if name in ours:
-            raise SettingError(f"{name} is no setting of {function.__name__}; {ours[name]}")
+            raise SettingError(f"{name} is not a setting of {function.__name__}; {ours[name]}")
         similar = get_close_matches(name, [*inspect.signature(function).parameters, *reading], 1)
         hint = f"; did you mean {_place(similar[0])}?" if similar else ""
         raise TypeError(f"{function.__name__}() got an unexpected keyword argument {name!r}{hint}")

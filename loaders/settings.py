@@ -10,9 +10,9 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 
+from precache.engines import available_cpus
 from precache.errors import SettingError, check_choice, check_range
-from precache.executors import available_cpus
-from precache.images import MAX_SIZE
+from precache.pictures.images import MAX_SIZE
 from precache.pictures.sizes import Size, check_size
 from precache.storage.urls import Url
 
@@ -222,7 +222,7 @@ def _ranks_of_ray_train() -> tuple[int, int] | None:
         context = None if train is None else train.get_context()
         ranks = None if context is None else (context.get_world_rank(), context.get_world_size())
         return None if ranks is None or None in ranks else ranks
-    except (RuntimeError, AttributeError):  # it is no worker; or it is still importing that module
+    except (RuntimeError, AttributeError):  # it is not a worker; or it is still importing that module
         return None
 
 

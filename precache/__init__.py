@@ -22,14 +22,14 @@ from precache.errors import (
 from precache.packages import check_pillow, pillow_fault
 
 try:
-    from precache.checks.across import verify_across
-    from precache.checks.checking import CheckReport, check
-    from precache.checks.verification import verify, verify_deep
-    from precache.convert import Conversion, convert
+    from precache.conversion.check import CheckReport, check
+    from precache.conversion.convert import Conversion, convert
+    from precache.conversion.deep_verification import verify_deep
+    from precache.conversion.export import export
     from precache.dataset.converted import ConvertedDataset, open_dataset
-    from precache.manifest import Manifest
+    from precache.dataset.manifest import Manifest
+    from precache.dataset.verification import verify, verify_across
     from precache.recipe import Recipe
-    from precache.sharing.export import export
     from precache.sources import Source, SourceOptions, open_source
 except ImportError:
     if pillow_fault() is None:

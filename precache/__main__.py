@@ -4,8 +4,8 @@ import sys
 
 import click
 
-from precache.commands.doctor import doctor_command
-from precache.console import commandline
+from precache.cli import commandline
+from precache.cli.doctor import doctor_command
 from precache.packages import check_pillow, pillow_fault
 
 
@@ -22,7 +22,7 @@ def entry_point() -> None:
     if pillow_fault():
         main = _DoctorAlone(name="precache", commands=[doctor_command])
         sys.exit(commandline.run(main, "precache"))
-    from precache import cli
+    from precache.cli import main as cli
 
     cli.entry_point()
 

@@ -151,7 +151,7 @@ def did_you_mean(path: str | os.PathLike[str]) -> str:
 def shell_command(*words: object) -> str:
     """The command line of `words` to paste into a shell; one as `precache convert` stays two words.
 
-    A path or a URL is one word whatever it holds; one that begins with a dash is no option.
+    A path or a URL is one word whatever it holds; one that begins with a dash is not an option.
     """
     return " ".join(word if isinstance(word, str) else _quoted(word) for word in words)
 

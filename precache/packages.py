@@ -42,10 +42,10 @@ def pip_install(*arguments: str) -> str:
 
 
 def put_pillow(name: str) -> str:
-    """The command line that gives the running Python `pillow` or `pillow-simd`, and takes the other away.
+    """The command line that gives the running Python `pillow` or `pillow-simd`, and removes the other.
 
-    Both are the package PIL, so that removing one breaks the other: both are removed, whatever is there. What
-    comes instead is downloaded, and compiled, before that: where it fails, nothing has changed.
+    Both are the package PIL, so that removing one breaks the other: both are removed, whichever is there. The
+    new one is downloaded, and compiled, before that: where that fails, nothing has changed.
     """
     pip = shlex.join([sys.executable, "-m", "pip"])
     return (
@@ -56,7 +56,7 @@ def put_pillow(name: str) -> str:
 
 
 def pillow_fault() -> tuple[str, str] | None:
-    """What is wrong with PIL if it cannot be imported, and the command line that puts it right; else None."""
+    """What is wrong with PIL if it cannot be imported, and the command line that repairs it; else None."""
     try:
         from PIL import Image, features  # noqa: F401
     except Exception as error:  # half a package may raise anything

@@ -31,7 +31,7 @@ class ShardPlan:
 
     @property
     def number(self) -> int:
-        """Of the shard in its split."""
+        """Number of the shard in its split."""
         return int(self.name.removeprefix(f"{self.split}-"))
 
 
@@ -57,7 +57,7 @@ def plan_conversion(samples: Samples, recipe: Recipe) -> ConvertPlan:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Grown:
-    """What a dataset holds already to which samples are added.
+    """What a dataset already holds, to which an update adds samples.
 
     Attributes:
         update: number of the update, from 1.
@@ -100,8 +100,8 @@ def _splits(samples: Samples, recipe: Recipe, grown: Grown | None = None) -> Ite
     if samples.split_names == ("",):
         shares = parse_splits(recipe.splits)
         names = tuple(shares)
-        kept = None if grown is None else [grown.kept.get(name, np.empty(0, np.int64)) for name in names]
-        split_of = split_samples(samples.labels, list(shares.values()), recipe.seed, kept)
+        present = None if grown is None else [grown.kept.get(name, np.empty(0, np.int64)) for name in names]
+        split_of = split_samples(samples.labels, list(shares.values()), recipe.seed, present)
     elif recipe.splits == DEFAULT_SPLITS or recipe.listed:
         split_of, names = samples.splits, samples.split_names
     else:
@@ -113,7 +113,9 @@ def _splits(samples: Samples, recipe: Recipe, grown: Grown | None = None) -> Ite
         yield name, np.flatnonzero(split_of == index)
 
 
-def split_samples(labels: Ints, shares: list[float], seed: int, kept: Sequence[Ints] | None = None) -> Ints:
+def split_samples(
+    labels: Ints, shares: list[float], seed: int, present: Sequence[Ints] | None = None
+) -> Ints:
     """Put each sample into one split, class by class, by the largest remainder.
 
     What a class's whole numbers leave over or short is carried to the next class, so that both
@@ -122,7 +124,7 @@ def split_samples(labels: Ints, shares: list[float], seed: int, kept: Sequence[I
     Args:
         labels: int64 [n], of the samples.
         shares: of the splits; they sum to 1.
-        kept: of each split, the labels of the samples that it has already: they count for the shares.
+        present: labels of the samples that each split already has: they count for the shares.
 
     Returns:
         int64 [n]: each sample's index of `shares`.
@@ -130,7 +132,9 @@ def split_samples(labels: Ints, shares: list[float], seed: int, kept: Sequence[I
     wanted = np.array(shares)
     carried = np.zeros(len(shares))
     most = int(labels.max()) + 2
-    has = None if kept is None else np.array([np.bincount(of + 1, minlength=most)[:most] for of in kept])
+    has = (
+        None if present is None else np.array([np.bincount(of + 1, minlength=most)[:most] for of in present])
+    )
     split_of = np.zeros(len(labels), np.int64)
     by_class = np.argsort(labels, kind="stable")
     for members in np.split(by_class, np.flatnonzero(np.diff(labels[by_class])) + 1):

@@ -1,7 +1,10 @@
 """Every setting that changes the bytes of a converted dataset."""
 
+import csv
+import io
 import re
 import shlex
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -9,7 +12,15 @@ import numpy as np
 from PIL import ImageColor
 
 from precache.errors import SettingError, check_choice, check_range
-from precache.images import CHANNELS, FITS, KEPT, MAX_SIZE, RESAMPLING, Color, Rendering, channel_count
+from precache.pictures.images import (
+    CHANNELS,
+    FITS,
+    KEPT,
+    MAX_SIZE,
+    RESAMPLING,
+    Color,
+    Rendering,
+)
 from precache.pictures.reading import MAX_PIXELS
 from precache.pictures.sizes import Size, check_size, sides, written
 
@@ -18,10 +29,9 @@ DECODES = ("full", "scaled")
 DEFAULT_SPLITS = "train=1"
 DEFAULT_SIZE = 448  # pixels: twice the 224 of common models
 DTYPES = ("uint8", "uint16")
-_BANDS = re.compile(r"[1-9]|[1-5][0-9]|6[0-4]", re.ASCII)
 _LISTED = re.compile(r"list:[0-9a-f]{64}")
 SPLIT_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{,63}")
-"""Of a split, whoever names it: names of files begin with it."""
+"""Name of a split, whatever names it: names of files begin with it."""
 _SPLIT = re.compile(rf"({SPLIT_NAME.pattern})=([0-9.]+)")
 
 
@@ -52,9 +62,8 @@ class Recipe:
         allow_truncated: convert damaged JPEGs, with grey where data is missing.
         max_pixels: a picture of more pixels is rejected, by its header, before it is decoded.
         channels: `rgb`; `grey`, colour as Pillow converts it to L; or, of `shards`, `rgba`, which keeps
-            transparency instead of compositing it on `background`, or a number of bands, as "5", which are
-            kept as they are (TIFF; needs tifffile).
-        dtype: `uint8`, or, of `shards`, `uint16`: of grey or bands, 16 bits as the file has them.
+            transparency instead of compositing it on `background`.
+        dtype: `uint8`, or, of `shards` in grey, `uint16`: 16 bits as the file has them.
 
     Raises:
         SettingError: a value is out of range or unknown.
@@ -105,16 +114,13 @@ class Recipe:
 
     def to_flags(self) -> str:
         """The flags of `precache convert` that give this recipe, to paste into a shell."""
-        settings = asdict(self)
         defaults = {field.name: field.default for field in fields(self)}
-        flags = []
-        for name, value in settings.items():
-            if value != defaults[name]:
-                flag = f"--{name.replace('_', '-')}"
-                shown = "LIST.csv" if name == "splits" and _LISTED.fullmatch(value) else value
-                shown = written(value) if name == "size" else shown
-                flags.append(flag if value is True else f"{flag} {shlex.quote(str(shown))}")
-        return " ".join(flags)
+        given = {name: value for name, value in asdict(self).items() if value != defaults[name]}
+        if self.listed:
+            given["splits"] = "LIST.csv"
+        if "size" in given:
+            given["size"] = written(self.size)
+        return as_flags(given)
 
     @property
     def listed(self) -> bool:
@@ -149,15 +155,15 @@ class Recipe:
 
     @property
     def picture_bytes(self) -> int:
-        """Of a picture's pixels; with fit `keep` of a large one of 4:3, with `keep-longer` the most."""
+        """Bytes of a picture's pixels; with fit `keep` of a large 4:3 picture, with `keep-longer` at most."""
         height, width = sides(self.size)
         pixels_bytes = height * width * self.pixel_bytes
         return pixels_bytes * 4 // 3 if self.fit == "keep" else pixels_bytes
 
     @property
     def pixel_bytes(self) -> int:
-        """Of all channels of a pixel."""
-        return channel_count(self.channels) * np.dtype(self.dtype).itemsize
+        """Bytes of all channels of a pixel."""
+        return CHANNELS[self.channels] * np.dtype(self.dtype).itemsize
 
     def to_json(self) -> dict[str, Any]:
         """The settings as plain JSON values; `Recipe(**recipe.to_json()) == recipe`."""
@@ -165,20 +171,31 @@ class Recipe:
         return {**asdict(self), "size": size}
 
 
+def flag_of(name: str) -> str:
+    """The flag of `precache convert` for a setting; that of `fields` may be given several times."""
+    return "--field" if name == "fields" else "--" + name.replace("_", "-")
+
+
+def as_flags(given: Mapping[str, Any]) -> str:
+    """Settings as flags of `precache convert`, to paste into a shell; a list becomes a line of CSV."""
+    flags = []
+    for name, value in given.items():
+        text = io.StringIO()
+        csv.writer(text, lineterminator="").writerow(value if isinstance(value, list) else [])
+        shown = text.getvalue() if isinstance(value, list) else str(value)
+        flags.append(flag_of(name) if value is True else f"{flag_of(name)} {shlex.quote(shown)}")
+    return " ".join(flags)
+
+
 def _check_channels(channels: str, dtype: str, format_name: str) -> None:
     check_choice("dtype", dtype, DTYPES)
-    if not isinstance(channels, str) or not (channels in CHANNELS or _BANDS.fullmatch(channels)):
-        choices = ", ".join(CHANNELS)
-        raise SettingError(
-            f"unknown channels {channels!r}; choose from: {choices}, or a number of bands to 64"
-        )
+    check_choice("channels", channels, CHANNELS)
     if channels == "rgba" and format_name != "shards":
         raise SettingError(f"channels rgba need format shards, got {format_name}: a JPEG has no alpha")
-    if dtype == "uint16" and channels in ("rgb", "rgba"):
-        raise SettingError(f"dtype uint16 goes with channels grey or a number of bands, got {channels}")
-    if (dtype == "uint16" or channels not in CHANNELS) and format_name != "shards":
-        kept = f"channels {channels}" if dtype == "uint8" else "dtype uint16"
-        raise SettingError(f"{kept} need format shards, got {format_name}: a JPEG has 8 bits of grey or RGB")
+    if dtype == "uint16" and channels != "grey":
+        raise SettingError(f"dtype uint16 is for channels grey, got {channels}")
+    if dtype == "uint16" and format_name != "shards":
+        raise SettingError(f"dtype uint16 needs format shards, got {format_name}: a JPEG has 8 bits")
 
 
 def parse_splits(text: str) -> dict[str, float]:

@@ -12,9 +12,10 @@ from importlib import import_module
 from pathlib import Path
 from unittest import mock
 
-from precache.console import commandline
+from precache.cli import commandline
 
 ROOT = Path(__file__).resolve().parent.parent
+MAINS = {"precache": "precache.cli.main", "bench": "bench.cli"}
 
 
 def run(module: str, *arguments: object, cwd: Path) -> "subprocess.CompletedProcess[str]":
@@ -60,7 +61,7 @@ def run_here(module: str, *arguments: object, cwd: Path) -> "subprocess.Complete
             contextlib.redirect_stdout(said[0]),
             contextlib.redirect_stderr(said[1]),
         ):
-            code = commandline.run(import_module(f"{module}.cli").main, module, command)
+            code = commandline.run(import_module(MAINS[module]).main, module, command)
     finally:
         os.chdir(before)
     texts = [stream.buffer.getvalue().decode() for stream in said]  # type: ignore[attr-defined]

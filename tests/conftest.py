@@ -42,7 +42,7 @@ def pytest_sessionfinish() -> None:
 
 
 def _put_imports_aside() -> None:
-    """What was imported is no garbage: to look for some in it takes most of the time of a collection."""
+    """What was imported is not garbage: to look for some in it takes most of the time of a collection."""
     if len(sys.modules) > _put_aside[-1] + 50:
         gc.collect()
         gc.freeze()

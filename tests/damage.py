@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import shutil
 from collections.abc import Callable
 from dataclasses import asdict
@@ -12,9 +13,10 @@ import numpy as np
 from PIL import Image
 
 from precache import open_dataset
-from precache.dataset.arrays import read_arrays, write_arrays
+from precache.dataset.columns import Column
+from precache.dataset.index import SHARD, IndexEntry, parse_header, write_arrays, write_index
+from precache.dataset.manifest import MANIFEST_NAME, _checksum
 from precache.formats import FORMATS, Sample
-from precache.manifest import MANIFEST_NAME, _checksum
 from precache.sources.tree import scan_tree
 from precache.storage.output import publish
 
@@ -88,13 +90,33 @@ def write_sealed(path: Path, content: dict[str, Any]) -> None:
 
 
 def edit_table(path: Path, **columns: Any) -> None:
-    """Change these columns of the table of shards, None: take it out; all checksums fit."""
-    manifest = open_dataset(path).manifest
-    assert manifest.table is not None
-    arrays = {**read_arrays(path / manifest.table.name, manifest.table), **columns}
-    kept = {name: array for name, array in arrays.items() if array is not None}
-    entry, _ = write_arrays(path / manifest.table.name, kept)
-    edit_manifest(path, shards={"splits": manifest.shards.split_names, **asdict(entry)})
+    """Change these columns of the shards in the index, None: take it out; all checksums fit."""
+    entry = open_dataset(path).manifest.index
+    samples, others = _index_arrays(path, entry)
+    others |= {f"{SHARD}{name}": array for name, array in columns.items()}
+    others = {name: array for name, array in others.items() if array is not None}
+    edit_manifest(path, index=asdict(write_arrays(path / entry.name, samples, others)))
+
+
+def edit_samples(path: Path, **columns: Column) -> None:
+    """Change these columns of the samples in the index; all checksums fit."""
+    dataset = open_dataset(path)
+    manifest, index = dataset.manifest, dataset.read_index(removed=True).with_columns(columns)
+    _, others = _index_arrays(path, manifest.index)
+    entry = write_index(path, index, manifest.shards.samples, others, len(manifest.updates))
+    edit_manifest(path, index=asdict(entry))
+
+
+def _index_arrays(path: Path, entry: IndexEntry) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The columns of samples, and the others."""
+    content = (path / entry.name).read_bytes()
+    places = parse_header(content[: 8 + int.from_bytes(content[:8], "little")], len(content))
+    arrays = {
+        name: np.frombuffer(content, place.dtype, math.prod(place.shape), place.start).reshape(place.shape)
+        for name, place in places.items()
+    }
+    samples = {name: array for name, array in arrays.items() if name not in entry.columns}
+    return samples, {name: array for name, array in arrays.items() if name in entry.columns}
 
 
 def lead_away(path: Path, split: str) -> None:
@@ -102,4 +124,4 @@ def lead_away(path: Path, split: str) -> None:
     content = json.loads((path / MANIFEST_NAME).read_bytes())
     (one,) = content["samples_per_class"]
     renamed = {name: {split: content[name][one]} for name in ("samples_per_class", "statistics")}
-    edit_manifest(path, shards={**content["shards"], "splits": [split]}, **renamed)
+    edit_manifest(path, splits=[split], **renamed)

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from precache import images
 from precache.dataset.converted import ConvertedDataset
 from precache.formats import FORMATS, StoredSample
+from precache.pictures import images
 from precache.sources.tree import scan_tree
 
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from precache import Recipe, convert
-from precache.conversion.lock import lock_path
 from precache.dataset.converted import is_converted
 
 CALLS = (
@@ -81,7 +80,7 @@ def attack(kind: str, tree: Path, folder: Path, first: int = 1, step: int = 1) -
     make(tree, folder / "expected", 24)
     make(tree, folder / "before", 16, "shards")
     expected, before = contents(folder / "expected"), contents(folder / "before")
-    names = {"out", "out.old", "expected", "before", ".before.precache-lock", ".expected.precache-lock"}
+    names = {"out", "out.old", "expected", "before"}
     for moment in range(first, 10_000, step):
         if kind == "overwrite":
             make(tree, out, 16, "shards")
@@ -97,13 +96,11 @@ def attack(kind: str, tree: Path, folder: Path, first: int = 1, step: int = 1) -
             assert any(contents(path) == before for path in folder.glob(".out.*.precache")), f"call {moment}"
         assert whole or in_a_fork(again)
         assert contents(out) == expected, f"call {moment}: {sorted(contents(out))}"
-        assert {path.name for path in folder.iterdir()} - {lock_path(out).name} == names, f"call {moment}"
+        assert {path.name for path in folder.iterdir()} == names, f"call {moment}"
         assert mine.read_text() == "mine"
         for path in out.iterdir():
             path.unlink()
         out.rmdir()
-        if moment % 3:
-            lock_path(out).unlink()
         if whole:
             return moment
     raise AssertionError("it does not end")

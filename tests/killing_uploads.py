@@ -15,6 +15,8 @@ from typing import Any
 import boto3
 
 from precache import convert
+from precache.conversion.lock import lock_path
+from precache.conversion.url import working_folder
 from precache.storage.urls import Url
 from tests.killing import contents, in_a_fork, recipe
 
@@ -22,7 +24,7 @@ from tests.killing import contents, in_a_fork, recipe
 def _arm(kill_at: int) -> None:
     from precache.storage import objects
 
-    left, inner = kill_at, objects.retried
+    left, inner = kill_at, objects.asked
 
     def counted(where: Any, patience: Any, once: Any, *check: Any) -> Any:
         nonlocal left
@@ -35,7 +37,7 @@ def _arm(kill_at: int) -> None:
             if left == 0:
                 os.kill(os.getpid(), signal.SIGKILL)
 
-    objects.retried = counted
+    objects.asked = counted
 
 
 def _convert(tree: Path, url: Url, kill_at: int = 0) -> None:
@@ -62,10 +64,12 @@ def attack(tree: Path, folder: Path, url: Url, first: int = 1, step: int = 1) ->
         whole = in_a_fork(lambda moment=moment, place=place: _convert(tree, place, moment))  # type: ignore[misc]
         left = objects(place.key)
         if "dataset.json" in left:
-            kept = {name: data for name, data in left.items() if not name.startswith("journal/")}
-            assert kept == expected, f"request {moment}: {sorted(kept)}"
+            assert left == expected, f"request {moment}: {sorted(left)}"
         assert whole or in_a_fork(lambda place=place: _convert(tree, place))  # type: ignore[misc]
         assert objects(place.key) == expected, f"request {moment}: {sorted(objects(place.key))}"
+        here = working_folder(place)
+        assert not here.exists(), f"request {moment}: {sorted(here.iterdir())}"
+        assert not lock_path(here).exists(), f"request {moment}"
         if whole:
             return moment
     raise AssertionError("it does not end")

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from precache.jpeg import Pixels
+from precache.pictures.jpeg import Pixels
 
 SIZES = ((60, 44), (44, 60), (50, 50), (97, 33), (40, 40), (33, 64))
 """(width, height) of the pictures, in turns."""

@@ -19,7 +19,8 @@ import torch
 
 from loaders import Loader
 from loaders.transfer import IMAGENET_MEAN, IMAGENET_STD
-from precache import PrecacheError, SettingError, images
+from precache import PrecacheError, SettingError
+from precache.pictures import images
 from precache.pictures.sizes import Size, sides
 from precache.sources.tree import scan_tree
 

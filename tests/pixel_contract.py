@@ -17,8 +17,8 @@ from torchvision.transforms import v2
 import loaders
 from bench.lab.stored_sizes import shown
 from loaders.dataset import RAW, open_split
-from precache import images
-from precache.jpeg import psnr
+from precache.pictures import images
+from precache.pictures.jpeg import psnr
 
 Build = Callable[..., loaders.Loader]
 

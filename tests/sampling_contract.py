@@ -95,7 +95,8 @@ def check_set_size(build: Build, sizes: tuple[Size, Size]) -> None:
         assert loader.size == small
         next(batches := iter(loader))
         with pytest.raises(
-            SettingError, match=f"set_size\\({re.escape(repr(large))}\\) in the midst of an epoch, after 1 of"
+            SettingError,
+            match=f"set_size\\({re.escape(repr(large))}\\) in the middle of an epoch, after 1 of",
         ):
             loader.set_size(large)
         state = json.loads(json.dumps(loader.state_dict()))

@@ -28,7 +28,7 @@ def test_the_readme_draws_the_conclusions_of_its_page_of_results() -> None:
     assert len(readme) == 3
     for bold, difference, said, low, high in readme:
         assert (difference, low, high, said) in found
-        assert bool(bold) == (said in ("worse", "better")), "in bold: what is no chance"
+        assert bool(bold) == (said in ("worse", "better")), "in bold: what is not chance"
 
 
 @pytest.mark.parametrize(("file", "name"), re.findall(r"`(test_\w+\.py)::(test_\w+)`", PROMISES))

@@ -14,9 +14,9 @@ from PIL import Image, ImageOps
 
 from bench.cli import COMMANDS
 from bench.cli import main as bench
-from precache.cli import main as precache
-from precache.console import commandline
-from precache.destination import AUTO_NAME
+from precache.cli import commandline
+from precache.cli.main import main as precache
+from precache.conversion.destination import AUTO_NAME
 from precache.example_data.sample_tree import make_sample
 from precache.sources.tree import scan_tree
 from precache.storage.objects import ObjectStore
@@ -138,7 +138,7 @@ def test_the_training_loop_of_the_readme_trains(photos: Path, bucket: Url) -> No
         assert asked in quick
         quick = quick.replace(asked, instead)
     for program, *words in commands("README.md"):
-        # conversion on a cluster, in a folder that every node sees: tests/precache/executors
+        # conversion on a cluster, in a folder that every node sees: tests/precache/engines
         if words[0] in ("convert", "push", "pull") and "--engine" not in words:
             assert commandline.run(PROGRAMS[program], program, in_bucket(words, bucket)) == 0, words
     exec(compile(quick, "README.md", "exec"), {"__name__": "__main__"})

@@ -2,34 +2,31 @@
 
 import ast
 from collections.abc import Iterator
-from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 from bench.cli import COMMANDS
 from loaders import BACKENDS
-from precache.cli import ELSEWHERE
+from precache.cli.main import OF_BENCH
 from tests.command import ROOT
 
 LOADERS_MAY_USE = {
-    "checks.rejects",
     "dataset.boxes",
     "dataset.columns",
     "dataset.converted",
     "dataset.files",
     "dataset.index",
-    "dataset.index_rows",
     "dataset.shard_table",
     "errors",
-    "executors",
+    "engines",
     "formats",
-    "images",
-    "jpeg",
-    "manifest",
+    "pictures.images",
+    "pictures.jpeg",
+    "dataset.manifest",
     "packages",
-    "pictures.bands",
     "pictures.codecs",
+    "pictures.depth",
     "pictures.masks",
     "pictures.reading",
     "pictures.sizes",
@@ -74,26 +71,43 @@ def test_errors_import_nothing_of_ours() -> None:
     assert not [n for n in imports(ROOT / "precache/errors.py") if n.startswith(("precache", "loaders"))]
 
 
-ROOMS = {
-    "commands": {"machine", "measure", "peers", "report"},
-    "lab": {"machine", "measure", "report"},
-    "sagemaker": set[str](),
-    "measure": {"machine", "peers", "report"},
-    "machine": {"report"},
-    "report": set[str](),
-    "peers": set[str](),
+FLOORS = {
+    "precache": [
+        {"errors"},
+        {"packages", "reporting"},
+        {"storage"},
+        {"pictures"},
+        {"recipe", "page"},
+        {"formats"},
+        {"dataset"},
+        {"sources"},
+        {"plan", "engines"},
+        {"example_data"},
+        {"conversion"},
+        {"sharing"},
+        {"cli"},
+    ],
+    "bench": [
+        {"report"},
+        {"machine"},
+        {"peers"},
+        {"measure"},
+        {"commands", "lab", "sagemaker"},
+    ],
 }
-"""Folders of `bench`, each with those that it may use."""
+"""Folders of a package and files beside them, from the bottom up: each imports only those on floors below."""
 
 
-def test_rooms_of_bench_use_only_those_below() -> None:
-    found: dict[str, set[str]] = {room: set() for room in ROOMS}
-    for path in files("bench"):
-        if path.parent.name != "bench":
-            used = {name.split(".")[1] for name in imports(path) if name.startswith("bench.")}
-            found[path.parent.name] |= used - {path.parent.name}
-    assert {room for room, used in found.items() if used - ROOMS[room]} == set()
-    TopologicalSorter({room: used for room, used in ROOMS.items()}).prepare()
+@pytest.mark.parametrize("package", FLOORS)
+def test_folders_import_only_those_below(package: str) -> None:
+    floor = {room: number for number, rooms in enumerate(FLOORS[package]) for room in rooms}
+    for path in files(package):
+        room = path.relative_to(ROOT / package).parts[0].removesuffix(".py")
+        if room not in floor:
+            assert path.parent == ROOT / package, f"{path}: on which floor?"
+            continue
+        used = {name.split(".")[1] for name in imports(path) if name.startswith(f"{package}.")} - {room}
+        assert {other for other in used & set(floor) if floor[other] >= floor[room]} == set(), path
 
 
 CORE_OF_LOADERS = {
@@ -146,7 +160,7 @@ def test_names_of_loaders_are_all_that_its_init_holds() -> None:
 
 def test_each_command_is_a_file_of_its_name() -> None:
     names = {path.stem for path in files("bench/commands")} - {"__init__", "options"}
-    assert {name: f"bench.commands.{name}" for name in names} == {**COMMANDS, **ELSEWHERE}
+    assert {name: f"bench.commands.{name}" for name in names} == {**COMMANDS, **OF_BENCH}
 
 
 def test_commands_that_precache_lends_are_named_and_not_imported() -> None:
@@ -157,7 +171,7 @@ def test_commands_that_precache_lends_are_named_and_not_imported() -> None:
             for node in ast.walk(ast.parse(path.read_text()))
             if isinstance(node, ast.Constant) and str(node.value).startswith(("bench.", "loaders."))
         ]
-        assert named == (list(ELSEWHERE.values()) if path.name == "cli.py" else []), path
+        assert named == (list(OF_BENCH.values()) if path.match("cli/main.py") else []), path
 
 
 def test_findings_are_pure() -> None:

@@ -15,10 +15,11 @@ from bench.measure.accuracy import Task, find_pictures, open_source, run, write_
 from bench.measure.training import MODELS, Recipe
 from bench.report import accuracy as report
 from bench.report.words import say
-from precache.console import commandline, page
-from precache.console.commandline import STDOUT, ProgressBar, check_output, gathered, write_json
+from precache import page
+from precache.cli import commandline
+from precache.cli.commandline import STDOUT, ProgressBar, check_output, gathered, write_json
+from precache.engines import worker_count
 from precache.errors import SettingError
-from precache.executors import worker_count
 
 
 def _recipe(*, device: str, workers: int | None, amp: str, **others: Any) -> Recipe:

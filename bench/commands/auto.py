@@ -10,9 +10,9 @@ import click
 from bench.commands.options import PLACE
 from bench.commands.recommend import CONVERTING, FORMATS_HELP, MEASURING, convert_what_pays
 from bench.measure.trainers import EPILOG
-from precache.cli import RAW
-from precache.console import commandline
-from precache.console.commandline import gathered
+from precache.cli import commandline
+from precache.cli.commandline import gathered
+from precache.cli.main import RAW
 from precache.storage.urls import Location
 
 

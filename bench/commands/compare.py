@@ -12,9 +12,9 @@ from bench.report.row import Key, Result, by_key, read_result
 from bench.report.stats import Estimate
 from bench.report.trust import disturbance, is_disturbed, other_cpu
 from bench.report.verdict import NOT_DISTINGUISHABLE, WITHIN_NOISE
-from bench.report.words import Table, counted
-from precache.console import commandline
-from precache.console.commandline import STDOUT, check_output, write_json
+from bench.report.words import Table, counted, say
+from precache.cli import commandline
+from precache.cli.commandline import STDOUT, check_output, write_json
 from precache.errors import SettingError, check_share
 
 SLOWER, FASTER, REGRESSION = "slower", "faster", "regression"
@@ -86,7 +86,7 @@ def command(
             for key in keys:
                 click.echo(f"only in {path}: {key.words} with {key.trainer}")
             if is_disturbed(share := other_cpu(result.settings)):
-                click.echo(f"{path}: {disturbance(share, then='')}")
+                say(f"{path}: {disturbance(share, then='')}")
         if differing:
             click.echo(f"Compared although they differ in {'; '.join(differing)}.")
         click.echo("A, B: median images/s. In brackets: the lowest and highest B/A over the repeats of both.")

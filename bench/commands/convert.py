@@ -11,9 +11,9 @@ from bench.measure.conversion import OURS, ConversionResult, measure
 from bench.peers.writing import WRITERS
 from bench.report.stats import Estimate
 from bench.report.words import Table, counted, machine_line, say
-from precache.console import commandline
-from precache.console.commandline import STDOUT, ProgressBar, check_output, gathered, human_bytes, write_json
-from precache.executors import worker_count
+from precache.cli import commandline
+from precache.cli.commandline import STDOUT, ProgressBar, check_output, gathered, human_bytes, write_json
+from precache.engines import worker_count
 from precache.recipe import DEFAULT_SIZE, Recipe
 
 DATA = Path("data")
@@ -95,8 +95,7 @@ def show(result: ConversionResult) -> None:
     say(
         f"That is {ours.median / decoding:.0%} of what decoding alone would reach on "
         f"{counted(settings['workers'], 'CPU')} ({decoding:,.0f}), and {ours.median / together:.0%} of what "
-        f"the stages would reach with nothing else to do ({together:,.0f}). All processes together used "
-        f"{human_bytes(result.peak_bytes)} of memory at most."
+        f"the stages would reach with nothing else to do ({together:,.0f})."
     )
     parts = [
         f"{settings['source']}: {settings['images']:,} pictures, {human_bytes(settings['source_bytes'])}",

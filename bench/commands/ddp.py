@@ -15,8 +15,8 @@ from bench.measure.settings import Settings
 from bench.measure.trainers import EPILOG, resolve
 from bench.report.words import Table, counted, machine_line, say
 from loaders import BACKENDS
-from precache.console import commandline
-from precache.console.commandline import STDOUT, ProgressBar, check_output, write_json
+from precache.cli import commandline
+from precache.cli.commandline import STDOUT, ProgressBar, check_output, write_json
 from precache.errors import SettingError, check_choice, check_range
 from precache.storage.urls import Location
 

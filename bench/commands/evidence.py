@@ -28,10 +28,11 @@ import bench
 from bench.machine.hardware import describe_machine
 from bench.measure.fresh import environment, run_fresh
 from bench.report.words import Table, machine_line
-from precache.console import commandline, page
-from precache.console.commandline import note
+from precache import page
+from precache.cli import commandline
+from precache.cli.commandline import note
+from precache.engines import available_cpus
 from precache.errors import SettingError, printable
-from precache.executors import available_cpus
 from precache.storage import atomic_write
 
 Content: TypeAlias = dict[str, Any]
@@ -94,8 +95,8 @@ _STEPS = (
     ("hardware", 150, "What do memory, disk, bus and GPU give?",
      "bench hardware --data {data}/photos --scratch . {hardware} --json found.json"),
     ("workers", 300, "How many threads or processes must decode?",
-     "bench sweep {data}/photos {data}/shards --trainer {resnet50} --workers {workers} --amp=auto --pin=on "
-     "{timing} --repeats=1 --out found.jsonl"),
+     "bench sweep {data}/photos {data}/shards --trainer {resnet50} --workers {workers} {timing} "
+     " --repeats=1 --out found.jsonl"),
     ("resnet50-ram", 180, "Does ResNet-50 wait for pictures that are kept in main memory?",
      "{loaders} {data}/shards --backend shards --trainer {resnet50} --cache ram"),
 )

@@ -12,8 +12,8 @@ from bench.machine import measurements
 from bench.machine.measurements import Hardware, HardwareSpec
 from bench.report.trust import disturbance, is_disturbed
 from bench.report.words import Table, counted, duration, machine_line, number, say
-from precache.console import commandline
-from precache.console.commandline import STDOUT, ProgressBar, check_output, human_bytes, write_json
+from precache.cli import commandline
+from precache.cli.commandline import STDOUT, ProgressBar, check_output, human_bytes, write_json
 from precache.example_data.sample_tree import make_sample
 from precache.sources.base import Scan
 from precache.sources.tree import scan_tree

@@ -1,8 +1,7 @@
 """`bench loaders`: backends, and other libraries' loaders, fed to a trainer and against one another."""
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 
 import click
@@ -18,12 +17,12 @@ from bench.peers.serving import PEERS
 from bench.report import loaders_page
 from bench.report.result import show
 from bench.report.row import Result
-from precache.console import commandline
-from precache.console.commandline import STDOUT, ProgressBar, check_output, write_json
-from precache.console.page import write as write_page
-from precache.console.progress import Progress
+from precache.cli import commandline
+from precache.cli.commandline import STDOUT, ProgressBar, check_output, write_json
 from precache.errors import SettingError
+from precache.page import write as write_page
 from precache.recipe import FORMAT_NAMES
+from precache.reporting import tells, unseen
 from precache.storage.urls import Location
 
 DATA = Path("data")
@@ -87,14 +86,19 @@ def command(
     of_shards = (one.path for one in candidates if one.backend == "shards")
     peers += limits([path for path in of_shards if isinstance(path, Path)])
     peers = list({(peer.name, peer.path): peer for peer in peers}.values())
-    with nullcontext() if quiet else ProgressBar("bench", "run") as bar, all_or_nothing(bar) as count:
-        result = compare(candidates, settings, count, peers)
+    with tells(nothing_written), nullcontext() if quiet else ProgressBar("bench", "run") as bar:
+        result = compare(candidates, settings, bar or unseen, peers)
     silent = quiet or json_path == STDOUT
     if not silent:
         show_result(result, showing, html_path, names_of(backend))
     if json_path is not None:
         write_json(json_path, result.to_json(), quiet=silent)
     write_pages(result, showing, html_path, quiet=silent)
+
+
+def nothing_written() -> str:
+    """For `tells`: a result needs all runs."""
+    return " before all runs were done; nothing was written: a result needs all of them"
 
 
 def show_result(
@@ -128,24 +132,3 @@ def write_pages(
         write_page(svg_path, loaders_page.svg(result))
         if not quiet:
             click.echo(f"wrote {svg_path}")
-
-
-@contextmanager
-def all_or_nothing(on_progress: Progress | None = None) -> Iterator[Progress]:
-    """Counts runs done and in all, and passes them on; a signal that ends them says what is lost."""
-    counted = (0, 0)
-
-    def count(done: int, total: int) -> None:
-        nonlocal counted
-        counted = done, total
-        if on_progress is not None:
-            on_progress(done, total)
-
-    try:
-        yield count
-    except Exception:
-        raise
-    except BaseException as stop:
-        done, total = counted
-        stop.args = (f" after {done} of {total} runs; nothing was written: a result needs all runs",)
-        raise

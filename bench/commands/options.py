@@ -14,12 +14,12 @@ import click
 from bench.machine.device import AMP_HELP, WARMUP_HELP, choose_device, choose_warmup
 from bench.measure.settings import Settings
 from bench.measure.trainers import CHOICES
-from precache.console.commandline import Place, gathered
+from precache.cli.commandline import PathOrUrl, gathered
+from precache.engines import worker_count
 from precache.errors import SettingError
-from precache.executors import worker_count
 
 PATH = click.Path(path_type=Path)
-PLACE = Place()
+PLACE = PathOrUrl()
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _DEFAULTS = {each.name: each.default for each in fields(Settings)}
 
@@ -145,15 +145,6 @@ def parse_numbers(name: str, text: str) -> tuple[int, ...]:
         return tuple(sorted({int(part) for part in text.split(",")}))
     except ValueError as error:
         raise SettingError(f"{name} must be numbers as in 1,2,4, got {text!r}") from error
-
-
-def parse_switches(name: str, text: str) -> tuple[bool, ...]:
-    """`on,off` to (True, False); SettingError if it is something else."""
-    values = {"on": True, "off": False}
-    parts = [part.strip() for part in text.split(",")]
-    if not set(parts) <= values.keys():
-        raise SettingError(f"{name} must be on, off or on,off, got {text!r}")
-    return tuple(value for word, value in values.items() if word in parts)
 
 
 def names_of(text: str) -> list[str]:

@@ -18,7 +18,7 @@ from bench.measure.settings import Settings, check_fills_batch
 from bench.measure.trainers import CHOICES, EPILOG, resolve
 from bench.measure.trial import HostClock, measure
 from bench.report.words import Table, counted, machine_line, say
-from precache.console import commandline
+from precache.cli import commandline
 from precache.errors import check_choice
 from precache.storage.urls import Location
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from bench.commands.loaders import all_or_nothing, show_result, write_pages
+from bench.commands.loaders import nothing_written, show_result, write_pages
 from bench.commands.options import Showing, price_option, run_options
 from bench.measure.candidates import CHOICES, choose_candidates
 from bench.measure.comparison import compare
@@ -17,12 +17,13 @@ from bench.measure.settings import Settings
 from bench.measure.trainers import DEFAULT_PRESET, PRESETS
 from bench.report.forecast import stored_size
 from bench.report.row import Result
-from precache.console import commandline
-from precache.console.commandline import ProgressBar, write_json
-from precache.convert import convert
+from precache.cli import commandline
+from precache.cli.commandline import ProgressBar, write_json
+from precache.conversion.convert import convert
 from precache.errors import SettingError
 from precache.example_data.sample_tree import make_sample
 from precache.recipe import Recipe
+from precache.reporting import tells
 from precache.sources.tree import scan_tree
 from precache.storage import atomic_write
 
@@ -60,8 +61,8 @@ def command(images: int, settings: Settings, gpu_price: float | None) -> None:
     conversions = _convert([name for name in _FORMATS if name not in missing], settings.size)
     backends = [name for name in _LOADERS if name in CHOICES and name not in missing]
     trainers = (settings.trainer, *(["resnet50"] if on_gpu and settings.trainer == "emulated" else []))
-    with ProgressBar("bench", "run") as bar, all_or_nothing(bar) as count:
-        result = compare(choose_candidates((), backends, QUICKSTART), settings, count, trainers=trainers)
+    with tells(nothing_written), ProgressBar("bench", "run") as bar:
+        result = compare(choose_candidates((), backends, QUICKSTART), settings, bar, trainers=trainers)
     rows = []
     for row in result.rows:
         convert_s, size_bytes = conversions.get(row.data, (None, None))

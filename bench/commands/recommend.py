@@ -5,24 +5,21 @@
 
 import shutil
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import click
 
-from bench.commands.options import PATH, PLACE, make_settings, names_of, option
+from bench.commands.options import PLACE, make_settings, names_of, option
 from bench.measure.recommend import (
-    Begun,
     Choice,
     Proof,
     Recommendation,
     choose,
     find_begun,
     prove,
-    read_said,
     recommend,
     store,
     train_images,
@@ -42,9 +39,8 @@ from bench.report.gain import answer, way
 from bench.report.row import RAW_TREE, Row
 from bench.report.trust import disturbance, is_disturbed, other_cpu
 from bench.report.words import Table, counted, duration, machine_line, number, percent, say
-from precache.cli import DATA, convert
-from precache.console import commandline
-from precache.console.commandline import (
+from precache.cli import commandline
+from precache.cli.commandline import (
     STDOUT,
     ProgressBar,
     check_output,
@@ -56,19 +52,20 @@ from precache.console.commandline import (
     printable,
     write_json,
 )
-from precache.console.notices import warn
-from precache.convert import Conversion
-from precache.destination import AUTO_NAME, is_untouched
-from precache.destination import resolve as resolve_place
+from precache.cli.main import DATA, convert
+from precache.conversion.convert import Conversion
+from precache.conversion.destination import AUTO_NAME, is_untouched
+from precache.conversion.destination import resolve as resolve_place
+from precache.conversion.journal import check_empty
+from precache.dataset.converted import is_converted
 from precache.errors import DatasetError, SettingError, check_choice
-from precache.journal import check_empty
 from precache.packages import DALI
 from precache.plan import plan_conversion
 from precache.recipe import DEFAULT_SPLITS, FORMAT_NAMES, Recipe, parse_splits
+from precache.reporting import warn
 from precache.sources.base import Scan, check_apart
 from precache.sources.objects import ObjectTree
 from precache.sources.tree import scan_tree
-from precache.sources.walk import Scanning
 from precache.storage.urls import Location, Url
 
 _VERSIONS = ("python", "torch", "pillow", "simplejpeg", "webdataset", *DALI)
@@ -90,26 +87,11 @@ MEASURING = {
         type=int,
         help=f"Samples per batch.  [default: {_BATCH_SIZE}, or all of a smaller tree]",
     ),
-    "pictures": click.option(
-        "--pictures", type=int, help="Pictures of the sample.  [default: 100; --thorough: 200]"
-    ),
-    "repeats": click.option(
-        "--repeats", type=int, help="Of each measurement, taking turns.  [default: 3, or as many as fit]"
-    ),
-    "seconds": click.option(
-        "--seconds", type=float, help="Of each measurement.  [default: 0.5; --thorough: 2]"
-    ),
-    "scratch": click.option(
-        "--scratch", type=PATH, default=Path(tempfile.gettempdir()), help="Folder to convert into."
-    ),
 }
-"""What is measured, and how long; what is not given depends on --thorough."""
-STORING = {
-    "stored_size": click.option(
-        "--stored-size", type=int, help="Most of the stored shorter side, pixels.  [default: twice --size]"
-    ),
-    "quality": click.option("--quality", type=int, help="JPEG quality (webdataset, dali).  [default: 95]"),
-}
+"""What is measured."""
+STORED_SIZE = click.option(
+    "--stored-size", type=int, help="Most of the stored shorter side, pixels.  [default: twice --size]"
+)
 WHAT_IF = {
     "gpus": click.option("--gpus", type=int, help="What if there were so many GPUs?"),
     "accelerator": click.option(
@@ -164,7 +146,7 @@ def what_if(
     "--convert", "dst", type=PLACE, metavar="DST", help="Convert, too, and measure what came: precache auto."
 )
 @gathered("changes", what_if, WHAT_IF)
-@gathered("asked", dict, {**MEASURING, **STORING})
+@gathered("asked", dict, {**MEASURING, "stored_size": STORED_SIZE})
 @option("json_path")
 def command(
     src: Location,
@@ -187,18 +169,16 @@ def command(
     """
     check_output(json_path)
     if dst is not None:
-        chosen = [asked.pop(name) for name in STORING]
-        if thorough or json_path is not None or changes or any(value is not None for value in chosen):
+        if thorough or json_path is not None or changes or asked.pop("stored_size") is not None:
             raise SettingError(
                 "--convert measures this machine, and chooses how pictures are stored; DST has its figures; "
-                "leave out --thorough, --json, --stored-size, --quality and what-if options"
+                "leave out --thorough, --json, --stored-size and what-if options"
             )
         usual = {"splits": DEFAULT_SPLITS, "max_rejects": "1%", "overwrite": False}
         return convert_what_pays(src, dst, None, formats, True, usual, asked)
     names = chosen_formats(formats, thorough)
     settings, sampling = measuring(thorough, asked)
-    how = Scanning(settings.workers_alone)
-    scan = ObjectTree(src).scan() if isinstance(src, Url) else scan_tree(src, how=how)
+    scan = ObjectTree(src).scan() if isinstance(src, Url) else scan_tree(src)
     if asked["batch_size"] is None:
         settings = replace(settings, batch_size=max(1, min(_BATCH_SIZE, train_images(scan))))
     with ProgressBar("recommend", "run") as bar:
@@ -228,23 +208,15 @@ def chosen_formats(asked: str | None, thorough: bool) -> tuple[str, ...]:
 
 
 def measuring(thorough: bool, asked: dict[str, Any]) -> tuple[Settings, Sampling]:
-    """What was asked for, else what the quick or the thorough way takes."""
+    """What was asked for, measured as long as the quick or the thorough way takes."""
     given = {name: value for name, value in asked.items() if value is not None}
-    given.setdefault("stored_size", stored_size(given["size"]))
+    stored = given.pop("stored_size", stored_size(given["size"]))
+    if given["size"] > stored:
+        raise SettingError(f"size must be at most the stored size {stored}, got {given['size']}")
     usual = dict(THOROUGH if thorough else QUICK)
-    if given.keys() & {"repeats", "seconds"}:
-        usual.pop("limit_s", None)  # who says how long does not want to be cut short
-    given = {"batch_size": _BATCH_SIZE, "quality": 95, **usual, **given}
-    if not 0 < given["seconds"] < float("inf"):
-        raise SettingError(f"seconds must be positive, got {given['seconds']}")
-    of_sample = ("stored_size", "quality", "pictures", "scratch", "limit_s")
-    sampling = Sampling(**{name: given.pop(name) for name in of_sample if name in given})
-    settings = make_settings(**given)
-    if settings.size > sampling.stored_size:
-        raise SettingError(
-            f"size must be at most the stored size {sampling.stored_size}, got {settings.size}"
-        )
-    return settings, sampling
+    limits = {name: usual.pop(name) for name in ("pictures", "limit_s") if name in usual}
+    sampling = Sampling(stored_size=stored, quality=95, **limits)
+    return make_settings(**{"batch_size": _BATCH_SIZE, **usual, **given}), sampling
 
 
 def show(result: Recommendation) -> None:
@@ -310,15 +282,14 @@ def conditions(result: Recommendation) -> list[str]:
     others = other_cpu(settings)
     busy = "" if others is None or is_disturbed(others) else f", other processes {others:.0%} of the CPUs"
     side = settings["size"]
-    lines = [
+    return [
         f"Data {settings['source']}: {_given(inputs)}; trainer {settings['trainer']}; batch "
         f"{settings['batch_size']} of {side}x{side}, augment {settings['augment']}; stored at most "
         f"{settings['stored_size']} px, quality {settings['quality']}. Predicted from a sample of "
         f"{counted(settings['sample_pictures'], 'picture')}; median of "
         f"{counted(settings['repeats'], 'repeat')}, page cache warm, checksums not compared{busy}.",
-        f"{machine_line(result.hardware.machine, _VERSIONS)}.",
+        f"{machine_line(result.machine, _VERSIONS)}.",
     ]
-    return lines + [f"WARNING: {warning}" for warning in result.hardware.warnings]
 
 
 def _given(inputs: Inputs) -> str:
@@ -345,6 +316,10 @@ class _Job:
     limit: str | None
     yes: bool
     converting: dict[str, Any]
+
+
+_Chosen: TypeAlias = tuple[Sampling, Recommendation, str, Path]
+"""How pictures are stored, what was predicted, the format, and where it goes."""
 
 
 def convert_what_pays(
@@ -378,7 +353,7 @@ def convert_what_pays(
     parse_splits(converting["splits"])
     parse_share("max_rejects", converting["max_rejects"])
     settings, sampling = measuring(False, asked)
-    scan = scan_tree(tree, how=Scanning(settings.workers_alone))
+    scan = scan_tree(tree)
     if asked["batch_size"] is None:
         # a picture of the sample may be damaged, and left out by the conversion
         settings = replace(settings, batch_size=max(1, min(_BATCH_SIZE, train_images(scan) // 2)))
@@ -386,50 +361,41 @@ def convert_what_pays(
     if converting["splits"] != DEFAULT_SPLITS:
         plan_conversion(scan.samples, Recipe(format=names[0], splits=converting["splits"]))
     every = (find_begun(place, scan, name, settings.size) for name, place in job.places.items())
-    begun = next((found for found in every if found is not None), None)
-    if begun is None or converting["overwrite"]:
-        _begin(job, settings, sampling)
-    else:
-        _go_on(job, settings, sampling, begun)
+    begun = None if converting["overwrite"] else next((found for found in every if found is not None), None)
+    chosen = _choose(job, settings, sampling) if begun is None else _go_on(job, settings, sampling, begun)
+    if chosen is not None:
+        _carry_out(job, settings, *chosen)
 
 
-def _begin(job: _Job, settings: Settings, sampling: Sampling) -> None:
-    """Choose, ask, convert, measure."""
+def _choose(job: _Job, settings: Settings, sampling: Sampling) -> _Chosen | None:
+    """What suits this machine; None where nothing gains, or who was asked does not want it."""
     given = {*job.places.values()}
     if len(given) == 1:  # else it is not known yet which it will be
         _check_free(job, *given)
-    choice = choose(job.scan, settings.size, tuple(job.places), *_room(job))
+    choice = choose(job.scan, settings.size, tuple(job.places), *_limit(job))
     sampling = _stored_as(sampling, choice.stored)
     found = _recommend(job, settings, sampling, choice.formats)
-    said = _answer(found, found.rows, None)
     best = advised(found.rows)
-    note(" ".join(said))
+    note(" ".join(_answer(found, found.rows, None)))
     if best is None:
-        return
+        return None
     for line in _why(best, found.rows, choice, settings.size):
         note(line)
     place = job.places[best.data]
     _check_free(job, place)
     if not job.yes and not click.confirm(f"Convert to {best.data}, into {place}?", default=True):
         note("nothing was converted")
-        return
-    _carry_out(job, settings, sampling, found, best.data, place)
+        return None
+    return sampling, found, best.data, place
 
 
-def _go_on(job: _Job, settings: Settings, sampling: Sampling, begun: Begun) -> None:
-    """Finish, and measure, what was begun before; say it again where that is done, too."""
-    name, stored = begun.recipe.format, begun.stored
-    sampling = _stored_as(sampling, stored)
-    if begun.finished:
-        _convert(job, sampling, name, begun.place)  # which says if it is not what is asked for
-        if (said := read_said(begun.place, job.scan)) is not None:
-            for line in said:
-                note(line)
-            return
-    else:
-        note(f"{begun.place}: a conversion to {name}, {stored.words(name)}, was begun; going on with it")
-    found = _recommend(job, settings, sampling, (name,))
-    _carry_out(job, settings, sampling, found, name, begun.place)
+def _go_on(job: _Job, settings: Settings, sampling: Sampling, begun: Recipe) -> _Chosen:
+    """What an earlier call has chosen, and begun or finished."""
+    name, place, sampling = begun.format, job.places[begun.format], _stored_as(sampling, begun)
+    if not is_converted(place):
+        stored = Stored(sampling.stored_size, sampling.quality).words(name)
+        note(f"{place}: a conversion to {name}, {stored}, is unfinished; continuing it")
+    return sampling, _recommend(job, settings, sampling, (name,)), name, place
 
 
 def _recommend(job: _Job, settings: Settings, sampling: Sampling, formats: tuple[str, ...]) -> Recommendation:
@@ -459,10 +425,10 @@ def _why(chosen: Row, rows: Sequence[Row], choice: Choice, size: int) -> Iterato
         for name, needed in choice.sizes.items()
         if name not in choice.formats
     ]
-    room = "twice the side that is trained, within" if choice.first else "the most that fits into"
+    why = "twice the side that is trained, within" if choice.first else "the most that fits into"
     risk = f" {RISK}" if choice.stored.size < stored_size(size) else ""
     stored = choice.stored.words(chosen.data)
-    yield f"Pictures are stored whole, their shorter side {stored}: {room} {choice.limit}.{risk}"
+    yield f"Pictures are stored whole, their shorter side {stored}: {why} {choice.limit}.{risk}"
     yield f"Instead, {'; '.join(others)}." if others else "No other format was asked for."
 
 
@@ -478,12 +444,11 @@ def _carry_out(
         proof = prove(job.tree, place, found, name, settings, took_s, bar)
     first, *others = _came(found, proof)
     off = f"Predicted images/s were {proof.median_error:.0%} off in the median."
-    said = [f"Measured: {first}", *others, off]
-    store(place, manifest.source_digest, found, proof, said)
+    store(place, found, proof)
     disturbed = disturbance(proof.other_cpu, "")
     if disturbed:
         warn(disturbed)
-    for line in said[:-1]:
+    for line in (f"Measured: {first}", *others):
         note(line)
     click.echo("\nMeasured:")
     table(proof.rows, None).show()
@@ -492,7 +457,7 @@ def _carry_out(
     click.echo()
     for line in conditions(found):
         say(line)
-    note(f"{said[-1]} {place / AUTO_NAME} has every figure.")
+    note(f"{off} {place / AUTO_NAME} has every figure.")
     call = f"batch_size={settings.batch_size}, size={settings.size}, augment='train'"
     note(f"To train from it: loaders.build({str(place)!r}, {call})")
     if job.limit is not None and manifest.stored_bytes > parse_bytes(job.limit):
@@ -534,7 +499,8 @@ def _on_disk(name: str, place: Location) -> Path:
     return place
 
 
-def _stored_as(sampling: Sampling, stored: Stored) -> Sampling:
+def _stored_as(sampling: Sampling, stored: Stored | Recipe) -> Sampling:
+    assert isinstance(stored.size, int), "one side, see `find_begun`"
     return replace(sampling, stored_size=stored.size, quality=stored.quality)
 
 
@@ -549,7 +515,7 @@ def _check_free(job: _Job, place: Path) -> None:
     check_empty(place)
 
 
-def _room(job: _Job) -> tuple[float, str]:
+def _limit(job: _Job) -> tuple[float, str]:
     """Bytes that DST may take, and what limits it."""
     folder = next(iter(job.places.values())).absolute()
     while not folder.is_dir():

@@ -7,7 +7,7 @@ import click
 from bench.commands.loaders import show_result, write_pages
 from bench.commands.options import PATH, Showing, option, showing_options
 from bench.report.row import read_result
-from precache.console import commandline
+from precache.cli import commandline
 
 
 @click.command(name="report", cls=commandline.Command)

@@ -19,11 +19,11 @@ from pathlib import Path
 import click
 
 from bench.report.row import read_result
-from bench.report.trust import disturbance, is_disturbed, miss, other_cpu, why_together
+from bench.report.trust import disturbance, is_disturbed, miss, other_cpu
 from bench.report.verdict import NEGLIGIBLE_SHARE
 from bench.report.words import Table, say
-from precache.console import commandline
-from precache.console.commandline import STDOUT, check_output, gathered, write_json
+from precache.cli import commandline
+from precache.cli.commandline import STDOUT, check_output, gathered, write_json
 from precache.errors import SettingError, check_range
 
 STEP, LOADER, LINK, STORAGE = "step", "loader", "node link", "storage"
@@ -160,7 +160,7 @@ def _measured(path: Path | None, wanted: dict[str, str]) -> tuple[dict[str, floa
     doubts = [disturbance(share, then="")] if is_disturbed(share) else []
     if row.together is not None and row.predicted is not None:
         one, together = row.predicted, row.together.median
-        if missed := miss(one, together, why_together(one, together)):
+        if missed := miss(one, together):
             doubts.append(f"measured {together:,.0f} images/s of one GPU, predicted {one:,.0f}; {missed}.")
     rates = {"loader_images_per_s": row.loader.median}
     if row.trainer is not None:

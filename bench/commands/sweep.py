@@ -1,4 +1,4 @@
-"""`bench sweep`: workers, batch sizes, amp and pinning, each trial in a process of its own."""
+"""`bench sweep`: workers and batch sizes, each trial in a process of its own."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -6,27 +6,26 @@ from pathlib import Path
 
 import click
 
-from bench.commands.options import PATH, PLACE, names_of, option, parse_numbers, parse_switches, run_options
-from bench.machine.device import resolve_amp
+from bench.commands.options import PATH, PLACE, names_of, option, parse_numbers, run_options
 from bench.machine.hardware import describe_machine
 from bench.measure.candidates import CHOICES as BACKENDS
 from bench.measure.candidates import Candidate, choose_candidates, open_candidates
 from bench.measure.settings import Settings, check_fills_batch
 from bench.measure.sweep import Trials, run
-from bench.measure.trainers import EPILOG, MODELS, resolve
+from bench.measure.trainers import EPILOG, resolve
 from bench.report import sweep as report
-from bench.report.sweep import Axes, drop_axes, grid
+from bench.report.sweep import grid
 from bench.report.words import counted, machine_line
 from loaders.dataset import RAW
-from precache.console import commandline
-from precache.console.commandline import ProgressBar, check_output
-from precache.console.page import write as write_page
-from precache.console.progress import unseen
-from precache.errors import DatasetError
+from precache.cli import commandline
+from precache.cli.commandline import ProgressBar, check_output
+from precache.errors import DatasetError, check_range
+from precache.page import write as write_page
+from precache.reporting import unseen
 from precache.storage.urls import Location
 
 _DATA = Path("data")
-_WRITTEN = ("trainer", "size", "warmup", "batches", "compiled", "cache")
+_WRITTEN = ("trainer", "size", "warmup", "batches", "amp", "compiled", "cache")
 """Settings that a file of trials says: another sweep's trials must not go on after it."""
 
 
@@ -40,14 +39,23 @@ _WRITTEN = ("trainer", "size", "warmup", "batches", "compiled", "cache")
 @click.argument("data", type=PLACE, nargs=-1)
 @click.option("--backend", help=f"Some of: {', '.join(BACKENDS)}.  [default: as DATA needs]")
 @run_options(
-    *("trainer", "trainer_rate", "compiled", "cache", "repeats", "size", "batches", "warmup", "device"),
+    *(
+        "trainer",
+        "trainer_rate",
+        "amp",
+        "compiled",
+        "cache",
+        "repeats",
+        "size",
+        "batches",
+        "warmup",
+        "device",
+    ),
     repeats={"help": "Trials of each setting, taking turns."},
     batches={"help": "Timed batches of each trial."},
 )
 @click.option("--workers", default="0,1,2,4,8", show_default=True, help="Processes or threads of the loader.")
 @option("batch_size", {"default": "32,64,128,256"})
-@option("amp", {"default": "auto,off"})
-@click.option("--pin", default="on,off", show_default=True, help="Copies from pinned memory (CUDA).")
 @click.option("--out", type=PATH, default=Path("sweep.jsonl"), show_default=True, help="Finished trials.")
 @option("html_path", {"help": "Write a page with charts here."})
 @click.option("--quiet", is_flag=True, help="Print nothing but errors; for --out and --html FILE.")
@@ -56,8 +64,6 @@ def command(
     backend: str | None,
     workers: str,
     batch_size: str,
-    amp: str,
-    pin: str,
     out: Path,
     html_path: Path | None,
     quiet: bool,
@@ -68,26 +74,21 @@ def command(
     \b
     bench sweep photos --html sweep.html
 
-    DATA are folders, data/raw by default. Every combination of the settings is measured, except those that
-    cannot help; `bench.report.sweep.prune` has the rules. Each finished trial is a line of --out: the same
-    command goes on after those, and other folders add theirs. --amp is left out for a trainer that does not
-    compute, and --pin without CUDA: they change nothing there.
+    DATA are folders, data/raw by default. Every combination of workers and batch sizes is measured, except
+    those that cannot help; `bench.report.sweep.prune` has the rules. Each finished trial is a line of --out:
+    the same command goes on after those, and other folders add theirs.
     """
     device = settings.device
     settings = replace(settings, trainer=resolve(settings.trainer, device))
-    axes = Axes(
-        parse_numbers("--workers", workers),
-        parse_numbers("--batch-size", batch_size),
-        tuple(dict.fromkeys(resolve_amp(name, device) for name in names_of(amp))),
-        parse_switches("--pin", pin),
-    )
-    axes, notes = drop_axes(axes, device.type, computes=settings.trainer in MODELS, cache=settings.cache)
-    for note in () if quiet else notes:
-        click.echo(note)
+    counts, sizes = parse_numbers("--workers", workers), parse_numbers("--batch-size", batch_size)
+    for count in counts:
+        check_range("workers", count, 0)
+    for size in sizes:
+        check_range("batch_size", size, 1)
     candidates = _candidates(data, backend)
     for one in candidates:
-        check_fills_batch(max(axes.batch_sizes), len(one.data))
-    points = grid([(one.backend, str(one.path)) for one in candidates], axes)
+        check_fills_batch(max(sizes), len(one.data))
+    points = grid([(one.backend, str(one.path)) for one in candidates], counts, sizes)
     machine = describe_machine(device)
     written = {**{name: getattr(settings, name) for name in _WRITTEN}, "device": str(device)}
     digests = {str(one.path): one.data.digest for one in candidates}

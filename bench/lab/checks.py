@@ -17,7 +17,7 @@ from bench.lab import harness
 from bench.lab.harness import Column
 from bench.measure.fresh import run_fresh
 from bench.report.words import Table
-from precache.console import commandline
+from precache.cli import commandline
 
 CHECKS = ("never", "first-read", "always")
 _LATER = 4  # epochs after the first

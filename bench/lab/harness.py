@@ -16,8 +16,8 @@ from bench.machine.hardware import describe_machine
 from bench.machine.others import OtherProcesses
 from bench.report.stats import Estimate, estimate, ratio
 from bench.report.words import Table, counted, machine_line
-from precache.console import commandline
-from precache.console.commandline import ProgressBar
+from precache.cli import commandline
+from precache.cli.commandline import ProgressBar
 from precache.errors import check_range
 
 Run: TypeAlias = Callable[[], Mapping[str, float]]

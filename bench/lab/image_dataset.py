@@ -20,7 +20,7 @@ from bench.lab import harness
 from bench.lab.harness import Column
 from bench.report.words import Table
 from loaders import ImageDataset
-from precache.console import commandline
+from precache.cli import commandline
 from precache.errors import check_range
 
 _TODAY = "ImageFolder"

@@ -33,7 +33,7 @@ from bench.lab.harness import Column
 from bench.measure.fresh import run_fresh
 from bench.report.words import Table
 from precache import open_dataset
-from precache.console import commandline
+from precache.cli import commandline
 from precache.errors import SettingError
 from precache.storage.objects import ObjectStore
 from precache.storage.urls import Url

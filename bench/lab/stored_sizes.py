@@ -32,10 +32,11 @@ from bench.report.words import Table
 from loaders.augment import RandomAugmentation
 from loaders.augment.draw import draw, shown_boxes
 from loaders.dataset import RAW, open_split
-from precache import Recipe, convert, images
-from precache.console import commandline
+from precache import Recipe, convert
+from precache.cli import commandline
 from precache.example_data.sample_tree import make_sample
-from precache.jpeg import psnr
+from precache.pictures import images
+from precache.pictures.jpeg import psnr
 
 _CLASSES, _BATCH = 8, 32
 _MOST_DB = 99.0  # stands for pictures that are equal

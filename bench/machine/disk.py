@@ -29,17 +29,15 @@ class Disk:
         device: as the kernel calls it, `nvme0n1`; where it has no name, what is mounted, `overlay`.
         rotational: whether the kernel takes it for a spinning disk, as it does many a virtual one;
             None if it does not say.
-        drives: what it is made of, where it is mapped to others (LVM, LUKS, RAID), `dm-0` to `nvme0n1`.
     """
 
     device: str
     rotational: bool | None
-    drives: tuple[str, ...] = ()
 
     @property
     def is_nvme(self) -> bool:
-        """Whether it is an NVMe drive, or made of such alone, by name."""
-        return all(name.startswith("nvme") for name in self.drives or (self.device,))
+        """Whether it is an NVMe drive, by name; what is mapped to drives (LVM, LUKS, RAID) is not."""
+        return self.device.startswith("nvme")
 
     @property
     def expected_mb_per_s(self) -> int:
@@ -50,30 +48,16 @@ class Disk:
 def disk_of(folder: Path, sysfs: Path = Path("/sys")) -> Disk:
     """The disk that `folder` lies on."""
     number = folder.stat().st_dev
-    node = _whole((sysfs / f"dev/block/{os.major(number)}:{os.minor(number)}").resolve())
+    node = (sysfs / f"dev/block/{os.major(number)}:{os.minor(number)}").resolve()
+    if (node / "partition").exists():
+        node = node.parent
     rotational = node / "queue/rotational"
     if rotational.exists():
-        drives = dict.fromkeys(drive.name for drive in _drives(node) if drive != node)
-        return Disk(node.name, rotational.read_text().strip() == "1", tuple(drives))
+        return Disk(node.name, rotational.read_text().strip() == "1")
     here = folder.resolve()
     mounts = [part for part in psutil.disk_partitions(all=True) if here.is_relative_to(part.mountpoint)]
     kind = max(mounts, key=lambda part: len(part.mountpoint)).fstype if mounts else ""
     return Disk(kind or "unknown", None)
-
-
-def _whole(node: Path) -> Path:
-    """The device in sysfs that `node` is a partition of, or `node` itself."""
-    return node.parent if (node / "partition").exists() else node
-
-
-def _drives(node: Path) -> Iterator[Path]:
-    """The devices in sysfs that `node` is mapped to in the end; itself, if to none."""
-    folder = node / "slaves"
-    below = sorted(folder.iterdir()) if folder.is_dir() else []
-    for slave in below:
-        yield from _drives(_whole(slave.resolve()))
-    if not below:
-        yield node
 
 
 @dataclass(frozen=True, slots=True)

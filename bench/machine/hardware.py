@@ -9,7 +9,7 @@ import psutil
 import torch
 
 from bench.machine.nvml import driver_version
-from precache.executors import available_cpus
+from precache.engines import available_cpus
 from precache.packages import DALI
 from precache.pictures.codecs import made_by
 

@@ -18,13 +18,13 @@ from bench.machine.device import DTYPES, choose_device, resolve_amp
 from bench.machine.hardware import describe_machine
 from bench.machine.others import OtherProcesses
 from bench.report import stats
-from precache import jpeg
-from precache.console.progress import Progress, unseen
+from precache.engines import available_cpus
 from precache.errors import ImageError, SettingError, check_range
-from precache.executors import available_cpus
+from precache.pictures import jpeg
 from precache.pictures.reading import MAX_PIXELS
-from precache.sources.ahead import read_ahead
+from precache.reporting import Progress, unseen
 from precache.sources.base import Scan
+from precache.sources.objects import reads_of
 
 PICTURES = 200
 _WITHOUT_DATA = 1_000  # pictures that the times are for
@@ -194,7 +194,7 @@ def sample_jpegs(scan: Scan, count: int = PICTURES) -> list[bytes]:
     rows = np.unique(np.linspace(0, len(scan.samples) - 1, count).round().astype(int)).tolist()
     found = []
     refs = [scan.samples[row] for row in rows]
-    for ref, read in zip(refs, read_ahead(scan.source, refs, MAX_PIXELS), strict=True):
+    for ref, read in zip(refs, reads_of(scan.source, refs, MAX_PIXELS), strict=True):
         try:
             data = read()
             assert isinstance(data, bytes), "a tree holds files"

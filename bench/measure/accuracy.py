@@ -39,8 +39,8 @@ from loaders.augment import RandomAugmentation
 from loaders.augment.device import BatchAugmentation
 from loaders.backends import choose_backend
 from loaders.dataset import RAW, SplitData, open_split
-from precache.console.progress import Progress, tells
 from precache.errors import DatasetError, PrecacheError, SettingError, check_choice, check_range
+from precache.reporting import Progress, tells
 from precache.sources.tree import scan_tree
 from precache.storage import atomic_write
 from precache.storage.urls import Location, locate
@@ -108,7 +108,7 @@ class Source:
             "backend": self.backend,
             "augment": self.augment,
             "data": self.data.digest,
-            "described": f"{self.backend} on {self.path.name}{more}",
+            "described": f"{self.backend} on {self.path}{more}",
         }
 
     def open(self, pictures: Pictures, recipe: Recipe, seed: int) -> Feed:
@@ -219,7 +219,7 @@ def find_pictures(tree: Path, sources: Sequence[Source]) -> Pictures:
         for split, held in {"train": set(_held(data)), "val": set(_held(_open_val(path)))}.items():
             if foreign := held.difference(listed):
                 picture, name = min(foreign)
-                raise DatasetError(f"{path}: has {picture} in class {name!r}, {tree} has not; {made_of}")
+                raise DatasetError(f"{path}: has {picture} in class {name!r}, but {tree} does not; {made_of}")
             first, expected = splits.setdefault(split, (path, held))
             if apart := held ^ expected:
                 raise DatasetError(

@@ -197,7 +197,8 @@ def same_pictures(candidates: Sequence[Candidate]) -> Iterator[SamePictures]:
                     served.candidates[number] = replace(candidate, opened=data, linked=folder)
             served.linked[tree] = folder
             served.notes.append(
-                f"of {tree} the {len(part):,} of {len(whole.ids):,} pictures that the data set holds"
+                f"of {tree} only the {len(part):,} of {len(whole.ids):,} pictures are served that the "
+                f"data set holds"
             )
         yield served
 

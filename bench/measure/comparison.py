@@ -4,8 +4,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
-import psutil
-
 from bench.machine import page_cache
 from bench.machine.device import resolve_amp
 from bench.machine.hardware import describe_machine
@@ -24,7 +22,7 @@ from bench.report.batch_times import analyse
 from bench.report.row import SYNTHETIC, Key, Result, Row
 from bench.report.stats import Estimate
 from bench.report.verdict import Facts, explained
-from precache.console.progress import Progress, unseen
+from precache.engines import available_cpus
 from precache.errors import (
     DatasetError,
     ImageError,
@@ -33,7 +31,7 @@ from precache.errors import (
     SourceError,
     WorkerError,
 )
-from precache.executors import available_cpus
+from precache.reporting import Progress, unseen
 
 AnyCandidate: TypeAlias = Candidate | PeerCandidate
 _NONE = NullTrainer.name
@@ -345,12 +343,9 @@ def _facts_of(one: Candidate, turns: _Turns) -> Facts:
     return Facts(
         folder=str(one.path),
         kind=one.data.kind,
-        samples=len(one.data),
         file_bytes=one.file_bytes,
         workers=turns.settings.workers_alone,
         cpus=available_cpus(),
-        free_bytes=psutil.virtual_memory().available,
-        stages=turns.measured[one].stages,
     )
 
 

@@ -23,12 +23,10 @@ import torch
 
 from bench.machine import page_cache
 from bench.machine.hardware import describe_machine
-from bench.measure.fresh import ProcessRun, run_watched
+from bench.measure.fresh import run_watched
 from bench.measure.peers import check_python, script
 from bench.peers import writing
 from bench.report import stats
-from precache import images, jpeg
-from precache.console.progress import Progress, unseen
 from precache.errors import (
     ImageError,
     MissingDependencyError,
@@ -38,7 +36,9 @@ from precache.errors import (
     shell_command,
 )
 from precache.formats import FORMATS, Sample
+from precache.pictures import images, jpeg
 from precache.recipe import Recipe
+from precache.reporting import Progress, unseen
 from precache.sources.base import Scan
 from precache.sources.tree import scan_tree
 from precache.storage.output import publish
@@ -69,14 +69,12 @@ class ConversionResult:
     Attributes:
         stages: name -> images/s of one CPU.
         wholes: whole conversions, ours first.
-        peak_bytes: memory of all processes of a conversion of ours together; in a run of its own.
     """
 
     machine: dict[str, str]
     settings: dict[str, Any]
     stages: dict[str, stats.Estimate]
     wholes: tuple[WriterRates, ...]
-    peak_bytes: int
 
     @property
     def shares(self) -> dict[str, float]:
@@ -137,29 +135,28 @@ def measure(
     names = (OURS, *against)
     stage_runs: list[dict[str, float]] = []
     walls: dict[str, list[float]] = {name: [] for name in names}
-    total, steps = 1 + repeats * (1 + len(names)), itertools.count(1)
+    total, steps = repeats * (1 + len(names)), itertools.count(1)
     on_progress(0, total)
     with tempfile.TemporaryDirectory(dir=scratch, prefix="bench-convert-") as folder:
         destination = Path(folder) / "out"
 
-        def run(name: str, *, memory: bool = False) -> ProcessRun:
+        def run(name: str) -> float:
             if name == OURS:
                 words = [str(scan.folder), str(destination), *shlex.split(recipe.to_flags())]
                 command = [sys.executable, "-m", "precache", "convert", *words, "--workers", str(workers)]
             else:
                 flags = {"size": recipe.size, "quality": recipe.quality, "workers": workers}
                 command = script(peer_python, writing, name, scan.folder, destination, **flags)
-            done = run_watched(command, memory=memory)
+            wall_s = run_watched(command).wall_s
             shutil.rmtree(destination)
             on_progress(next(steps), total)
-            return done
+            return wall_s
 
-        peak_bytes = run(OURS, memory=True).peak_bytes
         for _ in range(repeats):
             stage_runs.append(time_stages(scan, recipe, pictures, Path(folder)))
             on_progress(next(steps), total)
             for name in names:
-                walls[name].append(run(name).wall_s)
+                walls[name].append(run(name))
     settings = {
         "source": source.name,
         "images": len(scan.samples),
@@ -176,9 +173,7 @@ def measure(
     for name, each in walls.items():
         rates = stats.estimate([len(scan.samples) / wall_s for wall_s in each])
         wholes.append(WriterRates(name, rates, stats.ratio(each, walls[OURS])))
-    return ConversionResult(
-        describe_machine(torch.device("cpu")), settings, stages, tuple(wholes), peak_bytes
-    )
+    return ConversionResult(describe_machine(torch.device("cpu")), settings, stages, tuple(wholes))
 
 
 def time_stages(scan: Scan, recipe: Recipe, pictures: int, scratch: Path) -> dict[str, float]:

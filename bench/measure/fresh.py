@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -21,7 +21,6 @@ import bench
 from precache.errors import SettingError, WorkerError
 
 T = TypeVar("T")
-_SAMPLE_S = 0.05
 _TOO_LITTLE_MEMORY = (
     "out of memory",  # CUDA, also where a later call tells, and cuDNN
     "can't allocate memory",  # torch, of main memory
@@ -105,21 +104,15 @@ class ProcessRun:
 
     Attributes:
         wall_s: from its start to its end.
-        peak_bytes: the most memory that the process and its descendants held together: proportional
-            set size where the system has it (shared pages count once), else resident set size. 0 if
-            it was not sampled.
         output: what it printed.
     """
 
     wall_s: float
-    peak_bytes: int
     output: str
 
 
-def run_watched(
-    command: Sequence[str], environment: Mapping[str, str] | None = None, *, memory: bool = False
-) -> ProcessRun:
-    """Run `command` to its end, and sample its memory if asked to: that slows it down.
+def run_watched(command: Sequence[str], environment: Mapping[str, str] | None = None) -> ProcessRun:
+    """Run `command` to its end.
 
     Raises:
         WorkerError: it ended with another exit code than 0; holds the last line that it printed.
@@ -129,13 +122,8 @@ def run_watched(
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=environment
         )
-        peak = 0
         try:
-            while process.poll() is None:
-                if memory:
-                    peak = max(peak, sum(tree_memory(process.pid)))
-                with suppress(subprocess.TimeoutExpired):
-                    process.wait(_SAMPLE_S if memory else None)
+            process.wait()
             wall_s = time.perf_counter() - start_s
         finally:
             process.kill()
@@ -145,7 +133,7 @@ def run_watched(
     if process.returncode != 0:
         last = (text.strip().splitlines() or ["no output"])[-1]
         raise WorkerError(f"{' '.join(command[:4])} ...: exit code {process.returncode}; {last}")
-    return ProcessRun(wall_s, peak, text)
+    return ProcessRun(wall_s, text)
 
 
 def environment() -> dict[str, str]:

@@ -109,7 +109,6 @@ class ImageFolderLoader:
         device: torch.device,
         augment: str,
         shuffle: bool,
-        pin: bool = True,
         seed: int | None = None,
         only: Callable[[str], bool] | None = None,
     ) -> None:
@@ -128,7 +127,7 @@ class ImageFolderLoader:
             shuffle=shuffle and seed is None,
             sampler=_Order(found, seed) if shuffle and seed is not None else None,
             num_workers=workers,
-            pin_memory=pin and device.type == "cuda",
+            pin_memory=device.type == "cuda",
             drop_last=True,
             persistent_workers=workers > 0,
         )

@@ -1,11 +1,13 @@
 """Data-parallel ranks of this machine: torchrun starts them, each measures, and what they measured together.
 
-torchrun runs `python -m bench.measure.ranks SETTINGS FOLDER` as often as there are ranks. Rank 0 prints
-`done N of M` after each run; each rank writes what it measured, or {"error": message}, to FOLDER/<rank>.json.
+torchrun runs `python -m bench.measure.ranks FOLDER` as often as there are ranks; the settings lie pickled in
+FOLDER/settings. Rank 0 prints `done N of M` after each run; each rank writes what it measured, or
+{"error": message}, to FOLDER/<rank>.json.
 """
 
 import json
 import os
+import pickle
 import re
 import subprocess
 import sys
@@ -27,9 +29,9 @@ from bench.report import stats
 from bench.report.stats import Estimate
 from bench.report.verdict import NEGLIGIBLE_SHARE
 from loaders.batch import Batch
-from precache.console.progress import Progress, unseen
+from precache.engines import available_cpus
 from precache.errors import PrecacheError, WorkerError
-from precache.executors import available_cpus
+from precache.reporting import Progress, unseen
 
 ONE, OWN, TOGETHER, DATA_WAIT = "one", "own", "together", "data_wait"
 _GRACE_S = 40  # torchrun gives its ranks 30 s to end
@@ -88,8 +90,9 @@ def launch(settings: Settings, ranks: int, on_progress: Progress = unseen) -> li
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+") as errors:
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
         command += ["--nproc-per-node", str(ranks), "-m", "bench.measure.ranks"]
+        (Path(folder) / "settings").write_bytes(pickle.dumps(settings))
         process = subprocess.Popen(
-            [*command, json.dumps(settings.to_json()), folder],
+            [*command, folder],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=errors,
@@ -181,7 +184,8 @@ def measure_rank(settings: Settings) -> dict[str, list[float]]:
 
 def main() -> None:
     """Join the other ranks, measure, write the answer."""
-    settings, folder = Settings.from_json(json.loads(sys.argv[1])), Path(sys.argv[2])
+    folder = Path(sys.argv[1])
+    settings: Settings = pickle.loads((folder / "settings").read_bytes())
     on_gpu = settings.device.type == "cuda"
     if on_gpu:
         settings = replace(settings, device=torch.device("cuda", int(os.environ["LOCAL_RANK"])))

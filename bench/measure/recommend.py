@@ -2,33 +2,32 @@
 
 import json
 import math
-import shutil
+import mmap
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import psutil
 
-from bench.machine import measurements, page_cache
-from bench.machine.measurements import Hardware, HardwareSpec
+from bench.machine import disk, page_cache
+from bench.machine.hardware import describe_machine
 from bench.machine.others import OtherProcesses
 from bench.measure import sample
-from bench.measure.sample import Converted, Loaded, Sampling, Trees
+from bench.measure.sample import Sampling, Trees
 from bench.measure.settings import Settings, check_fills_batch
 from bench.measure.trainers import check_trainer, resolve
 from bench.report import forecast, stats
-from bench.report.forecast import AS_IT_IS, BACKENDS, JPEG_NAMES, Inputs, Profile, Stored
+from bench.report.forecast import AS_IT_IS, BACKENDS, Inputs, Loaded, Profile, Stored
 from bench.report.row import RAW_TREE, Row
-from precache.console.commandline import human_bytes
-from precache.console.progress import Progress, unseen
+from precache.cli.commandline import human_bytes
+from precache.conversion.destination import AUTO_NAME
 from precache.conversion.estimate import predict_bytes
-from precache.conversion.journal_header import JOURNAL_NAME, read_header
+from precache.conversion.journal import JOURNAL_NAME, read_header
 from precache.dataset.converted import is_converted, open_dataset
-from precache.destination import AUTO_NAME
 from precache.errors import (
     DatasetError,
     MissingDependencyError,
@@ -38,15 +37,17 @@ from precache.errors import (
     check_choice,
 )
 from precache.recipe import FORMAT_NAMES, Recipe
+from precache.reporting import Progress, unseen
 from precache.sources.base import Scan
-from precache.storage import atomic_write, read_regular
+from precache.storage import atomic_write
 
 CHECK = "never"
 """No checksums: a training compares each picture once, and a sample is served again and again."""
 AUGMENT = "train"
 """What training does; centre crops are less work for some loaders than for others."""
-_RANDOM_READS = (*AS_IT_IS, "shards")
-_DISK_BLOCKS = {4 << 10: "disk, random 4 KiB", 128 << 10: "disk, random 128 KiB"}
+_DISK_FILE_BYTES = 256 << 20
+_DISK_SECONDS = 0.5
+_MEMORY_BYTES_PER_S = 1e10  # of files in a file system that is in memory
 _PICTURES = 100  # that tell the size of all
 _FIRST_EPOCH_S = 10.0  # one that takes longer does not go before what is measured
 
@@ -56,12 +57,13 @@ class Recommendation:
     """A finished prediction, with what one needs to repeat it.
 
     Attributes:
+        machine: of `bench.machine.hardware.describe_machine`.
         rows: predicted, the tree as it is first; ranges are over the turns.
         skipped: format -> why it could not be measured.
     """
 
     settings: dict[str, Any]
-    hardware: Hardware
+    machine: dict[str, str]
     inputs: Inputs
     profiles: list[Profile]
     rows: list[Row]
@@ -69,24 +71,11 @@ class Recommendation:
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values."""
-        return {"version": 1, **asdict(self), "hardware": self.hardware.to_json()}
+        return {"version": 1, **asdict(self)}
 
     def what_if(self, inputs: Inputs) -> "Recommendation":
         """The same measurements, for other `inputs`."""
         return replace(self, inputs=inputs, rows=forecast.predict(self.profiles, inputs))
-
-
-@dataclass(slots=True)
-class _Runs:
-    """Of one format, turn by turn: small and large conversions of the sample, and its loader."""
-
-    small: list[Converted] = field(default_factory=list)
-    large: list[Converted] = field(default_factory=list)
-    loaders: list[Loaded] = field(default_factory=list)
-
-    def of(self, turns: slice) -> "_Runs":
-        """Those of some turns."""
-        return _Runs(self.small[turns], self.large[turns], self.loaders[turns])
 
 
 def recommend(
@@ -115,32 +104,41 @@ def recommend(
     settings = ready(settings)
     check_fills_batch(settings.batch_size, train_images(scan))
     names = [name for name in BACKENDS if name in AS_IT_IS or name in formats]
-    total, done = settings.repeats * len(names) + 1, 0
-
-    def step() -> None:
-        nonlocal done
-        done += 1
-        on_progress(done, total)
-
-    on_progress(0, total)
-    others, begun_s = OtherProcesses(), time.perf_counter()
-    hardware = _hardware(scan, sampling, settings)
-    step()
-    with tempfile.TemporaryDirectory(dir=sampling.scratch, prefix="bench-recommend-") as scratch:
+    workers, others = settings.workers_alone, OtherProcesses()
+    until_s = time.perf_counter() + sampling.limit_s
+    on_progress(0, settings.repeats + 1)
+    disk_bytes_per_s, read_s = _measure_disk(Path(tempfile.gettempdir()))
+    skipped: dict[str, str] = {}
+    with tempfile.TemporaryDirectory(prefix="bench-recommend-") as scratch:
         folder = Path(scratch)
         trees = sample.make_trees(scan, sampling, settings, folder)
-        turns = _Turns(scan, sampling, settings, trees, folder, hardware, begun_s + sampling.limit_s)
-        turns.run(names, step)
-    on_progress(total, total)
-    repeats = len(turns.runs[RAW_TREE].loaders)
-    profiles, inputs = turns.predicted_from(slice(None))
-    by_turn = [forecast.predict(*turns.predicted_from(slice(n, n + 1))) for n in range(repeats)]
+        profiles = _convert(scan, trees, names, sampling, workers, folder, skipped)
+        on_progress(1, settings.repeats + 1)
+        places = {name: trees.large if name in AS_IT_IS else folder / name for name in profiles}
+        runs: dict[str, list[Loaded]] = {name: [] for name in profiles}
+        turn_s, repeats = 0.0, 0
+        while repeats < settings.repeats and (repeats == 0 or time.perf_counter() + turn_s <= until_s):
+            start_s = time.perf_counter()
+            serve_all(places, settings, runs, skipped)
+            repeats, turn_s = repeats + 1, time.perf_counter() - start_s
+            on_progress(1 + repeats, settings.repeats + 1)
+    on_progress(settings.repeats + 1, settings.repeats + 1)
+    found = [_with_runs(profiles[name], runs[name], scan, trees) for name in places if name not in skipped]
+    inputs = Inputs(
+        images=len(scan.samples),
+        train_images=train_images(scan),
+        cpus=workers,
+        gpus=1,
+        trainer_images_per_s=median(run.trainer for profile in found for run in profile.runs),
+        disk_bytes_per_s=disk_bytes_per_s,
+        read_s=read_s,
+        memory_bytes=float(psutil.virtual_memory().total),
+    )
     written = {
         **{name: getattr(settings, name) for name in ("size", "batch_size", "seconds", "augment", "check")},
         **{name: getattr(sampling, name) for name in ("stored_size", "quality", "pictures")},
         "source": scan.root.name,
-        "scratch": str(sampling.scratch),
-        "workers": settings.workers_alone,
+        "workers": workers,
         "trainer": settings.trainer,
         "page_cache": "warm",
         "limit_s": sampling.limit_s if math.isfinite(sampling.limit_s) else None,
@@ -149,8 +147,67 @@ def recommend(
         "sample_pictures": trees.pictures,
         "other_cpu": others.share(),
     }
-    rows = forecast.widened(forecast.predict(profiles, inputs), by_turn)
-    return Recommendation(written, hardware, inputs, profiles, rows, turns.skipped)
+    machine = describe_machine(settings.device)
+    return Recommendation(written, machine, inputs, found, forecast.predict(found, inputs), skipped)
+
+
+def _convert(
+    scan: Scan,
+    trees: Trees,
+    names: Sequence[str],
+    sampling: Sampling,
+    workers: int,
+    folder: Path,
+    skipped: dict[str, str],
+) -> dict[str, Profile]:
+    """Convert the sample to each format, into `folder`; without runs. What fails goes to `skipped`."""
+    image_bytes = float(scan.samples.file_bytes.mean())
+    profiles = {}
+    for name in names:
+        profiles[name] = Profile(name=name, image_bytes=image_bytes, runs=(), cpus=workers)
+        if name in AS_IT_IS:
+            continue
+        try:
+            small, large, stored_bytes = sample.convert_twice(
+                trees, len(scan.samples), sampling.recipe(name), workers, folder / name
+            )
+        except (DatasetError, MissingDependencyError, WorkerError) as error:
+            skipped[name] = str(error)
+            del profiles[name]
+            continue
+        startup_s, image_s = forecast.fit_conversion(small, large, workers)
+        image_s *= _larger(scan, trees)
+        profiles[name] = replace(
+            profiles[name], image_bytes=stored_bytes, startup_s=startup_s, image_s=image_s
+        )
+    return profiles
+
+
+def serve_all(
+    places: Mapping[str, Path],
+    settings: Settings,
+    runs: Mapping[str, list[Loaded]],
+    skipped: dict[str, str],
+) -> None:
+    """One turn: each loader that did not fail before, added to `runs`; what fails goes to `skipped`."""
+    for name in [name for name in places if name not in skipped]:
+        try:
+            sample.warm(places[name])
+            runs[name].append(sample.serve(places[name], name, settings))
+        except (DatasetError, MissingDependencyError, WorkerError) as error:
+            if name == RAW_TREE:
+                raise
+            skipped[name] = str(error)
+
+
+def _with_runs(profile: Profile, runs: Sequence[Loaded], scan: Scan, trees: Trees) -> Profile:
+    slower = _larger(scan, trees) if profile.name in AS_IT_IS else 1.0
+    return replace(profile, runs=[replace(run, loader=run.loader / slower) for run in runs])
+
+
+def _larger(scan: Scan, trees: Trees) -> float:
+    """Decoding takes time in proportion to the files' bytes, and a sample misses the few largest ones."""
+    return float(scan.samples.file_bytes.mean()) / trees.image_bytes
 
 
 def ready(settings: Settings) -> Settings:
@@ -158,118 +215,6 @@ def ready(settings: Settings) -> Settings:
     trainer = resolve(settings.trainer, settings.device)
     check_trainer(trainer, settings.size)  # an error now, not later
     return replace(settings, trainer=trainer, augment=AUGMENT, check=CHECK)
-
-
-@dataclass(slots=True)
-class _Turns:
-    """The sample in every format, turn by turn, as often as the repeats and the time allow."""
-
-    scan: Scan
-    sampling: Sampling
-    settings: Settings
-    trees: Trees
-    folder: Path
-    hardware: Hardware
-    until_s: float
-    runs: dict[str, _Runs] = field(default_factory=dict)
-    skipped: dict[str, str] = field(default_factory=dict)
-
-    def run(self, names: Sequence[str], step: Callable[[], None]) -> None:
-        """What each format gave goes to `runs`, why others gave nothing to `skipped`."""
-        self.runs = {name: _Runs() for name in names}
-        served: dict[str, Path] = {}
-        turn_s = 0.0
-        for turn in range(self.settings.repeats):
-            start_s = time.perf_counter()
-            if turn and start_s + turn_s > self.until_s:
-                break
-            for name in [name for name in names if name not in self.skipped]:
-                try:
-                    if name in JPEG_NAMES and name not in served:
-                        served[name] = self._convert_to_serve(name)
-                    self._measure(name, served.get(name))
-                except (DatasetError, MissingDependencyError, WorkerError) as error:
-                    if name == RAW_TREE:
-                        raise
-                    self.skipped[name] = str(error)
-                step()
-            turn_s = time.perf_counter() - start_s
-        self.runs = {name: runs for name, runs in self.runs.items() if name not in self.skipped}
-
-    def _convert_to_serve(self, name: str) -> Path:
-        path, recipe = self.folder / f"served-{name}", self.sampling.recipe(name)
-        shard_images = sample.shards_to_serve(self.trees, len(self.scan.samples), recipe)
-        recipe = self.sampling.recipe(name, shard_images)
-        sample.convert(self.trees.large, path, recipe, self.settings.workers_alone)
-        return path
-
-    def _measure(self, name: str, served: Path | None) -> None:
-        runs, out = self.runs[name], self.folder / "out"
-        if name not in AS_IT_IS:
-            recipe, workers = self.sampling.recipe(name), self.settings.workers_alone
-            runs.small.append(sample.convert(self.trees.small, out, recipe, workers))
-            shutil.rmtree(out)
-        converted, loaded = sample.run_format(
-            self.trees, name, self.sampling, self.settings, self.folder, served
-        )
-        runs.loaders.append(loaded)
-        runs.large += [] if converted is None else [converted]
-
-    def predicted_from(self, turns: slice) -> tuple[list[Profile], Inputs]:
-        """What predictions from some of the turns rest on."""
-        runs = {name: each.of(turns) for name, each in self.runs.items()}
-        profiles = [self._profile(name, each) for name, each in runs.items()]
-        return profiles, self._inputs([loaded for each in runs.values() for loaded in each.loaders])
-
-    def _profile(self, name: str, runs: _Runs) -> Profile:
-        startup_s = image_s = 0.0
-        image_bytes, trees = float(self.scan.samples.file_bytes.mean()), self.trees
-        # Decoding takes time in proportion to the files' bytes, and a sample misses the few largest ones.
-        larger = image_bytes / trees.image_bytes
-        if name not in AS_IT_IS:
-            startup_s, image_s = forecast.fit_conversion(
-                median(run.seconds for run in runs.small),
-                trees.small_images,
-                median(run.seconds for run in runs.large),
-                trees.large_images,
-                trees.shard_images,
-                self.settings.workers_alone,
-            )
-            image_bytes = runs.large[0].bytes / trees.large_images
-        return Profile(
-            name=name,
-            image_bytes=image_bytes,
-            startup_s=startup_s,
-            image_s=image_s * larger,
-            shard_images=self.sampling.recipe("shards").samples_per_shard,  # the same for all formats
-            loader_images_per_s=median(run.loader for run in runs.loaders)
-            / (larger if name in AS_IT_IS else 1.0),
-            cpus=self.settings.workers_alone,
-            serial_s=median(run.serial_s for run in runs.loaders),
-            overlap=min(1.0, median(run.together / min(run.loader, run.trainer) for run in runs.loaders)),
-            random_reads=name in _RANDOM_READS,
-        )
-
-    def _inputs(self, runs: Sequence[Loaded]) -> Inputs:
-        """What this machine is, and this tree."""
-        reads = [(size, self.hardware.value(name)) for size, name in _DISK_BLOCKS.items()]
-        sequential = self.hardware.value("disk, sequential read")
-        copied = self.hardware.value("memory copy, one thread") or 0.0
-        (small_bytes, small), (large_bytes, large) = reads
-        read_s = 0.0
-        if small is not None and large is not None:
-            read_s = forecast.read_time((small_bytes, small * 1e6), (large_bytes, large * 1e6))
-        return Inputs(
-            images=len(self.scan.samples),
-            train_images=train_images(self.scan),
-            cpus=self.settings.workers_alone,
-            gpus=1,
-            trainer_images_per_s=median(run.trainer for run in runs),
-            # files that never leave memory are read as fast as memory is copied
-            disk_bytes_per_s=copied * 1e9 if sequential is None else sequential * 1e6,
-            read_s=read_s,
-            memory_bytes=float(psutil.virtual_memory().total),
-        )
 
 
 def train_images(scan: Scan) -> int:
@@ -280,15 +225,15 @@ def train_images(scan: Scan) -> int:
     return int((scan.samples.splits == names.index("train")).sum())
 
 
-def _hardware(scan: Scan, sampling: Sampling, settings: Settings) -> Hardware:
-    """As quickly as it is asked for."""
-    sizes: dict[str, Any] = (
-        {} if math.isinf(sampling.limit_s) else {"buffer_bytes": 64 << 20, "file_bytes": 128 << 20}
-    )
-    seconds = min(0.2, settings.seconds / 5)
-    quick = HardwareSpec(scratch=sampling.scratch, repeats=settings.repeats, seconds=seconds, **sizes)
-    data = {"pictures": len(scan.samples), "file_bytes": int(scan.samples.file_bytes.sum())}
-    return measurements.measure(quick, measurements.sample_jpegs(scan), data)
+def _measure_disk(folder: Path) -> tuple[float, float]:
+    """Bytes per second of sequential reads, and seconds until a read begins to give data."""
+    try:
+        with disk.readable_file(folder, _DISK_FILE_BYTES) as file:
+            sequential = file.sequential_rate(_DISK_SECONDS) * 1e6
+            random = file.random_rate(mmap.PAGESIZE, _DISK_SECONDS / 2) * 1e6
+    except SettingError:  # on no disk
+        return _MEMORY_BYTES_PER_S, 0.0
+    return sequential, max(0.0, mmap.PAGESIZE / random - mmap.PAGESIZE / sequential)
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,8 +254,8 @@ class Choice:
     limit: str
 
 
-def choose(scan: Scan, size: int, formats: Sequence[str], room_bytes: float, limit: str) -> Choice:
-    """What keeps most of the pictures, of the ways in which one of `formats` fits into `room_bytes`.
+def choose(scan: Scan, size: int, formats: Sequence[str], limit_bytes: float, limit: str) -> Choice:
+    """What keeps most of the pictures, of the ways in which one of `formats` fits into `limit_bytes`.
 
     Raises:
         SettingError: none fits; says what would.
@@ -319,14 +264,14 @@ def choose(scan: Scan, size: int, formats: Sequence[str], room_bytes: float, lim
     for number, stored in enumerate(forecast.ways_to_store(size)):
         sizes = {name: float(predict_bytes(scan, _recipe(name, stored), _PICTURES)) for name in formats}
         needed = {name: forecast.needed_bytes(predicted) for name, predicted in sizes.items()}
-        fitting = tuple(name for name in formats if needed[name] <= room_bytes)
+        fitting = tuple(name for name in formats if needed[name] <= limit_bytes)
         if fitting:
             return Choice(stored, sizes, fitting, number == 0, limit)
         least += [(needed[name], name, stored) for name in formats]
     least_bytes, name, stored = min(least, key=lambda each: each[0])
     raise SettingError(
         f"no format fits into {limit}: the smallest, {name} of {stored.words(name)}, needs "
-        f"{human_bytes(least_bytes)}; make that room, or give --max-bytes "
+        f"{human_bytes(least_bytes)}; free that much, or give --max-bytes "
         f"{-int(-least_bytes // 1e6)}MB or more"
     )
 
@@ -388,48 +333,33 @@ def prove(
             first_epoch = page_cache.warm(place) and epoch_s < _FIRST_EPOCH_S
             runs[kind].append(sample.serve(place, kind, settings, first_epoch=first_epoch))
             on_progress(len(places) * turn + number, total)
-    rows = [_measured(named[kind], own) for kind, own in runs.items()]
+    rows = [
+        replace(
+            named[kind],
+            trainer_name="measured",
+            loader=stats.estimate([run.loader for run in own]),
+            cold=None,
+            trainer=stats.estimate([run.trainer for run in own]),
+            together=stats.estimate([run.together for run in own]),
+            ratio=stats.estimate([run.together / run.trainer for run in own]),
+        )
+        for kind, own in runs.items()
+    ]
     stored_bytes = open_dataset(destination).manifest.stored_bytes
     rows[-1] = replace(rows[-1], convert_s=convert_s, size_bytes=stored_bytes)
     return Proof(rows, [named[kind] for kind in places], others.share())
 
 
-def _measured(predicted: Row, runs: Sequence[Loaded]) -> Row:
-    return replace(
-        predicted,
-        trainer_name="measured",
-        loader=stats.estimate([run.loader for run in runs]),
-        cold=None,
-        trainer=stats.estimate([run.trainer for run in runs]),
-        together=stats.estimate([run.together for run in runs]),
-        ratio=stats.estimate([run.together / run.trainer for run in runs]),
-    )
+def find_begun(place: Path, scan: Scan, name: str, size: int) -> Recipe | None:
+    """The recipe of what was begun or finished in `place`: the tree in the format `name`; else None.
 
-
-@dataclass(frozen=True, slots=True)
-class Begun:
-    """A conversion of the same tree by an earlier call, or by `precache convert`."""
-
-    place: Path
-    recipe: Recipe
-    finished: bool
-
-    @property
-    def stored(self) -> Stored:
-        """How its pictures are stored."""
-        assert isinstance(self.recipe.size, int), "one side, see `find_begun`"
-        return Stored(self.recipe.size, self.recipe.quality)
-
-
-def find_begun(place: Path, scan: Scan, name: str, size: int) -> Begun | None:
-    """The conversion of the tree to the format `name` in `place`; None without one of `precache auto`.
+    Only what `precache auto` would have chosen counts.
 
     Args:
         size: of training, in pixels: what is stored is no smaller.
     """
-    finished = is_converted(place)
     try:
-        if finished:
+        if is_converted(place):
             manifest = open_dataset(place).manifest
             recipe, digest = manifest.recipe, manifest.source_digest
         else:
@@ -437,34 +367,19 @@ def find_begun(place: Path, scan: Scan, name: str, size: int) -> Begun | None:
             recipe, digest = Recipe(**header["recipe"]), header["source_digest"]
     except (PrecacheError, KeyError, TypeError):
         return None
-    if digest != scan.digest or recipe.format != name:
+    if digest != scan.digest or recipe.format != name or not isinstance(recipe.size, int):
         return None
-    if not isinstance(recipe.size, int) or recipe.size < size:
-        return None
-    found = Begun(place, recipe, finished)
-    return found if replace(_recipe(name, found.stored), splits=recipe.splits) == recipe else None
+    plain = replace(_recipe(name, Stored(recipe.size, recipe.quality)), splits=recipe.splits)
+    return recipe if recipe.size >= size and recipe == plain else None
 
 
-def store(place: Path, source_digest: str, found: Recommendation, proof: Proof, said: list[str]) -> None:
+def store(place: Path, found: Recommendation, proof: Proof) -> None:
     """Write what was predicted and what came beside the dataset in `place`."""
     content = {
         "version": 1,
-        "source_digest": source_digest,
-        "said": said,
         "median_error": proof.median_error,
         "measured": asdict(proof),
         "recommendation": found.to_json(),
     }
     with atomic_write(place / AUTO_NAME) as file:
         file.write(json.dumps(content, indent=1).encode() + b"\n")
-
-
-def read_said(place: Path, scan: Scan) -> list[str] | None:
-    """What was said of the dataset of this tree when it was made; None if nothing whole is there."""
-    try:
-        content: dict[str, Any] = json.loads(read_regular(place / AUTO_NAME))
-        said: list[str] = content["said"]
-        ours = content["version"] == 1 and content["source_digest"] == scan.digest
-        return said if ours and all(isinstance(line, str) for line in said) else None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return None

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -15,11 +15,11 @@ from bench.measure.trainers import Trainer, check_trainer, make_trainer, resolve
 from loaders.augment import NAMES as AUGMENTATIONS
 from loaders.batch import Batch
 from loaders.settings import Shuffle
+from precache.engines import available_cpus
 from precache.errors import SettingError, check_choice, check_range
-from precache.executors import available_cpus
-from precache.images import MAX_SIZE
+from precache.pictures.images import MAX_SIZE
 from precache.pictures.sizes import Size
-from precache.storage.urls import Location, locate
+from precache.storage.urls import Location
 
 CACHES = ("none", "ram", "device")
 SHUFFLES: dict[str, Shuffle] = {"auto": True, "full": "full", "none": False, "window": "window"}
@@ -72,7 +72,6 @@ class Settings:
         augment, last, rank, world_size: see `loaders.build`.
         shuffle: one of SHUFFLES.
         check, cache: see `loaders.Reading`.
-        pin: whether batches are copied from pinned memory; else from pageable, in the training's thread.
         monitored: whether the machine is watched while a trainer is fed.
         around: called in the trial's process and entered around the run; tests slow a stage down with it.
     """
@@ -98,7 +97,6 @@ class Settings:
     shuffle: str = "auto"
     check: str = "first-read"
     cache: str = "none"
-    pin: bool = True
     last: str = LAST
     rank: int | None = None
     world_size: int | None = None
@@ -126,25 +124,10 @@ class Settings:
         """Those of a trial of that loader; `others` are other fields."""
         return replace(self, backend=backend, path=path, classes=classes, **others)
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON values, all fields but `around`; `from_json` reads them back."""
-        plain = {name: value for name, value in asdict(self).items() if name != "around"}
-        return {**plain, "path": str(self.path), "device": str(self.device)}
-
-    @classmethod
-    def from_json(cls, content: dict[str, Any]) -> "Settings":
-        """What `to_json` gave."""
-        return cls(**{**content, "path": locate(content["path"]), "device": torch.device(content["device"])})
-
     @property
     def workers_alone(self) -> int:
         """Of a loader that has all CPUs of this machine."""
         return available_cpus() if self.workers is None else self.workers
-
-    @property
-    def pageable(self) -> bool:
-        """Whether the loader serves in main memory, and the training's thread copies."""
-        return self.device.type == "cuda" and not self.pin
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -166,8 +149,8 @@ class Settings:
             backend=self.backend,
             batch_size=self.batch_size,
             size=self.size,
-            device="cpu" if self.pageable else self.device,
-            dtype=torch.uint8 if self.pageable else dtype,
+            device=self.device,
+            dtype=dtype,
             augment=self.augment,
             shuffle=SHUFFLES[self.shuffle],
             last=self.last,
@@ -193,7 +176,6 @@ class Settings:
             device=self.device,
             augment=self.augment,
             shuffle=self.shuffle != "none",
-            pin=self.pin,
         )
 
 

@@ -10,18 +10,15 @@ from typing import Any
 import numpy as np
 
 from bench.measure.settings import Settings
-from bench.report.forecast import stored_size
 from loaders.augment.cpu import place
 from loaders.augment.draw import shown_boxes
 from loaders.backends import decoding
 from loaders.dataset import RAW, SplitData
 from loaders.settings import CROP_RATIO
-from precache.executors import available_cpus
+from precache.engines import available_cpus
 from precache.formats import FORMATS, StoredSample
-from precache.images import fitted_size
-from precache.jpeg import Pixels
+from precache.pictures.jpeg import Pixels
 from precache.pictures.sizes import Size, sides
-from precache.recipe import Recipe
 
 PICTURES = 200
 DECODING = ("pytorch", "webdataset")
@@ -37,10 +34,9 @@ def probe_files(data: SplitData) -> tuple[str, ...]:
 
 
 def time_stages(spec: Settings, kind: str, files: Sequence[str]) -> dict[str, float]:
-    """Images/s of "read", "decode" and "copy", each alone, by as many threads as the loader has workers.
+    """Images/s of "read" and "decode", each alone, by as many threads as the loader has workers.
 
-    "read" gives a picture's bytes, "decode" its pixels, "copy" puts these into a batch. "decoded_bytes" and
-    "shards_bytes" are those of a picture's pixels, on average: whole, as a cache keeps them, and in shards.
+    "read" gives a picture's bytes, "decode" its pixels.
 
     Args:
         kind: of the data, see `loaders.dataset.SplitData`.
@@ -51,20 +47,11 @@ def time_stages(spec: Settings, kind: str, files: Sequence[str]) -> dict[str, fl
         with ThreadPoolExecutor(workers) as pool:
             if kind == RAW:
                 read, encoded = _timed(pool, workers, decoding.read, files)
-                decode, pixels = _timed(pool, workers, partial(_serve, spec.size), encoded)
-                shapes = np.array([picture.shape[::-1] for picture in encoded])
-                how = Recipe(format="shards", size=stored_size(spec.size)).rendering
-                in_shards = np.array([fitted_size(width, height, how) for width, height in shapes.tolist()])
+                decode, _ = _timed(pool, workers, partial(_serve, spec.size), encoded)
             else:
                 read, samples = _read_shards(kind, files)
-                decode, pixels = _timed(pool, workers, lambda sample: sample[0].pixels(sample[1]), samples)
-                shapes = in_shards = np.array([picture.shape[:2] for picture in pixels])
-            copy, _ = _timed(pool, workers, np.copy, pixels)
-        decoded_bytes, shards_bytes = (3 * float(of.prod(axis=1).mean()) for of in (shapes, in_shards))
-        return {
-            "read": read, "decode": decode, "copy": copy,
-            "decoded_bytes": decoded_bytes, "shards_bytes": shards_bytes,
-        }  # fmt: skip
+                decode, _ = _timed(pool, workers, lambda sample: sample[0].pixels(sample[1]), samples)
+        return {"read": read, "decode": decode}
 
 
 def _serve(size: Size, picture: decoding.Encoded) -> Pixels:

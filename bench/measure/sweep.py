@@ -21,8 +21,9 @@ from bench.measure.settings import Settings
 from bench.measure.trainers import NullTrainer
 from bench.measure.trial import measure, measure_trainer
 from bench.report import stats
-from bench.report.sweep import Found, Measured, Point, prune
-from precache.console.progress import Progress, unseen
+from bench.report.row import Row
+from bench.report.sweep import Found, Point, prune
+from precache.reporting import Progress, unseen
 from precache.storage.urls import locate
 
 _VERSION = 1
@@ -82,20 +83,23 @@ class Trials:
         shares = [share for trial in trials if (share := trial.get("other_cpu")) is not None]
         return Found(
             points,
-            {point: self._measured(point) for point in points if point in self.of},
+            {point: self._row(point) for point in points if point in self.of},
             {**self.pruned, **self.failed},
             sum(shares) / len(shares) if shares else None,
         )
 
-    def _measured(self, point: Point) -> Measured:
+    def _row(self, point: Point) -> Row:
         trials = self.of[point].values()
         together = [trial["together"] for trial in trials]
         alone = [trial["trainer"] for trial in trials if trial["trainer"] is not None]
-        return Measured(
-            point,
-            stats.estimate(together),
-            stats.estimate(alone) if alone else None,
-            stats.ratio(together, alone) if alone else None,
+        return Row(
+            backend=point.backend,
+            data=point.data,
+            trainer_name=self.lines.found[0]["settings"].get("trainer", ""),
+            loader=stats.estimate(together),
+            together=stats.estimate(together),
+            trainer=stats.estimate(alone) if alone else None,
+            ratio=stats.ratio(together, alone) if alone else None,
         )
 
     def _take(self, line: dict[str, Any]) -> None:
@@ -148,7 +152,7 @@ def _measure(
 ) -> None:
     # once begun, a point gets all its trials: else chance would choose which have few
     measured = trials.found(list(trials.of)).measured
-    reason = None if point in trials.of else prune(point, measured.values(), trials.failed)
+    reason = None if point in trials.of else prune(point, measured, trials.failed)
     if reason is not None:
         trials.add(point, pruned=reason)
         return
@@ -165,16 +169,16 @@ def _measure(
 
 
 def _at(settings: Settings, point: Point, classes: int) -> Settings:
-    """The trial of `point`, which says how many samples and workers, and how precisely."""
-    own = {"batch_size": point.batch_size, "workers": point.workers, "pin": point.pin is not False}
-    return settings.of(point.backend, locate(point.data), classes, amp=point.amp or "auto", **own)
+    """The trial of `point`, which says how many samples and workers."""
+    own = {"batch_size": point.batch_size, "workers": point.workers}
+    return settings.of(point.backend, locate(point.data), classes, **own)
 
 
 def both(settings: Settings) -> dict[str, Any]:
     """The trainer alone, then fed by the loader, with one trainer: it tunes and compiles once.
 
     Returns:
-        together, trainer: images/s, see `bench.report.sweep.Measured`; trainer is None where there is none.
+        together, trainer: images/s, trainer is None where there is none.
         first_batch_s, batch_s_median, batch_s_p95: see `bench.report.row.Row`.
 
     Raises:

@@ -26,7 +26,6 @@ import torch
 
 from bench.machine.device import AMP, DTYPES, resolve_amp
 from loaders.batch import Batch
-from loaders.transfer import normalise
 from precache.errors import SettingError, check_choice
 
 
@@ -190,29 +189,6 @@ class ModelTrainer:
         self._scaler.scale(loss).backward()
         self._scaler.step(self._optimizer)
         self._scaler.update()
-
-
-class FromPageable:
-    """Hands batches in main memory on to `trainer`: copied from pageable memory, in the training's thread."""
-
-    dtype = torch.uint8
-
-    def __init__(self, trainer: Trainer, device: torch.device) -> None:
-        self.name = trainer.name
-        self._trainer = trainer
-        self._device = device
-
-    def step(self, batch: Batch) -> None:
-        """Copy `batch`, bring it into the trainer's dtype, train."""
-        moved = batch.to(self._device)
-        self._trainer.step(in_dtype(moved, self._trainer.dtype))
-
-
-def in_dtype(batch: Batch, dtype: torch.dtype) -> Batch:
-    """uint8 `batch`, normalised on its device if `dtype` is of floating point; else as it is."""
-    if not dtype.is_floating_point or batch.images.is_floating_point():
-        return batch
-    return Batch(normalise(batch.images, dtype), batch.labels, batch.ids)
 
 
 def make_trainer(

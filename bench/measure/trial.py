@@ -20,7 +20,7 @@ import torch
 from bench.measure import imagefolder
 from bench.measure.monitor import Monitor
 from bench.measure.settings import Feed, Settings, check_fills_batch
-from bench.measure.trainers import FromPageable, NullTrainer, Trainer
+from bench.measure.trainers import NullTrainer, Trainer
 from bench.report.row import Watched
 from loaders.batch import Batch, DecodedBatch
 from loaders.delivery.devices import Lane
@@ -146,7 +146,6 @@ def measure(settings: Settings, trainer: Trainer | None = None, clock: Clock | N
     """
     with settings.running():
         trainer = trainer or settings.make_trainer()
-        fed = FromPageable(trainer, settings.device) if settings.pageable else trainer
         if settings.backend == imagefolder.NAME:
             import torchvision  # noqa: F401  # as a training has before it builds its loader
         start_s = time.perf_counter()
@@ -157,7 +156,7 @@ def measure(settings: Settings, trainer: Trainer | None = None, clock: Clock | N
             if settings.first_epoch or settings.cache != "none":
                 for _ in range(len(loader) - 1):
                     next(source)
-            return _time_batches(itertools.chain([first], source), fed, settings, first_batch_s, clock)
+            return _time_batches(itertools.chain([first], source), trainer, settings, first_batch_s, clock)
 
 
 def measure_trainer(settings: Settings, trainer: Trainer | None = None) -> Trial:

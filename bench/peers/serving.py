@@ -67,7 +67,7 @@ class Work:
         return sorted(map(str, self.data.glob(f"train-*{suffix}")))
 
 
-def gather(work: Work, *, random_crop: bool = False) -> StartEpoch:
+def gather(work: Work) -> StartEpoch:
     """Rows of mapped shards, copied by threads into one buffer again and again: no loader can be faster."""
     rows: list[Pixels] = []
     labels: list[Any] = []
@@ -76,33 +76,27 @@ def gather(work: Work, *, random_crop: bool = False) -> StartEpoch:
             (length,) = struct.unpack("<Q", file.read(8))
             header = json.loads(file.read(length))
         shape = tuple(header["images"]["shape"])
-        rows.extend(np.memmap(path, np.uint8, "r", 8 + length + header["images"]["data_offsets"][0], shape))
+        images = np.memmap(path, np.uint8, "r", 8 + length + header["images"]["data_offsets"][0], shape)
+        rows.extend(work.crop(row) for row in images)
         start = 8 + length + header["labels"]["data_offsets"][0]
         labels.append(np.fromfile(path, "<i8", shape[0], offset=start))
     all_labels = np.concatenate(labels)
-    if not random_crop:
-        rows = [work.crop(row) for row in rows]
     out = np.empty((work.batch_size, work.size, work.size, 3), np.uint8)
     threads = max(1, work.workers)
     each = ThreadPoolExecutor(threads).map if threads > 1 else map
     rng = np.random.default_rng(0)
 
-    def copy(chosen: list[int], corners: list[list[int]], part: range) -> None:
+    def copy(chosen: list[int], part: range) -> None:
         for slot in part:
-            row = rows[chosen[slot]]
-            if random_crop:
-                top, left = corners[slot]
-                row = row[top : top + work.size, left : left + work.size]
-            out[slot] = row
+            out[slot] = rows[chosen[slot]]
 
     def epoch() -> Epoch:
         order = rng.permutation(len(rows))
         for start in range(0, len(order), work.batch_size):
             chosen = order[start : start + work.batch_size]
-            corners = rng.integers(0, work.stored - work.size + 1, (len(chosen), 2)).tolist()
             cuts = np.linspace(0, len(chosen), threads + 1).astype(int).tolist()
             parts = [range(first, stop) for first, stop in itertools.pairwise(cuts)]
-            list(each(partial(copy, chosen.tolist(), corners), parts))
+            list(each(partial(copy, chosen.tolist()), parts))
             yield out[: len(chosen)], all_labels[chosen]
 
     return epoch
@@ -195,7 +189,7 @@ def _cropping(dataset: Any, work: Work) -> Any:
 
 
 def litdata(work: Work) -> StartEpoch:
-    """Chunks of raw pixels or of JPEGs: https://github.com/Lightning-AI/litData."""
+    """Chunks of raw pixels: https://github.com/Lightning-AI/litData."""
     from litdata import StreamingDataLoader, StreamingDataset
 
     dataset = _cropping(StreamingDataset, work)(str(work.data), shuffle=True, drop_last=False)
@@ -247,18 +241,6 @@ def imagefolder(work: Work) -> StartEpoch:
 
     steps = [transforms.Resize(work.resized), transforms.CenterCrop(work.size), transforms.PILToTensor()]
     return _torch_loader(datasets.ImageFolder(str(work.data), transforms.Compose(steps)), work)
-
-
-def imagefolder_turbo(work: Work) -> StartEpoch:
-    """torchvision decodes (JPEGs by libjpeg-turbo) and resizes tensors."""
-    from torchvision import datasets, io
-    from torchvision.transforms import v2
-
-    def load(path: str) -> Any:
-        return io.decode_image(io.read_file(path), io.ImageReadMode.RGB)
-
-    steps = v2.Compose([v2.Resize(work.resized, antialias=True), v2.CenterCrop(work.size)])
-    return _torch_loader(datasets.ImageFolder(str(work.data), steps, loader=load), work)
 
 
 def dali(work: Work) -> StartEpoch:
@@ -313,42 +295,6 @@ def dali(work: Work) -> StartEpoch:
     return epoch
 
 
-def spdl(work: Work) -> StartEpoch:
-    """FFmpeg decodes, scales and crops, a batch per thread: https://facebookresearch.github.io/spdl."""
-    from spdl.io import get_video_filter_desc, load_image_batch, to_torch
-    from spdl.io.utils import get_ffmpeg_versions
-    from spdl.pipeline import PipelineBuilder
-
-    try:
-        get_ffmpeg_versions()
-    except RuntimeError as error:  # else each picture fails, with pages of text
-        raise SystemExit(
-            "spdl finds no FFmpeg; install its libraries, as 'apt install ffmpeg' does"
-        ) from error
-    folders = sorted(path for path in work.data.iterdir() if path.is_dir())
-    pictures = [(str(f), label) for label, folder in enumerate(folders) for f in sorted(folder.iterdir())]
-    rng = np.random.default_rng(0)
-    scale = get_video_filter_desc(
-        scale_width=work.resized, scale_height=work.resized, scale_algo="bilinear", scale_mode="crop",
-        crop_width=work.size, crop_height=work.size,
-    )  # fmt: skip
-
-    def load(batch: list[tuple[str, int]]) -> tuple[Any, list[int]]:
-        paths, labels = zip(*batch, strict=True)
-        buffer = load_image_batch(paths, width=None, height=None, filter_desc=scale, strict=True)
-        return to_torch(buffer), list(labels)
-
-    def epoch() -> Epoch:
-        order = rng.permutation(len(pictures))
-        builder = PipelineBuilder().add_source([pictures[index] for index in order])
-        threads = max(1, work.workers)
-        pipeline = builder.aggregate(work.batch_size).pipe(load, concurrency=threads).add_sink()
-        with (built := pipeline.build(num_threads=threads, max_failures=0)).auto_stop():
-            yield from built
-
-    return epoch
-
-
 @dataclass(frozen=True, slots=True)
 class Peer:
     """A loader.
@@ -377,20 +323,16 @@ _DALI_PACKAGE = "nvidia-dali-cuda130" if "nvidia-dali-cuda130" in _INSTALLED els
 LIMIT = "gather"
 PEERS = {
     LIMIT: Peer(gather, (), "numpy", ("shards",), "pixels"),
-    "gather-crop": Peer(partial(gather, random_crop=True), (), "numpy", ("shards",), "crops"),
     "npy": Peer(npy, ("torch",), "torch", ("npy",), "pixels"),
     "ffcv-raw": Peer(ffcv, ("ffcv",), "ffcv", ("ffcv",), "pixels"),
     "ffcv-rrc": Peer(partial(ffcv, augment=True), ("ffcv",), "ffcv", ("ffcv",), "crops"),
     "ffcv-jpeg": Peer(ffcv, ("ffcv",), "ffcv", ("ffcv-jpeg",), "jpeg"),
     "litdata-raw": Peer(litdata, ("litdata",), "litdata", ("litdata",), "pixels"),
-    "litdata-jpeg": Peer(litdata, ("litdata", "torchvision"), "litdata", ("litdata-jpeg",), "jpeg"),
     "mds-raw": Peer(mds, ("streaming",), "mosaicml-streaming", ("mds",), "pixels"),
     "webdataset-pil": Peer(webdataset, ("webdataset", "PIL.Image"), "webdataset", ("webdataset",), "jpeg"),
     "dali-files": Peer(dali, _DALI, _DALI_PACKAGE, ("dali", "webdataset"), "jpeg"),
     "dali-raw": Peer(dali, _DALI, _DALI_PACKAGE, ("raw",), "tree"),
     "imagefolder": Peer(imagefolder, _TORCHVISION, "torchvision", ("raw",), "tree"),
-    "imagefolder-turbo": Peer(imagefolder_turbo, _TORCHVISION, "torchvision", ("raw",), "tree"),
-    "spdl": Peer(spdl, ("torch", "spdl.io", "spdl.pipeline"), "spdl", ("raw",), "tree"),
 }
 
 

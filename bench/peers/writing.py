@@ -60,19 +60,16 @@ def write_ffcv(pictures: Pictures, destination: Path, workers: int, *, mode: str
     DatasetWriter(str(destination / "data.beton"), fields, num_workers=workers).from_indexed_dataset(pictures)
 
 
-def _litdata_sample(pictures: Pictures, as_jpeg: bool, index: int) -> dict[str, Any]:
-    from litdata.types import Jpeg
-
-    image = Jpeg(bytes=pictures.jpeg(index)) if as_jpeg else pictures[index][0]
-    return {"image": image, "label": pictures.labels[index]}
+def _litdata_sample(pictures: Pictures, index: int) -> dict[str, Any]:
+    return {"image": pictures[index][0], "label": pictures.labels[index]}
 
 
-def write_litdata(pictures: Pictures, destination: Path, workers: int, *, as_jpeg: bool) -> None:
-    """Chunks of raw pixels or of JPEGs: https://github.com/Lightning-AI/litData."""
+def write_litdata(pictures: Pictures, destination: Path, workers: int) -> None:
+    """Chunks of raw pixels: https://github.com/Lightning-AI/litData."""
     import litdata
 
     litdata.optimize(
-        fn=partial(_litdata_sample, pictures, as_jpeg),
+        fn=partial(_litdata_sample, pictures),
         inputs=list(range(len(pictures))),
         output_dir=str(destination),
         chunk_bytes=SHARD_BYTES,
@@ -143,8 +140,7 @@ def write_npy(pictures: Pictures, destination: Path, workers: int) -> None:
 WRITERS: dict[str, Callable[[Pictures, Path, int], None]] = {
     "ffcv": partial(write_ffcv, mode="raw"),
     "ffcv-jpeg": partial(write_ffcv, mode="jpg"),
-    "litdata": partial(write_litdata, as_jpeg=False),
-    "litdata-jpeg": partial(write_litdata, as_jpeg=True),
+    "litdata": write_litdata,
     "mds": write_mds,
     "npy": write_npy,
     "webdataset": write_webdataset,

@@ -21,7 +21,7 @@ import plotly.graph_objects as go
 from bench.report.page import COLOURS, GREY, charts, document, figure, line
 from bench.report.trust import disturbance
 from bench.report.words import Table, counted, machine_line
-from precache.console import page
+from precache import page
 
 LEVEL = 0.95
 SAME, WORSE, BETTER, CANNOT_TELL = "same", "worse", "better", "cannot tell"
@@ -289,8 +289,7 @@ def html(lines: Sequence[Line], margin: float) -> str:
     figures = {
         f"How far each source ends from the first one: a line that crosses 0 may be chance, and what lies in "
         f"the grey band, {margin:g} to both sides, does not matter": _intervals(lines, margin),
-        f"How the models learn: {what}": _curves(lines, 0, "epochs"),
-        f"How soon they have learnt it: {what}": _curves(lines, 2, "seconds of training"),
+        f"How soon the models learn: {what}": _curves(lines),
     }
     seeds = [
         (name, str(seed), f"{top1:.2f}%")
@@ -327,23 +326,23 @@ def _intervals(lines: Sequence[Line], margin: float) -> go.Figure:
         marker={"size": 9, "color": COLOURS[0]},
         showlegend=False,
     )
-    drawn = figure([dots], 32 * len(compared), "points of top-1")
+    drawn = figure([dots], 40 + 32 * len(compared), "points of top-1")
     drawn.add_vrect(x0=-margin, x1=margin, fillcolor=GREY, opacity=0.15, line_width=0)
     drawn.add_vline(x=0, line_width=1, line_color=GREY)
     return drawn
 
 
-def _curves(lines: Sequence[Line], across: int, title: str) -> go.Figure:
-    """Over the part `across` of each point of a curve."""
+def _curves(lines: Sequence[Line]) -> go.Figure:
+    """Over seconds of training."""
     traces = []
     for number, (name, own) in enumerate(_by_source(lines).items()):
         colour, dash = COLOURS[number % len(COLOURS)], _DASHES[number // len(COLOURS) % len(_DASHES)]
         thin: dict[str, Any] = {"width": 1, "opacity": 0.35, "showlegend": False, "hoverinfo": "skip"}
         curves = [(each["curve"], thin) for each in own]
         for curve, look in [*curves, (mean_curve(own), {"width": 3})]:
-            x, y = [point[across] for point in curve], [point[1] for point in curve]
+            x, y = [point[2] for point in curve], [point[1] for point in curve]
             traces.append(line(x, y, name, colour, dash=dash, legendgroup=escape(name), **look))
-    drawn = figure(traces, 340, title, "top-1, %")
+    drawn = figure(traces, 340, "seconds of training", "top-1, %")
     drawn.update_xaxes(rangemode="tozero")
     drawn.update_yaxes(rangemode="tozero")
     return drawn

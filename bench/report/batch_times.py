@@ -6,9 +6,8 @@ from statistics import median
 import numpy as np
 import numpy.typing as npt
 
-from bench.report.row import BatchTimes, Gap, Spikes
+from bench.report.row import BatchTimes, Spikes
 
-RUNNING_BATCHES = 10
 # Of normal noise about one batch in 20,000 exceeds the quicker half's median by this many deviations.
 _DEVIATIONS = 8.0
 _TO_SIGMA = 1.4826  # median absolute deviation to standard deviation, of normal noise
@@ -21,7 +20,7 @@ _NAMED_GAPS = 5
 def analyse(
     wait_s: Sequence[float], step_s: Sequence[float], epoch_starts: Sequence[int], workers: int
 ) -> BatchTimes:
-    """Find spikes, their period, and gaps.
+    """Find spikes, their period, and waits for the first batches of epochs.
 
     Args:
         wait_s: float [n], how long the trainer waited for each batch, in seconds.
@@ -41,24 +40,8 @@ def analyse(
     typical_s = float(np.median(waits + steps)) if len(waits) else 0.0
     wait_spikes = _spikes(waits, starts, typical_s)
     step_spikes = _spikes(steps, starts, typical_s)
-    gaps = _gaps(waits, starts)
-    return BatchTimes(
-        running_wait_s=_running_mean(waits),
-        running_step_s=_running_mean(steps),
-        wait_spikes=wait_spikes,
-        step_spikes=step_spikes,
-        gaps=gaps,
-        explanation=tuple(
-            [*_explain_waits(wait_spikes, waits, workers), *_explain_steps(step_spikes), *_explain_gaps(gaps)]
-        ),
-    )
-
-
-def _running_mean(series: npt.NDArray[np.float64]) -> tuple[float, ...]:
-    sums = np.concatenate(([0.0], np.cumsum(series)))
-    stops = np.arange(1, len(sums))
-    begins = np.maximum(stops - RUNNING_BATCHES, 0)
-    return tuple(((sums[stops] - sums[begins]) / (stops - begins)).tolist())
+    told = [*_explain_waits(wait_spikes, waits, workers), *_explain_steps(step_spikes)]
+    return BatchTimes(wait_spikes, step_spikes, (*told, *_explain_first_batches(waits, starts, typical_s)))
 
 
 def _spikes(series: npt.NDArray[np.float64], starts: list[int], typical_s: float) -> Spikes:
@@ -89,12 +72,6 @@ def _period(batches: list[int], starts: list[int], steady: int) -> int | None:
     return period if regular and throughout and period > 1 else None
 
 
-def _gaps(waits: npt.NDArray[np.float64], starts: list[int]) -> tuple[Gap, ...]:
-    others = np.delete(waits, starts)
-    usual_s = float(np.median(others)) if len(others) else 0.0
-    return tuple(Gap(start, float(waits[start]), max(0.0, float(waits[start]) - usual_s)) for start in starts)
-
-
 def _explain_waits(spikes: Spikes, waits: npt.NDArray[np.float64], workers: int) -> list[str]:
     if not spikes.batches:
         return []
@@ -123,14 +100,19 @@ def _explain_steps(spikes: Spikes) -> list[str]:
     ]
 
 
-def _explain_gaps(gaps: tuple[Gap, ...]) -> list[str]:
-    if not gaps:
+def _explain_first_batches(waits: npt.NDArray[np.float64], starts: list[int], typical_s: float) -> list[str]:
+    if not starts:
         return []
-    named = ", ".join(f"batch {gap.batch} {_ms(gap.wait_s)}" for gap in gaps[:_NAMED_GAPS])
-    more = f" and {len(gaps) - _NAMED_GAPS} more" if len(gaps) > _NAMED_GAPS else ""
+    others = np.delete(waits, starts)
+    usual_s = float(np.median(others)) if len(others) else 0.0
+    more_s = median(max(0.0, float(waits[start]) - usual_s) for start in starts)
+    if more_s < _NEGLIGIBLE_SHARE * typical_s:
+        return []
+    named = ", ".join(f"batch {start} {_ms(float(waits[start]))}" for start in starts[:_NAMED_GAPS])
+    more = f" and {len(starts) - _NAMED_GAPS} more" if len(starts) > _NAMED_GAPS else ""
     return [
-        f"{len(gaps)} epoch {'boundary' if len(gaps) == 1 else 'boundaries'}: the first batch waits "
-        f"{_ms(median(gap.excess_s for gap in gaps))} more than others do (median): {named}{more}."
+        f"{len(starts)} epoch {'boundary' if len(starts) == 1 else 'boundaries'}: the first batch waits "
+        f"{_ms(more_s)} more than others do (median): {named}{more}."
     ]
 
 

@@ -1,23 +1,20 @@
-"""From what a sample and the hardware gave to what a whole data set will: sizes, times, rates, as rows. Pure.
+"""From what a sample and the disk gave to what a whole data set will: sizes, times, rates, as rows. Pure.
 
-A conversion takes its start-up, and then as many rounds of shards as its workers need:
-
-    startup_s + ceil(shards / workers) * images per shard * image_s
-
-and no less than its bytes take the disk. A loader with a warm cache gets faster in proportion to the
-CPUs until its one thread that cannot be multiplied is always busy; with a cold one it is besides no
-faster than the disk. The trainer gets what the slower of the two gives, less what was lost on the sample
-when both ran together.
+A conversion takes its start-up, and then the time of its pictures, shared out among the CPUs; it is no
+faster than the disk takes its bytes. A loader with a warm cache gets faster in proportion to the CPUs until
+its one thread that cannot be multiplied is always busy; with a cold one it is besides no faster than the
+disk. The trainer gets what the slower of the two gives, less what was lost on the sample when both ran
+together.
 """
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from statistics import median
 
 from bench.report.gain import find_gain
 from bench.report.row import RAW_TREE, TODAY_BACKEND, Row
-from bench.report.stats import Estimate
-from precache.images import MAX_SIZE
+from bench.report.stats import Estimate, estimate
+from precache.pictures.images import MAX_SIZE
 
 AS_IT_IS = (TODAY_BACKEND, RAW_TREE)
 """What reads the tree as it is: torchvision's ImageFolder, which people have today, and `loaders.build`."""
@@ -34,6 +31,8 @@ RISK = (
     "models were 1.5 to 2.1 points of top-1 worse than from ImageFolder (Caltech-101, 64 px); from twice the "
     "side no difference could be told."
 )
+_RANDOM_READS = (*AS_IT_IS, "shards")
+"""Read picture by picture in random order; the others read whole shards in a stream."""
 _FITS = 0.5  # of the memory: a data set that is larger does not stay in the page cache
 _SHOWN = 0.875  # of the shorter side, in validation: the least that shows it without enlarging
 _SLACK = 1.1  # a hundred pictures tell the size of all of them to within a tenth
@@ -64,8 +63,24 @@ def ways_to_store(size: int) -> tuple[Stored, ...]:
 
 
 def needed_bytes(predicted: float) -> float:
-    """Room for what is predicted to take `predicted` bytes: it may be a little more."""
+    """Space for what is predicted to take `predicted` bytes: it may be a little more."""
     return predicted * _SLACK
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """One loader alone, the trainer alone, and both together, each in a process of its own.
+
+    Attributes:
+        loader, trainer, together: images/s; the trainer alone has a batch that stays on the device.
+        serial_s: CPU time per picture, of the loader alone, of the busiest thread that there is one of,
+            without what it does of the filling of batches: more workers relieve it of that.
+    """
+
+    loader: float
+    trainer: float
+    together: float
+    serial_s: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,24 +90,16 @@ class Profile:
     Attributes:
         name: one of `AS_IT_IS`, or that of a format.
         image_bytes: of one picture as it is stored, on average.
-        startup_s, image_s: of a conversion: before the first picture, and of one worker for each.
-        shard_images: the most pictures of a shard.
-        loader_images_per_s: of the loader alone, page cache warm, `cpus` CPUs.
-        serial_s: CPU time per picture of the busiest thread that more workers do not relieve.
-        overlap: images/s with the trainer over those of the slower one of the two alone, 0 to 1.
-        random_reads: whether pictures are read one by one in random order, or whole shards in a stream.
+        runs: of its loader on `cpus` CPUs, page cache warm.
+        startup_s, image_s: of a conversion: before the first picture, and of one CPU for each.
     """
 
     name: str
     image_bytes: float
-    startup_s: float
-    image_s: float
-    shard_images: int
-    loader_images_per_s: float
+    runs: Sequence[Loaded]
     cpus: int
-    serial_s: float
-    overlap: float
-    random_reads: bool
+    startup_s: float = 0.0
+    image_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -126,21 +133,8 @@ class Inputs:
 
 
 def predict(profiles: Sequence[Profile], inputs: Inputs) -> list[Row]:
-    """A row for each profile, the same order."""
+    """A row for each profile, the same order; ranges are over its runs."""
     return [_predict(profile, inputs) for profile in profiles]
-
-
-def widened(rows: Sequence[Row], turns: Sequence[Sequence[Row]]) -> list[Row]:
-    """`rows`, with the ranges of what each turn's sample alone predicts."""
-    return [
-        replace(
-            row,
-            loader=_range(row.loader, [turn[at].loader for turn in turns]),
-            together=_range(row.rate, [turn[at].rate for turn in turns]),
-            ratio=_range(row.ratio, [turn[at].ratio for turn in turns]) if row.ratio is not None else None,
-        )
-        for at, row in enumerate(rows)
-    ]
 
 
 def advised(rows: Sequence[Row]) -> Row | None:
@@ -153,75 +147,46 @@ def fits_memory(row: Row, inputs: Inputs) -> bool:
     return inputs.images * (row.image_bytes or 0.0) <= inputs.memory_bytes * _FITS
 
 
-def fit_conversion(
-    small_s: float, small_images: int, large_s: float, large_images: int, shard_images: int, workers: int
-) -> tuple[float, float]:
-    """(startup_s, image_s) from two conversions of different size; see `Profile`."""
-    small, large = (rounds(images, shard_images, workers) for images in (small_images, large_images))
+def fit_conversion(small: tuple[float, int], large: tuple[float, int], workers: int) -> tuple[float, float]:
+    """`Profile.startup_s` and `image_s` from two conversions, each (seconds, pictures)."""
+    (small_s, small_images), (large_s, large_images) = small, large
     # noise can make the smaller one take longer, if both are tiny
-    image_s = max(large_s - small_s, large_s * 1e-3) / max(large - small, 1.0)
-    return max(0.0, small_s - small * image_s), image_s
-
-
-def rounds(images: int, shard_images: int, workers: int) -> float:
-    """Pictures that the busiest worker converts."""
-    shards = math.ceil(images / shard_images)
-    return math.ceil(shards / workers) * images / shards
-
-
-def read_time(small: tuple[float, float], large: tuple[float, float]) -> float:
-    """`Inputs.read_s`, from two sizes of random reads, each as (bytes of a read, bytes/s)."""
-    (small_bytes, small_rate), (large_bytes, large_rate) = small, large
-    small_s, large_s = small_bytes / small_rate, large_bytes / large_rate
-    byte_s = max(0.0, large_s - small_s) / (large_bytes - small_bytes)
-    return max(0.0, small_s - small_bytes * byte_s)
+    image_s = max(large_s - small_s, large_s * 1e-3) / max(large_images - small_images, 1)
+    return max(0.0, small_s - small_images * image_s), image_s * workers
 
 
 def _predict(profile: Profile, inputs: Inputs) -> Row:
     size = inputs.images * profile.image_bytes
-    conversion_s = None
-    if profile.name not in AS_IT_IS:
-        busiest = rounds(inputs.images, profile.shard_images, inputs.cpus)
-        conversion_s = profile.startup_s + max(busiest * profile.image_s, size / inputs.disk_bytes_per_s)
-    warm, cold = _warm(profile, inputs), _cold(profile, inputs)
+    is_converted = profile.name not in AS_IT_IS
+    work_s = inputs.images * profile.image_s / inputs.cpus
+    warm = [_warm(run, profile.cpus, inputs.cpus) for run in profile.runs]
+    disk = inputs.disk_bytes_per_s / profile.image_bytes
+    if profile.name in _RANDOM_READS:
+        disk = min(disk, inputs.cpus / (inputs.read_s + 1 / disk))
+    cold = [min(rate, disk) for rate in warm]
     trainer = inputs.trainer_images_per_s * inputs.gpus
-    loader = warm if size <= inputs.memory_bytes * _FITS else cold
-    trained = profile.overlap * min(loader, trainer)
+    loaders = warm if size <= inputs.memory_bytes * _FITS else cold
+    overlap = min(1.0, median(run.together / min(run.loader, run.trainer) for run in profile.runs))
+    trained = estimate([overlap * min(rate, trainer) for rate in loaders])
     return Row(
         backend=BACKENDS[profile.name],
-        data=RAW_TREE if profile.name in AS_IT_IS else profile.name,
+        data=profile.name if is_converted else RAW_TREE,
         trainer_name="predicted",
-        loader=_exact(warm),
-        cold=_exact(cold),
-        trainer=_exact(trainer),
-        together=_exact(trained),
-        ratio=_exact(trained / trainer),
+        loader=estimate(warm),
+        cold=estimate(cold),
+        trainer=estimate([trainer]),
+        together=trained,
+        ratio=Estimate(*(rate / trainer for rate in (trained.median, trained.low, trained.high))),
         image_bytes=profile.image_bytes,
-        convert_s=conversion_s,
+        convert_s=profile.startup_s + max(work_s, size / inputs.disk_bytes_per_s) if is_converted else None,
         size_bytes=size,
     )
 
 
-def _warm(profile: Profile, inputs: Inputs) -> float:
-    scaled = profile.loader_images_per_s * inputs.cpus / profile.cpus
-    if inputs.cpus <= profile.cpus or profile.serial_s <= 0:
+def _warm(run: Loaded, measured_cpus: int, cpus: int) -> float:
+    """Images/s of the loader on `cpus` CPUs."""
+    scaled = run.loader * cpus / measured_cpus
+    if cpus <= measured_cpus or run.serial_s <= 0:
         return scaled
     # a thread is never busier than all the time: the measured rate is below this limit
-    return max(profile.loader_images_per_s, min(scaled, 1 / profile.serial_s))
-
-
-def _cold(profile: Profile, inputs: Inputs) -> float:
-    disk = inputs.disk_bytes_per_s / profile.image_bytes
-    if profile.random_reads:
-        read_s = inputs.read_s + profile.image_bytes / inputs.disk_bytes_per_s
-        disk = min(disk, inputs.cpus / read_s)
-    return min(_warm(profile, inputs), disk)
-
-
-def _exact(value: float) -> Estimate:
-    return Estimate(value, value, value)
-
-
-def _range(middle: Estimate, turns: Sequence[Estimate | None]) -> Estimate:
-    medians = [middle.median, *(turn.median for turn in turns if turn is not None)]
-    return Estimate(middle.median, min(medians), max(medians))
+    return max(run.loader, min(scaled, 1 / run.serial_s))

@@ -13,7 +13,7 @@ from bench.report.row import RAW_TREE, TODAY_BACKEND, Result, Row
 from bench.report.trust import disturbance, is_disturbed, other_cpu
 from bench.report.verdict import KEEPS_UP, NEGLIGIBLE_SHARE, judge
 from bench.report.words import counted, duration, percent
-from precache.console.commandline import human_bytes
+from precache.cli.commandline import human_bytes
 
 TODAY = "ImageFolder and DataLoader"
 """The baseline, in sentences."""
@@ -75,20 +75,12 @@ def saved_share(row: Row, today: Row) -> float | None:
 
 
 def best_rows(result: Result) -> list[Row]:
-    """Of each trainer the loader that gave the most images/s, and those that overlap with it.
-
-    Noise is no loader, and what only other libraries' loaders can be compared by is not all of it. Beside
-    other busy processes none is the best.
-    """
+    """Of each trainer what is faster than today's loader by most; beside other busy processes none is."""
     if is_disturbed(other_cpu(result.settings)):
         return []
-    best = []
-    for name in dict.fromkeys(row.trainer_name for row in result.rows):
-        rows = [row for row in result.rows if row.trainer_name == name and row.is_ours]
-        if len(rows) > 1:
-            top = max(rows, key=lambda row: row.rate.median)
-            best += [row for row in rows if row.rate.high >= top.rate.low]
-    return best
+    names = dict.fromkeys(row.trainer_name for row in result.rows if row.is_ours)
+    by_trainer = ([row for row in result.rows if row.trainer_name == name] for name in names)
+    return [row for rows in by_trainer for row in find_gain(rows).best]
 
 
 def sentences(result: Result, gpu_price: float | None = None) -> list[str]:

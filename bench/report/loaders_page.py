@@ -5,7 +5,7 @@ import base64
 import json
 from collections.abc import Iterator, Sequence
 from html import escape
-from itertools import accumulate, chain
+from itertools import chain
 from math import ceil, floor, log10
 from typing import Any
 
@@ -18,10 +18,10 @@ from bench.report.result import conditions, findings, legend, next_step, shown_r
 from bench.report.row import SYNTHETIC, Result, Row, Watched
 from bench.report.stats import Estimate
 from bench.report.trust import is_disturbed, other_cpu
-from bench.report.verdict import COLD_FETCH, files_are, gains_over, observations
+from bench.report.verdict import files_are, gains_over, observations
 from bench.report.words import Table, percent
-from precache.console import page
-from precache.console.commandline import human_bytes
+from precache import page
+from precache.cli.commandline import human_bytes
 
 _LANE_PIXELS, _SERIES_PIXELS = 46, 170
 _STYLE = """
@@ -134,7 +134,9 @@ def _saves(row: Row, today: Row, gpu_price: float | None) -> str:
 def _details(result: Result) -> Iterator[str]:
     """A folded section for each loader: its bottleneck, what would help, its charts."""
     for number, row in enumerate(result.rows):
-        figures = dict(_figures(row, result.settings["batch_size"]))
+        if row.backend == SYNTHETIC:  # noise: nothing to advise
+            continue
+        figures = dict(_figures(row))
         told = [row.advice] * bool(row.advice) + observations(row)
         if figures or told:
             said = " ".join(told)
@@ -212,14 +214,11 @@ def _alone(rows: Sequence[Row]) -> go.Figure:
     return _logarithmic(drawn, dots)
 
 
-def _figures(row: Row, batch_size: int) -> Iterator[tuple[str, go.Figure]]:
+def _figures(row: Row) -> Iterator[tuple[str, go.Figure]]:
     """Charts of one row by their captions."""
     if row.stages:
         yield "What each stage alone can do: the lowest is the bottleneck", _stages(row)
-    if row.stalls and row.trainer and row.together:
-        yield "Where a batch's time goes: orange is waiting", _waterfall(row, batch_size)
     if row.step_s:
-        yield "Throughput: below the dashed line the trainer waits", _throughput(row, batch_size)
         yield "Each batch: a high orange bar is a wait", _batches(row)
     yield from _monitored(row.monitor) if row.monitor is not None else ()
 
@@ -243,50 +242,6 @@ def _stages(row: Row) -> go.Figure:
     if row.together is not None:
         _mark(drawn, row.together.median, "measured together", PURPLE, "solid")
     return _logarithmic(drawn, [dots])
-
-
-def _waterfall(row: Row, batch_size: int) -> go.Figure:
-    """From the compute of a batch over what it is held up by to its whole time, ms; warm cache."""
-    assert row.trainer is not None
-    assert row.together is not None
-    whole_ms = batch_size / row.together.median * 1e3
-    parts = {"compute": batch_size / row.trainer.median * 1e3}
-    parts |= {f"{name} stall": s * 1e3 for name, s in row.stalls.items() if name != COLD_FETCH}
-    rest_ms = whole_ms - sum(parts.values())
-    if abs(rest_ms) >= 0.01 * whole_ms:
-        parts["not explained"] = rest_ms
-    bars = go.Waterfall(
-        x=[*parts.values(), whole_ms],
-        y=list(range(len(parts) + 1)),
-        measure=["absolute", *["relative"] * (len(parts) - 1), "total"],
-        orientation="h",
-        width=0.4,
-        increasing_marker_color=ORANGE,
-        decreasing_marker_color=GREEN,
-        totals_marker_color=BLUE,
-        connector_line={"color": GREY, "width": 1},
-        showlegend=False,
-    )
-    names = [f"{escape(name)}: {part:,.1f} ms" for name, part in parts.items()]
-    return _lanes([bars], [*names, f"whole batch: {whole_ms:,.1f} ms"], "ms")
-
-
-def _throughput(row: Row, batch_size: int) -> go.Figure:
-    """Images/s over the timed batches' time, with the trainer's rate."""
-    ends_s = list(accumulate(row.batch_s))
-    rates = [batch_size / seconds for seconds in row.batch_s]
-    traces = [line(ends_s, rates, "each batch", SKY, width=1)]
-    if row.spikes is not None:
-        means = zip(row.spikes.running_wait_s, row.spikes.running_step_s, strict=True)
-        running = [batch_size / (wait + step) for wait, step in means]
-        traces.append(line(ends_s, running, "running mean", BLUE, width=2.5))
-    if row.trainer is not None:
-        rate = row.trainer.median
-        traces.append(line([0, ends_s[-1]], [rate, rate], f"trainer alone: {rate:,.0f}", RED, dash="dash"))
-    drawn = figure(traces, _SERIES_PIXELS, "seconds", "images/s")
-    # a batch that was ready takes next to no time: such peaks would press the rest flat
-    highest = 1.6 * max(row.trainer.median if row.trainer else 0.0, len(rates) * batch_size / ends_s[-1])
-    return drawn.update_yaxes(range=[0, highest])
 
 
 def _batches(row: Row) -> go.Figure:

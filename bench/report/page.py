@@ -1,4 +1,4 @@
-"""Pages with charts: one file each that needs no network. `precache.console.page` has the skeleton.
+"""Pages with charts: one file each that needs no network. `precache.page` has the skeleton.
 
 Text, grid and background of a chart take their colours from the page's style, so that they follow dark mode
 and print; names that came with a result are escaped, for plotly reads some HTML in labels.
@@ -13,13 +13,14 @@ import plotly.io
 from plotly.offline import get_plotlyjs
 
 from bench.report.stats import Estimate
-from precache.console import page
+from precache import page
 
 # Okabe and Ito, "Color Universal Design" (2008): those that stand out from black and from white
 COLOURS = ("#2b83c6", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9")
 BLUE, ORANGE, GREEN, PURPLE, RED, SKY = COLOURS
 GREY = "#8a8f98"
 _STYLE = """
+.charts { margin-bottom: 1.2rem; }
 .listed table { font-size: .9rem; } .listed td .title { display: none; }
 .listed th, .listed td { padding: .3rem .4rem; }
 @media screen and (max-width: 48rem) {
@@ -34,8 +35,11 @@ _STYLE = """
 .js-plotly-plot .annotation .bg { fill: var(--bg) !important; fill-opacity: .8 !important; }
 .js-plotly-plot .gridlayer path { stroke: var(--line) !important; }
 """
-# A chart drawn while it is folded has no width: it is drawn anew once it has one. Printing unfolds all.
+# A chart drawn while it is folded has no width, and before the page is whole perhaps another one: it is drawn
+# anew once it has its own. Printing unfolds all.
 _SCRIPT = """
+addEventListener('load', () => document.querySelectorAll('.js-plotly-plot').forEach(
+  chart => { if (chart.offsetParent) Plotly.Plots.resize(chart); }));
 addEventListener('toggle', event => event.target.querySelectorAll('.js-plotly-plot').forEach(
   chart => Plotly.Plots.resize(chart)), true);
 addEventListener('beforeprint', () => document.querySelectorAll('details').forEach(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import click
 
 from bench.report.gain import best_rows, find_gain, sentences
-from bench.report.row import RAW_TREE, Result, Row
+from bench.report.row import RAW_TREE, SYNTHETIC, Result, Row
 from bench.report.stats import Estimate
 from bench.report.trust import is_disturbed, other_cpu
 from bench.report.verdict import (
@@ -206,7 +206,7 @@ def findings(result: Result) -> Iterator[str]:
     """Per loader: the bottleneck and its fix, where the time went, limits of the machine."""
     for row in result.rows:
         told = [row.advice] * bool(row.advice) + observations(row)
-        if told:
+        if told and row.backend != SYNTHETIC:
             yield f"{result.title(row)}: {' '.join(told)}"
     yield from comparisons(result)
 

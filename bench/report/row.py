@@ -72,36 +72,16 @@ class Spikes:
 
 
 @dataclass(frozen=True, slots=True)
-class Gap:
-    """The wait for the first batch of an epoch.
-
-    Attributes:
-        batch: its position in the series.
-        wait_s: how long the trainer waited for it.
-        excess_s: by how much that is more than the median wait within epochs, at least 0.
-    """
-
-    batch: int
-    wait_s: float
-    excess_s: float
-
-
-@dataclass(frozen=True, slots=True)
 class BatchTimes:
     """What is uneven about a series of batches; `bench.report.batch_times` finds it.
 
     Attributes:
-        running_wait_s, running_step_s: means of the last ten batches, one per batch.
         wait_spikes, step_spikes: first batches of epochs are never among them.
-        gaps: first batches of epochs, in order.
-        explanation: of the spikes and gaps, in words, one sentence each.
+        explanation: of the spikes, and of waits for first batches, in words, one sentence each.
     """
 
-    running_wait_s: tuple[float, ...]
-    running_step_s: tuple[float, ...]
     wait_spikes: Spikes
     step_spikes: Spikes
-    gaps: tuple[Gap, ...]
     explanation: tuple[str, ...]
 
 
@@ -382,19 +362,19 @@ def typed(kind: Any, content: Any) -> Any:
     if is_dataclass(kind):
         hints = get_type_hints(kind)
         if not isinstance(content, dict):
-            raise TypeError(f"{content!r} is no object")
+            raise TypeError(f"{content!r} is not an object")
         names = [each.name for each in fields(kind) if each.name in content]
         return kind(**{name: typed(hints[name], content[name]) for name in names})  # type: ignore[operator]
     if origin is tuple:
         if not isinstance(content, (list, tuple)):
-            raise TypeError(f"{content!r} is no list")
+            raise TypeError(f"{content!r} is not a list")
         return tuple(typed(parts[0], each) for each in content)
     if origin is dict:
         return {name: typed(parts[1], each) for name, each in content.items()}
     if kind in (str, bool, int, float):
         plain = (int, float) if kind is float else kind
         if not isinstance(content, plain) or (isinstance(content, bool) and kind is not bool):
-            raise TypeError(f"{content!r} is no {kind.__name__}")
+            raise TypeError(f"{content!r} is not of type {kind.__name__}")
     return content
 
 

@@ -30,27 +30,12 @@ def disturbance(share: float | None, then: str = ", so no winner is named") -> s
     )
 
 
-def is_far_off(predicted: float, measured: float) -> bool:
-    """Whether the prediction misses what was measured by more than PREDICTION_LIMIT of it."""
-    return abs(predicted / measured - 1) > PREDICTION_LIMIT
-
-
-def miss(predicted: float, measured: float, why: str) -> str:
-    """`the prediction is 40% too high: WHY`; empty where it is near enough."""
-    if not is_far_off(predicted, measured):
-        return ""
+def miss(predicted: float, measured: float) -> str:
+    """`the prediction is 40% too high: WHY`, of a loader and a trainer together; empty where it is near."""
     off = predicted / measured - 1
+    if abs(off) <= PREDICTION_LIMIT:
+        return ""
+    why = "together they share CPUs and memory, or batches come unevenly"
+    if off < 0:
+        why = "the machine's speed changed meanwhile; more --repeats measure longer"
     return f"the prediction is {abs(off):.0%} too {'high' if off > 0 else 'low'}: {why}"
-
-
-def why_together(predicted: float, measured: float) -> str:
-    """Why a loader and a trainer together may give other images/s than the slower of them alone."""
-    if predicted > measured:
-        return (
-            "loader and trainer were measured alone for it, and together they share CPUs and memory, or "
-            "batches come unevenly"
-        )
-    return (
-        "a part ran slower alone than it does beside the others, as where the machine's speed changes; "
-        "more --repeats and --batches measure longer"
-    )

@@ -1,6 +1,6 @@
 """What the rates of one loader mean: the bottleneck, what the trainer waits for, what would fix it. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
@@ -12,9 +12,9 @@ from bench.report.row import (
     more_workers_can_help,
 )
 from bench.report.stats import Estimate
-from bench.report.trust import miss, why_together
+from bench.report.trust import miss
 from bench.report.words import percent
-from precache.console.commandline import human_bytes
+from precache.cli.commandline import human_bytes
 
 KEEPS_UP = "keeps up"
 LOADER_BINDS = "the loader is the bottleneck"
@@ -27,7 +27,7 @@ COLD_FETCH = "cold fetch"
 NEGLIGIBLE_SHARE = 0.02
 # Stages are timed apart on other pictures than the whole, and in threads: they differ by that much anyway.
 _PROBE_ERROR = 0.2
-_RAM_SHARE = 0.5  # of what is free, that a cache may take: the rest is the training's
+_SHOWN_S = 5e-5  # shorter waits are 0.0 ms
 _STALLS = {
     "storage": "fetch",
     "decode": "prep",
@@ -53,22 +53,16 @@ class Facts:
     Attributes:
         folder: as it is named in a sentence.
         kind: of the data: `raw`, or the format of a converted folder.
-        samples: pictures of an epoch.
         file_bytes: of a converted folder.
-        stages: images/s of each stage, and bytes of a picture's pixels, repeat by repeat, where they ran
-            apart; see `bench.measure.stages`.
         workers: of the loader.
-        cpus, free_bytes: CPUs, and bytes of memory that are free.
+        cpus: of this machine.
     """
 
     folder: str
     kind: str
-    samples: int
     file_bytes: int
     workers: int
     cpus: int
-    free_bytes: int
-    stages: Sequence[Mapping[str, float]] = ()
 
 
 def judge(ratio: Estimate | None) -> str:
@@ -211,18 +205,10 @@ def known_changes(row: Row, facts: Facts, others: Sequence[tuple[Row, Facts]]) -
             found.append(Change(f"Backend {other.backend} on {its.folder}", rate, True, cold=cold))
         else:
             found.append(Change(f"Converting to {its.kind}", rate, True, its.file_bytes, cold))
-    if not facts.stages:
-        return found
-    copied = _limited(median(repeat["copy"] for repeat in facts.stages), row)
-    sizes = facts.stages[-1]  # the same pictures in each repeat
-    if not any(one.backend == "shards" for one in (row, *(other for other, _ in others))):
-        size = round(facts.samples * sizes["shards_bytes"])
-        found.append(Change("Converting to shards", copied, False, size))
-    if facts.samples * sizes["decoded_bytes"] < facts.free_bytes * _RAM_SHARE:
-        found.append(Change("From the second epoch on, cache='ram'", copied, False))
     cpu_share = row.monitor.mean.get("cpu_share") if row.monitor is not None else None
     if more_workers_can_help(facts.workers, facts.cpus, cpu_share):
-        scaled = _limited(row.loader.median * facts.cpus / facts.workers, row)
+        parts = [Estimate(*[row.loader.median * facts.cpus / facts.workers] * 3), row.trainer, row.transfer]
+        scaled = min((part for part in parts if part is not None), key=lambda part: part.median)
         found.append(Change(f"{facts.cpus} workers, one per CPU,", scaled, False))
     return found
 
@@ -259,12 +245,16 @@ def observations(row: Row) -> list[str]:
         measured = row.together.median
         off = measured / row.predicted - 1
         said.append(f"Predicted {row.predicted:,.0f} images/s, measured {measured:,.0f} ({off:+.0%}).")
-        missed = miss(row.predicted, measured, why_together(row.predicted, measured))
+        missed = miss(row.predicted, measured)
         said += [f"{missed[0].upper()}{missed[1:]}."] if missed else []
     if row.first_step_s is not None and row.step_s:
         first, usual = _ms(row.first_step_s.median), _ms(median(row.step_s))
         said.append(f"The first step took {first}, the others {usual} (median).")
-    waits = [f"{name} {_ms(seconds)}" for name, seconds in row.stalls.items() if name != COLD_FETCH]
+    waits = [
+        f"{name} {_ms(seconds)}"
+        for name, seconds in row.stalls.items()
+        if name != COLD_FETCH and seconds >= _SHOWN_S
+    ]
     if waits and judge(row.ratio) != KEEPS_UP:
         said.append(f"A batch waited for {', '.join(waits)}.")
     if COLD_FETCH in row.stalls:
@@ -307,7 +297,7 @@ def _gain(row: Row, changes: Sequence[Change]) -> str:
         now = supply(row)
     gaining = [c for c in changes if c.images_per_s.median >= now.median * (1 + NEGLIGIBLE_SHARE)]
     if not gaining:
-        return "No change known here is predicted to gain."
+        return "Nothing known here would be faster."
     most = max(change.images_per_s.median for change in gaining)
     alike = [change for change in gaining if change.images_per_s.median >= most * (1 - NEGLIGIBLE_SHARE)]
     # of those that are as good, one that was measured, then one for free
@@ -318,12 +308,6 @@ def _gain(row: Row, changes: Sequence[Change]) -> str:
     if not gains_over(best, now):
         return f"{text}, no more than that {WITHIN_NOISE}."
     return f"{text}; it takes {human_bytes(best.size_bytes)}." if best.size_bytes else f"{text}."
-
-
-def _limited(rate: float, row: Row) -> Estimate:
-    """Of a loader at `rate`, by what follows it."""
-    others = [part for part in (row.trainer, row.transfer) if part is not None]
-    return min([Estimate(rate, rate, rate), *others], key=lambda part: part.median)
 
 
 def _seconds(rate: Estimate) -> Estimate:

@@ -9,8 +9,8 @@ import click
 from rich.cells import cell_len
 from rich.table import Table as RichTable
 
-from precache.console import page
-from precache.console.tables import new_console
+from precache import page
+from precache.cli.terminal import new_console
 from precache.errors import printable
 
 WIDTH = 100

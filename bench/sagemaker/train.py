@@ -147,7 +147,7 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text())
     except ValueError as error:
-        raise SettingError(f"{path}: is no JSON: {error}") from error
+        raise SettingError(f"{path}: is not JSON: {error}") from error
     if not isinstance(found, dict):
         raise SettingError(f"{path}: expected a JSON object, got {type(found).__name__}")
     return found

@@ -11,8 +11,8 @@ from PIL import Image
 from torch.nn.functional import interpolate
 
 from loaders.augment.draw import RandomAugmentation, draw, draw_keys, shown_boxes
-from precache.jpeg import Pixels
-from precache.pictures import bands
+from precache.pictures import depth
+from precache.pictures.jpeg import Pixels
 from precache.pictures.sizes import Size, sides
 
 Boxes: TypeAlias = npt.NDArray[Any]
@@ -177,6 +177,6 @@ def _by_pillow(
     picture: npt.NDArray[Any], box: tuple[float, float, float, float], shape: tuple[int, int]
 ) -> npt.NDArray[Any]:
     if picture.dtype != np.uint8 or picture.shape[2] not in (1, 3):
-        return bands.resize(picture, shape[::-1], box, Image.Resampling.BILINEAR)
+        return depth.resize(picture, shape[::-1], box, Image.Resampling.BILINEAR)
     image = Image.fromarray(picture[..., 0] if picture.shape[2] == 1 else picture)
     return np.asarray(image.resize(shape[::-1], Image.Resampling.BILINEAR, box)).reshape(*shape, -1)

@@ -5,7 +5,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from precache.jpeg import Pixels
+from precache.pictures.jpeg import Pixels
 from precache.pictures.sizes import Size, sides
 
 Floats: TypeAlias = npt.NDArray[np.float64]

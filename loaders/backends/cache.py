@@ -28,8 +28,9 @@ from loaders.dataset import RAW, SplitData
 from loaders.delivery.devices import Lane, upload
 from loaders.delivery.threads import Pool
 from loaders.settings import LoaderSpec
+from precache.dataset.columns import Column
 from precache.errors import DatasetError, ImageError
-from precache.jpeg import Pixels
+from precache.pictures.jpeg import Pixels
 
 _MOST_IDLE = 256  # batches on their way that the reader has no part in; then it is let go
 OpenReader = Callable[[Crops], Reader]
@@ -62,7 +63,7 @@ def with_shapes(data: SplitData, threads: int) -> SplitData:
     """A raw tree with the sizes of its pictures, as their headers say; each file is read once for that."""
     with closing(Pool(max(1, threads), "header")) as pool:
         shapes = pool.map(lambda path: decoding.read(path).shape, data.files)
-    return replace(data, shapes=np.array(shapes, np.int32).reshape(-1, 2))
+    return replace(data, shapes=Column(np.array(shapes, np.int32).reshape(-1, 2)))
 
 
 class CachedReader:

@@ -2,10 +2,10 @@
 
 The pictures' bytes are read here, in the order that the loader asks for, and handed to a DALI
 pipeline: DALI's own readers can neither keep that order nor resume in the middle of an epoch. What DALI
-does not convert to RGB as the reference does (CMYK, transparency, 16 bit) is decoded by `precache.images`
+does not convert to RGB as the reference does (CMYK, transparency, 16 bit) is decoded by `pictures.images`
 and handed over as pixels. What is served of each picture is drawn here, and cut out and resized by DALI.
 
-DALI cannot leave a picture out of a batch. One that `precache.images` refuses is kept from the pipeline,
+DALI cannot leave a picture out of a batch. One that `pictures.images` refuses is kept from the pipeline,
 or, if only DALI finds it, dropped: then the pipeline is built anew and gets the same batches again. A
 JPEG whose data is damaged, but ends as it should, DALI decodes to what it makes of it, without a word;
 `precache check` finds these.
@@ -34,9 +34,9 @@ from loaders.dataset import RAW, SplitData
 from loaders.delivery.devices import Borrowed
 from loaders.delivery.threads import Pool
 from loaders.settings import LoaderSpec
-from precache import images, jpeg
 from precache.errors import DatasetError, ImageError, MissingDependencyError
 from precache.packages import dali_package
+from precache.pictures import images, jpeg
 from precache.pictures.sizes import sides
 
 _QUEUE_BATCHES = 2
@@ -323,7 +323,7 @@ os.register_at_fork(after_in_child=_disown)
 
 
 def _refusal(picture: _Picture) -> ImageError | None:
-    """Why `precache.images` refuses a picture, or None."""
+    """Why `precache.pictures.images` refuses a picture, or None."""
     try:
         images.decode(picture.content, picture.file)
     except ImageError as error:

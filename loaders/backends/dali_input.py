@@ -1,4 +1,4 @@
-"""What DALI is given of a raw tree's picture, so that it decodes it as `precache.images` does."""
+"""What DALI is given of a raw tree's picture, so that it decodes it as `precache.pictures.images` does."""
 
 from io import BytesIO
 
@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from precache import images, jpeg
+from precache.pictures import images, jpeg
 from precache.pictures.reading import MAX_PIXELS
 
 _EXIF_ORIENTATION = 0x0112
@@ -17,7 +17,7 @@ def prepare(content: bytes, file: str) -> tuple[npt.NDArray[np.uint8], tuple[int
     """What DALI decodes, and the height and width of that.
 
     Raises:
-        ImageError: what `precache.images` has to decode for it cannot be decoded.
+        ImageError: what `precache.pictures.images` has to decode for it cannot be decoded.
     """
     width, height, plain = _upright_size(content)
     if not plain:

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from precache import images
 from precache.errors import ImageError
-from precache.jpeg import Pixels
+from precache.pictures import images
+from precache.pictures.jpeg import Pixels
 
 
 @dataclass(frozen=True, slots=True)

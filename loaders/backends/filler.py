@@ -18,7 +18,7 @@ from loaders.batch import DecodedBatch, Request
 from loaders.dataset import SplitData
 from loaders.delivery.threads import Pool, check_exit
 from precache.errors import ImageError
-from precache.jpeg import Pixels
+from precache.pictures.jpeg import Pixels
 from precache.pictures.sizes import sides
 
 Rows = Callable[[int, int, Pixels], Pixels]

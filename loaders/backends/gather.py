@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from precache.jpeg import Pixels
+from precache.pictures.jpeg import Pixels
 
 Integers = npt.NDArray[np.integer[Any]]
 

@@ -51,7 +51,7 @@ class SampleCheck:
         if damage or self.wants(position):
             index = self._data.index
             assert index is not None
-            if damage or checksum_of(stored) != index.checksums[position]:
+            if damage or checksum_of(stored) != index["checksums"][position]:
                 if self._data.remote is not None:
                     damage = self._data.remote.damaged(int(self._data.locate(np.array([position]))[0][0]))
                 raise index.error(position, self._data.file(position), damage)
@@ -60,7 +60,7 @@ class SampleCheck:
     def written(self, positions: npt.NDArray[np.int64]) -> list[int]:
         """Checksums of what was written of the samples at `positions`, for who compares many at a time."""
         assert self._data.index is not None
-        checksums: list[int] = self._data.index.checksums[positions].tolist()
+        checksums: list[int] = self._data.index["checksums"][positions].tolist()
         return checksums
 
     def passed(self, positions: npt.NDArray[np.int64]) -> None:

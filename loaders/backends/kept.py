@@ -21,7 +21,7 @@ from loaders.dataset import RAW, SplitData
 from loaders.delivery.devices import upload
 from loaders.delivery.threads import Pool
 from precache.dataset.index import checksum_of
-from precache.jpeg import Pixels
+from precache.pictures.jpeg import Pixels
 from precache.pictures.sizes import Size, sides
 
 _MARK_BYTES = 8

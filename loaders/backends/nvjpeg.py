@@ -1,7 +1,7 @@
 """Backend `nvjpeg`: JPEGs decoded in batches by the GPU's own decoders, see `loaders.backends.gpu_jpeg`.
 
 What is served of each picture is cut out and resized on the GPU, antialiased. What nvJPEG does not decode to
-the reference's RGB (other formats, CMYK), and what it refuses, is decoded by `precache.images`, by threads.
+the reference's RGB (other formats, CMYK), and what it refuses, is decoded by `pictures.images`, by threads.
 """
 
 from collections import deque
@@ -24,9 +24,9 @@ from loaders.dataset import RAW, SplitData
 from loaders.delivery.devices import Lane, upload
 from loaders.delivery.threads import Pool
 from loaders.settings import LoaderSpec
-from precache import images, jpeg
 from precache.errors import ImageError, SampleError, SettingError
 from precache.formats import StoredSample
+from precache.pictures import images, jpeg
 from precache.pictures.reading import MAX_PIXELS
 from precache.pictures.sizes import sides
 

@@ -28,7 +28,7 @@ from loaders.delivery.prefetch import of_dead_worker
 from loaders.delivery.threads import Pool, begin_exit_with
 from loaders.settings import LoaderSpec
 from precache.errors import ImageError, SourceError
-from precache.jpeg import Pixels
+from precache.pictures.jpeg import Pixels
 from precache.pictures.sizes import sides
 
 _AHEAD_PER_WORKER = 2

@@ -27,7 +27,7 @@ from loaders.settings import LoaderSpec
 from precache.dataset.index import checksum_of
 from precache.errors import DatasetError, shell_command
 from precache.formats.shards import ShardFile
-from precache.jpeg import Pixels
+from precache.pictures.jpeg import Pixels
 from precache.pictures.sizes import sides
 
 _PROBES = 4  # pictures of a batch that tell whether the disk is to be asked for any: a call each

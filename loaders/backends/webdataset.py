@@ -16,7 +16,7 @@ from loaders.batch import DecodedBatch, Request
 from loaders.dataset import SplitData
 from loaders.settings import LoaderSpec
 from precache.formats import StoredSample
-from precache.jpeg import Pixels
+from precache.pictures.jpeg import Pixels
 
 
 def open_reader(spec: LoaderSpec, data: SplitData, crops: Crops) -> "WebdatasetReader":

@@ -273,8 +273,8 @@ def _end_all() -> None:
             _wait_for(thread, deadline)
     if left := [thread.name for thread in running if not thread.has_ended()]:
         _LOGGER.warning(
-            "the program ends although %d threads of a loader still read, in vain for %g s (%s): does the "
-            "disk of its data answer?", len(left), _READERS_S + _HELPERS_S, ", ".join(left)
+            "the program ends while %d threads of a loader are still reading: they did not stop within %g s "
+            "(%s); check the disk or network of the data", len(left), _READERS_S + _HELPERS_S, ", ".join(left)
         )  # fmt: skip
 
 

@@ -44,7 +44,7 @@ def read(path: Path, args: argparse.Namespace) -> dict[str, Any] | None:
 
 
 def filling(args: argparse.Namespace) -> Path:
-    """A folder in OUT for a library to fill; what it holds is no checkpoint yet."""
+    """A folder in OUT for a library to fill; what it holds is not a checkpoint yet."""
     folder: Path = args.out / ".precache-checkpoint"
     return folder
 

@@ -9,7 +9,7 @@ network shuffles as drawing lots does is measured in R. Mitchell, D. Stokes, E. 
 2106.06161, and of this one by `tests/loaders/orders/test_keyed.py`. The hash is the middle of
 D. Stafford's *Mix13*, which ends splitmix64, too; its highest bits are taken.
 
-It shuffles; it is no cipher.
+It shuffles; it is not a cipher.
 """
 
 import numpy as np

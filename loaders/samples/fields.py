@@ -58,7 +58,7 @@ def with_fields(reader: Reader, data: SplitData, spec: LoaderSpec, crops: Crops)
     index = data.index
     if index is None:
         return reader
-    if index.targets is None and not index.fields and index.mask_checksums is None:
+    if index.targets is None and not index.fields and "mask_checksums" not in index.columns:
         return reader
     return FieldsReader(reader, data, spec, crops)
 
@@ -73,7 +73,7 @@ class FieldsReader:
         self._reader, self._data, self._crops = reader, data, replace(crops, views=1)
         self._targets, self._fields = data.index.targets, data.index.fields
         self._size = crops.size
-        has_masks = data.index.mask_checksums is not None
+        has_masks = "mask_checksums" in data.index.columns
         self._masks = MaskReader(data, spec, self._size) if has_masks else None
 
     def read(self, requests: Iterator[Request]) -> Iterator[DecodedBatch]:
@@ -127,7 +127,7 @@ class FieldsReader:
         assert how is not None
         served, all_kept = [], []
         for row, crop, mirrored in zip(rows.tolist(), crops[0], crops[1].tolist(), strict=True):
-            width, height = index.source_sizes[row].tolist()
+            width, height = index["source_sizes"][row].tolist()
             x_scale, y_scale, x, y = placement(width, height, how)
             boxes = column.array(row).reshape(-1, 4) * (x_scale, y_scale, x_scale, y_scale) + (x, y, x, y)
             boxes, kept = follow_boxes(boxes, crop, mirrored, self._size)

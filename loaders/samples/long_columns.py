@@ -6,20 +6,15 @@ of the others costs 8 bytes.
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, overload
-
-import numpy.typing as npt
+from typing import overload
 
 from loaders.batch import Positions
-from precache.dataset.index import Sizes
-from precache.dataset.index_rows import LazyArray
+from precache.dataset.columns import Column
 from precache.dataset.shard_table import ShardTable
 from precache.errors import SettingError
 from precache.storage.urls import Location
-
-_BLOCK_SAMPLES = 1 << 20
 
 
 class ShardPaths(Sequence[str]):
@@ -43,40 +38,12 @@ class ShardPaths(Sequence[str]):
         return f"{self._folder}/{self._shards.file_name(range(len(self))[number])}"
 
 
-def blocks(column: Any, positions: Positions | None = None) -> Iterator[tuple[int, npt.NDArray[Any]]]:
-    """The values of an array or a LazyArray, or those at `positions`, as many at a time as memory holds.
-
-    Each block comes with the number of its first value.
-    """
-    if not isinstance(column, LazyArray):
-        yield 0, column if positions is None else column[positions]
-    elif positions is None:
-        yield from column.blocks()
-    else:
-        for start in range(0, len(positions), _BLOCK_SAMPLES):
-            yield start, column[positions[start : start + _BLOCK_SAMPLES]]
-
-
-def at(column: Any, positions: Positions) -> Any:
-    """Its values at these positions; of a LazyArray another one; None of None."""
-    if column is None:
-        return None
-    return column.at(positions) if isinstance(column, LazyArray) else column[positions]
-
-
-def digest_of(digest: str, ids: Any, positions: Positions) -> str:
+def digest_of(digest: str, ids: Column, positions: Positions) -> str:
     """Identity of the samples at `positions` of a dataset of identity `digest`, SHA-256 in hex."""
     known = hashlib.sha256(digest.encode())
-    for _, block in blocks(ids, positions):
+    for _, block in ids.blocks(positions):
         known.update(block.tobytes())
     return known.hexdigest()
-
-
-def most_sides(shapes: Sizes, shards: ShardTable | None) -> tuple[int, int]:
-    """The greatest height and width of `shapes`, int32 [n, 2], the pictures of `shards`."""
-    largest = shapes if shards is None or shards.largest is None else shards.largest
-    height, width = largest.max(axis=0).tolist()
-    return height, width
 
 
 def fitting_shards(path: Location, shard_bytes: Positions, memory_bytes: int) -> int:
@@ -88,7 +55,7 @@ def fitting_shards(path: Location, shard_bytes: Positions, memory_bytes: int) ->
     largest = int(shard_bytes.max())
     if memory_bytes < 2 * largest:
         raise SettingError(
-            f"memory_bytes {memory_bytes:,} holds no two shards of {path}, of {largest:,} bytes "
-            f"each; give at least {2 * largest:,}, or convert again with smaller --shard-bytes"
+            f"memory_bytes is too small: needs {2 * largest:,} for two shards of {path}, got "
+            f"{memory_bytes:,}; give at least that, or convert again with smaller --shard-bytes"
         )
     return memory_bytes // (2 * largest)

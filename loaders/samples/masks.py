@@ -18,8 +18,8 @@ from precache.dataset.index import REMEDY
 from precache.errors import ImageError
 from precache.formats import FORMATS
 from precache.formats.base import MaskFile
-from precache.jpeg import Pixels
 from precache.pictures import masks
+from precache.pictures.jpeg import Pixels
 from precache.pictures.sizes import Size, sides
 
 Served: TypeAlias = tuple[Boxes, npt.NDArray[np.bool_]]

@@ -29,7 +29,7 @@ def with_parts(data: SplitData, wanted: npt.NDArray[np.bool_] | None) -> SplitDa
         wanted: bool [n], the samples that an epoch may ask for; None: all of them.
     """
     remote, index = data.remote, data.whole.index
-    if remote is None or index is None or index.mask_checksums is not None:
+    if remote is None or index is None or "mask_checksums" in index.columns:
         return data
     if wanted is None and data.part_of is None:  # all of each shard
         return data
@@ -88,7 +88,7 @@ class ShardPart:
         index = self.whole.index
         assert index is not None
         position = int(self.whole.shard_starts[self.number] + self.rows[number])
-        return not sample.damage and checksum_of(sample.data) == index.checksums[position]
+        return not sample.damage and checksum_of(sample.data) == index["checksums"][position]
 
     def read(self, path: Path) -> dict[int, StoredSample]:
         """Row -> sample, of the part at `path`, of a format that holds JPEGs.

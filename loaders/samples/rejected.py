@@ -5,9 +5,9 @@ import logging
 import numpy as np
 
 from loaders.batch import Positions
-from precache.checks.rejects import default_list, read_list, rejected_rows
 from precache.errors import SettingError, SourceError, printable, shell_command
 from precache.sources.base import Scan
+from precache.sources.rejected_list import default_list, read_list, rejected_rows
 
 _LOGGER = logging.getLogger("loaders.dataset")
 
@@ -39,7 +39,7 @@ def find_rejected(scan: Scan, rows: Positions) -> Positions:
     rejected = np.intersect1d(rows, rejected_rows(scan.samples, read_list(path)))
     if len(rejected) == len(rows):
         raise SourceError(
-            f"{path}: lists all {len(rows):,} pictures of the split; mend them and run again: "
+            f"{path}: lists all {len(rows):,} pictures of the split; repair them and run again: "
             f"{shell_command('precache check', scan.root)}"
         )
     if len(rejected):

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
 
 from loaders.batch import Positions, Request
 from loaders.delivery.threads import Pool, stop_check
@@ -13,9 +15,17 @@ from precache.dataset.converted import ConvertedDataset
 from precache.dataset.files import FileEntry, check_file
 from precache.dataset.shard_table import ShardTable
 from precache.errors import SettingError
-from precache.storage.mirror import Part
+from precache.formats import StoredSample
+from precache.storage.shard_cache import FilePart
 
 _AT_A_TIME = 4  # shards that are fetched, each in several parts
+
+
+class ReadablePart(FilePart, Protocol):
+    """Some samples of a shard, see `loaders.samples.parts`."""
+
+    def read(self, path: Path) -> Mapping[int, StoredSample]:
+        """Row -> sample, of the file at `path`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +39,7 @@ class RemoteShards:
 
     dataset: ConvertedDataset
     shards: ShardTable
-    parts: Mapping[int, Part] = field(default_factory=dict)
+    parts: Mapping[int, ReadablePart] = field(default_factory=dict)
 
     @classmethod
     def of(cls, dataset: ConvertedDataset, shards: ShardTable) -> "RemoteShards | None":
@@ -99,7 +109,7 @@ class RemoteShards:
         """How many shards may be fetched beyond two windows, the one that is served and the one behind it.
 
         Raises:
-            SettingError: the cache holds no two windows.
+            SettingError: the cache is too small for two windows.
         """
         assert self.dataset.mirror is not None
         most_bytes = self.dataset.mirror.cache.bytes
@@ -108,8 +118,9 @@ class RemoteShards:
         windows_bytes = 2 * min(window_shards, len(self.shards)) * largest_bytes
         if most_bytes < windows_bytes:
             raise SettingError(
-                f"cache_bytes {most_bytes:,} holds no two windows of shards of {self.dataset.place}; give at "
-                f"least {windows_bytes:,}, or memory_bytes={most_bytes} for smaller windows"
+                f"cache_bytes is too small: needs {windows_bytes:,} for two windows of shards of "
+                f"{self.dataset.place}, got {most_bytes:,}; raise it, or pass memory_bytes={most_bytes} for "
+                f"smaller windows"
             )
         ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # torchrun sets it
         return min(window_shards, max(0, most_bytes // ranks - windows_bytes) // largest_bytes)

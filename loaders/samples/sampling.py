@@ -11,8 +11,8 @@ from loaders.batch import Positions
 from loaders.dataset import SplitData
 from loaders.order import EpochOrder, Weights
 from loaders.orders.keyed_order import KeyedOrder
-from loaders.samples.long_columns import blocks
 from loaders.settings import LoaderSpec
+from precache.dataset.columns import Column
 from precache.errors import SettingError
 
 _NAMED = 5  # of the samples that an error is about
@@ -47,13 +47,13 @@ def choose_samples(sampling: Sampling, data: SplitData) -> SplitData:
         chosen = in_subset if chosen is None else np.intersect1d(chosen, in_subset, assume_unique=True)
     if chosen is None or not len(chosen):
         names = [name for name in ("classes", "subset") if getattr(sampling, name) is not None]
-        raise SettingError(f"{' and '.join(names)}: {data.path} has no such sample in this split")
+        raise SettingError(f"{' and '.join(names)}: no sample of this split of {data.path} matches")
     return data.select(chosen)
 
 
-def _among(column: Any, values: npt.ArrayLike) -> Positions:
+def _among(column: Column, values: npt.ArrayLike) -> Positions:
     """Where `column` has one of `values`."""
-    found = [start + np.flatnonzero(np.isin(block, values)) for start, block in blocks(column)]
+    found = [start + np.flatnonzero(np.isin(block, values)) for start, block in column.blocks()]
     return np.concatenate(found)
 
 
@@ -180,7 +180,7 @@ def make_order(
             nodes=nodes,
         )
     return EpochOrder(
-        ids=np.arange(len(data)) if keyed else data.ids,
+        ids=np.arange(len(data)) if keyed else data.ids.values,
         shard_samples=tuple(data.shard_samples.tolist()),
         kind=kind,
         seed=spec.seed,

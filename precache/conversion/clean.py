@@ -1,44 +1,41 @@
-"""What killed conversions have left: found by our own records, listed, and removed if that is wanted.
+"""What killed conversions have left: found by precache's own records, listed, and removed on request.
 
-A record is a journal, a manifest, or a lock; a name that none of them knows is somebody else's. What a living
-process is writing is never touched: its lock is held meanwhile.
+A record is a journal, a manifest, or a lock; a name that none of them holds is not ours. What a living
+process is writing is never touched: it holds its lock. Of a conversion into a URL the records are on
+the machine where it began, and only there it is cleaned up.
 """
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from precache.conversion.journal_header import JOURNAL_NAME, is_of_this_release, own_names, read_header
+from precache.conversion.destination import resolve
+from precache.conversion.journal import JOURNAL_NAME, own_names_in
 from precache.conversion.lock import Lock, hold_lock, lock_path
+from precache.conversion.url import remove_working_folder, unfinished_files, working_folder
 from precache.dataset.converted import is_converted, open_unchecked
-from precache.destination import resolve
+from precache.dataset.manifest import MANIFEST_NAME
 from precache.errors import DatasetError
-from precache.manifest import MANIFEST_NAME
-from precache.sources.kept import is_left, kept_path
-from precache.storage import fsync_folder, is_leftover, staging
+from precache.storage import fsync_folder, is_leftover, staging, unfinished_uploads
 from precache.storage.objects import ObjectStore
+from precache.storage.unfinished_uploads import UnfinishedUpload
 from precache.storage.urls import Location, Url
-from precache.uploads import journal, multipart
-from precache.uploads.lock import LOCK_NAME
-from precache.uploads.lock import hold_lock as hold_url
-from precache.uploads.multipart import Unfinished
-from precache.uploads.publish import HEADER_NAME
 
 
 @dataclass(frozen=True, slots=True)
 class Leftovers:
-    """What may go.
+    """Files that may be removed.
 
     Attributes:
         place: where they were looked for.
         finished: whether a finished dataset lies there, which stays.
         shards: files of an unfinished conversion, or update, that is given up with them.
-        others: paths or names of objects that are of no use to anybody.
+        others: paths of files that nothing uses.
         uploads: parts of objects that were never finished.
-        folders: staging folders, on this machine, of processes that are gone.
+        folders: folders, on this machine, of processes that are gone.
         bytes: that all of them take, but for what is in `uploads`.
     """
 
@@ -46,7 +43,7 @@ class Leftovers:
     finished: bool
     shards: tuple[str, ...] = ()
     others: tuple[str, ...] = ()
-    uploads: tuple[Unfinished, ...] = ()
+    uploads: tuple[UnfinishedUpload, ...] = ()
     folders: tuple[Path, ...] = ()
     bytes: int = field(default=0, compare=False)
 
@@ -56,15 +53,14 @@ class Leftovers:
     def remove(self) -> None:
         """Remove them; raises StorageError or OSError where one cannot be."""
         if isinstance(self.place, Url):
-            store = ObjectStore(self.place)
-            journal.delete_own(store, [*self.shards, *(name for name in self.others if name != LOCK_NAME)])
-            multipart.abort(self.place, self.uploads)
+            ObjectStore(self.place).delete(self.shards)
+            unfinished_uploads.abort(self.place, self.uploads)
+            remove_working_folder(working_folder(self.place))
         else:
             for name in (*self.shards, *self.others):
                 _at(self.place, name).unlink(missing_ok=True)
-            beside = {os.path.dirname(name) for name in self.others} - {"", ".."}
-            for name in beside:  # of an unfinished --overwrite
-                _remove_empty(_at(self.place, name))
+            for name in {os.path.dirname(name) for name in self.others} - {"", ".."}:
+                _remove_empty(_at(self.place, name))  # of an unfinished --overwrite
             if self.place.is_dir():
                 fsync_folder(self.place)
         for folder in self.folders:
@@ -73,54 +69,50 @@ class Leftovers:
 
 @contextmanager
 def leftovers(place: Location) -> Iterator[Leftovers]:
-    """Those of conversions into `place`, a folder or a URL, and of uploads of this machine.
+    """Those of conversions into `place`, a folder or a URL, and of processes of this machine that are gone.
 
     Raises:
         DatasetError: a process is converting into it, or a record cannot be read.
         StorageError: the storage does not answer.
     """
-    staged = tuple(staging.left())
     place = place if isinstance(place, Url) else resolve(place)
+    staged = tuple(staging.left())
     if isinstance(place, Url):
-        with _of_url(place, staged) as found:
-            yield found
-    elif not any((_is_ours(place), lock_path(place).exists(), kept_path(place).exists())):
-        yield Leftovers(place, False, folders=staged)
-    else:
+        with hold_lock(working_folder(place), shown=place):
+            yield _of_url(place, staged)
+    elif any(
+        os.path.lexists(path) for path in (place / MANIFEST_NAME, place / JOURNAL_NAME, lock_path(place))
+    ):
         with hold_lock(place) as lock:
             yield _of_folder(place, lock, staged)
+    else:
+        yield Leftovers(place, False, folders=staged)
 
 
-@contextmanager
-def _of_url(url: Url, staged: tuple[Path, ...]) -> Iterator[Leftovers]:
-    store = ObjectStore(url)
-    if all(store.find(name) is None for name in (MANIFEST_NAME, HEADER_NAME, LOCK_NAME)):
-        yield Leftovers(url, False, folders=staged)
-        return
-    locked = store.find(LOCK_NAME) is not None
-    with hold_url(url):
-        finished = is_converted(url)
-        kept = open_unchecked(url)[0].manifest.own_names | {MANIFEST_NAME} if finished else frozenset()
-        header = journal.read_header(store)
-        ours = (frozenset() if header is None else own_names(header)) - kept
-        there = {info.name: info.bytes for info in store.list()}
-        shards = tuple(name for name in there if name in ours)
-        records = tuple(name for name in there if journal.is_own(name))
-        others = (*records, *((LOCK_NAME,) if locked else ()))
-        uploads = tuple(multipart.unfinished(url, ours | kept))
-        taken = sum(there[name] for name in (*shards, *records))
-        yield Leftovers(url, finished, shards, others, uploads, staged, taken + _size_of(staged))
+def _of_url(url: Url, staged: tuple[Path, ...]) -> Leftovers:
+    folder, store = working_folder(url), ObjectStore(url)
+    finished = is_converted(url)
+    dataset_names = _dataset_names(url) if finished else frozenset()
+    ours = _names(folder) - dataset_names
+    there = {info.name: info.bytes for info in store.list()} if ours else {}
+    shards = tuple(name for name in there if name in ours)
+    here = [*unfinished_files(folder), *(path for path in (folder / JOURNAL_NAME,) if os.path.lexists(path))]
+    uploads = tuple(unfinished_uploads.find(url, ours | dataset_names)) if ours or finished else ()
+    taken = sum(there[name] for name in shards) + _size_of(here) + _size_of(staged)
+    return Leftovers(url, finished, shards, tuple(map(str, here)), uploads, staged, taken)
 
 
 def _of_folder(folder: Path, lock: Lock, staged: tuple[Path, ...]) -> Leftovers:
     finished = is_converted(folder)
-    kept = open_unchecked(folder)[0].manifest.own_names | {MANIFEST_NAME} if finished else frozenset()
+    dataset_names = _dataset_names(folder) if finished else frozenset()
     ours = _names(folder)
     shards, others = [], []
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-        if path.name in ours - kept and path.name != JOURNAL_NAME and _is_file(path):
+        if path.name in ours - dataset_names and path.name != JOURNAL_NAME and _is_file(path):
             shards.append(path.name)
-        elif (path.name == JOURNAL_NAME and ours and _is_file(path)) or is_leftover(path, ours | kept):
+        elif (path.name == JOURNAL_NAME and ours and _is_file(path)) or is_leftover(
+            path, ours | dataset_names
+        ):
             others.append(path.name)
     if lock.swap is not None and not os.path.lexists(folder.with_name(lock.swap.old)):
         build = folder.with_name(lock.swap.build)
@@ -130,36 +122,27 @@ def _of_folder(folder: Path, lock: Lock, staged: tuple[Path, ...]) -> Leftovers:
             for path in (sorted(build.iterdir()) if build.is_dir() else ())
             if (path.name in names and _is_file(path)) or is_leftover(path, names)
         ]
-    others += _kept_scan(folder)
-    taken = sum(_at(folder, name).lstat().st_size for name in (*shards, *others))
-    return Leftovers(folder, finished, tuple(shards), tuple(others), (), staged, taken + _size_of(staged))
+    taken = _size_of(_at(folder, name) for name in (*shards, *others)) + _size_of(staged)
+    return Leftovers(folder, finished, tuple(shards), tuple(others), (), staged, taken)
 
 
-def _kept_scan(folder: Path) -> list[str]:
-    """Name, relative to the folder, of what a scan that was killed keeps for the next one."""
-    path = kept_path(folder)
-    return [os.path.relpath(path, folder)] if is_left(path) else []
-
-
-def _is_ours(folder: Path) -> bool:
-    return any(os.path.lexists(folder / name) for name in (MANIFEST_NAME, JOURNAL_NAME))
+def _dataset_names(place: Location) -> frozenset[str]:
+    return open_unchecked(place)[0].manifest.own_names | {MANIFEST_NAME}
 
 
 def _names(folder: Path) -> frozenset[str]:
-    """Of the files that the journal in `folder` makes; none without a journal.
+    """Names of the files that the journal in `folder` mentions; none without a journal.
 
     Raises:
         DatasetError: there is one that this release cannot read.
     """
-    if not os.path.lexists(folder / JOURNAL_NAME):
-        return frozenset()
-    header = read_header(folder / JOURNAL_NAME)
-    if header is None or not is_of_this_release(header):
+    names = own_names_in(folder)
+    if not names and os.path.lexists(folder / JOURNAL_NAME):
         raise DatasetError(
             f"{folder / JOURNAL_NAME}: not a journal that this release can read, so it is unknown which "
             f"files are ours; remove what you do not need yourself"
         )
-    return own_names(header)
+    return names
 
 
 def _is_file(path: Path) -> bool:
@@ -167,7 +150,7 @@ def _is_file(path: Path) -> bool:
 
 
 def _at(folder: Path, name: str) -> Path:
-    """Of a name that may begin with `..`, whether there is a folder or not."""
+    """The path of a name that may begin with `..`, whether the folder exists or not."""
     return Path(os.path.normpath(folder / name))
 
 
@@ -176,6 +159,7 @@ def _remove_empty(folder: Path) -> None:
         folder.rmdir()
 
 
-def _size_of(folders: tuple[Path, ...]) -> int:
-    files = (path for folder in folders for path in folder.rglob("*") if _is_file(path))
-    return sum(path.lstat().st_size for path in files)
+def _size_of(paths: Iterable[Path]) -> int:
+    """Bytes of files, and of all that is in folders."""
+    files = (file for path in paths for file in (path.rglob("*") if path.is_dir() else (path,)))
+    return sum(file.lstat().st_size for file in files if _is_file(file))

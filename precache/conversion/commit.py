@@ -8,26 +8,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from precache import images
 from precache.conversion.finished import FinishedShard
 from precache.conversion.update import UpdatePlan
-from precache.dataset.history import Update
-from precache.dataset.index import (
-    Checksums,
-    Ints,
-    SampleIndex,
-    Sizes,
-    SourceState,
-    name_after,
-    write_index,
-    write_source_state,
-)
-from precache.dataset.left_out import REJECTED_NAME, Rejected, write_left_out, write_rejected
-from precache.dataset.shard_table import ShardEntry, ShardTable, write_table
+from precache.dataset.columns import Column
+from precache.dataset.index import VALUE, Checksums, Ints, SampleIndex, Sizes, SourceState, write_index
+from precache.dataset.left_out import REJECTED_NAME, Rejected, left_out_arrays, write_rejected
+from precache.dataset.manifest import Manifest, Update, write_manifest
+from precache.dataset.shard_table import ShardEntry, ShardTable
 from precache.dataset.statistics import ChannelStatistics, statistics_by_split
 from precache.errors import DatasetError
 from precache.formats import FORMATS
-from precache.manifest import NUMBERED, Manifest, write_manifest
+from precache.pictures import images
 from precache.pictures.codecs import made_by
 from precache.plan import ConvertPlan
 from precache.recipe import Recipe
@@ -54,19 +45,20 @@ def commit(
     state = SourceState(scan.samples.file_bytes, scan.samples.modified_ns, source_checksums)
     next_id = int(scan.samples.ids.max()) + 1  # a converted dataset that was updated has ids of its own
     ignored = tuple((ignored.path, ignored.reason) for ignored in scan.ignored)
-    columns = _write_columns(destination, written.shards, written.index, (written.rejected, ignored), plan)
+    described = _write_index(
+        destination, written.shards, written.index, state, (written.rejected, ignored), plan.recipe
+    )
     manifest = Manifest(
         recipe=plan.recipe,
         made_by=made_by(),
         source_digest=scan.digest,
         source_bytes=int(scan.samples.file_bytes.clip(0).sum()),
         classes=scan.classes,
-        samples_per_class=_count_classes(scan, columns["shards"], written.index),
-        **columns,
+        samples_per_class=_count_classes(scan, described["shards"], written.index),
+        **described,
         scanned=scan.scanned,
         rejected=written.rejected,
         ignored=ignored,
-        source_state=write_source_state(destination, state),
         source_options=options.given(),
         target=scan.target,
         fields={name: column.kind for name, column in written.index.fields.items()},
@@ -92,12 +84,15 @@ def commit_update(update: UpdatePlan, finished: Mapping[str, FinishedShard]) -> 
     removed = ~known.index.served
     removed[gone[gone >= 0]] = True
     index = known.index if not len(written.index) else known.index.join(written.index)
-    index = replace(index, removed=np.concatenate((removed, np.zeros(len(written.index), np.bool_))))
+    if removed.any():
+        flags = np.concatenate((removed, np.zeros(len(written.index), np.bool_)))
+        index = index.with_columns({"removed": Column(flags.astype(np.uint8))})
     _check_counts(scan, int(index.served.sum()), rejected)
     ignored = tuple((ignored.path, ignored.reason) for ignored in scan.ignored)
     shards = (*before.shards, *written.shards)
-    columns = _write_columns(folder, shards, index, (rejected, ignored), update.plan, update.number)
-    table = columns["shards"]
+    state, left_out = _state_after(update, written), (rejected, ignored)
+    described = _write_index(folder, shards, index, state, left_out, update.plan.recipe, update.number)
+    table = described["shards"]
     stored = np.repeat(table.splits, table.samples)
     counts = np.bincount(stored[~index.served], minlength=len(table.split_names)).tolist()
     done = Update(
@@ -112,11 +107,10 @@ def commit_update(update: UpdatePlan, finished: Mapping[str, FinishedShard]) -> 
         source_bytes=int(scan.samples.file_bytes.clip(0).sum()),
         classes=scan.classes,
         samples_per_class=_count_classes(scan, table, index),
-        **columns,
+        **described,
         scanned=scan.scanned,
         rejected=rejected,
         ignored=ignored,
-        source_state=write_source_state(folder, _state_after(update, written), update.number),
         source_options=update.options.given(),
         fields={name: column.kind for name, column in index.fields.items()},
         statistics=_statistics_after(before, written),
@@ -160,55 +154,42 @@ class _Written:
         checksums = _joined([shard.source_checksums for shard in done], np.uint64)
         named = scan.samples.select(rows[kept])
         sizes = _joined([shard.source_sizes for shard in done], np.int32).reshape(-1, 2)
-        masked = any(len(shard.mask_checksums) for shard in done)
-        index = SampleIndex(
-            ids=named.ids,
-            labels=named.labels,
-            source_sizes=sizes,
-            checksums=_joined([shard.checksums for shard in done], np.uint64),
-            source_checksums=checksums[kept],
-            paths=named.paths,
-            path_ends=named.path_ends,
-            targets=named.targets,
-            fields=named.fields,
-            shapes=_stored_shapes(sizes, plan.recipe),
-            mask_checksums=_joined([shard.mask_checksums for shard in done], np.uint64) if masked else None,
-        )
+        columns = {
+            "ids": Column(named.ids),
+            "labels": Column(named.labels),
+            "source_sizes": Column(sizes),
+            "checksums": Column(_joined([shard.checksums for shard in done], np.uint64)),
+            "source_checksums": Column(checksums[kept]),
+            "paths": Column(np.frombuffer(named.paths, np.uint8), named.path_ends),
+            **{f"{VALUE}{name}": column for name, column in named.fields.items()},
+        }
+        if named.targets is not None:
+            columns["targets"] = named.targets
+        if plan.recipe.stored_size is None:
+            columns["shapes"] = Column(_stored_shapes(sizes, plan.recipe))
+        if any(len(shard.mask_checksums) for shard in done):
+            columns["mask_checksums"] = Column(_joined([shard.mask_checksums for shard in done], np.uint64))
+        index = SampleIndex(columns)
         shards = tuple(shard.entry for shard in done if shard.entry.samples)
         sums = ((shard.entry.split, shard.sums) for shard in done if shard.entry.samples)
         statistics = statistics_by_split(sums, plan.recipe.dtype)
         return cls(shards, rows, checksums, tuple(rejected), index, statistics)
 
 
-def _write_columns(
+def _write_index(
     folder: Path,
     shards: Sequence[ShardEntry],
     index: SampleIndex,
+    state: SourceState,
     left_out: tuple[tuple[Rejected, ...], tuple[tuple[str, str], ...]],
-    plan: ConvertPlan,
+    recipe: Recipe,
     updates: int = 0,
 ) -> dict[str, Any]:
-    """Write the index, the table of shards and what is left out; what the manifest says of them.
-
-    Raises:
-        DatasetError: a shard has the name of one of these files.
-    """
-    form = FORMATS[plan.recipe.format]
-    table = ShardTable.of(shards, form)
-    for name in (name_after(name, updates) for name in NUMBERED):
-        if table.has_file(name):
-            raise DatasetError(
-                f"{folder / name}: is a shard, and the dataset has another file of this name; "
-                f"choose another name for the split"
-            )
-    entry, rows = write_index(folder, index, table.samples, updates)
-    table = replace(table, rows=rows, largest=_largest(index, table))
-    return {
-        "index": entry,
-        "shards": table,
-        "table": write_table(folder, table, updates),
-        "left_out": write_left_out(folder, *left_out, updates),
-    }
+    """Write the index; what the manifest says of it, and the shards."""
+    table = ShardTable.of(shards, FORMATS[recipe.format])
+    table = replace(table, largest=_largest(index, table))
+    others = {**table.arrays(), **state.arrays(), **left_out_arrays(*left_out)}
+    return {"index": write_index(folder, index, table.samples, others, updates), "shards": table}
 
 
 def _largest(index: SampleIndex, table: ShardTable) -> Sizes | None:
@@ -236,10 +217,8 @@ def _check_counts(scan: Scan, written: int, rejected: Sequence[Rejected]) -> Non
         )
 
 
-def _stored_shapes(source_sizes: Sizes, recipe: Recipe) -> Sizes | None:
-    """int32 [n, 2]: height and width of what is stored of pictures of these sizes; None: all are as large."""
-    if recipe.stored_size is not None:
-        return None
+def _stored_shapes(source_sizes: Sizes, recipe: Recipe) -> Sizes:
+    """int32 [n, 2]: height and width of what is stored of pictures of these sizes."""
     how = recipe.rendering
     fitted = [images.fitted_size(width, height, how) for width, height in source_sizes.tolist()]
     return np.array(fitted, np.int32).reshape(-1, 2)[:, ::-1]

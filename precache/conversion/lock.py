@@ -1,12 +1,14 @@
-"""Who may write a destination, and what it is about to swap.
+"""A lock: one process at a time converts into a destination; and the record of a swap of two datasets.
 
     .NAME.precache-lock    beside DST; `.precache-lock` in it where DST is a mount point, since there only
                            what is in it is shared with other machines and containers
 
-The system keeps the lock (flock), so that it ends with its process, however that ends. The file stays: one
-that is removed could be locked twice. Inside are records (see `precache.storage.records`): who holds it, for
-the message alone, and a swap that is under way. File systems that lock for one machine only (some of FUSE)
-keep the processes of that machine apart, no others; one without locks is refused.
+The system keeps the lock (flock), so that it ends with its process, however that ends. The holder removes
+the file at the end; whoever has opened that file meanwhile sees that its name is gone, and opens the next. So
+a file stays only after a kill, or as long as a swap is not complete: inside are records (see
+`precache.storage.records`) of who holds the lock, for the message alone, and of a swap under way. File
+systems that lock for one machine only (some of FUSE) keep the processes of that machine apart, no others; one
+without locks is refused.
 """
 
 import errno
@@ -21,10 +23,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from precache.console.notices import some, warn
 from precache.errors import DatasetError
+from precache.reporting import some, warn
 from precache.storage import fsync_folder, open_append
 from precache.storage.records import PROBED_BYTES, RecordFile, may_be_records
+from precache.storage.urls import Location
 
 LOCK_SUFFIX = ".precache-lock"
 _PATIENCE_S = 1.0  # a process that was killed may be outlived, for a moment, by its workers
@@ -33,7 +36,7 @@ _POLL_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Swap:
-    """A dataset that is to take the place of another.
+    """A dataset that is about to replace another.
 
     Attributes:
         build: name, beside DST, of the folder in which the new one is made.
@@ -50,7 +53,7 @@ class Lock:
     """A lock that is held.
 
     Attributes:
-        destination: what it is on.
+        destination: the folder that it is for.
         swap: the one under way, or None.
     """
 
@@ -65,11 +68,11 @@ class Lock:
             if records.damaged:
                 self._warn_of_folders()
             records.clear()
-        with suppress(OSError):  # for the message alone: the disk may be full, and there be nothing to do
+        with suppress(OSError):  # the disk may be full: this record is for the message alone
             records.append({"lock": "precache", "host": socket.gethostname(), "pid": os.getpid()})
 
     def note(self, swap: Swap | None) -> None:
-        """Record the swap under way, durable when this returns; or, if it can be, that there is none."""
+        """Record the swap under way, durable when this returns; None: no swap, recorded if possible."""
         if swap is None:
             with suppress(OSError):  # the next run sees that nothing is left to do
                 self._records.append({"swap": None})
@@ -79,7 +82,7 @@ class Lock:
         self.swap = swap
 
     def new_swap(self) -> Swap:
-        """Record a swap under names that nothing has, nor anybody can guess."""
+        """Record a swap under new names that nobody can guess."""
         build, old = (f".{self.destination.name}.{secrets.token_hex(8)}.precache" for _ in range(2))
         self.note(Swap(build, old))
         assert self.swap is not None
@@ -94,12 +97,12 @@ class Lock:
             )
 
     def release(self) -> None:
-        """Let others in."""
+        """Release the lock, and remove its file unless a swap is on record."""
         import fcntl
 
         with suppress(OSError):
-            if self.swap is None:
-                self._records.clear()
+            if self.swap is None and _is_at(self._descriptor, self._path):
+                self._path.unlink()
         with suppress(OSError):  # at once, though a process that was forked meanwhile may have it open, too
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
         self._records.close()
@@ -113,7 +116,7 @@ def lock_path(destination: Path) -> Path:
 
 
 def is_mount_point(folder: Path) -> bool:
-    """Whether `folder` is one; also of the file system that its parent is on, as bind mounts are."""
+    """Whether `folder` is a mount point, bind mounts included."""
     if os.path.ismount(folder):
         return True
     try:
@@ -126,16 +129,19 @@ def is_mount_point(folder: Path) -> bool:
 
 
 @contextmanager
-def hold_lock(destination: Path) -> Iterator[Lock]:
+def hold_lock(destination: Path, shown: Location | None = None) -> Iterator[Lock]:
     """Keep other conversions out of `destination` for the duration of the block.
 
+    Args:
+        shown: the destination's name in messages, if not its path.
+
     Raises:
-        DatasetError: another process holds the lock, a file of somebody else has its name, or the file
+        DatasetError: another process holds the lock, a file that is not ours has its name, or the file
             system has no locks.
     """
     path = lock_path(destination)
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = _open_locked(path, destination)
+    descriptor = _open_locked(path, shown or destination)
     try:
         if not may_be_records(os.pread(descriptor, PROBED_BYTES, 0), "lock"):
             raise _foreign(path, "is not a lock file of this project")
@@ -149,9 +155,9 @@ def hold_lock(destination: Path) -> Iterator[Lock]:
         lock.release()
 
 
-def _open_locked(path: Path, destination: Path) -> int:
+def _open_locked(path: Path, destination: Location) -> int:
     """A descriptor of the lock file, which this process has locked."""
-    import fcntl  # no Windows has it, and a conversion without a lock is none
+    import fcntl  # missing on Windows: without a lock nothing is converted
 
     deadline_s = time.monotonic() + _PATIENCE_S
     while True:
@@ -160,7 +166,7 @@ def _open_locked(path: Path, destination: Path) -> int:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if _is_at(descriptor, path):
                 return descriptor
-            os.close(descriptor)  # somebody has removed it: another is locked by others
+            os.close(descriptor)  # its holder has removed it: the next one is locked instead
         except OSError as error:
             holder = _holder(descriptor)
             os.close(descriptor)
@@ -200,7 +206,7 @@ def _is_at(descriptor: int, path: Path) -> bool:
 
 
 def _holder(descriptor: int) -> str:
-    """Who says to hold the lock; he may be about to write it."""
+    """Who holds the lock, as the file says; its holder may not have written it yet."""
     holders = [record for record in RecordFile(descriptor).read() if "pid" in record]
     return f"process {holders[-1]['pid']} on {holders[-1].get('host')}" if holders else "another process"
 

@@ -4,31 +4,29 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from precache import images, jpeg
 from precache.conversion.finished import FinishedShard
+from precache.conversion.url import push_shard, working_folder
 from precache.dataset.files import FileEntry
 from precache.dataset.index import checksum_of
 from precache.dataset.left_out import Rejected
 from precache.dataset.shard_table import ShardEntry
 from precache.dataset.statistics import NO_PIXELS, PixelSums
+from precache.engines import KILLED, Ticks
 from precache.errors import ImageError
-from precache.executors import KILLED, Ticks
 from precache.formats import FORMATS, Sample
-from precache.jpeg import Pixels
-from precache.pictures import masks
+from precache.pictures import images, jpeg
+from precache.pictures.jpeg import Pixels
 from precache.pictures.reading import MAX_PIXELS
 from precache.recipe import Recipe
-from precache.sources.ahead import read_ahead
 from precache.sources.base import SampleRef, Source, picture_checksum
-from precache.storage import staging
+from precache.sources.masks import render_mask
+from precache.sources.objects import reads_of
 from precache.storage.output import OutputFile, publish
 from precache.storage.urls import Url
-from precache.uploads.publish import upload_shard
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,21 +36,17 @@ class ShardTask:
     Attributes:
         name: without suffix.
         samples: in the order of their rows.
-        labelled: what each of them is labelled with and its fields, as JSON has them; see `Sample`.
-        destination: the folder of the dataset; or its URL, to which it goes from `staging`.
-        journal: digest of the journal's header, at a URL.
+        destination: the folder of the dataset; or its URL, to which the shard is pushed once it is written.
     """
 
     name: str
     split: str
     samples: tuple[SampleRef, ...]
-    labelled: tuple[tuple[Any, dict[str, Any]], ...]
     destination: Path | Url
     recipe: Recipe
-    journal: str = ""
 
     def unit_name(self, unit: int) -> str:
-        """What errors call the picture over which a worker died."""
+        """The name for error messages of the picture over which a worker died."""
         return self.samples[unit].path
 
 
@@ -80,7 +74,10 @@ class WrittenShard:
 def write_shard(source: Source, task: ShardTask, tick: Ticks) -> WrittenShard:
     """Decode, resize and write the pictures of `task`, of `source`: the part that needs the CPU."""
     written = WrittenShard(task)
-    folder = staging.folder() if isinstance(task.destination, Url) else task.destination
+    folder = task.destination
+    if isinstance(folder, Url):
+        folder = working_folder(folder)
+        folder.mkdir(parents=True, exist_ok=True)  # on another node of a cluster it may be missing
     samples = _samples(source, task, written, tick)
     write = FORMATS[task.recipe.format].write_shard
     written.files = write(folder / task.name, samples, len(task.samples), task.recipe.stored_size)
@@ -88,7 +85,7 @@ def write_shard(source: Source, task: ShardTask, tick: Ticks) -> WrittenShard:
 
 
 def read_first(source: Source, refs: Sequence[SampleRef]) -> None:
-    """Raise a SourceError where the source cannot be read; what the pictures `refs` are does not matter."""
+    """Raise SourceError if the source cannot be read; damaged pictures among `refs` do not matter."""
     for ref in refs:
         with suppress(ImageError):
             source.read(ref, MAX_PIXELS)
@@ -97,8 +94,8 @@ def read_first(source: Source, refs: Sequence[SampleRef]) -> None:
 def finish_shard(written: WrittenShard) -> FinishedShard:
     """Make the files durable and give them their names: the part that waits for the disk, or the storage."""
     task = written.task
-    kept = written.files if written.sizes else []  # else every picture was rejected
-    files = tuple(FileEntry(file.path.name, file.bytes, file.crc32c) for file in kept)
+    published = written.files if written.sizes else []  # else every picture was rejected
+    files = tuple(FileEntry(file.path.name, file.bytes, file.crc32c) for file in published)
     shard = FinishedShard(
         ShardEntry(task.name, task.split, len(written.sizes), files),
         tuple(written.rejected),
@@ -110,9 +107,9 @@ def finish_shard(written: WrittenShard) -> FinishedShard:
         written.sums,
     )
     if isinstance(task.destination, Url):
-        return upload_shard(task.destination, task.journal, written.files, shard)
+        return push_shard(task.destination, written.files, shard)
     publish(written.files)
-    for file in written.files[len(kept) :]:
+    for file in written.files[len(published) :]:
         file.path.unlink()
     return shard
 
@@ -141,9 +138,8 @@ def store(
 
 
 def _samples(source: Source, task: ShardTask, written: WrittenShard, tick: Ticks) -> Iterator[Sample]:
-    reads = read_ahead(source, task.samples, task.recipe.max_pixels)
-    described = zip(task.samples, task.labelled, reads, strict=True)
-    for unit, (ref, (target, fields), read) in enumerate(described):
+    reads = reads_of(source, task.samples, task.recipe.max_pixels)
+    for unit, (ref, read) in enumerate(zip(task.samples, reads, strict=True)):
         path = source.where(ref)
         tick.begin(unit)
         written.source_checksums.append(0)  # of one that is too large to be read
@@ -153,7 +149,7 @@ def _samples(source: Source, task: ShardTask, written: WrittenShard, tick: Ticks
             if unit in tick.fatal:
                 raise ImageError(path, KILLED)
             stored, size, pixels = store(data, path, task.recipe)
-            mask = masks.render(source, ref, size, task.recipe.rendering)
+            mask = render_mask(source, ref, size, task.recipe.rendering)
         except ImageError as error:
             written.rejected.append(Rejected(ref.path, error.reason, ref.id))
         else:
@@ -163,5 +159,5 @@ def _samples(source: Source, task: ShardTask, written: WrittenShard, tick: Ticks
             written.sums += PixelSums.of(pixels)
             if mask is not None:
                 written.mask_checksums.append(checksum_of(mask))
-            yield Sample(ref.id, ref.label, stored, ref.path, size, target, fields, mask)
+            yield Sample(ref.id, ref.label, stored, ref.path, size, ref.target, ref.fields, mask)
         tick()

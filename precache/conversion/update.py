@@ -14,16 +14,16 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from precache.checks.difference import AGAIN, Difference, compare
-from precache.console.notices import warn
-from precache.conversion.journal_header import Target
+from precache.conversion.difference import AGAIN, Difference, compare
+from precache.conversion.journal import Target
 from precache.dataset.converted import ConvertedDataset
 from precache.dataset.left_out import Rejected
+from precache.dataset.manifest import Manifest
 from precache.errors import DatasetError
-from precache.manifest import Manifest
 from precache.pictures.codecs import made_by
 from precache.plan import ConvertPlan, Grown, plan_update
 from precache.recipe import Recipe
+from precache.reporting import warn
 from precache.sources import SourceOptions
 from precache.sources.base import Scan
 

@@ -10,20 +10,24 @@ import numpy as np
 from precache.dataset.columns import Column
 from precache.dataset.index import Sizes
 from precache.errors import SettingError
-from precache.images import Rendering, centre_offset, crop_box, fitted_size, inner_size
+from precache.pictures.images import Rendering, centre_offset, crop_box, fitted_size, inner_size
 
 
 def check(boxes: str | None, fields: Mapping[str, Column], *, masks: bool) -> None:
     """Raise SettingError unless the field `boxes` holds some, and no field has a name that is taken."""
     if masks and "mask" in fields:
-        raise SettingError("field 'mask': the masks are served under this name; rename the field")
+        raise SettingError(
+            "field 'mask': this name is taken, the masks are served under it; rename the field"
+        )
     if boxes is None:
         return
     if boxes not in fields:
         known = ", ".join(sorted(fields)) or "there are none"
         raise SettingError(f"boxes {boxes!r} is not one of the fields ({known}); name it with --field, too")
     if f"{boxes}_kept" in fields:
-        raise SettingError(f"field '{boxes}_kept': says which boxes are served; rename the field")
+        raise SettingError(
+            f"field '{boxes}_kept': this name is taken, it says which boxes are served; rename the field"
+        )
     column = fields[boxes]
     if column.kind != "ragged" or (len(column.values) and column.values.shape[1:] != (4,)):
         numbers = [*column.values.shape[1:]] if column.kind in ("ragged", "vector") else column.kind
@@ -33,7 +37,7 @@ def check(boxes: str | None, fields: Mapping[str, Column], *, masks: bool) -> No
 
 
 def placement(width: int, height: int, how: Rendering) -> tuple[float, float, float, float]:
-    """Where `precache.images.fit` puts a picture of `width` x `height` pixels in what is stored of it.
+    """Where `pictures.images.fit` puts a picture of `width` x `height` pixels in what is stored of it.
 
     Returns:
         The scales of x and y, and what is added then: the point x, y lies at x * scale + added.

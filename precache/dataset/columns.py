@@ -9,8 +9,8 @@
 The last two have `ends`, int64 [n]: where each sample's values end.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -18,12 +18,11 @@ import numpy.typing as npt
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 
-VALUES, ENDS = "value:", "ends:"
-"""Before the names of columns in files."""
 KINDS = ("int", "float", "vector", "ragged", "text")
 _NUMBERS = (np.dtype(np.int64), np.dtype(np.float64))
 _TEXT = np.dtype(np.uint8)
 _GATHERED = 1 << 10  # rows at once: where a value lies takes 8 bytes, and one of text is a single byte
+_BLOCK_SAMPLES = 1 << 20
 
 
 class ValueOfRowError(ValueError):
@@ -39,29 +38,65 @@ class ValueOfRowError(ValueError):
         self.row, self.reason = row, reason
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """Where the values of a column come from that is not in memory.
+
+    Attributes:
+        starts: int64 [pieces + 1], the row of each piece's first value, and behind the last one.
+        read: gives the piece of this number, a column in memory.
+        rows: int64 [n], which rows of the pieces the column has; None: all.
+        names: int64, what stands for each value; None: the value itself.
+    """
+
+    starts: Ints
+    read: "Callable[[int], Column]"
+    rows: Ints | None = None
+    names: Ints | None = None
+
+    def __len__(self) -> int:
+        return int(self.starts[-1]) if self.rows is None else len(self.rows)
+
+    def places(self, positions: npt.NDArray[Any] | slice) -> Ints:
+        """Rows of the pieces at these positions of the column; IndexError if it has no such."""
+        if isinstance(positions, slice):
+            positions = np.arange(*positions.indices(len(self)))
+        positions = from_zero(positions, len(self))
+        return positions if self.rows is None else self.rows[positions]
+
+
 class Column:
-    """A value for each of n samples; see the module for `values` and `ends`.
+    """A value for each of n samples: in memory, or in pieces that are read when a value is asked for.
+
+    Where each sample has one value, or k, a column can be indexed like an array, and gives arrays. As a
+    whole, by `values`, `ends` or `np.asarray`, one in pieces takes the memory of all samples.
+
+    Args:
+        values, ends: see the module; of a column in pieces an empty one of its kind.
 
     Raises:
         ValueError: the arrays are no such column.
     """
 
-    values: npt.NDArray[Any]
-    ends: Ints | None = None
+    __slots__ = ("_ends", "_pieces", "_values")
 
-    def __post_init__(self) -> None:
-        values, ends = self.values, self.ends
-        if values.dtype not in _NUMBERS and not (values.dtype == _TEXT and ends is not None):
+    def __init__(
+        self, values: npt.NDArray[Any], ends: Ints | None = None, pieces: Pieces | None = None
+    ) -> None:
+        if ends is not None and values.dtype != _TEXT and values.dtype not in _NUMBERS:
             raise ValueError(f"values of dtype {values.dtype}")
-        most = 2 if values.dtype != _TEXT else 1
-        if not 1 <= values.ndim <= most:
+        if not 1 <= values.ndim <= (2 if values.dtype != _TEXT else 1):
             raise ValueError(f"values of shape {values.shape}")
-        if ends is None:
-            return
-        adds_up = (ends[-1] if len(ends) else 0) == len(values)
-        if ends.dtype != np.int64 or ends.ndim != 1 or np.any(np.diff(ends, prepend=0) < 0) or not adds_up:
-            raise ValueError("ends that do not add up")
+        if ends is not None:
+            adds_up = (ends[-1] if len(ends) else 0) == len(values)
+            if (
+                ends.dtype != np.int64
+                or ends.ndim != 1
+                or np.any(np.diff(ends, prepend=0) < 0)
+                or not adds_up
+            ):
+                raise ValueError("ends that do not add up")
+        self._values, self._ends, self._pieces = values, ends, pieces
 
     @classmethod
     def of(cls, values: Sequence[Any]) -> "Column":
@@ -133,43 +168,138 @@ class Column:
         return cls(joined, np.cumsum(lengths, dtype=np.int64))
 
     @property
+    def values(self) -> npt.NDArray[Any]:
+        """See the module."""
+        return self._whole()._values
+
+    @property
+    def ends(self) -> Ints | None:
+        """See the module; None where each sample has one value, or k."""
+        return None if self._ends is None else self._whole()._ends
+
+    @property
+    def in_pieces(self) -> bool:
+        """Whether it is not in memory."""
+        return self._pieces is not None
+
+    @property
     def kind(self) -> str:
         """One of KINDS."""
-        if self.ends is not None:
-            return "text" if self.values.dtype == _TEXT else "ragged"
-        if self.values.ndim == 2:
+        if self._ends is not None:
+            return "text" if self._values.dtype == _TEXT else "ragged"
+        if self._values.ndim == 2:
             return "vector"
-        return "int" if self.values.dtype == np.int64 else "float"
+        return "float" if self._values.dtype == np.float64 else "int"
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of the values."""
+        return self._values.dtype
 
     @property
     def row_shape(self) -> tuple[int, ...]:
         """Of one value, or of each of the values of a sample that has several."""
-        return self.values.shape[1:]
+        return self._values.shape[1:]
+
+    @property
+    def memory_bytes(self) -> int:
+        """What its arrays take."""
+        return self._values.nbytes + (0 if self._ends is None else self._ends.nbytes)
 
     def __len__(self) -> int:
-        return len(self.values if self.ends is None else self.ends)
+        if self._pieces is not None:
+            return len(self._pieces)
+        return len(self._values if self._ends is None else self._ends)
 
-    def select(self, rows: npt.NDArray[Any]) -> "Column":
-        """The values of these rows: int64 [m], or bool [n]."""
-        if self.ends is None:
-            return Column(self.values[rows])
+    def __getitem__(self, positions: Any) -> Any:
+        if self._ends is not None:
+            raise TypeError("samples of this column have any number of values; use select")
+        if self._pieces is None:
+            return self._values[positions]
+        if not isinstance(positions, slice):
+            positions = np.asarray(positions)
+            if positions.ndim == 0:
+                return self.select(positions[None])._values[0]
+        return self.select(positions)._values
+
+    def __iter__(self) -> Iterator[Any]:
+        for _, block in self.blocks():
+            yield from block
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        return self.values if dtype is None else self.values.astype(dtype)
+
+    def tolist(self) -> list[Any]:
+        """Of the values, as arrays have it."""
+        listed: list[Any] = self.values.tolist()
+        return listed
+
+    def blocks(self, positions: Ints | None = None) -> Iterator[tuple[int, npt.NDArray[Any]]]:
+        """The values at `positions`, default all, so many at a time; each with the number of its first."""
+        count = len(self if positions is None else positions)
+        for start in range(0, count, _BLOCK_SAMPLES):
+            part = slice(start, start + _BLOCK_SAMPLES)
+            yield start, self[part if positions is None else positions[part]]
+
+    def at(self, rows: Ints) -> "Column":
+        """The values of these rows, int64 [m]; in pieces, if it is: that takes 8 bytes for each."""
+        if self._pieces is None:
+            return self.select(rows)
+        return Column(self._values, self._ends, replace(self._pieces, rows=self._pieces.places(rows)))
+
+    def renamed(self, names: Ints) -> "Column":
+        """`names[value]` for each value, an integer."""
+        if self._pieces is None:
+            return Column(names[self._values])
+        known = self._pieces.names
+        names = names if known is None else names[known]
+        return Column(self._values, None, replace(self._pieces, names=names))
+
+    def select(self, rows: npt.NDArray[Any] | slice) -> "Column":
+        """The values of these rows, in memory: int64 [m], or bool [n]."""
+        if self._pieces is not None:
+            return self._from_pieces(self._pieces, rows)
+        if self._ends is None:
+            return Column(self._values[rows])
+        if isinstance(rows, slice):
+            rows = np.arange(*rows.indices(len(self)))
         rows = np.flatnonzero(rows) if rows.dtype == np.bool_ else rows
-        lengths = np.diff(self.ends, prepend=0)[rows]
-        starts, ends = self.ends[rows] - lengths, np.cumsum(lengths, dtype=np.int64)
-        values = np.empty((ends[-1] if len(ends) else 0, *self.values.shape[1:]), self.values.dtype)
+        lengths = np.diff(self._ends, prepend=0)[rows]
+        starts, ends = self._ends[rows] - lengths, np.cumsum(lengths, dtype=np.int64)
+        values = np.empty((ends[-1] if len(ends) else 0, *self.row_shape), self.dtype)
         for first in range(0, len(rows), _GATHERED):
             part = slice(first, first + _GATHERED)
             begin = int(ends[first] - lengths[first])
             places = np.arange(begin, ends[part][-1])  # in the new values, then in ours
             places += np.repeat(starts[part] - (ends[part] - lengths[part]), lengths[part])
-            values[begin : ends[part][-1]] = self.values[places]
+            values[begin : ends[part][-1]] = self._values[places]
         return Column(values, ends)
+
+    def _whole(self) -> "Column":
+        return self if self._pieces is None else self._from_pieces(self._pieces, slice(None))
+
+    def _from_pieces(self, pieces: Pieces, rows: npt.NDArray[Any] | slice) -> "Column":
+        places = pieces.places(rows)
+        parts, order = [], []
+        for number, which, within in by_piece(pieces.starts, places):
+            parts.append(pieces.read(number).select(within))
+            order.append(which)
+        if not parts:
+            return Column(self._values, self._ends)
+        found = (
+            parts[0]
+            if len(parts) == 1
+            else Column.concatenate(parts).select(np.argsort(np.concatenate(order)))
+        )
+        return found if pieces.names is None else Column(pieces.names[found._values])
 
     def array(self, row: int) -> npt.NDArray[Any]:
         """The numbers of one row: of shape [], [k] or [m, ...]; of text, its bytes."""
-        if self.ends is None:
-            return np.asarray(self.values[row])
-        return self.values[int(self.ends[row - 1]) if row else 0 : int(self.ends[row])]
+        if self._pieces is not None:
+            return self.select(np.array([row])).array(0)
+        if self._ends is None:
+            return np.asarray(self._values[row])
+        return self._values[int(self._ends[row - 1]) if row else 0 : int(self._ends[row])]
 
     def value(self, row: int) -> Any:
         """The value of one row as JSON has it: int, float, str or lists."""
@@ -187,11 +317,19 @@ class Column:
 
     def join(self, other: "Column") -> "Column":
         """Its values, then those of `other`, which does not differ in kind."""
-        parts = [column.values for column in (self, other)]
-        if self.ends is None or other.ends is None:
-            return Column(np.concatenate(parts))
-        values = np.concatenate([part for part in parts if len(part)] or parts[:1])
-        return Column(values, np.concatenate((self.ends, other.ends + len(self.values))))
+        return Column.concatenate((self, other))
+
+    @classmethod
+    def concatenate(cls, columns: "Sequence[Column]") -> "Column":
+        """The values of each in turn; they do not differ in kind."""
+        filled = [column.values for column in columns if len(column.values)]
+        values = np.concatenate(filled or [columns[0].values])
+        ends = [column.ends for column in columns]
+        if ends[0] is None:
+            return cls(values)
+        before = np.cumsum([0, *(len(column.values) for column in columns[:-1])])
+        moved = (of + start for of, start in zip(ends, before, strict=True) if of is not None)
+        return cls(values, np.concatenate([*moved]))
 
     def same(self, other: "Column") -> npt.NDArray[np.bool_]:
         """bool [n]: whether the two, of as many values and one kind, have the same value in each row."""
@@ -219,22 +357,6 @@ _NUMPY_NUMBERS: set[type] = {
 }
 
 
-def to_arrays(name: str, column: Column) -> dict[str, npt.NDArray[Any]]:
-    """The arrays of a column for a safetensors file; `name` may be anything."""
-    arrays = {f"{VALUES}{name}": column.values}
-    return arrays if column.ends is None else {**arrays, f"{ENDS}{name}": column.ends}
-
-
-def from_arrays(arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, Column]:
-    """The columns among the arrays of a safetensors file, by name.
-
-    Raises:
-        ValueError: one of them is none.
-    """
-    names = [key.removeprefix(VALUES) for key in arrays if key.startswith(VALUES)]
-    return {name: Column(arrays[VALUES + name], arrays.get(ENDS + name)) for name in names}
-
-
 def select(columns: Mapping[str, Column], rows: npt.NDArray[Any]) -> dict[str, Column]:
     """These rows of each column, as `Column.select`."""
     return {name: column.select(rows) for name, column in columns.items()}
@@ -248,6 +370,31 @@ def values_of(columns: Mapping[str, Column], row: int) -> dict[str, Any]:
 def labelled(targets: Column | None, fields: Mapping[str, Column], row: int) -> tuple[Any, dict[str, Any]]:
     """What one sample is labelled with beside its class, and its fields, as `Column.value`."""
     return (None if targets is None else targets.value(row)), values_of(fields, row)
+
+
+def by_piece(starts: Ints, places: Ints) -> Iterator[tuple[int, Ints, Ints]]:
+    """Of each piece that some of `places` lie in: its number, which these are, and their rows there.
+
+    Args:
+        starts: int64 [pieces + 1], the place of each piece's first row.
+    """
+    numbers = np.searchsorted(starts, places, side="right") - 1
+    order = np.argsort(numbers, kind="stable")
+    ranked = numbers[order]
+    cuts = np.flatnonzero(ranked[1:] != ranked[:-1]) + 1
+    for part in np.split(order, cuts) if len(order) else ():
+        number = int(numbers[part[0]])
+        yield number, part, places[part] - starts[number]
+
+
+def from_zero(positions: npt.NDArray[Any], count: int) -> Ints:
+    """`positions`, bool [count] or integers, as integers from 0 on; IndexError: one is none of `count`."""
+    if positions.dtype == np.bool_:
+        return np.flatnonzero(positions)
+    positions = positions.astype(np.int64, copy=False)
+    if len(positions) and (positions.min() < -count or positions.max() >= count):
+        raise IndexError(f"positions from {positions.min()} to {positions.max()} of {count:,} samples")
+    return np.where(positions < 0, positions + count, positions)
 
 
 def _numbers(value: Any) -> npt.NDArray[Any]:

@@ -1,35 +1,40 @@
-"""A converted folder, opened: nothing in it is trusted before it was compared with its checksum."""
+"""A converted folder, opened: everything is compared with its checksum before it is used."""
 
 import hashlib
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from precache.dataset import index
 from precache.dataset.files import FileEntry, in_folder
-from precache.dataset.index import SampleIndex, Sizes, SourceState
-from precache.dataset.index_file import open_index
-from precache.dataset.index_rows import read_lazily
-from precache.dataset.shard_table import ShardEntry, TableError
+from precache.dataset.index import (
+    IndexFile,
+    IndexFileError,
+    SampleIndex,
+    ShardRows,
+    Sizes,
+    SourceState,
+    read_source_state,
+)
+from precache.dataset.manifest import EDITED, MANIFEST_NAME, Manifest, parse_manifest
+from precache.dataset.shard_table import ShardEntry
 from precache.errors import DatasetError, did_you_mean, shell_command
-from precache.images import MAX_KEPT_SIDE
-from precache.manifest import MANIFEST_NAME, Manifest, parse_manifest
+from precache.pictures.images import MAX_KEPT_SIDE
 from precache.storage import read_regular
 from precache.storage.objects import ObjectStore
 from precache.storage.retries import ObjectNotFoundError
 from precache.storage.urls import Location, Url, locate
 
 if TYPE_CHECKING:
-    from precache.storage.mirror import Cache, Mirror
+    from precache.storage.shard_cache import Cache, CachedFiles
 
 WHOLE_SAMPLES = 1_000_000
-"""An index of more is not read as a whole by who serves samples: see `precache.dataset.index_file`."""
+"""An index of more is not read as a whole by who serves samples: see `precache.dataset.index`."""
 T = TypeVar("T")
 
 
@@ -46,11 +51,11 @@ class ConvertedDataset:
     path: Path
     manifest: Manifest
     digest: str
-    mirror: "Mirror | None" = None
+    mirror: "CachedFiles | None" = None
 
     @property
     def place(self) -> Location:
-        """The folder, or the URL: what people call the dataset."""
+        """The folder or the URL of the dataset, for messages."""
         return self.path if self.mirror is None else self.mirror.url
 
     @contextmanager
@@ -80,8 +85,7 @@ class ConvertedDataset:
         Raises:
             DatasetError: the index is damaged, or does not fit the manifest.
         """
-        entry = self.manifest.index
-        whole = self._read(entry, lambda: index.read_index(self.path, entry))
+        whole = self._read(lambda file: self._rows(file).whole())
         _check_index(self.path / self.manifest.index.name, whole, self.manifest)
         chosen = np.ones(len(whole), np.bool_) if removed else whole.served
         if split is not None:
@@ -105,21 +109,13 @@ class ConvertedDataset:
             )
         if manifest.stored_samples <= WHOLE_SAMPLES:
             found = self.read_index(split, removed=True)
-            return found if not found.served.all() else replace(found, removed=None)
-        chosen = manifest.shards.of_split(split)
-        limits = {"ids": (0, max(manifest.scanned, manifest.next_id) - 1), "shapes": (1, MAX_KEPT_SIDE)}
-        classes = (0, len(manifest.classes) - 1)
-        limits["labels"] = classes if manifest.target == "class" else (-1, -1)
-        if manifest.target == "classes":
-            limits["targets"] = classes
-        held = in_folder(self.path) if self.mirror is None else self.mirror.held
-        found = read_lazily(open_index(held, manifest.index, manifest.shards, chosen, limits))
-        path = self.path / manifest.index.name
-        gone = 0 if found.removed is None else int(found.removed.sum())
-        found = found if gone else replace(found, removed=None)
+        else:
+            chosen = manifest.shards.of_split(split)
+            found = self._read(lambda file: self._rows(file).in_pieces(chosen))
+        gone = int((~found.served).sum()) if "removed" in found.columns else 0  # else it is no list of all
         if not _kinds_fit(found, manifest) or gone != manifest.removed.get(split, 0):
-            raise _unfit(path, manifest)
-        return found
+            raise _unfit(self.path / manifest.index.name, manifest)
+        return found if gone else found.without_removed()
 
     def read_source_sizes(self) -> Sizes:
         """int32 [samples, 2]: width and height of all source pictures, in written order."""
@@ -127,20 +123,33 @@ class ConvertedDataset:
 
     def read_source_state(self) -> SourceState:
         """Sizes, times and checksums of all pictures of the source, in scan order."""
-        entry = self.manifest.source_state
-        return self._read(entry, lambda: index.read_source_state(self.path, entry))
+        return self._read(read_source_state)
 
-    def _read(self, file: FileEntry, read: Callable[[], T]) -> T:
-        """What `read` makes of the file; what was fetched, and damaged since, is fetched again."""
+    def _rows(self, file: IndexFile) -> ShardRows:
+        manifest, shards = self.manifest, self.manifest.shards
+        classes = (0, len(manifest.classes) - 1)
+        limits = {
+            "ids": (0, max(manifest.scanned, manifest.next_id) - 1),
+            "shapes": (1, MAX_KEPT_SIDE),
+            "labels": classes if manifest.target == "class" else (-1, -1),
+        }
+        if manifest.target == "classes":
+            limits["targets"] = classes
+        assert shards.checksums is not None
+        return ShardRows(file, shards.samples, shards.checksums, shards.file_name, limits)
+
+    def _read(self, read: Callable[[IndexFile], T]) -> T:
+        """What `read` makes of the index; one that was fetched, and damaged since, is fetched again."""
+        held, entry = in_folder(self.path) if self.mirror is None else self.mirror.held, self.manifest.index
         try:
-            with self.held(file):
-                return read()
-        except DatasetError:
+            with held(entry):
+                return read(IndexFile(held, entry))
+        except IndexFileError:
             if self.mirror is None:
                 raise
-        self.mirror.forget(file.name)
-        with self.held(file):
-            return read()
+        self.mirror.forget(entry.name)
+        with held(entry):
+            return read(IndexFile(held, entry))
 
 
 def is_converted(path: Location) -> bool:
@@ -171,7 +180,7 @@ def open_dataset(path: str | PathLike[str] | Url, cache: "Cache | None" = None) 
 def open_unchecked(
     path: str | PathLike[str] | Url, cache: "Cache | None" = None
 ) -> tuple[ConvertedDataset, str | None]:
-    """As `open_dataset`, but an edited manifest is no error: what is wrong with it comes too, in one line.
+    """As `open_dataset`, but an edited manifest is not an error: what is wrong comes too, in one line.
 
     Raises:
         DatasetError: as `open_dataset`, for all else.
@@ -181,12 +190,12 @@ def open_unchecked(
     dataset = ConvertedDataset(folder, manifest, digest, mirror)
     if intact:
         return dataset, None
-    return dataset, f"{place / MANIFEST_NAME}: was edited or damaged (its checksum does not fit its content)"
+    return dataset, f"{place / MANIFEST_NAME}: {EDITED}"
 
 
 def _parse(
     place: Location, cache: "Cache | None", tries: int = 3
-) -> tuple[tuple[Manifest, str, bool], Path, "Mirror | None"]:
+) -> tuple[tuple[Manifest, str, bool], Path, "CachedFiles | None"]:
     """What the manifest says, where the other files are, and what fetches those of a URL.
 
     What comes damaged from a storage is asked for again.
@@ -194,9 +203,9 @@ def _parse(
     raw = _read_manifest(place)
     if isinstance(place, Path):
         return parse_manifest(raw, place / MANIFEST_NAME, in_folder(place)), place, None
-    from precache.storage.mirror import Cache, Mirror
+    from precache.storage.shard_cache import Cache, CachedFiles
 
-    mirror = Mirror(place, hashlib.sha256(raw).hexdigest(), cache or Cache())
+    mirror = CachedFiles(place, hashlib.sha256(raw).hexdigest(), cache or Cache())
     try:
         parsed = parse_manifest(raw, place / MANIFEST_NAME, mirror.held)
         if parsed[2] or tries == 1:
@@ -204,7 +213,7 @@ def _parse(
     except DatasetError as error:
         if tries == 1:
             raise
-        if isinstance(error, TableError):
+        if isinstance(error, IndexFileError):
             mirror.forget(error.file_name)
     return _parse(place, cache, tries - 1)
 
@@ -240,14 +249,9 @@ def _why_not_converted(folder: Path, error: OSError) -> str:
 def _check_index(path: Path, whole: SampleIndex, manifest: Manifest) -> None:
     """Raise DatasetError unless the index fits the manifest; then ids and labels can be trusted."""
     fits = (
-        len(whole) == manifest.stored_samples
-        and whole.ids.min() >= 0
-        and whole.ids.max() < max(manifest.scanned, manifest.next_id)
-        and _count_removed(whole, manifest) == manifest.removed
+        _count_removed(whole, manifest) == manifest.removed
         and len(np.unique(whole.ids)) == len(whole)
         and _kinds_fit(whole, manifest)
-        and _targets_fit(whole, manifest)
-        and (whole.shapes is None or (whole.shapes.min() > 0 and whole.shapes.max() <= MAX_KEPT_SIDE))
     )
     if not fits:
         raise _unfit(path, manifest)
@@ -261,7 +265,7 @@ def _unfit(path: Path, manifest: Manifest) -> DatasetError:
 
 
 def _count_removed(whole: SampleIndex, manifest: Manifest) -> dict[str, int]:
-    """As of the manifest."""
+    """How many samples of each split were removed, by the index."""
     split_of = np.repeat(manifest.shards.splits, manifest.shards.samples)
     splits, counts = np.unique(split_of[~whole.served], return_counts=True)
     names = [manifest.shards.split_names[split] for split in splits.tolist()]
@@ -270,23 +274,12 @@ def _count_removed(whole: SampleIndex, manifest: Manifest) -> dict[str, int]:
 
 def _kinds_fit(found: SampleIndex, manifest: Manifest) -> bool:
     """Whether targets, fields and shapes are those that the manifest says there are."""
-    targets = found.targets
+    targets, plain = found.targets, manifest.target != "classes"
     kinds = {"number": ("int", "float", "vector"), "classes": ("ragged",)}.get(manifest.target, ())
     return (
         (targets is None) == (not kinds)
-        and (targets is None or (targets.kind in kinds and (kinds != ("ragged",) or not targets.row_shape)))
+        and (targets is None or targets.kind in kinds)
+        and (targets is None or plain or (targets.dtype == np.int64 and not targets.row_shape))
         and {name: column.kind for name, column in found.fields.items()} == manifest.fields
-        and (found.shapes is None) == (manifest.recipe.stored_size is not None)
+        and ("shapes" not in found.columns) == (manifest.recipe.stored_size is not None)
     )
-
-
-def _targets_fit(whole: SampleIndex, manifest: Manifest) -> bool:
-    """Whether labels and targets name classes that there are."""
-    labels, targets = whole.labels, whole.targets
-    if manifest.target == "class":
-        return bool(labels.min() >= 0 and labels.max() < len(manifest.classes))
-    if (labels != -1).any() or targets is None or manifest.target == "number":
-        return not (labels != -1).any()
-    named = targets.values
-    inside = not len(named) or (named.min() >= 0 and named.max() < len(manifest.classes))
-    return named.dtype == np.int64 and bool(inside)

@@ -24,10 +24,10 @@ _CRC32C = re.compile(r"[0-9a-f]{8}")
 class FileEntry:
     """One file of a dataset: its name in the dataset's folder, bytes, and CRC-32C in hex.
 
-    Manifests and journals are somebody else's word, and paths and URLs are made of these names alone.
+    Manifests and journals may be forged, and paths and URLs are made of these names alone.
 
     Raises:
-        ValueError: a value is none that this project writes; a name leads nowhere else.
+        ValueError: a value that this project never writes, such as a name that leads elsewhere.
     """
 
     name: str
@@ -47,7 +47,7 @@ Held: TypeAlias = Callable[[FileEntry], AbstractContextManager[Path]]
 
 
 def in_folder(folder: Path) -> Held:
-    """Of files that lie in `folder`."""
+    """A `Held` for files that are in `folder`."""
     return partial(_in_folder, folder)
 
 
@@ -69,7 +69,7 @@ def check_file(folder: Path, file: FileEntry, *, content: bool = True) -> str | 
     if found_bytes != file.bytes:
         return f"{path}: expected {file.bytes:,} bytes, got {found_bytes:,}"
     if crc32c != file.crc32c:
-        return f"{path}: its checksum is not the manifest's (the bytes changed)"
+        return f"{path}: its checksum differs from the manifest's (the bytes changed)"
     return None
 
 
@@ -105,5 +105,5 @@ def _check_object(store: ObjectStore, file: FileEntry, pool: ThreadPoolExecutor)
     except ObjectNotFoundError:
         return f"{where}: missing"
     if f"{crc:08x}" != file.crc32c:
-        return f"{where}: its checksum is not the manifest's (the bytes changed)"
+        return f"{where}: its checksum differs from the manifest's (the bytes changed)"
     return None

@@ -1,130 +1,251 @@
-"""What is known of every sample of a dataset without opening a shard, in two safetensors files.
+"""`dataset.index`: what is known of samples, shards and source without opening a shard.
 
-`index.safetensors`, of the samples, in written order:
+Any safetensors reader opens it (https://huggingface.co/docs/safetensors); its name ends otherwise, so that
+`*.safetensors` finds shards alone: 8 bytes, the length of the header; the header, JSON, which says of each
+array its dtype, its shape and where it lies; the arrays, one behind the other.
+
+Of the n samples, in written order:
 
     ids               int64  [n]     ranks in the sorted scan of the source
     labels            int64  [n]     indices of the manifest's classes
     source_sizes      int32  [n, 2]  width and height of the upright source picture, in pixels
     checksums         uint64 [n]     XXH3-64 of what is stored: the pixels of `shards`, else the JPEG
     source_checksums  uint64 [n]     XXH3-64 of the source file
-    paths             uint8  [sum]   paths in the source, one behind the other
-    path_ends         int64  [n]     where each of them ends
-    value:NAME        see `precache.dataset.columns`: the field of this name; ends:NAME where it has ends
-    targets, target_ends             likewise, where the samples are not labelled with one class each
+    paths             text           paths in the source
+    value:NAME        see `precache.dataset.columns`: the field of this name
+    targets           likewise, where the samples are not labelled with one class each
     shapes            int32  [n, 2]  height and width of what is stored, in pixels, where these vary
     mask_checksums    uint64 [n]     XXH3-64 of the pixels of the masks, where there are any
     removed           uint8  [n]     1: an update found the picture gone or changed, and it is served no more;
                                      only where there are such
 
-`source.safetensors`, of all pictures of the source, rejected ones too, by their ids:
+Of the s shards, see `precache.dataset.shard_table`:
 
-    bytes             int64  [m]     sizes of the files
-    modified_ns       int64  [m]     when they were last written, as the file system counts
-    checksums         uint64 [m]     XXH3-64 of the files
+    shard:...         with shard:checksums, uint64 [s, c]: XXH3-64 of its rows of each of the c columns of the
+                      samples, by the columns' names
 
-An update (see `precache.conversion.update`) writes both anew, with its number in their names, since somebody
-may be reading the ones before: `index-00001.safetensors`.
+Of all pictures of the source, rejected ones too, by their ids. It tells whether a source is still what it
+was, and is no part of a dataset's identity: a copy of a tree has other times.
 
-The rows of a shard are one range of each column, and of each of these `precache.dataset.shard_table` has a
-checksum: who needs those of a few shards alone reads no more, see `precache.dataset.index_rows`.
+    source:bytes        int64  [m]   sizes of the files
+    source:modified_ns  int64  [m]   when they were last written, as the file system counts
+    source:checksums    uint64 [m]   XXH3-64 of the files
 
-It tells whether a source is still what it was, and is no part of a dataset's identity: a copy of a tree
-has other times.
+What is left out, see `precache.dataset.left_out`:
+
+    rejected:...      pictures that cannot be decoded
+    ignored:...       what is no sample
+
+Where samples have any number of values, as text has of bytes, uint8, `ends:COLUMN`, int64 [n], says where
+those of each sample end. The rows of a shard are one range of each column: who needs those of a few shards
+reads no more, and compares them with shard:checksums. The manifest has checksums of the header and of all
+other columns.
+
+An update (see `precache.conversion.update`) writes another, with its number in its name, since somebody may
+be reading the one before: `dataset-00001.index`. Nothing is mapped: a file that somebody cuts off is an
+error, not a signal that ends the process.
 """
 
+import json
 import math
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
+import google_crc32c
 import numpy as np
 import numpy.typing as npt
+import xxhash
 
-from precache.dataset import columns
-from precache.dataset.arrays import REMEDY as REMEDY  # noqa: PLC0414 (exported)
-from precache.dataset.arrays import Arrays, damaged, read_arrays, write_arrays
-from precache.dataset.arrays import checksum_of as checksum_of  # noqa: PLC0414 (exported)
-from precache.dataset.columns import Column
-from precache.dataset.files import FileEntry
-from precache.errors import SampleError
+from precache.dataset.columns import Column, Pieces
+from precache.dataset.files import FileEntry, Held
+from precache.errors import DatasetError, SampleError, SourceError
+from precache.pictures.reading import steadily
+from precache.storage import atomic_write, read_regular_part
 
-INDEX_NAME = "index.safetensors"
-SOURCE_STATE_NAME = "source.safetensors"
+REMEDY = "run 'precache verify' on its folder, then convert it again with --overwrite"
+VALUE, ENDS, SHARD, SOURCE = "value:", "ends:", "shard:", "source:"
+"""Before the names of columns."""
+Array: TypeAlias = npt.NDArray[Any]
 Ints: TypeAlias = npt.NDArray[np.int64]
 Sizes: TypeAlias = npt.NDArray[np.int32]
 Checksums: TypeAlias = npt.NDArray[np.uint64]
+_LENGTH_BYTES = 8
+_MOST_HEADER_BYTES = 100_000_000  # what the stock reader takes
+_FIRST_BYTES = 1 << 16  # hold the header of any usual index
+_CACHED_BYTES = 16 << 20  # of rows, in each process
+_DTYPES: dict[str, np.dtype[Any]] = {
+    "U8": np.dtype(np.uint8),
+    "I32": np.dtype(np.int32),
+    "U32": np.dtype(np.uint32),
+    "I64": np.dtype(np.int64),
+    "U64": np.dtype(np.uint64),
+    "F64": np.dtype(np.float64),
+}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_NEEDED: dict[str, tuple[type, tuple[int, ...]]] = {
+    "ids": (np.int64, ()),
+    "labels": (np.int64, ()),
+    "source_sizes": (np.int32, (2,)),
+    "checksums": (np.uint64, ()),
+    "source_checksums": (np.uint64, ()),
+    "paths": (np.uint8, ()),
+}
+_OPTIONAL: dict[str, tuple[type, tuple[int, ...]]] = {
+    "shapes": (np.int32, (2,)),
+    "mask_checksums": (np.uint64, ()),
+    "removed": (np.uint8, ()),
+}
 
 
-class RowChecksums(NamedTuple):
-    """What tells whether rows of an index are as they were written.
+class IndexFileError(DatasetError):
+    """The index of a dataset cannot be read, or is not as it was written.
 
     Attributes:
-        header: XXH3-64 of its header.
-        columns: uint64 [shards, columns], XXH3-64 of each shard's rows of each column, by the columns' names.
+        file_name: of the index.
     """
 
-    header: int
-    columns: Checksums
+    def __init__(self, message: str, file_name: str = "") -> None:
+        super().__init__(message)
+        self.file_name = file_name
+
+
+@dataclass(frozen=True, slots=True)
+class IndexEntry(FileEntry):
+    """The index, as a manifest describes it.
+
+    Attributes:
+        header: XXH3-64 of its header, 16 hex digits.
+        columns: likewise of each column that is not of the samples, by name.
+    """
+
+    header: str = ""
+    columns: dict[str, str] = field(default_factory=dict)
+
+
+class _Place(NamedTuple):
+    """Where an array lies: `start` is its first byte in the file."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    start: int
+
+    @property
+    def row_bytes(self) -> int:
+        return math.prod(self.shape[1:]) * self.dtype.itemsize
+
+
+def checksum_of(stored: bytes | memoryview | npt.NDArray[np.uint8]) -> int:
+    """XXH3-64 of something contiguous: https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md
+
+    It finds what disks, memory and networks do to bytes, nearly as fast as the CPU's cache is read; it does
+    not find what a forger does.
+    """
+    return xxhash.xxh3_64_intdigest(stored)  # type: ignore[arg-type]  # NumPy 1's arrays do not say Buffer
+
+
+def index_name(updates: int = 0) -> str:
+    """Name of the index of a dataset that was updated so many times."""
+    return f"dataset-{updates:05d}.index" if updates else "dataset.index"
+
+
+def damaged(path: Path, why: str) -> IndexFileError:
+    """What to raise of an index that is not as it was written."""
+    return IndexFileError(f"{path}: is damaged ({why}); {REMEDY}", path.name)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SampleIndex:
-    """The columns of `index.safetensors`, see there."""
+    """What is known of samples, a row each.
 
-    ids: Ints
-    labels: Ints
-    source_sizes: Sizes
-    checksums: Checksums
-    source_checksums: Checksums
-    paths: bytes
-    path_ends: Ints
-    targets: Column | None = None
-    fields: Mapping[str, Column] = field(default_factory=dict)
-    shapes: Sizes | None = None
-    mask_checksums: Checksums | None = None
-    removed: npt.NDArray[np.bool_] | None = None
+    Attributes:
+        columns: by their names in the file; in memory, or in pieces.
+    """
+
+    columns: Mapping[str, Column]
 
     def __len__(self) -> int:
-        return len(self.ids)
+        return len(self.columns["ids"])
 
-    def select(self, rows: npt.NDArray[np.bool_]) -> "SampleIndex":
-        """The samples of the rows that are True."""
-        lengths = np.diff(self.path_ends, prepend=0)
-        return SampleIndex(
-            ids=self.ids[rows],
-            labels=self.labels[rows],
-            source_sizes=self.source_sizes[rows],
-            checksums=self.checksums[rows],
-            source_checksums=self.source_checksums[rows],
-            paths=np.frombuffer(self.paths, np.uint8)[np.repeat(rows, lengths)].tobytes(),
-            path_ends=np.cumsum(lengths[rows]),
-            targets=None if self.targets is None else self.targets.select(rows),
-            fields=columns.select(self.fields, rows),
-            shapes=None if self.shapes is None else self.shapes[rows],
-            mask_checksums=None if self.mask_checksums is None else self.mask_checksums[rows],
-            removed=None if self.removed is None else self.removed[rows],
-        )
+    def __getitem__(self, name: str) -> Column:
+        return self.columns[name]
 
-    def at(self, rows: Ints) -> "SampleIndex":
-        """The samples of these rows, int64 [m], ascending."""
-        chosen = np.zeros(len(self), np.bool_)
-        chosen[rows] = True
-        return self.select(chosen)
+    @property
+    def ids(self) -> Ints:
+        """All, as the other columns below, in memory."""
+        return self.columns["ids"].values
 
-    def join(self, other: "SampleIndex") -> "SampleIndex":
-        """Its samples, then those of `other`, which has the same columns; without `removed`."""
-        names = {column.name for column in fields(self)} - {"path_ends", "removed"}
-        return SampleIndex(
-            **{name: _join(getattr(self, name), getattr(other, name)) for name in names},
-            path_ends=np.concatenate((self.path_ends, other.path_ends + len(self.paths))),
-        )
+    @property
+    def labels(self) -> Ints:
+        """-1 where a sample has not just one class."""
+        return self.columns["labels"].values
+
+    @property
+    def source_sizes(self) -> Sizes:
+        """Width and height."""
+        return self.columns["source_sizes"].values
+
+    @property
+    def checksums(self) -> Checksums:
+        """Of what is stored."""
+        return self.columns["checksums"].values
+
+    @property
+    def source_checksums(self) -> Checksums:
+        """Of the source files."""
+        return self.columns["source_checksums"].values
+
+    @property
+    def shapes(self) -> Sizes | None:
+        """Height and width of what is stored; None: all are of one size."""
+        return self.columns["shapes"].values if "shapes" in self.columns else None
+
+    @property
+    def mask_checksums(self) -> Checksums | None:
+        """None: there are no masks."""
+        return self.columns["mask_checksums"].values if "mask_checksums" in self.columns else None
+
+    @property
+    def targets(self) -> Column | None:
+        """None: the samples are labelled with one class each, or with nothing."""
+        return self.columns.get("targets")
+
+    @property
+    def fields(self) -> dict[str, Column]:
+        """By their names."""
+        found = ((name, column) for name, column in self.columns.items() if name.startswith(VALUE))
+        return {name.removeprefix(VALUE): column for name, column in found}
 
     @property
     def served(self) -> npt.NDArray[np.bool_]:
         """bool [n]: those that are not removed."""
-        return np.ones(len(self), np.bool_) if self.removed is None else ~self.removed
+        if "removed" not in self.columns:
+            return np.ones(len(self), np.bool_)
+        served: npt.NDArray[np.bool_] = self.columns["removed"].values == 0
+        return served
+
+    def with_columns(self, columns: Mapping[str, Column]) -> "SampleIndex":
+        """With these instead of those of their names, or beside the others."""
+        return SampleIndex({**self.columns, **columns})
+
+    def without_removed(self) -> "SampleIndex":
+        """The same samples, none of which is noted to be removed."""
+        return SampleIndex({name: column for name, column in self.columns.items() if name != "removed"})
+
+    def select(self, rows: npt.NDArray[Any]) -> "SampleIndex":
+        """The samples of these rows, int64 [m] or bool [n]: in pieces, if they are."""
+        rows = np.flatnonzero(rows) if rows.dtype == np.bool_ else rows
+        return SampleIndex({name: column.at(rows) for name, column in self.columns.items()})
+
+    def join(self, other: "SampleIndex") -> "SampleIndex":
+        """Its samples, then those of `other`, which has the same columns; without what is removed."""
+        mine = self.without_removed().columns
+        return SampleIndex({name: column.join(other.columns[name]) for name, column in mine.items()})
 
     def check(self, row: int, stored: bytes | npt.NDArray[np.uint8], file: str, damage: str = "") -> None:
         """Compare what was read of the sample at `row`, from the shard `file`, with what was written.
@@ -135,28 +256,27 @@ class SampleIndex:
         Raises:
             SampleError: they differ, or it is damaged.
         """
-        if damage or checksum_of(stored) != self.checksums[row]:
+        if damage or checksum_of(stored) != self["checksums"][row]:
             raise self.error(row, file, damage)
 
     def check_mask(self, row: int, mask: npt.NDArray[np.uint8], file: str) -> None:
         """As `check`, of the pixels of its mask."""
-        if self.mask_checksums is not None and checksum_of(mask) != self.mask_checksums[row]:
+        if "mask_checksums" in self.columns and checksum_of(mask) != self["mask_checksums"][row]:
             raise self.error(row, file, f"its mask changed since it was written (checksum); {REMEDY}")
 
     def error(self, row: int, file: str, damage: str = "") -> SampleError:
         """What to raise of the damaged sample at `row`, see `check`."""
         reason = damage or f"its bytes changed since they were written (checksum); {REMEDY}"
-        return SampleError(f"{file}: sample {self.ids[row]} ({self.path(row)})", reason)
+        return SampleError(f"{file}: sample {self['ids'][row]} ({self.path(row)})", reason)
 
     def path(self, row: int) -> str:
         """The path in the source of the sample at `row`."""
-        start = int(self.path_ends[row - 1]) if row else 0
-        return os.fsdecode(self.paths[start : int(self.path_ends[row])])
+        return os.fsdecode(self["paths"].array(row).tobytes())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SourceState:
-    """The columns of `source.safetensors`, see there."""
+    """The columns `source:` of an index."""
 
     bytes: Ints
     modified_ns: Ints
@@ -165,158 +285,340 @@ class SourceState:
     def __len__(self) -> int:
         return len(self.bytes)
 
-
-def _join(one: Any, other: Any) -> Any:
-    if isinstance(one, Mapping):
-        return {name: _join(value, other[name]) for name, value in one.items()}
-    if one is None or isinstance(one, bytes):
-        return None if one is None else one + other
-    return one.join(other) if isinstance(one, Column) else np.concatenate((one, other))
+    def arrays(self) -> dict[str, Array]:
+        """By their names in the file."""
+        return {f"{SOURCE}{name}": getattr(self, name) for name in ("bytes", "modified_ns", "checksums")}
 
 
-def name_after(name: str, updates: int) -> str:
-    """Of INDEX_NAME or SOURCE_STATE_NAME in a dataset that was updated so many times."""
-    return name.replace(".", f"-{updates:05d}.") if updates else name
-
-
-def write_index(
-    folder: Path, index: SampleIndex, shard_samples: Ints, updates: int = 0
-) -> tuple[FileEntry, RowChecksums]:
-    """Write the index of a dataset of so many updates, whose shards hold so many samples, into `folder`."""
-    arrays = _to_arrays(index)
-    entry, header = write_arrays(folder / name_after(INDEX_NAME, updates), arrays)
-    starts = np.concatenate(([0], np.cumsum(shard_samples)))
-    sums = [_checksums(arrays[name], *_bounds(name, arrays, starts)) for name in sorted(arrays)]
-    return entry, RowChecksums(header.checksum, np.array(sums, np.uint64).T.reshape(len(shard_samples), -1))
-
-
-def ends_of(name: str) -> str:
-    """The name of the column that says where each sample's values of column `name` end, if it has one."""
-    if name.startswith(columns.VALUES):
-        return columns.ENDS + name.removeprefix(columns.VALUES)
-    return {"paths": "path_ends", "targets": "target_ends"}.get(name, "")
-
-
-def _bounds(name: str, arrays: Arrays, starts: Ints) -> tuple[Ints, Ints]:
-    """Where the values of each shard begin and end in a column; its samples are the rows from `starts` on."""
-    if (ends := arrays.get(ends_of(name))) is not None:
-        starts = np.concatenate((np.zeros(1, np.int64), ends))[starts]
-    return starts[:-1], starts[1:]
-
-
-def _checksums(array: npt.NDArray[Any], first: Ints, last: Ints) -> list[int]:
-    rows = np.ascontiguousarray(array)
-    row_bytes = rows.itemsize * math.prod(rows.shape[1:])
-    content = rows.reshape(-1).view(np.uint8).data
-    ranges = zip((first * row_bytes).tolist(), (last * row_bytes).tolist(), strict=True)
-    return [checksum_of(content[start:stop]) for start, stop in ranges]
-
-
-def _to_arrays(index: SampleIndex) -> Arrays:
-    arrays: Arrays = {
-        "ids": index.ids,
-        "labels": index.labels,
-        "source_sizes": index.source_sizes,
-        "checksums": index.checksums,
-        "source_checksums": index.source_checksums,
-        "paths": np.frombuffer(index.paths, np.uint8),
-        "path_ends": index.path_ends,
-    }
-    for name, column in index.fields.items():
-        arrays |= columns.to_arrays(name, column)
-    if index.targets is not None:
-        arrays["targets"] = index.targets.values
-        if index.targets.ends is not None:
-            arrays["target_ends"] = index.targets.ends
-    if index.shapes is not None:
-        arrays["shapes"] = index.shapes
-    if index.mask_checksums is not None:
-        arrays["mask_checksums"] = index.mask_checksums
-    if index.removed is not None and index.removed.any():
-        arrays["removed"] = index.removed.astype(np.uint8)
+def columns_of(names: Mapping[str, Column]) -> dict[str, Array]:
+    """The arrays of columns, by their names in a file."""
+    arrays = {}
+    for name, column in names.items():
+        arrays[name] = column.values
+        if column.ends is not None:
+            arrays[f"{ENDS}{name}"] = column.ends
     return arrays
 
 
-def write_source_state(folder: Path, state: SourceState, updates: int = 0) -> FileEntry:
-    """Write the state of the source into `folder`, of a dataset of so many updates."""
-    arrays: Arrays = {
-        "bytes": state.bytes,
-        "modified_ns": state.modified_ns,
-        "checksums": state.checksums,
-    }
-    return write_arrays(folder / name_after(SOURCE_STATE_NAME, updates), arrays)[0]
+def write_index(
+    folder: Path, index: SampleIndex, shard_samples: Ints, others: Mapping[str, Array], updates: int = 0
+) -> IndexEntry:
+    """Write the index of a dataset of so many updates into `folder`.
+
+    Args:
+        shard_samples: int64 [s], how many of the samples each shard holds.
+        others: the columns that are not of the samples, but for shard:checksums.
+    """
+    arrays = columns_of(index.columns)
+    starts = np.concatenate(([0], np.cumsum(shard_samples)))
+    sums = np.array([_shard_checksums(name, arrays, starts) for name in sorted(arrays)], np.uint64)
+    checksums = sums.T.reshape(len(shard_samples), len(arrays))
+    return write_arrays(folder / index_name(updates), arrays, {**others, f"{SHARD}checksums": checksums})
 
 
-def read_index(folder: Path, entry: FileEntry) -> SampleIndex:
-    """The index that `entry` of a manifest describes.
+def _shard_checksums(name: str, arrays: Mapping[str, Array], starts: Ints) -> list[int]:
+    """XXH3-64 of the rows of each shard in a column; its samples are the rows from `starts` on."""
+    if (ends := arrays.get(f"{ENDS}{name}")) is not None:
+        starts = np.concatenate((np.zeros(1, np.int64), ends))[starts]
+    rows = np.ascontiguousarray(arrays[name])
+    row_bytes = rows.itemsize * math.prod(rows.shape[1:])
+    return _checksums(rows.reshape(-1).view(np.uint8).data, starts * row_bytes)
+
+
+def _checksums(content: bytes | memoryview, starts: Ints) -> list[int]:
+    view = memoryview(content)
+    ranges = zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True)
+    return [checksum_of(view[start:stop]) for start, stop in ranges]
+
+
+def write_arrays(path: Path, samples: Mapping[str, Array], others: Mapping[str, Array]) -> IndexEntry:
+    """Write an index of these columns: of the samples, and those of which the manifest has checksums."""
+    header, place = {}, 0
+    columns = {**samples, **others}
+    names = sorted(columns, key=lambda name: (-columns[name].itemsize, name))  # so that each is aligned
+    for name in names:
+        array = columns[name]
+        span = [place, place := place + array.nbytes]
+        header[name] = {"dtype": _NAMES[array.dtype], "shape": array.shape, "data_offsets": span}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    start = len(text).to_bytes(_LENGTH_BYTES, "little") + text
+    checksums, crc = {}, 0
+    with atomic_write(path) as file:
+        for name in ("", *names):
+            part = memoryview(start)
+            if name:
+                part = np.ascontiguousarray(columns[name]).reshape(-1).view(np.uint8).data
+            if name in others:
+                checksums[name] = f"{checksum_of(part):016x}"
+            file.write(part)
+            crc = google_crc32c.extend(crc, bytes(part))
+    found = f"{checksum_of(start):016x}"
+    return IndexEntry(path.name, len(start) + place, f"{crc:08x}", found, dict(sorted(checksums.items())))
+
+
+class IndexFile:
+    """An index, whose header is compared when it is opened, and what else is read when it is read.
+
+    Nothing stays open, so that it may be pickled, forked and used by several threads.
+
+    Args:
+        held: of the dataset's files.
+        entry: of the manifest.
 
     Raises:
-        DatasetError: it cannot be read, or is not as it was written.
+        IndexFileError: it cannot be read, or is not as it was written.
     """
-    arrays = read_arrays(folder / entry.name, entry)
-    required = {
-        "ids": np.int64,
-        "labels": np.int64,
-        "source_sizes": np.int32,
-        "checksums": np.uint64,
-        "source_checksums": np.uint64,
-        "path_ends": np.int64,
-    }
-    optional = {"shapes": np.int32, "mask_checksums": np.uint64, "removed": np.uint8}
-    required |= {name: dtype for name, dtype in optional.items() if name in arrays}
-    samples = len(arrays.get("ids", ()))
-    wrong = [
-        name
-        for name, dtype in required.items()
-        if name not in arrays
-        or arrays[name].dtype != dtype
-        or arrays[name].shape != ((samples, 2) if name in ("source_sizes", "shapes") else (samples,))
-    ]
-    if wrong:
-        raise damaged(folder / entry.name, f"column {wrong[0]} is missing or of another shape")
-    paths = arrays.get("paths")
-    ends = arrays["path_ends"]
-    if (
-        paths is None
-        or paths.dtype != np.uint8
-        or paths.ndim != 1
-        or np.any(np.diff(ends, prepend=0) < 0)
-        or (ends[-1] if samples else 0) != len(paths)
-    ):
-        raise damaged(folder / entry.name, "its paths do not add up")
+
+    def __init__(self, held: Held, entry: IndexEntry) -> None:
+        self._held, self._entry = held, entry
+        with held(entry) as path:
+            self.path = path
+            self._places = _read_header(path, entry)
+
+    @property
+    def names(self) -> list[str]:
+        """Of the columns that are not of the samples."""
+        return list(self._entry.columns)
+
+    @property
+    def sample_columns(self) -> dict[str, _Place]:
+        """Those of the samples, with the columns of their ends, by name."""
+        return {name: place for name, place in self._places.items() if name not in self._entry.columns}
+
+    def rows(self, name: str) -> int:
+        """How many rows a column has; 0 if there is none."""
+        place = self._places.get(name)
+        return 0 if place is None or not place.shape else place.shape[0]
+
+    def read(self, name: str, dtype: type, row_shape: tuple[int, ...] = ()) -> Array:
+        """A column that is not of the samples.
+
+        Raises:
+            IndexFileError: it is not as it was written.
+        """
+        place = self._places.get(name)
+        if place is None or place.dtype != dtype or place.shape[1:] != row_shape or not place.shape:
+            raise damaged(self.path, f"column {name} is missing or of another shape")
+        content = self.read_rows(name, 0, place.shape[0])
+        if f"{checksum_of(content):016x}" != self._entry.columns.get(name):
+            raise damaged(self.path, f"the checksum of its column {name} is another")
+        return np.frombuffer(content, place.dtype).reshape(place.shape)
+
+    def read_text(self, name: str) -> Column:
+        """As `read`, of text."""
+        values, ends = self.read(name, np.uint8), self.read(f"{ENDS}{name}", np.int64)
+        try:
+            return Column(values, ends)
+        except ValueError as error:
+            raise damaged(self.path, f"column {name} has {error}") from error
+
+    def read_rows(self, name: str, first: int, last: int) -> bytes:
+        """The bytes of the rows from `first` to before `last` of a column, compared with nothing."""
+        place = self._places[name]
+        at, count = place.start + first * place.row_bytes, (last - first) * place.row_bytes
+        with self._held(self._entry) as path:
+            content = _read_part(path, at, count)
+        if len(content) != count:
+            raise damaged(path, f"the file ends before byte {at + count:,}")
+        return content
+
+
+class ShardRows:
+    """The rows of shards in the columns of samples: a range of shards at a time, or one, which is cached.
+
+    Args:
+        samples: int64 [s], how many each shard of the dataset holds.
+        checksums: uint64 [s, c], see the module.
+        file_name: gives the name of the shard of a number; can be pickled.
+        limits: least and greatest value that columns may hold.
+
+    Raises:
+        IndexFileError: the file has not the columns that it must have.
+    """
+
+    def __init__(
+        self,
+        file: IndexFile,
+        samples: Ints,
+        checksums: Checksums,
+        file_name: Callable[[int], str],
+        limits: Mapping[str, tuple[int, int]],
+    ) -> None:
+        self._file, self._checksums, self._file_name, self._limits = file, checksums, file_name, limits
+        self._places = file.sample_columns
+        self._number_of = {name: number for number, name in enumerate(sorted(self._places))}
+        self._starts = np.concatenate(([0], np.cumsum(samples)))
+        for problem in _problems(self._places, int(self._starts[-1]), checksums):
+            raise damaged(file.path, problem)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._lock = threading.Lock()
+        self._cached: OrderedDict[tuple[str, int], Column] = OrderedDict()
+        self._cached_bytes = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in ("_lock", "_cached")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._begin()
+
+    def whole(self) -> SampleIndex:
+        """All samples, in memory."""
+        last = len(self._starts) - 1
+        return SampleIndex({name: self.read(name, 0, last) for name in self._columns()})
+
+    def in_pieces(self, chosen: npt.NDArray[np.bool_]) -> SampleIndex:
+        """The samples of the shards that are chosen, each of which is read when a row of it is asked for."""
+        shards = np.flatnonzero(chosen)
+        samples = np.diff(self._starts)[shards]
+        starts = np.concatenate(([0], np.cumsum(samples)))
+        found = {}
+        for name in self._columns():
+            place = self._places[name]
+            values = np.empty((0, *place.shape[1:]), place.dtype)
+            ends = np.empty(0, np.int64) if f"{ENDS}{name}" in self._places else None
+            found[name] = Column(values, ends, Pieces(starts, partial(self._piece, name, shards)))
+        return SampleIndex(found)
+
+    def read(self, name: str, first: int, last: int) -> Column:
+        """A column of the shards from number `first` to before `last`, compared with their checksums.
+
+        Raises:
+            IndexFileError: they cannot be read, or are not as they were written.
+        """
+        bounds = self._starts[first : last + 1]
+        if f"{ENDS}{name}" not in self._places:
+            values, ends = self._compared(name, bounds, first), None
+        else:
+            ends = self._compared(f"{ENDS}{name}", bounds, first)
+            before = 0
+            if bounds[0]:  # of no row of these: what it begins is compared
+                row = int(bounds[0])
+                before = int.from_bytes(self._file.read_rows(f"{ENDS}{name}", row - 1, row), "little")
+            ends = np.concatenate(([before], ends))
+            if (np.diff(ends) < 0).any() or not 0 <= before <= ends[-1] <= self._places[name].shape[0]:
+                raise self._damaged(first, last, f"its {name} do not add up")
+            values = self._compared(name, ends[bounds - bounds[0]], first)
+            ends = ends[1:] - before
+        least, greatest = self._limits.get(name, (None, None))
+        if least is not None and len(values) and (values.min() < least or values.max() > greatest):
+            raise self._damaged(first, last, f"its {name} are not from {least} to {greatest:,}")
+        return Column(values, ends)
+
+    def _columns(self) -> list[str]:
+        return [name for name in self._places if not name.startswith(ENDS)]
+
+    def _compared(self, name: str, bounds: Ints, first: int) -> Array:
+        """The rows of consecutive shards, each of which begins at one of `bounds`."""
+        place = self._places[name]
+        content = self._file.read_rows(name, int(bounds[0]), int(bounds[-1]))
+        found = np.array(_checksums(content, (bounds - bounds[0]) * place.row_bytes), np.uint64)
+        written = self._checksums[first : first + len(found), self._number_of[name]]
+        if len(wrong := np.flatnonzero(found != written)):
+            shard = first + int(wrong[0])
+            raise self._damaged(shard, shard + 1, f"the checksum of its {name} is another")
+        return np.frombuffer(content, place.dtype).reshape(-1, *place.shape[1:])
+
+    def _piece(self, name: str, shards: Ints, number: int) -> Column:
+        shard = int(shards[number])
+        with self._lock:
+            if (found := self._cached.get((name, shard))) is not None:
+                self._cached.move_to_end((name, shard))
+                return found
+        read = self.read(name, shard, shard + 1)
+        with self._lock:
+            if (name, shard) not in self._cached:
+                self._cached[name, shard] = read
+                self._cached_bytes += read.memory_bytes
+            while self._cached_bytes > _CACHED_BYTES and len(self._cached) > 1:
+                self._cached_bytes -= self._cached.popitem(last=False)[1].memory_bytes
+        return read
+
+    def _damaged(self, first: int, last: int, why: str) -> IndexFileError:
+        of = f"the shard {self._file_name(first)}"
+        if last > first + 1:
+            of = f"the shards {self._file_name(first)} to {self._file_name(last - 1)}"
+        return damaged(self._file.path, f"rows of {of}: {why}")
+
+
+def read_source_state(file: IndexFile) -> SourceState:
+    """The state of the source.
+
+    Raises:
+        IndexFileError: it is not as it was written.
+    """
+    sizes, times = file.read(f"{SOURCE}bytes", np.int64), file.read(f"{SOURCE}modified_ns", np.int64)
+    state = SourceState(sizes, times, file.read(f"{SOURCE}checksums", np.uint64))
+    if not len(state.bytes) == len(state.modified_ns) == len(state.checksums):
+        raise damaged(file.path, "its columns of the source have different lengths")
+    return state
+
+
+def parse_header(header: bytes, file_bytes: int) -> dict[str, _Place]:
+    """Where the header of a file of so many bytes says arrays lie; ValueError: it is no header."""
     try:
-        named = columns.from_arrays(arrays)
-        targets = Column(arrays["targets"], arrays.get("target_ends")) if "targets" in arrays else None
+        content = json.loads(header[_LENGTH_BYTES:])
+        names = [name for name in content if name != "__metadata__"]
+        return {name: _place(content[name], len(header), file_bytes) for name in names}
+    except (LookupError, TypeError, AttributeError, RecursionError, ValueError, OverflowError) as error:
+        raise ValueError("its header is not one of arrays") from error
+
+
+def _place(entry: Any, header_bytes: int, file_bytes: int) -> _Place:
+    dtype, shape = _DTYPES[entry["dtype"]], tuple(entry["shape"])
+    first, last = entry["data_offsets"]
+    whole = all(type(number) is int and 0 <= number < 2**63 for number in (*shape, first, last))
+    if not whole or last - first != math.prod(shape) * dtype.itemsize or header_bytes + last > file_bytes:
+        raise ValueError(entry)
+    return _Place(dtype, shape, header_bytes + first)
+
+
+def _read_header(path: Path, entry: IndexEntry) -> dict[str, _Place]:
+    try:
+        found_bytes = path.stat().st_size
+    except OSError as error:
+        raise IndexFileError(f"{path}: cannot be read ({error.strerror}); {REMEDY}", path.name) from error
+    if found_bytes != entry.bytes:
+        raise damaged(path, f"expected {entry.bytes:,} bytes, got {found_bytes:,}")
+    start = _read_part(path, 0, _FIRST_BYTES)
+    header_bytes = _LENGTH_BYTES + int.from_bytes(start[:_LENGTH_BYTES], "little")
+    if len(start) < _LENGTH_BYTES or header_bytes > _MOST_HEADER_BYTES:
+        raise damaged(path, "it has no header")
+    header = start[:header_bytes] if header_bytes <= len(start) else _read_part(path, 0, header_bytes)
+    if f"{checksum_of(header):016x}" != entry.header:
+        raise damaged(path, "the checksum of its header is another")
+    try:
+        return parse_header(header, found_bytes)
     except ValueError as error:
-        raise damaged(folder / entry.name, f"a field has {error}") from error
-    known = (*named.values(), *([] if targets is None else [targets]))
-    if any(len(column) != samples for column in known):
-        raise damaged(folder / entry.name, "a field has another number of values")
-    return SampleIndex(
-        ids=arrays["ids"],
-        labels=arrays["labels"],
-        source_sizes=arrays["source_sizes"],
-        checksums=arrays["checksums"],
-        source_checksums=arrays["source_checksums"],
-        paths=paths.tobytes(),
-        path_ends=ends,
-        targets=targets,
-        shapes=arrays.get("shapes"),
-        mask_checksums=arrays.get("mask_checksums"),
-        fields=named,
-        removed=arrays["removed"].astype(np.bool_) if "removed" in arrays else None,
-    )
+        raise damaged(path, str(error)) from error
 
 
-def read_source_state(folder: Path, entry: FileEntry) -> SourceState:
-    """The state of the source that `entry` of a manifest describes.
+def _read_part(path: Path, start: int, count: int) -> bytes:
+    try:
+        return steadily(lambda: read_regular_part(path, start, count), path)
+    except SourceError as error:
+        reason = getattr(error.__cause__, "strerror", None) or error
+        raise IndexFileError(f"{path}: cannot be read ({reason}); {REMEDY}", path.name) from error
 
-    Raises:
-        DatasetError: it cannot be read, or is not as it was written.
-    """
-    arrays = read_arrays(folder / entry.name, entry)
-    required = {"bytes": np.int64, "modified_ns": np.int64, "checksums": np.uint64}
-    shapes = {arrays[name].shape if name in arrays else None for name in required}
-    if len(shapes) != 1 or any(arrays[name].dtype != dtype for name, dtype in required.items()):
-        raise damaged(folder / entry.name, "its columns are not as this project writes them")
-    return SourceState(*(arrays[name] for name in required))
+
+def _problems(places: Mapping[str, _Place], samples: int, checksums: Checksums) -> Iterator[str]:
+    """What is wrong with the columns of so many samples."""
+    if checksums.shape[1] != len(places):
+        yield "it has checksums of other columns"
+    yield from (f"column {name} is missing" for name in _NEEDED if name not in places)
+    for name, place in places.items():
+        ends = places.get(f"{ENDS}{name}")
+        dtype, row_shape = (_NEEDED | _OPTIONAL).get(name, (place.dtype, place.shape[1:]))
+        fits = place.dtype == dtype and place.shape[1:] == row_shape
+        if name.startswith(ENDS):
+            fits = place.dtype == np.int64 and place.shape == (samples,)
+        elif name == "targets" or name.startswith(VALUE):
+            fits = place.dtype in (np.int64, np.float64) or (place.dtype == np.uint8 and ends is not None)
+            fits = fits and len(place.shape) in (1, 2)
+        elif name not in _NEEDED | _OPTIONAL or (ends is None) == (name == "paths"):
+            fits = False
+        if not fits or (ends is None and place.shape[:1] != (samples,)):
+            yield f"column {name} is missing or of another shape"

@@ -1,14 +1,12 @@
-"""What a source holds and a dataset does not: pictures that cannot be decoded, and what is no sample of it.
+"""What a source holds and a dataset does not: pictures that cannot be decoded, and what is no picture.
 
-`left_out.safetensors`, where there is any, of r rejected pictures and i paths that are ignored:
+Of r rejected pictures and i paths that are ignored, `precache.dataset.index` has, where there are any:
 
-    rejected_ids                                int64 [r]      of the samples that they would be
-    rejected_paths, rejected_path_ends          uint8 [sum], int64 [r]: UTF-8, and where each ends
-    rejected_reasons, rejected_reason_ends      likewise
-    ignored_paths, ignored_path_ends            likewise, int64 [i]
-    ignored_reasons, ignored_reason_ends        likewise
+    rejected:ids                       int64 [r]   of the samples that they would be
+    rejected:paths, rejected:reasons   text
+    ignored:paths, ignored:reasons     text
 
-It is read when somebody asks for it: who serves the samples does not.
+They are read when somebody asks for them: who serves the samples does not.
 """
 
 import csv
@@ -16,19 +14,15 @@ import io
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
 import numpy as np
 
-from precache.dataset.arrays import Arrays, damaged, read_arrays, write_arrays
-from precache.dataset.files import FileEntry, Held
-from precache.dataset.index import name_after
-from precache.errors import DatasetError
+from precache.dataset.columns import Column
+from precache.dataset.index import Array, IndexFile, columns_of, damaged
 from precache.storage import atomic_write
 
-LEFT_OUT_NAME = "left_out.safetensors"
 REJECTED_NAME = "rejected.csv"
 _TEXT_ERRORS = "surrogatepass"  # names of files may be no Unicode
 T = TypeVar("T")
@@ -103,37 +97,27 @@ class Listed(Sequence[T]):
         return self._all
 
 
-def write_left_out(
-    folder: Path, rejected: Sequence[Rejected], ignored: Sequence[tuple[str, str]], updates: int = 0
-) -> FileEntry | None:
-    """Write both into `folder`, of a dataset of so many updates; None if there is neither."""
-    if not rejected and not ignored:
-        return None
-    arrays: Arrays = {"rejected_ids": np.array([picture.id for picture in rejected], np.int64)}
-    for name, texts in (
-        ("rejected_path", [picture.path for picture in rejected]),
-        ("rejected_reason", [picture.reason for picture in rejected]),
-        ("ignored_path", [path for path, _ in ignored]),
-        ("ignored_reason", [reason for _, reason in ignored]),
-    ):
-        encoded = [text.encode(errors=_TEXT_ERRORS) for text in texts]
-        arrays[f"{name}s"] = np.frombuffer(b"".join(encoded), np.uint8)
-        arrays[f"{name}_ends"] = np.cumsum([len(text) for text in encoded], dtype=np.int64)
-    return write_arrays(folder / name_after(LEFT_OUT_NAME, updates), arrays)[0]
+def left_out_arrays(rejected: Sequence[Rejected], ignored: Sequence[tuple[str, str]]) -> dict[str, Array]:
+    """Both as columns of the index."""
+    arrays: dict[str, Array] = {}
+    if rejected:
+        arrays["rejected:ids"] = np.array([picture.id for picture in rejected], np.int64)
+        arrays |= _texts("rejected", [(picture.path, picture.reason) for picture in rejected])
+    return arrays | (_texts("ignored", ignored) if ignored else {})
 
 
-def listed_rejected(held: Held, entry: FileEntry | None, count: int) -> Sequence[Rejected]:
-    """The pictures that were rejected, in the file that `entry` of a manifest describes.
+def listed_rejected(file: IndexFile, count: int) -> Sequence[Rejected]:
+    """The pictures that were rejected.
 
     Raises, when one is asked for:
-        DatasetError: it cannot be read, or is not as it was written.
+        IndexFileError: they cannot be read, or are not as they were written.
     """
-    return () if entry is None else Listed(count, partial(_read_rejected, held, entry, count))
+    return Listed(count, partial(_read_rejected, file, count))
 
 
-def listed_ignored(held: Held, entry: FileEntry | None, count: int) -> Sequence[tuple[str, str]]:
+def listed_ignored(file: IndexFile, count: int) -> Sequence[tuple[str, str]]:
     """As `listed_rejected`: (path, reason) of what was ignored."""
-    return () if entry is None else Listed(count, partial(_read_ignored, held, entry, count))
+    return Listed(count, partial(_read_texts, file, "ignored", count))
 
 
 def write_rejected(folder: Path, rejected: Sequence[Rejected]) -> None:
@@ -148,39 +132,31 @@ def write_rejected(folder: Path, rejected: Sequence[Rejected]) -> None:
         file.write(text.getvalue().encode(errors="backslashreplace"))
 
 
-def _read_rejected(held: Held, entry: FileEntry, count: int) -> tuple[Rejected, ...]:
-    arrays, texts = _read(held, entry, ("rejected_path", "rejected_reason"), count)
-    ids = arrays["rejected_ids"]
-    return tuple(Rejected(*about) for about in zip(*texts, ids.tolist(), strict=True))
+def _texts(section: str, pairs: Sequence[tuple[str, str]]) -> dict[str, Array]:
+    columns = {}
+    for name, texts in zip(("paths", "reasons"), zip(*pairs, strict=True), strict=True):
+        encoded = [text.encode(errors=_TEXT_ERRORS) for text in texts]
+        ends = np.cumsum([len(text) for text in encoded], dtype=np.int64)
+        columns[f"{section}:{name}"] = Column(np.frombuffer(b"".join(encoded), np.uint8), ends)
+    return columns_of(columns)
 
 
-def _read_ignored(held: Held, entry: FileEntry, count: int) -> tuple[tuple[str, str], ...]:
-    paths, reasons = _read(held, entry, ("ignored_path", "ignored_reason"), count)[1]
+def _read_rejected(file: IndexFile, count: int) -> tuple[Rejected, ...]:
+    texts, ids = _read_texts(file, "rejected", count), file.read("rejected:ids", np.int64)
+    if len(ids) != count:
+        raise damaged(file.path, f"it has {len(ids):,} ids of {count:,} rejected pictures")
+    return tuple(Rejected(*text, number) for text, number in zip(texts, ids.tolist(), strict=True))
+
+
+def _read_texts(file: IndexFile, section: str, count: int) -> tuple[tuple[str, str], ...]:
+    columns = [file.read_text(f"{section}:{name}") for name in ("paths", "reasons")]
+    if any(len(column) != count for column in columns):
+        raise damaged(file.path, f"its columns {section} are not of {count:,} rows")
+    try:
+        paths, reasons = (
+            [column.array(row).tobytes().decode(errors=_TEXT_ERRORS) for row in range(count)]
+            for column in columns
+        )
+    except UnicodeDecodeError as error:
+        raise damaged(file.path, f"its columns {section} are no text") from error
     return tuple(zip(paths, reasons, strict=True))
-
-
-def _read(held: Held, entry: FileEntry, names: tuple[str, ...], count: int) -> tuple[Arrays, list[list[str]]]:
-    with held(entry) as path:
-        arrays = read_arrays(path, entry)
-    texts = []
-    ids = arrays.get("rejected_ids")
-    if ids is None or ids.dtype != np.int64 or (names[0] == "rejected_path" and ids.shape != (count,)):
-        raise _not_as_written(path)
-    for name in names:
-        content, ends = arrays.get(f"{name}s"), arrays.get(f"{name}_ends")
-        if content is None or ends is None or content.dtype != np.uint8 or ends.shape != (count,):
-            raise _not_as_written(path)
-        bounds = [0, *ends.tolist()]
-        whole = content.tobytes()
-        if bounds[-1] != len(whole) or bounds != sorted(bounds):
-            raise _not_as_written(path)
-        parts = (whole[start:stop] for start, stop in pairwise(bounds))
-        try:
-            texts.append([part.decode(errors=_TEXT_ERRORS) for part in parts])
-        except UnicodeDecodeError as error:
-            raise _not_as_written(path) from error
-    return arrays, texts
-
-
-def _not_as_written(path: Path) -> DatasetError:
-    return damaged(path, "its columns are not as this project writes them")

@@ -1,35 +1,30 @@
-"""The shards of a dataset in columns, `shards.safetensors`: a set of 600,000 of them opens at once.
+"""The shards of a dataset in columns of its index: a set of 600,000 of them opens at once.
 
-Of the n shards, in written order, of format with f files each; an index of c columns (see
-`precache.dataset.index`):
+Of the s shards, in written order, of format with f files each, `precache.dataset.index` has:
 
-    splits            int32  [n]     numbers of the manifest's splits
-    numbers           int64  [n]     of the shard among those of its split: its name, see `shard_name`
-    samples           int64  [n]     how many it holds
-    bytes             int64  [n, f]  sizes of its files
-    crc32c            uint32 [n, f]  CRC-32C of its files
-    index_checksums   uint64 [n, c]  XXH3-64 of its rows of each column of the index, by the columns' names
-    index_header      uint64 [1]     XXH3-64 of the header of the index
-    largest           int32  [n, 2]  the greatest height and width of a picture stored in it, in pixels, where
+    shard:splits      int32  [s]     numbers of the manifest's splits
+    shard:numbers     int64  [s]     of the shard among those of its split: its name, see `shard_name`
+    shard:samples     int64  [s]     how many it holds
+    shard:bytes       int64  [s, f]  sizes of its files
+    shard:crc32c      uint32 [s, f]  CRC-32C of its files
+    shard:largest     int32  [s, 2]  the greatest height and width of a picture stored in it, in pixels, where
                                      these vary
+    shard:checksums   uint64 [s, c]  of its rows in the columns of samples
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, TypeAlias, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from precache.dataset.arrays import Arrays, damaged, read_arrays, write_arrays
-from precache.dataset.files import FileEntry, Held
-from precache.dataset.index import Ints, RowChecksums, Sizes, name_after
-from precache.errors import DatasetError, SettingError
+from precache.dataset.files import FileEntry
+from precache.dataset.index import SHARD, Array, Checksums, IndexFile, Ints, Sizes, damaged
+from precache.errors import SettingError
 from precache.formats import Format
 from precache.recipe import SPLIT_NAME
 
-TABLE_NAME = "shards.safetensors"
 _MOST_SAMPLES = 2**40  # of a shard: their sum stays within 64 bits
 _MOST_NUMBER = 2**40
 _COLUMNS = {
@@ -40,18 +35,6 @@ _COLUMNS = {
     "crc32c": np.uint32,
 }
 Crcs: TypeAlias = npt.NDArray[np.uint32]
-
-
-class TableError(DatasetError):
-    """The table of shards cannot be read, or is not as it was written.
-
-    Attributes:
-        file_name: of the table.
-    """
-
-    def __init__(self, message: str, file_name: str = "") -> None:
-        super().__init__(message)
-        self.file_name = file_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +80,7 @@ class ShardTable(Sequence[ShardEntry]):
     Attributes:
         split_names: what `splits` are numbers of.
         suffixes: of the files of each shard.
-        rows: XXH3-64 of rows of the index; None until that is written.
+        checksums: of its rows in the index; None until that is written.
     """
 
     split_names: tuple[str, ...]
@@ -107,7 +90,7 @@ class ShardTable(Sequence[ShardEntry]):
     samples: Ints
     bytes: Ints
     crc32c: Crcs
-    rows: RowChecksums | None = None
+    checksums: Checksums | None = None
     largest: Sizes | None = None
 
     @classmethod
@@ -115,7 +98,6 @@ class ShardTable(Sequence[ShardEntry]):
         cls,
         entries: Iterable[ShardEntry],
         form: Format,
-        rows: RowChecksums | None = None,
         largest: Sizes | None = None,
     ) -> "ShardTable":
         """The table of these shards.
@@ -140,8 +122,7 @@ class ShardTable(Sequence[ShardEntry]):
             np.array([shard.samples for shard in listed], np.int64),
             np.array([[f.bytes for f in of] for of in files], np.int64).reshape(-1, count),
             np.array([[int(f.crc32c, 16) for f in of] for of in files], np.uint32).reshape(-1, count),
-            rows,
-            largest,
+            largest=largest,
         )
 
     def __len__(self) -> int:
@@ -170,15 +151,6 @@ class ShardTable(Sequence[ShardEntry]):
         """Name of the shard's file."""
         return self._name(number) + self.suffixes[0]
 
-    def has_file(self, name: str) -> bool:
-        """Whether a shard has a file of this name."""
-        stem, dot, suffix = name.partition(".")
-        split, _, number = stem.rpartition("-")
-        if f"{dot}{suffix}" not in self.suffixes or not number.isdecimal() or len(number) > 18:
-            return False
-        is_it = self.of_split(split) & (self.numbers == int(number))
-        return bool(is_it.any()) and stem == shard_name(split, int(number))
-
     def of_split(self, split: str) -> npt.NDArray[np.bool_]:
         """bool [n]: which shards are of `split`."""
         known = self.split_names.index(split) if split in self.split_names else -1
@@ -189,13 +161,15 @@ class ShardTable(Sequence[ShardEntry]):
         """Those that are True."""
         if chosen.all():
             return self
-        rows, largest = self.rows, self.largest
-        return replace(
-            self,
-            **{name: getattr(self, name)[chosen] for name in _COLUMNS},
-            rows=rows if rows is None else RowChecksums(rows.header, rows.columns[chosen]),
-            largest=largest if largest is None else largest[chosen],
-        )
+        every = (*_COLUMNS, "largest", "checksums")
+        known = {name: getattr(self, name) for name in every}
+        columns: dict[str, Any] = {n: c if c is None else c[chosen] for n, c in known.items()}
+        return replace(self, **columns)
+
+    def arrays(self) -> dict[str, Array]:
+        """The columns of the index, but for the checksums."""
+        arrays = {f"{SHARD}{name}": getattr(self, name) for name in _COLUMNS}
+        return arrays if self.largest is None else {**arrays, f"{SHARD}largest": self.largest}
 
     def samples_of_splits(self) -> dict[str, int]:
         """Split -> how many samples its shards hold."""
@@ -211,56 +185,26 @@ class ShardTable(Sequence[ShardEntry]):
         return ShardEntry(name, self.split_names[self.splits[number]], int(self.samples[number]), files)
 
 
-def write_table(folder: Path, table: ShardTable, updates: int = 0) -> FileEntry:
-    """Write the table of a dataset of so many updates into `folder`."""
-    assert table.rows is not None
-    arrays: Arrays = {name: getattr(table, name) for name in _COLUMNS}
-    arrays["index_checksums"] = table.rows.columns
-    arrays["index_header"] = np.array([table.rows.header], np.uint64)
-    if table.largest is not None:
-        arrays["largest"] = table.largest
-    entry, _ = write_arrays(folder / name_after(TABLE_NAME, updates), arrays)
-    return entry
-
-
-def read_table(held: Held, entry: FileEntry, split_names: tuple[str, ...], form: Format) -> ShardTable:
-    """The table that `entry` of a manifest describes.
+def read_table(file: IndexFile, split_names: tuple[str, ...], form: Format) -> ShardTable:
+    """The shards of a dataset of these splits and this format.
 
     Raises:
-        TableError: it cannot be read, is damaged, or is none of a dataset of these splits and this format.
+        IndexFileError: the index is damaged, or is none of such a dataset.
     """
-    with held(entry) as path:
-        try:
-            arrays = read_arrays(path, entry)
-        except DatasetError as error:
-            raise TableError(str(error), entry.name) from error
     suffixes = suffixes_of(form)
-    samples = arrays.get("samples", np.empty(0, np.int64))
-    count, files = len(samples), len(suffixes)
-    shapes = {"bytes": (count, files), "crc32c": (count, files)}
-    fitting = count > 0 and all(
-        name in arrays and arrays[name].dtype == dtype and arrays[name].shape == shapes.get(name, (count,))
-        for name, dtype in _COLUMNS.items()
-    )
-    largest, sums, header = (arrays.get(name) for name in ("largest", "index_checksums", "index_header"))
-    fitting = fitting and (largest is None or (largest.dtype == np.int32 and largest.shape == (count, 2)))
-    if not fitting or sums is None or header is None or not _are_checksums(sums, header, count):
-        raise TableError(str(damaged(path, "its columns are not as this project writes them")), entry.name)
-    columns: dict[str, Any] = {name: arrays[name] for name in _COLUMNS}
-    rows = RowChecksums(int(header[0]), sums)
-    table = ShardTable(split_names, suffixes, **columns, rows=rows, largest=largest)
+    of_files = {"bytes": (len(suffixes),), "crc32c": (len(suffixes),)}
+    columns: dict[str, Any] = {
+        name: file.read(f"{SHARD}{name}", dtype, of_files.get(name, ())) for name, dtype in _COLUMNS.items()
+    }
+    columns["checksums"] = file.read(f"{SHARD}checksums", np.uint64, (len(file.sample_columns),))
+    if f"{SHARD}largest" in file.names:
+        columns["largest"] = file.read(f"{SHARD}largest", np.int32, (2,))
+    if len({len(column) for column in columns.values()}) > 1 or not len(columns["samples"]):
+        raise damaged(file.path, "its columns of shards have different lengths, or none")
+    table = ShardTable(split_names, suffixes, **columns)
     if problem := _problem(table):
-        raise TableError(str(damaged(path, problem)), entry.name)
+        raise damaged(file.path, problem)
     return table
-
-
-def _are_checksums(sums: npt.NDArray[Any], header: npt.NDArray[Any], count: int) -> bool:
-    return (
-        sums.dtype == header.dtype == np.uint64
-        and header.shape == (1,)
-        and sums.ndim == 2
-        and len(sums) == count
-    )
 
 
 def _problem(table: ShardTable) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from precache.jpeg import Pixels
+from precache.pictures.jpeg import Pixels
 
 _MOST = np.iinfo(np.uint16).max
 _BLOCK_ROWS = 64  # at a time: their squares stay in the CPU's cache
@@ -48,7 +48,7 @@ class PixelSums:
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> "PixelSums":
-        """What `dataclasses.asdict` made of one; TypeError or ValueError for what is none."""
+        """The inverse of `dataclasses.asdict`; TypeError or ValueError for anything else."""
         found = cls(content["pixels"], tuple(content["sums"]), tuple(content["squares"]))
         numbers = (found.pixels, *found.sums, *found.squares)
         if not all(type(number) is int and number >= 0 for number in numbers):
@@ -75,7 +75,7 @@ NO_PIXELS = PixelSums()
 
 @dataclass(frozen=True, slots=True)
 class ChannelStatistics:
-    """Of all pixels of a split.
+    """Mean and standard deviation over all pixels of a split.
 
     Attributes:
         mean, std: of each channel, as shares of the brightest value, 0-1; std is of the pixels themselves,
@@ -107,7 +107,7 @@ class ChannelStatistics:
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> "ChannelStatistics":
-        """What the manifest holds; TypeError or ValueError for what is none."""
+        """Parse what the manifest holds; TypeError or ValueError for anything else."""
         found = cls(tuple(content["mean"]), tuple(content["std"]), content["pixels"])
         shares = all(isinstance(v, float) and 0 <= v <= 1 for v in (*found.mean, *found.std))
         alike = len(found.mean) == len(found.std) > 0
@@ -116,7 +116,7 @@ class ChannelStatistics:
         return found
 
     def joined(self, other: "ChannelStatistics") -> "ChannelStatistics | None":
-        """Of the pixels of both, but for rounding; None if they have other channels."""
+        """Statistics of the pixels of both, but for rounding; None if their channels differ."""
         if len(self.mean) != len(other.mean):
             return None
         pixels = self.pixels + other.pixels

@@ -10,13 +10,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from precache.console.progress import Progress, unseen
 from precache.errors import DownloadError, PrecacheError
 from precache.example_data.download import download, full_disk
+from precache.reporting import Progress, unseen
 from precache.sources.tree import scan_tree
 from precache.storage import atomic_folder, check_new_folder, open_regular
-
-_PART_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,7 +114,7 @@ def fetch(
 def _check_md5(dataset: PublicDataset, archive: Path) -> None:
     hasher = hashlib.md5(usedforsecurity=False)
     with open(open_regular(archive), "rb") as file:
-        while data := file.read(_PART_BYTES):
+        while data := file.read(1 << 20):
             hasher.update(data)
     if hasher.hexdigest() != dataset.md5:
         raise DownloadError(
@@ -140,16 +138,16 @@ def _open_tar(dataset: PublicDataset, archive: Path) -> Iterator[tarfile.TarFile
 
 
 def _unpack(tar: tarfile.TarFile, folder: str, destination: Path, archive: Path) -> None:
-    """Write the regular files under `folder` to `destination`; refuse any that points outside."""
+    """Write the regular files under `folder` to `destination`, and no links."""
     for member in tar:
         parts = PurePosixPath(member.name).parts
-        if member.name.startswith("/") or ".." in parts or member.issym() or member.islnk():
+        file = tar.extractfile(member) if member.isreg() else None
+        if file is None or len(parts) < 2 or parts[0] != folder:  # a name may be empty
+            continue
+        if ".." in parts:
             raise DownloadError(
                 f"{archive}: refused: its member {member.name!r} points outside; do not use this archive"
             )
-        file = tar.extractfile(member) if member.isfile() else None
-        if file is None or len(parts) < 2 or parts[0] != folder:  # a name may be empty
-            continue
         target = destination.joinpath(*parts[1:])
         target.parent.mkdir(parents=True, exist_ok=True)
         with open(target, "wb") as out:

@@ -1,17 +1,29 @@
-"""A generated image tree, for trying things out and for tests; what is on its pictures: `sample_pictures`."""
+"""A generated image tree, for trying things out and for tests.
 
+Each class has a colour and a stripe pattern of its own, which a small network can learn. Around it lies
+    caltech     fractal noise; sizes, shapes and bytes per pixel as in Caltech-256, and rare kinds of files
+    imagenet    leaves of all sizes that hide one another, with texture, shade and grain: as large in pixels
+                and in bytes as ImageNet's photographs, so that decoding one costs the same
+
+Leaves whose radii follow a power law give the edges and the 1/f spectrum of natural pictures: Lee, Mumford,
+Huang, "Occlusion models for natural images" (2001).
+"""
+
+import colorsys
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+from PIL import Image, ImageChops, ImageDraw, ImageFilter
 
-from precache import executors
-from precache.console.progress import Progress, unseen
+from precache import engines
 from precache.errors import check_choice, check_range
-from precache.example_data.sample_pictures import LIKE
+from precache.reporting import Progress, unseen
 from precache.storage import atomic_folder, check_new_folder
 
 _TAG = 2
@@ -19,10 +31,31 @@ _NAMES = (
     "anchor", "basket", "candle", "drum", "easel", "feather", "guitar", "harp",
     "ivy", "jar", "kettle", "lantern", "mask", "needle", "oar", "piano",
 )  # fmt: skip
+# Every 32 pictures, one of each: as rare as in a real tree, yet there in the smallest sample.
+_GREY, _PNG, _ROTATED, _CMYK, _PERIOD = 5, 11, 17, 29, 32
+_EXIF_ORIENTATION = 0x0112
+# A picture's stored pixels are the upright ones with this transposition undone (Exif 2.3, 4.6.4).
+_UNDO_ORIENTATION = {
+    3: Image.Transpose.ROTATE_180,
+    6: Image.Transpose.ROTATE_90,
+    8: Image.Transpose.ROTATE_270,
+}
+# Most of ImageNet's photographs have one of the sizes that Flickr gave them: share, width, height. The rest
+# is drawn from a wide spread, so that the mean is 470x400, as that of ImageNet's training pictures.
+_USUAL_SIZES = (
+    (0.44, 500, 375),
+    (0.13, 375, 500),
+    (0.12, 500, 333),
+    (0.06, 333, 500),
+)
+
+Floats = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
-class _Task:
+class _ClassTask:
+    """The pictures of one class; `first_index` is that of its first picture in the tree."""
+
     folder: Path
     label: int
     classes: int
@@ -64,12 +97,12 @@ def make_sample(
     check_range("classes", classes, 1, 999)
     check_range("images", images, classes)
     check_range("seed", seed, 0)
-    check_choice("like", like, LIKE)
-    workers = executors.worker_count(workers)
+    check_choice("like", like, PICTURES_LIKE)
+    workers = engines.worker_count(workers)
     destination = Path(destination)
     check_new_folder(destination)
     bounds = np.linspace(0, images, classes + 1).astype(int).tolist()
-    report = executors.counted(on_progress, images)
+    report = engines.counted(on_progress, images)
 
     with atomic_folder(destination) as folder:
         tasks = []
@@ -77,8 +110,8 @@ def make_sample(
             name = _class_name(label)
             (folder / name).mkdir()
             count = bounds[label + 1] - bounds[label]
-            tasks.append(_Task(folder / name, label, classes, count, bounds[label], seed, like))
-        with closing(executors.run(_write_class, tasks, min(workers, classes), report)) as finished:
+            tasks.append(_ClassTask(folder / name, label, classes, count, bounds[label], seed, like))
+        with closing(engines.run(_write_class, tasks, min(workers, classes), report)) as finished:
             for _ in finished:
                 pass
 
@@ -88,11 +121,151 @@ def _class_name(label: int) -> str:
     return f"{label + 1:03d}.{_NAMES[label % len(_NAMES)]}{'' if repeat == 0 else f'-{repeat + 1}'}"
 
 
-def _write_class(task: _Task, tick: Callable[[], None]) -> None:
-    draw = LIKE[task.like]
+def _write_class(task: _ClassTask, tick: Callable[[], None]) -> None:
+    draw = PICTURES_LIKE[task.like]
     for number in range(task.images):
         rng = np.random.default_rng((task.seed, _TAG, task.label, number))
         drawn = draw(rng, task.label, task.classes, task.first_index + number)
         name = f"{task.label + 1:03d}_{number + 1:04d}{drawn.suffix}"
         drawn.image.save(task.folder / name, **drawn.options)
         tick()
+
+
+@dataclass(frozen=True, slots=True)
+class _Drawn:
+    """A picture as it is to be stored: in a file with `suffix`, by Pillow's `options`."""
+
+    image: Image.Image
+    suffix: str = ".jpg"
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def _caltech(rng: np.random.Generator, label: int, classes: int, index: int) -> _Drawn:
+    """Like Caltech-256's; picture `index` of the tree says which kind of file it is."""
+    picture, kind = _caltech_picture(rng, label, classes), index % _PERIOD
+    quality = int(rng.integers(70, 96))
+    if kind == _PNG:
+        return _Drawn(picture, ".png")
+    exif = Image.Exif()
+    if kind == _GREY:
+        picture = picture.convert("L")
+    elif kind == _CMYK:
+        picture = picture.convert("CMYK")
+    elif kind == _ROTATED:
+        orientation = int(rng.choice(list(_UNDO_ORIENTATION)))
+        exif[_EXIF_ORIENTATION] = orientation
+        picture = picture.transpose(_UNDO_ORIENTATION[orientation])
+    return _Drawn(picture, options={"quality": quality, "exif": exif})
+
+
+def _imagenet(rng: np.random.Generator, label: int, classes: int, index: int) -> _Drawn:
+    """Like ImageNet's: JPEGs of about 110 kB, one of 32 greyscale."""
+    size = _photograph_size(rng)
+    picture = _leaves(rng, *size).filter(ImageFilter.BoxBlur(rng.uniform(0.2, 0.6)))
+    # what has no fine lines is drawn at half the size, in a quarter of the time
+    inside, object_rgb = _object(rng, label, classes, *_axes(size[0] // 2, size[1] // 2))
+    shape = Image.fromarray((inside[..., 0] * 255).astype(np.uint8)).resize(size)
+    picture.paste(Image.fromarray(object_rgb.astype(np.uint8)).resize(size), mask=shape)
+    light = Image.fromarray(np.clip(_texture(rng, *size) + 128, 0, 255).astype(np.uint8))
+    picture = ImageChops.add(picture, Image.merge("RGB", (light, light, light)), offset=-128)
+    if index % _PERIOD == _GREY:
+        picture = picture.convert("L")
+    return _Drawn(picture, options={"quality": int(rng.integers(88, 98))})
+
+
+PICTURES_LIKE: dict[str, Callable[[np.random.Generator, int, int, int], _Drawn]] = {
+    "imagenet": _imagenet,
+    "caltech": _caltech,
+}
+"""How pictures are made, by whose photographs they are like: (rng, label, classes, index) -> picture."""
+
+
+def _caltech_picture(rng: np.random.Generator, label: int, classes: int) -> Image.Image:
+    """An upright RGB picture of the class: striped ellipse on fractal noise."""
+    area = float(np.clip(np.exp(rng.normal(np.log(120_000), 0.6)), 20_000, 1_500_000))
+    aspect = float(np.clip(np.exp(rng.normal(0.15, 0.3)), 0.4, 2.5))
+    width, height = round((area * aspect) ** 0.5), round((area / aspect) ** 0.5)
+    x, y = _axes(width, height)
+    inside, object_rgb = _object(rng, label, classes, x, y)
+    pixels = inside * object_rgb + (1 - inside) * _fractal_noise(rng, width, height)
+    grain = rng.normal(0, rng.uniform(0, 8), (height, width, 1)).astype(np.float32)
+    return Image.fromarray(np.clip(pixels + grain, 0, 255).astype(np.uint8))
+
+
+def _axes(width: int, height: int) -> tuple[Floats, Floats]:
+    """x and y of each pixel, float32 [height, width], -1 to 1."""
+    y, x = np.mgrid[-1 : 1 : height * 1j, -1 : 1 : width * 1j].astype(np.float32)
+    return x, y
+
+
+def _object(
+    rng: np.random.Generator, label: int, classes: int, x: Floats, y: Floats
+) -> tuple[Floats, Floats]:
+    """What the class is known by: where it is, float32 [height, width, 1] 0-1, and its colours, 0-255."""
+    angle = np.pi * label / classes + rng.normal(0, 0.05)
+    frequency = 6 + 4 * (label % 3)
+    stripes = np.sin(frequency * (x * np.cos(angle) + y * np.sin(angle)) + rng.uniform(0, 2 * np.pi))
+    colour = np.array(colorsys.hsv_to_rgb(label / classes, 0.8, 0.9), np.float32) * 255
+    object_rgb = colour * (0.65 + 0.35 * stripes[..., None])
+
+    centre_x, centre_y = rng.uniform(-0.25, 0.25, 2)
+    radius_x, radius_y = rng.uniform(0.45, 0.8, 2)
+    distance = ((x - centre_x) / radius_x) ** 2 + ((y - centre_y) / radius_y) ** 2
+    return np.clip((1 - distance) * 8, 0, 1)[..., None], object_rgb
+
+
+def _fractal_noise(rng: np.random.Generator, width: int, height: int) -> Floats:
+    """float32 [height, width, 3] around 128: octaves of noise, as in natural pictures' 1/f spectra."""
+    falloff = rng.uniform(0.45, 0.8)
+    noise = np.full((height, width, 3), 128, np.float32)
+    amplitude = 60.0
+    for cells in (3, 6, 12, 24, 48, 96):
+        grid = rng.integers(0, 256, (cells, cells, 3), dtype=np.uint8)
+        octave = Image.fromarray(grid).resize((width, height), Image.Resampling.BICUBIC)
+        noise += (np.asarray(octave, np.float32) - 128) * (amplitude / 128)
+        amplitude *= falloff
+    return noise
+
+
+def _photograph_size(rng: np.random.Generator) -> tuple[int, int]:
+    """Width and height in pixels."""
+    drawn = rng.uniform()
+    for share, width, height in _USUAL_SIZES:
+        drawn -= share
+        if drawn < 0:
+            return width, height
+    area = float(np.clip(np.exp(rng.normal(np.log(170_000), 0.75)), 20_000, 2_000_000))
+    aspect = float(np.clip(np.exp(rng.normal(0.12, 0.3)), 0.5, 2.0))
+    return round((area * aspect) ** 0.5), round((area / aspect) ** 0.5)
+
+
+def _leaves(rng: np.random.Generator, width: int, height: int) -> Image.Image:
+    """Ellipses of all sizes over a sky, the last ones in front; their radii follow a power law."""
+    sky = (rng.integers(70, 190, (3, 3, 1)) + rng.integers(-40, 41, (3, 3, 3))).astype(np.uint8)
+    picture = Image.fromarray(sky).resize((width, height), Image.Resampling.BICUBIC)
+    draw = ImageDraw.Draw(picture)
+    count = 900
+    smallest, largest = 0.006, 0.3
+    # the inverse of the distribution function of radii whose density falls with the third power
+    spread = rng.uniform(0, 1, count)
+    radii = (smallest**-2 - spread * (smallest**-2 - largest**-2)) ** -0.5 * min(width, height)
+    places = rng.uniform(0, 1, (count, 2)) * (width, height)
+    flat = rng.uniform(0.5, 1.6, count)
+    palette = rng.integers(20, 235, (12, 1)) + rng.integers(-45, 46, (12, 3))  # nature is rarely bright
+    colours = np.clip(palette[rng.integers(0, 12, count)] + rng.integers(-25, 26, (count, 1)), 0, 255)
+    for (x, y), radius, wide, colour in zip(places, radii, flat, colours.tolist(), strict=True):
+        draw.ellipse((x - radius * wide, y - radius, x + radius * wide, y + radius), fill=tuple(colour))
+    return picture
+
+
+def _texture(rng: np.random.Generator, width: int, height: int) -> Floats:
+    """Brightness to add, float32 [height, width]: octaves of noise, stronger here than there, and grain."""
+    texture = rng.standard_normal((height, width), np.float32) * np.float32(rng.uniform(2, 5))
+    for divisor, amplitude in ((2, 13.0), (4, 13.0), (8, 12.0), (32, 16.0)):
+        cells = rng.integers(0, 256, (height // divisor + 1, width // divisor + 1), dtype=np.uint8)
+        octave = Image.fromarray(cells).resize((width, height), Image.Resampling.BILINEAR)
+        texture += (np.asarray(octave, np.float32) - 128) * np.float32(amplitude / 64)
+    where = Image.fromarray(rng.integers(0, 256, (4, 5), dtype=np.uint8)).resize((width, height))
+    strength: Floats = np.asarray(where, np.float32) * np.float32(rng.uniform(1.0, 2.1) / 128)
+    strength *= texture
+    return strength

@@ -1,9 +1,10 @@
-"""What goes into a format, what comes out of it, and what a format is."""
+"""What every format has: its writer, its reader, and the samples that go in and come out."""
 
 import os
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from io import FileIO
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
@@ -11,11 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from precache.errors import DatasetError, ImageError, shell_command
-from precache.jpeg import Pixels, decode_jpeg
+from precache.pictures.jpeg import Pixels, decode_jpeg
 from precache.pictures.sizes import Size
 from precache.storage import open_regular, read_descriptor_at, read_regular
 from precache.storage.output import OutputFile
-from precache.storage.room import note_path
+from precache.storage.shard_cache import is_fetched
 
 Places: TypeAlias = npt.NDArray[np.int64]
 """int64 [n, 2]: first byte and number of bytes of each of n samples in their shard."""
@@ -23,7 +24,7 @@ Places: TypeAlias = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One picture on its way into a shard.
+    """One picture as it is to be written into a shard.
 
     Attributes:
         id: rank in the sorted scan of the source tree.
@@ -31,9 +32,9 @@ class Sample:
         data: what is stored: uint8 [height, width, channels], contiguous, or the bytes of a JPEG.
         path: in the source tree, relative to its root.
         original_size: (width, height) of the upright source picture, in pixels.
-        target: what it is labelled with where that is not one class: a list of class indices, or numbers,
-            as JSON has them; else None.
-        fields: what else is known of it, as JSON has it.
+        target: its label where that is not one class: a list of class indices, or numbers, as JSON has
+            them; else None.
+        fields: its other columns or attributes, as JSON has them.
         mask: uint8 [height, width] of `data`, see `precache.pictures.masks`; of all samples or of none.
     """
 
@@ -53,8 +54,8 @@ class StoredSample:
 
     Attributes:
         label: index of its class; -1 where it has not just one.
-        damage: why nothing else here is to be trusted, where the format's own checksum says so; else empty.
-        described: what the shard says of it besides, as `Format.describe` makes it.
+        damage: why the rest must not be used, where the format's own checksum does not match; else empty.
+        annotations: the bytes that `Format.annotations` made.
         mask: a PNG, or uint8 [height, width]; None if it has none.
     """
 
@@ -62,7 +63,7 @@ class StoredSample:
     label: int
     data: bytes | Pixels
     damage: str = ""
-    described: bytes = b""
+    annotations: bytes = b""
     mask: bytes | Pixels | None = None
 
     def pixels(self, path: str, channels: int = 3) -> Pixels:
@@ -78,15 +79,21 @@ class StoredSample:
 
 
 def read_index(path: Path, parse: Callable[[list[list[str]]], Iterable[tuple[int, int]]]) -> Places:
-    """The places that the index at `path` names; `parse` raises ValueError or KeyError for what is none.
+    """The places in the index at `path`, by the words of its lines.
+
+    Args:
+        parse: raises ValueError or KeyError where they are damaged.
 
     Raises:
         DatasetError: it cannot be read, or is damaged.
     """
     try:
-        places = np.array([*parse(index_lines(path))], np.int64).reshape(-1, 2)
+        lines = [line.split() for line in read_regular(path).decode("ascii").splitlines()]
+        places = np.array([*parse(lines)], np.int64).reshape(-1, 2)
         if np.any(places < 0):
             raise ValueError("a negative number")
+    except OSError as error:
+        raise DatasetError(f"{path}: cannot be read ({error.strerror}); {remedy(path)}") from error
     except (ValueError, KeyError, OverflowError) as error:
         raise DatasetError(f"{path}: cannot be read as an index ({error}); {remedy(path)}") from error
     return places
@@ -111,7 +118,7 @@ class EncodedMasks:
 
     Args:
         places: (first byte, bytes) of each of them, or of its record.
-        extract: the PNG out of what lies there; ValueError if it is none.
+        extract: the PNG from the bytes there; ValueError if there is none.
     """
 
     def __init__(
@@ -121,13 +128,10 @@ class EncodedMasks:
         extract: Callable[[bytes], bytes] = lambda stored: stored,
     ) -> None:
         self._path, self._places, self._extract = path, places, extract
-        try:
-            self._file = open(open_regular(path), "rb", buffering=0)  # noqa: SIM115 (closed by `close`)
-        except OSError as error:
-            raise DatasetError(f"{path}: cannot be opened ({error.strerror}); {remedy(path)}") from error
+        self._file = open_shard(path)
 
     def read_mask(self, row: int) -> bytes:
-        """As of `MaskFile`."""
+        """See `MaskFile`."""
         try:
             first, length = self._places[row]
             if not 0 <= first <= first + length <= os.fstat(self._file.fileno()).st_size:
@@ -138,23 +142,21 @@ class EncodedMasks:
             raise DatasetError(f"{self._path}: the mask in row {row:,} {reason}") from error
 
     def close(self) -> None:
-        """As of `MaskFile`."""
+        """See `MaskFile`."""
         self._file.close()
 
 
-def index_lines(path: Path) -> list[list[str]]:
-    """The words of each line of the index at `path`; DatasetError if it cannot be read."""
+def open_shard(path: Path) -> FileIO:
+    """The file at `path`, unbuffered; DatasetError if it cannot be opened."""
     try:
-        return [line.split() for line in read_regular(path).decode("ascii").splitlines()]
+        return FileIO(open_regular(path))
     except OSError as error:
-        raise DatasetError(f"{path}: cannot be read ({error.strerror}); {remedy(path)}") from error
-    except ValueError as error:
-        raise DatasetError(f"{path}: is no index of a shard ({error}); {remedy(path)}") from error
+        raise DatasetError(f"{path}: cannot be opened ({error.strerror}); {remedy(path)}") from error
 
 
 def remedy(shard: Path) -> str:
     """What to do about a shard that cannot be read: commands to paste into a shell."""
-    if note_path(shard).exists():
+    if is_fetched(shard):
         return f"it was fetched from a URL; to have it fetched again, run: {shell_command('rm', shard)}"
     command = shell_command("precache verify", shard.parent)
     return f"run: {command}; it prints the command that rewrites the dataset"
@@ -173,14 +175,14 @@ class Format:
         read_shard: `path -> samples` in stored order. A damaged file raises DatasetError; where one sample
             alone is damaged, and the format tells, the sample says so.
         find_samples: `path -> int64 [n, 2]`, where in the shard the samples lie, in stored order: first byte
-            and number of bytes, as the index beside it says where the format has one. DatasetError as above.
-        read_sample: what these bytes hold; of `shards` without id and label, as uint8 [bytes].
-        open_masks: of a shard that has some; raises DatasetError if its file, or its index, is damaged.
-        describe: the bytes that a shard has of a sample beside its picture, id and label: where it comes
-            from, its target and its fields.
+            and number of bytes; from the index beside it, where the format has one. DatasetError as above.
+        read_sample: the sample of these bytes; of `shards` without id and label, as uint8 [bytes].
+        open_masks: of a shard that has masks; raises DatasetError if its file, or its index, is damaged.
+        annotations: what a shard stores of a sample beside its picture, id, label and mask, as bytes: the
+            path of its source, its target and its fields; nothing where only the index has them.
         holds_pixels: whether it stores decoded pixels; else JPEGs.
-        bytes_per_sample: what a sample takes besides its pixels or its JPEG.
-        bytes_per_shard: what a shard takes besides its samples, on average.
+        bytes_per_sample: bytes of a sample in addition to its pixels or its JPEG.
+        bytes_per_shard: bytes of a shard in addition to its samples, on average.
     """
 
     suffix: str
@@ -190,7 +192,7 @@ class Format:
     find_samples: Callable[[Path], Places]
     read_sample: Callable[[bytes], StoredSample]
     open_masks: Callable[[Path], MaskFile]
-    describe: Callable[[Sample], bytes]
+    annotations: Callable[[Sample], bytes]
     holds_pixels: bool
     bytes_per_sample: int
     bytes_per_shard: int

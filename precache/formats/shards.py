@@ -3,7 +3,7 @@
     byte 0      uint64 little-endian: length of the header, always 4,088
     byte 8      the header: JSON, padded with spaces
     byte 4096   images  uint8 [n, height, width, channels] (NHWC: permuted, it is channels-last), where
-                        channels are 1, grey, 3, RGB, 4, RGBA, or bands; or uint16, little-endian
+                        channels are 1, grey, 3, RGB, or 4, RGBA; or uint16, little-endian, in grey
     then        labels  int64 [n], little-endian
     then        ids     int64 [n], little-endian
 
@@ -39,11 +39,11 @@ import numpy as np
 import numpy.typing as npt
 
 from precache.errors import DatasetError
-from precache.formats.base import Format, Places, Sample, StoredSample, remedy
-from precache.images import MAX_KEPT_SIDE
-from precache.jpeg import Pixels
+from precache.formats.base import Format, Places, Sample, StoredSample, open_shard, remedy
+from precache.pictures.images import MAX_KEPT_SIDE
+from precache.pictures.jpeg import Pixels
 from precache.pictures.sizes import Size, sides
-from precache.storage import is_cached, open_regular
+from precache.storage import is_cached
 from precache.storage.output import OutputFile, write_beside
 
 Shapes: TypeAlias = npt.NDArray[np.int64]
@@ -58,7 +58,7 @@ _TENSORS_OF_VARYING = (*_TENSORS, ("offsets", "I64", 8), ("shapes", "I32", 4))
 
 
 def write_shard(base: Path, samples: Iterable[Sample], count: int, size: Size | None) -> list[OutputFile]:
-    """Write `base` + '.safetensors' beside; pixels stream through, only what stands behind them is held."""
+    """Write `base` + '.safetensors' beside; pixels are streamed, only what follows them is kept in memory."""
     path = base.with_name(base.name + SUFFIX)
     labels: list[int] = []
     ids: list[int] = []
@@ -134,10 +134,7 @@ class ShardFile:
             DatasetError: missing, truncated or not such a file; names the path and the bytes.
         """
         self.path = path
-        try:
-            self._file = open(open_regular(path), "rb", buffering=0)  # noqa: SIM115 (closed by `close`)
-        except OSError as error:
-            raise DatasetError(f"{path}: cannot be opened ({error.strerror}); {remedy(path)}") from error
+        self._file = open_shard(path)
         try:
             file_bytes = os.fstat(self._file.fileno()).st_size
             start = bytearray(min(DATA_START, file_bytes))
@@ -182,11 +179,11 @@ class ShardFile:
 
     @property
     def descriptor(self) -> int:
-        """Of the open file."""
+        """Descriptor of the open file."""
         return self._file.fileno()
 
     def read_ahead(self) -> None:
-        """Read what of the file is not in the system's cache, sequentially.
+        """Read those parts of the file that are not in the system's cache, sequentially.
 
         Not by `posix_fadvise`: read like this, Linux caches the file in large folios, out of which rows
         are copied in half the time.
@@ -201,18 +198,18 @@ class ShardFile:
                     self._read_some(chunk, place)
 
     def is_cached(self, sample: int) -> bool:
-        """Whether the midst of picture `sample` is in the system's cache."""
+        """Whether the middle of picture `sample` is in the system's cache."""
         start, picture_bytes = self._place(sample)
         return is_cached(self.descriptor, start + picture_bytes // 2)
 
     def will_need(self, sample: int) -> None:
         """Ask the system to fetch picture `sample` from the disk, without waiting for it."""
         if hasattr(os, "posix_fadvise"):
-            with suppress(OSError):  # whoever reads it says what is wrong
+            with suppress(OSError):  # reading it will show what is wrong
                 os.posix_fadvise(self.descriptor, *self._place(sample), os.POSIX_FADV_WILLNEED)
 
     def drop_cached(self) -> None:
-        """Ask the system to forget what it has cached of the file."""
+        """Ask the system to drop the file from its cache."""
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(self.descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
@@ -339,10 +336,10 @@ FORMAT = Format(
     write_shard=write_shard,
     read_shard=read_shard,
     find_samples=find_samples,
-    # a copy, or nobody may write to it
+    # a copy, since the original cannot be written to
     read_sample=lambda stored: StoredSample(-1, -1, np.frombuffer(stored, np.uint8).copy()),
     open_masks=ShardFile,
-    describe=lambda sample: b"",
+    annotations=lambda sample: b"",
     holds_pixels=True,
     bytes_per_sample=16,  # label and id
     bytes_per_shard=DATA_START,

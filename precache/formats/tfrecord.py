@@ -142,18 +142,18 @@ _FIXED_BYTES = {1: 8, 5: 4}
 
 
 def _encode_example(sample: Sample) -> bytes:
-    features = {IMAGE_KEY: _feature(bytes(sample.data)), **_described(sample)}
+    features = {IMAGE_KEY: _feature(bytes(sample.data)), **_annotated(sample)}
     if sample.mask is not None:
         features[MASK_KEY] = _feature(masks.encode(sample.mask))
     return _field(1, b"".join(_field(1, _entry(key, value)) for key, value in features.items()))
 
 
-def _describe(sample: Sample) -> bytes:
+def _annotations(sample: Sample) -> bytes:
     """All features but picture and mask, as `_decode_example` puts them together."""
-    return b"".join(_entry(key, value) for key, value in _described(sample).items())
+    return b"".join(_entry(key, value) for key, value in _annotated(sample).items())
 
 
-def _described(sample: Sample) -> dict[str, bytes]:
+def _annotated(sample: Sample) -> dict[str, bytes]:
     features = {} if sample.label < 0 else {LABEL_KEY: _feature(sample.label)}
     features[ID_KEY] = _feature(sample.id)
     if sample.target is not None:
@@ -185,17 +185,17 @@ def _feature(value: Any) -> bytes:
 
 def _decode_example(data: memoryview) -> StoredSample:  # a view: each slice of bytes would copy the JPEG
     features: dict[str, memoryview] = {}
-    described: list[memoryview] = []
+    annotations: list[memoryview] = []
     for message in _numbered(data, 1):
         for entry in _numbered(message, 1):
             parts = dict(_fields(entry))
             features[key := str(parts[1], "utf-8")] = parts.get(2, data[:0])
             if key not in (IMAGE_KEY, MASK_KEY):
-                described.append(entry)
+                annotations.append(entry)
     label = _int(features[LABEL_KEY]) if LABEL_KEY in features else -1
     image = _of_list(features[IMAGE_KEY], _BYTES_LIST)
     mask = bytes(_of_list(features[MASK_KEY], _BYTES_LIST)) if MASK_KEY in features else None
-    return StoredSample(_int(features[ID_KEY]), label, bytes(image), "", b"".join(described), mask)
+    return StoredSample(_int(features[ID_KEY]), label, bytes(image), "", b"".join(annotations), mask)
 
 
 def _of_list(feature: memoryview, kind: int) -> memoryview:
@@ -237,7 +237,7 @@ def _fields(message: memoryview) -> Iterator[tuple[int, memoryview]]:
         else:
             raise ValueError(f"unexpected wire type {wire}")
         if position > len(message):
-            raise ValueError("a field is longer than what it lies in")
+            raise ValueError("a field is longer than its message")
         yield tag >> 3, message[start:position]
 
 
@@ -272,7 +272,7 @@ FORMAT = Format(
     find_samples=find_samples,
     read_sample=read_sample,
     open_masks=open_masks,
-    describe=_describe,
+    annotations=_annotations,
     holds_pixels=False,
     bytes_per_sample=120,  # keys, lengths and checksums
     bytes_per_shard=0,

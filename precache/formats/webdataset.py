@@ -16,6 +16,7 @@ https://github.com/NVIDIA/DALI/blob/main/tools/wds2idx.py
 import json
 import tarfile
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,6 @@ from precache.formats.base import (
     Places,
     Sample,
     StoredSample,
-    index_lines,
     read_index,
     remedy,
 )
@@ -67,7 +67,7 @@ def read_shard(path: Path) -> Iterator[StoredSample]:
             parts[extension] = data
             if extension == b"json":  # the last one of a sample
                 jpeg, label = parts.get(b"jpg", b""), int(parts.get(b"cls", b"-1"))
-                yield StoredSample(int(key), label, jpeg, described=data, mask=parts.get(b"mask.png"))
+                yield StoredSample(int(key), label, jpeg, annotations=data, mask=parts.get(b"mask.png"))
                 parts.clear()
     except (OSError, ValueError) as error:
         raise DatasetError(f"{path}: cannot be read as a tar of samples ({error}); {remedy(path)}") from error
@@ -75,17 +75,24 @@ def read_shard(path: Path) -> Iterator[StoredSample]:
 
 def find_samples(path: Path) -> Places:
     """Where in the tar at `path` its pictures lie, each with the header before it, by the index beside it."""
-    return read_index(path.with_suffix(INDEX_SUFFIX), _parse_index)
+    return read_index(path.with_suffix(INDEX_SUFFIX), partial(_parse_index, "jpg", _BLOCK))
 
 
-def _parse_index(lines: list[list[str]]) -> Iterator[tuple[int, int]]:
+def open_masks(path: Path) -> EncodedMasks:
+    """The masks of a tar, by its index."""
+    index = read_index(path.with_suffix(INDEX_SUFFIX), partial(_parse_index, "mask.png", 0))
+    return EncodedMasks(path, index.tolist())
+
+
+def _parse_index(extension: str, header_bytes: int, lines: list[list[str]]) -> Iterator[tuple[int, int]]:
+    """First byte and bytes of one file of each sample, with so many bytes of the header before it."""
     first, *others = lines
     if first != ["v1.2", str(len(others))]:
         raise ValueError("its first line")
     for words in others:
         places = dict(zip(words[::4], zip(words[1::4], words[2::4], strict=True), strict=True))
-        start, size = places["jpg"]
-        yield int(start) - _BLOCK, int(size) + _BLOCK
+        start, size = places[extension]
+        yield int(start) - header_bytes, int(size) + header_bytes
 
 
 def read_sample(stored: bytes) -> StoredSample:
@@ -94,19 +101,6 @@ def read_sample(stored: bytes) -> StoredSample:
     if stored[_MAGIC] != b"ustar" or int(stored[_SIZE], 8) != len(stored) - _BLOCK:
         raise ValueError("no tar header of this size")
     return StoredSample(int(name.removesuffix(b".jpg")), -1, stored[_BLOCK:])
-
-
-def open_masks(path: Path) -> EncodedMasks:
-    """The masks of a tar, by its index."""
-    index_path = path.with_suffix(INDEX_SUFFIX)
-    places = []
-    try:
-        for words in index_lines(index_path)[1:]:
-            first = words.index("mask.png")
-            places.append((int(words[first + 1]), int(words[first + 2])))
-    except (ValueError, LookupError) as error:
-        raise DatasetError(f"{index_path}: names no mask of each sample ({error}); {remedy(path)}") from error
-    return EncodedMasks(path, places)
 
 
 def _members(tar: bytes) -> Iterator[tuple[bytes, bytes]]:
@@ -133,14 +127,14 @@ def _add_sample(file: OutputFile, sample: Sample) -> Iterator[str]:
         contents["cls"] = str(sample.label).encode()
     if sample.mask is not None:
         contents["mask.png"] = masks.encode(sample.mask)
-    contents["json"] = _describe(sample)
+    contents["json"] = _annotations(sample)
     for extension, content in contents.items():
         name = f"{sample.id:08d}.{extension}"
         yield f"{extension} {file.bytes + _BLOCK} {len(content)} {name}"
         file.write(_header(name, len(content)) + content + bytes(-len(content) % _BLOCK))
 
 
-def _describe(sample: Sample) -> bytes:
+def _annotations(sample: Sample) -> bytes:
     """The content of the `.json`."""
     width, height = sample.original_size
     known: dict[str, Any] = {"height": height, "path": sample.path, "width": width}
@@ -177,7 +171,7 @@ FORMAT = Format(
     find_samples=find_samples,
     read_sample=read_sample,
     open_masks=open_masks,
-    describe=_describe,
+    annotations=_annotations,
     holds_pixels=False,
     bytes_per_sample=5 * _BLOCK + _BLOCK // 2 + 90,  # three headers, two blocks of text, padding; index
     bytes_per_shard=2 * _BLOCK + tarfile.RECORDSIZE // 2,  # two empty blocks, and half a record

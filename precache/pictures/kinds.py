@@ -3,7 +3,7 @@
 Pillow reads some forty kinds of files. Those listed here are pictures of a size that their header states,
 decoded by Pillow itself or by a library made for it. Not listed, so never opened: what makes Pillow run
 another program (EPS: Ghostscript), what needs one that is not there (WMF, FITS, HDF5, GRIB, BUFR, MPEG),
-what is source code (XBM, XPM), and what is rather a work file or a resource than a photograph (PSD, ICNS,
+what is source code (XBM, XPM), and what is a work file or a resource rather than a photograph (PSD, ICNS,
 CUR, PCD, FLI, GBR, BLP, ...). A scan warns of them where there are many.
 
 What is a picture does not depend on what is installed: sample ids are ranks among pictures, and must be the
@@ -20,25 +20,11 @@ from contextlib import suppress
 
 from PIL import Image
 
-_PLUGINS = {
-    "JPEG": "Jpeg",
-    "PNG": "Png",
-    "GIF": "Gif",
-    "WEBP": "WebP",
-    "BMP": "Bmp",
-    "TIFF": "Tiff",
-    "AVIF": "Avif",
-    "JPEG2000": "Jpeg2K",
-    "PPM": "Ppm",
-    "ICO": "Ico",
-    "DDS": "Dds",
-    "QOI": "Qoi",
-    "SGI": "Sgi",
-    "SUN": "Sun",
-    "PCX": "Pcx",
-    "DIB": "Bmp",
-    "TGA": "Tga",
-}
+_PLUGINS = {  # Pillow's modules, by the kinds that they read
+    "JPEG": "Jpeg", "PNG": "Png", "GIF": "Gif", "WEBP": "WebP", "BMP": "Bmp", "TIFF": "Tiff",
+    "AVIF": "Avif", "JPEG2000": "Jpeg2K", "PPM": "Ppm", "ICO": "Ico", "DDS": "Dds", "QOI": "Qoi",
+    "SGI": "Sgi", "SUN": "Sun", "PCX": "Pcx", "DIB": "Bmp", "TGA": "Tga",
+}  # fmt: skip
 DECODER_PACKAGES = {"AVIF": "pillow-avif-plugin", "HEIF": "pillow-heif"}
 """Kinds that a package beside Pillow reads."""
 loaded_packages: list[str] = []
@@ -47,40 +33,11 @@ AVIF_START = b"\0\0\0\x20ftypavif"
 KINDS = (*_PLUGINS, "HEIF")
 """Names of the kinds, as Pillow has them."""
 
-IMAGE_EXTENSIONS = frozenset(
-    (
-        *(
-            ".jpg",
-            ".jpeg",
-            ".jpe",
-            ".jfif",
-            ".mpo",
-            ".png",
-            ".apng",
-            ".gif",
-            ".webp",
-            ".bmp",
-            ".tif",
-            ".tiff",
-        ),
-        *(
-            ".avif",
-            ".avifs",
-            ".heic",
-            ".heics",
-            ".heif",
-            ".heifs",
-            ".hif",
-            ".jp2",
-            ".j2k",
-            ".jpc",
-            ".jpf",
-            ".jpx",
-            ".j2c",
-        ),
-        *(".ppm", ".pgm", ".pbm", ".pnm", ".tga", ".ico", ".dds", ".qoi"),
-    )
-)
+IMAGE_EXTENSIONS = frozenset((
+    ".jpg", ".jpeg", ".jpe", ".jfif", ".mpo", ".png", ".apng", ".gif", ".webp", ".bmp", ".tif", ".tiff",
+    ".avif", ".avifs", ".heic", ".heics", ".heif", ".heifs", ".hif", ".jp2", ".j2k", ".jpc", ".jpf",
+    ".jpx", ".j2c", ".ppm", ".pgm", ".pbm", ".pnm", ".tga", ".ico", ".dds", ".qoi",
+))  # fmt: skip
 """A file with one of these is a picture, whatever it holds."""
 
 # These stand for other things as well: such a file is a picture if its first bytes say so too.
@@ -94,14 +51,12 @@ _SHARED_EXTENSIONS = {
     ".dib": "DIB",
 }
 # A name that only pictures have, of kinds that are not read here. PFM holds floats without a range.
-_OTHER_EXTENSIONS = frozenset(
-    (
-        *(".jxl", ".jxr", ".wdp", ".hdp", ".bpg", ".svg", ".svgz", ".pdf", ".eps", ".psd"),
-        *(".psb", ".xcf", ".exr", ".hdr", ".pfm", ".icns", ".cur", ".pcd", ".wmf", ".emf", ".xbm", ".xpm"),
-        *(".dng", ".cr2", ".cr3", ".nef", ".arw", ".orf", ".rw2", ".raf", ".pef", ".sr2", ".fits", ".dcm"),
-        *(".djvu", ".pict", ".iff", ".vda", ".vst", ".icb"),
-    )
-)
+_OTHER_EXTENSIONS = frozenset((
+    ".jxl", ".jxr", ".wdp", ".hdp", ".bpg", ".svg", ".svgz", ".pdf", ".eps", ".psd", ".psb", ".xcf",
+    ".exr", ".hdr", ".pfm", ".icns", ".cur", ".pcd", ".wmf", ".emf", ".xbm", ".xpm", ".dng", ".cr2",
+    ".cr3", ".nef", ".arw", ".orf", ".rw2", ".raf", ".pef", ".sr2", ".fits", ".dcm", ".djvu", ".pict",
+    ".iff", ".vda", ".vst", ".icb",
+))  # fmt: skip
 DRAWING = "a drawing, not a picture; render it first"
 _DRAWINGS = {".svg": "SVG", ".svgz": "SVG", ".pdf": "PDF"}
 _DRAWING_BYTES = 4096  # of a file's start: comments may stand before the first element
@@ -147,7 +102,7 @@ def content_kind(prefix: bytes) -> str | None:
 
 
 def is_picture(name: str, prefix: bytes) -> bool:
-    """Whether a file without an extension of IMAGE_EXTENSIONS is one by its first bytes."""
+    """Whether the first bytes of a file without an extension of IMAGE_EXTENSIONS are a picture's."""
     shared = _SHARED_EXTENSIONS.get(extension(name))
     return content_kind(prefix) is not None or (
         shared is not None and _SHARED_SIGNATURES[shared].match(prefix) is not None
@@ -155,16 +110,16 @@ def is_picture(name: str, prefix: bytes) -> bool:
 
 
 def looks_like_picture(name: str) -> bool:
-    """Whether the name of a file that is no sample is that of a picture."""
+    """Whether the name of a file that is not a sample is that of a picture."""
     return extension(name) in _OTHER_EXTENSIONS | IMAGE_EXTENSIONS
 
 
 def why_not_read(name: str) -> str:
-    """Why a file of this name, that does not begin as a picture, is none."""
+    """Why a file of this name, whose first bytes are not a picture's, is left out."""
     if drawn := _DRAWINGS.get(extension(name)):
         return f"{drawn}: {DRAWING}"
     if looks_like_picture(name):
-        return "a kind of picture that is not read here"
+        return "an unsupported kind of picture"
     return "neither an image extension nor an image signature"
 
 
@@ -204,7 +159,7 @@ def missing_decoder(data: bytes) -> str | None:
     return kind if not answer or isinstance(answer, str) else None
 
 
-# Now, not with the first picture that needs one: an import that fails is no damage of that picture.
+# Now, not with the first picture that needs one: an import that fails is not damage of that picture.
 for _plugin in dict.fromkeys(_PLUGINS.values()):
     with suppress(ImportError):  # AVIF, before Pillow 11.3
         importlib.import_module(f"PIL.{_plugin}ImagePlugin")

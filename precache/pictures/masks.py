@@ -5,56 +5,41 @@ padding adds is 0.
 """
 
 import io
-from collections.abc import Callable
 from dataclasses import replace
-from typing import TypeAlias
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from precache import images
 from precache.errors import ImageError, SourceError
-from precache.images import Decoded, Rendering
-from precache.jpeg import Pixels
-from precache.pictures.headers import check_pixels
-from precache.pictures.pillow import undisturbed
+from precache.pictures import images
+from precache.pictures.images import Decoded, Rendering
+from precache.pictures.jpeg import Pixels
+from precache.pictures.pillow import check_pixels, undisturbed
 from precache.pictures.turns import lacks_memory
-from precache.sources.base import SampleRef, Source
-
-ReadMask: TypeAlias = Callable[[SampleRef, int], tuple[bytes | Image.Image, str]]
-"""(sample, most pixels) -> its mask, and what messages call that; ImageError where there is none."""
 
 _KINDS = ("BMP", "GIF", "PNG", "TIFF")  # a JPEG blurs the labels of neighbours into others
 _EXPECTED = "expected a PNG, TIFF, BMP or GIF of one channel, a label for each pixel"
 
 
-def reader_of(source: Source) -> ReadMask | None:
-    """How masks are read from a source; None where it has none."""
-    read: ReadMask | None = getattr(source, "read_mask", None)
-    return read
-
-
-def render(source: Source, ref: SampleRef, size: tuple[int, int], how: Rendering) -> Pixels | None:
+def render(data: bytes | Image.Image, path: str, name: str, size: tuple[int, int], how: Rendering) -> Pixels:
     """What is stored of the mask of a picture: uint8 [height, width], as large as what is stored of that.
 
     Args:
+        path: the picture's name in messages.
+        name: what they call the mask.
         size: width and height of the upright picture.
 
-    Returns:
-        None where the source has no masks.
-
     Raises:
-        ImageError: there is none for this picture, or none that fits it.
-        SourceError: it cannot be read, or there is not enough memory.
+        ImageError: it cannot be decoded, or does not fit the picture.
+        SourceError: there is not enough memory.
     """
-    read = reader_of(source)
-    if read is None:
-        return None
-    data, name = read(ref, how.max_pixels)
-    mask = _decode(data, source.where(ref), name, how.max_pixels)
+    mask = _decode(data, path, name, how.max_pixels)
     if mask.size != size:
-        written = " pixels, its picture ".join(f"{width}x{height}" for width, height in (mask.size, size))
-        raise ImageError(source.where(ref), f"its mask {name} has {written}; both must be of one size")
+        of_mask, of_picture = (f"{width}x{height}" for width, height in (mask.size, size))
+        raise ImageError(
+            path,
+            f"its mask {name} has {of_mask} pixels, its picture {of_picture}; both must have the same size",
+        )
     fitted = images.fit(
         Decoded(mask, *size), replace(how, resample="nearest", channels="grey", dtype="uint8")
     )
@@ -106,5 +91,5 @@ def _labels(image: Image.Image) -> Pixels:
         raise ValueError(f"it is of mode {image.mode}; {_EXPECTED}")
     labels = np.asarray(image)
     if labels.min() < 0 or labels.max() > 255:
-        raise ValueError(f"it has labels from {labels.min()} to {labels.max()}, and 0 to 255 are kept")
+        raise ValueError(f"it has labels from {labels.min()} to {labels.max()}; expected 0 to 255")
     return labels.astype(np.uint8)

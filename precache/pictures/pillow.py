@@ -5,6 +5,7 @@ after the header has said that the picture is not too large.
 """
 
 import io
+import struct
 import threading
 import warnings
 from collections.abc import Iterator
@@ -13,12 +14,14 @@ from contextlib import contextmanager
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from precache.pictures import depth, kinds
-from precache.pictures.headers import check_pixels, sizes_before_opening, sizes_when_opened
 from precache.pictures.turns import Turn
 
 _EXIF_ORIENTATION = 0x0112
 _ANY_SIZE = 1 << 63
-_BAND_PIXELS = 1 << 22  # of what is blended at a time
+_BAND_PIXELS = 1 << 22  # that are blended at a time
+_TIFF_TILE = (322, 323)  # TileWidth, TileLength
+_PNG = b"\x89PNG\r\n\x1a\n"
+_Pixels = tuple[int, int]  # width and height
 
 
 def decode(
@@ -28,7 +31,7 @@ def decode(
     max_pixels: int,
     turn: Turn | None,
 ) -> Image.Image:
-    """The picture that `data` holds, of mode L or RGB; transparency on `background`, kept as RGBA if None.
+    """The picture in `data`, of mode L or RGB; transparency on `background`, or kept in RGBA if that is None.
 
     Args:
         path: its name helps where its bytes do not say what it is; and for a warning.
@@ -44,12 +47,12 @@ def decode(
 @contextmanager
 def opened(data: bytes, path: str, max_pixels: int, turn: Turn | None) -> Iterator[Image.Image]:
     """The picture that `data` holds, not decoded yet, if it is not too large; arguments as of `decode`."""
-    for size in sizes_before_opening(data):
+    for size in _sizes_before_opening(data):
         check_pixels(*size, max_pixels)
         if turn is not None:
             turn.wait(size[0] * size[1])
     with undisturbed(max_pixels), _open(data, path) as image:
-        for size in sizes_when_opened(image):
+        for size in _sizes_when_opened(image):
             check_pixels(*size, max_pixels)
             if turn is not None:
                 turn.wait(size[0] * size[1])
@@ -69,7 +72,7 @@ def _open(data: bytes, path: str) -> Image.Image:
             if kind in kinds.DECODER_PACKAGES:
                 remedy = f"install its plugin: python -m pip install --no-deps {kinds.DECODER_PACKAGES[kind]}"
             raise ValueError(
-                f"this Pillow has no decoder for {kind}, so the picture may be whole; {remedy}"
+                f"this Pillow has no decoder for {kind}, so the picture may be intact; {remedy}"
             ) from None
         if kind := kinds.drawing(data):
             raise ValueError(f"{kind}: {kinds.DRAWING}") from None
@@ -92,7 +95,7 @@ def upright(
 
 
 def _without_transparency(image: Image.Image, background: tuple[int, int, int] | None) -> Image.Image:
-    """In L or RGB, blended in bands, for a copy of the whole takes much memory; RGBA where that stays."""
+    """In L or RGB, or in RGBA if there is no background; blended a few rows at a time, which saves memory."""
     if not ("A" in image.getbands() or "a" in image.getbands() or "transparency" in image.info):
         mode = "L" if image.mode in ("1", "L") else "RGB"
         return image if image.mode == mode else image.convert(mode)
@@ -111,10 +114,10 @@ def _without_transparency(image: Image.Image, background: tuple[int, int, int] |
 
 
 class _Undisturbed:
-    """Pillow without its warnings, and without its own limit where ours is higher.
+    """Pillow without its warnings, and without its own limit of pixels where ours is higher.
 
-    Both are settings of the whole process: the first of its threads to come in changes them, the last one
-    to leave puts them back. What another thread opens meanwhile is checked by the higher limit.
+    Both are settings of the whole process: the first of its threads to enter changes them, the last one
+    to leave restores them. Pictures that another thread opens meanwhile are checked by the higher limit.
     """
 
     def __init__(self) -> None:
@@ -144,3 +147,60 @@ class _Undisturbed:
 
 
 undisturbed = _Undisturbed()
+
+
+def check_pixels(width: int, height: int, max_pixels: int) -> None:
+    """Raise ValueError if a picture of `width` x `height` is too large."""
+    if width * height > max_pixels:
+        raise TooLargeError(
+            f"is too large ({width:,}x{height:,} is {width * height:,} pixels, --max-pixels allows "
+            f"{max_pixels:,})"
+        )
+
+
+class TooLargeError(ValueError):
+    """A picture has more pixels than are allowed; `str(error)` says how many."""
+
+
+def _sizes_before_opening(data: bytes) -> Iterator[_Pixels]:
+    """Sizes in pixels of what Pillow allocates, or decodes, when it only opens a picture."""
+    if kinds.content_kind(data[: kinds.PREFIX_BYTES]) == "WEBP":
+        yield from _webp_sizes(data)
+    elif data.startswith(b"\0\0\1\0"):
+        yield from _icon_sizes(data)
+
+
+def _sizes_when_opened(image: Image.Image) -> Iterator[_Pixels]:
+    """Sizes in pixels of what Pillow allocates when an opened picture is decoded."""
+    yield image.size
+    tags = getattr(image, "tag_v2", None)
+    if image.format == "TIFF" and tags is not None:
+        width, height = (tags.get(tag) for tag in _TIFF_TILE)
+        if isinstance(width, int) and isinstance(height, int):
+            yield width, height  # a tile is decoded whole, also where it is larger than its picture
+
+
+def _webp_sizes(data: bytes) -> Iterator[_Pixels]:
+    """Sizes of the canvas, or of the first frame where there is none (RFC 9649, 2.5 to 2.7)."""
+    kind, body = data[12:16], data[20:30]
+    if kind == b"VP8X" and len(body) >= 10:
+        yield 1 + int.from_bytes(body[4:7], "little"), 1 + int.from_bytes(body[7:10], "little")
+    elif kind == b"VP8L" and len(body) >= 5:
+        bits = int.from_bytes(body[1:5], "little")
+        yield 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF)
+    elif kind == b"VP8 " and len(body) >= 10:
+        width, height = struct.unpack("<HH", body[6:10])
+        yield width & 0x3FFF, height & 0x3FFF
+
+
+def _icon_sizes(data: bytes) -> Iterator[_Pixels]:
+    """Of all pictures in an icon: its directory has room for 256 pixels a side, they may have more."""
+    (count,) = struct.unpack_from("<H", data.ljust(6, b"\0"), 4)
+    for entry in range(min(count, (len(data) - 6) // 16)):
+        (start,) = struct.unpack_from("<I", data, 6 + 16 * entry + 12)
+        head = data[start : start + 24].ljust(24, b"\0")
+        if head.startswith(_PNG):
+            yield struct.unpack(">II", head[16:24])
+        else:
+            width, height = struct.unpack("<ii", head[4:12])
+            yield abs(width), abs(height) // 2  # of the picture and of its mask

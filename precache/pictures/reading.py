@@ -1,8 +1,8 @@
-"""Reading the files of a source: the one place that says what becomes of an error.
+"""Reading the files of a source, and what happens to an error.
 
-A disk or a network that fails for a moment says nothing about a picture. So errors are tried again, then
-they end the run with a SourceError: what is finished is kept, and the same command goes on. Only what a
-decoder says of bytes that were read makes a picture a reject.
+A disk or a network that fails for a moment says nothing about a picture. So reading is tried again, then
+the error ends the run with a SourceError: what is finished is kept, and the same command goes on. A picture
+is rejected only if its bytes were read and cannot be decoded.
 """
 
 import errno
@@ -21,7 +21,7 @@ MAX_PIXELS = 100_000_000
 Answer = TypeVar("Answer")
 
 _PAUSES_S = (0.15, 0.5)  # between the tries
-# These say what is there, not that something failed: another try would get the same answer.
+# Another try would get the same answer.
 _FINAL = frozenset(
     (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL, errno.ENXIO)
 )
@@ -32,7 +32,7 @@ _REMEDIES = {
     errno.ENFILE: "raise the system's limit of open files",
     errno.ENOMEM: "use fewer --workers, or free some memory",
 }
-# Nothing is stored in more than four channels of 16 bits, but for what surrounds the pixels.
+# No file needs more than four channels of 16 bits, besides what surrounds the pixels.
 _BYTES_PER_PIXEL = 8
 _SURROUNDINGS_BYTES = 64 << 20
 
@@ -113,7 +113,7 @@ def _check_unchanged(path: str, status: os.stat_result, as_scanned: tuple[int, i
     if as_scanned is not None and as_scanned != (status.st_size, status.st_mtime_ns):
         raise SourceError(
             f"{path}: changed while it was converted (expected {as_scanned[0]:,} bytes, got "
-            f"{status.st_size:,}, or written since); leave it alone, and convert with --overwrite"
+            f"{status.st_size:,}, or written since); do not change it meanwhile, and convert with --overwrite"
         )
 
 

@@ -6,7 +6,7 @@ from typing import TypeAlias
 from precache.errors import SettingError, check_range
 
 Size: TypeAlias = int | tuple[int, int]
-"""In pixels: the side of a square, or (height, width) of a rectangle that is none."""
+"""In pixels: the side of a square, or (height, width) of another rectangle."""
 
 _TEXT = re.compile(r"([0-9]+)(?:x([0-9]+))?", re.ASCII)
 
@@ -47,5 +47,5 @@ def sides(size: Size) -> tuple[int, int]:
 
 
 def written(size: Size) -> str:
-    """What `parse_size` reads."""
+    """The size as text that `parse_size` reads."""
     return f"{size[1]}x{size[0]}" if isinstance(size, tuple) else str(size)

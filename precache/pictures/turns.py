@@ -1,9 +1,8 @@
 """Large pictures are decoded one at a time by the workers of a run.
 
-A picture of 100 million pixels takes up to a gigabyte while it is decoded: as many at once as there are
-workers could be more than the machine has. The turn is a lock on a byte of a file, which the system gives
-back when its holder dies, however it dies. Each run has a byte of its own: one that somebody has suspended
-holds up no other.
+A picture of 100 million pixels takes up to a gigabyte while it is decoded: one in each worker at once could
+be more than the machine has. The turn is a lock on a byte of a file, which the system releases when its
+holder dies. Each run has a byte of its own, so that a suspended run holds up no other.
 """
 
 import multiprocessing
@@ -20,7 +19,7 @@ _run: int | None = None
 
 
 def take_part_in(run: int) -> None:
-    """Let this process be a worker of a run that is known by a number, not by the process that started it."""
+    """Make this process a worker of the run with this number, rather than of its parent process."""
     global _run
     _run = run
 
@@ -55,7 +54,7 @@ def _locked() -> int | None:
     try:
         import fcntl
 
-        # in the folder for temporary files anybody may have put something else at this name
+        # another user may have made this name in the folder for temporary files
         path = os.path.join(tempfile.gettempdir(), f"precache-large-pictures-{os.getuid()}.lock")
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
     except (ImportError, OSError):
@@ -63,7 +62,7 @@ def _locked() -> int | None:
     try:
         status = os.fstat(descriptor)
         if stat.S_ISREG(status.st_mode) and status.st_uid == os.getuid():
-            # not flock: a byte per run needs no file per run, which nobody would remove
+            # not flock: a byte per run needs no file per run, which would be left behind
             fcntl.lockf(descriptor, fcntl.LOCK_EX, 1, _byte_of_run())
             return descriptor
     except OSError:
@@ -83,7 +82,7 @@ def _byte_of_run() -> int:
 
 
 def lacks_memory(error: Exception, max_pixels: int) -> bool:
-    """Whether a decoder failed for want of memory, rather than over a header that asks for absurd amounts."""
+    """Whether a decoder failed because memory is short, rather than over a header that asks for too much."""
     words = str(error).lower()
     if not (isinstance(error, MemoryError) or "out of memory" in words or "insufficient memory" in words):
         return False

@@ -1,26 +1,87 @@
 """A tar or a zip of class folders: the samples are those of the tree that it would be unpacked into.
 
-    photos.tar     read in place: a picture is some bytes of it
+    photos.tar     read in place: a picture is a range of its bytes
     photos.zip     the same, stored or deflated
-    photos.tar.gz  (.tgz, .bz2, .xz) read from its start, see `precache.sources.spool`
+    photos.tar.gz  (.tgz, .bz2, .xz) read from its start into a file without a name, see `_Spool`
 
-Paths, ids, labels, splits and the digest are those of the tree; a folder that all lies in, such as
-101_ObjectCategories/, is left out of them. No member is ever written to a file of its own. A tar that holds
-samples of WebDataset instead of class folders is what `precache.sources.webdataset` says.
+Paths, ids, labels, splits and the digest are those of the tree; an outermost folder that holds everything
+else, such as 101_ObjectCategories/, is left out of them. A tar that holds samples of WebDataset instead of
+class folders is read as `precache.sources.webdataset` says.
+
+`tarfile` and `zipfile` list the members. Nothing is ever unpacked under a member's name:
+
+    class/1.jpg, ./class/1.jpg, /class/1.jpg    the same file
+    ../class/1.jpg                              left out: it leads out of the archive
+    class/1.jpg twice                           the last one is used, as when it is unpacked
+    a hard link                                 the file that it names
+    a symbolic link                             the file that it leads to; to a folder: not followed
+    a size that the archive cannot hold         the whole archive is refused
+    a picture that unpacks to another size      rejected
 """
 
+import bz2
+import errno
+import gzip
+import lzma
 import os
+import shutil
+import stat
+import tarfile
+import tempfile
+import weakref
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from precache.sources import webdataset
-from precache.sources.base import SampleRef, Scan
-from precache.sources.members import Contents, Home
-from precache.sources.opened import Opened, open_archive
-from precache.sources.options import SourceOptions
-from precache.sources.tree import scan_folders
+from precache.errors import ImageError, SourceError, did_you_mean, printable
+from precache.pictures import kinds
+from precache.pictures.reading import check_bytes, read_part, steadily
+from precache.reporting import some, warn
+from precache.sources.base import IgnoredPath, SampleRef, Scan
+from precache.sources.options import CLASS_FOLDERS, SourceOptions
+from precache.sources.tree import Node, scan_folders
+
+_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tbz", ".tar.xz", ".txz", ".zip")
+_OTHER_SUFFIXES = (".rar", ".7z", ".tar.zst", ".tzst", ".tar.lz4", ".tar.lz", ".tar.z")
+
+FILE, FOLDER, LINK, HARD_LINK, OTHER = "file", "folder", "link", "hard link", "other"
+NO_NAME = "has a name that leads out of the archive, or that no file can have"
+_AGAIN = "appears again later in the archive; the last one is used"
+_FILE_AND_FOLDER = "is a file and a folder"
+# More folders around a file, characters of a link's target, or links one after the other are an attack.
+_MOST_FOLDERS, _MOST_LINKED, _MOST_HOPS = 255, 4096, 8
+
+_COPY_AGAIN = "download or copy it again"
+_UNPACK = "unpack it, and convert the folder"
+_BLOCK = 512  # of a tar
+_READ_BYTES = 1 << 20
+_LISTING_BYTES = 16 << 10  # read at a time while a tar is listed: a header, and often some that follow
+_MOST_HEADER_BYTES = 1 << 20  # of a member's long name and its pax records
+_MOST_MEMBER_BYTES = 1 << 40  # so that the sum of their sizes is a number of 64 bits
+_ENTRY = np.dtype([("header", "<i8"), ("packed", "<i8"), ("crc", "<u4"), ("method", "<u2"), ("flags", "<u2")])
+_LOCAL_BYTES, _LOCAL_MARK = 30, b"PK\3\4"  # of the header before a zip's member
+_FIRST_PACKED_BYTES = 4096  # that the first bytes of a member are unpacked from
+_NAMES_BYTES = 256  # a name and what else is with it mostly have fewer: one read less
+_METHODS = {9: "deflate64", 12: "bzip2", 14: "lzma", 93: "zstd", 95: "xz", 99: "AES"}
+_ENCRYPTED, _UTF8 = 0x1, 0x800
+_DOS, _UNIX = 0, 3  # systems that a zip was made on
+_MOST_RATIO, _ANY_BYTES = 100, 1 << 30  # a compressed tar that is beyond both is a bomb
+
+
+def is_archive(path: Path) -> bool:
+    """Whether the file's name is that of an archive which is read here."""
+    return path.name.lower().endswith(_SUFFIXES)
+
+
+def is_other_archive(path: Path) -> bool:
+    """Whether the file's name is that of an archive which is not read here."""
+    return path.name.lower().endswith(_OTHER_SUFFIXES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +94,7 @@ class ArchiveSource:
 
     root: Path
     options: SourceOptions
-    archive: Opened | None = None
+    archive: "Archive | None" = None
     prefix: str = ""
 
     @property
@@ -48,15 +109,15 @@ class ArchiveSource:
 
     def scan(self) -> Scan:
         """See `precache.sources.base.Source`."""
+        from precache.sources import webdataset  # it reads archives by this file
+
         archive = open_archive(self.root)
-        contents = Contents(archive.members(archive.window()), Home(archive.modified_ns, archive.start))
+        contents = _Contents(archive)
         if self.options.class_depth is None and webdataset.holds_samples(contents.top):
             return webdataset.scan_archives(self.root, (archive,), self.options)
-        self.options.only("class folders in an archive", "class_depth")
-        top, prefix = contents.strip(self.class_depth)
+        self.options.only(CLASS_FOLDERS)
+        top, prefix = contents.without_outer_folders(self.class_depth)
         scan = scan_folders(top, replace(self, archive=archive, prefix=prefix))
-        places = (contents.place(prefix + ref.path) for ref in scan.samples)
-        scan.samples.places = np.fromiter(places, np.int64, len(scan.samples))
         return replace(
             scan,
             ignored=(*contents.ignored, *scan.ignored),
@@ -70,5 +131,576 @@ class ArchiveSource:
         return self.archive.picture(self.where(ref), ref.place, ref.bytes, max_pixels)
 
     def where(self, ref: SampleRef) -> str:
-        """The archive's path, and the member's name."""
+        """The name for messages: the archive's path, and the member's name."""
         return os.path.join(self.root, self.prefix, ref.path)
+
+
+class Member(NamedTuple):
+    """One entry of an archive.
+
+    Attributes:
+        name: as a file system has it, with slashes.
+        kind: FILE, FOLDER, LINK, HARD_LINK or OTHER, such as a device.
+        place: where its content is: a byte of a tar, a row of `Archive.entries` for a zip.
+        size: of its content, in bytes.
+        target: of a link.
+    """
+
+    name: str
+    kind: str
+    place: int = 0
+    size: int = 0
+    target: str = ""
+
+
+@dataclass(slots=True, eq=False)
+class Archive:
+    """An archive that is read from; small, and pickled.
+
+    Attributes:
+        shown: its name in messages.
+        path: of the file that is read: of the spool, where the archive is compressed as a whole.
+        as_scanned: size of that in bytes, and when it was last written, in ns.
+        modified_ns: when the archive was last written.
+        is_zip: or a tar.
+        spool: ends with the last archive that refers to it.
+        entries: `_ENTRY` [n], the members of a zip, once they are listed.
+        file: what is read ahead while members are listed: many are small.
+    """
+
+    shown: str
+    path: str
+    as_scanned: tuple[int, int]
+    modified_ns: int
+    is_zip: bool = False
+    spool: "_Spool | None" = None
+    entries: npt.NDArray[np.void] | None = None
+    file: "_ArchiveFile | None" = None
+
+    @property
+    def size(self) -> int:
+        """Bytes of the archive."""
+        return self.as_scanned[0]
+
+    def members(self) -> Iterator[Member]:
+        """All of them, in the archive's order.
+
+        Raises:
+            SourceError: it is damaged, breaks off, or holds what cannot be read in place.
+        """
+        most_bytes = None if self.is_zip else _MOST_HEADER_BYTES
+        self.file = file = _ArchiveFile(self.path, self.as_scanned, _LISTING_BYTES, most_bytes)
+        try:
+            yield from _zip_members(self, file) if self.is_zip else _tar_members(self, file)
+        finally:
+            self.file = None
+
+    def read(self, start: int, count: int) -> bytes:
+        """Some bytes of the file; SourceError if they cannot be read, or it is not as it was scanned."""
+        if self.file is not None:
+            return self.file.read_at(start, count)
+        return read_part(self.path, self.as_scanned, start, count)
+
+    def first_bytes(self, place: int, size: int, count: int = kinds.PREFIX_BYTES) -> bytes:
+        """The first bytes of a member; none where it cannot be unpacked."""
+        if self.is_zip:
+            return self._unzipped(place, count, _FIRST_PACKED_BYTES)
+        return self.read(place, min(size, count))
+
+    def content(self, where: str, place: int, size: int) -> bytes:
+        """The content of a member, whose name in messages is `where`.
+
+        Raises:
+            ImageError: it cannot be unpacked, or is not what it was packed from.
+            SourceError: as `read`.
+        """
+        if not self.is_zip:
+            data = self.read(place, size)
+            if len(data) != size:
+                raise SourceError(
+                    f"{where}: {len(data):,} of its {size:,} bytes could be read; check the disk or the "
+                    f"network, then run the same command again"
+                )
+            return data
+        assert self.entries is not None
+        entry = self.entries[place]
+        reason = _why_not_unpacked(int(entry["method"]), int(entry["flags"]))
+        if reason is not None:
+            raise ImageError(where, reason)
+        # no more of either: it may be a bomb, or lie about its packed size
+        data = self._unzipped(place, size + 1, 2 * size + _READ_BYTES)
+        if len(data) != size or zlib.crc32(data) != entry["crc"]:
+            raise ImageError(where, "is damaged in the archive: it does not match its CRC-32")
+        return data
+
+    def picture(self, where: str, place: int, size: int, max_pixels: int) -> bytes:
+        """As `content`; ImageError, too, where no picture of `max_pixels` can be so large."""
+        check_bytes(where, size, max_pixels)
+        if self.entries is not None:
+            check_bytes(where, int(self.entries["packed"][place]), max_pixels)
+        return self.content(where, place, size)
+
+    def damaged(self, what: str, remedy: str = _COPY_AGAIN) -> SourceError:
+        """An error to raise: `what` begins with a verb."""
+        return SourceError(f"{self.shown}: {what}; {remedy}")
+
+    def _unzipped(self, place: int, most: int, most_packed: int) -> bytes:
+        """Up to `most` first bytes of a zip's member, of up to `most_packed`; none if they are damaged."""
+        assert self.entries is not None
+        header, packed, _, method, flags = self.entries[place].item()
+        if _why_not_unpacked(method, flags) is not None:
+            return b""
+        packed = min(packed, most_packed)
+        found = self.read(header, _LOCAL_BYTES + _NAMES_BYTES + packed)
+        if len(found) < _LOCAL_BYTES or not found.startswith(_LOCAL_MARK):
+            return b""
+        names = int.from_bytes(found[26:28], "little") + int.from_bytes(found[28:30], "little")
+        start = _LOCAL_BYTES + names
+        data = found[start : start + packed] if names <= _NAMES_BYTES else self.read(header + start, packed)
+        if method == zipfile.ZIP_STORED:
+            return data[:most]
+        try:
+            return zlib.decompressobj(-zlib.MAX_WBITS).decompress(data, most)
+        except zlib.error:
+            return b""
+
+
+def open_archive(path: Path) -> Archive:
+    """The archive at `path`; one that is compressed as a whole is unpacked into a file without a name.
+
+    Raises:
+        SourceError: there is none, it cannot be read, or it cannot be unpacked.
+    """
+    try:
+        status = steadily(lambda: os.stat(path), path)
+    except SourceError as error:
+        if isinstance(error.__cause__, FileNotFoundError | NotADirectoryError):
+            raise SourceError(f"{path}: does not exist; name an archive{did_you_mean(path)}") from error
+        raise
+    if not stat.S_ISREG(status.st_mode):
+        raise SourceError(f"{path}: is not a file; expected an archive of class folders with pictures")
+    as_scanned, modified_ns = (status.st_size, status.st_mtime_ns), status.st_mtime_ns
+    shown, is_zip = str(path), path.name.lower().endswith(".zip")
+    start = b"" if is_zip else read_part(shown, as_scanned, 0, 6)
+    compression = next((name for mark, name in _MARKS.items() if start.startswith(mark)), None)
+    if compression is None:
+        return Archive(shown, shown, as_scanned, modified_ns, is_zip)
+    warn(
+        f"{path}: is compressed as a whole, so it is unpacked into {tempfile.gettempdir()} first; after "
+        f"'{_COMMANDS[compression]}' it is read in place"
+    )
+    spool = _unpack(path, as_scanned, compression)
+    status = os.stat(spool.path)
+    return Archive(shown, spool.path, (status.st_size, status.st_mtime_ns), modified_ns, spool=spool)
+
+
+class _ArchiveFile:
+    """An archive as a file for Python's modules; SourceError where it cannot be read, or changes.
+
+    Args:
+        ahead_bytes: read at least at a time.
+        most_bytes: of one read; a larger one is an error. None: any, all of the file for -1.
+    """
+
+    def __init__(
+        self, path: str, as_scanned: tuple[int, int], ahead_bytes: int, most_bytes: int | None = None
+    ) -> None:
+        self._path, self._as_scanned = path, as_scanned
+        self._ahead_bytes, self._most_bytes = ahead_bytes, most_bytes
+        self._position, self._start, self._bytes = 0, 0, b""  # `_bytes` were read last, from `_start` on
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        offset += {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._as_scanned[0]}[whence]
+        if offset < 0:  # zipfile asks for the end of a file that may be shorter
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        self._position = offset
+        return offset
+
+    def read(self, count: int = -1) -> bytes:
+        if self._most_bytes is not None and not 0 <= count <= self._most_bytes:
+            raise ValueError(f"a header of {count:,} bytes")
+        if count < 0:
+            count = max(0, self._as_scanned[0] - self._position)
+        data = self.read_at(self._position, count)
+        self._position += len(data)
+        return data
+
+    def read_at(self, start: int, count: int) -> bytes:
+        """`count` bytes from `start` on; fewer where the file ends before."""
+        inside = start - self._start
+        if inside < 0 or inside + count > len(self._bytes):
+            self._bytes = read_part(self._path, self._as_scanned, start, max(count, self._ahead_bytes))
+            self._start, inside = start, 0
+        return self._bytes[inside : inside + count]
+
+
+class _Tar(tarfile.TarFile):
+    """A tar of which one member is held at a time: there may be 10,000,000."""
+
+    members: list[tarfile.TarInfo]
+
+    def __init__(self, archive: Archive, file: Any) -> None:
+        self._archive = archive
+        super().__init__(fileobj=file, mode="r")
+
+    def next(self) -> tarfile.TarInfo | None:
+        """SourceError where there is no member, nor the end."""
+        try:
+            member = super().next()
+        except SourceError:
+            raise
+        except Exception as error:  # nearly anything; RecursionError for headers about headers about headers
+            what = f"is damaged, or breaks off, at byte {self.offset:,}" if self.offset else "is not a tar"
+            raise self._archive.damaged(f"{what} ({_reason(error)})") from error
+        self.members.clear()
+        return member
+
+
+def _tar_members(archive: Archive, file: _ArchiveFile) -> Iterator[Member]:
+    tar, position = _Tar(archive, file), 0
+    while (member := tar.next()) is not None:
+        if member.size < 0 or tar.offset <= position:
+            raise archive.damaged(
+                f"is damaged: {_shown(member.name)} at byte {position:,} has an impossible size"
+            )
+        position = tar.offset
+        size = member.size if member.isreg() or member.type not in tarfile.SUPPORTED_TYPES else 0
+        if member.issparse():
+            raise archive.damaged(f"{_shown(member.name)} is stored as a sparse file", _UNPACK)
+        if member.type == b"M":
+            raise archive.damaged(f"{_shown(member.name)} continues in another archive", _UNPACK)
+        if member.offset_data + size > archive.size:
+            raise archive.damaged(
+                f"breaks off: {_shown(member.name)} should end at byte {member.offset_data + size:,}, "
+                f"and the archive has {archive.size:,} bytes"
+            )
+        yield Member(member.name, _kind_in_tar(member), member.offset_data, size, member.linkname)
+    _check_end_of_tar(archive, tar.offset)
+
+
+def _shown(name: str) -> str:
+    return printable(repr(name[-100:]))
+
+
+def _reason(error: Exception) -> str:
+    return printable(" ".join(str(error).split())[:100]) or type(error).__name__
+
+
+def _kind_in_tar(member: tarfile.TarInfo) -> str:
+    if member.isreg():
+        return FILE
+    if member.isdir() or member.type == b"D":  # of GNU's incremental archives
+        return FOLDER
+    return LINK if member.issym() else HARD_LINK if member.islnk() else OTHER
+
+
+def _check_end_of_tar(archive: Archive, position: int) -> None:
+    """Raise SourceError unless two empty blocks and nothing else follow where `tarfile` stopped reading."""
+    block = archive.read(position, _BLOCK)
+    if len(block) < _BLOCK:
+        raise archive.damaged(
+            f"breaks off at byte {archive.size:,}, before the two empty blocks that end a tar"
+        )
+    if block.strip(b"\0"):
+        raise archive.damaged(
+            f"is damaged: expected the header of a member at byte {position:,}, got other bytes"
+        )
+    for at in range(position, archive.size, _READ_BYTES):
+        if archive.read(at, min(_READ_BYTES, archive.size - at)).strip(b"\0"):
+            raise archive.damaged(
+                f"has more data after its end at byte {position:,}",
+                f"if tars were joined with cat, join them with 'tar -A'; else {_COPY_AGAIN}",
+            )
+
+
+def _zip_members(archive: Archive, file: Any) -> Iterator[Member]:
+    try:
+        zipped = zipfile.ZipFile(file)
+    except SourceError:
+        raise
+    except Exception as error:  # nearly anything, too
+        raise archive.damaged(
+            f"is not a zip, breaks off or is damaged ({_reason(error)})",
+            f"{_COPY_AGAIN}, or join the parts of a zip of several files with 'zip -s 0'",
+        ) from error
+    infos = zipped.infolist()
+    archive.entries = np.zeros(len(infos), _ENTRY)
+    zipped.NameToInfo.clear()
+    infos.reverse()
+    for row in range(len(infos)):
+        info = infos.pop()  # and forget it: a million take 600 MB
+        end = info.header_offset + _LOCAL_BYTES + info.compress_size
+        if info.header_offset < 0 or end > zipped.start_dir or info.file_size > _MOST_MEMBER_BYTES:
+            raise archive.damaged(
+                f"is damaged: its member {_shown(info.filename)} cannot be as large as it says"
+            )
+        reason = _why_not_unpacked(info.compress_type, info.flag_bits)
+        if reason is not None and kinds.extension(info.filename) in kinds.IMAGE_EXTENSIONS:
+            raise archive.damaged(f"its member {_shown(info.filename)} {reason}", _UNPACK)
+        archive.entries[row] = (
+            *(info.header_offset, info.compress_size),
+            *(info.CRC, info.compress_type, info.flag_bits),
+        )
+        name, kind = _name_in_zip(info), stat.S_IFMT(info.external_attr >> 16)
+        if name.endswith("/"):
+            yield Member(name, FOLDER)
+        elif info.create_system != _UNIX or kind in (0, stat.S_IFREG):
+            yield Member(name, FILE, row, info.file_size)
+        elif kind == stat.S_IFLNK:
+            target = archive.first_bytes(row, info.file_size, _MOST_LINKED + 1)
+            yield Member(name, LINK, target=os.fsdecode(target))
+        else:
+            yield Member(name, OTHER)
+
+
+def _why_not_unpacked(method: int, flags: int) -> str | None:
+    if flags & _ENCRYPTED:
+        return "is encrypted"
+    if method not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        return f"is packed by the method {_METHODS.get(method, method)}, not by deflate"
+    return None
+
+
+def _name_in_zip(info: zipfile.ZipInfo) -> str:
+    """As a file system has it, in UTF-8 where the zip says nothing else."""
+    name = info.orig_filename
+    if not info.flag_bits & _UTF8:
+        stored = name.encode("cp437")  # which zipfile takes it for, and which has a letter for each byte
+        try:
+            name = stored.decode()
+        except UnicodeDecodeError:
+            name = name if info.create_system == _DOS else os.fsdecode(stored)
+    return name.replace("\\", "/") if info.create_system == _DOS else name
+
+
+def parts_of(name: str) -> list[str] | None:
+    """The names of folders and file in a member's name; None if such a name is refused."""
+    parts = [part for part in name.split("/") if part not in ("", ".")]
+    return None if ".." in parts or "\0" in name or len(parts) > _MOST_FOLDERS else parts
+
+
+class _Contents:
+    """The members of an archive, in the folders that it would be unpacked into.
+
+    Attributes:
+        top: the folder that they are all in.
+        ignored: members that stand for no file or folder in it.
+    """
+
+    def __init__(self, archive: Archive) -> None:
+        self._modified_ns = archive.modified_ns
+        # not a method: a circle of nodes and contents would keep the spool until it is collected
+        self._first_bytes = lambda node: archive.first_bytes(node.place, node.bytes)
+        self.top = self._folder_node("")
+        self.ignored: list[IgnoredPath] = []
+        self._links: dict[int, tuple[Node, list[str], str]] = {}  # id of a node -> it, its path, its target
+        self._broken_links: list[str] = []
+        for member in archive.members():
+            self._add(member)
+        for node, path, _ in self._links.values():
+            self._link(node, path, self._follow(path))
+
+    def warnings(self, archive: Path) -> tuple[str, ...]:
+        """Warnings, one line each."""
+        if not self._broken_links:
+            return ()
+        named = some([repr(path) for path in self._broken_links])
+        return (
+            f"{archive}: links to files that are not in the archive are left out: {named}; to include "
+            f"these files, make it with 'tar -h', or 'zip' without -y",
+        )
+
+    def without_outer_folders(self, class_depth: int) -> tuple[Node, str]:
+        """The folder that the class folders are in, and its path with a slash: 101_ObjectCategories/.
+
+        A folder on top that has none beside it is not one of the classes where class folders, `class_depth`
+        deep, lie in it. What lies beside it becomes `ignored`.
+        """
+        top, prefix = self.top, ""
+        while (inner := _outer_folder(top, class_depth)) is not None:
+            beside = f"lies beside the folder {prefix}{inner.name}"
+            self.ignored += (
+                IgnoredPath(prefix + node.name, beside) for node in top.entries() if node is not inner
+            )
+            top, prefix = inner, f"{prefix}{inner.name}/"
+        return top, prefix
+
+    def _folder_node(self, name: str) -> Node:
+        node = Node(name, name, self._first_bytes)
+        node.children = {}
+        return node
+
+    def _add(self, member: Member) -> None:
+        parts = parts_of(member.name)
+        if parts is None:
+            self.ignored.append(IgnoredPath(member.name, NO_NAME))
+            return
+        folder = self._folder(parts if member.kind == FOLDER else parts[:-1])
+        if folder is None:
+            self.ignored.append(IgnoredPath(member.name, _FILE_AND_FOLDER))
+        elif parts and member.kind != FOLDER:
+            self._put(folder, parts, member)
+
+    def _put(self, folder: Node, parts: list[str], member: Member) -> None:
+        assert folder.children is not None
+        old = folder.children.get(parts[-1])
+        if old is not None and old.is_dir():
+            self.ignored.append(IgnoredPath("/".join(parts), _FILE_AND_FOLDER))
+            return
+        if old is not None:
+            self.ignored.append(IgnoredPath("/".join(parts), _AGAIN))
+            self._links.pop(id(old), None)
+        node = Node(parts[-1], parts[-1], self._first_bytes)
+        node.modified_ns = self._modified_ns
+        if member.kind == FILE:
+            node.place, node.bytes = member.place, member.size
+        elif member.kind == LINK:
+            self._links[id(node)] = (node, parts, member.target)
+        elif member.kind == HARD_LINK:  # to a member before it
+            self._link(node, parts, self.top.find(p for p in member.target.split("/") if p not in ("", ".")))
+        folder.children[parts[-1]] = node
+
+    def _link(self, node: Node, path: list[str], found: Node | None) -> None:
+        """Let `node`, which is at `path`, be the file that was found for it."""
+        if found is not None and found.is_file():
+            node.place, node.bytes = found.place, found.bytes
+        else:
+            self._broken_links.append("/".join(path))
+
+    def _folder(self, parts: list[str]) -> Node | None:
+        """The folder, made where it is missing; None where a file has its name."""
+        node = self.top
+        for part in parts:
+            assert node.children is not None
+            child = node.children.get(part)
+            if child is None:
+                child = node.children[part] = self._folder_node(part)
+            elif child.children is None:
+                return None
+            node = child
+        return node
+
+    def _follow(self, path: list[str]) -> Node | None:
+        """What the symbolic link at `path` leads to."""
+        above, waiting, hops = [self.top], [*reversed(path)], 0
+        while waiting:
+            part = waiting.pop()
+            if part == "..":
+                above.pop()
+            elif part not in ("", "."):
+                child = (above[-1].children or {}).get(part)
+                if child is None:
+                    return None
+                target = self._links[id(child)][-1] if id(child) in self._links else ""
+                hops += bool(target)
+                if target.startswith("/") or len(target) > _MOST_LINKED or hops > _MOST_HOPS:
+                    return None
+                if target:
+                    waiting += reversed(target.split("/"))
+                else:
+                    above.append(child)
+            if not above:
+                return None
+        return above[-1]
+
+
+def _outer_folder(top: Node, class_depth: int) -> Node | None:
+    """The one folder in `top`, where it is not a class, nor the split that `precache.sources.tree` knows."""
+    shown = list(_shown_folders(top))
+    if len(shown) != 1 or shown[0].name == "train" or not _is_as_deep(shown[0], class_depth):
+        return None
+    flat = any(kinds.extension(node.name) in kinds.IMAGE_EXTENSIONS for node in top.entries())
+    return None if flat and class_depth == 0 else shown[0]
+
+
+def _shown_folders(node: Node) -> Iterable[Node]:
+    """Those that neither a file system hides nor macOS has put there."""
+    for child in node.entries():
+        if child.is_dir() and not child.name.startswith(".") and child.name != "__MACOSX":
+            yield child
+
+
+def _is_as_deep(node: Node, depth: int) -> bool:
+    return depth == 0 or any(_is_as_deep(child, depth - 1) for child in _shown_folders(node))
+
+
+class _Spool:
+    """What a compressed tar holds, in a file without a name, which ends with its last reader.
+
+    Pictures are converted in shuffled order, and what is compressed as a whole can be read in its own order
+    alone. The file lies in the folder for temporary files (TMPDIR), as large as the tar without compression.
+
+    Attributes:
+        path: under which this process, and others while it lives, may open it.
+    """
+
+    def __init__(self, path: str, descriptor: int | None = None) -> None:
+        self.path = path
+        if descriptor is not None:
+            weakref.finalize(self, os.close, descriptor)
+
+    def __reduce__(self) -> tuple[type["_Spool"], tuple[str]]:
+        return _Spool, (self.path,)  # elsewhere it is read, and held here
+
+
+_MARKS = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz"}
+_OPENERS: dict[str, Callable[[Any], Any]] = {
+    "gzip": lambda file: gzip.GzipFile(fileobj=file, mode="rb"),
+    "bzip2": bz2.BZ2File,
+    "xz": lzma.LZMAFile,
+}
+_COMMANDS = {"gzip": "gunzip -k", "bzip2": "bunzip2 -k", "xz": "unxz -k"}
+
+
+def _unpack(path: Path, as_scanned: tuple[int, int], compression: str) -> _Spool:
+    """The content of the compressed file at `path`.
+
+    Raises:
+        SourceError: it is damaged, cannot be read, or there is no room for what it holds.
+    """
+    command = _COMMANDS[compression]
+    if not os.path.isdir("/proc/self/fd"):
+        raise SourceError(f"{path}: compressed tars are read on Linux alone; unpack it with {command}")
+    with tempfile.TemporaryFile() as file:
+        try:
+            for part in _unpacked(path, as_scanned, compression):
+                file.write(part)
+            file.flush()
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                raise
+            folder = tempfile.gettempdir()
+            raise SourceError(
+                f"{path}: does not fit into {folder} when it is unpacked "
+                f"({shutil.disk_usage(folder).free:,} bytes are free); set TMPDIR to a folder on a larger "
+                f"disk, or unpack it with {command}"
+            ) from error
+        descriptor = os.dup(file.fileno())
+    return _Spool(f"/proc/{os.getpid()}/fd/{descriptor}", descriptor)
+
+
+def _unpacked(path: Path, as_scanned: tuple[int, int], compression: str) -> Iterator[bytes]:
+    """The content, part by part."""
+    packed, given = _ArchiveFile(str(path), as_scanned, _READ_BYTES), 0
+    with _OPENERS[compression](packed) as unpacked:
+        while True:
+            try:
+                part = unpacked.read(_READ_BYTES)
+            except (EOFError, zlib.error, lzma.LZMAError, OSError, MemoryError, ValueError) as error:
+                reason = "it breaks off" if isinstance(error, EOFError) else str(error) or "out of memory"
+                raise SourceError(f"{path}: cannot be unpacked ({reason}); {_COPY_AGAIN}") from error
+            given += len(part)
+            if given > _ANY_BYTES and given > _MOST_RATIO * packed.tell():
+                raise SourceError(
+                    f"{path}: cannot be unpacked (it would be over {_MOST_RATIO} times as large, which "
+                    f"pictures never are); {_COPY_AGAIN}"
+                )
+            if not part:
+                return
+            yield part

@@ -2,7 +2,7 @@
 
     s3://BUCKET/photos              a tree of objects, see `precache.sources.objects`
     s3://BUCKET/sets/caltech        a converted dataset
-    s3://BUCKET/photos.tar, .zip    an archive; fetched first, for pictures are read in shuffled order
+    s3://BUCKET/photos.tar, .zip    an archive, fetched first: pictures are read in shuffled order
     s3://BUCKET/labels.csv          a table, fetched; its pictures are objects, or files below --root
     s3://BUCKET/tars                WebDataset tars, fetched
     https://HOST/photos.tar         the same, but for trees and tars: a web server lists nothing
@@ -21,14 +21,14 @@ from pathlib import Path
 
 from PIL import Image
 
-from precache.console.notices import counted, warn
+from precache.dataset.manifest import MANIFEST_NAME
 from precache.errors import PrecacheError, SourceError
-from precache.manifest import MANIFEST_NAME
-from precache.sources import converted, opened, rows, webdataset
-from precache.sources.archive import ArchiveSource
+from precache.reporting import counted, warn
+from precache.sources import converted, webdataset
+from precache.sources.archive import ArchiveSource, is_archive
 from precache.sources.base import SampleRef, Scan, Source
 from precache.sources.objects import ObjectTree
-from precache.sources.options import SourceOptions
+from precache.sources.options import ARCHIVE, TABLE, TARS, TREE, SourceOptions, is_table
 from precache.sources.table import TableSource
 from precache.storage import staging
 from precache.storage.objects import ObjectInfo, ObjectStore
@@ -41,35 +41,34 @@ _AT_A_TIME = 4  # tars that are fetched
 def open_at(url: Url, options: SourceOptions) -> Source:
     """The source at `url`, of the kind that its name and the storage say; raises as `open_source`."""
     path = Path(url.name) if url.key else Path()
-    if rows.is_table(path):
+    if is_table(path):
         return _open_table(url, options)
-    if opened.has_suffix(path, opened.SUFFIXES):
-        options.only("an archive", "image", "label", "target", "separator", "fields", "class_depth")
+    if is_archive(path):
+        options.only(ARCHIVE)
         folder = _fetched(url.parent, [_info(url)])
         return FetchedSource(ArchiveSource(folder / url.name, options), url, str(folder / url.name))
     store = ObjectStore(url)
     if store.find(MANIFEST_NAME) is not None:
-        options.only("a converted dataset", "where")
-        return converted.open_converted(url, options.where)
+        return converted.open_converted(url, options)
     if url.scheme in ("http", "https"):
         raise SourceError(
-            f"{url}: is no archive, no table and no converted dataset, and a web server does not list a "
+            f"{url}: is neither an archive, a table nor a converted dataset, and a web server cannot list a "
             f"tree; name one of these"
         )
     first = store.first(_PROBED)
     if first and all(_is_tar(info) for info in first):
-        options.only("WebDataset tars", "image", "label", "target", "separator", "fields")
+        options.only(TARS)
         folder = _fetched(url, [info for info in store.list() if _is_tar(info)])
         return FetchedSource(webdataset.WebDatasetSource(folder, options), url, str(folder))
     if not first:
         raise SourceError(f"{url}: holds no objects; expected {url}/CLASS/picture.jpg; is the URL right?")
-    options.only("a tree of class folders", "class_depth")
+    options.only(TREE)
     return ObjectTree(url, 1 if options.class_depth is None else options.class_depth)
 
 
 @dataclass(frozen=True, slots=True)
 class FetchedSource:
-    """A source at `url` that is read as `inner`, from files of this machine, which messages call `shown`."""
+    """A source at `url`, read from fetched files by `inner`, whose messages name these as `shown`."""
 
     inner: Source
     url: Url
@@ -77,7 +76,7 @@ class FetchedSource:
 
     @property
     def root(self) -> Url:
-        """Where it is fetched from."""
+        """The URL it is fetched from."""
         return self.url
 
     @property
@@ -87,9 +86,9 @@ class FetchedSource:
         return (self.url, *(place for place in inner[1:] if place != self.url.parent))
 
     @property
-    def ahead(self) -> int:
+    def reads_at_a_time(self) -> int:
         """How many pictures are asked for at a time."""
-        return getattr(self.inner, "ahead", 0)
+        return getattr(self.inner, "reads_at_a_time", 0)
 
     def scan(self) -> Scan:
         """See `precache.sources.base.Source`."""
@@ -104,7 +103,7 @@ class FetchedSource:
             return self.inner.read(ref, max_pixels)
 
     def where(self, ref: SampleRef) -> str:
-        """As of `inner`, at the URL."""
+        """See `inner`, at the URL."""
         return self._said(self.inner.where(ref))
 
     def _said(self, text: str) -> str:
@@ -112,7 +111,7 @@ class FetchedSource:
 
     @contextmanager
     def _as_url(self) -> Iterator[None]:
-        """Let errors name the URL."""
+        """Make errors name the URL in the place of the fetched file."""
         try:
             yield
         except PrecacheError as error:
@@ -121,7 +120,7 @@ class FetchedSource:
 
 
 def _open_table(url: Url, options: SourceOptions) -> Source:
-    options.only("a table", "root", "image", "label", "target", "separator", "split", "fields")
+    options.only(TABLE)
     if options.root is None:
         options = replace(options, root=str(url.parent))
     folder = _fetched(url.parent, [_info(url)])
@@ -150,10 +149,10 @@ def _fetched(url: Url, infos: Sequence[ObjectInfo]) -> Path:
     needed, free = sum(info.bytes for info in infos), shutil.disk_usage(folder).free
     if needed > free:
         raise SourceError(
-            f"{url}: {counted(len(infos), 'file')} of {needed:,} bytes must be fetched into "
-            f"{tempfile.gettempdir()}, where {free:,} are free; set TMPDIR to a folder on a larger disk"
+            f"{url}: {counted(len(infos), 'file')}, {needed:,} bytes, must be fetched into "
+            f"{tempfile.gettempdir()}, where {free:,} bytes are free; set TMPDIR to a folder on a larger disk"
         )
-    warn(f"{url}: {counted(len(infos), 'file')}, {needed:,} bytes, are fetched into {folder} first")
+    warn(f"{url}: fetching {counted(len(infos), 'file')}, {needed:,} bytes, into {folder} first")
     store = ObjectStore(url)
 
     def fetch(info: ObjectInfo) -> None:

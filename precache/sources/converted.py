@@ -1,22 +1,24 @@
 """A converted dataset as a source: another format, a smaller size, other splits, some of its samples.
 
 Its pictures are as they are stored, pixels or JPEGs, each compared with its checksum. Ids, labels, paths,
-targets, fields and masks are kept, and its splits, unless others are asked for. What is not taken counts as
-ignored.
+targets, fields and masks are kept, and its splits, unless others are asked for. Of its samples those of some
+classes, or those that a file lists, may be taken; the others count as ignored.
 """
 
 import hashlib
 import os
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 from PIL import Image
 
-from precache import images, jpeg
 from precache.dataset.boxes import moved
 from precache.dataset.columns import Ints
 from precache.dataset.converted import ConvertedDataset, is_converted, open_dataset
@@ -24,21 +26,23 @@ from precache.dataset.index import REMEDY, Checksums, SampleIndex, Sizes, checks
 from precache.errors import DatasetError, ImageError, SampleError, SettingError
 from precache.formats import FORMATS
 from precache.formats.base import Places
+from precache.pictures import images, jpeg
 from precache.pictures.reading import steadily
 from precache.pictures.sizes import sides, written
 from precache.recipe import DEFAULT_SPLITS, Recipe
 from precache.sources.base import IgnoredPath, SampleRef, Samples, Scan
-from precache.sources.options import SourceOptions
-from precache.sources.where import Where
-from precache.storage import read_regular_part
+from precache.sources.options import CONVERTED, SourceOptions
+from precache.storage import read_regular, read_regular_part
 from precache.storage.urls import Location
 
+_ID = re.compile("[0-9]{1,18}")
 _MEASURED = 8  # pictures whose second JPEG is looked at
 _KEPT_SHARDS = 4096
-_NOT_TAKEN = "not taken (--where)"
+_NOT_TAKEN = "not taken (--classes or --ids)"
+_NAMED = 10  # classes that a message names
+_MOST_COMPARED = 50_000  # paths of which a message seeks the nearest
 
-
-__all__ = ["ConvertedSource", "is_converted", "open_converted", "prepared"]
+__all__ = ["ConvertedSource", "is_converted", "open_converted"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,8 +50,8 @@ class ConvertedSource:
     """A converted dataset as a `Source`.
 
     Attributes:
-        where_text: which samples are taken, see `precache.sources.where`; None: all.
         dataset: that is read.
+        options: which of its samples are taken.
         ids: int64 [n], of the samples in stored order.
         ends: int64 [shards], how many samples its shards have up to the end of each.
         checksums: uint64 [n], likewise.
@@ -55,8 +59,8 @@ class ConvertedSource:
         mask_checksums: uint64 [n], of the pixels of the masks, where there are any.
     """
 
-    where_text: str | None
     dataset: ConvertedDataset
+    options: SourceOptions
     ids: Ints
     ends: Ints
     checksums: Checksums
@@ -70,7 +74,7 @@ class ConvertedSource:
 
     @property
     def paths(self) -> tuple[Location, ...]:
-        """The same."""
+        """Its folder, or its URL."""
         return (self.root,)
 
     def scan(self) -> Scan:
@@ -80,12 +84,10 @@ class ConvertedSource:
         shard_splits = [shard.split for shard in manifest.shards]
         splits = list(dict.fromkeys(shard_splits))
         split_of = np.repeat([splits.index(split) for split in shard_splits], np.diff(self.ends, prepend=0))
-        rows = served = np.flatnonzero(index.served)
-        if self.where_text is not None:
-            where, live = Where.parse(self.where_text), index.select(index.served)
-            rows = served[
-                where.rows(live.ids, live.labels, live.targets, manifest.classes, split_of[served], splits)
-            ]
+        served = np.flatnonzero(index.served)
+        rows = served[_is_taken(index.select(index.served), manifest.classes, self.options)]
+        if not len(rows):
+            raise SettingError(f"{self.root}: no sample has these classes and ids; name others")
         rows = rows[np.argsort(index.ids[rows])]
         samples = self._samples(index, rows, split_of, splits)
         left_out = np.setdiff1d(served, rows)
@@ -126,9 +128,39 @@ class ConvertedSource:
         return Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels)
 
     def where(self, ref: SampleRef) -> str:
-        """Its shard, id and path."""
+        """The name for messages: shard, id and path."""
         shard = self.dataset.manifest.shards[self._locate(ref.place)[0]]
         return f"{self.root / shard.file_name}: sample {self.ids[ref.place]} ({ref.path})"
+
+    def prepare(self, scan: Scan, recipe: Recipe, options: SourceOptions) -> tuple[Scan, SourceOptions]:
+        """The scan as `recipe` takes it, with a warning of what is lost, and the options with its boxes.
+
+        Boxes stay boxes. Pictures that stay as they are keep the sizes of their originals, too; the others
+        are originals of their own, and boxes are moved to where things are on them.
+
+        Raises:
+            SettingError: the pictures would be enlarged, or are of more than 8 bits.
+        """
+        manifest = self.dataset.manifest
+        stored = manifest.recipe
+        if stored.rendering.is_deep:
+            raise SettingError(
+                f"{self.root}: holds {stored.dtype} of channels {stored.channels}, which can only be "
+                f"converted from the original pictures; expected uint8 in grey, rgb or rgba"
+            )
+        _check_not_enlarged(self, stored, recipe)
+        samples, boxes = scan.samples, manifest.source_options.get("boxes")
+        if recipe.splits != DEFAULT_SPLITS and not recipe.listed:
+            every, none = np.arange(len(samples)), np.zeros(len(samples), np.int64)
+            samples = samples.select(every, none, ("",))
+        sizes = self.dataset.read_index(removed=True).source_sizes[samples.places]
+        if _is_fitted(stored, recipe) and self.mask_checksums is None:
+            samples.original_sizes = sizes
+        elif boxes is not None:
+            samples.fields[boxes] = moved(samples.fields[boxes], sizes, stored.rendering)
+        warnings = (*scan.warnings, *_second_loss(scan, stored, recipe))
+        scan = replace(scan, samples=samples, warnings=warnings)
+        return scan, replace(options, boxes=boxes or options.boxes)
 
     def _locate(self, place: int) -> tuple[int, int]:
         """The shard of the sample at `place` of the stored order, and its row there."""
@@ -152,7 +184,7 @@ class ConvertedSource:
             file_bytes=sizes[rows],
             modified_ns=np.zeros(len(rows), np.int64),
             splits=found.astype(np.int64),
-            split_names=[splits[split] for split in present.tolist()],
+            split_names=tuple(splits[split] for split in present.tolist()),
             paths=b"".join(paths),
             path_ends=np.cumsum([len(path) for path in paths], dtype=np.int64),
             places=rows,
@@ -162,10 +194,10 @@ class ConvertedSource:
 
 
 class _MaskedSource(ConvertedSource):
-    """One whose pictures have masks."""
+    """A converted dataset whose pictures have masks."""
 
     def read_mask(self, ref: SampleRef, max_pixels: int) -> tuple[bytes | Image.Image, str]:
-        """The mask that is stored, and its place; compared with its picture's size, by whoever fits it."""
+        """The mask that is stored, and its place; its size is compared with the picture's later."""
         number, row = self._locate(ref.place)
         entry = self.dataset.manifest.shards[number]
         with self.dataset.held(*entry.files):
@@ -179,46 +211,83 @@ class _MaskedSource(ConvertedSource):
         return Image.fromarray(mask), f"in {path}"
 
 
-def open_converted(path: Location, where_text: str | None) -> ConvertedSource:
-    """The source that reads the dataset in folder `path`, or at a URL; raises as `open_dataset`."""
+def open_converted(path: Location, options: SourceOptions) -> ConvertedSource:
+    """The source that reads the dataset in folder `path`, or at a URL.
+
+    Raises:
+        SettingError: an option is not for it.
+        DatasetError: there is none, or it is damaged.
+    """
+    options.only(CONVERTED)
     dataset = open_dataset(path)
     index = dataset.read_index(removed=True)
     ends = np.cumsum([shard.samples for shard in dataset.manifest.shards], dtype=np.int64)
     kind = ConvertedSource if index.mask_checksums is None else _MaskedSource
-    return kind(where_text, dataset, index.ids, ends, index.checksums, index.shapes, index.mask_checksums)
+    return kind(dataset, options, index.ids, ends, index.checksums, index.shapes, index.mask_checksums)
 
 
-def prepared(scan: Scan, recipe: Recipe, options: SourceOptions) -> tuple[Scan, SourceOptions]:
-    """The scan of a converted dataset as `recipe` takes it, with a warning of what is lost; others as is.
+def _is_taken(index: SampleIndex, classes: Sequence[str], options: SourceOptions) -> npt.NDArray[np.bool_]:
+    """bool [n]: whether `options` take the samples of `index`; SettingError for a name that there is not."""
+    taken = np.ones(len(index), np.bool_)
+    if options.classes:
+        taken &= _is_labelled(index, _class_numbers(options.classes, classes))
+    if options.ids is not None:
+        taken &= _is_listed(index, options.ids)
+    return taken
 
-    Boxes stay boxes. Pictures that stay as they are keep the sizes of their originals, too; the others are
-    originals of their own, and boxes are moved to where things are on them.
 
-    Raises:
-        SettingError: the pictures would be enlarged.
-    """
-    source = scan.source
-    if not isinstance(source, ConvertedSource):
-        return scan, options
-    manifest = source.dataset.manifest
-    stored = manifest.recipe
-    if stored.rendering.keeps_bands:
+def _class_numbers(names: Sequence[str], classes: Sequence[str]) -> list[int]:
+    if not classes:
+        raise SettingError("--classes: the samples have no classes; choose them with --ids")
+    for name in names:
+        if name not in classes:
+            more = f" and {len(classes) - _NAMED:,} more" if len(classes) > _NAMED else ""
+            raise SettingError(
+                f"--classes: there is no class {name!r}{_nearest(name, classes)}; choose from: "
+                f"{', '.join(classes[:_NAMED])}{more}"
+            )
+    return [classes.index(name) for name in names]
+
+
+def _is_labelled(index: SampleIndex, numbers: Sequence[int]) -> npt.NDArray[np.bool_]:
+    if index.targets is None or index.targets.ends is None:
+        return np.isin(index.labels, numbers)
+    taken = np.zeros(len(index), np.bool_)
+    sample_of = np.repeat(np.arange(len(index)), np.diff(index.targets.ends, prepend=0))
+    taken[sample_of[np.isin(index.targets.values, numbers)]] = True
+    return taken
+
+
+def _is_listed(index: SampleIndex, file: str) -> npt.NDArray[np.bool_]:
+    """Whether the file lists a sample: a line of digits alone is an id, any other one a path."""
+    try:
+        lines = [line.strip() for line in os.fsdecode(read_regular(file)).splitlines() if line.strip()]
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
         raise SettingError(
-            f"{source.root}: holds {stored.dtype} of channels {stored.channels}, which is converted from the "
-            f"original pictures alone; expected uint8 in grey, rgb or rgba"
+            f"--ids {file!r}: cannot be read ({reason}); name a file with one id or path per line"
+        ) from error
+    if not lines:
+        raise SettingError(f"--ids {file}: lists nothing; write one id or path per line")
+    ids = {line: int(line) for line in lines if _ID.fullmatch(line)}
+    taken = np.isin(index.ids, list(ids.values()))
+    there = set(index.ids[taken].tolist())
+    paths = set(lines) - set(ids)
+    every = [index.path(row) for row in range(len(index))] if paths else []
+    taken |= np.fromiter((path in paths for path in every), np.bool_, len(every)) if paths else False
+    known = paths & set(every)
+    absent = [line for line in lines if line not in known and ids.get(line) not in there]
+    if absent:
+        raise SettingError(
+            f"--ids {file}: the dataset lacks {len(absent):,} of these {len(lines):,} samples (first: "
+            f"{absent[0]!r:.200}{_nearest(absent[0], every)}); name samples that it has"
         )
-    _check_not_enlarged(source, stored, recipe)
-    samples, boxes = scan.samples, manifest.source_options.get("boxes")
-    if recipe.splits != DEFAULT_SPLITS and not recipe.listed:
-        every, none = np.arange(len(samples)), np.zeros(len(samples), np.int64)
-        samples = samples.select(every, none, ("",))
-    sizes = source.dataset.read_index(removed=True).source_sizes[samples.places]
-    if _is_fitted(stored, recipe) and not isinstance(source, _MaskedSource):
-        samples.original_sizes = sizes
-    elif boxes is not None:
-        samples.fields[boxes] = moved(samples.fields[boxes], sizes, stored.rendering)
-    warnings = (*scan.warnings, *_second_loss(scan, stored, recipe))
-    return replace(scan, samples=samples, warnings=warnings), replace(options, boxes=boxes or options.boxes)
+    return taken
+
+
+def _nearest(name: str, known: Sequence[str]) -> str:
+    near = get_close_matches(name, known, n=1) if len(known) <= _MOST_COMPARED else []
+    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def _is_fitted(stored: Recipe, recipe: Recipe) -> bool:

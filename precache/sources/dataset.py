@@ -1,12 +1,22 @@
-"""Somebody's dataset, anything with `__len__` and `__getitem__`, or several as splits, as a source.
+"""A user's dataset, anything with `__len__` and `__getitem__`, or several as splits, as a source.
 
-A sample's id is its row; with splits, the rows of the second one go on where those of the first one end. What
-it is called is the path of its file, where it has one, else its row in 8 digits. `precache.sources.listing`
-says what is read for the list, `precache.sources.pictures` what may be a picture.
+A sample's id is its row; with splits, the rows of the second continue those of the first. Its path is that
+of its file, if it has one, else its row in 8 digits. `precache.sources.listing` lists the samples. The
+picture of a sample may be
+
+    str, path                     the file of that name
+    bytes                         an encoded picture
+    {"bytes": ..., "path": ...}   either, as Hugging Face has it undecoded
+    Pillow image                  itself
+    array                         uint8 [h, w], [h, w, 1], [h, w, 3] or [h, w, 4]
+    tensor                        the same, or [1, h, w], [3, h, w] or [4, h, w]
+
+A tensor is known by its methods: torch is not imported.
 """
 
 import hashlib
 import os
+import stat
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,21 +25,32 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from PIL import Image
 
 from precache.dataset.columns import Column, ValueOfRowError
 from precache.errors import ImageError, SettingError, SourceError
-from precache.pictures.reading import read_picture
+from precache.pictures.pillow import TooLargeError, check_pixels
+from precache.pictures.reading import check_bytes, read_picture
 from precache.recipe import SPLIT_NAME
 from precache.sources.base import SampleRef, Samples, Scan, digest_of, picture_checksum
-from precache.sources.hf import is_hf, list_columns, load_saved
 from precache.sources.labels import Labelled, Labels
-from precache.sources.listing import Listing, list_samples, name_of
+from precache.sources.listing import (
+    Listing,
+    is_hf,
+    is_tensor,
+    list_columns,
+    list_samples,
+    load_saved,
+    name_of,
+    reason_of,
+)
 from precache.sources.options import SourceOptions
-from precache.sources.pictures import picture_of
 
 _PROBED = 8  # samples that are looked at to tell two datasets apart
 _ANY_SIZE = 1 << 60
+_CHANNELS = (1, 3, 4)
+_EXPECTED = "expected a path, encoded bytes, a Pillow image, or a uint8 array or tensor"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +77,7 @@ class DatasetSource:
 
     Attributes:
         dataset: what is read; None once it was scanned: `parts` then hold what reads it.
-        root: what messages call it.
+        root: its name in messages.
         paths: see `Source`.
     """
 
@@ -72,7 +93,7 @@ class DatasetSource:
         first = next(iter(listings.values()))
         for split, listing in listings.items():
             if listing.classes != first.classes:
-                raise SourceError(f"{self.root}: the classes of split {split!r} are not those of the others")
+                raise SourceError(f"{self.root}: split {split!r} has other classes than the others")
         parts = tuple(_parts(listings))
         scanned = replace(self, dataset=None, parts=parts)
         samples, labelled = _samples(listings, parts, self.options)
@@ -94,7 +115,7 @@ class DatasetSource:
         )
 
     def read(self, ref: SampleRef, max_pixels: int) -> bytes | Image.Image:
-        """What the sample has for a picture."""
+        """The picture of the sample."""
         part = self._part(ref)
         where = self.where(ref)
         path = ref.path.removeprefix(part.prefix)
@@ -107,7 +128,7 @@ class DatasetSource:
         return picture
 
     def where(self, ref: SampleRef) -> str:
-        """Path of its file, or its row."""
+        """The name for messages: the path of its file, or its row."""
         part = self._part(ref)
         if part.files:
             return os.path.join(part.folder, ref.path.removeprefix(part.prefix))
@@ -130,8 +151,8 @@ class DatasetSource:
                 continue  # the conversion says what is wrong with it
             if once != again:
                 raise SourceError(
-                    f"{self.where(ref)}: is another picture each time that it is read; leave out the random "
-                    f"transform: loaders draw anew in each epoch"
+                    f"{self.where(ref)}: changes each time it is read; leave out the random transform: "
+                    f"loaders augment anew in each epoch"
                 )
             found.append(f"{row}:{once}")
         return " ".join(found)
@@ -141,7 +162,7 @@ class DatasetSource:
         for split, one in (self.dataset if _is_splits(self.dataset) else {"": self.dataset}).items():
             if split and not SPLIT_NAME.fullmatch(split):
                 raise SettingError(
-                    f"{self.root}: {split!r} is no name of a split; write letters and digits, such as train"
+                    f"{self.root}: {split!r} is not a valid split name; write letters and digits, as in train"
                 )
             if split and self.options.split is not None:
                 raise SettingError(f"{self.root}: has splits already; leave out split={self.options.split!r}")
@@ -157,15 +178,17 @@ def open_object(dataset: Any, options: SourceOptions) -> DatasetSource:
     """The source that reads `dataset`, or a mapping of splits to datasets.
 
     Raises:
-        SettingError: it is no dataset.
+        SettingError: it is not a dataset.
     """
     every = list(dataset.values()) if _is_splits(dataset) else [dataset]
     for one in every:
         if isinstance(one, type) or not (hasattr(one, "__len__") and hasattr(one, "__getitem__")):
             expected = "expected a path, or a dataset with __len__ and __getitem__"
-            raise SettingError(f"{type(one).__name__} is no source; {expected}")
+            raise SettingError(f"{type(one).__name__} is not a source; {expected}")
     if not every:
-        raise SettingError("a mapping without splits is no source; expected one such as {'train': dataset}")
+        raise SettingError(
+            "a mapping without splits is not a source; expected one such as {'train': dataset}"
+        )
     folders = [getattr(one, "root", None) for one in every if hasattr(one, "samples")]
     paths = tuple(Path(folder) for folder in folders if isinstance(folder, str | os.PathLike))
     return DatasetSource(dataset, options, Path(name_of(every[0])), paths)
@@ -238,7 +261,9 @@ def _refs(part: _Part, split: str, listing: Listing) -> Iterator[SampleRef]:
             size, modified_ns = _status(os.path.join(listing.folder, path))
         name = splits[at]
         if listing.splits is not None and (not isinstance(name, str) or not SPLIT_NAME.fullmatch(name)):
-            raise SourceError(f"{part.name}: row {at}: {name!r:.60} is no name of a split, such as train")
+            raise SourceError(
+                f"{part.name}: row {at}: {name!r:.60} is not a valid split name; write one such as train"
+            )
         yield SampleRef(row, f"{part.prefix}{path}", -1, size, name, modified_ns, row)
 
 
@@ -259,7 +284,7 @@ def _labelled(
         ValueOfRowError: one is unlike the others, or no class that there is.
     """
     if labels is None or options.target == "none":
-        return Labelled("none", (), np.full(count, -1))
+        return Labelled.with_nothing(count)
     collected = Labels()
     for label in labels:
         collected.add(label)
@@ -275,8 +300,8 @@ def _labelled(
         strange, row = labelled.classes[number], _first_row(labelled, number)
         raise ValueOfRowError(
             row,
-            f"{strange} is no class; expected 0 to {len(classes) - 1}, or one of {', '.join(classes)[:80]} "
-            f"(a dataset without labels is converted with target='none')",
+            f"{strange} is not a class; expected 0 to {len(classes) - 1}, or one of "
+            f"{', '.join(classes)[:80]} (a dataset without labels is converted with target='none')",
         )
     targets = labelled.targets
     if targets is not None:
@@ -286,7 +311,7 @@ def _labelled(
 
 
 def _first_row(labelled: Labelled, number: int) -> int:
-    """Of a sample of this class."""
+    """The first row of a sample of this class."""
     if labelled.targets is None or labelled.targets.ends is None:
         return int(np.argmax(labelled.labels == number))
     place = np.argmax(labelled.targets.values == number)
@@ -295,3 +320,70 @@ def _first_row(labelled: Labelled, number: int) -> int:
 
 def _parts_of(label: Any) -> Sequence[Any]:
     return label if isinstance(label, list | tuple) else [label]
+
+
+def picture_of(value: Any, where: str, max_pixels: int) -> bytes | Image.Image:
+    """The picture that `value` is, see the module; as `Source.read` gives it.
+
+    Raises:
+        ImageError: it is not a picture; names `where`.
+        SourceError: it is a file that cannot be read now.
+    """
+    if isinstance(value, Mapping):
+        content = value.get("bytes")
+        value = value.get("path") if content is None else content
+    if isinstance(value, str | os.PathLike):
+        return _file(value, where, max_pixels)
+    if isinstance(value, bytes | bytearray | memoryview):
+        check_bytes(where, len(value), max_pixels)
+        return bytes(value)
+    if isinstance(value, Image.Image):
+        return _loaded(value, where, max_pixels)
+    if is_tensor(value):
+        return _image(_channels_last(value.detach().cpu().numpy()), where)
+    if isinstance(value, np.ndarray):
+        return _image(value, where)
+    raise ImageError(where, f"has no picture but {_shown(value)}; {_EXPECTED}")
+
+
+def _file(path: str | os.PathLike[str], where: str, max_pixels: int) -> bytes:
+    name = os.fsdecode(path)
+    try:
+        regular = stat.S_ISREG(os.stat(name).st_mode)
+    except (OSError, ValueError):  # a NUL in it
+        regular = False
+    if not regular:
+        raise ImageError(where, f"its picture {name!r:.200} is not a file")
+    return read_picture(name, max_pixels)
+
+
+def _loaded(image: Image.Image, where: str, max_pixels: int) -> Image.Image:
+    """`image` once its pixels are there: one that is opened only decodes them when it is asked to."""
+    try:
+        check_pixels(*image.size, max_pixels)
+        image.load()
+    except TooLargeError as error:
+        raise ImageError(where, str(error)) from error
+    except Exception as error:  # decoders raise nearly anything on damaged bytes
+        raise ImageError(where, f"cannot be decoded ({reason_of(error)})") from error
+    return image
+
+
+def _channels_last(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """A tensor's [channels, h, w] as [h, w, channels]; where either is possible, torch means the first."""
+    return np.moveaxis(array, 0, -1) if array.ndim == 3 and array.shape[0] in _CHANNELS else array
+
+
+def _image(array: npt.NDArray[Any], where: str) -> Image.Image:
+    fits = array.ndim == 2 or (array.ndim == 3 and array.shape[2] in _CHANNELS)
+    if array.dtype != np.uint8 or not fits or not array.size:
+        raise ImageError(
+            where,
+            f"is {array.dtype} {[*array.shape]}; expected uint8 [h, w], [h, w, 1], [h, w, 3] or [h, w, 4], "
+            f"or a tensor with the channels first; leave out the transform that changes it",
+        )
+    return Image.fromarray(array[:, :, 0] if array.ndim == 3 and array.shape[2] == 1 else array)
+
+
+def _shown(value: Any) -> str:
+    return "nothing" if value is None else f"{type(value).__name__} {value!r:.60}"

@@ -12,7 +12,7 @@ import json
 import math
 import re
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
@@ -21,6 +21,10 @@ import numpy as np
 
 from precache.dataset.columns import Column, Ints, ValueOfRowError
 from precache.errors import SettingError
+from precache.sources.options import SourceOptions
+
+LABEL_NAMES = ("label", "labels", "class", "class_name", "target", "category")
+"""What the column of the labels is called more often than not."""
 
 # As a program writes numbers: 007, +49 and numbers of 19 digits are names. 18 digits fit into 64 bits.
 _WHOLE = re.compile(r"0|-?[1-9][0-9]{0,17}")
@@ -38,7 +42,7 @@ class Labelled:
         target: one of `precache.dataset.targets.TARGETS`.
         classes: names; `labels` and `targets` index them.
         labels: int64 [n]; -1 where the target is not one class.
-        targets: as of `precache.sources.base.Samples`.
+        targets: see `precache.sources.base.Samples`.
         notes: what was chosen where the values leave a choice, and what looks wrong; phrases.
     """
 
@@ -47,6 +51,44 @@ class Labelled:
     labels: Ints
     targets: Column | None = None
     notes: tuple[str, ...] = ()
+
+    @classmethod
+    def with_nothing(cls, count: int, *notes: str) -> "Labelled":
+        """What so many rows without labels are labelled with."""
+        return cls("none", (), np.full(count, -1), None, notes)
+
+
+def find_label(
+    where: Any, names: Sequence[str], options: SourceOptions, taken: Collection[str | None], usual: str = ""
+) -> tuple[str | None, str]:
+    """Which column, or key, has the labels, or None; and a note on what was assumed.
+
+    Args:
+        where: the name of the table or the dataset in messages.
+        names: of all columns.
+        taken: those that hold something else.
+        usual: what goes without saying.
+
+    Raises:
+        SettingError: several may be it.
+    """
+    if options.target == "none" or options.label is not None:
+        return (None if options.target == "none" else options.label), ""
+    left = [name for name in names if name not in taken]
+    found = [name for name in left if name in LABEL_NAMES]
+    if len(found) > 1:
+        raise SettingError(
+            f"{where}: several columns may be the labels: {', '.join(map(repr, found))}; say which with "
+            f"--label, or leave all out with --target none"
+        )
+    if found:
+        note = f"labels are taken from {found[0]!r}; --label names others, --target none takes none"
+        return found[0], "" if found[0] == usual else note
+    if options.target is not None or options.separator is not None:
+        flag = f"--target {options.target}" if options.separator is None else "--separator"
+        raise SettingError(f"{where}: {flag} needs labels; name their column with --label")
+    none = f"pictures get no labels, as no column is named {', '.join(LABEL_NAMES)}; name theirs with --label"
+    return None, none if left else ""
 
 
 def typed(cells: Sequence[str]) -> Sequence[Any]:
@@ -72,8 +114,8 @@ def typed(cells: Sequence[str]) -> Sequence[Any]:
         try:
             values.append(parse(cell))
         except ValueError:
-            what = "is empty" if not cell else f"{_shown(cell)} is no JSON list"
-            raise ValueOfRowError(row, f"{what}, and others are like {_shown(filled[0])}") from None
+            what = "is empty" if not cell else f"{_shown(cell)} is not a JSON list"
+            raise ValueOfRowError(row, f"{what}; other rows look like {_shown(filled[0])}") from None
     return values
 
 
@@ -121,7 +163,7 @@ class Labels:
         self._codes.append(code)
 
     def labelled(self, target: str | None, separator: str | None, *, cells: bool) -> Labelled:
-        """What they are.
+        """The labels as a target: classes or numbers.
 
         Args:
             target: that is asked for; None: what the values say.
@@ -157,7 +199,7 @@ class Labels:
             if broken and row is not None and values[row]:
                 raise ValueOfRowError(
                     row,
-                    f"{_shown(values[row])} is no number, and others are like {broken[0]}; correct it, "
+                    f"{_shown(values[row])} is not a number; other rows look like {broken[0]}; correct it, "
                     f"or say that they are classes with --target class",
                 )
         return values
@@ -172,7 +214,7 @@ class Labels:
         for row, kind in enumerate(kinds):
             if kind != first and values[row] != "":
                 raise ValueOfRowError(
-                    row, f"{_shown(values[row])} is {kind}, and others are {first}; write all in one way"
+                    row, f"{_shown(values[row])} is {kind}, other rows have {first}; write all in one way"
                 )
         if target is not None:
             return target
@@ -185,11 +227,11 @@ class Labels:
         self, values: Sequence[Any], asked: str | None, chosen: str, classes: Sequence[str]
     ) -> Iterable[str]:
         if asked is None and chosen == "number":
-            yield "are taken as numbers to be predicted; --target class makes each a class"
+            yield "are read as numbers to predict; to make each a class, pass --target class"
         elif asked is None and chosen == "class" and not isinstance(values[0], str):
-            yield f"are taken as {len(classes):,} classes; --target number makes them numbers to be predicted"
+            yield f"are read as {len(classes):,} classes; to predict them as numbers, pass --target number"
         if chosen == "class" and len(classes) == len(self._codes) > 2:
-            yield "are another class for each row; is this the right column?"
+            yield "differ in every row, so each row is a class of its own; is this the right column?"
 
 
 class _WrittenNumber(str):
@@ -232,13 +274,13 @@ def _check_filled(values: Sequence[Any]) -> None:
 
 
 def _separated(values: Sequence[Any], separator: str, target: str | None) -> list[Any]:
-    """The lists that texts stand for."""
+    """The lists of classes that the texts stand for."""
     if target not in (None, "classes"):
         raise SettingError(f"--separator is for --target classes, not {target}; leave one of them out")
     parted: list[Any] = []
     for row, value in enumerate(values):
         if not isinstance(value, str):
-            raise ValueOfRowError(row, f"{_shown(value)} is no text to be cut at {separator!r}")
+            raise ValueOfRowError(row, f"{_shown(value)} is not text that can be split at {separator!r}")
         parted.append([part.strip() for part in value.split(separator) if part.strip()])
     return parted
 
@@ -256,13 +298,15 @@ def _many_classes(values: Sequence[Any]) -> tuple[tuple[str, ...], None, Column]
     for row, parts in enumerate(lists):
         mixed = {isinstance(part, str) for part in parts}
         if len(mixed) > 1 or not all(_is_name(part) for part in parts):
-            raise ValueOfRowError(row, f"{_shown(parts)} is no list of classes: text alone, or numbers")
+            raise ValueOfRowError(row, f"{_shown(parts)} is not a list of classes: text alone, or numbers")
     every = [part for parts in lists for part in parts]
     if not every:
         raise ValueOfRowError(0, "is empty, and so are all others; expected classes")
     for row, parts in enumerate(lists):
         if parts and isinstance(parts[0], str) != isinstance(every[0], str):
-            raise ValueOfRowError(row, f"{_shown(parts)} is unlike others, with {_shown(every[0])} in them")
+            raise ValueOfRowError(
+                row, f"mixed label types: {_shown(parts)} and {_shown([every[0]])}; write all in one way"
+            )
     names, index_of = _class_names(every)
     indices = [sorted({index_of[part] for part in parts}) for parts in lists]
     ends = np.cumsum([len(found) for found in indices], dtype=np.int64)
@@ -285,7 +329,7 @@ def _class_names(values: Iterable[Any]) -> tuple[tuple[str, ...], dict[Any, int]
 def _numbers(values: Sequence[Any]) -> tuple[tuple[str, ...], None, Column]:
     for row, value in enumerate(values):
         if isinstance(value, str):
-            raise ValueOfRowError(row, f"{_shown(value)} is no number")
+            raise ValueOfRowError(row, f"{_shown(value)} is not a number")
     column = Column.of(values)
     if column.kind == "ragged":
         row = next((r for r, value in enumerate(values) if len(value) != len(values[0])), 0)

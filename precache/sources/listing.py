@@ -1,12 +1,14 @@
-"""What somebody's dataset says of its samples, listed without decoding pictures where that can be.
+"""What a user's dataset says of its samples, listed without decoding pictures where that is possible.
 
     torchvision's ImageFolder, DatasetFolder     paths and labels are in `samples`; without a transform, the
                                                  files are read in place of the samples
     a torch Subset of one of these               labels are in its `samples`
+    datasets of Hugging Face's library           columns say all but the pictures, which stay undecoded
     all others                                   every sample is read once, for its label and its fields
 
 `targets` are not believed: a sample may say something else. Samples are tuples (picture, label), mappings, or
-pictures alone.
+pictures alone. Hugging Face's library (extra `hf`) is imported for `hf:FOLDER` alone, where `save_to_disk`
+has put a dataset; one that is passed brings what is needed.
 """
 
 import os
@@ -17,14 +19,17 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from precache.errors import ImageError, SettingError, SourceError
+from precache.errors import ImageError, MissingDependencyError, SettingError, SourceError
+from precache.packages import install_extra
 from precache.pictures.reading import steadily
-from precache.sources.options import SourceOptions, find_label
-from precache.sources.pictures import is_tensor, reason_of
+from precache.sources.labels import find_label
+from precache.sources.options import DATASET, FOLDER_DATASET, SourceOptions
 
+PREFIX = "hf:"
 IMAGE_KEYS = ("image", "img", "picture", "path", "file")
 LABEL_KEY = "label"
 _TRIED = 16  # samples, until one can be read
+_CHANNELS = (1, 3, 4)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,17 +37,17 @@ class Listing:
     """The samples of one dataset, in its order.
 
     Attributes:
-        name: what messages call it.
+        name: its name in messages.
         count: of samples.
-        read: `(row, path) -> picture`, as `precache.sources.pictures` knows them; pickled for workers.
+        read: `(row, path) -> picture`, as `precache.sources.dataset` knows them; pickled for workers.
         classes: names that integer labels index; None: labels speak for themselves.
-        labels: one each, or None.
-        splits: names of splits, one each, or None.
-        fields: what else is kept, by name, one value each.
+        labels: one for each sample, or None.
+        splits: names of splits, one for each sample, or None.
+        fields: what else is kept, by name, one value for each sample.
         files: the files of the pictures, relative to `folder`; else None.
         folder: see `files`.
         unread: rows of which nothing but their number is known, for they could not be read.
-        warnings: as of `Scan`.
+        warnings: see `Scan`.
     """
 
     name: str
@@ -59,13 +64,13 @@ class Listing:
 
 
 def name_of(dataset: Any) -> str:
-    """What messages call a dataset: its class."""
+    """The name of a dataset for messages: its class."""
     kind = type(dataset)
     return f"{kind.__module__.partition('.')[0]}.{kind.__name__}"
 
 
 def list_samples(dataset: Any, name: str, options: SourceOptions) -> Listing:
-    """The samples of anything with `__len__` and `__getitem__` that messages call `name`.
+    """The samples of anything with `__len__` and `__getitem__` whose name in messages is `name`.
 
     Raises:
         SettingError: an option names what its samples do not have.
@@ -76,7 +81,7 @@ def list_samples(dataset: Any, name: str, options: SourceOptions) -> Listing:
         raise SourceError(f"{name}: has no samples; expected one for each picture")
     samples = _folder_samples(dataset)
     if samples is not None and _gives_files(dataset):
-        options.only("a folder dataset, whose samples are files and classes", "target")
+        options.only(FOLDER_DATASET)
         return _list_files(dataset, name, samples)
     keys = _Keys.of(_first_sample(dataset, name, count), name, options)
     read = partial(_read_picture, dataset, name, keys)
@@ -91,11 +96,11 @@ def list_samples(dataset: Any, name: str, options: SourceOptions) -> Listing:
 
 @dataclass(frozen=True, slots=True)
 class _Keys:
-    """Where samples have what; a key of a mapping, an index of a tuple, or None: they have it not.
+    """Where in a sample each value is: a key of a mapping, an index of a tuple, or None where there is none.
 
     Attributes:
         image: None: the sample itself is the picture.
-        note: what is to be said of the label; a phrase.
+        note: a warning about which values are the labels; empty where there is nothing to say.
     """
 
     image: Any = None
@@ -106,14 +111,14 @@ class _Keys:
 
     @classmethod
     def of(cls, sample: Any, name: str, options: SourceOptions) -> "_Keys":
-        options.only("a dataset", "image", "label", "target", "separator", "split", "fields")
+        options.only(DATASET)
         asked = (options.image, options.label, options.split, *options.fields)
         named = [key for key in asked if key is not None]
         sample = _plain(sample)
         if isinstance(sample, Mapping) and not {"bytes", "path"} >= set(sample):
             for key in named:
                 if key not in sample:
-                    raise SettingError(f"{name}: its samples have no {key!r}; have {_listed(sample)}")
+                    raise SettingError(f"{name}: its samples have no {key!r}; they have {_listed(sample)}")
             image = options.image or _image_key(sample, name)
             taken = (image, options.split, *options.fields)
             label, note = find_label(name, list(sample), options, taken, LABEL_KEY)
@@ -121,7 +126,7 @@ class _Keys:
         if named:
             are = "tuples (picture, label)" if isinstance(sample, tuple) else "pictures alone"
             raise SettingError(
-                f"{name}: its samples are {are}, in which nothing is named {named[0]!r}; leave that out"
+                f"{name}: its samples are {are}, which have no names, got {named[0]!r}; leave it out"
             )
         if not isinstance(sample, tuple):
             return cls()
@@ -136,7 +141,7 @@ class _Keys:
         try:
             return sample[key]
         except (KeyError, IndexError, TypeError) as error:
-            raise ValueError(f"has no {key!r}" if isinstance(key, str) else "is no tuple of two") from error
+            raise ValueError(f"has no {key!r}" if isinstance(key, str) else "is not a pair") from error
 
 
 def _plain(sample: Any) -> Any:
@@ -161,14 +166,14 @@ def _listed(keys: Mapping[Any, Any]) -> str:
 
 
 def _first_sample(dataset: Any, name: str, count: int) -> Any:
-    """The first one that can be read, of a few."""
+    """The first readable sample among the first few."""
     errors = []
     for row in range(min(count, _TRIED)):
         try:
             return read_sample(dataset, name, row)
         except ImageError as error:
             errors.append(error)
-    raise SourceError(f"{errors[0]}, nor can {len(errors) - 1} after it; repair the dataset")
+    raise SourceError(f"{errors[0]}, nor can the {len(errors) - 1} after it; repair the dataset")
 
 
 def read_sample(dataset: Any, name: str, row: int) -> Any:
@@ -189,7 +194,7 @@ def read_sample(dataset: Any, name: str, row: int) -> Any:
             if error.errno is not None and not isinstance(error, FileNotFoundError | IsADirectoryError):
                 raise
             raise ImageError(where, f"cannot be read ({reason_of(error)})") from error
-        except Exception as error:  # whatever somebody else's code raises
+        except Exception as error:  # other people's code may raise anything
             raise ImageError(where, f"cannot be read ({reason_of(error)})") from error
 
     return steadily(act, where)
@@ -203,7 +208,7 @@ def _read_picture(dataset: Any, name: str, keys: _Keys, row: int, path: str) -> 
 
 
 def _read_all(dataset: Any, keys: _Keys, every: Listing) -> Listing:
-    """Every sample, read for all but its picture; what an unread one would have, the first read one has."""
+    """Read every sample for its label and fields; one that cannot be read gets those of another."""
     wanted = [key for key in (keys.label, keys.split, *keys.fields) if key is not None]
     rows: list[list[Any] | None] = []
     for row in range(every.count):
@@ -216,14 +221,15 @@ def _read_all(dataset: Any, keys: _Keys, every: Listing) -> Listing:
             raise SourceError(f"{every.name}: row {row}: {error}, as the first sample has") from error
     filler = next(values for values in rows if values is not None)
     columns = {key: [(filler if row is None else row)[at] for row in rows] for at, key in enumerate(wanted)}
-    read = f"{every.name}: all its samples were read for their labels; ImageFolder and Hugging Face's are not"
+    others = "ImageFolder and Hugging Face datasets need not be"
+    note = f"{every.name}: every sample was read for its label; {others}"
     return replace(
         every,
         labels=columns.get(keys.label),
         splits=columns.get(keys.split),
         fields={name: columns[name] for name in keys.fields},
         unread=frozenset(row for row, values in enumerate(rows) if values is None),
-        warnings=(*every.warnings, read),
+        warnings=(*every.warnings, note),
     )
 
 
@@ -235,7 +241,7 @@ def python_value(value: Any) -> Any:
 
 
 def _class_names(dataset: Any) -> tuple[str, ...] | None:
-    """Its `classes`; names that several have get their number, synonyms are joined."""
+    """Its `classes`; synonyms are joined, and a name that several classes have is followed by their index."""
     while not hasattr(dataset, "classes") and hasattr(dataset, "indices") and hasattr(dataset, "dataset"):
         dataset = dataset.dataset  # that a Subset takes some samples of
     found = getattr(dataset, "classes", None)
@@ -246,7 +252,7 @@ def _class_names(dataset: Any) -> tuple[str, ...] | None:
 
 
 def unique_names(names: Sequence[str]) -> tuple[str, ...]:
-    """`names`, those that are there twice with their index behind them: ImageNet has two cranes."""
+    """`names`, those that are there twice followed by their index: ImageNet has two cranes."""
     times = Counter(names)
     return tuple(f"{name} {index}" if times[name] > 1 else name for index, name in enumerate(names))
 
@@ -259,7 +265,7 @@ def _folder_samples(dataset: Any) -> list[tuple[str, Any]] | None:
     getter, found = getattr(type(dataset), "__getitem__", None), None
     if _is_from(getter, "torch.utils.data.dataset") and hasattr(dataset, "indices"):
         whole = _folder_samples(dataset.dataset)
-        with suppress(IndexError, TypeError):  # a sample that it has not is a reject when it is read
+        with suppress(IndexError, TypeError):  # a sample that is not there is rejected when it is read
             found = whole and [whole[index] for index in dataset.indices]
     elif _is_from(getter, "torchvision.datasets.folder") and dataset.target_transform is None:
         found = dataset.samples
@@ -267,7 +273,7 @@ def _folder_samples(dataset: Any) -> list[tuple[str, Any]] | None:
 
 
 def _is_from(function: Any, module: str) -> bool:
-    """Whether it is written there; its `__module__` is that of another where `functools.wraps` has set it."""
+    """Whether its code is in that module; `functools.wraps` may have set its `__module__` to another one."""
     return getattr(function, "__globals__", {}).get("__name__") == module
 
 
@@ -302,3 +308,139 @@ def _within(root: str, path: str) -> str:
 
 def _read_file(row: int, path: str) -> str:
     return path
+
+
+def is_tensor(value: Any) -> bool:
+    """Whether `value` is what torch calls a tensor."""
+    return all(hasattr(value, name) for name in ("detach", "cpu", "numpy", "shape"))
+
+
+def reason_of(error: Exception) -> str:
+    """The text of an error of other people's code, on one line."""
+    text = " ".join(str(error).split())
+    name = type(error).__name__
+    return f"{name}: {text[:200]}" if text else name
+
+
+def is_hf(dataset: Any) -> bool:
+    """Whether it is a dataset of that library, with columns; a streamed one is none."""
+    return all(hasattr(dataset, name) for name in ("features", "select_columns", "with_format", "__len__"))
+
+
+def load_saved(folder: str) -> Any:
+    """What `save_to_disk` wrote to `folder`: a dataset, or a mapping of splits to datasets.
+
+    Raises:
+        MissingDependencyError: the library is not installed.
+        SourceError: there is no such dataset, or it is damaged.
+    """
+    if not os.path.isdir(folder):
+        raise SourceError(f"{folder}: no such folder; expected one that datasets' save_to_disk wrote")
+    try:
+        import datasets
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"{PREFIX}{folder}: needs the extra 'hf'; install it with: {install_extra('hf')}"
+        ) from error
+    try:
+        loaded = datasets.load_from_disk(folder)
+        for one in loaded.values() if isinstance(loaded, Mapping) else [loaded]:
+            one.data.validate(full=True)  # offsets that point elsewhere would end the process
+    except Exception as error:  # of many libraries
+        raise SourceError(
+            f"{folder}: not what save_to_disk wrote, or damaged ({reason_of(error)}); save it again"
+        ) from error
+    return loaded
+
+
+def list_columns(dataset: Any, name: str, options: SourceOptions) -> Listing:
+    """The samples of a dataset whose name in messages is `name`, by its columns; no picture is decoded.
+
+    Raises:
+        SettingError: an option names a column that it does not have.
+        SourceError: it has no samples, or a column cannot be read.
+    """
+    options.only(DATASET)
+    features = dict(dataset.features or {})
+    if not len(dataset):
+        raise SourceError(f"{name}: has no samples; expected one for each picture")
+    image = _image_column(features, name, options)
+    taken = (image, options.split, *options.fields)
+    label, note = find_label(name, list(features), options, taken, LABEL_KEY)
+    wanted = [key for key in (label, options.split, *options.fields) if key is not None]
+    for key in wanted:
+        if key not in features:
+            raise SettingError(f"{name}: has no column {key!r}; has {_listed(features)}")
+    warnings = [f"{name}: {note}"] if note else []
+    if (dataset.format or {}).get("type") == "custom":
+        warnings.append(f"{name}: its transform is left out: pictures are converted as they are stored")
+    plain = dataset.with_format(None)
+    columns = _columns(plain, wanted, name)
+    return Listing(
+        name=name,
+        count=len(plain),
+        read=_PictureReader(_undecoded(plain, image), image, name),
+        classes=None if label is None else _feature_names(features[label]),
+        labels=None if label is None else columns[label],
+        splits=None if options.split is None else columns[options.split],
+        fields={key: columns[key] for key in options.fields},
+        warnings=tuple(warnings),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _PictureReader:
+    """Reads one picture, as bytes or as the path of a file."""
+
+    dataset: Any
+    column: str
+    name: str
+
+    def __call__(self, row: int, path: str) -> Any:
+        value = read_sample(self.dataset, self.name, row)[self.column]
+        if value is None:
+            raise ImageError(f"{self.name}: row {row}", "has no picture")
+        return value
+
+
+def _image_column(features: Mapping[str, Any], name: str, options: SourceOptions) -> str:
+    if options.image is not None:
+        if options.image not in features:
+            raise SettingError(f"{name}: has no column {options.image!r}; has {_listed(features)}")
+        return options.image
+    found = [key for key, feature in features.items() if _is_image(feature)]
+    found = found or [key for key in IMAGE_KEYS if key in features]
+    if len(found) != 1:
+        which = "several columns" if found else "no column"
+        raise SettingError(
+            f"{name}: {which} may be the pictures; say which with image=; has {_listed(features)}"
+        )
+    return found[0]
+
+
+def _undecoded(dataset: Any, image: str) -> Any:
+    only = dataset.select_columns([image])
+    feature = only.features[image]
+    return only.cast_column(image, type(feature)(decode=False)) if _is_image(feature) else only
+
+
+def _is_image(feature: Any) -> bool:
+    return type(feature).__name__ == "Image" and hasattr(feature, "decode")
+
+
+def _columns(dataset: Any, names: list[str], name: str) -> dict[str, list[Any]]:
+    if not names:
+        return {}
+    try:
+        columns: dict[str, list[Any]] = dataset.select_columns(list(dict.fromkeys(names)))[:]
+    except Exception as error:  # of many libraries
+        raise SourceError(
+            f"{name}: columns {names} cannot be read ({type(error).__name__}: {error!s:.200})"
+        ) from error
+    return columns
+
+
+def _feature_names(feature: Any) -> tuple[str, ...] | None:
+    """The class names of a ClassLabel, or of a list of them."""
+    names = getattr(getattr(feature, "feature", feature), "names", None)
+    return unique_names(list(map(str, names))) if names else None

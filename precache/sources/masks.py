@@ -3,21 +3,51 @@
 import hashlib
 import os
 import stat
+from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 from PIL import Image
 
 from precache.dataset.columns import Column, Ints
 from precache.errors import ImageError, SettingError, SourceError
+from precache.pictures import masks
+from precache.pictures.images import Rendering
+from precache.pictures.jpeg import Pixels
 from precache.pictures.reading import read_picture, steadily
 from precache.sources.base import SampleRef, Scan, Source
 from precache.storage.urls import Location
 
+ReadMask: TypeAlias = Callable[[SampleRef, int], tuple[bytes | Image.Image, str]]
+"""(sample, most pixels) -> its mask, and the mask's name in messages; ImageError where there is none."""
 EXTENSIONS = (".png", ".tif", ".tiff", ".bmp", ".gif")
+
+
+def reader_of(source: Source) -> ReadMask | None:
+    """How masks are read from a source; None where it has none."""
+    read: ReadMask | None = getattr(source, "read_mask", None)
+    return read
+
+
+def render_mask(source: Source, ref: SampleRef, size: tuple[int, int], how: Rendering) -> Pixels | None:
+    """What is stored of the mask of a picture, see `masks.render`; None where the source has no masks.
+
+    Args:
+        size: width and height of the upright picture.
+
+    Raises:
+        ImageError: there is none for this picture, or none that fits it.
+        SourceError: it cannot be read, or there is not enough memory.
+    """
+    read = reader_of(source)
+    if read is None:
+        return None
+    data, name = read(ref, how.max_pixels)
+    return masks.render(data, source.where(ref), name, size, how)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,19 +59,20 @@ class MaskTree:
 
     @property
     def root(self) -> Location:
-        """That of the pictures."""
+        """The root of the pictures."""
         return self.source.root
 
     @property
     def paths(self) -> tuple[Location, ...]:
-        """Those of the pictures, and the folder."""
+        """The paths of the pictures, and the folder of the masks."""
         return (*self.source.paths, self.folder)
 
     def scan(self) -> Scan:
         """Of the pictures; its digest is that of paths and sizes of the masks, too."""
         if not self.folder.is_dir():
             raise SourceError(
-                f"{self.folder}: no folder of masks; expected one with a picture for each picture"
+                f"{os.path.abspath(self.folder)}: no folder of masks; expected one with a picture for each "
+                f"picture (a path that is not absolute begins in the folder where the command runs)"
             )
         if os.path.realpath(self.folder) == os.path.realpath(str(self.source.root)):
             raise SourceError(f"{self.folder}: is the folder of the pictures; name that of their masks")
@@ -61,11 +92,9 @@ class MaskTree:
         return replace(scan, source=replace(self, source=scan.source), digest=digest.hexdigest())
 
     def read(self, ref: SampleRef, max_pixels: int) -> bytes | Image.Image:
-        """The picture."""
         return self.source.read(ref, max_pixels)
 
     def where(self, ref: SampleRef) -> str:
-        """Of the picture."""
         return self.source.where(ref)
 
     def read_mask(self, ref: SampleRef, max_pixels: int) -> tuple[bytes, str]:
@@ -96,41 +125,39 @@ class MaskColumn(MaskTree):
 
     Attributes:
         column: its name.
-        kept: whether it is a field, too.
+        is_field: whether the column is a field, too.
         names: its values, once it is scanned: a sample's `place` is its row here.
         places: int64 [n], of the samples in the table.
     """
 
     column: str = ""
-    kept: bool = False
+    is_field: bool = False
     names: Column | None = None
     places: Ints | None = None
 
     @property
     def paths(self) -> tuple[Location, ...]:
-        """Those of the table."""
+        """The paths of the table, and the folder of the masks."""
         return self.source.paths
 
     def scan(self) -> Scan:
-        """As of a `MaskTree`."""
+        """See `MaskTree.scan`."""
         scan = self.source.scan()
         names = scan.samples.fields[self.column]
         if names.kind != "text":
             raise SettingError(f"--mask {self.column}: expected paths of masks in {self.root}, got numbers")
         samples = copy(scan.samples)
         samples.fields = {
-            name: column for name, column in samples.fields.items() if name != self.column or self.kept
+            name: column for name, column in samples.fields.items() if name != self.column or self.is_field
         }
         samples.places = np.arange(len(samples))
         masked = replace(self, names=names, places=scan.samples.places)
         return masked._with_masks(replace(scan, samples=samples))
 
     def read(self, ref: SampleRef, max_pixels: int) -> bytes | Image.Image:
-        """The picture."""
         return self.source.read(self._in_table(ref), max_pixels)
 
     def where(self, ref: SampleRef) -> str:
-        """Of the picture."""
         return self.source.where(self._in_table(ref))
 
     def _in_table(self, ref: SampleRef) -> SampleRef:
@@ -146,7 +173,7 @@ class MaskColumn(MaskTree):
 
 
 def _status(path: str) -> os.stat_result | None:
-    """Of the file; None where there is none."""
+    """Status of the file; None where there is none."""
     try:
         return os.stat(path)
     except (FileNotFoundError, NotADirectoryError):

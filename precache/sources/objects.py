@@ -4,59 +4,28 @@ What is a sample, its id and label, and the digest are as of the same tree on di
 here, see `precache.sources.tree`. An object is the one that was listed as long as size and etag are.
 """
 
-import os
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
+from itertools import islice
+from typing import TypeAlias
 
-import numpy as np
 import xxhash
+from PIL import Image
 
 from precache.errors import SourceError
 from precache.pictures import kinds
 from precache.pictures.reading import check_bytes
-from precache.sources.base import SampleRef, Scan
-from precache.sources.tree import scan_folders
+from precache.sources.base import SampleRef, Scan, Source
+from precache.sources.tree import Node, scan_folders
 from precache.storage.objects import ObjectInfo, ObjectStore
 from precache.storage.retries import ObjectNotFoundError
 from precache.storage.urls import Url
 
-
-class ObjectNode:
-    """An object, or a prefix, see `precache.sources.folders.Inside`.
-
-    Attributes:
-        children: of a prefix, by name; None of an object.
-        mark: of the object's etag, see `mark_of`.
-    """
-
-    __slots__ = ("bytes", "children", "mark", "modified_ns", "name", "path", "store")
-
-    def __init__(self, name: str, path: str, store: ObjectStore) -> None:
-        self.name, self.path, self.store = name, path, store
-        self.children: dict[str, ObjectNode] | None = None
-        self.bytes = self.modified_ns = self.mark = 0
-
-    def is_dir(self) -> bool:
-        """Whether it is a prefix of others."""
-        return self.children is not None
-
-    def is_file(self) -> bool:
-        """Whether it is an object."""
-        return self.children is None
-
-    def entries(self) -> Iterable["ObjectNode"]:
-        """What has it as a prefix, one level deep."""
-        return self.children.values() if self.children is not None else ()
-
-    def status(self) -> os.stat_result:
-        """Its size, and when it was written."""
-        times = {"st_mtime_ns": self.modified_ns}
-        return os.stat_result((0, 0, 0, 1, 0, 0, self.bytes, 0, 0, 0), times)
-
-    def start(self) -> bytes:
-        """Its first bytes."""
-        return self.store.get_range(self.path, 0, min(self.bytes, kinds.PREFIX_BYTES))
+Read: TypeAlias = Callable[[], "bytes | Image.Image"]
+"""As `Source.read` of one picture."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +35,7 @@ class ObjectTree:
     root: Url
     class_depth: int = 1
 
-    ahead = 16
+    reads_at_a_time = 16
     """So many pictures are asked for at a time: each takes as long as the way there and back."""
 
     @property
@@ -76,18 +45,13 @@ class ObjectTree:
 
     def scan(self) -> Scan:
         """See `precache.sources.base.Source`."""
-        store = _store(self.root)
-        top = tree_of(store)
-        scan = scan_folders(top, self)
-        marks = (_find(top, ref.path).mark for ref in scan.samples)
-        scan.samples.places = np.fromiter(marks, np.int64, len(scan.samples))
-        return scan
+        return scan_folders(_tree_of(_store(self.root)), self)
 
     def read(self, ref: SampleRef, max_pixels: int) -> bytes:
         """The content of the object."""
         listed = (ref.bytes, ref.place)
         return read_object(
-            self.root, ref.path, ref.bytes, max_pixels, lambda it: (it.bytes, mark_of(it)) == listed
+            self.root, ref.path, ref.bytes, max_pixels, lambda it: (it.bytes, _version_of(it)) == listed
         )
 
     def where(self, ref: SampleRef) -> str:
@@ -123,32 +87,48 @@ def read_object(
     return content
 
 
-def tree_of(store: ObjectStore) -> ObjectNode:
-    """All objects below the store's URL."""
-    top = ObjectNode("", "", store)
+def reads_of(source: Source, refs: Sequence[SampleRef], max_pixels: int) -> Iterator[Read]:
+    """A `Read` of each picture in turn; of a source with `reads_at_a_time` so many of them are under way."""
+    at_a_time = getattr(source, "reads_at_a_time", 0)
+    if not at_a_time:
+        yield from (partial(source.read, ref, max_pixels) for ref in refs)
+        return
+    with ThreadPoolExecutor(at_a_time) as pool:
+        waiting = iter(refs)
+        under_way = deque(pool.submit(source.read, ref, max_pixels) for ref in islice(waiting, at_a_time))
+        try:
+            while under_way:
+                yield under_way.popleft().result
+                under_way.extend(pool.submit(source.read, ref, max_pixels) for ref in islice(waiting, 1))
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _tree_of(store: ObjectStore) -> Node:
+    """All objects below the store's URL; `Node.place` is what `_version_of` says."""
+
+    def first_bytes(node: Node) -> bytes:
+        return store.get_range(node.path, 0, min(node.bytes, kinds.PREFIX_BYTES))
+
+    top = Node("", "", first_bytes)
     top.children = {}
     for info in store.list():
         node, parts = top, info.name.split("/")
         for depth, part in enumerate(parts):
             if node.children is None:  # an object of this name marks the folder, or lies beside it
                 node.children = {}
-            node = node.children.setdefault(part, ObjectNode(part, "/".join(parts[: depth + 1]), store))
-        node.bytes, node.modified_ns, node.mark = info.bytes, info.modified_ns, mark_of(info)
+            child = node.children.get(part)
+            if child is None:
+                child = node.children[part] = Node(part, "/".join(parts[: depth + 1]), first_bytes)
+            node = child
+        node.bytes, node.modified_ns, node.place = info.bytes, info.modified_ns, _version_of(info)
     return top
 
 
-def mark_of(info: ObjectInfo) -> int:
+def _version_of(info: ObjectInfo) -> int:
     """63 bits that change with the object's content, as far as the storage says."""
     said = info.etag.strip('"') if info.etag else f"{info.bytes} {info.modified_ns}"
     return xxhash.xxh3_64_intdigest(said.encode()) >> 1
-
-
-def _find(top: ObjectNode, path: str) -> ObjectNode:
-    node = top
-    for part in path.split("/"):
-        assert node.children is not None
-        node = node.children[part]
-    return node
 
 
 @lru_cache(4)

@@ -1,21 +1,84 @@
-"""What a user says about a source: which column is what, how deep classes lie, and the like."""
+"""What a user says about a source: which column is what, how deep classes lie, what is taken, and the like.
 
-import shlex
-from collections.abc import Collection, Sequence
+`OPTIONS` is the one table of them: which sources take which option, and what the command line says of it.
+"""
+
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 from precache.dataset.targets import TARGETS
 from precache.errors import SettingError, check_choice, check_range
+from precache.recipe import flag_of
 from precache.storage.urls import locate
 
-LABEL_NAMES = ("label", "labels", "class", "class_name", "target", "category")
-"""What the column of the labels is called more often than not."""
+TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
+TREE, CLASS_FOLDERS = "a tree of class folders", "class folders in an archive"
+ARCHIVE, TARS = "an archive", "WebDataset tars"
+TABLE, CONVERTED = "a table", "a converted dataset"
+DATASET, FOLDER_DATASET = "a dataset", "a folder dataset, whose samples are files and classes"
+_COLUMNS = (TABLE, DATASET)
+_PARTS = (TABLE, DATASET, TARS, ARCHIVE)
+
+
+def is_table(path: Path) -> bool:
+    """Whether the file's name is that of a table which is read here."""
+    return path.suffix.lower() in TABLE_SUFFIXES
+
+
+class OptionNotTakenError(SettingError):
+    """An option was given that a source of this kind does not take.
+
+    Attributes:
+        option: its name in `SourceOptions`.
+        kind: what messages call such a source.
+    """
+
+    def __init__(self, option: str, kind: str, kinds: tuple[str, ...]) -> None:
+        super().__init__(f"{flag_of(option)} is not for {kind}, only for {', '.join(kinds)}; leave it out")
+        self.option, self.kind = option, kind
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option of `SourceOptions`.
+
+    Attributes:
+        help: of the command line.
+        kinds: of sources that take it, as messages call them; empty: all.
+    """
+
+    help: str
+    kinds: tuple[str, ...] = ()
+
+
+OPTIONS = {
+    "root": Option("Table: folder of its pictures.  [default: that of the table]", (TABLE,)),
+    "image": Option("Table, dataset: column of the pictures; tars: extension of the pictures.", _PARTS),
+    "label": Option("Table, dataset: column of the labels; tars: key of .json.", _PARTS),
+    "target": Option(
+        f"Kind of label: {', '.join(TARGETS)}.  [default: as it looks]", (*_PARTS, FOLDER_DATASET)
+    ),
+    "separator": Option("Separator of several classes in one label, such as ';'.", _PARTS),
+    "split": Option("Table, dataset: column of split names.", _COLUMNS),
+    "fields": Option("Columns to keep: width,caption.", _PARTS),
+    "class_depth": Option(
+        "Tree: how deep class folders lie; 0: no classes.  [default: 1]", (TREE, CLASS_FOLDERS, ARCHIVE)
+    ),
+    "mask": Option("Folder of masks: MASKS/cat/1.png for the picture cat/1.jpg; or column of a table."),
+    "boxes": Option("Field that holds boxes: [[left, top, right, bottom], ...]."),
+    "classes": Option("Converted dataset: take only samples of these classes: cat,dog.", (CONVERTED,)),
+    "ids": Option(
+        "Converted dataset: file of the samples to take, one id or path per line. An id is a sample's "
+        "number in messages and batches (batch.ids); a path is that in the source: cat/1.jpg.",
+        (CONVERTED,),
+    ),
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SourceOptions:
-    """Options of a source; each kind of source takes some of them, and refuses the others.
+    """Options of a source; each kind of source takes some of them and refuses the others, see OPTIONS.
 
     Attributes:
         root: folder that the paths in a table are relative to; default that of the table.
@@ -24,12 +87,15 @@ class SourceOptions:
         target: one of TARGETS: what the label is. Default: what its values say.
         separator: between the classes of one text, where `target` is `classes`.
         split: column or key of their split.
-        fields: columns or keys of what else is to be kept.
+        fields: columns or keys of what else to keep.
         class_depth: how many folders deep the classes of a tree lie; 0: a flat folder without classes.
         mask: folder of the pictures' masks, under the same paths but for the extension; or the column of a
             table that has their paths.
         boxes: which of the fields are boxes, `[k, 4]`: left, top, right and bottom in pixels of the picture.
-        where: what of a converted dataset is taken: `label in (cat, dog)`, or `id in FILE`.
+        classes: names of the classes of a converted dataset whose samples are taken; default all. A sample of
+            several classes is taken for any of them.
+        ids: path of a file that lists the samples of a converted dataset to take, one id or path per line;
+            of a picture with `classes`, both must hold.
 
     Raises:
         SettingError: a value is out of range or unknown.
@@ -43,21 +109,23 @@ class SourceOptions:
     split: str | None = None
     fields: tuple[str, ...] = ()
     class_depth: int | None = None
-    where: str | None = None
+    classes: tuple[str, ...] = ()
+    ids: str | None = None
     mask: str | None = None
     boxes: str | None = None
 
     def __post_init__(self) -> None:
+        for name in ("fields", "classes"):
+            if isinstance(value := getattr(self, name), str):
+                raise SettingError(f"{name} must be a list of names, got {value!r}")
         for name, value in self.given().items():
-            texts = value if name == "fields" else [value]
+            texts = value if isinstance(value, list) else [value]
             if name != "class_depth" and not all(isinstance(text, str) for text in texts):
                 raise SettingError(f"{name} must be text, got {value!r:.99}")
         for path in filter(None, (self.root, self.mask)):
             locate(path)  # raises
         if self.target is not None:
             check_choice("target", self.target, TARGETS)
-        if isinstance(self.fields, str):
-            raise SettingError(f"fields must be a list of names, got {self.fields!r}")
         if self.class_depth is not None:
             check_range("class_depth", self.class_depth, 0)
         if self.separator == "":
@@ -66,59 +134,22 @@ class SourceOptions:
     def given(self) -> dict[str, Any]:
         """Those that are not the default, as plain JSON values; `SourceOptions.from_json` takes them."""
         values = {setting.name: getattr(self, setting.name) for setting in fields(self)}
-        values["fields"] = list(self.fields)
-        return {name: value for name, value in values.items() if value not in (None, [])}
+        plain = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+        return {name: value for name, value in plain.items() if value not in (None, [])}
 
     @classmethod
     def from_json(cls, given: dict[str, Any]) -> "SourceOptions":
-        """What `given` gave; TypeError for anything else."""
-        return cls(**{**given, "fields": tuple(given.get("fields", ()))})
+        """What `given` gave; SettingError for anything else."""
+        lists = {name: tuple(given.get(name, ())) for name in ("fields", "classes")}
+        if unknown := sorted(set(given) - set(OPTIONS)):
+            raise SettingError(
+                f"unknown option of a source {unknown[0]!r}; choose from: {', '.join(OPTIONS)}"
+            )
+        return cls(**{**given, **lists})
 
-    def to_flags(self) -> str:
-        """The flags of `precache convert` that give these, to paste into a shell."""
-        given = {_flag(name): value for name, value in self.given().items()}
-        given["--field"] = ",".join(self.fields)
-        return " ".join(f"{flag} {shlex.quote(str(value))}" for flag, value in given.items() if value != "")
-
-    def only(self, kind: str, *names: str) -> None:
-        """Raise SettingError where one is given that a source of this kind, a phrase, does not take."""
+    def only(self, kind: str) -> None:
+        """Raise OptionNotTakenError where one is given that a source of this kind does not take."""
         for name in self.given():
-            if name not in names:
-                raise SettingError(f"{_flag(name)} is not for {kind}; leave it out")
-
-
-def find_label(
-    where: Any, names: Sequence[str], options: SourceOptions, taken: Collection[str | None], usual: str = ""
-) -> tuple[str | None, str]:
-    """Which column, or key, has the labels, None: none has; and a phrase on what nobody has said.
-
-    Args:
-        where: what messages call the table, or the dataset.
-        names: of all columns.
-        taken: those that hold something else.
-        usual: what goes without saying.
-
-    Raises:
-        SettingError: several may be it.
-    """
-    if options.target == "none" or options.label is not None:
-        return (None if options.target == "none" else options.label), ""
-    left = [name for name in names if name not in taken]
-    found = [name for name in left if name in LABEL_NAMES]
-    if len(found) > 1:
-        raise SettingError(
-            f"{where}: several columns may be the labels: {', '.join(map(repr, found))}; say which with "
-            f"--label, or leave all out with --target none"
-        )
-    if found:
-        note = f"labels are taken from {found[0]!r}; --label names others, --target none takes none"
-        return found[0], "" if found[0] == usual else note
-    if options.target is not None or options.separator is not None:
-        flag = f"--target {options.target}" if options.separator is None else "--separator"
-        raise SettingError(f"{where}: {flag} needs labels; name their column with --label")
-    none = f"pictures get no labels, as no column is named {', '.join(LABEL_NAMES)}; name theirs with --label"
-    return None, none if left else ""
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-").replace("fields", "field")
+            kinds = OPTIONS[name].kinds
+            if kinds and kind not in kinds:
+                raise OptionNotTakenError(name, kind, kinds)

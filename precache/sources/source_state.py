@@ -38,7 +38,7 @@ def changed_rows(scan: Scan, rows: Ints, modified_ns: Ints, checksums: Checksums
 
 
 def _checksum(scan: Scan, ref: SampleRef) -> int | None:
-    """Of the picture, whatever its size is now; None where it cannot be read any more."""
+    """Checksum of the picture, whatever its size is now; None where it cannot be read any more."""
     try:
         return picture_checksum(scan.source.read(ref, _ANY_SIZE))
     except ImageError:

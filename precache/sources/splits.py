@@ -19,10 +19,10 @@ from typing import Any
 
 import numpy as np
 
-from precache.console.notices import counted, some
+from precache.dataset.manifest import Manifest
 from precache.errors import SettingError, SourceError
-from precache.manifest import Manifest
 from precache.recipe import DEFAULT_SPLITS, SPLIT_NAME, Recipe, parse_splits
+from precache.reporting import counted, some
 from precache.sources.base import IgnoredPath, Scan
 from precache.storage import read_regular
 from precache.storage.urls import local_path

@@ -1,43 +1,76 @@
-"""A table of pictures: a row each, with the path of the file and what it is labelled with.
+"""A table of pictures: one row per picture, with the path of its file and its label.
 
     path,species,fold,width
     photos/0001.jpg,heron,train,640
 
-Paths are relative to the folder of the table, or to another one that is named; they may be absolute, and may
-lead elsewhere with `..`: whoever writes a table of files means them. They are kept in their shortest form.
-A row without a file is rejected when it is converted. Ids are the numbers of the rows, from 0.
-`precache.sources.rows` reads the files, and `precache.sources.labels` says what becomes of the labels.
+    labels.csv, labels.tsv    UTF-8, with a header; cells are text, quoted as RFC 4180 has it
+    labels.jsonl              UTF-8, one object per line; its keys are the columns
+    labels.parquet            as pyarrow reads it
+
+Paths are relative to the folder of the table, or to the folder that --root names; they may be absolute, and
+may contain `..`: a table is trusted to name its files. They are stored in their shortest form.
+A row without a file is rejected when it is converted. Ids are the numbers of the rows, from 0. A line is
+counted as an editor shows it: from 1, the header's included. Blank lines are not rows.
+`precache.sources.labels` turns the labels into classes or numbers.
 """
 
+import codecs
+import csv
 import errno
+import json
 import os
 import stat
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, TypeAlias
 
 import numpy as np
 import xxhash
 
-from precache.console.notices import counted
 from precache.dataset.columns import Column, ValueOfRowError
-from precache.errors import ImageError, SettingError, SourceError
+from precache.errors import ImageError, MissingDependencyError, SettingError, SourceError, did_you_mean
+from precache.packages import install_extra
 from precache.pictures.reading import read_picture, steadily
 from precache.recipe import SPLIT_NAME
-from precache.sources import rows
+from precache.reporting import counted
 from precache.sources.base import SampleRef, Samples, Scan, digest_of
-from precache.sources.labels import Labelled, Labels, typed
+from precache.sources.labels import Labelled, Labels, find_label, typed
 from precache.sources.objects import ObjectTree, read_object
-from precache.sources.options import SourceOptions, find_label
+from precache.sources.options import TABLE_SUFFIXES, SourceOptions
+from precache.storage import open_regular
 from precache.storage.objects import ObjectInfo, ObjectStore
 from precache.storage.urls import Location, Url, locate
 
 IMAGE_NAMES = ("image", "path", "file", "filename", "file_name")
+Row: TypeAlias = tuple[int, Sequence[Any]]
+"""The line that the row begins in, 0 where the format has no lines, and its values."""
+Rows: TypeAlias = Callable[[Sequence[str]], Iterator[Row]]
+"""What a reader of a table gives beside the names of the columns: the rows, of the columns that are asked."""
+
+_LINE_BYTES = 64 << 20  # a longer line is not a line of a table
+_BATCH_ROWS = 65_536
 _PATH_BYTES = 4096  # no system takes longer ones
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
 _NAMED = 20  # columns that a message names
+_UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+_DELIMITERS = {".csv": ",", ".tsv": "\t"}
+_OTHERS = {
+    ".gz": "unpack it first, with: gunzip -k",
+    ".zip": "unpack it first",
+    ".xz": "unpack it first, with: unxz -k",
+    ".zst": "unpack it first, with: unzstd",
+    ".xls": "save it as CSV, in UTF-8",
+    ".xlsx": "save it as CSV, in UTF-8",
+    ".ods": "save it as CSV, in UTF-8",
+    ".json": "write an object a line into a .jsonl",
+    ".ndjson": "rename it to .jsonl",
+    ".feather": "write it as Parquet",
+    ".arrow": "write it as Parquet",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +90,7 @@ class TableSource:
 
     @property
     def folder(self) -> str:
-        """That paths are relative to."""
+        """The folder that paths are relative to."""
         return str(self.root.parent) if self.options.root is None else self.options.root
 
     @property
@@ -67,37 +100,37 @@ class TableSource:
         return place if isinstance(place, Url) else None
 
     @property
-    def ahead(self) -> int:
+    def reads_at_a_time(self) -> int:
         """How many pictures are asked for at a time."""
-        return ObjectTree.ahead if self.url else 0
+        return ObjectTree.reads_at_a_time if self.url else 0
 
     def scan(self) -> Scan:
         """See `precache.sources.base.Source`."""
-        asked = self._columns()
-        if self.options.root is not None and not self.url and not os.path.isdir(self.options.root):
-            raise SettingError(f"--root {self.options.root}: no such folder; name that of the pictures")
-        found = _Found(self.root, None if self.url else os.path.abspath(self.folder))
-        found.read(asked)
-        found.check_twice(asked.image)
+        with _opened(self.root) as (names, rows):
+            columns = _Columns.of(self.root, names, self.options)
+            if self.options.root is not None and not self.url and not os.path.isdir(self.options.root):
+                raise SettingError(f"--root {self.options.root}: no such folder; name that of the pictures")
+            found = _TableRows(self.root, None if self.url else os.path.abspath(self.folder), columns)
+            found.read(rows)
+        found.check_twice()
         sizes, modified_ns, warnings = found.stat(self.folder)
-        labelled = found.labelled(asked, self.options)
-        names, splits = found.splits()
+        labelled = found.labelled(self.options)
+        split_names, splits = found.splits()
         samples = Samples(
             ids=np.arange(len(found)),
             labels=labelled.labels,
             file_bytes=sizes,
             modified_ns=modified_ns,
             splits=splits,
-            split_names=names,
+            split_names=split_names,
             paths=bytes(found.paths),
             path_ends=np.frombuffer(found.path_ends, np.int64),
             places=np.frombuffer(found.lines, np.int64),
             targets=labelled.targets,
-            fields={name: found.field(name) for name in asked.fields},
+            fields={name: found.field(name) for name in columns.fields},
         )
-        of = f"{self.root}: the labels in {asked.label!r}"
-        warnings += [f"{self.root}: {asked.note}"] if asked.note else []
-        warnings += [f"{of} {note}" for note in labelled.notes]
+        warnings += [f"{self.root}: {columns.note}"] if columns.note else []
+        warnings += [f"{self.root}: the labels in {columns.label!r} {note}" for note in labelled.notes]
         return Scan(
             self,
             labelled.classes,
@@ -113,9 +146,8 @@ class TableSource:
         """The content of the file that the row names."""
         path = os.path.join(self.folder, ref.path)
         if ref.bytes < 0:
-            reason = "is a folder" if os.path.isdir(path) else "is no file"
-            where = rows.place_of(self.root, ref.place, ref.id)
-            raise ImageError(self.where(ref), f"{reason}; named in {where}")
+            reason = "is a folder" if os.path.isdir(path) else "is not a file"
+            raise ImageError(self.where(ref), f"{reason}; named in {_place_of(self.root, ref.place, ref.id)}")
         if self.url:
             scanned = (ref.bytes, ref.modified_ns)
             return read_object(self.url, ref.path, ref.bytes, max_pixels, lambda it: _as_found(it) == scanned)
@@ -123,36 +155,46 @@ class TableSource:
 
     def where(self, ref: SampleRef) -> str:
         """Its row, and the path of its file."""
-        return f"{rows.place_of(self.root, ref.place, ref.id)}: {os.path.join(self.folder, ref.path)}"
+        return f"{_place_of(self.root, ref.place, ref.id)}: {os.path.join(self.folder, ref.path)}"
 
-    def _columns(self) -> "_Asked":
-        """The names of the columns that are asked for.
 
-        Raises:
-            SettingError: there is no such column, or there are two.
-        """
-        options = self.options
-        names = rows.columns_of(self.root)
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    """Names of the columns that are asked for, and what is to be said of that of the labels."""
+
+    image: str
+    label: str | None
+    split: str | None
+    fields: tuple[str, ...]
+    note: str
+
+    @property
+    def names(self) -> list[str]:
+        """All columns that are asked for, each once."""
+        every = (self.image, self.label, self.split, *self.fields)
+        return list(dict.fromkeys(name for name in every if name is not None))
+
+    @classmethod
+    def of(cls, table: Path, names: Sequence[str], options: SourceOptions) -> "_Columns":
+        """Those of a table with columns `names`; SettingError if one is not there, or there twice."""
         image = options.image
         if image is None:
             usual = [name for name in names if name in IMAGE_NAMES]
             if len(usual) != 1:
                 which = "no column is" if not usual else "several columns are"
                 raise SettingError(
-                    f"{self.root}: {which} named {', '.join(IMAGE_NAMES)}; name that of the pictures' paths "
+                    f"{table}: {which} named {', '.join(IMAGE_NAMES)}; name that of the pictures' paths "
                     f"with --image; there are {_listed(names)}"
                 )
             image = usual[0]
         fields = tuple(dict.fromkeys(options.fields))
-        label, note = find_label(self.root, names, options, (image, options.split, *fields))
-        flags = {"image": image, "label": label, "split": options.split}
-        for flag, name in [*flags.items(), *(("field", field) for field in fields)]:
+        label, note = find_label(table, names, options, (image, options.split, *fields))
+        flags = [("image", image), ("label", label), ("split", options.split)]
+        for flag, name in [*flags, *(("field", field) for field in fields)]:
             if name is not None and names.count(name) != 1:
                 number = "no column" if name not in names else "several columns"
-                raise SettingError(
-                    f"{self.root}: has {number} {name!r}, as --{flag} asks; has {_listed(names)}"
-                )
-        return _Asked(image, label, options.split, fields, note)
+                raise SettingError(f"{table}: has {number} {name!r}, as --{flag} asks; has {_listed(names)}")
+        return cls(image, label, options.split, fields, note)
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -163,111 +205,96 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(f"{name!r:.60}" for name in names[:_NAMED]) + more + hint
 
 
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """Names of columns, and what is to be said of that of the labels."""
-
-    image: str
-    label: str | None
-    split: str | None
-    fields: tuple[str, ...]
-    note: str
-
-
-class _Found:
+class _TableRows:
     """The rows of a table, in columns; some 100 bytes a row where there are no fields.
 
     Args:
         folder: that paths are relative to, absolute; None: that is a URL.
     """
 
-    def __init__(self, table: Path, folder: str | None) -> None:
-        self.table, self._folder = table, folder
+    def __init__(self, table: Path, folder: str | None, columns: _Columns) -> None:
+        self.table, self._folder, self._columns = table, folder, columns
         self.paths, self.path_ends = bytearray(), array("q")
         self.lines = array("q")
         self._hashes = array("Q")
         self._labels = Labels()
         self._split_of: dict[str, int] = {}
         self._splits = array("q")
-        self._fields: dict[str, list[Any]] = {}
+        self._fields: dict[str, list[Any]] = {name: [] for name in columns.fields}
+        self._is_text = table.suffix.lower() in _DELIMITERS
 
     def __len__(self) -> int:
         return len(self.lines)
 
-    def read(self, asked: _Asked) -> None:
-        """Read all of it."""
-        names = list(
-            dict.fromkeys(n for n in (asked.image, asked.label, asked.split, *asked.fields) if n is not None)
-        )
+    def read(self, rows: Rows) -> None:
+        """Read all rows."""
+        columns, names = self._columns, self._columns.names
         at = {name: place for place, name in enumerate(names)}
-        fields = [(at[name], self._fields.setdefault(name, [])) for name in asked.fields]
-        image = at[asked.image]
-        label = None if asked.label is None else at[asked.label]
-        split = None if asked.split is None else at[asked.split]
-        for line, values in rows.rows_of(self.table, names):
+        image, fields = at[columns.image], [(at[name], values) for name, values in self._fields.items()]
+        label = None if columns.label is None else at[columns.label]
+        split = None if columns.split is None else at[columns.split]
+        for line, values in rows(names):
             self.lines.append(line)
-            self._add_path(asked.image, values[image])
+            self._add_path(values[image])
             if label is not None:
                 self._labels.add(values[label])
-            if split is not None and asked.split is not None:
-                self._add_split(asked.split, values[split])
+            if split is not None:
+                self._add_split(values[split])
             for place, column in fields:
                 column.append(values[place])
         if not self.lines:
             raise SourceError(f"{self.table}: has no rows; expected one for each picture")
 
-    def error(self, row: int, column: str, reason: str) -> SourceError:
-        """What is wrong with a row, in one line."""
-        return SourceError(f"{rows.place_of(self.table, self.lines[row], row)}: {column!r}: {reason}")
+    def _error(self, row: int, column: str | None, reason: str) -> SourceError:
+        return SourceError(f"{_place_of(self.table, self.lines[row], row)}: {column!r}: {reason}")
 
-    def _add_path(self, column: str, path: Any) -> None:
-        row = len(self.lines) - 1
+    def _add_path(self, path: Any) -> None:
+        row, column = len(self.lines) - 1, self._columns.image
         if not isinstance(path, str) or not path:
-            raise self.error(row, column, f"expected the path of a picture, got {path!r:.60}; fill it in")
+            raise self._error(row, column, f"expected the path of a picture, got {path!r:.60}; fill it in")
         if "://" in path:
-            raise self.error(row, column, f"{path!r:.60} is no path of a file; download the pictures first")
+            raise self._error(row, column, f"{path!r:.60} is a URL; download the pictures first")
         try:
             encoded = os.fsencode(path)
         except UnicodeEncodeError:
-            raise self.error(
-                row, column, f"{path!r:.60} is no name that a file can have; correct it"
-            ) from None
+            reason = f"{path!r:.60} is not a valid file name; correct it"
+            raise self._error(row, column, reason) from None
         if b"\0" in encoded or len(encoded) > _PATH_BYTES:
-            what = f"is of {len(encoded):,} bytes" if len(encoded) > _PATH_BYTES else "has a NUL in it"
-            raise self.error(row, column, f"{path!r:.60} {what}, as no path of a file; correct it")
-        short, place = rows.shortest(self._folder, path)
+            what = f"has {len(encoded):,} bytes" if len(encoded) > _PATH_BYTES else "has a NUL in it"
+            raise self._error(row, column, f"{path!r:.60} {what}, so it cannot be a path; correct it")
+        short, place = _shortest(self._folder, path)
         self.paths += os.fsencode(short)
         self.path_ends.append(len(self.paths))
         self._hashes.append(xxhash.xxh3_64_intdigest(os.fsencode(place)))
 
-    def _add_split(self, column: str, value: Any) -> None:
+    def _add_split(self, value: Any) -> None:
+        column = self._columns.split or ""
         if isinstance(value, int) and not isinstance(value, bool):
             value = str(value)
         if isinstance(value, str) and value.isdecimal():
             value = column + value  # folds are numbers more often than not
         if not isinstance(value, str) or not SPLIT_NAME.fullmatch(value):
-            raise self.error(
-                len(self.lines) - 1, column, f"{value!r:.60} is no name of a split; write one such as train"
-            )
+            reason = f"{value!r:.60} is not a valid split name; write one such as train"
+            raise self._error(len(self.lines) - 1, column, reason)
         self._splits.append(self._split_of.setdefault(value, len(self._split_of)))
 
-    def _path(self, row: int) -> bytes:
-        return bytes(self.paths[self.path_ends[row - 1] if row else 0 : self.path_ends[row]])
+    def _path(self, row: int) -> str:
+        return os.fsdecode(bytes(self.paths[self.path_ends[row - 1] if row else 0 : self.path_ends[row]]))
 
-    def check_twice(self, column: str) -> None:
+    def check_twice(self) -> None:
         """Raise SourceError where two rows name one picture."""
         hashes = np.frombuffer(self._hashes, np.uint64)
         order = np.argsort(hashes, kind="stable")
         for at in np.flatnonzero(hashes[order][1:] == hashes[order][:-1]).tolist():
             first, second = int(order[at]), int(order[at + 1])
-            paths = (os.fsdecode(self._path(row)) for row in (first, second))
-            if len({rows.shortest(self._folder, path)[1] for path in paths}) == 1:  # not their hashes alone
+            paths = [self._path(row) for row in (first, second)]
+            if len({_shortest(self._folder, path)[1] for path in paths}) == 1:  # not their hashes alone
                 other = f"line {self.lines[first]:,} (id {first})" if self.lines[first] else f"row {first}"
-                raise self.error(
+                raise self._error(
                     second,
-                    column,
-                    f"{os.fsdecode(self._path(second))!r} is in {other}, too; remove one of them, or "
-                    f"write all its labels into one cell (--separator)",
+                    self._columns.image,
+                    f"{paths[1]!r} is in {other}, too; remove one of them, or write all its labels into one "
+                    f"cell (--separator)",
                 )
 
     def stat(self, folder: str) -> tuple[Any, Any, list[str]]:
@@ -277,10 +304,10 @@ class _Found:
             SourceError: there is none of them, or one cannot be looked at.
         """
         sizes, modified_ns = np.full(len(self), -1), np.zeros(len(self), np.int64)
-        prefix, find = os.fsencode(folder), _status_on_disk
+        prefix, find = folder, _status_on_disk
         if isinstance(url := locate(folder), Url):
-            objects = {os.fsencode(info.name): _as_found(info) for info in ObjectStore(url).list()}
-            prefix, find = b"", lambda path: objects.get(os.path.normpath(path))
+            objects = {info.name: _as_found(info) for info in ObjectStore(url).list()}
+            prefix, find = "", lambda path: objects.get(os.path.normpath(path))
         for row in range(len(self)):
             status = find(os.path.join(prefix, self._path(row)))
             if status is not None:
@@ -289,25 +316,24 @@ class _Found:
         if not len(absent):
             return sizes, modified_ns, []
         first = int(absent[0])
-        path = os.path.join(folder, os.fsdecode(self._path(first)))
-        where = rows.place_of(self.table, self.lines[first], first)
+        path = os.path.join(folder, self._path(first))
+        where = _place_of(self.table, self.lines[first], first)
         if len(absent) == len(self):
             raise SourceError(
                 f"{where}: there is no picture {path!r}, nor one for any other row; paths are relative "
-                f"to the table, or to the folder that --root names, and to end as .jpg where the files do"
+                f"to the table, or to the folder that --root names, and have the same extension as the files"
             )
         missing = f"{counted(len(absent), 'row')} of {len(self):,} without a picture"
         return sizes, modified_ns, [f"{self.table}: {missing}; the first is {where}: {path!r}"]
 
-    def labelled(self, asked: _Asked, options: SourceOptions) -> Labelled:
+    def labelled(self, options: SourceOptions) -> Labelled:
         """What the rows are labelled with."""
-        if asked.label is None:
-            return Labelled("none", (), np.full(len(self), -1))
+        if self._columns.label is None:
+            return Labelled.with_nothing(len(self))
         try:
-            cells = not rows.is_typed(self.table)
-            return self._labels.labelled(options.target, options.separator, cells=cells)
+            return self._labels.labelled(options.target, options.separator, cells=self._is_text)
         except ValueOfRowError as error:
-            raise self.error(error.row, asked.label, error.reason) from error
+            raise self._error(error.row, self._columns.label, error.reason) from error
 
     def splits(self) -> tuple[tuple[str, ...], Any]:
         """Their names, sorted as the folders of a tree are, and int64 [n] of indices."""
@@ -322,23 +348,205 @@ class _Found:
         """A field; the values that were read are let go."""
         values = self._fields.pop(name)
         if None in values:
-            raise self.error(values.index(None), name, "is empty; fill it in, or leave the column out")
+            raise self._error(values.index(None), name, "is empty; fill it in, or leave the column out")
         try:
-            return Column.of(values if rows.is_typed(self.table) else typed(values))
+            return Column.of(typed(values) if self._is_text else values)
         except ValueOfRowError as error:
-            raise self.error(error.row, name, error.reason) from error
+            raise self._error(error.row, name, error.reason) from error
 
 
-def _status_on_disk(path: bytes) -> tuple[int, int] | None:
+def _status_on_disk(path: str) -> tuple[int, int] | None:
     """Size and time of a file; None where there is none."""
     try:
         status = os.stat(path)
     except OSError as error:
         if error.errno in _ABSENT:
             return None
-        status = steadily(lambda: os.stat(path), os.fsdecode(path))
+        status = steadily(lambda: os.stat(path), path)
     return (status.st_size, status.st_mtime_ns) if stat.S_ISREG(status.st_mode) else None
 
 
 def _as_found(info: ObjectInfo) -> tuple[int, int]:
     return info.bytes, info.modified_ns
+
+
+def why_no_table(path: Path) -> str | None:
+    """What to do with a table that is not read here, as its name says; None for any other file."""
+    suffix, inner = path.suffix.lower(), Path(path.stem).suffix.lower()
+    packed = suffix in (".gz", ".xz", ".zst", ".zip")
+    return None if packed and inner not in TABLE_SUFFIXES else _OTHERS.get(suffix)
+
+
+def columns_of(path: Path) -> list[str]:
+    """The names of the columns of the table at `path`; of JSON lines, those of the first row.
+
+    Raises:
+        SourceError: it cannot be read, or is empty.
+        MissingDependencyError: Parquet, without pyarrow.
+    """
+    with _opened(path) as (names, _):
+        return names
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[list[str], Rows]]:
+    """The names of its columns, and its rows; None where JSON lines or Parquet have no value."""
+    try:
+        with open(open_regular(path), "rb") as file:
+            yield _READERS[path.suffix.lower()](path, file)
+    except OSError as error:
+        raise SourceError(
+            f"{path}: the table cannot be read ({error.strerror or error})"
+            f"{did_you_mean(path) or '; check its name and permissions'}"
+        ) from error
+
+
+def _lines(path: Path, file: BinaryIO) -> Iterator[str]:
+    number = 0
+    while line := file.readline(_LINE_BYTES + 1):
+        number += 1
+        where = f"{path}, line {number:,}"
+        if number == 1:
+            if line.startswith(_UTF_16):
+                raise SourceError(f"{path}: is UTF-16, expected UTF-8; save it as UTF-8")
+            line = line.removeprefix(codecs.BOM_UTF8)  # which Excel writes
+        if len(line) > _LINE_BYTES:
+            raise SourceError(f"{where}: is longer than {_LINE_BYTES:,} bytes; is this a table?")
+        if b"\0" in line:
+            raise SourceError(
+                f"{where}: has a NUL byte, expected text in UTF-8; save the table again as UTF-8"
+            )
+        try:
+            yield line.decode()
+        except UnicodeDecodeError as error:
+            raise SourceError(
+                f"{where}: byte {error.start + 1:,} is not UTF-8; save the table as UTF-8"
+            ) from error
+
+
+def _read_csv(path: Path, file: BinaryIO) -> tuple[list[str], Rows]:
+    delimiter = _DELIMITERS[path.suffix.lower()]
+    reader = csv.reader(_lines(path, file), delimiter=delimiter, strict=True)
+
+    def records() -> Iterator[tuple[int, list[str]]]:
+        """(line that it begins in, cells) of each row."""
+        while True:
+            line = reader.line_num + 1
+            try:
+                cells = next(reader)
+            except StopIteration:
+                return
+            except csv.Error as error:
+                raise SourceError(
+                    f"{path}, line {line:,}: not CSV ({error}); close every quote, double those within "
+                    f"quotes, and write cells of over {csv.field_size_limit():,} characters as JSON lines"
+                ) from error
+            if cells:
+                yield line, cells
+
+    def rows(columns: Sequence[str]) -> Iterator[Row]:
+        wanted = [names.index(name) for name in columns]
+        for row, (line, cells) in enumerate(records()):
+            if len(cells) != len(names):
+                raise SourceError(
+                    f"{_place_of(path, line, row)}: expected {len(names)} cells as in the header, got "
+                    f"{len(cells)}; put quotes around a cell with a {'tab' if delimiter != ',' else 'comma'} "
+                    f"or a line break"
+                )
+            yield line, [cells[column] for column in wanted]
+
+    _, names = next(records(), (0, []))
+    if not names:
+        raise SourceError(f"{path}: is empty; expected a first line with the names of its columns")
+    return names, rows
+
+
+def _read_json_lines(path: Path, file: BinaryIO) -> tuple[list[str], Rows]:
+    def objects() -> Iterator[tuple[int, dict[str, Any]]]:
+        for line, text in enumerate(_lines(path, file), 1):
+            if text.isspace():
+                continue
+            try:
+                value = json.loads(text)
+            except (ValueError, RecursionError) as error:
+                raise SourceError(
+                    f"{path}, line {line:,}: not JSON ({error}); expected one object per line"
+                ) from error
+            if not isinstance(value, dict):
+                raise SourceError(
+                    f'{path}, line {line:,}: is not a JSON object; expected one per line: {{"path": "a.jpg"}}'
+                )
+            yield line, value
+
+    found = objects()
+    first = next(found, None)
+    if first is None:
+        raise SourceError(f"{path}: is empty; expected one JSON object per line")
+
+    def rows(columns: Sequence[str]) -> Iterator[Row]:
+        for line, value in chain([first], found):
+            yield line, [value.get(name) for name in columns]
+
+    return list(first[1]), rows
+
+
+def _read_parquet(path: Path, file: BinaryIO) -> tuple[list[str], Rows]:
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"{path}: Parquet needs the extra 'table' ({error}); run: {install_extra('table')}"
+        ) from error
+
+    @contextmanager
+    def told() -> Iterator[None]:
+        try:
+            yield
+        except (pyarrow.ArrowException, OSError, ValueError, MemoryError, OverflowError) as error:
+            reason = " ".join(str(error).split())[:200]
+            raise SourceError(f"{path}: not Parquet that can be read ({reason}); write it again") from error
+
+    def rows(columns: Sequence[str]) -> Iterator[Row]:
+        with told():
+            batches = table.iter_batches(_BATCH_ROWS, columns=list(columns), use_threads=False)
+            while (batch := next(batches, None)) is not None:
+                found = list(batch.schema.names)
+                values = [batch.column(found.index(name)).to_pylist() for name in columns]
+                yield from ((0, row) for row in zip(*values, strict=True))
+
+    with told():
+        table = parquet.ParquetFile(file, pre_buffer=False, page_checksum_verification=True)
+        return list(table.schema_arrow.names), rows
+
+
+_READERS: dict[str, Callable[[Path, BinaryIO], tuple[list[str], Rows]]] = dict(
+    zip(TABLE_SUFFIXES, (_read_csv, _read_csv, _read_json_lines, _read_parquet), strict=True)
+)
+
+
+def _place_of(path: Path, line: int, row: int) -> str:
+    """The name of a row for messages."""
+    return f"{path}, line {line:,} (id {row})" if line else f"{path}, row with id {row}"
+
+
+def _shortest(folder: str | None, path: str) -> tuple[str, str]:
+    """A path in a row without `.`, `..` and double slashes, and the same from the root of the disk on.
+
+    As it is written where a link makes `..` lead elsewhere, or nothing is there.
+
+    Args:
+        folder: that it is relative to, absolute; None: that is a URL.
+    """
+    short = os.path.normpath(path.replace("//", "/"))  # normpath leaves two slashes at the start
+    if folder is None:
+        return short, short
+    if ".." in path.split("/"):
+        written = os.path.join(folder, path)
+        try:
+            straight = os.path.samefile(written, os.path.normpath(written))
+        except OSError:
+            straight = False
+        if not straight:
+            return path, written
+    return short, os.path.normpath(os.path.join(folder, short))

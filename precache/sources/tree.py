@@ -8,48 +8,98 @@
 A tree whose folders are `train` and `val` (or `valid`, `validation`, `test`), with class folders in
 each, keeps these splits: SRC/train/001.ak47/001_0001.jpg.
 
-Class folders may lie N folders deep: then a class is called as its path is, such as 'birds/heron'. With N = 0
+Class folders may lie N folders deep: then the class is named by its path, such as 'birds/heron'. With N = 0
 there are none: SRC/0001.jpg, a picture without a label.
 
 A file is a picture if its extension says so or, failing that, if its first bytes do: Caltech-101
-holds a JPEG named 'tmp'. `precache.pictures.kinds` lists both. Whether a picture can be decoded shows only
+holds a JPEG named 'tmp'. `precache.pictures.kinds` lists both. Whether it can be decoded is only known
 when it is decoded.
+
+The folders are on disk, in an archive (`precache.sources.archive`) or in an object storage
+(`precache.sources.objects`); what is a sample, its id and the digest are the same.
 """
 
+import errno
 import hashlib
 import os
 import stat
 from array import array
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import numpy as np
 
 from precache.errors import SourceError, did_you_mean
-from precache.pictures.reading import read_picture
-from precache.sources import folders
+from precache.pictures import kinds
+from precache.pictures.reading import read_picture, steadily
 from precache.sources.base import IgnoredPath, SampleRef, Samples, Scan, Source
-from precache.sources.folders import Folder, sorted_entries
-from precache.sources.kept import keep_scan
-from precache.sources.rows import is_table
-from precache.sources.walk import ALONE, ClassFolder, LeftOut, Listed, Scanning, list_folders
-from precache.storage.urls import Location, Url
+from precache.sources.options import is_table
+from precache.storage import open_regular
+from precache.storage.urls import Location
 
 SPLIT_FOLDERS = ("train", "val", "valid", "validation", "test")
-_MISSED_SHARE = 0.01  # of files that look like pictures: more, and the user hears of it
+_MISSED_SHARE = 0.01  # of files that look like pictures: if more are left out, there is a warning
 _NAMED = 5  # files or folders that a warning names
+
+_LOOP = "a link to a folder that it lies in"
+_NO_PICTURES = "a folder without pictures"
+
+
+class Node:
+    """A file or a folder in an archive or an object storage, with the methods of `os.DirEntry` that are used.
+
+    Attributes:
+        name: without those of its folders.
+        path: its name in messages.
+        children: of a folder, by name; None for a file.
+        bytes: size of the content; -1 for what cannot be read, such as a device.
+        modified_ns: when it was last written.
+        place: see `SampleRef.place`.
+    """
+
+    __slots__ = ("_first_bytes", "bytes", "children", "modified_ns", "name", "path", "place")
+
+    def __init__(self, name: str, path: str, first_bytes: "Callable[[Node], bytes]") -> None:
+        self.name, self.path, self._first_bytes = name, path, first_bytes
+        self.children: dict[str, Node] | None = None
+        self.bytes, self.modified_ns, self.place = -1, 0, 0
+
+    def is_dir(self) -> bool:
+        """Whether it is a folder."""
+        return self.children is not None
+
+    def is_file(self) -> bool:
+        """Whether it is a file that can be read."""
+        return self.children is None and self.bytes >= 0
+
+    def entries(self) -> "Iterable[Node]":
+        """What the folder holds; nothing for a file."""
+        return self.children.values() if self.children is not None else ()
+
+    def find(self, parts: Iterable[str]) -> "Node | None":
+        """What lies below it at the path of these names; None if there is nothing."""
+        node: Node | None = self
+        for part in parts:
+            node = (node.children or {}).get(part) if node is not None else None
+        return node
+
+    def first_bytes(self) -> bytes:
+        """As many of its first bytes as `kinds.PREFIX_BYTES`."""
+        return self._first_bytes(self)
+
+
+Entry: TypeAlias = "os.DirEntry[str] | Node"
+Folder: TypeAlias = "str | os.PathLike[str] | Node"
 
 
 @dataclass(frozen=True, slots=True)
 class TreeSource:
-    """A tree as a `Source`, whose class folders lie `class_depth` folders deep; as of `scan_tree`."""
+    """A tree on disk as a `Source`, whose class folders lie `class_depth` folders deep."""
 
     root: Path
     class_depth: int = 1
-    how: Scanning = ALONE
 
     @property
     def paths(self) -> tuple[Path, ...]:
@@ -58,7 +108,7 @@ class TreeSource:
 
     def scan(self) -> Scan:
         """As `scan_tree`."""
-        return scan_tree(self.root, self.class_depth, self.how)
+        return scan_tree(self.root, self.class_depth)
 
     def read(self, ref: SampleRef, max_pixels: int) -> bytes:
         """The content of the file."""
@@ -70,22 +120,19 @@ class TreeSource:
         return os.path.join(self.root, ref.path)
 
 
-def scan_tree(root: str | os.PathLike[str], class_depth: int = 1, how: Scanning = ALONE) -> Scan:
+def scan_tree(root: str | os.PathLike[str], class_depth: int = 1) -> Scan:
     """List the samples of the tree at `root`, sorted by class folder, then by file name.
 
     Args:
         class_depth: how many folders deep the class folders lie; 0 for a folder of pictures without labels.
-        how: by how many processes, where there are many pictures.
 
     Raises:
         SourceError: `root` is missing, is not a folder, or has no class folder with a picture; or
             something of it cannot be read: then its `__cause__` is an OSError.
-        WorkerError: a process died, again and again.
     """
     root = Path(root)
     try:
-        folder = stat.S_ISDIR(os.stat(root).st_mode)
-        reason = None if folder else "is not a folder"
+        reason = None if stat.S_ISDIR(os.stat(root).st_mode) else "is not a folder"
     except (FileNotFoundError, NotADirectoryError):
         reason = "does not exist"
     except OSError as error:
@@ -100,44 +147,36 @@ def scan_tree(root: str | os.PathLike[str], class_depth: int = 1, how: Scanning 
     if reason is not None:
         remedy = did_you_mean(root) or " ('precache sample' makes one to try, data/raw)"
         raise SourceError(f"{root}: {reason}; expected a folder of class folders with pictures{remedy}")
-    return scan_folders(root, TreeSource(root, class_depth), how)
+    return scan_folders(root, TreeSource(root, class_depth))
 
 
 class FolderSource(Source, Protocol):
-    """A source whose classes are folders; `class_depth` is as of `scan_tree`."""
+    """A source whose classes are folders."""
 
     @property
     def class_depth(self) -> int:
-        """See the class."""
+        """How many folders deep the class folders lie, see `scan_tree`."""
 
 
-def scan_folders(top: Folder, source: FolderSource, how: Scanning = ALONE) -> Scan:
+def scan_folders(top: Folder, source: FolderSource) -> Scan:
     """List the samples of `source`, of which `top` is the outermost folder; raises as `scan_tree`."""
-    found, class_depth = _Found(), source.class_depth
-    asked: list[ClassFolder | LeftOut] = []
-    for split, prefix, folder in _split_folders(top, class_depth):
-        found.splits.append(split)
-        if class_depth == 0:
-            asked.append(_to_list(folder, prefix, split, ""))
+    lister = _Lister()
+    for split, prefix, folder in _split_folders(top, source.class_depth):
+        lister.splits.append(split)
+        if source.class_depth == 0:
+            lister.list_pictures(folder, prefix, "")
         else:
-            asked += _class_folders(split, prefix, "", folder, class_depth)
-    if how.kept is None or isinstance(source.root, Url):
-        found.list(asked, list_folders, how.workers)
-    else:
-        with keep_scan(how.kept, source.root, class_depth) as kept:
-            found.list(asked, kept.list_folders, how.workers)
-            found.recalled = kept.recalled > 0
-    if not found.pictures:
-        raise SourceError(_nothing_found(top, source.root, class_depth))
-    return found.scan(source)
+            lister.list_class_folders(folder, prefix, "", source.class_depth)
+    if not lister.counts:
+        raise SourceError(_nothing_found(top, source.root, source.class_depth))
+    return lister.scan(source)
 
 
 def _nothing_found(top: Folder, root: Location, class_depth: int) -> str:
-    flat = any(folders.why_not_a_picture(entry) is None for entry in sorted_entries(top))
     if class_depth == 0:
         return f"{root}: has no pictures in it; for pictures in class folders leave out --class-depth 0"
     expected = f"{root}/{'FOLDER/' * (class_depth - 1)}CLASS/picture.jpg"
-    if flat:
+    if _holds_pictures(top):
         return (
             f"{root}: has no class folder with pictures, but pictures; expected {expected} "
             f"(for pictures without labels pass --class-depth 0)"
@@ -148,86 +187,103 @@ def _nothing_found(top: Folder, root: Location, class_depth: int) -> str:
     )
 
 
-class _Found:
-    """What a scan has found so far; grows by a few dozen bytes per picture."""
+class _Lister:
+    """Lists folders, and holds what was found: a few dozen bytes per picture.
+
+    Attributes:
+        splits: those without a picture, too; what is listed belongs to the last one.
+        counts: pictures of each folder that has some.
+    """
 
     def __init__(self) -> None:
-        self.ignored: list[IgnoredPath] = []
-        self.splits: list[str] = []  # those without a picture, too
-        self.scanned = 0
-        self.pictures = 0
-        self.recalled = False
+        self.splits: list[str] = []
+        self.counts: list[int] = []
+        self._split_of: list[int] = []  # of each of these folders, as of `splits`
+        self._class_of: list[str] = []
+        self._ignored: list[IgnoredPath] = []
+        self._paths = bytearray()
+        self._path_ends, self._sizes, self._modified_ns, self._places = (array("q") for _ in range(4))
+        self._digest = hashlib.sha256()
         self._missed: list[str] = []  # ignored files that look like pictures
         self._empty: list[str] = []  # class folders without pictures
+        self._loops: list[str] = []
         self._name_of: dict[tuple[int, int], str] = {}  # a folder's device and number -> its path
         self._twice: list[str] = []
-        self._loops: list[str] = []
-        self._sizes = array("q")
-        self._modified_ns = array("q")
-        self._paths = bytearray()
-        self._path_ends = array("q")
-        self._folders: list[ClassFolder] = []  # those with pictures
-        self._counts: list[int] = []  # how many each of them holds
-        self._digest = hashlib.sha256()
 
-    def list(
-        self,
-        asked: Sequence[ClassFolder | LeftOut],
-        list_folders: Callable[[Sequence[ClassFolder], int], Generator[Listed, None, None]],
-        workers: int,
-    ) -> None:
-        """Note what was asked for, in its order."""
-        to_list = [step for step in asked if isinstance(step, ClassFolder)]
-        with closing(list_folders(to_list, workers)) as listed:
-            for step in asked:
-                if isinstance(step, ClassFolder):
-                    self.add(step, next(listed))
-                else:
-                    self.leave_out(step)
+    def list_class_folders(self, folder: Folder, path: str, name: str, depth: int) -> None:
+        """List the class folders that lie `depth` folders deep in `folder`, and what lies beside them.
 
-    def add(self, folder: ClassFolder, listed: Listed) -> None:
-        """Note what a folder holds."""
-        path = folder.path.removesuffix("/")
-        if folder.name:
-            self._enter(path, listed.state[:2])
-        for left_out in listed.left_out:
-            self.leave_out(left_out)
-        self.scanned += len(listed)
-        if len(listed):
-            self.pictures += len(listed)
-            self._folders.append(folder)
-            self._counts.append(len(listed))
-            self._sizes.frombytes(listed.file_bytes.tobytes())
-            self._modified_ns.frombytes(listed.modified_ns.tobytes())
-            self._path_ends.frombytes((len(self._paths) + np.cumsum(listed.lengths)).tobytes())
-            self._paths += listed.paths
-            self._digest.update(listed.hashed)
-        elif folder.name:
-            self.leave_out(LeftOut(path, folders.NO_PICTURES))
+        Args:
+            path: of the folder, relative to the root, with a slash.
+            name: the same without the split's folder: that of a class begins so.
+        """
+        for entry in _sorted_entries(folder):
+            here = f"{path}{entry.name}"
+            if not _is_folder(entry):
+                self._ignore(here, "a file beside the class folders", missed=_looks_like_picture(entry))
+            elif entry.name.startswith("."):
+                self._ignore(here, "a hidden folder")
+            elif _is_loop(entry):
+                self._ignore(here, _LOOP)
+                self._loops.append(here)
+            elif depth > 1:
+                self.list_class_folders(entry, f"{here}/", f"{name}{entry.name}/", depth - 1)
+            else:
+                self._note_twice(entry, here)
+                if not self.list_pictures(entry, f"{here}/", f"{name}{entry.name}"):
+                    self._ignore(here, _NO_PICTURES)
+                    self._empty.append(here)
 
-    def leave_out(self, what: LeftOut) -> None:
-        """Note something that is not a picture, or looks like one and is missed."""
-        self.scanned += 1
-        self.ignored.append(IgnoredPath(what.path, what.reason))
-        if what.missed:
-            self._missed.append(what.path)
-        if what.reason == folders.NO_PICTURES:
-            self._empty.append(what.path)
-        elif what.reason == folders.LOOP:
-            self._loops.append(what.path)
+    def list_pictures(self, folder: Folder, path: str, class_name: str) -> int:
+        """List the pictures in `folder`, all of one class; how many there are."""
+        before, hashed = len(self._sizes), bytearray()
+        entries = _sorted_entries(folder)
+        entries.reverse()
+        while entries:
+            entry = entries.pop()  # and forget it: there may be 10,000,000
+            here = path + entry.name
+            reason = _why_not_a_picture(entry)
+            if reason is not None:
+                self._ignore(here, reason, missed=_looks_like_picture(entry))
+                continue
+            if isinstance(entry, Node):
+                size, modified_ns, place = entry.bytes, entry.modified_ns, entry.place
+            else:
+                status = _status(entry)
+                size, modified_ns, place = status.st_size, status.st_mtime_ns, 0
+            encoded = os.fsencode(here)
+            self._paths += encoded
+            self._path_ends.append(len(self._paths))
+            self._sizes.append(size)
+            self._modified_ns.append(modified_ns)
+            self._places.append(place)
+            hashed += b"%b\0%d\0" % (encoded, size)
+        self._digest.update(hashed)
+        count = len(self._sizes) - before
+        if count:
+            self.counts.append(count)
+            self._split_of.append(len(self.splits) - 1)
+            self._class_of.append(class_name)
+        return count
 
-    def _enter(self, path: str, key: tuple[int, int]) -> None:
-        """Note a class folder."""
-        first = self._name_of.setdefault(key, path)
-        if first != path and key[1]:  # 0 where the file system counts none
+    def _ignore(self, path: str, reason: str, *, missed: bool = False) -> None:
+        self._ignored.append(IgnoredPath(path, reason))
+        if missed:
+            self._missed.append(path)
+
+    def _note_twice(self, folder: Entry, path: str) -> None:
+        if isinstance(folder, Node):
+            return
+        status = _status(folder)
+        first = self._name_of.setdefault((status.st_dev, status.st_ino), path)
+        if first != path and status.st_ino:  # 0 where the file system counts none
             self._twice.append(f"{path!r} is {first!r}")
 
-    def warnings(self, root: Location) -> tuple[str, ...]:
-        """As `Scan.warnings`."""
+    def _warnings(self, root: Location) -> tuple[str, ...]:
         lines = []
         if self._empty:
             lines.append(f"{root}: class folders without a picture: {_names(self._empty)}")
-        if len(self._missed) > _MISSED_SHARE * (self.pictures + len(self._missed)):
+        if len(self._missed) > _MISSED_SHARE * (len(self._sizes) + len(self._missed)):
             lines.append(
                 f"{root}: {len(self._missed):,} files that look like pictures are left out: "
                 f"{_names(self._missed)}"
@@ -242,34 +298,32 @@ class _Found:
         return tuple(lines)
 
     def scan(self, source: FolderSource) -> Scan:
-        """All of it."""
+        """The scan: all that was listed."""
         target = "class" if source.class_depth else "none"
-        classes = sorted({folder.name for folder in self._folders}) if target == "class" else []
+        classes = sorted(set(self._class_of)) if target == "class" else []
         label_of = {name: label for label, name in enumerate(classes)}
         samples = Samples(
-            ids=np.arange(self.pictures),
-            labels=np.repeat([label_of.get(folder.name, -1) for folder in self._folders], self._counts),
+            ids=np.arange(len(self._sizes)),
+            labels=np.repeat([label_of.get(name, -1) for name in self._class_of], self.counts),
             file_bytes=np.frombuffer(self._sizes, np.int64),
             modified_ns=np.frombuffer(self._modified_ns, np.int64),
-            splits=np.repeat([self.splits.index(folder.split) for folder in self._folders], self._counts),
-            split_names=self.splits,
+            splits=np.repeat(self._split_of, self.counts),
+            split_names=tuple(self.splits),
             paths=bytes(self._paths),
             path_ends=np.frombuffer(self._path_ends, np.int64),
+            places=np.frombuffer(self._places, np.int64),
         )
         if source.class_depth != 1:  # the same files are other classes
             self._digest.update(b"class depth %d" % source.class_depth)
-        digest = self._digest.hexdigest()
-        ignored, warnings = tuple(self.ignored), self.warnings(source.root)
         return Scan(
-            source,
-            tuple(classes),
-            samples,
-            ignored,
-            self.scanned,
-            digest,
-            warnings,
-            target,
-            self.recalled,
+            source=source,
+            classes=tuple(classes),
+            samples=samples,
+            ignored=tuple(self._ignored),
+            scanned=len(samples) + len(self._ignored),
+            digest=self._digest.hexdigest(),
+            warnings=self._warnings(source.root),
+            target=target,
         )
 
 
@@ -281,40 +335,106 @@ def _names(paths: Sequence[str]) -> str:
 
 def _split_folders(top: Folder, class_depth: int) -> list[tuple[str, str, Folder]]:
     """(split, its path with a slash, its folder); one without a name for a tree without splits."""
-    shown = [entry for entry in sorted_entries(top) if not entry.name.startswith(".")]
-    found = [entry for entry in shown if folders.is_folder(entry) and not folders.is_loop(entry)]
+    shown = [entry for entry in _sorted_entries(top) if not entry.name.startswith(".")]
+    found = [entry for entry in shown if _is_folder(entry) and not _is_loop(entry)]
     names = {folder.name for folder in found}
     if "train" not in names or not names <= set(SPLIT_FOLDERS):
         return [("", "", top)]
     # with class folders, a class that happens to be called train; without them, pictures beside the folders
-    inside = found if class_depth else [top]
-    for folder in inside:
-        if any(folders.why_not_a_picture(entry) is None for entry in sorted_entries(folder)):
-            return [("", "", top)]
+    if any(map(_holds_pictures, found if class_depth else [top])):
+        return [("", "", top)]
     return [(folder.name, f"{folder.name}/", folder) for folder in found]
 
 
-def _class_folders(
-    split: str, path: str, name: str, folder: Folder, depth: int
-) -> Iterator[ClassFolder | LeftOut]:
-    """The class folders `depth` folders deep in `folder`, and what lies beside them.
-
-    Args:
-        path: of the folder, relative to the root, with a slash; so is `name`, without the split's folder.
-    """
-    for entry in sorted_entries(folder):
-        here = f"{path}{entry.name}"
-        if not folders.is_folder(entry):
-            missed = folders.looks_like_picture(entry)
-            yield LeftOut(here, "a file beside the class folders", missed)
-        elif entry.name.startswith(".") or folders.is_loop(entry):
-            yield LeftOut(here, folders.HIDDEN_FOLDER if entry.name.startswith(".") else folders.LOOP)
-        elif depth > 1:
-            yield from _class_folders(split, f"{here}/", f"{name}{entry.name}/", entry, depth - 1)
-        else:
-            yield _to_list(entry, f"{here}/", split, f"{name}{entry.name}")
+def _holds_pictures(folder: Folder) -> bool:
+    return any(_why_not_a_picture(entry) is None for entry in _sorted_entries(folder))
 
 
-def _to_list(folder: Folder, path: str, split: str, name: str) -> ClassFolder:
-    # as a path where it is on disk: it may be sent to another process
-    return ClassFolder(folder.path if isinstance(folder, os.DirEntry) else folder, path, split, name)
+def _sorted_entries(folder: Folder) -> list[Entry]:
+    """What `folder` holds, by name; SourceError if it cannot be listed."""
+    if isinstance(folder, Node):
+        return sorted(folder.entries(), key=lambda entry: entry.name)
+
+    def entries() -> list[Entry]:
+        with os.scandir(folder) as found:
+            return sorted(found, key=lambda entry: entry.name)
+
+    return steadily(entries, os.fspath(folder))
+
+
+def _why_not_a_picture(entry: Entry) -> str | None:
+    """Why this, in a class folder, is not a sample; None if it is one."""
+    if _is_listed_as_picture(entry):
+        return None
+    if _is_folder(entry):
+        return "a folder inside a class folder"
+    if not _asked(entry, entry.is_file):
+        return "not a regular file"
+    if entry.name.startswith("."):
+        return "a hidden file"
+    if kinds.extension(entry.name) in kinds.IMAGE_EXTENSIONS:
+        return None
+    return None if kinds.is_picture(entry.name, _first_bytes(entry)) else kinds.why_not_read(entry.name)
+
+
+def _is_listed_as_picture(entry: Entry) -> bool:
+    """Whether the folder's own list says that it is a file, not a link, named as a picture: as usual."""
+    name = entry.name
+    if name.startswith(".") or name[name.rfind(".") :].lower() not in kinds.IMAGE_EXTENSIONS:
+        return False
+    try:
+        return entry.is_file() if isinstance(entry, Node) else entry.is_file(follow_symlinks=False)
+    except OSError:  # such a list says nothing of kinds, and asking failed: `_asked` tries again
+        return False
+
+
+def _is_folder(entry: Entry) -> bool:
+    """Whether it is a folder, or a link to one; SourceError if that cannot be found out."""
+    return _asked(entry, entry.is_dir)
+
+
+def _is_loop(entry: Entry) -> bool:
+    """Whether it is a link to a folder that it lies in: following it leads here again."""
+    if isinstance(entry, Node) or not entry.is_symlink():
+        return False
+    target, here = os.path.realpath(entry.path), os.path.realpath(os.path.dirname(entry.path))
+    return os.path.commonpath((target, here)) == target
+
+
+def _asked(entry: Entry, question: Callable[[], bool]) -> bool:
+    def answer() -> bool:
+        try:
+            return question()
+        except OSError as error:
+            if error.errno == errno.ELOOP:  # a link to itself
+                return False
+            raise
+
+    return question() if isinstance(entry, Node) else steadily(answer, entry.path)
+
+
+def _status(entry: "os.DirEntry[str]") -> os.stat_result:
+    """Status of what it leads to; SourceError if that cannot be found out."""
+    try:  # first without the overhead of retries: a tree may hold 10,000,000 files
+        return os.stat(entry)
+    except OSError:
+        return steadily(lambda: os.stat(entry), entry.path)
+
+
+def _looks_like_picture(entry: Entry) -> bool:
+    """Whether the user may have taken it for a sample."""
+    return not entry.name.startswith(".") and kinds.looks_like_picture(entry.name) and not _is_folder(entry)
+
+
+def _first_bytes(entry: Entry) -> bytes:
+    if isinstance(entry, Node):
+        return entry.first_bytes()
+
+    def start() -> bytes:
+        descriptor = open_regular(entry.path)
+        try:  # a file object's `read` gives None where there is nothing yet
+            return os.read(descriptor, kinds.PREFIX_BYTES)
+        finally:
+            os.close(descriptor)
+
+    return steadily(start, entry.path)

@@ -11,11 +11,12 @@ splits.
 https://github.com/webdataset/webdataset
 """
 
+import json
 import os
 import re
 import sys
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
@@ -26,16 +27,15 @@ import numpy as np
 from precache.dataset.columns import Column, ValueOfRowError
 from precache.errors import ImageError, SourceError
 from precache.pictures import kinds
+from precache.reporting import some
+from precache.sources.archive import FILE, FOLDER, NO_NAME, Archive, Member, open_archive, parts_of
 from precache.sources.base import IgnoredPath, SampleRef, Samples, Scan, digest_of
-from precache.sources.json_fields import FIELDS, TEXT, JsonFields, named, text_of, values_of
 from precache.sources.labels import Labelled, Labels
-from precache.sources.members import FILE, FOLDER, NO_NAME, Member, Node, parts_of
-from precache.sources.opened import Opened, open_archive
-from precache.sources.options import SourceOptions
-from precache.sources.tree import SPLIT_FOLDERS
-from precache.sources.window import Window
+from precache.sources.options import TARS, SourceOptions
+from precache.sources.tree import SPLIT_FOLDERS, Node
 
-LABEL = "cls"
+LABEL, FIELDS, TEXT = "cls", "json", "txt"
+"""Extensions of the parts that are read; all of a .txt is one field, called as its extension."""
 _READ = (LABEL, FIELDS, TEXT)
 _MOST_TEXT_BYTES = 1 << 20  # of one of these
 _MOST_CLASSES = 100_000
@@ -87,13 +87,13 @@ class WebDatasetSource:
 
     Attributes:
         archives: once they are scanned.
-        starts: of each, where it would begin if they lay one behind the other: places count from there.
+        starts: byte at which each tar would begin if all were joined: places count from there.
         named: whether paths of samples begin with the tar's name, for keys that are in several.
     """
 
     root: Path
     options: SourceOptions
-    archives: tuple[Opened, ...] = ()
+    archives: tuple[Archive, ...] = ()
     starts: tuple[int, ...] = ()
     named: bool = False
 
@@ -126,13 +126,13 @@ class WebDatasetSource:
 
 @dataclass(slots=True)
 class _Sample:
-    """What has one key; `picture` is extension, path, place and size, `parts` the content of the others."""
+    """The members of one key; `picture`: extension, path, place and size; `parts`: contents of the others."""
 
     picture: tuple[str, str, int, int] | None = None
     parts: dict[str, bytes] = field(default_factory=dict)
 
 
-def scan_archives(root: Path, archives: Sequence[Opened], options: SourceOptions) -> Scan:
+def scan_archives(root: Path, archives: Sequence[Archive], options: SourceOptions) -> Scan:
     """List the samples of tars.
 
     Raises:
@@ -140,9 +140,9 @@ def scan_archives(root: Path, archives: Sequence[Opened], options: SourceOptions
             what it should be.
         SettingError: an option is not for them.
     """
-    options.only("WebDataset tars", "image", "label", "target", "separator", "fields")
+    options.only(TARS)
     starts = tuple(accumulate((archive.size for archive in archives[:-1]), initial=0))
-    splits, found = _splits(archives), _Found(options)
+    splits, found = _splits(archives), _TarSamples(options)
     for archive, start, split in zip(archives, starts, splits, strict=True):
         found.read(archive, start, split)
     if not any(ref.bytes >= 0 for ref in found.refs):
@@ -167,15 +167,15 @@ def scan_archives(root: Path, archives: Sequence[Opened], options: SourceOptions
     )
 
 
-def _splits(archives: Sequence[Opened]) -> list[str]:
+def _splits(archives: Sequence[Archive]) -> list[str]:
     """Of each tar; as in trees, there are some where one is called train, and all as splits are."""
     matches = [_NUMBERED.fullmatch(os.path.basename(archive.shown)) for archive in archives]
     names = [match[1].lower() if match else "" for match in matches]
     return names if "train" in names and set(names) <= set(SPLIT_FOLDERS) else [""] * len(names)
 
 
-class _Found:
-    """The samples so far, a row each."""
+class _TarSamples:
+    """The samples so far, one row each."""
 
     def __init__(self, options: SourceOptions) -> None:
         self.refs: list[SampleRef] = []
@@ -183,9 +183,9 @@ class _Found:
         self._options = options
         self._tars: list[tuple[int, str]] = []  # first row and path of each
         self._labels: list[Any] = []
-        self._fields = JsonFields(options.fields)
+        self._fields = _Fields(options.fields)
 
-    def read(self, archive: Opened, start: int, split: str) -> None:
+    def read(self, archive: Archive, start: int, split: str) -> None:
         """Add the samples of a tar, whose places count from `start`."""
         self._tars.append((len(self.refs), archive.shown))
         samples = self._samples(archive)
@@ -201,36 +201,35 @@ class _Found:
             else:
                 _, path, place, size = sample.picture
                 self.refs.append(SampleRef(row, path, -1, size, split, archive.modified_ns, start + place))
-            values = values_of(sample.parts, where)
+            values = _values_of(sample.parts, where)
             self._labels.append(self._label(sample.parts, values, where))
             self._fields.add(values, where)
 
     def where(self, row: int) -> str:
-        """What messages call a sample: its tar and its key."""
+        """The name of a sample for messages: its tar and its key."""
         tar = self._tars[bisect_right(self._tars, row, key=lambda tar: tar[0]) - 1][1]
         folder, base = os.path.split(self.refs[row].path)
         return f"{tar}: sample {os.path.join(folder, base.partition('.')[0])!r}"
 
-    def _samples(self, archive: Opened) -> dict[str, _Sample]:
+    def _samples(self, archive: Archive) -> dict[str, _Sample]:
         samples: dict[str, _Sample] = {}
-        window = archive.window()
-        for member in archive.members(window):
-            name = os.fsdecode(member.name)
+        for member in archive.members():
+            name = member.name
             parts = parts_of(name)
             reason = NO_NAME if parts is None else None
             base, _, extension = parts[-1].partition(".") if parts else ("", "", "")
             if reason is None and (member.kind != FILE or not base or not extension):
-                reason = "is no file with a key and an extension"
+                reason = "is not a file with a key and an extension"
             if parts is None or reason is not None:
                 if member.kind != FOLDER:
                     self.ignored.append(IgnoredPath(name, reason or ""))
                 continue
             key = "/".join((*parts[:-1], base))
             sample = samples.setdefault(key, _Sample())
-            self._take(window, member, sample, extension.lower(), "/".join(parts))
+            self._take(archive, member, sample, extension.lower(), "/".join(parts))
         return samples
 
-    def _take(self, tar: Window, member: Member, sample: _Sample, extension: str, path: str) -> None:
+    def _take(self, tar: Archive, member: Member, sample: _Sample, extension: str, path: str) -> None:
         wanted = self._options.image
         if extension == wanted if wanted is not None else _is_picture(extension):
             if sample.picture is not None and sample.picture[0] != extension:
@@ -240,36 +239,36 @@ class _Found:
                     f"one is meant, as --image {extension}"
                 )
             if sample.picture is not None:
-                self.ignored.append(IgnoredPath(path, "is in the tar again, further on; the last one counts"))
+                self.ignored.append(IgnoredPath(path, "appears again later in the tar; the last one is used"))
             sample.picture = (extension, path, member.place, member.size)
         elif extension in _READ:
             if member.size > _MOST_TEXT_BYTES:
                 raise SourceError(
-                    f"{tar.shown}: {path!r} has {member.size:,} bytes, expected a text of at most "
+                    f"{tar.shown}: {path!r} has {member.size:,} bytes, expected text of at most "
                     f"{_MOST_TEXT_BYTES:,}; leave it out of the tar"
                 )
-            sample.parts[extension] = tar.read(member.place, member.size)
+            sample.parts[extension] = tar.content(f"{tar.shown}: {path!r}", member.place, member.size)
         else:
-            self.ignored.append(IgnoredPath(path, "is a part of a sample that is not read"))
+            self.ignored.append(IgnoredPath(path, "has an extension that is not read"))
 
     def _label(self, parts: dict[str, bytes], values: dict[str, Any], where: str) -> Any:
         key = self._options.label
         if key is None:
             # one text for each class, however many samples have it
-            return sys.intern(text_of(parts[LABEL], f"{where}.{LABEL}").strip()) if LABEL in parts else None
+            return sys.intern(_text_of(parts[LABEL], f"{where}.{LABEL}").strip()) if LABEL in parts else None
         if key not in values:
-            raise SourceError(f"{where} has no {key!r} in its .json for --label; it has {named(values)}")
+            raise SourceError(f"{where} has no {key!r} in its .json for --label; it has {_named(values)}")
         return values[key] if key in self._options.fields else values.pop(key)
 
     def labelled(self) -> Labelled:
-        """What they are labelled with."""
+        """The labels of all samples."""
         options, rows = self._options, len(self.refs)
         missing = next((row for row, label in enumerate(self._labels) if label is None), None)
         if missing is not None and options.label is None:
             if any(label is not None for label in self._labels):
-                raise SourceError(f"{self.where(missing)} has no .{LABEL}, and others have; add it")
+                raise SourceError(f"{self.where(missing)}: missing .{LABEL}; other samples have one")
             notes = (f"are missing, no sample has a .{LABEL}; name a key of .json with --label",)
-            return Labelled("none", (), np.full(rows, -1), None, notes if options.target != "none" else ())
+            return Labelled.with_nothing(rows, *notes if options.target != "none" else ())
         labels, asked = Labels(), (options.label, options.target, options.separator)
         try:
             if asked == (None, None, None) and any(map(_INDEX.fullmatch, self._labels)):
@@ -284,7 +283,7 @@ class _Found:
         """The columns, and warnings of those that are left out."""
         return self._fields.columns(self.where)
 
-    def name_archives(self, archives: Sequence[Opened], starts: Sequence[int]) -> None:
+    def name_archives(self, archives: Sequence[Archive], starts: Sequence[int]) -> None:
         """Begin paths with the tar's name."""
         for row, ref in enumerate(self.refs):
             tar = archives[bisect_right(starts, ref.place) - 1]
@@ -295,8 +294,79 @@ def _indices(labels: Sequence[str]) -> Labelled:
     """Whole numbers are what training with WebDataset takes them for: indices of classes."""
     for row, label in enumerate(labels):
         if not _INDEX.fullmatch(label) or int(label) >= _MOST_CLASSES:
-            expected = f"expected the index of a class, 0 to {_MOST_CLASSES - 1:,}, as others have"
+            expected = f"expected the index of a class, 0 to {_MOST_CLASSES - 1:,}, as in other samples"
             remedy = "for names of classes pass --target class"
             raise ValueOfRowError(row, f"is {label[:60]!r}; {expected}; {remedy}")
     indices = np.array(labels, np.int64)
     return Labelled("class", tuple(map(str, range(indices.max() + 1))), indices)
+
+
+class _Fields:
+    """Columns of further fields: those `wanted`, or all that every sample has."""
+
+    def __init__(self, wanted: Sequence[str]) -> None:
+        self._wanted = wanted
+        self._values: dict[str, list[Any]] = {name: [] for name in wanted}
+        self._left_out: dict[str, None] = {}
+        self._rows = 0
+
+    def add(self, values: dict[str, Any], where: str) -> None:
+        """Add the values of the next sample; SourceError if one that is wanted is missing."""
+        if self._rows == 0 and not self._wanted:
+            self._values = {name: [] for name in values}
+        for name in list(self._values):
+            if name in values:
+                self._values[name].append(values[name])
+            elif self._wanted:
+                raise SourceError(f"{where} has no {name!r} for --field; it has {_named(values)}")
+            else:
+                self._left_out[name] = None
+                del self._values[name]
+        if not self._wanted:
+            self._left_out.update(dict.fromkeys(name for name in values if name not in self._values))
+        self._rows += 1
+
+    def columns(self, where: Callable[[int], str]) -> tuple[dict[str, Column], list[str]]:
+        """The columns, and warnings of what is left out; `where` is what messages call a row."""
+        columns, warnings = {}, []
+        if self._left_out:
+            names = some([repr(name) for name in self._left_out])
+            warnings.append(f"fields that only some samples have are left out: {names}")
+        for name, values in self._values.items():
+            try:
+                columns[name] = Column.of(values)
+            except ValueOfRowError as error:
+                what = f"{where(error.row)}, field {name!r}: {error.reason}"
+                if self._wanted:
+                    raise SourceError(what) from None
+                warnings.append(f"a field is left out, {what}")
+        return columns, warnings
+
+
+def _values_of(parts: dict[str, bytes], where: str) -> dict[str, Any]:
+    """The values in the .json and the .txt of a sample; SourceError if they cannot be parsed."""
+    values: dict[str, Any] = {}
+    if FIELDS in parts:
+        try:
+            found = json.loads(parts[FIELDS])
+        except (ValueError, RecursionError) as error:
+            raise SourceError(f"{where}.{FIELDS} is not JSON ({error}); correct it") from error
+        if not isinstance(found, dict):
+            raise SourceError(f'{where}.{FIELDS} is not a JSON object; expected one, as {{"width": 640}}')
+        values = found
+    if TEXT in parts:
+        values[TEXT] = _text_of(parts[TEXT], f"{where}.{TEXT}")
+    return values
+
+
+def _text_of(content: bytes, where: str) -> str:
+    """Text in UTF-8; SourceError if it is not."""
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise SourceError(f"{where} is not UTF-8 (byte {error.start + 1:,}); save it as UTF-8") from error
+
+
+def _named(values: Iterable[str]) -> str:
+    """A few of the names, in a message."""
+    return some([repr(name) for name in sorted(values)]) or "no field"

@@ -1,4 +1,4 @@
-"""Files that are either whole or not there: write beside, fsync, rename.
+"""Files that are either complete or absent: write beside, fsync, rename.
 
 What is written beside has a hidden name that nobody can guess, `.NAME.0123456789abcdef.partial`: no file of
 anybody else has it, and no link waits there to lead the bytes elsewhere.
@@ -45,7 +45,7 @@ def temporary_folder() -> Iterator[Path]:
 def open_regular(path: str | os.PathLike[str], flags: int = 0) -> int:
     """A descriptor of the file at `path`, for reading; of a file alone, never of a pipe or a device.
 
-    Opening a FIFO that nobody writes to would wait for ever.
+    Opening a FIFO that nobody writes to would wait forever.
 
     Raises:
         OSError: it cannot be opened, or is something else.
@@ -123,12 +123,17 @@ def open_new(path: str | os.PathLike[str], flags: int = 0) -> int:
 
 
 def open_append(path: str | os.PathLike[str], flags: int = 0) -> int:
-    """A descriptor, for reading and appending, of the file at `path`, which no other name stands for.
+    """As `open_single`, for reading and appending."""
+    return open_single(path, flags | os.O_APPEND)
+
+
+def open_single(path: str | os.PathLike[str], flags: int = 0) -> int:
+    """A descriptor, for reading and writing, of the file at `path`, which no other name stands for.
 
     Raises:
         OSError: there is none, or a link, or a file with several names, or something else.
     """
-    flags |= os.O_RDWR | os.O_APPEND | getattr(os, "O_NONBLOCK", 0) | _SAFE
+    flags |= os.O_RDWR | getattr(os, "O_NONBLOCK", 0) | _SAFE
     descriptor = os.open(path, flags, 0o666)
     status = os.fstat(descriptor)
     if stat.S_ISREG(status.st_mode) and status.st_nlink < 2:
@@ -149,7 +154,7 @@ def is_cached(descriptor: int, start: int) -> bool:
 def atomic_write(path: Path) -> Iterator[BinaryIO]:
     """Open a file for writing that appears at `path`, durable, only if the block ends well.
 
-    Readers see the old file or the new one, never a part; a file that somebody has mapped is
+    Readers see the old file or the new one, never a part; a file that is mapped elsewhere is
     replaced, not truncated, and so is a link, not what it leads to. After a crash the file that was
     written may be left beside it: `is_leftover` knows it.
     """
@@ -172,7 +177,7 @@ def temporary_path(path: Path) -> Path:
 
 
 def partial_of(name: str) -> str | None:
-    """The name that a file of this name is to get, if it is one that is being written; else None."""
+    """The final name of a temporary file with this name; None if it is not a temporary file."""
     match = _TEMPORARY_NAME.fullmatch(name)
     return match[1] if match else None
 

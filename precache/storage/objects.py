@@ -1,7 +1,7 @@
 """Objects of S3, Google Cloud Storage, Azure and web servers, by obstore (the `object_store` of Rust).
 
-A request that may succeed if it is made again is made again, see `precache.storage.retries`; what cannot get
-better, a missing object or refused credentials, is an error at once.
+A request that may succeed if it is made again is made again, by obstore or by `precache.storage.retries`;
+what cannot get better, a missing object or refused credentials, is an error at once.
 """
 
 import os
@@ -22,10 +22,9 @@ from precache.storage.retries import (
     Check,
     ObjectNotFoundError,
     Patience,
-    answered,
+    asked,
     check_length,
     remedy,
-    retried,
     unchecked,
 )
 from precache.storage.urls import Url
@@ -75,7 +74,7 @@ class ObjectStore:
             return _info(name, self._obstore().head(self._store, name))
 
         try:
-            return self._answered(name, once)
+            return self._asked(name, once)
         except ObjectNotFoundError:
             return None
 
@@ -92,13 +91,16 @@ class ObjectStore:
             check_length(len(content), answer.meta["size"])
             return content, _info(name, answer.meta)
 
-        return self._answered(name, once)
+        return self._asked(name, once)
 
-    def get_range(self, name: str, start: int, count: int, etag: str | None = None) -> bytes:
+    def get_range(
+        self, name: str, start: int, count: int, etag: str | None = None, check: Check = unchecked
+    ) -> bytes:
         """`count` bytes of an object from `start` on.
 
         Args:
             etag: of the object that is expected; another one is an error.
+            check: called now and then; what it raises ends the request.
         """
         if count == 0:
             return b""
@@ -106,12 +108,12 @@ class ObjectStore:
         if etag is not None:
             options["if_match"] = etag
 
-        def once() -> bytes:  # not by `answered`: of a single sample, a thread would take half the time
+        def once() -> bytes:
             content = self._obstore().get(self._store, name, options=options).bytes().to_bytes()
             check_length(len(content), count)
             return content  # type: ignore[no-any-return]
 
-        return retried(self.url / name, self._patience, once)
+        return self._asked(name, once, check)
 
     def download(self, name: str, descriptor: int, file_bytes: int, check: Check = unchecked) -> None:
         """Write an object of `file_bytes` into the open file `descriptor`, several parts at a time.
@@ -124,7 +126,7 @@ class ObjectStore:
         def check_both() -> None:
             check()
             if left.is_set():
-                raise StorageError(f"{self.url / name}: is not wanted any more")
+                raise StorageError(f"{self.url / name}: is no longer needed")
 
         fetch = partial(self._download_part, name, descriptor, file_bytes, check_both)
         starts = range(0, file_bytes, PART_BYTES)
@@ -136,25 +138,25 @@ class ObjectStore:
             try:
                 etags = {part.result() for part in parts}
             finally:
-                left.set()  # nobody waits for the other parts
+                left.set()  # the other parts are not needed
                 pool.shutdown(cancel_futures=True)
         if len(etags) > 1:
             raise StorageError(f"{self.url / name}: {REPLACED}; {remedy(REPLACED)}")
 
     def put(self, name: str, content: bytes, *, crc32c: str = "", check: Check = unchecked) -> str | None:
-        """Write an object; whoever reads it sees the old one or all of the new one. Its etag.
+        """Write an object and return its etag; readers see the old one or all of the new one.
 
         Args:
             crc32c: kept beside it, for `crc32c_of`.
             check: called now and then; what it raises ends the request.
         """
         once = partial(self._put, name, content, crc32c, use_multipart=False)
-        return self._answered(name, once, check).etag
+        return self._asked(name, once, check).etag
 
     def put_if(
         self, name: str, content: bytes, there: ObjectInfo | None = None, check: Check = unchecked
     ) -> ObjectInfo | None:
-        """As `put`, in the place of the object that was found `there`; of none without one.
+        """As `put`, but only if the object is still the one found `there`; None: if there is none.
 
         Returns:
             The new one; None if another object is there: where an answer was lost, it may be this one.
@@ -172,7 +174,7 @@ class ObjectStore:
                     return None
                 raise
 
-        return self._answered(name, once, check)
+        return self._asked(name, once, check)
 
     def upload(self, path: Path, name: str, *, crc32c: str = "", check: Check = unchecked) -> str | None:
         """Write the file at `path` as an object, in parts if it is large; as `put`."""
@@ -184,7 +186,7 @@ class ObjectStore:
                 parts = {"chunk_size": 2 * PART_BYTES, "max_concurrency": 4}
                 return self._put(name, file, crc32c, use_multipart=True, **parts)
 
-        return self._answered(name, once, check).etag
+        return self._asked(name, once, check).etag
 
     def crc32c_of(self, name: str) -> str | None:
         """What `put` was told to keep beside the object; None if nothing was, or there is no object."""
@@ -194,10 +196,10 @@ class ObjectStore:
             return answer.attributes.get(_CRC32C)
 
         try:
-            kept = self._answered(name, once)
+            found = self._asked(name, once)
         except ObjectNotFoundError:
             return None
-        return None if kept is None else str(kept)
+        return None if found is None else str(found)
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         """All objects in the folder `prefix`, and in those in it, sorted by name."""
@@ -206,7 +208,7 @@ class ObjectStore:
             pages = self._obstore().list(self._store, prefix=prefix or None, chunk_size=1000)
             return [_info(one["path"], one) for page in pages for one in page]
 
-        yield from sorted(self._answered(prefix, once), key=lambda one: one.name)
+        yield from sorted(self._asked(prefix, once), key=lambda one: one.name)
 
     def first(self, count: int, prefix: str = "") -> "Sequence[ObjectInfo]":
         """Up to `count` of what `list` lists: the storage is asked for no more than a page of them."""
@@ -217,10 +219,10 @@ class ObjectStore:
                 return [_info(one["path"], one) for one in page]
             return []
 
-        return self._answered(prefix, once)
+        return self._asked(prefix, once)
 
     def delete(self, names: Sequence[str]) -> None:
-        """Remove objects, many with one request where the storage can; one that is not there is no error."""
+        """Remove objects, many with one request where the storage can; a missing one is not an error."""
 
         def once(some: Sequence[str]) -> None:
             self._obstore().delete(self._store, [*some])
@@ -228,11 +230,11 @@ class ObjectStore:
         for start in range(0, len(names), _DELETED_AT_A_TIME):
             some = names[start : start + _DELETED_AT_A_TIME]
             try:
-                self._answered(some[0], partial(once, some))
+                self._asked(some[0], partial(once, some))
             except ObjectNotFoundError:
                 for name in some:
                     with suppress(ObjectNotFoundError):
-                        self._answered(name, partial(once, [name]))
+                        self._asked(name, partial(once, [name]))
 
     def __reduce__(self) -> Any:
         return ObjectStore, (self.url, self._patience)
@@ -242,8 +244,8 @@ class ObjectStore:
         done = self._obstore().put(self._store, name, content, attributes=attributes, **how)
         return ObjectInfo(name, 0, done["e_tag"], version=done["version"])
 
-    def _answered(self, name: str, once: Callable[[], T], check: Check = unchecked) -> T:
-        return retried(self.url / name, self._patience, lambda: answered(once, check), check)
+    def _asked(self, name: str, once: Callable[[], T], check: Check = unchecked) -> T:
+        return asked(self.url / name, self._patience, once, check)
 
     def _obstore(self) -> Any:
         if os.getpid() != self._process:  # its threads did not come along
@@ -268,7 +270,7 @@ class ObjectStore:
             check_length(len(content), count)
             return content, answer.meta["e_tag"]
 
-        content, etag = self._answered(name, once, check)
+        content, etag = self._asked(name, once, check)
         while content:
             written = os.pwrite(descriptor, content, start)
             content, start = content[written:], start + written

@@ -10,6 +10,7 @@ from precache.packages import install_extra
 from precache.storage.retries import Patience, in_words, is_of_storage, remedy
 from precache.storage.urls import Url
 
+_MOST_RETRIES = 10_000
 _user: int | None = None  # the process that uses the library
 
 
@@ -22,10 +23,10 @@ def open_store(url: Url, patience: Patience) -> Any:
     """
     global _user
     obstore = library()
-    if _user not in (None, os.getpid()):  # its threads did not come along, and it would wait for them
+    if _user not in (None, os.getpid()):  # a fork has none of its threads, and would wait for them forever
         raise StorageError(
             f"{url}: cannot be read by a process that was forked from one that has read URLs; start workers "
-            f"otherwise: multiprocessing_context='forkserver'"
+            f"with multiprocessing_context='forkserver'"
         )
     _user = os.getpid()
     client: dict[str, Any] = {
@@ -35,8 +36,8 @@ def open_store(url: Url, patience: Patience) -> Any:
     }
     if url.scheme == "http" or endpoint_of(url.scheme).startswith("http://"):
         client["allow_http"] = True
-    # it repeats nothing: `_retried` repeats all, an answer that breaks off too
-    retry = {"max_retries": 0, "retry_timeout": timedelta(seconds=patience.total_s)}
+    # until patience ends, however often that is; see `precache.storage.retries` for what it does not repeat
+    retry = {"max_retries": _MOST_RETRIES, "retry_timeout": timedelta(seconds=patience.total_s)}
     try:
         return _make_store(obstore.store, url, {"client_options": client, "retry_config": retry})
     except Exception as error:

@@ -1,9 +1,9 @@
-"""Files of JSON lines that show what became of them: appended to, never trusted blindly.
+"""Files of JSON lines with checksums: appended to, and each line is checked when it is read.
 
     {"journal": 1, "source_digest": "...", "checksum": "89b0d6f5e3a1c247"}
 
 A line's checksum is XXH3-64 over the checksum of the line before and over the line without its own: a line
-that is changed, cut off, moved or taken from elsewhere is none, nor is any after it.
+that is changed, cut off, moved or copied from elsewhere does not count, nor does any after it.
 """
 
 import json
@@ -25,7 +25,7 @@ class RecordFile:
 
     Attributes:
         count: records that it holds.
-        damaged: whether something follows them that is none.
+        damaged: whether something else follows them.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -36,7 +36,7 @@ class RecordFile:
         self._end = 0
 
     def read(self) -> Iterator[dict[str, Any]]:
-        """The records, up to the first line that is none."""
+        """The records, up to the first damaged line."""
         with open(self._descriptor, "rb", closefd=False) as file:
             while line := file.readline(_MAX_LINE_BYTES):
                 content = self._decode(line)
@@ -48,7 +48,7 @@ class RecordFile:
                 yield content
 
     def append(self, content: dict[str, Any], *, durable: bool = True) -> None:
-        """Add a record, in the place of what `damaged` told of; durable when this returns."""
+        """Append a record, over what is damaged at the end; durable when this returns."""
         body = json.dumps(content).encode()
         checksum = _checksum(self._previous, body)
         line = body[:-1] + b', "checksum": "%s"}\n' % checksum
@@ -87,7 +87,7 @@ class RecordFile:
             return None
         try:
             content = json.loads(body)
-        except (ValueError, RecursionError):  # by somebody who knows how to make checksums
+        except (ValueError, RecursionError):  # forged, with a right checksum
             return None
         self._previous = end[1]
         return content if isinstance(content, dict) else None

@@ -1,11 +1,12 @@
-"""Asking a storage again: what may succeed is asked again after a wait that doubles, until `Patience` ends.
+"""Requests to a storage: timeouts, retries, and the errors when they fail.
 
-The waits are drawn at random, so that many readers do not come back at the same moment:
-https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/
+obstore repeats what may pass by itself, with waits that double and are drawn at random: refused connections,
+answers of 5xx and 429, a GET that breaks off or stalls. It does not repeat a list that breaks off, an answer
+that is shorter than was asked for, and, where the connection breaks, a request that is not the same the
+second time: a deletion, a put on a condition. Those are asked again here.
 """
 
 import os
-import random
 import re
 import threading
 import time
@@ -19,15 +20,18 @@ from precache.storage.urls import Url
 
 T = TypeVar("T")
 Check: TypeAlias = Callable[[], None]
-"""Raises where what is being done is not wanted any more."""
+"""Raises if the request is no longer needed."""
 IS_IT_WHOLE = "is the URL right, and was the upload finished?"
 REPLACED = "was replaced by another object while it was read"
-_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 8.0
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 2.0
 _CHECK_S = 0.25
 _GRACE_S = 1.0  # for a request left behind: one that is answered while the program ends can abort it
+_KIND = re.compile(r"^Generic \w+ error: ")
 _STATUS = re.compile(r"status code: (\d{3})")
 _TOLD = re.compile(r"<Code>(.*?)</Code>(?:.*?<Message>(.*?)</Message>)?", re.DOTALL)
-_MAY_PASS = (408, 425, 429)  # of the 4xx
+_BROKEN = re.compile("HTTP error|Got invalid")  # as obstore says it of connections, and of answers
+_LATER = (408, 429)  # of the 4xx, what obstore has repeated
+_TOO_SLOW = "RequestTimeout"  # S3 says 400 of a body that came too slowly
 PATIENCE = "PRECACHE_STORAGE_PATIENCE_S"
 """Environment variable: how long a request is repeated, in seconds."""
 
@@ -48,7 +52,7 @@ class Patience:
 
     @classmethod
     def of_environment(cls) -> "Patience":
-        """The default, or as PRECACHE_STORAGE_PATIENCE_S says; SettingError if that is no number."""
+        """The default, or as PRECACHE_STORAGE_PATIENCE_S says; SettingError if that is not a number."""
         text = os.environ.get(PATIENCE)
         if not text:
             return cls()
@@ -81,48 +85,46 @@ def check_length(got: int, expected: int) -> None:
         raise ShortError(f"sent {got:,} bytes instead of {expected:,}")
 
 
-def retried(where: Url, patience: Patience, once: Callable[[], T], check: Check = unchecked) -> T:
-    """What `once`, a request to `where`, returns; called until it succeeds, cannot succeed, or patience ends.
+def asked(where: Url, patience: Patience, once: Callable[[], T], check: Check = unchecked) -> T:
+    """What `once`, a request to `where`, returns; called again while that may help and patience lasts.
 
     Args:
-        check: called before each request, and while the next one is waited for.
+        check: called before each request, and while it is waited for; what it raises ends that.
 
     Raises:
         StorageError: it failed; ObjectNotFoundError: there is no such object.
     """
-    begin_s, wait_s, tries = time.monotonic(), _FIRST_WAIT_S, 0
+    begin_s, wait_s = time.monotonic(), _FIRST_WAIT_S
     while True:
-        tries += 1
         check()
         try:
-            return once()
+            return _answered(once, check)
         except Exception as error:
             if not is_of_storage(error):
                 raise
-            problem = in_words(error)
-            if isinstance(error, FileNotFoundError) or _is_missing(error):
+            problem, status = in_words(error), _status(error)
+            if isinstance(error, FileNotFoundError) or status == 404:
                 raise ObjectNotFoundError(f"{where}: {problem}; {IS_IT_WHOLE}") from error
-            if _is_final(error):
-                raise StorageError(f"{where}: {problem}; {remedy(problem)}") from error
             took_s = time.monotonic() - begin_s
-            if took_s + wait_s > patience.total_s:
-                raise StorageError(
-                    f"{where}: {problem}, {tries} times in {took_s:.0f} s; check the network and the "
-                    f"storage, then run the same command again"
-                ) from error
-        until_s = time.monotonic() + random.uniform(wait_s / 2, wait_s)
-        while (left_s := until_s - time.monotonic()) > 0:
-            check()
-            time.sleep(min(left_s, _CHECK_S))
+            if not _may_pass(error) or took_s + wait_s > patience.total_s:
+                if status is None or status >= 500 or status in _LATER:
+                    problem = f"{problem}, for {took_s:.0f} s"
+                    remedy_then = "check the network and the storage, then run the same command again"
+                else:
+                    remedy_then = remedy(problem)
+                raise StorageError(f"{where}: {problem}; {remedy_then}") from error
+        time.sleep(wait_s)
         wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
 
 
-def answered(request: Callable[[], T], check: Check = unchecked) -> T:
+def _answered(request: Callable[[], T], check: Check) -> T:
     """What `request` returns; given up where `check` raises, or Ctrl-C interrupts this thread.
 
     A thread that waits inside the library is deaf until the storage answers. So another one does, and is left
     behind if that takes longer than a moment; it ends with its request, or with the process.
     """
+    if check is unchecked and threading.current_thread() is not threading.main_thread():
+        return request()  # nothing would end it: spare the thread
     future: Future[T] = Future()
 
     def ask() -> None:
@@ -143,7 +145,7 @@ def answered(request: Callable[[], T], check: Check = unchecked) -> T:
 
 
 def is_of_storage(error: Exception) -> bool:
-    """Whether a request raised it, not a mistake in this program."""
+    """Whether the storage caused the error, not a bug in this program."""
     return isinstance(error, (ShortError, OSError)) or type(error).__module__.startswith("obstore")
 
 
@@ -152,19 +154,11 @@ def _status(error: BaseException) -> int | None:
     return int(match[1]) if match else None
 
 
-def _is_missing(error: BaseException) -> bool:
-    return type(error).__name__ == "NotFoundError" or _status(error) == 404
-
-
-def _is_final(error: BaseException) -> bool:
-    """Whether the same request cannot succeed."""
-    names = ("PermissionDeniedError", "UnauthenticatedError", "PreconditionError", "InvalidPathError")
-    if isinstance(error, PermissionError) or type(error).__name__ in (*names, "NotSupportedError"):
+def _may_pass(error: Exception) -> bool:
+    """Whether the same request may succeed, and obstore has not repeated it."""
+    if isinstance(error, ShortError) or _TOO_SLOW in str(error):
         return True
-    status = _status(error)
-    if status is not None and 400 <= status < 500 and status not in _MAY_PASS:
-        return "RequestTimeout" not in str(error)  # S3 says 400 of a body that came too slowly
-    return False
+    return _status(error) is None and _BROKEN.search(str(error)) is not None
 
 
 def in_words(error: BaseException) -> str:
@@ -181,7 +175,7 @@ def in_words(error: BaseException) -> str:
         return f"the storage {error}"
     if isinstance(error, FileNotFoundError):
         return "is not there"
-    return " ".join(text.rpartition(" - ")[2].split())[:200] or type(error).__name__
+    return " ".join(_KIND.sub("", text.rpartition(" - ")[2]).split())[:200] or type(error).__name__
 
 
 def remedy(problem: str) -> str:

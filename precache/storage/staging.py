@@ -19,11 +19,11 @@ from pathlib import Path
 
 _PREFIX, _MARK = "precache-staging-", ".precache-staging"
 _lock = threading.Lock()
-_own: dict[int, Path] = {}  # by process: a fork has not its parent's
+_own: dict[int, Path] = {}  # by process: a fork must not use its parent's
 
 
 def folder() -> Path:
-    """That of this process, made at the first call, gone at its end."""
+    """The folder of this process, made at the first call and removed at its end."""
     with _lock:
         if os.getpid() not in _own:
             sweep()

@@ -1,4 +1,4 @@
-"""Where something lies: a path of this machine, or a URL of an object storage."""
+"""Locations: a path of this machine, or a URL of an object storage."""
 
 import os
 import re
@@ -46,7 +46,7 @@ class Url:
 
     @property
     def suffix(self) -> str:
-        """Of the name, with its dot."""
+        """The extension of the name, with its dot."""
         return Path(self.name).suffix if self.key else ""
 
     @property
@@ -76,7 +76,10 @@ def locate(place: "str | bytes | os.PathLike[str] | Url") -> Location:
     match = _SCHEME.match(text)
     if match is None:
         if _OF_PATH.match(text) and not os.path.exists(text):
-            raise SettingError(f"{text}: was a URL before it became a Path; pass URLs as text")
+            raise SettingError(
+                f"{text}: lacks a slash of a URL; write '//' after the colon (in Python pass URLs as text: "
+                f"a Path drops it)"
+            )
         return Path(text)
     scheme = match[1].lower()
     if scheme == "file":
@@ -96,7 +99,7 @@ def locate(place: "str | bytes | os.PathLike[str] | Url") -> Location:
             f"the environment"
         )
     if "?" in rest or "#" in rest:
-        raise SettingError(f"{text.partition('?')[0]}: holds a ? or #, which no URL here may; leave it out")
+        raise SettingError(f"{text.partition('?')[0]}: holds a ? or #, which is not supported; leave it out")
     parts = [part for part in rest.split("/") if part]
     in_root = 2 if scheme == "az" else 1
     if len(parts) < in_root or any(part in (".", "..") for part in parts):
@@ -115,7 +118,7 @@ def local_path(place: "str | bytes | os.PathLike[str] | Url") -> Path:
 def _checked(place: "str | bytes | os.PathLike[str]") -> str:
     """The text of a path or a URL that may exist; SettingError for any other value."""
     if not isinstance(place, str | bytes | os.PathLike):
-        raise SettingError(f"{place!r:.99} is no path; give text, or a pathlib.Path")
+        raise SettingError(f"{place!r:.99} is not a path; give text, or a pathlib.Path")
     text = os.fsdecode(place)
     try:
         encoded = os.fsencode(text)
@@ -134,7 +137,7 @@ def _checked(place: "str | bytes | os.PathLike[str]") -> str:
 def check_writable(url: Url) -> None:
     """Raise SettingError if nothing can be written there."""
     if url.scheme in ("http", "https"):
-        raise SettingError(f"{url}: is for reading; write to s3://, gs:// or az://, or to a folder")
+        raise SettingError(f"{url}: is read-only; write to s3://, gs:// or az://, or to a folder")
 
 
 def _without_password(text: str) -> str:

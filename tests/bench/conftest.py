@@ -11,7 +11,7 @@ import torch
 
 from bench.cli import main
 from bench.measure.trainers import MODELS, Model
-from precache.console import commandline
+from precache.cli import commandline
 
 Bench = Callable[..., "subprocess.CompletedProcess[str]"]
 

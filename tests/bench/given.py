@@ -2,15 +2,12 @@
 
 from pathlib import Path
 
-from bench.machine.disk import Disk
-from bench.machine.measurements import Hardware, Measurement
 from bench.measure.recommend import Recommendation, train_images
-from bench.measure.sample import Loaded, Sampling
+from bench.measure.sample import Sampling
 from bench.measure.settings import Settings
 from bench.report import forecast
-from bench.report.forecast import AS_IT_IS, Inputs, Profile
+from bench.report.forecast import AS_IT_IS, Inputs, Loaded, Profile
 from bench.report.row import RAW_TREE, TODAY_BACKEND
-from bench.report.stats import Estimate
 from precache.conversion.estimate import predict_bytes
 from precache.sources.base import Scan
 
@@ -61,20 +58,14 @@ class Machine:
             read_s=0.001,
             memory_bytes=16e9,
         )
-        reads = Measurement("disk, sequential read", "direct I/O", "MB/s", None, Estimate(500, 490, 510))
         machine = {"cpu": "a CPU", "memory": "16 GiB", "accelerator": "none", "date": "2026-11-21"}
         written = {
             "source": scan.root.name, "stored_size": sampling.stored_size, "quality": sampling.quality,
             "size": settings.size, "batch_size": settings.batch_size, "workers": 2, "augment": "train",
             "trainer": "emulated:2000", "repeats": 1, "sample_pictures": 16, "other_cpu": self.other_cpu,
         }  # fmt: skip
-        profiles = self._profiles(scan, sampling, formats, {})
-        turns = [self._profiles(scan, sampling, formats, turn) for turn in self.turns]
-        rows = forecast.widened(
-            forecast.predict(profiles, inputs), [forecast.predict(turn, inputs) for turn in turns]
-        )
-        hardware = Hardware(machine, Disk("sda", False), (reads,), 1e5, None, 3)
-        return Recommendation(written, hardware, inputs, profiles, rows, {})
+        profiles = self._profiles(scan, sampling, formats)
+        return Recommendation(written, machine, inputs, profiles, forecast.predict(profiles, inputs), {})
 
     def serve(self, path: Path, name: str, settings: Settings, *, first_epoch: bool = True) -> Loaded:
         """Instead of `bench.measure.sample.serve`."""
@@ -86,17 +77,21 @@ class Machine:
         """Of the CPUs, as `bench.machine.others.OtherProcesses` says it."""
         return self.other_cpu
 
-    def _profiles(
-        self, scan: Scan, sampling: Sampling, formats: tuple[str, ...], turn: dict[str, float]
-    ) -> list[Profile]:
+    def _profiles(self, scan: Scan, sampling: Sampling, formats: tuple[str, ...]) -> list[Profile]:
         def image_bytes(name: str) -> float:
             return predict_bytes(scan, sampling.recipe(name)) / len(scan.samples)
 
+        def run(rate: float) -> Loaded:
+            return Loaded(rate, TRAINER, min(rate, TRAINER), 1e-6)
+
         return [
             Profile(
-                name=name, image_bytes=1e4 if name in AS_IT_IS else image_bytes(name), startup_s=1.0,
-                image_s=0.01, shard_images=100, loader_images_per_s={**self.rates, **turn}[name], cpus=2,
-                serial_s=1e-6, overlap=1.0, random_reads=False,
+                name=name,
+                image_bytes=1e4 if name in AS_IT_IS else image_bytes(name),
+                runs=[run({**self.rates, **turn}[name]) for turn in self.turns or [{}]],
+                cpus=2,
+                startup_s=1.0,
+                image_s=0.01,
             )
             for name in (*AS_IT_IS, *formats)
-        ]  # fmt: skip
+        ]

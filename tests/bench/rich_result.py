@@ -4,7 +4,6 @@ from dataclasses import asdict, is_dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from bench.report.row import Change, Result, Row, typed
 from bench.report.stats import Estimate, ratio
@@ -96,11 +95,8 @@ def waiting_row() -> Row:
         step_s=step_s.tolist(),
         epoch_starts=starts,
         spikes={
-            "running_wait_s": running(wait_s),
-            "running_step_s": running(step_s),
             "wait_spikes": {"batches": spikes, "above_s": 0.01, "period": WORKERS},
             "step_spikes": {"batches": [], "above_s": None, "period": None},
-            "gaps": [{"batch": start, "wait_s": float(wait_s[start]), "excess_s": 0.18} for start in starts],
             "explanation": [EXPLANATION],
         },
         monitor=monitored(rng),
@@ -109,10 +105,6 @@ def waiting_row() -> Row:
 
 def change(what: str, rate: float, **fields: Any) -> dict[str, Any]:
     return asdict(Change(what, around(rate), **fields))
-
-
-def running(series: npt.NDArray[np.float64]) -> list[float]:
-    return [float(series[max(0, stop - 10) : stop].mean()) for stop in range(1, len(series) + 1)]
 
 
 def monitored(rng: np.random.Generator) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from PIL import Image
 from bench.measure.trainers import EmulatedTrainer
 from loaders.batch import Batch
 from loaders.transfer import Transfer
-from precache import images
+from precache.pictures import images
 
 BATCH = 8
 

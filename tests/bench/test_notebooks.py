@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from bench.notebook import NOTEBOOK, command
-from precache.console import commandline
+from precache.cli import commandline
 from precache.example_data.sample_tree import make_sample
 from tests.command import ROOT, check_bad_input, run
 from tests.test_guides import RECORD, command_of
@@ -27,7 +27,7 @@ SMALL = {
     "BATCH, SIZE, EPOCHS = 64, 224, 3": "BATCH, SIZE, EPOCHS = 8, 32, 2",
     "TRAIN_SIZE, TRAIN_EPOCHS = 64, 5": "TRAIN_SIZE, TRAIN_EPOCHS = 16, 2",
     "bench recommend data/raw --trainer emulated:a100": "echo once is enough",
-    "recommend data/raw": "recommend data/raw --pictures 16 --seconds 0.1 --size 32 --format shards",
+    "recommend data/raw": "recommend data/raw --size 32 --format shards",
 }
 """What is changed in the notebook, for a small tree and a minute."""
 
@@ -218,7 +218,7 @@ def test_a_signal_ends_the_kernel_too_and_leaves_the_notebook_as_it_was(tmp_path
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("text.ipynb",), "text.ipynb: is no notebook"),
+        (("text.ipynb",), "text.ipynb: is not a notebook"),
         (("none.ipynb",), "none.ipynb"),
         (("--home", "missing"), "missing"),
     ],

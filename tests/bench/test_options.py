@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bench.cli import COMMANDS, main
-from bench.commands.options import SHARED, option, parse_numbers, parse_switches, run_options
+from bench.commands.options import SHARED, option, parse_numbers, run_options
 from bench.measure.settings import Settings
 from precache.errors import SettingError
 from tests.command import ROOT
@@ -20,9 +20,9 @@ OWN = {
     "loaders": {"workers", "repeats"},
     "profile": {"trainer", "batch_size"},
     "quickstart": {"batches", "repeats"},
-    "recommend": {"batch_size", "repeats", "workers"},
+    "recommend": {"batch_size", "workers"},
     "simulate": {"trainer", "json_path"},
-    "sweep": {"batch_size", "workers", "amp", "batches", "repeats", "html_path"},
+    "sweep": {"batch_size", "workers", "batches", "repeats", "html_path"},
 }
 """Commands whose option of that name has another default or help, as it means something else there."""
 
@@ -93,11 +93,7 @@ def test_options_make_settings_and_those_left_out_take_what_is_usual() -> None:
     assert (usual.batch_size, usual.warmup, usual.batches) == (64, 4, 40)
 
 
-def test_lists_of_numbers_and_switches() -> None:
+def test_lists_of_numbers() -> None:
     assert parse_numbers("--workers", "4, 0,2,2") == (0, 2, 4)
-    assert parse_switches("--pin", "off,on") == (True, False)
-    assert parse_switches("--pin", "off") == (False,)
     with pytest.raises(SettingError, match="--workers must be numbers as in 1,2,4, got 'many'"):
         parse_numbers("--workers", "many")
-    with pytest.raises(SettingError, match="--pin must be on, off or on,off, got 'True'"):
-        parse_switches("--pin", "True")

@@ -44,7 +44,7 @@ def test_of_a_raw_tree_at_a_url_a_sample_is_taken_and_no_more(
     check_bad_input(done, remote, "precache convert")
     done = run_here("bench", "recommend", remote, "--convert", tmp_path / "out", cwd=tmp_path)
     check_bad_input(done, f"{remote}: precache auto measures on a disk", "'bench recommend URL' advises")
-    sampling = Sampling(stored_size=48, quality=95, scratch=tmp_path, pictures=20)
+    sampling = Sampling(stored_size=48, quality=95, pictures=20)
     scan = ObjectTree(bucket / "photos").scan()
     trees = make_trees(scan, sampling, quick(), tmp_path)
     assert (trees.pictures, trees.small_images) == (20, 20)

@@ -1,6 +1,7 @@
 """Fixtures: a server of a test session, a bucket of a test, a proxy before it."""
 
 import itertools
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -22,8 +23,12 @@ def storage_server() -> Iterator[Server]:
 
 
 @pytest.fixture
-def bucket(storage_server: Server, monkeypatch: pytest.MonkeyPatch) -> Url:
-    """A bucket of the test's own, which the environment leads to."""
+def bucket(
+    storage_server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> Url:
+    """A bucket of the test's own, which the environment leads to, and a cache folder of its own."""
+    if "PRECACHE_CACHE_DIR" not in os.environ:  # a test may have one of its own
+        monkeypatch.setenv("PRECACHE_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
     for name, value in environment(storage_server.endpoint).items():
         monkeypatch.setenv(name, value)
     url = Url(f"s3://bucket-{next(_numbers)}")

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from precache.manifest import MANIFEST_NAME
+from precache.dataset.manifest import MANIFEST_NAME
 from precache.storage.objects import ObjectStore
 from precache.storage.urls import Url
 

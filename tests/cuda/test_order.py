@@ -14,9 +14,10 @@ import loaders
 from loaders.backends import gpu_jpeg, nvjpeg
 from loaders.delivery import devices
 from loaders.delivery.devices import Lane
-from precache import Recipe, convert, jpeg
+from precache import Recipe, convert
 from precache.errors import SettingError
 from precache.example_data.sample_tree import make_sample
+from precache.pictures import jpeg
 from tests.building import build_loader
 from tests.cuda.simulator import simulated
 from tests.cuda.streams import SCHEDULES

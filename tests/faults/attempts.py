@@ -14,8 +14,8 @@ from pathlib import Path
 
 import psutil  # noqa: F401 (the lock loads it; now, so that this costs no run)
 
-import precache.cli
-from precache.console import commandline
+import precache.cli.main
+from precache.cli import commandline
 from tests.faults.nursery import HANG_S
 from tests.faults.shim import Shim, Strike
 from tests.faults.tally import Outcome
@@ -110,7 +110,7 @@ def _become(command: Sequence[str], log: Path, shim: Shim | None, strike: Strike
         os.dup2(output, 2)
         if shim is not None and strike is not None:
             shim.arm(strike)
-        code = commandline.run(precache.cli.main, "precache", command)
+        code = commandline.run(precache.cli.main.main, "precache", command)
     except BaseException:
         traceback.print_exc()
     try:

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from precache import PrecacheError, convert, open_dataset, verify
-from precache.checks import inspection
+from precache.dataset import inspection
 from precache.dataset.left_out import REJECTED_NAME
-from precache.manifest import MANIFEST_NAME
+from precache.dataset.manifest import MANIFEST_NAME
 from precache.recipe import Recipe
 from tests.building import build_loader
 from tests.faults import mutations, nursery
@@ -139,7 +139,11 @@ def _damage(data: Path, draw: random.Random, elsewhere: Path) -> tuple[Path, str
     if draw.random() < 0.2:
         return path, mutations.replace_file(path, draw, elsewhere)
     content, other = path.read_bytes(), draw.choice(files).read_bytes()
-    spoil = mutations.spoil_json if path.suffix in (".json", ".idx", ".safetensors") else mutations.spoil
+    spoil = (
+        mutations.spoil_json
+        if path.suffix in (".json", ".idx", ".index", ".safetensors")
+        else mutations.spoil
+    )
     path.write_bytes(spoil(content, draw, other))
     return path, f"changed ({len(content)} to {path.stat().st_size} bytes)"
 
@@ -214,7 +218,7 @@ def _same(path: Path, original: Path) -> bool:
 def _inspect(world: World, data: Path, name: str, path: Path) -> Outcome | None:
     dataset = open_dataset(data)
     with contextlib.redirect_stdout(io.StringIO()):
-        inspection.print_tables(dataset)
+        inspection.facts(dataset)
     same = _summary(data) == world.summaries[name]
     return None if same else Outcome("wrong", "inspect shows what was not converted")
 

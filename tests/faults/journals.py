@@ -9,7 +9,7 @@ import random
 from dataclasses import dataclass
 from pathlib import Path
 
-from precache.journal import JOURNAL_NAME
+from precache.conversion.journal import JOURNAL_NAME
 from tests.faults import mutations, nursery, scenarios
 from tests.faults.attempts import Attempt, attempt
 from tests.faults.scenarios import SCENARIOS

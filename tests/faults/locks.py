@@ -11,17 +11,13 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from precache.conversion.lock import hold_lock
 from precache.errors import DatasetError
 from tests.faults import nursery, scenarios
 from tests.faults.attempts import attempt, settle
 from tests.faults.scenarios import SCENARIOS
 from tests.faults.tally import RIGHT, Outcome, Tally
 from tests.faults.worlds import Belongings, contents, difference
-
-try:
-    from precache.conversion.lock import hold_lock
-except ImportError:
-    from precache.destination import hold_lock
 
 CASE_S = 40.0
 _GIVE_UP_S = 5.0

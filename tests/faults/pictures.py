@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 from PIL import Image, PngImagePlugin
 
-from precache import ImageError, Recipe, images
+from precache import ImageError, Recipe
+from precache.pictures import images
 from tests.faults import mutations, nursery
 from tests.faults.tally import RIGHT, Outcome, Tally
 

@@ -7,8 +7,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-import precache.cli
-from precache.console import commandline
+import precache.cli.main
+from precache.cli import commandline
 from tests.faults import shim
 from tests.faults.attempts import attempt
 from tests.faults.shim import Shim, Strike
@@ -99,7 +99,7 @@ def warm_up(world: Path) -> None:
     # not sys.stderr: logging keeps the one that it finds
     os.dup2(nowhere, 1)
     os.dup2(nowhere, 2)
-    commandline.run(precache.cli.main, "precache", arguments(world / "src", out, "shards"))
+    commandline.run(precache.cli.main.main, "precache", arguments(world / "src", out, "shards"))
     sys.stdout.flush()
     for number, descriptor in enumerate(before, 1):
         os.dup2(descriptor, number)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from precache.manifest import MANIFEST_NAME
+from precache.dataset.manifest import MANIFEST_NAME
 
 SIZE = 16
 FORMATS = ("shards", "webdataset", "dali")

@@ -1,7 +1,7 @@
 """A converted folder of format `shards` with as many samples as asked for, and no shards: they are not read.
 
-Manifest, table of shards and index are those of a real set. Of the index ids and labels are written, 16
-bytes a sample on the disk, and all else is zeros that take none.
+Manifest and index are those of a real set. Of the samples' columns ids and labels are written, 16 bytes a
+sample on the disk, and all else is zeros that take none.
 """
 
 import json
@@ -13,20 +13,18 @@ import numpy as np
 import numpy.typing as npt
 
 from precache import Recipe
-from precache.dataset.arrays import checksum_of, parse_header
-from precache.dataset.files import FileEntry
-from precache.dataset.index import INDEX_NAME, SOURCE_STATE_NAME, RowChecksums
-from precache.dataset.shard_table import ShardTable, suffixes_of, write_table
+from precache.dataset.index import SHARD, SOURCE, IndexEntry, checksum_of, index_name
+from precache.dataset.manifest import Manifest, write_manifest
+from precache.dataset.shard_table import ShardTable, suffixes_of
 from precache.formats import FORMATS
-from precache.manifest import Manifest, write_manifest
 from precache.pictures.codecs import made_by
 
 CLASSES, SIZE = 1000, 224
 _COLUMNS = {
     "checksums": ("U64", 8, ()),
+    "ends:paths": ("I64", 8, ()),
     "ids": ("I64", 8, ()),
     "labels": ("I64", 8, ()),
-    "path_ends": ("I64", 8, ()),
     "paths": ("U8", 0, ()),
     "source_checksums": ("U64", 8, ()),
     "source_sizes": ("I32", 8, (2,)),
@@ -38,7 +36,6 @@ def make(folder: Path, samples: int, shards: int) -> None:
     """Write the set into the new folder `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     per_shard = np.full(shards, samples // shards) + (np.arange(shards) < samples % shards)
-    index, rows = _write_index(folder / INDEX_NAME, per_shard)
     recipe = Recipe(format="shards", size=SIZE, fit="crop")
     table = ShardTable(
         ("train",),
@@ -48,7 +45,6 @@ def make(folder: Path, samples: int, shards: int) -> None:
         samples=per_shard,
         bytes=(per_shard * SIZE * SIZE * 3 + 8192).reshape(-1, 1),
         crc32c=np.zeros((shards, 1), np.uint32),
-        rows=rows,
     )
     each, more = divmod(samples, CLASSES)
     manifest = Manifest(
@@ -59,29 +55,37 @@ def make(folder: Path, samples: int, shards: int) -> None:
         classes=tuple(f"class {number}" for number in range(CLASSES)),
         samples_per_class={"train": (each + 1,) * more + (each,) * (CLASSES - more)},
         shards=table,
-        index=index,
+        index=_write_index(folder / index_name(), table),
         scanned=samples,
         rejected=(),
         ignored=(),
-        source_state=FileEntry(SOURCE_STATE_NAME, 0, "00000000"),
-        table=write_table(folder, table),
     )
     write_manifest(folder, manifest)
 
 
-def _write_index(path: Path, per_shard: npt.NDArray[np.int64]) -> tuple[FileEntry, RowChecksums]:
-    samples = int(per_shard.sum())
+def _write_index(path: Path, table: ShardTable) -> IndexEntry:
+    per_shard, samples = table.samples, int(table.samples.sum())
+    none = np.empty(0, np.int64)
+    others: dict[str, npt.NDArray[Any]] = {
+        **table.arrays(),
+        f"{SHARD}checksums": np.empty((len(table), len(_COLUMNS)), np.uint64),
+        **{f"{SOURCE}{name}": none for name in ("bytes", "modified_ns")},
+        f"{SOURCE}checksums": none.astype(np.uint64),
+    }
     header: dict[str, Any] = {}
     places, end = {}, 0
     for name, (dtype, row_bytes, shape) in _COLUMNS.items():
         count = samples if row_bytes else 0
         places[name], end = end, end + count * row_bytes
         header[name] = {"dtype": dtype, "shape": [count, *shape], "data_offsets": [places[name], end]}
+    for name, array in others.items():
+        places[name], end = end, end + array.nbytes
+        dtype = {"int64": "I64", "uint64": "U64", "int32": "I32", "uint32": "U32"}[str(array.dtype)]
+        header[name] = {"dtype": dtype, "shape": array.shape, "data_offsets": [places[name], end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     start = len(text).to_bytes(8, "little") + text
-    sums = np.empty((len(per_shard), len(_COLUMNS)), np.uint64)
-    stops = np.cumsum(per_shard)
+    sums, stops = others[f"{SHARD}checksums"], np.cumsum(per_shard)
     with open(path, "wb") as file:
         file.write(start)
         file.truncate(len(start) + end)
@@ -92,8 +96,11 @@ def _write_index(path: Path, per_shard: npt.NDArray[np.int64]) -> tuple[FileEntr
             else:  # zeros, which a file has where nothing was written
                 of = {n: checksum_of(bytes(n * row_bytes)) for n in np.unique(per_shard).tolist()}
                 sums[:, number] = [of[n] for n in per_shard.tolist()]
-    entry = FileEntry(path.name, len(start) + end, "00000000")
-    return entry, RowChecksums(parse_header(start, entry.bytes).checksum, sums)
+        for name, array in others.items():
+            file.seek(len(start) + places[name])
+            file.write(array.tobytes())
+    checksums = {name: f"{checksum_of(array.tobytes()):016x}" for name, array in sorted(others.items())}
+    return IndexEntry(path.name, len(start) + end, "00000000", f"{checksum_of(start):016x}", checksums)
 
 
 def _write_column(

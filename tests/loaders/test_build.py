@@ -77,13 +77,13 @@ def test_classes_are_the_folders(raw_tree: Path, converted: dict[str, Path]) -> 
         ({"dtype": "int32"}, "unknown dtype 'int32'; choose from: bfloat16, float16, float32, uint16, uint8"),
         (
             {"num_workers": 4},
-            r"num_workers is no setting .*; give reading=loaders.Reading\(workers=\.\.\.\)",
+            r"num_workers is not a setting .*; give reading=loaders.Reading\(workers=\.\.\.\)",
         ),
-        ({"drop_last": True}, "drop_last is no setting of build; give last='drop'"),
-        ({"transform": print}, "transform is no setting of build; give augment"),
-        ({"batch_sampler": []}, "batch_sampler is no setting .*; give batch_size, shuffle, seed and last"),
-        ({"collate_fn": print}, "collate_fn is no setting of build; leave it out"),
-        ({"pin_memory": True}, "pin_memory is no setting of build; leave it out"),
+        ({"drop_last": True}, "drop_last is not a setting of build; give last='drop'"),
+        ({"transform": print}, "transform is not a setting of build; give augment"),
+        ({"batch_sampler": []}, "batch_sampler is not a setting .*; give batch_size, shuffle, seed and last"),
+        ({"collate_fn": print}, "collate_fn is not a setting of build; leave it out"),
+        ({"pin_memory": True}, "pin_memory is not a setting of build; leave it out"),
     ],
 )
 def test_a_bad_setting_names_field_value_and_choices(
@@ -97,9 +97,9 @@ def test_every_setting_of_torchs_dataloader_is_known_or_refused_by_name(converte
     theirs = set(inspect.signature(torch.utils.data.DataLoader).parameters) - {"dataset"}
     theirs |= {"num_replicas", "root", "transforms"}
     for name in theirs - set(inspect.signature(loaders.build).parameters):
-        with pytest.raises(SettingError, match=f"^{name} is no setting of build; "):
+        with pytest.raises(SettingError, match=f"^{name} is not a setting of build; "):
             build_loader(converted["shards"], **{name: None})
-    with pytest.raises(SettingError, match=r"^root is no setting of build; give path$"):
+    with pytest.raises(SettingError, match=r"^root is not a setting of build; give path$"):
         loaders.build(root=converted["shards"])
     with pytest.raises(SettingError, match=r"^path is missing; "):
         loaders.build()

@@ -143,7 +143,7 @@ def test_iterations_side_by_side_both_get_their_epoch_and_a_warning_what_it_cost
     with caplog.at_level(logging.WARNING, logger="loaders"):
         pairs = [(one.ids.tolist(), two.ids.tolist()) for one, two in zip(loader, loader, strict=True)]
     assert [list(served) for served in zip(*pairs, strict=True)] == epochs[:2]
-    assert [record.message for record in caplog.records if "build a loader for each" in record.message]
+    assert [record.message for record in caplog.records if "build one loader for each" in record.message]
     assert place(loader) == (2, 0)
 
 
@@ -231,7 +231,7 @@ def test_a_size_is_set_after_a_break_and_beside_no_other_iteration(converted: di
         first, second = iter(loader), iter(loader)
         next(first)
         assert len(list(second)) == len(loader)
-        with pytest.raises(SettingError, match="in the midst of an epoch"):
+        with pytest.raises(SettingError, match="in the middle of an epoch"):
             loader.set_size(16)
         list(first)
         loader.set_size(16)

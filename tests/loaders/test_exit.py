@@ -51,7 +51,7 @@ def supervise(runs):
                 del running[child]
                 said.seek(0)
                 text, code = said.read().decode(), os.waitstatus_to_exitcode(status)
-                said = sum(map(text.count, ("Traceback", "Exception ignored", "terminate", "in vain")))
+                said = sum(map(text.count, ("Traceback", "Exception ignored", "terminate", "did not stop")))
                 if code != EXPECTED.get(run[2], 0) or said != (run[2] == "error"):
                     failed.append([run, code, text[-2000:]])
         time.sleep(0.002)

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 from contextlib import suppress
-from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from types import CodeType, FrameType
@@ -22,14 +21,12 @@ from torch.utils.data import DataLoader
 import loaders
 from loaders.loader import EpochLoader
 from precache import open_dataset
-from precache.dataset.index import write_index
-from precache.dataset.shard_table import write_table
+from precache.dataset.columns import Column
 from precache.errors import DatasetError, PrecacheError, WorkerError
 from precache.formats.shards import DATA_START
-from precache.manifest import write_manifest
 from tests.building import build_loader
 from tests.command import ROOT
-from tests.damage import flip_a_bit
+from tests.damage import edit_samples, flip_a_bit
 from tests.loader_contract import ids_of
 
 
@@ -110,12 +107,7 @@ def test_labels_that_differ_from_the_index_are_refused(
     if backend == "dali":
         pytest.importorskip("nvidia.dali", reason="DALI is not installed")
     path = Path(shutil.copytree(converted[backend], tmp_path / "copy"))
-    dataset = open_dataset(path)
-    index = dataset.read_index()
-    table = dataset.manifest.shards
-    entry, rows = write_index(path, replace(index, labels=np.roll(index.labels, 1)), table.samples)
-    table = replace(table, rows=rows)
-    write_manifest(path, replace(dataset.manifest, index=entry, shards=table, table=write_table(path, table)))
+    edit_samples(path, labels=Column(np.roll(open_dataset(path).read_index().labels, 1)))
     with (
         build_loader(path, workers=1) as loader,
         pytest.raises(DatasetError, match="holds other samples than the dataset's index says"),

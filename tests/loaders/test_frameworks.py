@@ -103,9 +103,9 @@ def test_a_dataloader_of_a_loaders_parts_serves_its_batches(loader: Any, path: P
         loader.dataset, batch_sampler=loader.batch_sampler, collate_fn=loader.collate_fn
     )
     assert [ids_of(parts) for _ in range(2)] == whole
-    with pytest.raises(SettingError, match="serves batches of its own, whole"):
+    with pytest.raises(SettingError, match="serves whole batches"):
         loader.dataset[3]
-    with pytest.raises(SettingError, match="pass its `dataset` and `batch_sampler` on together"):
+    with pytest.raises(SettingError, match="pass on its `dataset` and `batch_sampler` together"):
         next(iter(DataLoader(loader.dataset, batch_size=4)))
 
 
@@ -165,7 +165,7 @@ def test_accelerates_processes_share_a_loader_once(accelerate: Any, path: Path, 
         )
     for served, skipped, refused in ranks:
         assert skipped == served[0][2:]
-        assert "shares them out among processes by itself" in refused
+        assert "divides them among processes by itself" in refused
 
 
 @pytest.mark.parametrize("batch_size", [14, 16], ids=["whole batches", "shorter last ones"])
@@ -175,7 +175,7 @@ def test_batches_that_are_shared_out_a_second_time_are_refused_not_lost(
 ) -> None:
     with build(path, batch_size=batch_size) as built:
         second = accelerate.data_loader.prepare_data_loader(built, num_processes=2, process_index=rank)
-        with pytest.raises(SettingError, match="shares them out among processes by itself"):
+        with pytest.raises(SettingError, match="divides them among processes by itself"):
             list(second)
 
 

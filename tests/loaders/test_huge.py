@@ -18,9 +18,8 @@ from loaders.backends.integrity import SampleCheck
 from loaders.dataset import SplitData, open_split
 from loaders.mixture import unite_classes
 from precache import Recipe, convert, open_dataset
-from precache.dataset import converted, index_file
-from precache.dataset.index import INDEX_NAME
-from precache.dataset.index_rows import LazyArray
+from precache.dataset import converted, index
+from precache.dataset.index import index_name
 from precache.errors import DatasetError, SettingError
 from precache.formats import FORMATS
 from tests.building import build_loader
@@ -56,8 +55,8 @@ def both(path: Path, split: str) -> tuple[SplitData, SplitData]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(converted, "WHOLE_SAMPLES", 10**6)
         whole = open_split(path, split)
-    assert isinstance(lazy.ids, LazyArray)
-    assert isinstance(whole.ids, np.ndarray)
+    assert lazy.ids.in_pieces
+    assert not whole.ids.in_pieces
     return whole, lazy
 
 
@@ -82,17 +81,11 @@ def check_same(whole: SplitData, lazy: SplitData) -> None:
             if ours is not None:
                 assert np.array_equal(ours[positions], theirs[positions])
                 assert ours[positions].dtype == theirs.dtype
-        for name in ("source_sizes", "checksums", "source_checksums", "mask_checksums"):
-            ours, theirs = getattr(lazy.index, name), getattr(whole.index, name)
-            assert ours is theirs is None or np.array_equal(ours[positions], theirs[positions])
     assert whole.index is not None
     assert lazy.index is not None
-    columns = {**whole.index.fields, "": whole.index.targets}
-    for name, column in columns.items():
-        lazy_column: Any = lazy.index.targets if name == "" else lazy.index.fields[name]
-        if column is None:
-            assert lazy_column is None
-            continue
+    assert sorted(lazy.index.columns) == sorted(whole.index.columns)
+    for name, column in whole.index.columns.items():
+        lazy_column = lazy.index[name]
         assert (lazy_column.kind, lazy_column.row_shape, len(lazy_column)) == (
             *(column.kind, column.row_shape),
             len(column),
@@ -125,7 +118,7 @@ def test_sets_of_a_mixture_are_relabelled_without_reading_them(converted: dict[s
     for parts in ((whole, whole), (lazy, lazy)):
         one, other = unite_classes((parts[0], parts[1].relabel(names, np.arange(len(whole.classes)) + 1)))
         assert one.classes == other.classes == (*whole.classes, "new")
-        assert isinstance(other.labels, LazyArray) == (parts[0] is lazy)
+        assert other.labels.in_pieces == (parts[0] is lazy)
     check_labels = np.array([one.classes.index(names[label + 1]) for label in whole.labels])
     assert np.array_equal(other.labels[np.arange(IMAGES)], check_labels)
 
@@ -173,7 +166,7 @@ def test_classes_and_paths_are_found(converted: dict[str, Path]) -> None:
     with pytest.raises(SettingError, match="has none of this id"):
         lazy.path_of(10**6)
     with build_loader(converted["webdataset"], classes=whole.classes[:2], batch_size=8) as loader:
-        assert loader.samples == int((whole.labels < 2).sum())
+        assert loader.samples == int((whole.labels.values < 2).sum())
     with pytest.raises(IndexError):
         lazy.ids[[IMAGES]]
 
@@ -194,14 +187,20 @@ def test_the_map_style_dataset_serves_the_same(shaped: dict[str, Path]) -> None:
 def test_threads_may_ask_at_once_and_what_is_kept_is_bounded(
     converted: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(index_file, "_KEPT_BYTES", 300)
+    monkeypatch.setattr(index, "_CACHED_BYTES", 300)
     whole, lazy = both(converted["shards"], "train")
     turns = [np.random.default_rng(seed).integers(0, IMAGES, 40) for seed in range(200)]
     with ThreadPoolExecutor(8) as pool:
         found = [*pool.map(lambda rows: lazy.ids[rows], turns)]
     assert all(np.array_equal(ids, whole.ids[rows]) for ids, rows in zip(found, turns, strict=True))
-    file = lazy.ids._file  # type: ignore[attr-defined]
-    assert file._kept_bytes == sum(a.nbytes for read in file._kept.values() for a in read) <= 300
+    assert lazy.ids._pieces is not None
+    rows = lazy.ids._pieces.read.func.__self__  # type: ignore[attr-defined]
+    assert rows._cached_bytes == sum(column.memory_bytes for column in rows._cached.values()) <= 300
+
+
+def read_all(path: Path, whole: SplitData) -> None:
+    check_same(whole, open_split(path, "train"))
+    open_dataset(path).read_source_state()
 
 
 @pytest.mark.parametrize("name", sorted(FORMATS))
@@ -211,20 +210,20 @@ def test_a_bit_that_changed_in_the_index_is_found_where_its_rows_are_read(
     """In the header at once, in the rows by who reads them; no other rows than those that were written."""
     path = Path(shutil.copytree(converted[name], tmp_path / "copy"))
     whole, _ = both(path, "train")
-    content = (path / INDEX_NAME).read_bytes()
+    content = (path / index_name()).read_bytes()
     rng = np.random.default_rng(3)
     remedy = "run 'precache verify' on its folder"
     found = set()
     for place, bit in zip(rng.integers(0, len(content), 150), rng.integers(0, 8, 150), strict=True):
         changed = bytearray(content)
         changed[place] ^= 1 << bit
-        (path / INDEX_NAME).write_bytes(changed)
+        (path / index_name()).write_bytes(changed)
         with pytest.raises(DatasetError, match=remedy) as caught:
-            check_same(whole, open_split(path, "train"))
+            read_all(path, whole)
         message = str(caught.value)
-        assert message.startswith(f"{path / INDEX_NAME}: ")
+        assert message.startswith(f"{path / index_name()}: ")
         assert "\n" not in message
-        found.add("its rows of the shard train-" in message)
+        found.add("rows of the shard train-" in message)
     assert found == {True, False}
 
 
@@ -233,15 +232,15 @@ def test_an_index_that_is_cut_off_gone_or_a_pipe_is_an_error_when_it_is_opened_o
 ) -> None:
     path = Path(shutil.copytree(converted["shards"], tmp_path / "copy"))
     opened = open_split(path, "train")
-    os.truncate(path / INDEX_NAME, 900)
-    with pytest.raises(DatasetError, match=r"index.safetensors: .* damaged \(the file ends before byte"):
+    os.truncate(path / index_name(), 900)
+    with pytest.raises(DatasetError, match=r"dataset.index: .* damaged \(the file ends before byte"):
         opened.labels[:]
-    with pytest.raises(DatasetError, match=r"index.safetensors: is damaged \(expected .* bytes, got 900\)"):
+    with pytest.raises(DatasetError, match=r"dataset.index: is damaged \(expected .* bytes, got 900\)"):
         open_split(path, "train")
-    (path / INDEX_NAME).unlink()
-    with pytest.raises(DatasetError, match=r"index.safetensors: cannot be read \(No such file"):
+    (path / index_name()).unlink()
+    with pytest.raises(DatasetError, match=r"dataset.index: cannot be read \(No such file"):
         open_split(path, "train")
-    os.mkfifo(path / INDEX_NAME)
+    os.mkfifo(path / index_name())
     with pytest.raises(DatasetError, match=str(path)):
         open_split(path, "train")
 

@@ -19,9 +19,9 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms.functional import pil_to_tensor
 
 from loaders import ImageDataset
-from precache import images
 from precache.errors import DatasetError, ImageError, SampleError, SettingError, SourceError
 from precache.formats import FORMATS
+from precache.pictures import images
 from tests.building import build_loader
 from tests.conftest import IMAGES, STORED_SIZE
 from tests.damage import flip_a_bit
@@ -205,9 +205,9 @@ def test_a_picture_that_cannot_be_decoded_is_named(tmp_path: Path) -> None:
 
 def test_settings_of_torchvision_are_refused_by_name(raw_tree: Path) -> None:
     for name in ("root", "train", "download", "transforms", "loader"):
-        with pytest.raises(SettingError, match=f"^{name} is no setting of ImageDataset; "):
+        with pytest.raises(SettingError, match=f"^{name} is not a setting of ImageDataset; "):
             ImageDataset(raw_tree, **{name: None})
-    with pytest.raises(SettingError, match=r"^root is no setting of ImageDataset; give path$"):
+    with pytest.raises(SettingError, match=r"^root is not a setting of ImageDataset; give path$"):
         ImageDataset(root=raw_tree, train=True)
     with pytest.raises(SettingError, match=r"^path is missing; "):
         ImageDataset()

@@ -15,7 +15,7 @@ from loaders.augment import RandomAugmentation, cpu
 from loaders.augment.device import BatchAugmentation, crop_and_resize
 from loaders.augment.draw import shown_boxes
 from precache import Recipe, convert
-from precache.jpeg import psnr
+from precache.pictures.jpeg import psnr
 from tests import pixel_contract as contract
 from tests.building import build_loader
 

@@ -107,7 +107,7 @@ def test_what_is_damaged_in_the_cache_is_found_and_fetched_again(
 ) -> None:
     url = upload(converted["shards"], bucket / "a")
     expected = served(url)
-    index, *_ = cache.glob("*/index.safetensors")
+    index, *_ = cache.glob("*/dataset.index")
     index.write_bytes(bytes(index.stat().st_size))
     header, *_ = cache.glob("*/train-00000.safetensors")
     with open(header, "r+b") as file:
@@ -153,7 +153,7 @@ def test_a_set_that_does_not_fit_is_served_and_in_part_kept(
 def test_a_cache_without_room_for_two_windows_is_refused(converted: dict[str, Path], bucket: Url) -> None:
     url = upload(converted["shards"], bucket / "a")
     with pytest.raises(
-        SettingError, match=rf"^cache_bytes 100,000 holds no two windows of shards of {url}; .*"
+        SettingError, match=rf"^cache_bytes is too small: needs [0-9,]+ for two windows of shards of {url}"
     ):
         loaders.build(url, reading=Reading(cache_bytes=100_000))
 
@@ -167,7 +167,8 @@ def test_image_dataset_reads_a_url_also_in_workers(
     forked = DataLoader(there, num_workers=1, batch_size=None, multiprocessing_context="fork")
     with pytest.raises(StorageError, match="multiprocessing_context='forkserver'"):
         next(iter(forked))
-    workers = DataLoader(there, num_workers=1, batch_size=None, multiprocessing_context="forkserver")
+    # spawn: a fork server that an earlier test started has that test's credentials
+    workers = DataLoader(there, num_workers=1, batch_size=None, multiprocessing_context="spawn")
     found = [(picture.clone(), label) for picture, label in workers]
     assert [label for _, label in found] == here.targets
     assert all(torch.equal(picture, here[place][0]) for place, (picture, _) in enumerate(found))
@@ -294,6 +295,6 @@ def test_nothing_is_written_outside_the_cache(
     for file in path.iterdir():
         name = f"{tmp_path}/user/{file.name}" if file.name.startswith("train") else file.name
         store.upload(file, name)
-    with pytest.raises(DatasetError, match="splits of shards"):
+    with pytest.raises(DatasetError, match="splits"):
         served(str(bucket / "set"), shuffle=shuffle)
     assert list((tmp_path / "user").iterdir()) == []

@@ -77,7 +77,10 @@ def test_the_window_is_as_many_shards_as_fit_twice(shards: Path) -> None:
         places = np.arange(len(data))
         order = Windows(data.shard_starts, 0, 0, window, (0, len(data))).at(places)
         assert np.array_equal(served, data.ids[order])
-    with pytest.raises(SettingError, match=f"holds no two shards of {shards}.*give at least {2 * largest:,}"):
+    with pytest.raises(
+        SettingError,
+        match=f"too small: needs {2 * largest:,} for two shards of {shards}, got .*; give at least",
+    ):
         build_loader(shards, shuffle="window", memory_bytes=2 * largest - 1)
 
 

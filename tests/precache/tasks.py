@@ -5,17 +5,23 @@ Each worker imports this file anew, so it imports nothing that takes time.
 
 import os
 import signal
+from pathlib import Path
+from typing import Any
 
-from precache.executors.workers import Ticks
+from precache.engines import Ticks
 
 UNITS = 6
 
 
 class Deadly:
-    """A task of 6 units, of which `deadly` kill the process that does them."""
+    """A task of 6 units, of which `deadly` kill the process that does them.
 
-    def __init__(self, name: str, *deadly: int) -> None:
-        self.name, self.deadly = name, deadly
+    Attributes:
+        tries: a file that grows by a byte with each try.
+    """
+
+    def __init__(self, name: str, *deadly: int, tries: Path | None = None) -> None:
+        self.name, self.deadly, self.tries = name, deadly, tries
 
 
 def do(task: Deadly, tick: Ticks) -> tuple[str, list[int]]:
@@ -30,23 +36,25 @@ def do(task: Deadly, tick: Ticks) -> tuple[str, list[int]]:
     return task.name, done
 
 
-def die(task: int, tick: object) -> None:
+def finish(produced: tuple[str, list[int]]) -> str:
+    return f"{produced[0]} is finished"
+
+
+def die(task: Any, tick: Ticks) -> None:
+    """Before it begins a unit."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def die_at_the_end(task: Deadly, tick: Ticks) -> None:
+def die_over_other_units(task: Deadly, tick: Ticks) -> None:
+    """Never twice over the same one."""
+    assert task.tries is not None
+    with open(task.tries, "ab") as file:
+        file.write(b".")
+    tick.begin(task.tries.stat().st_size)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def die_anywhere(task: str, tick: Ticks) -> None:
-    """Never twice over the same unit: the number of tries is kept in a file."""
-    with open(task, "ab") as tries:
-        tries.write(b".")
-    tick.begin(os.stat(task).st_size)
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def die_over_all(task: str, tick: Ticks) -> None:
+def die_over_all(task: Deadly, tick: Ticks) -> None:
     for unit in range(1000):
         if unit not in tick.fatal:
             tick.begin(unit)
@@ -66,5 +74,9 @@ class Odd(Exception):
         super().__init__(f"{one} {other}")
 
 
-def raise_odd(task: int, tick: Ticks) -> None:
+def same(task: Any, tick: Ticks) -> Any:
+    return task
+
+
+def raise_odd(task: int, tick: object = None) -> None:
     raise Odd("one", "other") if task else ConnectionResetError("the disk's, not the worker's")

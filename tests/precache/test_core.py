@@ -15,7 +15,7 @@ from tests.test_layers import files, imports
 
 DISTRIBUTIONS = {"PIL": "pillow", "botocore": "boto3", "google_crc32c": "google-crc32c"}
 """Of modules that are not named as what installs them."""
-OPTIONAL = {"boto3", "datasets", "huggingface_hub", "obstore", "pyarrow", "ray", "tifffile"}
+OPTIONAL = {"boto3", "datasets", "huggingface_hub", "obstore", "pyarrow", "ray"}
 """Modules that extras bring, imported where they are needed alone."""
 PYPROJECT = (ROOT / "pyproject.toml").read_text()
 WITHOUT_EXTRAS = """
@@ -25,19 +25,19 @@ class Lacking:
     def find_spec(self, name, path=None, target=None):
         if name.split(".")[0] in (
             "torch", "torchvision", "cv2", "plotly", "webdataset", "nvidia", "datasets", "pyarrow",
-            "tifffile", "boto3", "huggingface_hub", "obstore", "ray"
+            "boto3", "huggingface_hub", "obstore", "ray"
         ):
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 sys.meta_path.insert(0, Lacking())
 """
 CONVERT_ALL = f"""{WITHOUT_EXTRAS}
-import precache.cli
+import precache.cli.main
 for form in sys.argv[2:]:
     arguments = ["convert", sys.argv[1], "out/" + form, "--format", form, "--size", "32", "--workers", "1"]
     for command in (arguments, ["verify", "out/" + form], ["inspect", "out/" + form, "--html", "page.html"]):
-        assert precache.cli.commandline.run(precache.cli.main, "precache", command) == 0
-assert precache.cli.commandline.run(precache.cli.main, "precache", ["doctor"]) == 0
+        assert precache.cli.main.commandline.run(precache.cli.main.main, "precache", command) == 0
+assert precache.cli.main.commandline.run(precache.cli.main.main, "precache", ["doctor"]) == 0
 """
 
 

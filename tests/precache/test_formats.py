@@ -2,7 +2,7 @@ import json
 import math
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from precache.dataset.converted import ConvertedDataset
 from precache.errors import DatasetError
 from precache.formats import FORMATS
 from precache.formats.shards import DATA_START, ShardFile
-from precache.images import Pixels
+from precache.pictures.images import Pixels
 from precache.sources.tree import scan_tree
 from tests import format_contract as contract
 from tests.conftest import RECTANGLE, STORED_SIZE, small_recipe
@@ -227,7 +227,7 @@ def test_a_shard_that_cannot_be_read_any_more_is_named(
     with ShardFile(path) as shard:
         # the system refuses to read what is open for writing alone, as it does from a failing disk
         unreadable = os.open(tmp_path / "written", os.O_WRONLY | os.O_CREAT)
-        os.dup2(unreadable, shard._file.fileno())
+        os.dup2(unreadable, shard.descriptor)
         os.truncate(unreadable, 1_000_000)
         os.close(unreadable)
         row = np.empty((1, STORED_SIZE, 3), np.uint8)
@@ -238,7 +238,7 @@ def test_a_shard_that_cannot_be_read_any_more_is_named(
 
 @pytest.mark.parametrize("size", [1, 3, 31])
 def test_shards_of_odd_size_are_valid_safetensors(size: int, raw_tree: Path, tmp_path: Path) -> None:
-    """Labels then start at any byte; readers must not need them aligned."""
+    """Labels then start at any byte: readers must not need them aligned."""
     convert(raw_tree, tmp_path / "odd", small_recipe("shards", size=size), workers=0)
     dataset = open_dataset(tmp_path / "odd")
     contract.check_another_reader_sees_the_same(dataset, read_with_safetensors_torch)
@@ -266,34 +266,48 @@ def test_stored_jpegs_are_444_at_95_and_420_below(raw_tree: Path, tmp_path: Path
         assert simplejpeg.decode_jpeg_header(sample.data)[3] == subsampling
 
 
-def test_tfrecord_checksums_are_crc32c() -> None:
-    """The check value of CRC-32C (RFC 3720, B.4: 32 zero bytes), through TFRecord's mask."""
-    from precache.formats.tfrecord import _masked_crc
+def masked_crc32c(data: bytes) -> int:
+    """Bit by bit (RFC 3720, 12.1), through TFRecord's mask."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ 0x82F63B78 * (crc & 1)
+    crc ^= 0xFFFFFFFF
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) % 2**32
 
-    crc = 0x8A9136AA
-    assert _masked_crc(bytes(32)) == ((crc >> 15 | crc << 17) + 0xA282EAD8) % 2**32
+
+def test_checksums_of_tfrecords_are_crc32c(converted: dict[str, Path]) -> None:
+    dataset = open_dataset(converted["dali"])
+    content = dataset.shard_path(dataset.manifest.shards[0]).read_bytes()
+    length, of_length = struct.unpack_from("<QI", content)
+    assert of_length == masked_crc32c(content[:8])
+    assert struct.unpack_from("<I", content, 12 + length) == (masked_crc32c(content[12 : 12 + length]),)
 
 
-@pytest.mark.parametrize("damage", ["truncated", "header", "missing"])
-def test_a_damaged_shard_names_its_file(dataset: ConvertedDataset, damage: str, tmp_path: Path) -> None:
-    original = dataset.shard_path(dataset.manifest.shards[0])
-    content = original.read_bytes()
-    damaged = tmp_path / original.name
-    if damage == "truncated":
-        damaged.write_bytes(content[: len(content) - 12_000])
-    elif damage == "header":
-        damaged.write_bytes(b"\xff" * 600 + content[600:])
-    read_shard = FORMATS[dataset.manifest.recipe.format].read_shard
+DAMAGE: dict[str, Callable[[bytes], bytes]] = {
+    "truncated": lambda content: content[:-12_000],
+    "cut to 5,000 bytes": lambda content: content[:5_000],
+    "empty": lambda content: b"",
+    "header": lambda content: b"\xff" * 600 + content[600:],
+    "zeros": lambda content: bytes(len(content)),
+}
+
+
+@pytest.mark.parametrize("damage", [*DAMAGE, "missing"])
+def test_a_damaged_shard_names_its_file_and_a_remedy(
+    damage: str, dataset: ConvertedDataset, tmp_path: Path
+) -> None:
+    original, name = dataset.shard_path(dataset.manifest.shards[0]), dataset.manifest.recipe.format
+    damaged, content = tmp_path / original.name, original.read_bytes()
+    if damage != "missing":
+        damaged.write_bytes(DAMAGE[damage](content))
+    if (damage, name) in (("empty", "dali"), ("zeros", "webdataset")):
+        assert list(FORMATS[name].read_shard(damaged)) == []  # a whole file of no samples
+        return
     with pytest.raises(DatasetError, match=str(damaged)) as caught:
-        list(read_shard(damaged))
+        list(FORMATS[name].read_shard(damaged))
     assert "\n" not in str(caught.value)
     assert "precache verify" in str(caught.value)
-
-
-def test_a_truncated_shard_names_expected_and_found_bytes(converted: dict[str, Path], tmp_path: Path) -> None:
-    dataset = open_dataset(converted["shards"])
-    content = dataset.shard_path(dataset.manifest.shards[0]).read_bytes()
-    damaged = tmp_path / "cut.safetensors"
-    damaged.write_bytes(content[:5000])
-    with pytest.raises(DatasetError, match=f"expected {len(content):,} bytes, got 5,000"):
-        ShardFile(damaged)
+    if (damage, name) == ("cut to 5,000 bytes", "shards"):
+        assert f"expected {len(content):,} bytes, got 5,000" in str(caught.value)

@@ -100,7 +100,7 @@ def test_splits_grow_by_their_shares_however_few_samples_come_at_a_time() -> Non
     kept = [np.zeros(0, np.int64), np.zeros(0, np.int64)]
     for update in range(120):
         labels = np.array([update % 3, 2, 2][: 1 + update % 3])
-        split_of = split_samples(labels, shares, seed=update, kept=kept)
+        split_of = split_samples(labels, shares, seed=update, present=kept)
         kept = [np.concatenate((has, labels[split_of == split])) for split, has in enumerate(kept)]
         for label in range(3):
             counts = [np.count_nonzero(has == label) for has in kept]
@@ -110,7 +110,7 @@ def test_splits_grow_by_their_shares_however_few_samples_come_at_a_time() -> Non
 
 def test_a_split_that_lost_its_samples_gets_the_new_ones_first() -> None:
     kept = [np.zeros(80, np.int64), np.zeros(0, np.int64)]
-    split_of = split_samples(np.zeros(20, np.int64), [0.8, 0.2], seed=0, kept=kept)
+    split_of = split_samples(np.zeros(20, np.int64), [0.8, 0.2], seed=0, present=kept)
     assert np.bincount(split_of, minlength=2).tolist() == [0, 20]
 
 

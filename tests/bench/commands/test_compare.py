@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bench.cli import main
-from precache.console import commandline
+from precache.cli import commandline
 from tests.command import check_bad_input
 
 Write = Callable[..., Path]
@@ -85,7 +85,7 @@ def test_a_result_equals_itself(write: Write, capsys: pytest.CaptureFixture[str]
 def test_a_result_of_a_busy_machine_is_told(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
     quiet, busy = write("a.json", ROWS), write("b.json", ROWS, other_cpu=0.31)
     assert compare(quiet, busy) == 0
-    printed = capsys.readouterr().out
+    printed = " ".join(capsys.readouterr().out.split())
     assert f"{busy}: Other processes took 31% of the CPUs" in printed
     assert f"{quiet}: Other" not in printed
 
@@ -156,18 +156,6 @@ def test_what_differs_in_machine_or_work_is_not_compared_unless_forced(
 
 def test_the_day_and_the_repeats_may_differ(write: Write) -> None:
     assert compare(write("a.json", ROWS), write("b.json", ROWS, date="2026-12-24", repeats=3)) == 0
-
-
-def test_what_an_older_result_does_not_say_keeps_nothing_from_being_compared(write: Write) -> None:
-    older = write("a.json", ROWS)
-    content = json.loads(older.read_text())
-    for name in ("augment", "shuffle", "device", "data"):
-        del content["settings"][name]
-    older.write_text(json.dumps(content))
-    newer = write("b.json", ROWS, augment="train", shuffle="none", device="cuda")
-    assert compare(older, newer) == compare(newer, older) == 0
-    fewer = write("c.json", ROWS, data={"pytorch on raw tree": DATA["pytorch on raw tree"]})
-    assert compare(write("d.json", ROWS), fewer) == 0
 
 
 def test_a_row_that_the_second_lacks_is_exit_code_1_unless_forced(

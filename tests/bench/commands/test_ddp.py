@@ -11,9 +11,9 @@ from bench.cli import main
 from bench.commands.ddp import rank_table, sentences
 from bench.measure.ranks import cause, launch, summarise
 from bench.measure.settings import Settings
-from precache.console import commandline
-from precache.console.progress import Progress
+from precache.cli import commandline
 from precache.errors import WorkerError
+from precache.reporting import Progress
 from tests.bench.slowed import make_tree
 from tests.command import check_bad_input
 

@@ -27,7 +27,7 @@ from bench.commands.evidence import (
 )
 from bench.measure.fresh import environment
 from loaders import BACKENDS
-from precache.cli import main as precache
+from precache.cli.main import main as precache
 from tests.command import ROOT, check_bad_input, run, run_here
 
 MACHINE = {"date": "2026-11-22", "cpu": "a CPU", "memory": "1 GiB", "accelerator": "none", "torch": "2.15.0"}

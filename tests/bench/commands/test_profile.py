@@ -11,7 +11,7 @@ import torch
 
 from bench.cli import main
 from bench.commands.profile import STEP, WAIT
-from precache.console import commandline
+from precache.cli import commandline
 from tests.bench.slowed import make_tree
 from tests.command import check_bad_input
 
@@ -59,28 +59,6 @@ def test_the_trace_and_the_summary_show_stages_and_operators(
     assert [line.split()[0] for line in operators[:5]] == [one["name"] for one in summary["operators"]][:5]
     assert any("convolution" in line or "conv" in line for line in operators)
     assert all(len(line) <= 100 for line in printed if str(tmp_path) not in line)
-
-
-def test_a_slow_step_has_nearly_all_of_the_time_and_a_fast_one_nearly_none(
-    raw_tree: Path, tmp_path: Path
-) -> None:
-    shares = {}
-    for trainer in ("emulated:8", "none"):
-        arguments = ("--backend", "pytorch", "--trainer", trainer, "--out", tmp_path / trainer)
-        assert command(raw_tree, *arguments, *QUICK) == 0
-        shares[trainer] = json.loads((tmp_path / trainer / "profile.json").read_text())["shares"]
-    assert shares["emulated:8"][STEP] > 0.8
-    assert shares["none"][WAIT] > 0.5
-
-
-def test_the_folder_is_the_one_that_the_backend_is_made_for(
-    converted: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data/shards").symlink_to(converted["shards"])
-    monkeypatch.chdir(tmp_path)
-    assert command("--backend", "shards", "--trainer", "none", "--out", "out", *QUICK) == 0
-    assert (tmp_path / "out/trace.json").exists()
 
 
 def test_on_a_cpu_the_trainer_computes_and_the_batch_is_no_larger_than_the_data(

@@ -1,7 +1,7 @@
 """`bench recommend`: its turns, what it prints, and the command on a small tree. Never how fast."""
 
 import json
-import time
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,8 @@ import pytest
 from bench.commands import recommend as command
 from bench.measure import recommend as measuring
 from bench.measure.recommend import Recommendation, choose
-from bench.measure.sample import Loaded, Sampling, Trees
-from bench.report.forecast import RISK, needed_bytes
+from bench.measure.sample import Sampling
+from bench.report.forecast import RISK, Loaded, needed_bytes
 from bench.report.row import RAW_TREE
 from precache.errors import SettingError, WorkerError
 from precache.sources.tree import scan_tree
@@ -24,8 +24,8 @@ from tests.conftest import IMAGES
 
 
 @pytest.fixture
-def result(raw_tree: Path, tmp_path: Path) -> Recommendation:
-    machine, sampling = Machine(), Sampling(stored_size=64, quality=95, scratch=tmp_path)
+def result(raw_tree: Path) -> Recommendation:
+    machine, sampling = Machine(), Sampling(stored_size=64, quality=95)
     return machine.recommend(scan_tree(raw_tree), sampling, quick(), formats=("shards", "webdataset"))
 
 
@@ -81,35 +81,26 @@ def test_more_of_a_machine_changes_what_is_computed_and_not_what_was_measured(
     assert max(len(line.rstrip()) for line in printed.splitlines()) <= 100
 
 
-def turns(scan_of: Path, folder: Path, limit_s: float = 1e9) -> Any:
-    trees = Trees(folder, folder, 1, 2, 1, 1, 1e5)
-    sampling = Sampling(stored_size=48, quality=95, scratch=folder)
-    until_s = time.perf_counter() + limit_s
-    hardware: Any = None
-    return measuring._Turns(scan_tree(scan_of), sampling, quick(repeats=3), trees, folder, hardware, until_s)
-
-
-def test_a_format_that_fails_is_skipped_with_its_reason_and_turns_end_with_the_time(
-    raw_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_format_that_fails_is_skipped_with_its_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def run_format(trees: object, name: str, *_: object) -> tuple[None, Loaded]:
+    def serve(path: Path, name: str, settings: object) -> Loaded:
         if name in failing:
-            raise WorkerError(f"no room for {name}")
-        return None, Loaded(1000.0, 2000.0, 900.0, 0.0)
+            raise WorkerError(f"no space for {name}")
+        return Loaded(1000.0, 2000.0, 900.0, 0.0)
 
-    monkeypatch.setattr(measuring.sample, "run_format", run_format)
-    monkeypatch.setattr(measuring.sample, "convert", lambda tree, place, *_: place.mkdir())
+    monkeypatch.setattr(measuring.sample, "serve", serve)
+    places: dict[str, Path] = {RAW_TREE: tmp_path, "shards": tmp_path}
+    runs: dict[str, list[Loaded]] = {name: [] for name in places}
+    skipped: dict[str, str] = {}
     failing = {"shards"}
-    found = turns(raw_tree, tmp_path)
-    found.run([RAW_TREE, "shards"], lambda: None)
-    assert found.skipped == {"shards": "no room for shards"}
-    assert {name: len(runs.loaders) for name, runs in found.runs.items()} == {RAW_TREE: 3}
-    hurried = turns(raw_tree, tmp_path, 1e-9)
-    hurried.run([RAW_TREE], lambda: None)
-    assert len(hurried.runs[RAW_TREE].loaders) == 1, "however little time there is"
+    for _ in range(3):
+        measuring.serve_all(places, quick(), runs, skipped)
+    assert skipped == {"shards": "no space for shards"}
+    assert {name: len(of) for name, of in runs.items()} == {RAW_TREE: 3, "shards": 0}
     failing = {RAW_TREE}
-    with pytest.raises(WorkerError, match="no room for raw tree"):
-        turns(raw_tree, tmp_path).run([RAW_TREE], lambda: None)
+    with pytest.raises(WorkerError, match="no space for raw tree"):
+        measuring.serve_all(places, quick(), runs, skipped)
 
 
 def test_what_is_chosen_fits_and_nothing_better_does(raw_tree: Path) -> None:
@@ -129,10 +120,14 @@ def test_what_is_chosen_fits_and_nothing_better_does(raw_tree: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)  # several processes that import torch, each twice as long on a busy machine
-def test_the_command_predicts_for_real(bench: Bench, data: Path, raw_tree: Path) -> None:
-    fast = ("--repeats", 1, "--seconds", 0.1, "--pictures", 30, "--stored-size", 48, "--size", 32)
+def test_the_command_predicts_for_real(
+    bench: Bench, data: Path, raw_tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "QUICK", {"repeats": 1, "seconds": 0.1, "pictures": 30})
+    monkeypatch.setattr(tempfile, "tempdir", str(data))
+    fast = ("--stored-size", 48, "--size", 32)
     what_if = ("--workers", 16, "--gpus", 2, "--accelerator", "a100", "--disk-mbps", 500)
-    paths = ("--scratch", data, "--json", "r.json")
+    paths = ("--json", "r.json")
     done = bench("recommend", raw_tree, *fast, *what_if, "--format", "webdataset", *paths)
     assert done.returncode == 0, done.stderr
     for mention in (
@@ -164,12 +159,10 @@ def test_the_command_predicts_for_real(bench: Bench, data: Path, raw_tree: Path)
         ("--accelerator v100", ["unknown rate 'v100'", "h100, h200, a100"]),
         ("--trainer-rate nan", ["trainer_rate must be positive"]),
         ("--format tars", ["unknown format 'tars'", "dali, shards, webdataset"]),
-        ("--seconds nan", ["seconds must be positive, got nan"]),
-        ("--scratch gone", ["gone: no such folder"]),
         ("--batch-size 71", ["batch_size 71 is more than the 70 pictures of an epoch"]),
         ("--json .", [".: is a folder; name a file in it"]),
         ("--convert out --gpus 2", ["--convert measures this machine", "leave out"]),
-        ("--convert out --quality 80", ["--convert measures this machine", "--quality"]),
+        ("--convert out --stored-size 80", ["--convert measures this machine", "--stored-size"]),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(

@@ -14,7 +14,7 @@ from bench.commands.simulate import LINK, LOADER, STEP, STORAGE, Prediction, pre
 from bench.measure.fresh import run_fresh
 from bench.measure.settings import Settings
 from bench.measure.trial import measure
-from precache.console import commandline
+from precache.cli import commandline
 from tests.bench.slowed import BATCH, make_tree, slow
 from tests.command import ROOT, check_bad_input
 
@@ -114,7 +114,7 @@ def test_a_result_that_is_not_to_be_relied_on_is_told(
     stored.write_text(json.dumps(content))
     assert command(*arguments) == 0
     printed = " ".join(capsys.readouterr().out.split())
-    assert "% too high: loader and trainer were measured alone" in printed
+    assert "% too high: together they share CPUs" in printed
     assert "Other processes took 31% of the CPUs" in printed
 
 

@@ -16,7 +16,7 @@ import pytest
 from bench.cli import main
 from bench.measure.sweep import Trials, run
 from bench.report.sweep import Point
-from precache.console import commandline
+from precache.cli import commandline
 from tests.bench.settings import quick
 from tests.command import ROOT, check_bad_input
 
@@ -93,7 +93,7 @@ def test_a_killed_sweep_goes_on_where_it_was(killed: Path, finished: Path) -> No
     header, *trials = lines(finished)
     assert header["settings"] == {
         "trainer": "emulated:1e6", "device": "cpu", "size": 32, "warmup": 1, "batches": 2,
-        "compiled": False, "cache": "none",
+        "amp": "auto", "compiled": False, "cache": "none",
     }  # fmt: skip
     assert [trial["point"]["workers"] for trial in trials] == [0, 1]
 
@@ -105,17 +105,17 @@ def test_a_finished_sweep_is_shown_again_without_measuring(
     words = (raw_tree, *SETTINGS, *GRID, "--out", finished, "--html", tmp_path / "page.html")
     shown = sweep(*words)
     assert (shown.returncode, finished.read_bytes()) == (0, before)
-    assert "--pin changes nothing without CUDA: it is left out" in shown.stdout
-    assert f"pytorch on {raw_tree}: choose " in shown.stdout
-    assert "the trainer waits with every number of workers" in shown.stdout
+    said = " ".join(shown.stdout.split())
+    assert f"pytorch on {raw_tree}: choose " in said
+    assert "the trainer waits with every number of workers" in said
     page = (tmp_path / "page.html").read_text()
-    for mention in ("chart-0-0", "chart-0-1", f"pytorch on {raw_tree}: choose "):
+    for mention in ("chart-0-0", f"pytorch on {raw_tree}: choose "):
         assert mention in page
     quiet = sweep(*words, "--quiet")
     assert (quiet.returncode, quiet.stdout, quiet.stderr) == (0, "", "")
     steadied(Path(shutil.copy(finished, tmp_path / "busy.jsonl")), 0.31)
     shown = sweep(*words, "--out", tmp_path / "busy.jsonl")
-    for text in (shown.stdout, (tmp_path / "page.html").read_text()):
+    for text in (" ".join(shown.stdout.split()), (tmp_path / "page.html").read_text()):
         assert "Other processes took 31% of the CPUs" in text
         assert "choose" not in text
         assert "chosen" not in text
@@ -152,7 +152,7 @@ def test_a_second_folder_adds_its_trials_to_the_file_of_the_first(
     assert both.startswith(finished.read_bytes())
     assert [line["point"]["data"] for line in lines(path)[4:]] == [str(shards)] * 2
     for asked, other in ((raw_tree, shards), (shards, raw_tree)):
-        shown = sweep(asked, *SETTINGS, *GRID, "--out", path).stdout
+        shown = " ".join(sweep(asked, *SETTINGS, *GRID, "--out", path).stdout.split())
         assert f" on {asked}: choose " in shown
         assert str(other) not in shown
     assert path.read_bytes() == both, "nothing is measured again"
@@ -171,7 +171,7 @@ def test_a_second_folder_adds_its_trials_to_the_file_of_the_first(
         ("--batch-size 4,71", "batch_size 71 is more than the 70 pictures of an epoch"),
         ("--repeats 0", "repeats must be"),
         ("--amp yes", "unknown amp 'yes'; choose from: auto, bf16, fp16, off"),
-        ("--pin yes", "--pin must be on, off or on,off, got 'yes'"),
+        ("--workers=-1", "workers must be an integer of at least 0, got -1"),
         ("--trainer emulated --compile", "compile is for trainers that compute"),
         ("--html . --batch-size 4", "is a folder"),
         ("--out . --batch-size 4", "is a folder"),
@@ -199,7 +199,7 @@ def test_a_batch_that_does_not_fit_is_a_finding_told_by_the_process_of_its_trial
     raw_tree: Path, tmp_path: Path
 ) -> None:
     data = str(raw_tree)
-    points = [Point("pytorch", data, batch, None, None, 0) for batch in (10**9, 2 * 10**9)]
+    points = [Point("pytorch", data, batch, 0) for batch in (10**9, 2 * 10**9)]
     path, header = tmp_path / "sweep.jsonl", {"machine": {}, "data": {}, "settings": {}}
     run(points, quick(trainer="emulated:100", warmup=0, batches=1), Trials(path, header), {data: 5})
     again = Trials(path, header)

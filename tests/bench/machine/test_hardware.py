@@ -22,7 +22,7 @@ from bench.machine.hardware import describe_machine
 from bench.machine.measurements import Hardware, HardwareSpec, Measurement
 from bench.report.stats import Estimate
 from bench.report.words import accelerator_of
-from precache.console import commandline
+from precache.cli import commandline
 from precache.errors import SettingError
 from precache.sources.tree import scan_tree
 from tests.command import check_bad_input, run
@@ -91,22 +91,6 @@ def test_without_jpegs_or_a_disk_the_rest_is_measured(
     assert "Other processes took 31% of the CPUs" in printed
 
 
-def test_random_matrices_are_multiplied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of equal numbers the product takes a GPU less power, so it runs faster than in a training."""
-    multiplied: list[torch.Tensor] = []
-    matmul = torch.matmul
-
-    def spy(left: torch.Tensor, right: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
-        multiplied.extend((left, right))
-        return matmul(left, right, out=out)
-
-    monkeypatch.setattr(torch, "matmul", spy)
-    measurements.measure(quick(tmp_path), [])
-    left, right = multiplied[:2]
-    assert len(left.unique()) > 100
-    assert not torch.equal(left, right)
-
-
 def test_a_file_is_read_past_the_cache_and_removed(tmp_path: Path) -> None:
     try:
         with disk.readable_file(tmp_path, 3 * 2**20) as file:
@@ -119,7 +103,7 @@ def test_a_file_is_read_past_the_cache_and_removed(tmp_path: Path) -> None:
         assert list(tmp_path.iterdir()) == []
 
 
-def block_device(sysfs: Path, path: str, slaves: tuple[Path, ...] = (), rotational: bool = False) -> Path:
+def block_device(sysfs: Path, path: str, rotational: bool = False) -> Path:
     """A device as sysfs has it; one below another is a partition of that."""
     node = sysfs / "devices" / path
     node.mkdir(parents=True)
@@ -128,9 +112,6 @@ def block_device(sysfs: Path, path: str, slaves: tuple[Path, ...] = (), rotation
         return node
     (node / "queue").mkdir()
     (node / "queue/rotational").write_text(f"{rotational:d}\n")
-    (node / "slaves").mkdir()
-    for slave in slaves:
-        (node / "slaves" / slave.name).symlink_to(slave)
     return node
 
 
@@ -151,21 +132,6 @@ def test_the_disk_is_found_behind_its_partition(
     node = block_device(tmp_path, device, rotational=rotational)
     found = found_disk(tmp_path, block_device(tmp_path, device + partition) if partition else node)
     assert (found, found.expected_mb_per_s) == (Disk(device, rotational), expected)
-
-
-@pytest.mark.parametrize(
-    ("drives", "expected"), [(("nvme0n1", "nvme1n1"), 3000), (("nvme0n1", "sda"), 150), (("sda",), 150)]
-)
-def test_drives_are_found_behind_the_devices_mapped_to_them(
-    drives: tuple[str, ...], expected: int, tmp_path: Path
-) -> None:
-    """A volume of LVM on LUKS on a partition of each drive."""
-    whole = [block_device(tmp_path, drive) for drive in drives]
-    partitions = [block_device(tmp_path, f"{node.name}/{node.name}p2") for node in whole]
-    encrypted = [block_device(tmp_path, f"dm-{n}", (node,)) for n, node in enumerate(partitions, 1)]
-    found = found_disk(tmp_path, block_device(tmp_path, "dm-0", tuple(encrypted)))
-    assert found == Disk("dm-0", False, drives)
-    assert found.expected_mb_per_s == expected
 
 
 def of_disk(device: str, rate: float | None) -> Hardware:

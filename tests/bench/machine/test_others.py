@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import pytest
 
 from bench.machine.others import OtherProcesses, _tree_seconds
-from precache.executors import available_cpus
+from precache.engines import available_cpus
 
 SPIN = "import time\nend = time.process_time() + {seconds}\nwhile time.process_time() < end: pass"
 

@@ -15,8 +15,8 @@ from bench.report.accuracy import SAME, WORSE, compare
 from loaders.batch import Batch
 from precache import Recipe as Conversion
 from precache import SourceOptions, convert
-from precache.console.progress import unseen
 from precache.errors import DatasetError, SettingError
+from precache.reporting import unseen
 from tests.bench.measure.squares import TINY, TRAIN, VAL, Squares
 
 
@@ -109,7 +109,7 @@ def relabel_first(squares: Squares, folder: Path) -> list[str]:
         (
             relabel_first,
             DatasetError,
-            r"out: has blue/00\.png in class 'green', .*tree has not; name the tree",
+            r"out: has blue/00\.png in class 'green', .*tree does not; name the tree",
         ),
         (["imagefolder", "pytorch"], SettingError, "add a folder that was converted with --splits"),
         (["same=shards", "same=pytorch"], SettingError, "two sources are called 'same'"),

@@ -16,7 +16,7 @@ from bench.measure.candidates import (
 from bench.measure.comparison import compare
 from bench.report.result import conditions
 from loaders.dataset import open_split
-from precache.convert import convert
+from precache.conversion.convert import convert
 from precache.errors import DatasetError, SettingError
 from precache.example_data.sample_tree import make_sample
 from precache.recipe import Recipe
@@ -102,7 +102,10 @@ def test_the_tree_serves_the_pictures_of_the_split_and_no_others(
     assert not folder.exists()
     result = compare(opened, quick(batches=3))
     assert {data["samples"] for data in result.settings["data"].values()} == {PART}
-    assert f"of {raw_tree} the {PART} of {IMAGES} pictures that the data set holds" in conditions(result)
+    assert (
+        f"of {raw_tree} only the {PART} of {IMAGES} pictures are served that the data set holds"
+        in conditions(result)
+    )
 
 
 def test_a_smaller_data_set_of_another_tree_is_refused_before_anything_runs(

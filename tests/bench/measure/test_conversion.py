@@ -13,7 +13,7 @@ from bench.commands.convert import answer, show
 from bench.measure.conversion import OURS, ConversionResult, WriterRates, measure
 from bench.measure.fresh import run_watched
 from bench.report.stats import Estimate
-from precache.console import commandline
+from precache.cli import commandline
 from precache.errors import MissingDependencyError, SettingError, WorkerError
 from tests.command import check_bad_input, run
 from tests.conftest import IMAGES, small_recipe
@@ -37,8 +37,7 @@ def test_stages_and_whole_conversions_are_measured(name: str, raw_tree: Path, tm
     ours, npy = (whole.images_per_s for whole in result.wholes)
     assert ours.low / npy.high <= result.wholes[1].ratio.median <= ours.high / npy.low
     assert result.limit(*stages) < result.limit("decode")
-    assert 20 * 2**20 < result.peak_bytes < 2**30
-    assert steps == [(done, 7) for done in range(8)]
+    assert steps == [(done, 6) for done in range(7)]
     assert list(tmp_path.iterdir()) == []
 
 
@@ -53,7 +52,7 @@ def test_limits_and_the_answer_follow_from_the_stages(capsys: pytest.CaptureFixt
     }  # fmt: skip
     stages = {"decode": Estimate(300, 300, 300), "resize": Estimate(100, 90, 110)}
     ours, other = (WriterRates(name, Estimate(99, 99, 99), Estimate(1, 1, 1)) for name in (OURS, "npy"))
-    result = ConversionResult(machine, settings, stages, (ours,), 0)
+    result = ConversionResult(machine, settings, stages, (ours,))
     assert result.limit("decode") == 600
     assert result.limit("decode", "resize") == pytest.approx(150)
     assert answer(result) == (
@@ -61,7 +60,7 @@ def test_limits_and_the_answer_follow_from_the_stages(capsys: pytest.CaptureFixt
         "Pillow-SIMD resizes faster ('precache doctor' prints how to install it)."
     )
     for wholes, compared in (((ours,), False), ((ours, other), True)):
-        show(ConversionResult(machine, settings, stages, wholes, 0))
+        show(ConversionResult(machine, settings, stages, wholes))
         assert ("precache is" in capsys.readouterr().out) == compared
 
 
@@ -109,7 +108,6 @@ def test_the_command_works_as_typed(
         f"{IMAGES} pictures",
         "median of 1 run",
         "simplejpeg",
-        "memory at most",
         "--format shards",
     ):
         assert mention in " ".join(lines)
@@ -118,13 +116,9 @@ def test_the_command_works_as_typed(
     check_bad_input(subprocess.CompletedProcess([], code, *capfd.readouterr()), "workers must be", "got 0")
 
 
-def test_a_watched_process_is_timed_measured_and_its_failure_named() -> None:
-    held = run_watched(
-        [sys.executable, "-c", "import time; x = bytearray(80 << 20); time.sleep(0.5); print('done')"],
-        memory=True,
-    )
+def test_a_watched_process_is_timed_and_its_failure_named() -> None:
+    held = run_watched([sys.executable, "-c", "import time; time.sleep(0.5); print('done')"])
     assert held.wall_s >= 0.5
     assert held.output == "done\n"
-    assert 80 * 2**20 < held.peak_bytes < 200 * 2**20
     with pytest.raises(WorkerError, match=r"exit code 3; the reason"):
         run_watched([sys.executable, "-c", "print('the reason'); raise SystemExit(3)"])

@@ -7,14 +7,11 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from unittest.mock import patch
 
 import pytest
 import torch
 
-from bench.measure.candidates import Candidate
-from bench.measure.comparison import compare
 from bench.measure.fresh import (
     DoesNotFit,
     in_one_line,
@@ -23,7 +20,7 @@ from bench.measure.fresh import (
     tree_memory,
 )
 from bench.measure.trainers import EmulatedTrainer, ModelTrainer
-from bench.measure.trial import measure, measure_trainer
+from bench.measure.trial import measure_trainer
 from loaders.batch import Batch
 from precache.errors import SettingError, WorkerError
 from tests.bench.settings import quick
@@ -87,15 +84,6 @@ def test_torch_tells_that_main_memory_is_too_small() -> None:
     for shape in ((1 << 50,), (1 << 31, 1 << 31, 8)):
         with pytest.raises(DoesNotFit), in_one_line(8, 32):
             torch.empty(*shape)
-
-
-def test_a_fed_trainer_and_a_comparison_end_with_that_line(converted: dict[str, Path]) -> None:
-    settings = quick(trainer="emulated:100", around=partial(failing, TOO_LITTLE[3]))
-    said = "batch_size 8 of 32x32 does not fit into memory"
-    with pytest.raises(DoesNotFit, match=said):
-        measure(settings.of("shards", converted["shards"], 5))
-    with pytest.raises(SettingError, match=said):
-        compare([Candidate("shards", converted["shards"])], settings)
 
 
 @pytest.mark.parametrize("error", OTHERS, ids=lambda error: str(error)[:50])

@@ -1,13 +1,11 @@
-"""The one dataclass of a trial: what it refuses, what it becomes, and that it survives a file."""
+"""The one dataclass of a trial: what it refuses, what it becomes, and that it pickles."""
 
-import json
 import pickle
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bench.measure.settings import Settings
 from precache.errors import SettingError
 from precache.storage.urls import Location, locate
 from tests.bench.settings import quick
@@ -41,7 +39,6 @@ def test_a_trial_has_its_own_loader_and_all_else_of_its_command() -> None:
 
 
 @pytest.mark.parametrize("path", [Path("data/raw"), locate("s3://bucket/set")])
-def test_settings_survive_json_and_pickling(path: Location) -> None:
+def test_settings_survive_pickling(path: Location) -> None:
     settings = quick(trainer="emulated:h100x8", backend="shards", path=path, classes=7, rank=1, world_size=2)
-    assert Settings.from_json(json.loads(json.dumps(settings.to_json()))) == settings
     assert pickle.loads(pickle.dumps(settings)) == settings

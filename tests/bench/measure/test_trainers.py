@@ -7,7 +7,6 @@ from bench.measure.trainers import (
     MODELS,
     PRESETS,
     EmulatedTrainer,
-    FromPageable,
     ModelTrainer,
     NullTrainer,
     make_trainer,
@@ -113,19 +112,3 @@ def test_a_gpu_that_only_emulates_bfloat16_computes_in_float16(
     if not native:
         with pytest.raises(SettingError, match="amp 'bf16' is only emulated on Tesla V100; use 'fp16'"):
             resolve_amp("bf16", CUDA)
-
-
-def test_batches_from_pageable_memory_reach_the_trainer_in_its_dtype() -> None:
-    class Taking(NullTrainer):
-        dtype = torch.bfloat16
-        taken: Batch
-
-        def step(self, batch: Batch) -> None:
-            self.taken = batch
-
-    trainer = Taking()
-    fed = FromPageable(trainer, CPU)
-    assert fed.dtype == torch.uint8
-    fed.step(batch_of(2, 4))
-    assert trainer.taken.images.dtype == torch.bfloat16
-    assert trainer.taken.images.is_contiguous(memory_format=torch.channels_last)

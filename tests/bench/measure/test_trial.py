@@ -16,7 +16,7 @@ from bench.measure.trial import (
     measure_trainer,
     measure_transfer,
 )
-from precache.console import commandline
+from precache.cli import commandline
 from precache.errors import SettingError
 from tests.bench.settings import quick
 from tests.building import build_loader

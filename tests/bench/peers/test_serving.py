@@ -27,13 +27,12 @@ from tests.test_layers import imports
 
 SIZE, BATCH = 42, 16  # 42 is what validation shows of 48, which is stored
 INSTALLED_WITH_TESTS = [
-    ("gather", "shards"), ("gather-crop", "shards"), ("npy", "npy"), ("webdataset-pil", "webdataset"),
+    ("gather", "shards"), ("npy", "npy"), ("webdataset-pil", "webdataset"),
     ("dali-files", "dali"), ("dali-files", "webdataset"), ("dali-raw", "raw"), ("imagefolder", "raw"),
-    ("imagefolder-turbo", "raw"),
 ]  # fmt: skip
 OTHERS = [
     ("ffcv-raw", "ffcv"), ("ffcv-rrc", "ffcv"), ("ffcv-jpeg", "ffcv"), ("litdata-raw", "litdata"),
-    ("litdata-jpeg", "litdata"), ("mds-raw", "streaming"), ("spdl", "spdl.io"),
+    ("mds-raw", "streaming"),
 ]  # fmt: skip
 TRIAL = {"batch_size": BATCH, "size": SIZE, "workers": 1, "warmup": 0}
 

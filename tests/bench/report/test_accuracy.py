@@ -182,5 +182,5 @@ def test_the_page_has_every_training_and_escapes_names() -> None:
     assert HOSTILE not in drawn
     assert "<h1>Does the model get worse?</h1>" in drawn
     assert drawn.count("60.20%") == 2
-    assert drawn.count('"mode":"lines"') == 2 * 2 * (3 + 1)  # each seed and the mean, twice
+    assert drawn.count('"mode":"lines"') == 2 * (3 + 1)  # each seed and the mean
     assert "Cannot tell with 1 seed" in html([each for each in lines() if each["seed"] == 0], 1.0)

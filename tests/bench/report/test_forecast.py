@@ -7,23 +7,22 @@ from typing import Any
 import pytest
 
 from bench.report import forecast
-from bench.report.forecast import Inputs, Profile, Stored, advised, predict, widened
+from bench.report.forecast import Inputs, Loaded, Profile, Stored, advised, predict
 from bench.report.gain import answer
 from bench.report.row import Row
 from precache.recipe import DEFAULT_SIZE
 
-RAW = Profile(
-    name="raw tree", image_bytes=100_000, startup_s=0, image_s=0, shard_images=300,
-    loader_images_per_s=1000, cpus=2, serial_s=1e-5, overlap=1, random_reads=True,
-)  # fmt: skip
-SHARDS = replace(
-    RAW, name="shards", image_bytes=200_000, startup_s=1, image_s=0.002, loader_images_per_s=10_000
+
+def run(rate: float, serial_s: float = 1e-5, overlap: float = 1.0) -> list[Loaded]:
+    return [Loaded(rate, 1e9, rate * overlap, serial_s)]
+
+
+RAW = Profile(name="raw tree", image_bytes=100_000, runs=run(1000), cpus=2)
+SHARDS = Profile(name="shards", image_bytes=200_000, startup_s=1, image_s=0.002, runs=run(10_000), cpus=2)
+TARS = Profile(
+    name="webdataset", image_bytes=25_000, startup_s=1, image_s=0.003, runs=run(3000, 1e-4), cpus=2
 )
-TARS = replace(
-    SHARDS, name="webdataset", image_bytes=25_000, image_s=0.003, loader_images_per_s=3000,
-    serial_s=1e-4, random_reads=False,
-)  # fmt: skip
-TODAY = replace(RAW, name="imagefolder", loader_images_per_s=600)
+TODAY = replace(RAW, name="imagefolder", runs=run(600))
 INPUTS = Inputs(
     images=6000, train_images=6000, cpus=2, gpus=1, trainer_images_per_s=2000,
     disk_bytes_per_s=500e6, read_s=0.001, memory_bytes=16e9,
@@ -47,13 +46,12 @@ def said(*profiles: Profile, **changes: Any) -> str:
 @pytest.mark.parametrize(
     ("changes", "shards_s", "tars_s"),
     [
-        ({}, 1 + 3000 * 0.002, 1 + 3000 * 0.003),  # 20 shards of 300 on 2 workers: 3,000 pictures each
-        ({"cpus": 16}, 1 + 1.2e9 / 500e6, 1 + 600 * 0.003),  # two rounds; shards are as fast as the disk
-        ({"cpus": 40}, 1 + 1.2e9 / 500e6, 1 + 300 * 0.003),
+        ({}, 1 + 3000 * 0.002, 1 + 3000 * 0.003),
+        ({"cpus": 16}, 1 + 1.2e9 / 500e6, 1 + 375 * 0.003),  # shards are as fast as the disk
         ({"disk_bytes_per_s": 10e6}, 1 + 120, 1 + 15),
     ],
 )
-def test_a_conversion_takes_its_start_and_the_busiest_workers_pictures_or_its_bytes(
+def test_a_conversion_takes_its_start_and_its_pictures_or_its_bytes(
     changes: dict[str, Any], shards_s: float, tars_s: float
 ) -> None:
     found = predictions(**changes)
@@ -91,7 +89,9 @@ def test_the_trainer_gets_what_the_slower_of_the_two_gives() -> None:
     assert trained(trainer_images_per_s=500) == [500, 500, 500]
     # half of 2 GB holds the tree's 0.6 GB and not the 1.2 GB of shards: those are read cold in each epoch
     assert trained(memory_bytes=2e9, trainer_images_per_s=1e6) == [1000, pytest.approx(2 / 0.0014), 3000]
-    assert predictions(replace(TARS, overlap=0.9))["webdataset"].rate.median == pytest.approx(1800)
+    assert predictions(replace(TARS, runs=run(3000, 1e-4, 0.9)))["webdataset"].rate.median == pytest.approx(
+        1800
+    )
     assert [row.busy and row.busy.median for row in predictions(gpus=2).values()] == [0.25, 1.0, 0.75]
 
 
@@ -143,9 +143,7 @@ def test_the_advice_is_the_fastest_and_among_equals_the_quickest_to_have(
 
 def test_what_the_repeats_disagree_on_is_not_advised() -> None:
     rows = predict([TODAY, RAW, SHARDS], INPUTS)
-    slow = predict([TODAY, RAW, replace(SHARDS, loader_images_per_s=900)], INPUTS)
-    assert widened(rows, [rows, rows]) == rows
-    wide = widened(rows, [rows, slow])
+    wide = predict([TODAY, RAW, replace(SHARDS, runs=[*SHARDS.runs, *run(9000), *run(900)])], INPUTS)
     assert (wide[2].rate.low, wide[2].rate.high) == (900, 2000)
     assert wide[:2] == rows[:2]
     assert advised(rows) == rows[2]
@@ -153,21 +151,12 @@ def test_what_the_repeats_disagree_on_is_not_advised() -> None:
 
 
 def test_start_and_rate_are_recovered_from_two_conversions() -> None:
-    """1.5 s to start, 2 ms a picture: 24 pictures by one worker, 1,200 in 4 shards by two."""
-    startup_s, image_s = forecast.fit_conversion(1.548, 24, 1.5 + 600 * 0.002, 1200, 341, 2)
-    assert (startup_s, image_s) == (pytest.approx(1.5), pytest.approx(0.002))
-    startup_s, image_s = forecast.fit_conversion(
-        2.0, 24, 1.0, 1200, 341, 2
-    )  # noise: the small one took longer
+    """1.5 s to start, 2 ms a picture on each of two CPUs."""
+    found = forecast.fit_conversion((1.524, 24), (1.5 + 600 * 0.002, 1200), 2)
+    assert found == (pytest.approx(1.5), pytest.approx(0.002))
+    startup_s, image_s = forecast.fit_conversion((2.0, 24), (1.0, 1200), 2)  # noise
     assert startup_s >= 0
     assert image_s > 0
-
-
-def test_the_time_until_a_read_begins_is_recovered() -> None:
-    """0.1 ms, then 500 MB/s."""
-    reads = [(size, size / (1e-4 + size / 500e6)) for size in (4096, 131072)]
-    assert forecast.read_time(reads[0], reads[1]) == pytest.approx(1e-4)
-    assert forecast.read_time((4096, 1e9), (131072, 1e9)) == pytest.approx(0, abs=1e-12)
 
 
 def test_ways_to_store_go_from_what_keeps_most_of_a_picture_to_the_smallest() -> None:

@@ -163,4 +163,4 @@ def test_the_best_rows_are_the_fastest_and_what_overlaps_with_it() -> None:
     assert best_rows(result(*rows, other_cpu=0.31)) == []
     assert best_rows(result(SHARDS, NOISE, peer("gather", "shards", 40_000))) == []
     slower = altered(TARS, together=around(LIMIT * 0.9, 0.01))
-    assert best_rows(result(SHARDS, slower)) == [SHARDS]
+    assert best_rows(result(TODAY, SHARDS, slower)) == [SHARDS]

@@ -15,11 +15,9 @@ from plotly.offline import get_plotlyjs
 from bench.report import loaders_page
 from bench.report.gain import sentences
 from bench.report.row import Result, Row
-from bench.report.verdict import COLD_FETCH
 from tests.bench.report.test_gain import ALONE, fed
 from tests.bench.report.test_gain import result as gain_result
 from tests.bench.rich_result import (
-    BATCH_SIZE,
     EXPLANATION,
     HOSTILE,
     altered,
@@ -135,8 +133,6 @@ def test_every_chart_says_in_its_caption_what_to_see(content: Content) -> None:
         "Accelerator busy: share of the time that it has work (emulated:2480, which takes 2,480 images/s)",
         "Images/s of each loader alone: left of a dashed line, the trainer waits",
         "What each stage alone can do: the lowest is the bottleneck",
-        "Where a batch's time goes: orange is waiting",
-        "Throughput: below the dashed line the trainer waits",
         "Each batch: a high orange bar is a wait",
         "Cores, GPU and memory: a share near 100% is a limit that was met",
         "Disk, network and swap, MB/s: what the loader read meanwhile",
@@ -149,21 +145,6 @@ def test_every_chart_says_in_its_caption_what_to_see(content: Content) -> None:
     )
     assert EXPLANATION in told
     assert "24.7 GB/s" in content.texts
-
-
-@pytest.mark.parametrize("colds", [{}, {COLD_FETCH: 0.159}])
-def test_the_time_of_a_batch_adds_up_to_the_whole_with_the_files_in_memory(colds: dict[str, float]) -> None:
-    waiting = waiting_row()
-    assert waiting.together is not None
-    name = "Where a batch's time goes: orange is waiting"
-    (bars,) = charts(page_of(altered(waiting, stalls={**waiting.stalls, **colds})))[name]
-    *parts_ms, whole_ms = bars["x"]
-    assert whole_ms == pytest.approx(sum(parts_ms))
-    assert whole_ms == pytest.approx(BATCH_SIZE / waiting.together.median * 1e3)
-    assert len(parts_ms) == 5  # compute, three stalls, and what these do not explain
-    explained = altered(waiting, stalls={"prep": (whole_ms - parts_ms[0]) / 1e3})
-    (bars,) = charts(page_of(explained))[name]
-    assert len(bars["x"]) == 3
 
 
 def test_spikes_and_epochs_stand_where_they_were(text: str) -> None:

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
-from bench.report import loaders_page
+from bench.report import accuracy, loaders_page, sweep
+from tests.bench.report.test_accuracy import lines
 from tests.bench.report.test_gain import fed
+from tests.bench.report.test_sweep import found, measured, point
 from tests.bench.rich_result import HOSTILE, around, rich_result
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="run: pip install selenium")
@@ -48,7 +50,7 @@ for (const cell of document.querySelectorAll('th, td')) {
       if (word[0].length <= 14 && range.getClientRects().length > 1) broken.push(word[0]); } }
 return broken
 """
-FIGURES = 11
+FIGURES = 9
 UNFOLD = "document.querySelectorAll('details').forEach(each => { each.open = true; })"
 
 
@@ -100,6 +102,28 @@ def test_nothing_is_cut_off_and_nothing_goes_wrong(browser: Any, address: str, w
     assert browser.execute_script(CUT_OFF) == []
     assert browser.execute_script(BROKEN) == []
     assert browser.execute_script("return performance.getEntriesByType('resource').map(e => e.name)") == []
+    assert [entry for entry in browser.get_log("browser") if entry["level"] != "DEBUG"] == []
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("page", ["sweep", "accuracy"])
+def test_other_pages_fit_too(browser: Any, tmp_path: Path, page: str, width: int) -> None:
+    points = [measured(point(workers, batch), 300 * workers) for batch in (64, 128) for workers in (1, 2, 4)]
+    pages = {
+        "sweep": lambda: sweep.html(found(*points), "one run each"),
+        "accuracy": lambda: accuracy.html(lines(), 1.0),
+    }
+    path = tmp_path / "page.html"
+    path.write_text(pages[page](), encoding="utf-8")
+    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    browser.get(path.as_uri())
+    browser.execute_script(UNFOLD)
+    wait.WebDriverWait(browser, 20).until(
+        lambda opened: all(abs(chart - place) <= 2 for chart, _, place in opened.execute_script(SIZES))
+    )
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+    assert browser.execute_script(CUT_OFF) == []
     assert [entry for entry in browser.get_log("browser") if entry["level"] != "DEBUG"] == []
 
 

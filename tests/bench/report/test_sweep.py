@@ -5,79 +5,57 @@ from dataclasses import replace
 
 import pytest
 
-from bench.report.row import SYNTHETIC
+from bench.report.row import SYNTHETIC, Row
 from bench.report.stats import Estimate
 from bench.report.sweep import (
-    Axes,
     Found,
-    Measured,
     Point,
     answer,
     choose,
-    drop_axes,
     grid,
     html,
-    plateau,
     prune,
     tables,
 )
-from precache.errors import SettingError
 from tests.bench.rich_result import HOSTILE
 
 TRAINER = 1000.0
 
 
-def point(
-    workers: int, batch: int = 64, amp: str | None = None, pin: bool | None = None, backend: str = "pytorch"
-) -> Point:
-    return Point(backend, "data/raw", batch, amp, pin, workers)
+def point(workers: int, batch: int = 64, backend: str = "pytorch") -> Point:
+    return Point(backend, "data/raw", batch, workers)
 
 
-def measured(at: Point, *rates: float, trainer: float | None = TRAINER) -> Measured:
+One = tuple[Point, Row]
+
+
+def measured(at: Point, *rates: float, trainer: float | None = TRAINER) -> One:
     values = sorted(rates)
 
     def estimate(scale: float) -> Estimate:
         return Estimate(values[len(values) // 2] / scale, values[0] / scale, values[-1] / scale)
 
+    row = Row(backend=at.backend, data=at.data, trainer_name="", loader=estimate(1), together=estimate(1))
     if trainer is None:
-        return Measured(at, estimate(1))
-    return Measured(at, estimate(1), Estimate(trainer, trainer, trainer), estimate(trainer))
+        return at, row
+    return at, replace(row, trainer=Estimate(trainer, trainer, trainer), ratio=estimate(trainer))
 
 
-def found(*measured: Measured, left_out: dict[Point, str] | None = None, other: float | None = None) -> Found:
-    points = [*(one.point for one in measured), *(left_out or {})]
-    return Found(points, {one.point: one for one in measured}, left_out or {}, other)
+def found(*measured: One, left_out: dict[Point, str] | None = None, other: float | None = None) -> Found:
+    points = [*(at for at, _ in measured), *(left_out or {})]
+    return Found(points, dict(measured), left_out or {}, other)
 
 
 def test_the_grid_has_every_combination_once_and_workers_change_fastest() -> None:
-    points = grid([("pytorch", "a"), ("shards", "b")], Axes((0, 2), (32, 64), ("bf16", "off"), (True,)))
-    assert len(points) == len(set(points)) == 2 * 2 * 2 * 2
-    assert [p.workers for p in points] == [0, 2] * 8
-    assert [p.backend for p in points] == ["pytorch"] * 8 + ["shards"] * 8
-    assert [p.batch_size for p in points[:8]] == [32] * 4 + [64] * 4
-    points = grid([("nvjpeg", "a"), ("shards", "b")], Axes((1,), (32,), ("off",), (True, False)))
-    assert [(p.backend, p.pin) for p in points] == [("nvjpeg", None), ("shards", True), ("shards", False)]
-    with pytest.raises(SettingError, match="workers must be an integer of at least 0, got -1"):
-        Axes((-1,), (32,), (None,), (None,))
-
-
-def test_axes_that_make_no_difference_are_dropped_with_a_line() -> None:
-    axes = Axes((1,), (32,), ("bf16", "off"), (True, False))
-    for cache in ("none", "ram"):
-        assert drop_axes(axes, "cuda", computes=True, cache=cache) == (axes, [])
-    kept, notes = drop_axes(axes, "cuda", computes=False)
-    assert (kept.amp, kept.pin) == ((None,), (True, False))
-    assert notes == ["--amp changes nothing for a trainer that does not compute: it is left out"]
-    for device, cache, why in (("cpu", "none", "without CUDA"), ("cuda", "device", "with --cache device")):
-        kept, notes = drop_axes(axes, device, computes=True, cache=cache)
-        assert (kept.amp, kept.pin) == (("bf16", "off"), (None,))
-        assert notes == [f"--pin changes nothing {why}: it is left out"]
-    assert drop_axes(replace(axes, amp=("off",), pin=(True,)), "cpu", computes=False)[1] == []
+    points = grid([("pytorch", "a"), ("shards", "b")], (0, 2), (32, 64))
+    assert len(points) == len(set(points)) == 2 * 2 * 2
+    assert [p.workers for p in points] == [0, 2] * 4
+    assert [p.backend for p in points] == ["pytorch"] * 4 + ["shards"] * 4
+    assert [p.batch_size for p in points[:4]] == [32] * 2 + [64] * 2
 
 
 RISING = [measured(point(1), 500), measured(point(2), 700)]
 SMALL = [measured(point(0, 32), 200), measured(point(1, 32), 420), measured(point(2, 32), 410)]
-AMP = [measured(point(1, 32, amp="bf16"), 900), measured(point(1, 32, amp="off"), 400, trainer=450)]
 
 
 @pytest.mark.parametrize(
@@ -88,35 +66,29 @@ AMP = [measured(point(1, 32, amp="bf16"), 900), measured(point(1, 32, amp="off")
         (point(1), [measured(point(2), 985)], [], None),  # fewer may be enough
         (point(4), [measured(point(2), 985, trainer=None)], [], None),  # without a trainer nothing keeps up
         *((point(4), [measured(other, 999)], [], None) for other in (  # another series
-            point(2, 32), point(2, amp="bf16"), point(2, pin=False), point(2, backend="shards"))),
+            point(2, 32), point(2, backend="shards"))),
         (point(8), [*RISING, measured(point(4), 620)], [], "4 workers gave less than 2"),
         (point(8), [*RISING, measured(point(4), 640)], [], None),
-        (point(0, 64), SMALL, [], "with batch 32 these settings gave 48% of the best"),
+        (point(0, 64), SMALL, [], "with batch 32 0 workers gave 48% of the best"),
         (point(2, 64), SMALL, [], None),
-        (point(0, 128), [*SMALL, measured(point(1, 64), 430)], [], "with batch 32 these"),
+        (point(0, 128), [*SMALL, measured(point(1, 64), 430)], [], "with batch 32 0 workers"),
         (point(0, 16), SMALL, [], None),  # smaller batches are another matter
         (point(1), [measured(point(1, 32, backend="shards"), 5000), measured(point(1, 32), 400)], [], None),
-        (point(1, 64, amp="off"), AMP, [], "with batch 32 these settings gave 44% of the best"),
-        (point(1, 256, amp="off"), [], [point(1, 128, amp="off")], "batch 128 did not fit into memory"),
-        (point(2, 128, amp="off"), [], [point(1, 128, amp="off")], "batch 128 did not fit into memory"),
-        (point(1, 64, amp="off"), [], [point(1, 128, amp="off")], None),
-        (point(1, 256, amp="bf16"), [], [point(1, 128, amp="off")], None),
+        (point(1, 256), [], [point(1, 128)], "batch 128 did not fit into memory"),
+        (point(2, 128), [], [point(1, 128)], "batch 128 did not fit into memory"),
+        (point(1, 64), [], [point(1, 128)], None),
+        (point(1, 256), [], [point(1, 128, backend="shards")], None),
     ],
 )  # fmt: skip
 def test_what_cannot_be_of_use_is_left_out(
-    at: Point, before: list[Measured], too_large: list[Point], why: str | None
+    at: Point, before: list[One], too_large: list[Point], why: str | None
 ) -> None:
-    said = prune(at, before, too_large)
+    said = prune(at, dict(before), too_large)
     assert (said is None) == (why is None)
     assert why is None or (said or "").startswith(why)
 
 
-def test_the_plateau_begins_within_2_percent_of_the_most() -> None:
-    series = [measured(point(w), rate) for w, rate in ((0, 300), (1, 979), (2, 981), (4, 1000), (8, 990))]
-    assert plateau(series).point.workers == 2
-
-
-def series(*rates: tuple[int, float], trainer: float | None = TRAINER) -> list[Measured]:
+def series(*rates: tuple[int, float], trainer: float | None = TRAINER) -> list[One]:
     return [measured(point(workers), rate, trainer=trainer) for workers, rate in rates]
 
 
@@ -150,20 +122,14 @@ BATCHES = {
             point(2),
             "choose 2 workers, batch 64: 990 images/s, 99% of the best (1,000 with 4 workers, batch 64).",
         ),
-        (  # a slow trainer that never waits is not preferred to a fast one
-            [measured(point(1, amp="off"), 500, trainer=500), *(measured(point(w, amp="bf16"), 250 * w - 10)
-                for w in (1, 4))],
-            point(4, amp="bf16"),
-            "choose 4 workers, batch 64, amp bf16: 990 images/s; the trainer does not wait.",
-        ),
     ],
 )  # fmt: skip
 def test_the_smallest_batch_near_the_best_and_the_fewest_workers_that_keep_up_are_chosen(
-    trials: list[Measured], chosen: Point, said: str
+    trials: list[One], chosen: Point, said: str
 ) -> None:
     for seed in range(5):  # in whatever order they were measured
         random.Random(seed).shuffle(trials)
-        assert choose(trials)[0].point == chosen
+        assert choose(dict(trials))[0] == chosen
         (text,) = answer(found(*trials))
         assert text.startswith("pytorch on data/raw: choose ")
         assert text.endswith(said)
@@ -195,8 +161,8 @@ def test_a_table_for_each_loader_has_workers_down_and_batch_sizes_across() -> No
     assert second.rows == [["1", "2,000 chosen"]]
 
 
-def test_the_page_has_the_answer_first_two_charts_for_each_loader_and_every_trial() -> None:
-    hostile = Point("pytorch", HOSTILE, 64, None, None, 1)
+def test_the_page_has_the_answer_first_a_chart_for_each_loader_and_every_trial() -> None:
+    hostile = Point("pytorch", HOSTILE, 64, 1)
     trials = [measured(point(1), 500), measured(point(2), 985), measured(hostile, 700)]
     sweep = found(*trials, left_out={point(4): "the trainer does not wait with 2 workers"})
     page = html(sweep, "one run each")
@@ -204,7 +170,6 @@ def test_the_page_has_the_answer_first_two_charts_for_each_loader_and_every_tria
     assert HOSTILE not in page
     assert shown.index("pytorch on data/raw: choose 2 workers") < shown.index("<figure")
     assert shown.count("<figcaption>Over workers: a flat line gains nothing from more<") == 2
-    assert shown.count("<figcaption>Over batch size: ") == 2
     table = shown.partition("Every trial")[2]
     assert "not measured: the trainer does not wait with 2 workers" in table
     assert table.count("<tr>") == 1 + 4

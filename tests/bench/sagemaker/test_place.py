@@ -90,7 +90,7 @@ def test_options_go_before_what_the_service_says(tmp_path: Path) -> None:
     assert (args.data, args.val, args.checkpoints, rest) == ("c", None, Path("d"), ["--epochs", "3"])
 
 
-@pytest.mark.parametrize(("text", "said"), [("{", "is no JSON"), ("[]", "expected a JSON object, got list")])
+@pytest.mark.parametrize(("text", "said"), [("{", "is not JSON"), ("[]", "expected a JSON object, got list")])
 def test_a_damaged_file_of_sagemaker_is_named(tmp_path: Path, text: str, said: str) -> None:
     path = write_job(tmp_path) / "input/config/hyperparameters.json"
     path.write_text(text)

@@ -8,14 +8,14 @@ import pytest
 from PIL import Image
 
 from loaders.backends import decoding
-from precache import images
 from precache.errors import ImageError, SourceError
+from precache.pictures import images
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("kind", ["jpg", "png"])
 def test_the_shape_is_known_before_it_is_decoded(orientation: int, kind: str, tmp_path: Path) -> None:
-    """Upright, as `precache.images` decodes it."""
+    """Upright, as `precache.pictures.images` decodes it."""
     path = tmp_path / f"x.{kind}"
     exif = Image.Exif()
     exif[0x0112] = orientation

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from loaders.backends import gpu_jpeg
-from precache import jpeg
 from precache.errors import MissingDependencyError
+from precache.pictures import jpeg
 
 CPU = torch.device("cpu")
 pytestmark = pytest.mark.filterwarnings("ignore:.*TorchCodec")

@@ -13,10 +13,10 @@ from loaders.backends.nvjpeg import NvjpegReader
 from loaders.batch import DecodedBatch, Request
 from loaders.dataset import RAW, open_split
 from loaders.settings import LoaderSpec
-from precache import images
 from precache.errors import SettingError
 from tests.building import build_loader
 from tests.conftest import IMAGES, STORED_SIZE
+from tests.precache.pictures.drawing import load
 
 CPU = torch.device("cpu")
 pytestmark = pytest.mark.filterwarnings("ignore:.*TorchCodec")
@@ -50,7 +50,7 @@ def test_a_raw_tree_is_decoded_and_resized_as_the_reference_does(raw_tree: Path)
     }
     assert len(served) == IMAGES
     for sample_id, label, file in zip(data.ids.tolist(), data.labels.tolist(), data.files, strict=True):
-        assert psnr(served[sample_id].numpy(), images.load(file, 40)) > 45, (file, label)
+        assert psnr(served[sample_id].numpy(), load(file, 40)) > 45, (file, label)
 
 
 @pytest.mark.parametrize("kind", ["webdataset", "dali"])

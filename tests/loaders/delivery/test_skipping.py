@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import precache
-from precache.checks.rejects import default_list
 from precache.errors import DatasetError, ImageError, SettingError, SourceError
+from precache.sources.rejected_list import default_list
 from precache.sources.tree import scan_tree
 from tests import loader_contract as contract
 from tests.building import build_loader

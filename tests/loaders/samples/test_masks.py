@@ -17,7 +17,7 @@ from loaders.augment.follow import follow_boxes, follow_mask
 from precache import Recipe, convert, open_dataset
 from precache.errors import DatasetError, SampleError, SettingError
 from precache.formats import FORMATS
-from precache.images import FITS
+from precache.pictures.images import FITS
 from precache.sources import SourceOptions
 from tests.building import build_loader
 from tests.labelled_pictures import (
@@ -317,7 +317,7 @@ def test_boxes_are_the_same_with_every_backend(arm: tuple[str, str], boxed: Call
         ({"b": ["x"] * 3}, "b", "must be lists of .* for each picture, got text"),
         ({"b": [[1, 2, 3, 4]] * 3}, "b", "must be lists of .* for each picture, got \\[4\\]"),
         ({"b": [[[1, 2, 3]]] * 3}, "b", "must be lists of .* for each picture, got \\[3\\]"),
-        ({"b": [[[1, 2, 3, 4]]] * 3, "b_kept": [1] * 3}, "b", "field 'b_kept': says which boxes are served"),
+        ({"b": [[[1, 2, 3, 4]]] * 3, "b_kept": [1] * 3}, "b", "field 'b_kept': this name is taken"),
     ],
 )
 def test_what_is_no_list_of_boxes_is_refused(

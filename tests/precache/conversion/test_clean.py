@@ -1,7 +1,6 @@
 """What killed conversions leave is found by our own records and removed; nothing else is."""
 
 import os
-from contextlib import closing
 from pathlib import Path
 
 import boto3
@@ -9,19 +8,18 @@ import pytest
 
 from precache import convert, open_dataset, verify
 from precache.conversion.clean import Leftovers, leftovers
+from precache.conversion.journal import JOURNAL_NAME
 from precache.conversion.lock import hold_lock
+from precache.conversion.url import working_folder
 from precache.errors import DatasetError
-from precache.sources import kept
-from precache.sources.walk import ClassFolder
 from precache.storage import staging
 from precache.storage.objects import ObjectStore
 from precache.storage.urls import Location, Url
-from precache.uploads.lock import LOCK_NAME, Holder
 from tests.command import run_here
 from tests.conftest import small_recipe
+from tests.precache.conversion.test_url import interrupt as interrupt_at
+from tests.precache.conversion.test_url import objects
 from tests.precache.destinations import THESIS, interrupt
-from tests.precache.uploads.test_conversion import interrupt as interrupt_at
-from tests.precache.uploads.test_conversion import objects
 
 
 @pytest.fixture(autouse=True)
@@ -54,13 +52,13 @@ def test_an_unfinished_conversion_is_removed_from_a_bucket(bucket: Url, raw_tree
     interrupt_at(raw_tree, bucket)
     store = ObjectStore(bucket)
     store.put("thesis.txt", THESIS)
-    store.put("journal/diary.txt", THESIS)
     begin_parts(bucket, "train-00004.safetensors")
     begin_parts(bucket, "thesis.bin")
     found = clean(bucket)
     assert len(found.shards) == 3
     assert [one.name for one in found.uploads] == ["train-00004.safetensors"]
-    assert objects(bucket) == {"thesis.txt": THESIS, "journal/diary.txt": THESIS}
+    assert objects(bucket) == {"thesis.txt": THESIS}
+    assert not working_folder(bucket).exists()
     assert uploads(bucket) == ["thesis.bin"]
 
 
@@ -68,16 +66,15 @@ def test_a_finished_dataset_in_a_bucket_stays(
     bucket: Url, raw_tree: Path, converted: dict[str, Path]
 ) -> None:
     interrupt_at(raw_tree, bucket)
-    store = ObjectStore(bucket)
-    journal = {name: data for name, data in objects(bucket).items() if name.startswith("journal/")}
+    journal = (working_folder(bucket) / JOURNAL_NAME).read_bytes()
     convert(raw_tree, bucket, small_recipe("shards"), workers=0)
     before = objects(bucket)
-    for name, data in journal.items():  # as if it had been killed before they were removed
-        store.put(name, data)
-    store.put(LOCK_NAME, Holder("here", 1, Holder.me().machine, "1").encode())
+    working_folder(bucket).mkdir()  # as if it had been killed before the journal was removed
+    (working_folder(bucket) / JOURNAL_NAME).write_bytes(journal)
     begin_parts(bucket, "train-00000.safetensors")
     found = clean(bucket)
-    assert (found.finished, found.shards, len(found.others)) == (True, (), len(journal) + 1)
+    assert (found.finished, found.shards, len(found.others)) == (True, (), 1)
+    assert not working_folder(bucket).exists()
     assert objects(bucket) == before
     assert uploads(bucket) == []
     assert verify(str(bucket)) == []
@@ -91,7 +88,7 @@ def test_parts_that_a_killed_upload_left_go_at_the_end_of_the_next(bucket: Url, 
     assert uploads(bucket) == ["thesis.bin"]
 
 
-def test_a_bucket_that_is_not_ours_is_not_even_locked(bucket: Url) -> None:
+def test_a_bucket_that_is_not_ours_is_left_alone(bucket: Url) -> None:
     store = ObjectStore(bucket)
     store.put("train-00000.safetensors", THESIS)
     assert not clean(bucket)
@@ -134,23 +131,6 @@ def test_an_unfinished_overwrite_is_removed_and_the_old_dataset_stays(raw_tree: 
     assert not clean(out)
 
 
-def test_what_a_killed_scan_keeps_is_removed_and_that_of_a_living_one_stays(
-    raw_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(kept, "_WORTH_S", 0.0)
-    path = kept.kept_path(tmp_path / "out")
-    folders = [ClassFolder(str(f), f"{f.name}/", "", f.name) for f in raw_tree.iterdir() if f.is_dir()]
-    with closing(kept.KeptScan(path, raw_tree, 1)) as scan:  # it does not come to its end
-        for _ in scan.list_folders(folders, 0):
-            assert not clean(tmp_path / "out")
-    assert path.exists()
-    assert clean(tmp_path / "out")
-    assert not path.exists()
-    path.write_bytes(THESIS)
-    assert not clean(tmp_path / "out")
-    assert path.read_bytes() == THESIS
-
-
 def test_staging_folders_of_dead_processes_are_removed(tmp_path: Path) -> None:
     own = staging.folder()
     dead = tmp_path / "tmp" / "precache-staging-0000"
@@ -179,7 +159,7 @@ def test_nothing_is_removed_where_nobody_can_be_asked(raw_tree: Path, tmp_path: 
     assert "leftovers removed" in done.stdout
     assert os.listdir(tmp_path / "out") == []
     again = run_here("precache", "clean", "out", "--yes", cwd=tmp_path)
-    assert "nothing is left" in again.stdout
+    assert "no leftovers" in again.stdout
 
 
 def test_a_file_that_is_locked_by_a_process_is_not_touched(raw_tree: Path, tmp_path: Path) -> None:

@@ -346,7 +346,7 @@ def test_masks_that_a_dataset_got_or_lost_are_refused_by_name(masked_first: bool
         if not second.exists():
             update(first, second, SourceOptions(), "webdataset")
     before = served(second)
-    has = "has masks, and .*first has none now" if masked_first else "has no masks, and .*first has some now"
+    has = "has masks, but .*first now has none" if masked_first else "has no masks, but .*first now has some"
     with pytest.raises(DatasetError, match=f"second: {has}; convert it again with --overwrite"):
         update(first, second, SourceOptions(), "webdataset")
     assert served(second) == before

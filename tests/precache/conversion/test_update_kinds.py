@@ -10,7 +10,7 @@ import pytest
 from PIL import Image, ImageOps
 
 from precache import SourceOptions, convert, open_dataset, verify, verify_deep
-from precache.convert import Conversion
+from precache.conversion.convert import Conversion
 from precache.errors import DatasetError
 from precache.formats import FORMATS
 from precache.recipe import Recipe
@@ -135,7 +135,7 @@ def test_other_options_and_kinds_are_refused_by_name(
     for row in rows:
         row["width"] = f"w{row['width']}"
     write(table, rows)
-    with pytest.raises(DatasetError, match=r"its 'width' is int, that of .* is text now"):
+    with pytest.raises(DatasetError, match=r"its 'width' is int, but in .* it is now text"):
         update(table, out, options)
     assert verify(out) == []
 

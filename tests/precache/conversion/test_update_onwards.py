@@ -9,8 +9,8 @@ import pytest
 from PIL import Image
 
 from precache import convert, open_dataset, verify_deep
+from precache.conversion.export import export
 from precache.formats import FORMATS
-from precache.sharing.export import export
 from precache.sources import SourceOptions
 from precache.sources.tree import scan_tree
 from tests.conftest import small_recipe
@@ -34,7 +34,7 @@ def test_what_is_removed_is_neither_converted_on_nor_exported(tree: Path, tmp_pa
     assert paths_of(tmp_path / "on") == paths_of(out)
     if name == "shards":
         assert stored(tmp_path / "on") == stored(out)
-    label = SourceOptions(where="label in (001.new)")
+    label = SourceOptions(classes=("001.new",))
     some = convert(out, tmp_path / "some", small_recipe("shards"), workers=0, options=label)
     assert {path.split("/")[0] for path in paths_of(tmp_path / "some").values()} == {"001.new"}
     assert some.manifest.samples == sum("001.new/" in path for path in paths_of(out).values())

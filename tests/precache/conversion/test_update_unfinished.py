@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from precache import convert, verify, verify_deep
-from precache.conversion.journal_header import JOURNAL_NAME, unfinished_names
+from precache.conversion.journal import JOURNAL_NAME, unfinished_names
 from precache.errors import DatasetError
 from precache.example_data.sample_tree import make_sample
 from tests.command import ROOT

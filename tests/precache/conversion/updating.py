@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from precache import convert, open_dataset
-from precache.convert import Conversion
+from precache.conversion.convert import Conversion
 from precache.formats import FORMATS
 from tests.conftest import small_recipe
 
@@ -53,10 +53,10 @@ def interrupt(tree: Path, out: Path) -> None:
 
 
 def after_a_shard(out: Path) -> Callable[[int, int], None]:
-    shards = len(list(out.glob("*-*.safetensors")))
+    shards = len(list(out.glob("*.safetensors")))
 
     def stop(done: int, total: int) -> None:
-        if len(list(out.glob("*-*.safetensors"))) > shards:
+        if len(list(out.glob("*.safetensors"))) > shards:
             raise KeyboardInterrupt
 
     return stop

@@ -1,13 +1,15 @@
 """What is known of every sample, in columns."""
 
 import tracemalloc
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 
 from precache.dataset import columns
-from precache.dataset.columns import Column, ValueOfRowError, from_arrays, select, to_arrays, values_of
+from precache.dataset.columns import Column, Pieces, ValueOfRowError, select, values_of
+from precache.dataset.index import columns_of
 
 VALUES: dict[str, tuple[list[Any], str]] = {
     "width": ([3, 0, -7], "int"),
@@ -26,7 +28,8 @@ def test_values_come_back_as_they_went_in(name: str) -> None:
     assert column.kind == kind
     assert len(column) == len(values)
     assert [column.value(row) for row in range(3)] == values
-    stored = from_arrays(to_arrays(name, column))[name]
+    arrays = columns_of({name: column})
+    stored = Column(arrays[name], arrays.get(f"ends:{name}"))
     assert [stored.value(row) for row in range(3)] == values
     assert stored.kind == kind
 
@@ -42,6 +45,37 @@ def test_rows_are_selected_by_number_and_by_mask(name: str) -> None:
     ]
     masked = select(columns, np.array([False, True, True]))[name]
     assert [masked.value(row) for row in range(2)] == values[1:]
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_a_column_in_pieces_is_what_it_is_in_memory(name: str) -> None:
+    """However it is cut, and whatever is asked for, and only pieces with what is asked for are read."""
+    whole = Column.of(VALUES[name][0] * 5)
+    random = np.random.default_rng(len(name))
+    for _ in range(20):
+        starts = np.unique([0, *random.integers(0, len(whole), 3), len(whole)])
+        parts = [whole.select(slice(*bounds)) for bounds in pairwise(starts.tolist())]
+        reads: list[int] = []
+
+        def read(number: int, parts: list[Column] = parts, reads: list[int] = reads) -> Column:
+            reads.append(number)
+            return parts[number]
+
+        empty = whole.select(np.empty(0, np.int64))
+        column = Column(empty.values, empty.ends, Pieces(starts, read))
+        rows = random.integers(-len(whole), len(whole), 6)
+        assert (column.kind, len(column), column.row_shape) == (whole.kind, len(whole), whole.row_shape)
+        assert column.select(rows).content() == whole.select(rows % len(whole)).content()
+        wanted = np.searchsorted(starts, rows % len(whole), side="right") - 1
+        assert sorted(reads) == np.unique(wanted).tolist()
+        some = random.permutation(len(whole))[:7]
+        assert column.at(some).select(np.arange(1, 5)).content() == whole.select(some[1:5]).content()
+        assert [column.value(row) for row in range(3)] == VALUES[name][0]
+        for asked in (slice(None), slice(2, 9), random.random(len(whole)) < 0.5):
+            assert column.select(asked).content() == whole.select(asked).content()
+        assert column.join(whole).content() == whole.join(whole).content()
+        with pytest.raises(IndexError):
+            column.select(np.array([len(whole)]))
 
 
 @pytest.mark.parametrize("at_once", [1, 2, 7, 64])
@@ -91,8 +125,9 @@ def test_values_that_do_not_fit_are_named_by_row(values: list[Any], row: int, wo
     [
         (np.zeros(3, np.int64), np.array([1, 2])),
         (np.zeros(3, np.int64), np.array([2, 1, 3])),
-        (np.zeros(3, np.float32), None),
-        (np.zeros(3, np.uint8), None),
+        (np.zeros(3, np.int64), np.array([[1, 2, 3]])),
+        (np.zeros(3, np.float32), np.array([1, 2, 3])),
+        (np.zeros((3, 2), np.uint8), np.array([1, 2, 3])),
         (np.zeros((2, 2, 2)), None),
     ],
 )

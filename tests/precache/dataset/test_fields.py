@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from precache import Recipe, convert, open_dataset, verify, verify_across, verify_deep
-from precache.checks.inspection import summary, write_html
 from precache.dataset.converted import ConvertedDataset
+from precache.dataset.inspection import summary, write_html
 from precache.errors import DatasetError
 from precache.formats import FORMATS, Sample, tfrecord
 from precache.sources import SourceOptions
@@ -172,7 +172,7 @@ def test_a_field_that_is_another_in_its_shard_is_found_in_depth(name: str, tmp_p
     shard.write_bytes(resealed(content.replace(b"number 9", b"number 8"), name))
     problems = deep(listed("number"), tmp_path / "out")
     assert len(problems) == 1
-    assert "sample 9 (9.png) has another path, target or other fields in its shard" in problems[0]
+    assert "sample 9 (9.png) has a path, target or fields that differ from its source's" in problems[0]
 
 
 def resealed(content: bytes, name: str) -> bytes:
@@ -232,7 +232,5 @@ def test_a_sample_without_its_picture_is_left_out_with_its_fields(tmp_path: Path
 
 def test_a_finished_dataset_does_not_pass_for_one_with_boxes(tmp_path: Path) -> None:
     dataset = make(listed("none"), tmp_path / "out", "shards")
-    with pytest.raises(
-        DatasetError, match="finished, with boxes None, and 'corners' are asked for; pass --o"
-    ):
+    with pytest.raises(DatasetError, match="is finished with boxes None, asked for 'corners'; pass --o"):
         convert(listed("none"), dataset.path, dataset.manifest.recipe, options=SourceOptions(boxes="corners"))

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from precache import convert, open_dataset, verify_deep
+from precache.conversion.journal import JOURNAL_NAME, Journal
+from precache.dataset.manifest import MANIFEST_NAME, _checksum
 from precache.dataset.statistics import NO_PIXELS, ChannelStatistics, PixelSums
 from precache.errors import DatasetError
 from precache.formats import FORMATS
-from precache.journal import JOURNAL_NAME, Journal
-from precache.manifest import MANIFEST_NAME, _checksum
 from tests.command import run
 from tests.conftest import small_recipe
 

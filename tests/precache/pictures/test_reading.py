@@ -2,9 +2,6 @@
 
 import errno
 import os
-import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,13 +9,14 @@ import pytest
 from PIL import Image
 
 import precache
-from precache.checks.rejects import default_list, read_list
-from precache.errors import ImageError, SettingError, SourceError
+from precache.errors import ImageError, SourceError
 from precache.pictures import reading
+from precache.sources.rejected_list import default_list, read_list
 from precache.sources.tree import scan_tree
 from tests.building import build_loader
-from tests.command import ROOT, check_bad_input, run_here
+from tests.command import check_bad_input, run_here
 from tests.conftest import small_recipe
+from tests.precache.pictures.drawing import in_process, rendered_within
 
 TRANSIENT = [
     errno.ESTALE, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ETIMEDOUT, errno.EACCES,
@@ -79,45 +77,31 @@ def test_an_error_ends_the_conversion_and_the_same_command_goes_on(
     fail(scan_tree(raw_tree).samples[40].path, errno.ESTALE, 99)
     with pytest.raises(SourceError, match=os.strerror(errno.ESTALE)):
         precache.convert(raw_tree, tmp_path / "out", recipe, workers=0)
-    kept = len(list((tmp_path / "out").glob("*.safetensors")))
+    with pytest.raises(SourceError, match=os.strerror(errno.ESTALE)):
+        precache.check(raw_tree, list_file=tmp_path / "list.csv", workers=0)
+    assert not (tmp_path / "list.csv").exists()
+    assert not default_list(raw_tree).exists()
+    shards = len(list((tmp_path / "out").glob("train-*.safetensors")))
     monkeypatch.undo()
     again = precache.convert(raw_tree, tmp_path / "out", recipe, workers=0)
     assert again.manifest.rejected == ()
-    assert again.converted == 70 - 10 * kept < 70, "finished shards were kept"
+    assert again.converted == 70 - 10 * shards < 70, "finished shards were kept"
     for file in (tmp_path / "undisturbed").iterdir():
         assert (tmp_path / "out" / file.name).read_bytes() == file.read_bytes()
 
 
-def test_an_error_ends_a_check_and_leaves_the_list_as_it_was(
-    raw_tree: Path, tmp_path: Path, fail: Fail
-) -> None:
-    listed = tmp_path / "list.csv"
-    fail(scan_tree(raw_tree).samples[3].path, errno.EIO, 99)
-    with pytest.raises(SourceError, match=os.strerror(errno.EIO)):
-        precache.check(raw_tree, list_file=listed, workers=0)
-    assert not listed.exists()
-    assert not default_list(raw_tree).exists()
-
-
 def test_a_process_without_free_descriptors_rejects_nothing(tmp_path: Path) -> None:
-    (tmp_path / "tree/a").mkdir(parents=True)
-    Image.new("RGB", (9, 9)).save(tmp_path / "tree/a/x.jpg")
+    Image.new("RGB", (9, 9)).save(tmp_path / "x.jpg")
     code = (
-        "import os, resource, sys; from precache import images; import precache.convert\n"
+        "import os, resource, sys; from precache.pictures import images; import precache.conversion.convert\n"
         "path = sys.argv[1]\n"
-        "images.load(path, 8)\n"
+        "images.read_bytes(path)\n"
         "low = os.open(path, os.O_RDONLY); os.close(low)\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (low, low))\n"
-        "try: images.load(path, 8)\n"
+        "try: images.read_bytes(path)\n"
         "except Exception as error: print(type(error).__name__, error)\n"
     )
-    answer = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "tree/a/x.jpg")],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
+    answer = in_process(code, tmp_path / "x.jpg")
     assert answer.startswith("SourceError")
     assert "Too many open files" in answer
     assert "ulimit -n" in answer
@@ -130,10 +114,8 @@ def pipe_instead(path: Path) -> None:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_picture_that_becomes_a_pipe_ends_the_conversion_by_name(
-    workers: int, raw_tree: Path, tmp_path: Path
+    workers: int, tree: Path, tmp_path: Path
 ) -> None:
-    tree = tmp_path / "tree"
-    shutil.copytree(raw_tree, tree)
     victim = tree / scan_tree(tree).samples[5].path
     with pytest.raises(SourceError, match=f"{victim}: is not a regular file any more"):
         precache.convert(
@@ -150,17 +132,10 @@ def test_a_picture_that_becomes_a_pipe_ends_the_conversion_by_name(
     ("spoil", "reason"), [(pipe_instead, "is not a regular file any more"), (os.unlink, "disappeared")]
 )
 def test_loaders_skip_no_picture_that_cannot_be_read(
-    backend: str,
-    workers: int,
-    spoil: Callable[[Path], None],
-    reason: str,
-    raw_tree: Path,
-    tmp_path: Path,
+    backend: str, workers: int, spoil: Callable[[Path], None], reason: str, tree: Path
 ) -> None:
     if backend == "dali":
         pytest.importorskip("nvidia.dali")
-    tree = tmp_path / "tree"
-    shutil.copytree(raw_tree, tree)
     victim = tree / scan_tree(tree).samples[5].path
     with build_loader(
         tree, backend=backend, workers=workers, size=8, batch_size=16, on_error="skip"
@@ -169,14 +144,6 @@ def test_loaders_skip_no_picture_that_cannot_be_read(
         with pytest.raises(SourceError, match=f"{victim}: {reason}") as caught:
             list(loader)
         assert "\n" not in str(caught.value)
-
-
-def test_pipes_in_place_of_lists_are_refused(raw_tree: Path, tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "list.csv")
-    arguments = ("convert", raw_tree, "out", "--format", "shards", "--splits", "list.csv")
-    check_bad_input(run_here("precache", *arguments, cwd=tmp_path), "list.csv", "is not a regular file")
-    with pytest.raises(SourceError, match="is not a regular file"):
-        read_list(tmp_path / "list.csv")
 
 
 def test_a_sparse_file_is_refused_by_its_size_without_reading_it(tmp_path: Path) -> None:
@@ -188,51 +155,47 @@ def test_a_sparse_file_is_refused_by_its_size_without_reading_it(tmp_path: Path)
     except OSError:
         pytest.skip("this file system has no files of 200 GiB")
     report = precache.check(tmp_path / "tree", list_file=tmp_path / "list.csv", workers=0)
-    assert [picture.path for picture in report.rejected] == ["a/1.jpg"]
-    assert report.rejected[0].reason.startswith("is too large (214,748,364,800 bytes; ")
-    assert "--max-pixels" in report.rejected[0].reason
     recipe = small_recipe("webdataset", size=8)
-    manifest = precache.convert(
-        tmp_path / "tree", tmp_path / "out", recipe, workers=0, max_rejects=1
-    ).manifest
-    assert [bad.reason for bad in manifest.rejected] == [report.rejected[0].reason]
+    done = precache.convert(tmp_path / "tree", tmp_path / "out", recipe, workers=0, max_rejects=1)
+    for (rejected,) in (report.rejected, done.manifest.rejected):
+        assert rejected.path == "a/1.jpg"
+        assert rejected.reason.startswith("is too large (214,748,364,800 bytes; ")
+        assert "--max-pixels" in rejected.reason
 
 
-def test_want_of_memory_is_no_fault_of_the_picture(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["jpg", "png"])
+def test_want_of_memory_is_no_fault_of_the_picture(kind: str, tmp_path: Path) -> None:
     """The same picture, under a limit that leaves no room for it."""
-    for kind in ("jpg", "png"):
-        path = tmp_path / f"x.{kind}"
-        Image.new("RGB", (7000, 7000)).save(path)
-        code = (
-            "import resource, sys; from precache import images\n"
-            "data = images.read_bytes(sys.argv[1])\n"
-            "used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
-            "resource.setrlimit(resource.RLIMIT_AS, (used + 60_000_000,) * 2)\n"
-            "try: images.render(data, 'x', images.Rendering(size=8))\n"
-            "except Exception as error: print(type(error).__name__, error)\n"
-        )
-        command = [sys.executable, "-c", code, str(path)]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        answer = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
-        assert answer.startswith("SourceError x: not enough memory to decode it"), (kind, answer)
+    Image.new("RGB", (7000, 7000)).save(tmp_path / f"x.{kind}")
+    answer = rendered_within(60_000_000, tmp_path / f"x.{kind}")
+    assert answer.startswith("SourceError x: not enough memory to decode it"), answer
 
 
-@pytest.mark.parametrize(
-    "content", [b"a" * 200_000 + b",train\n", b'"a.jpg,train\n' + b"b" * 200_000, b"a\0.jpg,x\n"]
-)
-def test_a_list_of_splits_that_is_no_csv_is_said_to_be_none(
-    content: bytes, raw_tree: Path, tmp_path: Path
+HEAD = b"path,reason,bytes,modified_ns\na/b.jpg,why,"
+NO_LISTS = {
+    "pipe": (None, "is not a regular file"),
+    "another table": (b"a,b\n1,2\n", "not a list"),
+    "a size that no file has": (HEAD + b"1" * 30 + b",5\n", "not a list"),
+    "a time that no file has": (HEAD + b"5,-" + b"1" * 30 + b"\n", "not a list"),
+    "a long line": (HEAD + b"a" * 200_000, "not a list"),
+    "a zero": (HEAD + b"\0", "not a list"),
+}
+
+
+@pytest.mark.parametrize("name", NO_LISTS)
+def test_what_is_no_list_of_rejects_is_refused_by_name(name: str, tmp_path: Path) -> None:
+    content, said = NO_LISTS[name]
+    path = tmp_path / "list.csv"
+    os.mkfifo(path) if content is None else path.write_bytes(content)
+    with pytest.raises(SourceError, match=f"{path}: .*{said}"):
+        read_list(path)
+
+
+@pytest.mark.parametrize("content", [b"a" * 200_000 + b",x\n", b'"a,x\n' + b"b" * 200_000, b"a\0,x\n", None])
+def test_what_is_no_list_of_splits_is_refused_by_name(
+    content: bytes | None, raw_tree: Path, tmp_path: Path
 ) -> None:
-    (tmp_path / "list.csv").write_bytes(content)
-    with pytest.raises((SettingError, SourceError), match=r"list\.csv"):
-        precache.convert(
-            raw_tree, tmp_path / "out", small_recipe("shards"), workers=0, split_list=tmp_path / "list.csv"
-        )
-
-
-def test_numbers_that_no_file_has_make_no_list_of_rejects(tmp_path: Path) -> None:
-    path = tmp_path / "x.csv"
-    for number in (10**30, -(10**30)):
-        path.write_text(f"path,reason,bytes,modified_ns\na/b.jpg,why,{number},{number}\n")
-        with pytest.raises(SourceError, match=f"{path}: not a list"):
-            read_list(path)
+    path = tmp_path / "list.csv"
+    os.mkfifo(path) if content is None else path.write_bytes(content)
+    arguments = ("convert", raw_tree, "out", "--format", "shards", "--splits", "list.csv")
+    check_bad_input(run_here("precache", *arguments, cwd=tmp_path), "list.csv")

@@ -1,6 +1,5 @@
 """Rectangles, and pictures that keep their aspect ratio: what is stored of them, and what is refused."""
 
-import io
 import json
 import shutil
 from collections.abc import Callable
@@ -12,32 +11,27 @@ import pytest
 from PIL import Image
 from torchvision.transforms import CenterCrop, Resize
 
-from precache import convert, images, open_dataset, verify, verify_deep
+from precache import convert, open_dataset, verify, verify_deep
 from precache.conversion.shard_writer import store
-from precache.dataset.converted import ConvertedDataset
+from precache.dataset.manifest import write_manifest
 from precache.errors import DatasetError, ImageError, SettingError
 from precache.formats import FORMATS
 from precache.formats.shards import DATA_START
-from precache.images import Rendering
-from precache.manifest import write_manifest
+from precache.pictures import images
+from precache.pictures.images import Rendering
 from precache.pictures.sizes import check_size, parse_size, sides, written
 from precache.recipe import Recipe
 from tests.building import build_loader
 from tests.command import check_bad_input, run_here
 from tests.conftest import IMAGES, RECTANGLE, STORED_SIZE, small_recipe
-from tests.precache.destinations import contents, interrupt
+from tests.precache.pictures import drawing
+from tests.precache.pictures.drawing import encoded
 
 SIDES = [(90, 60), (60, 90), (64, 64), (333, 41), (20, 10), (48, 48), (48, 301), (1, 30), (30, 1)]
 
 
 def noise(width: int, height: int) -> Image.Image:
-    return Image.fromarray(np.random.default_rng(0).integers(0, 256, (height, width, 3), np.uint8))
-
-
-def png(image: Image.Image) -> bytes:
-    buffer = io.BytesIO()
-    image.save(buffer, "PNG")
-    return buffer.getvalue()
+    return Image.fromarray(drawing.noise(height, width, 3))
 
 
 @pytest.mark.parametrize(("width", "height"), SIDES)
@@ -45,10 +39,10 @@ def test_keep_stores_what_torchvision_resizes_to_and_enlarges_when_told(width: i
     picture = noise(width, height)
     resized = np.asarray(Resize(48)(picture))
     how = Rendering(size=48, fit="keep", enlarge=True)
-    pixels, original = images.render(png(picture), "x", how)
+    pixels, original = images.render(encoded(picture), "x", how)
     assert np.array_equal(pixels, resized)
     assert original == (width, height)
-    pixels, original = images.render(png(picture), "x", replace(how, enlarge=False))
+    pixels, original = images.render(encoded(picture), "x", replace(how, enlarge=False))
     assert np.array_equal(pixels, resized if min(width, height) > 48 else np.asarray(picture))
     assert original == (width, height)
 
@@ -59,8 +53,8 @@ def test_keep_longer_stores_all_of_a_picture_with_its_longer_side_at_the_size(
 ) -> None:
     picture = noise(width, height)
     how = Rendering(size=48, fit="keep-longer", enlarge=True)
-    pixels, _ = images.render(png(picture), "x", how)
-    at_most, _ = images.render(png(picture), "x", replace(how, enlarge=False))
+    pixels, _ = images.render(encoded(picture), "x", how)
+    at_most, _ = images.render(encoded(picture), "x", replace(how, enlarge=False))
     assert np.array_equal(at_most, pixels if max(width, height) > 48 else np.asarray(picture))
     rows, columns = pixels.shape[:2]
     assert max(rows, columns) == 48
@@ -72,7 +66,7 @@ def test_keep_longer_stores_all_of_a_picture_with_its_longer_side_at_the_size(
 @pytest.mark.parametrize(("width", "height"), SIDES)
 def test_a_rectangle_is_the_centre_of_the_picture_that_just_covers_it(width: int, height: int) -> None:
     picture = noise(width, height)
-    pixels, _ = images.render(png(picture), "x", Rendering(size=RECTANGLE))
+    pixels, _ = images.render(encoded(picture), "x", Rendering(size=RECTANGLE))
     rows, columns = RECTANGLE
     by_width = columns / width >= rows / height
     covering = (int(height * columns / width), columns) if by_width else (rows, int(width * rows / height))
@@ -84,29 +78,27 @@ def test_a_rectangle_is_the_centre_of_the_picture_that_just_covers_it(width: int
 def test_by_default_pictures_are_kept_whole_and_shrunk_by_lanczos() -> None:
     for width, height, stored in ((1344, 900, (669, 448)), (440, 3000, (440, 3000)), (9, 7, (9, 7))):
         picture = noise(width, height)
-        pixels, *_ = store(png(picture), "x", Recipe(format="shards"))
+        pixels, *_ = store(encoded(picture), "x", Recipe(format="shards"))
         resized = picture if stored == picture.size else picture.resize(stored, Image.Resampling.LANCZOS)
         assert np.array_equal(pixels, np.asarray(resized))
 
 
 def test_a_rectangle_pads_and_stretches_as_a_square_does() -> None:
     picture = noise(60, 60)
-    padded, _ = images.render(png(picture), "x", Rendering(size=RECTANGLE, fit="pad"))
+    padded, _ = images.render(encoded(picture), "x", Rendering(size=RECTANGLE, fit="pad"))
     assert np.array_equal(padded[:, 12:48], np.asarray(picture.resize((36, 36), Image.Resampling.BILINEAR)))
     assert padded[:, :12].max() == padded[:, 48:].max() == 0
-    stretched, _ = images.render(png(picture), "x", Rendering(size=RECTANGLE, fit="stretch"))
+    stretched, _ = images.render(encoded(picture), "x", Rendering(size=RECTANGLE, fit="stretch"))
     assert np.array_equal(stretched, np.asarray(picture.resize((60, 36), Image.Resampling.BILINEAR)))
 
 
 def test_a_turned_jpeg_is_reduced_by_the_side_that_it_will_have() -> None:
     """60 wide and 36 high are wanted of what is stored 250 wide and 400 high, and lies on its side."""
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    buffer = io.BytesIO()
-    noise(40, 25).resize((250, 400), Image.Resampling.BICUBIC).save(buffer, "JPEG", exif=exif, quality=95)
+    smooth = noise(40, 25).resize((250, 400), Image.Resampling.BICUBIC)
+    data = encoded(smooth, "JPEG", exif=6, quality=95)
     for rectangle, reduction in (((40, 64), 2), ((64, 40), 1)):
         how = Rendering(size=rectangle, scaled_decode=True)
-        assert images.decode_for(buffer.getvalue(), "x", how).reduction == reduction
+        assert images.decode_for(data, "x", how).reduction == reduction
 
 
 def test_two_equal_sides_are_a_square() -> None:
@@ -122,15 +114,25 @@ def test_two_equal_sides_are_a_square() -> None:
             check_size("size", wrong, 8192)
 
 
-@pytest.mark.parametrize("text", ["0x5", "5x", "x5", "5x5x5", "6X4", "-3", "9000x10", "", "1e3", "9" * 5000])
-def test_a_size_that_is_none_is_refused_in_one_line(text: str, raw_tree: Path, tmp_path: Path) -> None:
-    flags = ("--format", "dali", f"--size={text}")
-    result = run_here("precache", "convert", raw_tree, "out", *flags, cwd=tmp_path)
-    check_bad_input(result, "size", "320x240" if not text.endswith(("0x5", "0x10")) else "1 to 8,192, got")
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        *(([f"--size={text}"], "320x240") for text in ("5x", "x5", "5x5x5", "6X4", "-3", "", "1e3")),
+        (["--size=" + "9" * 5000], "320x240"),
+        *(([f"--size={text}"], "1 to 8,192, got") for text in ("0x5", "9000x10")),
+        *((["--size=60x36", "--fit", fit], f"fit {fit} takes one side") for fit in images.KEPT),
+    ],
+    ids=lambda value: str(value)[:40],
+)  # fmt: skip
+def test_a_size_that_is_none_is_refused_in_one_line(
+    flags: list[str], said: str, raw_tree: Path, tmp_path: Path
+) -> None:
+    result = run_here("precache", "convert", raw_tree, "out", "--format", "dali", *flags, cwd=tmp_path)
+    check_bad_input(result, "size", said)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_enlarging_is_a_word_of_the_fits_that_do_not() -> None:
+def test_enlarging_is_for_the_fits_that_do_not_enlarge() -> None:
     for fit in images.FITS:
         if fit in images.KEPT:
             assert Recipe(format="dali", fit=fit, enlarge=True).to_flags().endswith(" --enlarge")
@@ -139,42 +141,16 @@ def test_enlarging_is_a_word_of_the_fits_that_do_not() -> None:
                 Recipe(format="dali", fit=fit, enlarge=True)
 
 
-@pytest.mark.parametrize("fit", images.KEPT)
-def test_a_rectangle_cannot_be_kept(fit: str, raw_tree: Path, tmp_path: Path) -> None:
-    flags = ("--format", "shards", "--size", "60x36", "--fit", fit)
-    check_bad_input(
-        run_here("precache", "convert", raw_tree, "out", *flags, cwd=tmp_path), fit, "60x36", "crop"
-    )
-
-
 def test_what_would_be_kept_too_large_is_rejected_by_name_and_size() -> None:
     how = Rendering(size=256, fit="keep", enlarge=True)
     for width, height in ((1, 400), (400, 1)):
         with pytest.raises(ImageError, match=f"long.png: of {width} x {height} pixels would be kept as") as e:
-            images.render(png(Image.new("RGB", (width, height))), "long.png", how)
+            images.render(encoded(Image.new("RGB", (width, height))), "long.png", how)
         assert "102,400" in str(e.value)
-        data = png(Image.new("RGB", (width, height)))
+        data = encoded(Image.new("RGB", (width, height)))
         assert max(images.render(data, "x", replace(how, fit="keep-longer"))[0].shape) == 256
         assert images.render(data, "x", replace(how, enlarge=False))[0].shape == (height, width, 3)
         assert images.render(data, "x", Rendering(size=256))[0].shape == (256, 256, 3)
-
-
-@pytest.mark.parametrize("settings", [{"fit": "keep"}, {"fit": "keep-longer"}, {"size": RECTANGLE}], ids=str)
-@pytest.mark.parametrize("name", sorted(FORMATS))
-def test_a_killed_conversion_goes_on_to_the_same_bytes(
-    name: str, settings: dict[str, object], raw_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    recipe = small_recipe(name, **settings)
-    monkeypatch.setattr("tests.precache.destinations.small_recipe", lambda name: recipe)
-    interrupt(raw_tree, tmp_path / "out", name)
-    convert(raw_tree, tmp_path / "out", recipe, workers=0)
-    convert(raw_tree, tmp_path / "whole", recipe, workers=0)
-    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
-
-
-def test_another_rectangle_is_another_conversion(shaped: dict[str, Path], raw_tree: Path) -> None:
-    with pytest.raises(DatasetError, match=r"holds another conversion .size 60x36, asked for 36x60."):
-        convert(raw_tree, shaped["rectangle-shards"], small_recipe("shards", size=(60, 36)))
 
 
 def test_the_index_knows_the_size_of_everything_stored(shaped: dict[str, Path]) -> None:
@@ -198,20 +174,13 @@ def tail_start(shard: Path) -> int:
     return DATA_START + int(header["offsets"]["data_offsets"][0])
 
 
-def first_offset(content: bytearray, start: int, count: int) -> None:
-    content[start] ^= 8
+def changed(place: int, bit: int) -> Callable[[bytearray, int, int], None]:
+    """A bit that many bytes behind the offsets, or before their end."""
 
+    def change(content: bytearray, start: int, count: int) -> None:
+        content[start + 8 * count + place] ^= bit
 
-def last_offset(content: bytearray, start: int, count: int) -> None:
-    content[start + 8 * count - 6] ^= 1
-
-
-def a_height(content: bytearray, start: int, count: int) -> None:
-    content[start + 8 * count] ^= 1
-
-
-def a_negative_height(content: bytearray, start: int, count: int) -> None:
-    content[start + 8 * count + 3] ^= 0x80
+    return change
 
 
 def all_turned(content: bytearray, start: int, count: int) -> None:
@@ -220,19 +189,23 @@ def all_turned(content: bytearray, start: int, count: int) -> None:
     content[start + 8 * count :] = shapes[:, ::-1].tobytes()
 
 
-@pytest.mark.parametrize("damage", [first_offset, last_offset, a_height, a_negative_height, all_turned])
-def test_damaged_offsets_are_found(
-    damage: Callable[[bytearray, int, int], None], shaped: dict[str, Path], tmp_path: Path
-) -> None:
+DAMAGE = {
+    "an offset": changed(-6, 1), "a height": changed(0, 1), "a negative height": changed(3, 0x80),
+    "a width": changed(4, 1), "all turned": all_turned,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damaged_offsets_are_found(damage: str, shaped: dict[str, Path], tmp_path: Path) -> None:
     path = Path(shutil.copytree(shaped["keep-shards"], tmp_path / "copy"))
-    dataset: ConvertedDataset = open_dataset(path)
+    dataset = open_dataset(path)
     entry = dataset.manifest.shards[1]
     shard = dataset.shard_path(entry)
     content = bytearray(shard.read_bytes())
-    damage(content, tail_start(shard), entry.samples)
+    DAMAGE[damage](content, tail_start(shard), entry.samples)
     shard.write_bytes(content)
     assert [str(shard) in problem for problem in verify(path)] == [True]
-    if damage is not all_turned:
+    if damage != "all turned":
         with pytest.raises(DatasetError, match=f"{shard}: its offsets do not fit its pictures"):
             list(FORMATS["shards"].read_shard(shard))
     for check in ("first-read", "never"):

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from precache.dataset.manifest import MANIFEST_NAME
 from precache.errors import DatasetError, StorageError
-from precache.manifest import MANIFEST_NAME
-from precache.sharing.transfer import push
+from precache.sharing.push_pull import push
 from tests.cloud.hub import Hub, hub_serving
 from tests.command import check_bad_input, interrupted, run
 

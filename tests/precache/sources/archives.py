@@ -1,4 +1,4 @@
-"""Archives of a tree, as common programs make them."""
+"""Archives of files, as common programs make them."""
 
 import io
 import json
@@ -12,7 +12,8 @@ from precache import SourceOptions, open_source
 from precache.sources.base import Scan
 from precache.sources.tree import scan_tree
 
-Parts = dict[str, bytes]
+Files = dict[str, bytes]
+"""The content of each, by its path with slashes."""
 JPEG = b"\xff\xd8\xff"
 
 
@@ -20,14 +21,27 @@ def scan_of(path: Path, **options: Any) -> Scan:
     return open_source(path, SourceOptions(**options)).scan()
 
 
-def files_of(tree: Path, prefix: str = "") -> Parts:
-    """Name -> content of what lies in `tree`, as a file system lists it: in no order."""
+def files_of(tree: Path, prefix: str = "") -> Files:
+    """What lies in `tree`, as a file system lists it: in no order."""
     paths = sorted((path for path in tree.rglob("*") if path.is_file()), reverse=True)
     return {f"{prefix}{path.relative_to(tree)}": path.read_bytes() for path in paths}
 
 
-def make_tar(path: Path, files: Parts, more: Iterable[tarfile.TarInfo] = (), mode: str = "w") -> Path:
-    with tarfile.open(path, mode) as tar:
+def put(root: Path, files: Files) -> Path:
+    for name, content in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(content)
+    return root
+
+
+def make_tar(
+    path: Path,
+    files: Files,
+    more: Iterable[tarfile.TarInfo] = (),
+    mode: Any = "w",
+    form: int = tarfile.PAX_FORMAT,
+) -> Path:
+    with tarfile.open(path, mode, format=form) as tar:
         for name, content in files.items():
             add(tar, name, content)
         for member in more:
@@ -47,7 +61,7 @@ def link(name: str, target: str, kind: bytes = tarfile.SYMTYPE) -> tarfile.TarIn
     return member
 
 
-def make_zip(path: Path, files: Parts, method: int = zipfile.ZIP_DEFLATED) -> Path:
+def make_zip(path: Path, files: Files, method: int = zipfile.ZIP_DEFLATED) -> Path:
     with zipfile.ZipFile(path, "w", method) as archive:
         for name, content in files.items():
             archive.writestr(name, content)
@@ -59,7 +73,7 @@ def make_webdataset(folder: Path, tree: Path, per_tar: int = 20, prefix: str = "
     folder.mkdir()
     scan = scan_tree(tree)
     for start in range(0, len(scan.samples), per_tar):
-        files: Parts = {}
+        files: Files = {}
         for row in range(start, min(start + per_tar, len(scan.samples))):
             ref = scan.samples[row]
             key, _, extension = ref.path.rpartition(".")

@@ -25,7 +25,7 @@ from precache import Recipe, convert, open_dataset, open_source
 from precache.errors import ImageError, PrecacheError
 from precache.sources.archive import ArchiveSource
 from precache.sources.base import Scan
-from tests.precache.sources.archives import Parts, link, make_tar, make_zip
+from tests.precache.sources.archives import Files, link, make_tar, make_zip
 
 EVERY = 20
 """One of so many seeds is converted whole; of the others, every picture is read."""
@@ -39,7 +39,7 @@ MARKS = (b"PK\1\2", b"PK\3\4", b"PK\5\6", b"ustar", b"GNU.sparse.major=1", b"pat
 
 def bases() -> dict[str, bytes]:
     """Name of a file -> what is damaged."""
-    files: Parts = {}
+    files: Files = {}
     for number in range(6):
         buffer = io.BytesIO()
         Image.new("RGB", (9, 7), (number * 40, 99, 0)).save(buffer, "PNG" if number % 2 else "JPEG")
@@ -47,7 +47,7 @@ def bases() -> dict[str, bytes]:
     files["top/a/no-extension"], files["top/b/notes.txt"] = files["top/a/0.jpg"], b"notes"
     files[f"top/c/{'long' * 40}.jpg"] = files["top/a/0.jpg"]
     links = [link("top/a/hard.jpg", "top/b/1.png", tarfile.LNKTYPE), link("top/c/soft.png", "../b/1.png")]
-    keyed: Parts = {}
+    keyed: Files = {}
     for number, content in enumerate(list(files.values())[:6]):
         keyed |= {f"{number}.jpg": content, f"{number}.cls": b"%d" % (number % 3)}
         keyed |= {

@@ -100,7 +100,8 @@ def test_a_subset_keeps_its_masks(tmp_path: Path) -> None:
     named = {"root": str(tmp_path / "pictures"), "mask": str(tmp_path / "masks")}
     convert(spotted(tmp_path), tmp_path / "one", Recipe(format="dali", size=40), workers=0, **named)
     recipe = Recipe(format="webdataset", size=40)
-    convert(tmp_path / "one", tmp_path / "two", recipe, workers=0, where="id in (1)")
+    (tmp_path / "ids.txt").write_text("1")
+    convert(tmp_path / "one", tmp_path / "two", recipe, workers=0, ids=str(tmp_path / "ids.txt"))
     assert not verify_deep(tmp_path / "two", tmp_path / "one", workers=0).problems
     (_, sample), *others = stored(open_dataset(tmp_path / "two"))
     assert sample.mask is not None

@@ -56,7 +56,7 @@ def test_targets_that_are_not_what_samples_say_are_not_believed() -> None:
     for attributes in ({"targets": [3, 1, 2, 3, 2, 2, 3]}, {"targets": [3, 1]}, {"labels": [*"xyzxyzx"]}):
         scan = scanned(numbered(labels, **attributes))
         assert [scan.classes[label] for label in scan.samples.labels] == [*map(str, labels)]
-        assert "all its samples were read" in scan.warnings[0]
+        assert "every sample was read" in scan.warnings[0]
 
 
 def test_a_subset_has_the_classes_and_labels_of_the_whole() -> None:
@@ -195,7 +195,7 @@ def test_datasets_by_split_are_splits(tmp_path: Path) -> None:
     assert manifest.samples_per_class == {"train": (1, 1), "val": (0, 1)}
     assert open_dataset(tmp_path / "out").read_index("val").ids.tolist() == [2]
     splits["val"] = numbered([1], classes=["b", "a"])
-    with pytest.raises(SourceError, match="classes of split 'val' are not those of the others"):
+    with pytest.raises(SourceError, match="split 'val' has other classes than the others"):
         scanned(splits)
-    with pytest.raises(SettingError, match="'my val' is no name of a split"):
+    with pytest.raises(SettingError, match="'my val' is not a valid split name"):
         scanned({"my val": splits["train"]})

@@ -9,8 +9,8 @@ import pytest
 from PIL import Image
 
 from precache import SourceOptions, convert, open_dataset, verify_deep
+from precache.engines import workers
 from precache.errors import MissingDependencyError, PrecacheError, SettingError, SourceError
-from precache.executors import workers
 from precache.sources import open_source
 from precache.sources.tree import scan_tree
 from tests.command import check_bad_input, run
@@ -124,7 +124,7 @@ def test_bad_columns_are_named(datasets: Any, raw_tree: Path) -> None:
         open_source(dataset.select_columns(["label"])).scan()
     unlabelled = dataset.remove_columns("label").add_column("label", [-1] * IMAGES)
     unlabelled = unlabelled.cast_column("label", dataset.features["label"])
-    with pytest.raises(SourceError, match="row 0: label: -1 is no class"):
+    with pytest.raises(SourceError, match="row 0: label: -1 is not a class"):
         open_source(unlabelled).scan()
     assert open_source(unlabelled, SourceOptions(target="none")).scan().target == "none"
 

@@ -177,13 +177,16 @@ def test_what_was_chosen_for_the_labels_is_said_where_there_is_a_choice(photos: 
         rows = "".join(f"{row}.jpg,{cell}\n" for row, cell in enumerate(cells))
         return " ".join(scan_text(photos, f"path,y\n{rows}", label="y", **options).warnings)
 
-    assert "the labels in 'y' are taken as 2 classes; --target number" in said("1 2 1")
-    assert "taken as numbers to be predicted; --target class" in said("1 2.5 1")
+    assert (
+        "the labels in 'y' are read as 2 classes; to predict them as numbers, pass --target number"
+        in said("1 2 1")
+    )
+    assert "read as numbers to predict; to make each a class, pass --target class" in said("1 2.5 1")
     assert "differ in spaces or case alone" in said("cat Cat cat")
     for one in (" 1", "+1", "01", "1.0"):
         assert "which are one number" in said([one, "2", "1", "2"], target="class")
     assert "one number" not in said("1 x 2 x sNaN nan")
-    assert "another class for each row" in said("a b c")
+    assert "differ in every row" in said("a b c")
     assert said("1 2 1", target="class") == said("1 2 1", target="number") == said("a b a") == ""
 
 

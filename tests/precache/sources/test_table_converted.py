@@ -57,7 +57,7 @@ def test_rows_without_a_picture_are_rejects_named_by_row(raw_tree: Path, tmp_pat
     assert "2 rows of 70 without a picture; the first is" in result.stderr
     rejected = {sample.id: sample.reason for sample in open_dataset(tmp_path / "out").manifest.rejected}
     assert rejected == {
-        3: f"is no file; named in {table}, line 5 (id 3)",
+        3: f"is not a file; named in {table}, line 5 (id 3)",
         40: f"is a folder; named in {table}, line 42 (id 40)",
     }
     assert verify_deep(tmp_path / "out", table, workers=0).problems == ()
@@ -147,7 +147,7 @@ def test_a_dataset_may_lie_beside_its_table_and_not_in_the_folder_of_pictures_th
     write_csv(tmp_path / "t.csv", {"path": names})
     convert(tmp_path / "t.csv", tmp_path / "out", small_recipe("shards"), workers=0)
     named = SourceOptions(root=str(tmp_path))
-    with pytest.raises(SettingError, match="one inside the other"):
+    with pytest.raises(SettingError, match="overlap"):
         convert(tmp_path / "t.csv", tmp_path / "other", small_recipe("shards"), workers=0, options=named)
     (tmp_path / "moved").mkdir()
     for name in names:

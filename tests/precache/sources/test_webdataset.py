@@ -25,7 +25,7 @@ def test_tars_of_samples_give_the_shards_of_their_tree(
 ) -> None:
     folder = make_webdataset(tmp_path / "tars", raw_tree)
     convert(folder, tmp_path / "out", small_recipe("shards"), workers=workers)
-    shards = sorted(path.name for path in converted["shards"].glob("*-0*.safetensors"))
+    shards = sorted(path.name for path in converted["shards"].glob("*.safetensors"))
     assert len(shards) > 1
     for shard in shards:
         assert (tmp_path / "out" / shard).read_bytes() == (converted["shards"] / shard).read_bytes(), shard
@@ -94,13 +94,13 @@ def test_labels_are_indices_names_or_numbers(tmp_path: Path) -> None:
             r"sample 'b': its label is '100000'; expected the index of a class, 0 to",
         ),
         ({"cls": b"-1"}, r"sample 'b'"),
-        ({}, r"sample 'b' has no \.cls, and others have"),
+        ({}, r"sample 'b': missing \.cls; other samples have one"),
         ({"cls": b""}, r"sample 'b'"),
         ({"cls": b"\xff"}, r"sample 'b'\.cls is not UTF-8"),
-        ({"cls": b"1", "json": b"{"}, r"sample 'b'\.json is no JSON"),
-        ({"cls": b"1", "json": b"[" * 9999}, r"sample 'b'\.json is no JSON"),
-        ({"cls": b"1", "json": b"[]"}, r"sample 'b'\.json is no JSON object"),
-        ({"cls": b"1", "json": b" " * (1 << 20) + b"{}"}, r"'b\.json' has 1,048,578 bytes, expected a text"),
+        ({"cls": b"1", "json": b"{"}, r"sample 'b'\.json is not JSON"),
+        ({"cls": b"1", "json": b"[" * 9999}, r"sample 'b'\.json is not JSON"),
+        ({"cls": b"1", "json": b"[]"}, r"sample 'b'\.json is not a JSON object"),
+        ({"cls": b"1", "json": b" " * (1 << 20) + b"{}"}, r"'b\.json' has 1,048,578 bytes, expected text"),
         ({"cls": b"1", "png": JPEG}, r"'b\.png' is the second picture.*--image png"),
     ],
 )

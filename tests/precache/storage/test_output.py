@@ -110,7 +110,7 @@ def test_a_write_that_fails_in_the_background_reaches_the_writer(tmp_path: Path)
 def test_a_file_system_without_direct_io_is_written_through_the_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An offset that is no multiple of the block makes direct I/O answer EINVAL, as such a system does."""
+    """An offset that is not a multiple of the block makes direct I/O answer EINVAL, as such a system does."""
     monkeypatch.setattr(output, "_BLOCK_BYTES", 1)
     with write_beside(tmp_path / "file") as file:
         file.write(b"odd")

@@ -8,14 +8,11 @@ import numpy as np
 import pytest
 
 from precache import open_dataset
-from precache.errors import DatasetError
-from precache.sharing.transfer import pull, push
+from precache.sharing.push_pull import pull, push
 from precache.storage import objects
 from precache.storage.objects import PART_BYTES, ObjectStore
 from precache.storage.retries import ObjectNotFoundError
 from precache.storage.urls import Url, locate
-from precache.uploads import lock
-from precache.uploads.lock import hold_lock
 from tests.cloud.storages import Storage, storing
 
 obstore = pytest.importorskip("obstore")
@@ -106,16 +103,6 @@ def test_an_object_is_written_only_in_the_place_of_the_one_that_was_seen(
     store.delete(["lock"])
     assert store.put_if("lock", b"fourth", second) is None
     assert storage.objects == {}
-
-
-def test_one_process_writes_at_a_time(place: Url, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lock, "RENEWED_S", 0.05)
-    with hold_lock(place) as held:
-        with pytest.raises(DatasetError, match="by process"), hold_lock(place):
-            pass
-        held._end.wait(0.5)  # it is renewed meanwhile
-        held.check()
-        assert held._thread.is_alive()
 
 
 def test_a_dataset_goes_there_is_read_there_and_comes_back(

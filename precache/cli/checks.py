@@ -1,0 +1,158 @@
+"""Commands that answer a question: `precache verify`, `check` and `inspect`."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+import precache
+from precache.cli.commandline import Command, PathOrUrl, ProgressBar, check_output, printable
+from precache.cli.convert import RAW
+from precache.dataset.converted import ConvertedDataset, open_unchecked
+from precache.dataset.manifest import MANIFEST_NAME, count_reasons
+from precache.errors import SettingError, shell_command
+from precache.pictures.reading import MAX_PIXELS
+from precache.reporting import counted, human_bytes
+from precache.storage.urls import Location
+
+_FIRST_CLASSES = 10
+
+
+@click.command(name="verify", cls=Command)
+@click.argument("dst", type=PathOrUrl())
+@click.argument("others", metavar="[SRC | DST ...]", type=PathOrUrl(), nargs=-1)
+@click.option("--deep", is_flag=True, help="Decode the pictures of SRC again and compare each.")
+@click.option("--across", is_flag=True, help="Compare ids, labels and splits of several folders DST.")
+@click.option("--root", help="Table SRC: where its pictures lie now.  [default: as when converted]")
+@click.option("--workers", type=int, help="Worker processes of --deep.  [default: one per CPU]")
+def verify_command(
+    dst: Location,
+    others: tuple[Location, ...],
+    deep: bool,
+    across: bool,
+    root: str | None,
+    workers: int | None,
+) -> None:
+    """Compare every file of the dataset in DST with its manifest's checksums."""
+    if deep and across:
+        raise SettingError("--deep and --across cannot be combined; run verify once with each")
+    if (deep and len(others) != 1) or (across and not others) or (others and not (deep or across)):
+        raise SettingError("verify takes DST; with --deep, DST and SRC; with --across, two folders or more")
+    if across:
+        same = (
+            f"{dst}: {counted(len(others), 'other dataset')} hold{'s' * (len(others) == 1)} the same samples"
+        )
+        _finish(precache.verify_across([dst, *others]), same)
+        return
+    manifest = open_unchecked(dst)[0].manifest  # if it was edited, `verify` says so
+    size = human_bytes(manifest.stored_bytes)
+    problems = precache.verify(dst)
+    command = shell_command("precache convert", others[0] if deep else "SRC", dst)
+    remedy = f"with: {command} {manifest.to_flags()} --overwrite"
+    if problems:
+        if any(problem.startswith(f"{dst / MANIFEST_NAME}: ") for problem in problems):
+            # its settings are not to be trusted
+            remedy = f"with the options that it was made with: {command} --overwrite"
+        are = "is" if len(problems) == 1 else "are"
+        problems.append(f"{dst}: {counted(len(problems), 'file')} {are} damaged; rewrite it {remedy}")
+    _finish(problems, f"{dst}: {counted(len(manifest.shards), 'shard')}, {size}: every byte is as written")
+    if deep:
+        with ProgressBar("verify", "image") as bar:
+            report = precache.verify_deep(dst, others[0], root=root, workers=workers, on_progress=bar)
+        sentence = f"{dst}: {report.sentence(others[0])}"
+        _finish(report.problems and [*report.problems, f"{sentence}; rewrite it {remedy}"], sentence)
+
+
+@click.command(name="check", cls=Command)
+@click.argument("src", type=PathOrUrl(), default=RAW)
+@click.option(
+    "--list",
+    "list_file",
+    type=click.Path(path_type=Path),
+    help="Path of the list.  [default: SRC.rejected.csv]",
+)
+@click.option(
+    "--max-pixels", default=MAX_PIXELS, show_default=True, help="Reject pictures with more pixels than this."
+)
+@click.option("--workers", type=int, help="Worker processes; 0: work in this one.  [default: one per CPU]")
+def check_command(src: Location, list_file: Path | None, max_pixels: int, workers: int | None) -> None:
+    """Decode every picture of the tree SRC (default data/raw), and list the damaged ones.
+
+    Loaders built with on_error="skip" leave out the pictures in the default list.
+    """
+    with ProgressBar("check", "image") as bar:
+        report = precache.check(
+            src, list_file=list_file, max_pixels=max_pixels, workers=workers, on_progress=bar
+        )
+    every = "its picture" if report.pictures == 1 else f"all {report.pictures:,} pictures"
+    problems = [f"{src}/{bad.path}: {bad.reason}" for bad in report.rejected]
+    if problems:
+        counts = f"{len(problems):,} of {counted(report.pictures, 'picture')} cannot be decoded"
+        problems.append(f"{src}: {counts}; they are listed in {report.list_file}")
+    _finish(problems, f"{src}: {every} can be decoded")
+
+
+@click.command(name="inspect", cls=Command)
+@click.argument("dst", type=PathOrUrl())
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
+@click.option(
+    "--html",
+    type=click.Path(path_type=Path),
+    help="Write a web page: pictures, splits, classes, sizes, what was left out.",
+)
+@click.option("--all-classes", is_flag=True, help="Show every class, not the first few.")
+def inspect_command(dst: Location, as_json: bool, html: Path | None, all_classes: bool) -> None:
+    """Show what the converted dataset in DST holds, as a table, as JSON or as a web page with pictures."""
+    from precache.dataset import inspection
+
+    check_output(html)
+    dataset = precache.open_dataset(dst)
+    if html is not None:
+        inspection.write_html(dataset, html, all_classes=all_classes)
+        click.echo(printable(f"{html}: {human_bytes(html.stat().st_size)}"), err=as_json)
+    if as_json:
+        click.echo(json.dumps(inspection.summary(dataset.manifest), indent=1))
+    elif html is None:
+        _print_tables(dataset, inspection.facts(dataset), all_classes)
+
+
+def _print_tables(dataset: ConvertedDataset, facts: dict[str, str], all_classes: bool) -> None:
+    """Print samples per class, the first ten unless `all_classes`, what is left out, and last the facts."""
+    from rich.table import Table
+
+    from precache.cli.terminal import new_console
+
+    manifest, console = dataset.manifest, new_console()
+    shown = len(manifest.classes) if all_classes else _FIRST_CLASSES
+    classes = Table(box=None)
+    classes.add_column("class")
+    for split in manifest.samples_per_class:
+        classes.add_column(printable(split), justify="right")
+    for label, name in enumerate(manifest.classes[:shown]):
+        counts = (f"{per_class[label]:,}" for per_class in manifest.samples_per_class.values())
+        classes.add_row(printable(name), *counts)
+    if manifest.classes:
+        console.print(classes)
+    if (more := len(manifest.classes) - shown) > 0:
+        console.print(f"and {more:,} more: --all-classes")
+    for rejected in manifest.rejected:
+        console.print(printable(f"rejected {rejected.path}: {rejected.reason}"))
+    for reason, count in count_reasons([reason for _, reason in manifest.ignored]).items():
+        console.print(printable(f"ignored {count:,}: {reason}"))
+    console.print()
+    table = Table(box=None, show_header=False)
+    command = facts.pop("made with")
+    for name, value in facts.items():
+        table.add_row(name, printable(value))
+    console.print(table)
+    console.print(printable(f" made with: {command}"), soft_wrap=True)  # in one piece, to paste into a shell
+
+
+def _finish(problems: Sequence[str], all_well: str) -> None:
+    """Print `all_well`, or the problems and end with exit code 1."""
+    for problem in problems:
+        click.echo(printable(problem), err=True)
+    if problems:
+        raise click.exceptions.Exit(1)
+    click.echo(printable(all_well))

@@ -1,0 +1,338 @@
+"""How every command of this project runs: one-line errors, exit codes, `--debug`, `--json`.
+
+0    done
+1    done, and what was checked is not as it should be
+2    bad input or a fault: one line on stderr that names it and the remedy
+130  interrupted (SIGINT)
+143  terminated (SIGTERM)
+
+The exit code is that of the job, even if nobody reads its output:
+
+- A reader that has seen enough (`| head`), a terminal that vanished, a stream that is closed (`>&-`) or
+  goes to a full disk: a progress bar and messages are switched off, the job goes on. Only what a command
+  prints as its result, as `inspect` does, makes a failed stdout an error; a reader that ends is not one.
+- SIGHUP, which a lost terminal sends, is ignored, as under `nohup`: the connection to a machine breaks
+  more often than a conversion of a day should be done again. To end it, send SIGTERM. Processes that the
+  command starts ignore it, too. SIGPIPE is ignored by Python itself.
+"""
+
+import importlib
+import json
+import re
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from precache.cli import terminal
+from precache.cli.terminal import Guarded, ProgressBar, guarded
+from precache.errors import MissingDependencyError, PrecacheError, SettingError, printable
+from precache.packages import OF_EXTRAS, check_pillow, install_extra
+from precache.reporting import human_bytes
+from precache.storage.urls import Location, local_path, locate
+
+__all__ = [
+    "STDOUT", "Command", "Group", "LazyCommand", "PathOrUrl", "ProgressBar", "check_output", "gathered",
+    "human_bytes", "note", "parse_bytes", "parse_share", "printable", "run", "write_json",
+]  # fmt: skip
+
+STDOUT = Path("-")
+"""What `--json` is told to print to, instead of writing a file."""
+_DEBUG, _HELP_ALL = "precache.debug", "precache.help-all"
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+class Command(click.Command):
+    """A click command that also takes `--debug`.
+
+    Where it has many options, `--help` shows the `first` of them, by parameter, and `--help-all` the rest.
+    """
+
+    def __init__(self, *args: Any, first: Sequence[str] = (), **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._first = first
+        if first:
+            everything = click.Option(
+                ["--help-all"],
+                is_flag=True,
+                is_eager=True,
+                expose_value=False,
+                help="Show every option and exit.",
+                callback=self._help_all,
+            )
+            self.params.append(everything)
+        debug = click.Option(
+            ["--debug"],
+            is_flag=True,
+            is_eager=True,
+            expose_value=False,
+            help="Show the traceback of an error.",
+            callback=lambda context, _, value: context.meta.update({_DEBUG: value}),
+        )
+        self.params.append(debug)
+
+    @staticmethod
+    def _help_all(context: click.Context, _: click.Parameter, asked: bool) -> None:
+        if asked:
+            context.meta[_HELP_ALL] = True
+            click.echo(context.get_help())
+            context.exit()
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Show the options that a newcomer needs; all of them with `--help-all`."""
+        if not self._first or ctx.meta.get(_HELP_ALL):
+            super().format_options(ctx, formatter)
+            return
+        options = (param for param in self.get_params(ctx) if isinstance(param, click.Option))
+        known = {str(option.name): option for option in options}
+        usual = [name for name in known if name.startswith("help")]
+        shown = [known[name] for name in (*self._first, *usual)]
+        with formatter.section("Options"):
+            formatter.write_dl([record for param in shown if (record := param.get_help_record(ctx))])
+        formatter.write_paragraph()
+        formatter.write_text(f"{len(known) - len(shown)} more: {ctx.command_path} --help-all")
+
+
+class Group(click.Group):
+    """A group of `Command`s.
+
+    Those in `first` head the list of its help, the others follow. Those in `modules`, {name: module}, are
+    imported when they are asked for; each module holds its command as `command`. Where a package is not
+    installed, the error names the extra.
+    """
+
+    command_class = Command
+
+    def __init__(
+        self,
+        *args: Any,
+        modules: Mapping[str, str] | None = None,
+        first: Sequence[str] = (),
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self._modules = modules or {}
+        self._first = first
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """All names, in alphabetical order."""
+        return sorted({*super().list_commands(ctx), *self._modules})
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Each with its first sentence, whole."""
+        others = [name for name in self.list_commands(ctx) if name not in self._first]
+        for title, names in (("Start here", self._first), ("More" if self._first else "Commands", others)):
+            found = [(name, self.get_command(ctx, name)) for name in names]
+            lines = [(name, command.get_short_help_str(1000)) for name, command in found if command]
+            if lines:
+                with formatter.section(title):
+                    formatter.write_dl(lines)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command of that name; None if there is none."""
+        if cmd_name not in self._modules:
+            return super().get_command(ctx, cmd_name)
+        return _imported(self._modules[cmd_name], str(self.name))
+
+
+class LazyCommand(Command):
+    """A command of a package that its group may not import: imported when called, not when listed.
+
+    Its module holds it as `command`. Where a package is not installed, the error names the extra.
+    """
+
+    def __init__(self, name: str, module: str, short_help: str) -> None:
+        super().__init__(name, short_help=short_help)
+        self._module = module
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        """The context of the imported command itself."""
+        found = _imported(self._module, parent.command_path + f" {info_name}" if parent else str(info_name))
+        return found.make_context(info_name, args, parent, **extra)
+
+
+def _imported(module: str, program: str) -> click.Command:
+    """The command of `module`; MissingDependencyError if that needs what its package's extra brings."""
+    try:
+        command: click.Command = importlib.import_module(module).command
+    except ImportError as error:
+        check_pillow()
+        if isinstance(error, ModuleNotFoundError) and (error.name or "").split(".")[0] not in OF_EXTRAS:
+            raise
+        extra = module.partition(".")[0]
+        raise MissingDependencyError(
+            f"{program} needs the extra '{extra}' ({error}); run: {install_extra(extra)}"
+        ) from error
+    return command
+
+
+def run(group: click.Command, program: str, arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code; errors become one line on stderr."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    terminal.received.clear()
+    handlers: dict[int, Any] = {signal.SIGINT: _on_signal, signal.SIGTERM: _on_signal}
+    if hasattr(signal, "SIGHUP"):
+        handlers[signal.SIGHUP] = signal.SIG_IGN  # what is started inherits that, unlike a handler
+    previous = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        with guarded() as (stdout, _):
+            try:
+                code = _run(group, program, arguments)
+                stdout.flush()
+                return _checked_output(program, code, stdout)
+            except (KeyboardInterrupt, click.Abort, _Terminated) as stop:
+                word, code = ("terminated", 143) if isinstance(stop, _Terminated) else ("interrupted", 130)
+                said = str(stop).strip()  # `reporting.tells` may have added what is kept
+                again = "; run the same command again to continue, or to start over"
+                _complain(program, f"{word} {said}" if said else f"{word}{again}")
+                return code
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+class _Terminated(BaseException):
+    """SIGTERM came; like KeyboardInterrupt, no `except Exception` catches it."""
+
+
+def _on_signal(number: int, _: object) -> None:
+    terminal.received.append(KeyboardInterrupt() if number == signal.SIGINT else _Terminated())
+    terminal.raise_received()
+
+
+def _run(group: click.Command, program: str, arguments: list[str]) -> int:
+    context: click.Context | None = None
+    try:
+        with group.make_context(program, arguments) as context:
+            group.invoke(context)
+    except click.exceptions.Exit as stop:
+        return stop.exit_code
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+    except click.UsageError as error:
+        where = error.ctx.command_path if error.ctx else program
+        _complain(where, f"{error.format_message()} (see '{where} --help')")
+    except click.Abort:
+        raise
+    except Exception as error:
+        debug = context is not None and context.meta.get(_DEBUG, False)
+        if debug or not isinstance(error, (PrecacheError, click.ClickException, OSError)):
+            traceback.print_exc()  # on stderr, which is guarded
+        _complain(program, _one_line(error))
+    else:
+        return 0
+    return 2
+
+
+def _one_line(error: Exception) -> str:
+    if isinstance(error, (PrecacheError, click.ClickException)):
+        return str(error)
+    if isinstance(error, OSError):
+        return f"{error.filename or 'input or output'}: {error.strerror or error}; check the path"
+    return f"{type(error).__name__}: {error}; this is a bug; please report it with the lines above"
+
+
+def _checked_output(program: str, code: int, stdout: Guarded) -> int:
+    """`code`, or the code of an error if stdout could not take the output of a finished job."""
+    if code != 0 or stdout.missed is None or isinstance(stdout.missed, BrokenPipeError):
+        return code
+    reason = getattr(stdout.missed, "strerror", None) or stdout.missed
+    _complain(program, f"stdout: cannot be written ({reason}); its output is lost")
+    return 2
+
+
+def note(message: str) -> None:
+    """Print something that is not the job's result: a closed stdout does not fail the job."""
+    if isinstance(sys.stdout, Guarded):
+        sys.stdout.note(f"{printable(message)}\n")
+    else:
+        click.echo(printable(message))
+
+
+def _complain(program: str, message: str) -> None:
+    print(f"{program}: error: {printable(' '.join(message.split()))}", file=sys.stderr)
+
+
+class PathOrUrl(click.ParamType):  # type: ignore[type-arg]
+    """A path or a URL, see `precache.storage.urls.locate`; SettingError for a URL of an unknown kind."""
+
+    name = "path"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Location:
+        """The path or URL that the text of a parameter stands for."""
+        return locate(value)
+
+
+class LocalPath(click.ParamType):  # type: ignore[type-arg]
+    """A path of this machine; SettingError if it is a URL."""
+
+    name = "path"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        """The value of a parameter."""
+        return local_path(value)
+
+
+def check_output(path: Path | None) -> None:
+    """Raise SettingError if `path` cannot become a file: now, not after minutes of measuring."""
+    if path is not None and path != STDOUT and path.is_dir():
+        raise SettingError(f"{path}: is a folder; name a file in it")
+
+
+def gathered(
+    parameter: str, make: Callable[..., object], options: Mapping[str, Callable[[Any], Any]]
+) -> Callable[[_Function], _Function]:
+    """Give the command one `parameter`: what `make` makes of the values of `options`, by their names."""
+
+    def decorate(function: _Function) -> _Function:
+        @wraps(function)
+        def command(*args: Any, **values: Any) -> Any:
+            made = make(**{name: values.pop(name) for name in options})
+            return function(*args, **{parameter: made}, **values)
+
+        for decorator in reversed(list(options.values())):
+            command = decorator(command)
+        return command  # type: ignore[return-value]
+
+    return decorate
+
+
+def write_json(path: Path, content: object, *, quiet: bool = False) -> None:
+    """Write `content` to `path` and, unless `quiet`, say so; print it alone for `-`."""
+    text = json.dumps(content, indent=1)
+    if path == STDOUT:
+        click.echo(text)
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text + "\n", encoding="utf-8")
+    if not quiet:
+        click.echo(f"wrote {path}")
+
+
+def parse_bytes(text: str) -> int:
+    """`128MiB`, `2GB` or `1000` to bytes; SettingError if it is something else."""
+    match = re.fullmatch(r"([0-9.]+)\s*([kKMGT]?)(iB|B)?", text.strip())
+    try:
+        number = float(match[1]) if match else 0.0
+    except ValueError:
+        number = 0.0
+    if match is None or not number:
+        raise SettingError(f"{text!r} is not a number of bytes; write it as in 128MiB, 2GB or 1000")
+    power = " kMGT".index(match[2].replace("K", "k") or " ")
+    return int(number * (1024 if match[3] == "iB" else 1000) ** power)
+
+
+def parse_share(name: str, text: str) -> float:
+    """`1%` or `0.01` to 0.01; SettingError, which names the setting, if it is something else."""
+    match = re.fullmatch(r"([0-9]*\.?[0-9]+|[0-9]+\.)(%?)", text.strip())
+    share = float(match[1]) / (100 if match[2] else 1) if match else -1.0
+    if not 0 <= share <= 1:
+        raise SettingError(f"{name} must be from 0% to 100%, or a share from 0 to 1, got {text!r}")
+    return share

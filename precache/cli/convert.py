@@ -1,0 +1,215 @@
+"""`precache convert`: its options, and what it says of what it did."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+import precache
+from precache.cli.commandline import (
+    Command,
+    PathOrUrl,
+    ProgressBar,
+    gathered,
+    note,
+    parse_bytes,
+    parse_share,
+    printable,
+)
+from precache.cli.source_flags import SOURCE_FLAGS, source_options
+from precache.conversion.convert import Conversion
+from precache.conversion.url import working_folder
+from precache.dataset.left_out import REJECTED_NAME
+from precache.errors import SettingError
+from precache.pictures.images import FITS, RESAMPLING
+from precache.pictures.reading import MAX_PIXELS
+from precache.pictures.sizes import parse_size
+from precache.recipe import DEFAULT_SIZE, DEFAULT_SPLITS, FORMAT_NAMES, Recipe
+from precache.reporting import Progress, counted, human_bytes
+from precache.sources import SourceOptions
+from precache.storage.urls import Location, Url
+
+DATA = Path("data")
+RAW = DATA / "raw"
+_NODES = 16  # lines on nodes, at most
+
+RUNNING_FLAGS = {
+    "workers": click.option(
+        "--workers",
+        type=int,
+        help="Worker processes; 0: work in this one. Ray: shards at a time.  "
+        "[default: one per CPU; Ray: two per CPU of the cluster]",
+    ),
+    "engine": click.option(
+        "--engine", default="local", show_default=True, help="local; or ray: all nodes of a Ray cluster."
+    ),
+    "address": click.option(
+        "--address",
+        help="Ray: HOST:PORT, or auto: RAY_ADDRESS, or the cluster of this machine.  [default: auto]",
+    ),
+}
+_REJECTS = {
+    "max_rejects": click.option(
+        "--max-rejects", default="1%", show_default=True, help="How many pictures may be damaged: 1% or 0.01."
+    ),
+    "strict": click.option("--strict", is_flag=True, help="Allow no damaged picture: --max-rejects 0."),
+}
+
+
+def _most_rejects(max_rejects: str, strict: bool) -> float:
+    return 0.0 if strict else parse_share("max_rejects", max_rejects)
+
+
+@click.command(
+    name="convert",
+    cls=Command,
+    first=("format_name", "size", "fit", "quality", "splits", "workers", "overwrite", "update"),
+    short_help="Convert a folder of pictures, a table or an archive into a dataset that loads fast.",
+)
+@click.argument("src", type=PathOrUrl(), default=RAW)
+@click.argument("dst", type=PathOrUrl(), required=False)
+@click.option("--format", "format_name", help=f"One of: {', '.join(FORMAT_NAMES)}.")
+@click.option(
+    "--size",
+    default=str(DEFAULT_SIZE),
+    show_default=True,
+    help="Largest shorter side in pixels (see --fit); or side of a square, or WIDTHxHEIGHT.",
+)
+@click.option("--quality", default=95, show_default=True, help="JPEG quality (webdataset, dali).")
+@click.option("--fit", default="keep", show_default=True, help=f"One of: {', '.join(FITS)}.")
+@click.option("--enlarge", is_flag=True, help="With fit keep: also enlarge smaller pictures to --size.")
+@click.option("--resample", default="lanczos", show_default=True, help=f"One of: {', '.join(RESAMPLING)}.")
+@click.option("--channels", default="rgb", show_default=True, help="rgb, grey, or (shards) rgba.")
+@click.option("--dtype", default="uint8", show_default=True, help="uint8; or uint16: grey (shards).")
+@click.option("--background", default="white", show_default=True, help="Colour behind transparent pixels.")
+@click.option("--decode", default="full", show_default=True, help="full; or scaled: faster, less exact.")
+@click.option("--allow-truncated", is_flag=True, help="Convert truncated JPEGs; the missing part is grey.")
+@click.option(
+    "--max-pixels", default=MAX_PIXELS, show_default=True, help="Reject pictures with more pixels than this."
+)
+@click.option(
+    "--splits",
+    default=DEFAULT_SPLITS,
+    show_default=True,
+    help="Shares (train=0.8,val=0.2), or a file with lines path,split.",
+)
+@click.option(
+    "--shard-bytes", default="64MiB", show_default=True, help="Size of a shard, counted as decoded pixels."
+)
+@click.option("--seed", default=0, show_default=True, help="Seed of the order on disk and of the splits.")
+@gathered("running", dict, RUNNING_FLAGS)
+@click.option("--overwrite", is_flag=True, help="Convert again, and replace DST once all is done.")
+@click.option(
+    "--update", is_flag=True, help="Add pictures that are new in SRC, and drop those that are gone."
+)
+@gathered("most_rejects", _most_rejects, _REJECTS)
+@gathered("options", source_options, SOURCE_FLAGS)
+def convert(
+    src: Location,
+    dst: Location | None,
+    format_name: str | None,
+    running: dict[str, Any],
+    overwrite: bool,
+    update: bool,
+    most_rejects: float,
+    shard_bytes: str,
+    splits: str,
+    size: str,
+    options: SourceOptions,
+    **settings: Any,
+) -> Conversion:
+    """\b
+    precache convert photos data/shards --format shards --size 256
+
+    Converts the pictures of SRC (default data/raw) into DST (default data/FORMAT).
+
+    SRC is a folder of class folders, a table of pictures and labels (.csv, .tsv, .jsonl, .parquet), an
+    archive, a converted dataset, or hf:FOLDER, which Hugging Face's save_to_disk wrote. Both may be URLs:
+    s3://, gs://, az://; SRC also https://. If it stops, run the same command again to continue.
+    """
+    if format_name is None:
+        raise SettingError(f"choose a format: --format {', '.join(FORMAT_NAMES)}; 'bench recommend' advises")
+    split_list = None if "=" in splits and not Path(splits).is_file() else Path(splits)
+    if split_list is not None:
+        splits = DEFAULT_SPLITS
+    settings |= {"size": parse_size(size), "shard_bytes": parse_bytes(shard_bytes), "splits": splits}
+    recipe = Recipe(format=format_name, **settings)
+    destination = DATA / format_name if dst is None else dst
+
+    def show_size(predicted: int, free: int) -> None:
+        where = ""
+        if isinstance(destination, Url):
+            where = f" in {working_folder(destination).parent}, where shards wait"
+        note(f"{destination}: will take about {human_bytes(predicted)}; {human_bytes(free)} are free{where}")
+
+    with ProgressBar(f"convert to {format_name}", "image") as bar:
+        result = precache.convert(
+            src,
+            destination,
+            recipe,
+            **running,
+            overwrite=overwrite,
+            update=update,
+            max_rejects=most_rejects,
+            split_list=split_list,
+            options=options,
+            on_start=show_size,
+            on_progress=_telling_of_resume(destination, bar),
+        )
+    _print_conversion(result, destination)
+    return result
+
+
+def _telling_of_resume(destination: Location, on_progress: Progress) -> Progress:
+    """`on_progress`, which first prints how much an earlier run has already converted."""
+    is_first = True
+
+    def report(done: int, total: int) -> None:
+        nonlocal is_first
+        if done and is_first:
+            there = (
+                f"{done:,} of {counted(total, 'picture')} {'is' if done == 1 else 'are'} already converted"
+            )
+            note(f"{destination}: {there}; continuing with the rest")
+        is_first = False
+        on_progress(done, total)
+
+    return report
+
+
+def _print_conversion(result: Conversion, destination: Location) -> None:
+    manifest = result.manifest
+    if not result.published:
+        note(f"{destination}: already converted with these settings; nothing to do")
+        return
+    if manifest.updates:
+        done = manifest.updates[-1]
+        note(
+            f"{destination}: update {len(manifest.updates):,}: {counted(done.added, 'picture')} added, "
+            f"{done.removed:,} removed"
+        )
+    note(
+        f"{destination}: {counted(manifest.samples, 'image')}, {len(manifest.rejected):,} rejected, "
+        f"{len(manifest.ignored):,} ignored; {human_bytes(manifest.source_bytes)} in, "
+        f"{human_bytes(manifest.stored_bytes)} out; {result.converted / result.elapsed_s:,.0f} images/s "
+        f"({result.elapsed_s:.1f} s)"
+    )
+    for line in lines_of_nodes(result.nodes):
+        note(f"  {line}")
+    for rejected in manifest.rejected[:10]:
+        click.echo(printable(f"  rejected {rejected.path}: {rejected.reason}"), err=True)
+    if count := len(manifest.rejected):
+        left_out = f"{counted(count, 'picture')} {'is' if count == 1 else 'are'} left out"
+        listed = destination / REJECTED_NAME
+        click.echo(printable(f"  WARNING: {left_out}; {listed} says which and why"), err=True)
+
+
+def lines_of_nodes(nodes: dict[str, float]) -> list[str]:
+    """A line for each of the slowest nodes, and one for the others."""
+    lines = [
+        f"{name}: {rate:,.0f} images/s" for name, rate in sorted(nodes.items(), key=lambda node: node[1])
+    ]
+    if len(lines) > _NODES:
+        fast = sorted(nodes.values())[_NODES:]
+        lines[_NODES:] = [f"{len(fast):,} other nodes: {fast[0]:,.0f} to {fast[-1]:,.0f} images/s"]
+    return lines

@@ -1,1 +1,0 @@
-"""Commands of `precache` that not everybody needs, in files of their own: `precache.cli` has the others."""

@@ -1,0 +1,134 @@
+"""Can every picture of a raw tree be decoded? Found out before training, with the converter's own decoder."""
+
+import os
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from precache import engines
+from precache.dataset.converted import is_converted
+from precache.dataset.left_out import Rejected
+from precache.errors import ImageError, SettingError, SourceError, check_range, shell_command
+from precache.pictures import images
+from precache.pictures.reading import MAX_PIXELS
+from precache.pictures.turns import Turn
+from precache.reporting import Progress, unseen, warn
+from precache.sources.base import SampleRef, Scan, Source
+from precache.sources.objects import ObjectTree, reads_of
+from precache.sources.rejected_list import check_writable, default_list, write_list
+from precache.sources.tree import scan_tree
+from precache.storage.urls import Url, locate
+
+_TASK_PICTURES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class CheckReport:
+    """What `check` found.
+
+    Attributes:
+        pictures: decoded, or tried.
+        rejected: those that cannot be, in the order of the scan.
+        list_file: where they are listed.
+    """
+
+    pictures: int
+    rejected: tuple[Rejected, ...]
+    list_file: Path
+
+
+def check(
+    source: str | os.PathLike[str] | Url,
+    *,
+    list_file: str | os.PathLike[str] | None = None,
+    max_pixels: int = MAX_PIXELS,
+    workers: int | None = None,
+    on_progress: Progress = unseen,
+) -> CheckReport:
+    """Decode every picture of the raw tree `source`, a folder or a URL, and list those that cannot be.
+
+    Loaders with `Reading(on_error="skip")` leave these out. The list is replaced at each run, at its
+    end; `precache.sources.rejected_list` describes it.
+
+    Args:
+        list_file: where to write the list; default `source` with `.rejected.csv`, where loaders look.
+        max_pixels: a picture of more pixels counts as one that cannot be decoded.
+        workers: processes; default one per CPU, 0 for the calling process.
+        on_progress: called with (pictures done, pictures in all), a few times a second.
+
+    Raises:
+        SourceError: `source` is not an image tree, something of it cannot be read, or `list_file` exists and
+            is not such a list.
+        SettingError: `list_file` lies in the tree or cannot be written.
+        WorkerError: a worker process died.
+    """
+    source = locate(source)
+    workers = engines.worker_count(workers)
+    check_range("max_pixels", max_pixels, 1)
+    if is_converted(source):
+        command = shell_command("precache verify", source)
+        raise SourceError(f"{source}: is a converted dataset; check it with: {command}")
+    if isinstance(source, Url):
+        if list_file is None:
+            raise SettingError(
+                f"{source}: is a URL, where no list can be written; name a local file with --list"
+            )
+        scan = ObjectTree(source).scan()
+    else:
+        scan = scan_tree(source)
+    for warning in scan.warnings:
+        warn(warning)
+    target = default_list(scan.root) if list_file is None else Path(list_file)
+    check_writable(target, scan.root)
+    report = engines.counted(on_progress, len(scan.samples))
+    tasks = -(-len(scan.samples) // _TASK_PICTURES)
+    with closing(engines.run(_decode_all, _tasks(scan, max_pixels), min(workers, tasks), report)) as found:
+        refused = sorted((pair for pairs in found for pair in pairs), key=lambda pair: pair[0].id)
+    rejected = tuple(Rejected(ref.path, why, ref.id, ref.bytes, ref.modified_ns) for ref, why in refused)
+    try:
+        write_list(target, rejected)
+    except OSError as error:
+        raise SettingError(
+            f"{target}: cannot be written ({error.strerror}); choose another with --list"
+        ) from error
+    return CheckReport(len(scan.samples), rejected, target)
+
+
+@dataclass(frozen=True, slots=True)
+class _CheckTask:
+    source: Source
+    samples: tuple[SampleRef, ...]
+    max_pixels: int
+
+    @property
+    def name(self) -> str:
+        """The name for error messages: its first picture and what follows."""
+        return f"{self.source.where(self.samples[0])} and what follows it"
+
+
+def _tasks(scan: Scan, max_pixels: int) -> Iterator[_CheckTask]:
+    """Yield tasks one by one, since each holds the paths of its pictures."""
+    for start in range(0, len(scan.samples), _TASK_PICTURES):
+        rows = range(start, min(start + _TASK_PICTURES, len(scan.samples)))
+        yield _CheckTask(scan.source, tuple(scan.samples[row] for row in rows), max_pixels)
+
+
+def _decode_all(task: _CheckTask, tick: engines.Ticks) -> list[tuple[SampleRef, str]]:
+    """The pictures of `task` that cannot be decoded, each with the reason."""
+    whole = images.Rendering(size=1, max_pixels=task.max_pixels)  # decoded in full, and not resized
+    refused = []
+    reads = reads_of(task.source, task.samples, task.max_pixels)
+    for unit, (ref, read) in enumerate(zip(task.samples, reads, strict=True)):
+        path = task.source.where(ref)
+        try:
+            if unit in tick.fatal:
+                raise ImageError(path, engines.KILLED)
+            tick.begin(unit)
+            data = read()
+            with Turn() as turn:
+                images.decode_for(data, path, whole, turn)
+        except ImageError as error:
+            refused.append((ref, error.reason))
+        tick()
+    return refused

@@ -1,0 +1,367 @@
+"""From a source of pictures to a converted dataset: scan, plan, write shards, commit the manifest.
+
+Killed at any moment, a conversion loses the shards in work and nothing else: finished ones are in
+the journal, and the manifest is written last. The same command continues it.
+"""
+
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from precache import engines
+from precache.conversion.commit import commit, commit_update
+from precache.conversion.destination import (
+    check_files,
+    check_finished,
+    check_may_be_replaced,
+    resolve,
+    tidy,
+    too_many_rejected,
+)
+from precache.conversion.estimate import check_disk_space
+from precache.conversion.journal import JOURNAL_NAME, Journal, Target, check_empty
+from precache.conversion.lock import Lock, hold_lock, lock_path
+from precache.conversion.shard_writer import ShardTask, finish_shard, read_first, write_shard
+from precache.conversion.swap import build_folder, finish_swap, swap_in, warn_of_build
+from precache.conversion.update import plan as plan_update
+from precache.conversion.url import (
+    ShardsAtUrl,
+    locked_working_folder,
+    publish,
+    refuse_change,
+    remove_if_same,
+    remove_working_folder,
+)
+from precache.dataset import boxes
+from precache.dataset.converted import is_converted, open_dataset
+from precache.dataset.left_out import Rejected
+from precache.dataset.manifest import Manifest
+from precache.errors import (
+    DatasetError,
+    MissingDependencyError,
+    SettingError,
+    StorageError,
+    check_share,
+)
+from precache.pictures.codecs import made_by
+from precache.plan import ConvertPlan, plan_conversion
+from precache.recipe import Recipe
+from precache.reporting import Progress, nothing_lost, tells, unseen, warn
+from precache.sources import Source, SourceOptions, open_source
+from precache.sources.base import Scan, check_apart, prepared
+from precache.sources.masks import reader_of
+from precache.sources.splits import apply_list, gaps
+from precache.storage import unfinished_uploads
+from precache.storage.urls import Location, Url, check_writable, locate
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """What one call of `convert` did.
+
+    Attributes:
+        manifest: of the finished dataset.
+        converted: pictures written by this call; fewer than the manifest's after a resume.
+        published: whether this call finished the dataset; False if it was already finished.
+        elapsed_s: wall time of this call.
+        nodes: with the engine `ray`, pictures per second of each node that had some, by its name.
+    """
+
+    manifest: Manifest
+    converted: int
+    published: bool
+    elapsed_s: float
+    nodes: dict[str, float] = field(default_factory=dict)
+
+
+@tells(nothing_lost)
+def convert(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
+    source: Any,
+    destination: str | os.PathLike[str] | Url,
+    recipe: Recipe,
+    *,
+    workers: int | None = None,
+    overwrite: bool = False,
+    update: bool = False,
+    max_rejects: float = 0.01,
+    split_list: str | os.PathLike[str] | None = None,
+    options: SourceOptions | None = None,
+    engine: str = "local",
+    address: str | None = None,
+    on_start: Callable[[int, int], None] = lambda predicted, free: None,
+    on_progress: Progress = unseen,
+    **named: Any,
+) -> Conversion:
+    """Convert the pictures of `source`, such as a raw tree, into the folder or URL `destination` by `recipe`.
+
+    A finished destination of the same source and recipe is left as it is; an unfinished one is
+    continued. The bytes written depend on the pictures and the recipe, not on `workers` or `engine`.
+
+    Args:
+        source: a path, a dataset, or several as splits; see `precache.open_source`.
+        workers: processes; default one per CPU, 0 for the calling process. With the engine `ray`, shards at
+            a time; default twice the CPUs of the cluster.
+        overwrite: convert although the destination is finished: the new dataset is built beside
+            it and takes its place at the end. An unfinished one of other settings is discarded.
+            A finished dataset at a URL is not overwritten.
+        update: add to a finished destination the pictures that are new in `source`, and mark those gone, see
+            `precache.conversion.update`.
+        max_rejects: share of the pictures, 0 to 1, that may be undecodable, rounded up to whole
+            pictures; with more, nothing is published.
+        split_list: a file of lines `path,split` that says what is converted, into which splits
+            (see `precache.sources.splits`).
+        options: which column is the label, and the like, see `precache.SourceOptions`.
+        engine: `local`, processes of this machine; or `ray`, the nodes of a Ray cluster, all of which see
+            `source` and `destination` under the same paths.
+        address: the cluster's, `HOST:PORT`; default RAY_ADDRESS, or the one that this machine is a node of.
+        on_start: called with (bytes that the dataset will take, bytes free), before the work.
+        on_progress: called with (pictures done, pictures in all), a few times a second.
+        named: options by their names, `image="photo", label="species"`, beside or instead of `options`.
+
+    Raises:
+        SourceError: no such source, one without pictures, or one that changes during the conversion.
+        DatasetError: the destination holds something else, is being written by another process,
+            cannot be written or is too small; or too many pictures are rejected.
+        SettingError: a value is out of range, source and destination overlap, there is no cluster at
+            `address`, or the versions on its nodes differ.
+        WorkerError: a worker process died.
+        MissingDependencyError: an extra is not installed.
+    """
+    start_s = time.perf_counter()
+    if engine == "local" or workers is not None:
+        workers = engines.worker_count(workers)
+    check_share("max_rejects", max_rejects)
+    if update and overwrite:
+        raise SettingError("update and overwrite cannot be combined; give one")
+    options = replace(options or SourceOptions(), **named)
+    destination = locate(destination)
+    source = locate(source) if isinstance(source, str | bytes | os.PathLike) else source
+    with engines.connected(engine, address):
+        opened, scan, recipe, options = _scanned(source, recipe, options, split_list)
+        job = _Job(
+            scan,
+            plan_conversion(scan.samples, recipe),
+            Target(recipe, scan.digest, made_by()),
+            engine,
+            workers,
+            math.ceil(max_rejects * len(scan.samples)),
+            engines.of_caller(on_start),
+            on_progress,
+            options,
+        )
+        with _tells_of_faults(destination):
+            if isinstance(destination, Url):
+                check_writable(destination)
+                check_apart(opened, destination)
+                manifest, converted = _convert_at(job, destination, overwrite, update)
+            else:
+                destination = resolve(destination)
+                check_apart(opened, destination)
+                if not lock_path(destination).exists():
+                    # first, so that no lock file is put beside a folder that is not ours
+                    check_empty(destination)
+                with hold_lock(destination) as lock:
+                    manifest, converted = _convert(job, lock, overwrite, update)
+    for gap in gaps(scan, manifest) if converted is not None else ():
+        warn(f"{destination}: {gap}")
+    elapsed_s = time.perf_counter() - start_s
+    return Conversion(manifest, converted or 0, converted is not None, elapsed_s, job.nodes)
+
+
+def _scanned(
+    source: Any,
+    recipe: Recipe,
+    options: SourceOptions,
+    split_list: str | os.PathLike[str] | None,
+) -> tuple[Source, Scan, Recipe, SourceOptions]:
+    """The opened source and its scan, with the recipe and options completed by them."""
+    opened = open_source(source, options)
+    scan, options = prepared(opened.scan(), recipe, options)
+    boxes.check(options.boxes, scan.samples.fields, masks=reader_of(scan.source) is not None)
+    for warning in scan.warnings:
+        warn(warning)
+    if split_list is not None:
+        scan, recipe = apply_list(scan, recipe, split_list)
+    elif recipe.listed:
+        raise SettingError(f"splits {recipe.splits!r} names a list file; pass the file as split_list")
+    return opened, scan, recipe, options
+
+
+@contextmanager
+def _tells_of_faults(place: Location, how_much_is_kept: Callable[[], str] | None = None) -> Iterator[None]:
+    """Make a DatasetError of what the disk raises, and say how much is kept, once something is converted."""
+    try:
+        with tells(how_much_is_kept) if how_much_is_kept else nullcontext():
+            yield
+    except OSError as error:
+        if engines.is_of_caller(error):
+            raise
+        remedy = "make room or fix permissions"
+        remedy = (
+            f" {how_much_is_kept()}; {remedy} first"
+            if how_much_is_kept
+            else f"; {remedy}, then run the same command again"
+        )
+        raise DatasetError(
+            f"{error.filename or place}: cannot be written ({error.strerror or error}){remedy}"
+        ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """Arguments of a conversion; `limit`: the most rejects; `nodes`: filled while it runs."""
+
+    scan: Scan
+    plan: ConvertPlan
+    target: Target
+    engine: str
+    workers: int | None
+    limit: int
+    on_start: Callable[[int, int], None]
+    on_progress: Progress
+    options: SourceOptions
+    rejected: tuple[Rejected, ...] = ()
+    nodes: dict[str, float] = field(default_factory=dict)
+
+
+def _convert(job: _Job, lock: Lock, overwrite: bool, update: bool) -> tuple[Manifest, int | None]:
+    """The dataset in the locked destination, and how many pictures were converted; None if it was there."""
+    finish_swap(lock)
+    destination = folder = lock.destination
+    finished = is_converted(destination)
+    if finished:
+        tidy(destination)
+    if finished and overwrite:
+        check_may_be_replaced(destination)
+        folder = build_folder(lock)
+    else:
+        warn_of_build(lock)
+    if finished and update:
+        return _update(job, destination)
+    if finished and not overwrite:
+        return check_finished(destination, job.scan, job.target, job.options, job.limit), None
+    with (
+        Journal(folder, job.target, job.plan, job.scan, overwrite=overwrite) as journal,
+        _tells_of_faults(folder, journal.how_much_is_kept),
+    ):
+        converted = _write_shards(job, journal)
+        manifest = commit(job.scan, job.plan, job.options, journal.finished, folder)
+        journal.remove()
+    if finished:
+        swap_in(lock)
+    return manifest, converted
+
+
+def _convert_at(job: _Job, url: Url, overwrite: bool, update: bool) -> tuple[Manifest, int | None]:
+    """As `_convert`, into an object storage, see `precache.conversion.url`."""
+    with locked_working_folder(url) as folder:
+        if is_converted(url):
+            refuse_change(url, overwrite=overwrite, update=update)
+            manifest = check_finished(url, job.scan, job.target, job.options, job.limit)
+            remove_if_same(folder, job.target)
+            return manifest, None
+        continued = (folder / JOURNAL_NAME).exists()
+        journal = Journal(
+            folder,
+            job.target,
+            job.plan,
+            job.scan,
+            overwrite=overwrite,
+            place=url,
+            shard_files=ShardsAtUrl(url),
+        )
+        with journal, _tells_of_faults(folder, journal.how_much_is_kept):
+            converted = _write_shards(job, journal)
+            manifest = commit(job.scan, job.plan, job.options, journal.finished, folder)
+            publish(url, folder)
+            remove_working_folder(folder)
+        if continued:  # parts of a shard that was being pushed when the run before was killed
+            names = {file.name for file in manifest.files}
+            try:
+                unfinished_uploads.abort(url, unfinished_uploads.find(url, names))
+            except (StorageError, MissingDependencyError) as error:
+                warn(f"{error}; 'precache clean {url}' tries again")
+    return manifest, converted
+
+
+def _update(job: _Job, destination: Path) -> tuple[Manifest, int | None]:
+    """As `_convert`, of the finished dataset in `destination`."""
+    dataset = open_dataset(destination)
+    check_files(dataset)
+    plan = plan_update(dataset, job.scan, job.target.recipe, job.options)
+    if plan is None:
+        return dataset.manifest, None
+    job = replace(job, scan=plan.difference.scan, plan=plan.plan, target=plan.target, rejected=plan.rejected)
+    names = dataset.manifest.own_names
+    with (
+        Journal(destination, job.target, job.plan, job.scan, dataset_names=names) as journal,
+        _tells_of_faults(destination, journal.how_much_is_kept),
+    ):
+        for name in dataset.manifest.replaced_files:  # replaced by an earlier update
+            (destination / name).unlink(missing_ok=True)
+        converted = _write_shards(job, journal)
+        manifest = commit_update(plan, journal.finished)
+        journal.remove()
+    return manifest, converted
+
+
+def _write_shards(job: _Job, journal: Journal) -> int:
+    """Write the shards that are not on record yet; the number of pictures converted by this call.
+
+    Raises:
+        DatasetError: the disk cannot take them, too many pictures are rejected, or shards were changed
+            meanwhile.
+    """
+    samples = job.scan.samples
+    waiting = [shard for shard in job.plan.shards if shard.name not in journal.finished]
+    at_a_time = 2 * engines.worker_count(job.workers) if isinstance(journal.place, Url) else None
+    check_disk_space(job.scan, job.target.recipe, waiting, journal.folder, job.on_start, at_a_time)
+    total = len(samples)
+    report = engines.counted(job.on_progress, total, total - sum(len(shard.rows) for shard in waiting))
+    report(0)
+    converted = 0
+    rejected = [*job.rejected, *(s for shard in journal.finished.values() for s in shard.rejected)]
+    _check_rejects(journal.place, rejected, job.limit)
+    tasks = (  # one after another: a task holds the paths of its pictures
+        ShardTask(
+            shard.name,
+            shard.split,
+            tuple(samples[row] for row in shard.rows),
+            journal.place,
+            job.target.recipe,
+        )
+        for shard in waiting
+    )
+    workers = None if job.workers is None else min(job.workers, len(waiting))
+    source, run = job.scan.source, engines.ENGINES[job.engine]
+    write = partial(write_shard, source)
+    first = [samples[int(shard.rows[0])] for shard in waiting[:1]]
+    read = partial(read_first, source, first)
+    with (
+        engines.nodes_of(job.engine, journal.place, JOURNAL_NAME, read) as nodes,
+        closing(run(write, tasks, workers, report, finish=finish_shard, nodes=nodes)) as finished,
+    ):
+        for shard in finished:
+            journal.record(shard)
+            converted += shard.entry.samples
+            rejected += shard.rejected
+            _check_rejects(journal.place, rejected, job.limit)
+    job.nodes.update(nodes.units_per_s)
+    journal.check_whole()
+    return converted
+
+
+def _check_rejects(place: Location, rejected: Sequence[Rejected], limit: int) -> None:
+    """Raise DatasetError if more than `limit` pictures are rejected."""
+    if len(rejected) > limit:
+        raise DatasetError(
+            f"{place}: stopped, {too_many_rejected(len(rejected), limit)}; first: {rejected[0].path}, "
+            f"{rejected[0].reason}; repair or remove them and pass --overwrite, or leave them "
+            f"out with a higher --max-rejects"
+        )

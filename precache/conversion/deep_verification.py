@@ -1,0 +1,327 @@
+"""Is every stored picture what the converter makes of its source today: pixels, label, fields, mask?"""
+
+import math
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from precache import engines
+from precache.conversion.difference import compare
+from precache.dataset import columns
+from precache.dataset.converted import ConvertedDataset, open_dataset
+from precache.dataset.index import SampleIndex
+from precache.dataset.shard_table import ShardEntry
+from precache.dataset.statistics import NO_PIXELS, PixelSums, statistics_by_split
+from precache.errors import DatasetError, ImageError, SampleError
+from precache.formats import FORMATS, Sample, StoredSample
+from precache.pictures import images, jpeg, masks
+from precache.pictures.images import Decoded
+from precache.pictures.jpeg import Pixels
+from precache.pictures.sizes import written
+from precache.recipe import Recipe, flag_of
+from precache.reporting import Progress, counted, unseen
+from precache.sources import Source, SourceOptions, open_source
+from precache.sources.base import SampleRef, Scan, picture_checksum, prepared
+from precache.sources.masks import render_mask
+from precache.sources.options import OptionNotTakenError
+from precache.storage.shard_cache import CachedFiles
+from precache.storage.urls import Url
+
+# A stored JPEG may lie this much further from its picture than the same encoder puts it today.
+JPEG_TOLERANCE_DB = 1.0
+# Mean and standard deviation of what became JPEGs may differ by this much: so may decoders.
+_STATISTICS_TOLERANCE = 1 / 255
+_ROUNDING = 1e-9  # of statistics that updates put together
+
+
+@dataclass(frozen=True, slots=True)
+class DeepReport:
+    """What `verify_deep` found.
+
+    Attributes:
+        samples: compared.
+        problems: one line per sample that is not what the converter makes of its source; if there are none,
+            one per split whose mean or standard deviation is not theirs.
+        equal: samples that equal the reference: Pillow's decode, the whole picture resized, then
+            cropped.
+        mean_psnr, worst_psnr: in dB, of the others against the reference; infinite if there are none.
+        worst: path of the worst sample in the source tree.
+        holds_pixels: whether the format stores pixels, which must be exactly those; else JPEGs.
+    """
+
+    samples: int
+    problems: tuple[str, ...]
+    equal: int
+    mean_psnr: float
+    worst_psnr: float
+    worst: str
+    holds_pixels: bool
+
+    def sentence(self, source: object) -> str:
+        """The result in one statement."""
+        if self.problems:
+            of, differ = counted(self.samples, "picture"), "differs" if len(self.problems) == 1 else "differ"
+            return f"{len(self.problems):,} of {of} {differ} from what converting {source} gives"
+        every = "its picture is" if self.samples == 1 else f"all {self.samples:,} pictures are"
+        others = self.samples - self.equal
+        near = f"mean {self.mean_psnr:.1f} dB, worst {self.worst_psnr:.1f} dB ({self.worst})"
+        exactly = " exactly" if self.holds_pixels or not others else ""
+        same = f"{every}{exactly} what converting {source} gives"
+        if not others:
+            return same
+        if self.holds_pixels:
+            of = f"{others:,} of them" if self.samples > 1 else "it"
+            return f"{same}. Pillow alone would resize {of} a little differently: {near}"
+        return f"{same}, within what JPEG compression of this quality changes: {near}"
+
+
+def verify_deep(
+    path: str | os.PathLike[str] | Url,
+    source: Any,
+    *,
+    root: str | None = None,
+    workers: int | None = None,
+    on_progress: Progress = unseen,
+) -> DeepReport:
+    """Decode every source picture again and compare it with what is stored.
+
+    Pixels of `shards` must be equal; a JPEG must be as near as encoding the picture again gets,
+    less `JPEG_TOLERANCE_DB`.
+
+    Args:
+        root: where the pictures of a table lie now; default where they were converted from.
+
+    Raises:
+        DatasetError: not a converted dataset, a damaged shard, or one of another source tree.
+        SourceError: `source` is not an image tree.
+    """
+    workers = engines.worker_count(workers)
+    dataset = open_dataset(path)
+    manifest = dataset.manifest
+    given = manifest.source_options if root is None else {**manifest.source_options, "root": root}
+    options = SourceOptions.from_json(given)
+    try:
+        opened = open_source(source, options)
+    except OptionNotTakenError as error:
+        if root is not None:
+            raise
+        raise DatasetError(
+            f"{path}: was not made from {source}, but with {flag_of(error.option)}, which is not for "
+            f"{error.kind}; name the source that it was made from"
+        ) from error
+    scan, _ = prepared(opened.scan(), manifest.recipe, options)
+    scan = _same_pictures(dataset, scan)
+    report = engines.counted(on_progress, manifest.samples)
+    tasks = _deep_tasks(dataset, scan)
+    shards = [*engines.run(_compare_shard, tasks, min(workers, len(manifest.shards)), report)]
+    compared = [compared for shard in shards for compared in shard.pictures]
+    problems = sorted(c.problem for c in compared if c.problem) or _wrong_statistics(dataset, shards)
+    finite = [c.psnr for c in compared if math.isfinite(c.psnr)]
+    worst = min(compared, key=lambda c: (c.psnr, c.path))
+    return DeepReport(
+        samples=len(compared),
+        problems=tuple(problems),
+        equal=len(compared) - len(finite),
+        mean_psnr=sum(finite) / len(finite) if finite else math.inf,
+        worst_psnr=worst.psnr,
+        worst=worst.path,
+        holds_pixels=FORMATS[manifest.recipe.format].holds_pixels,
+    )
+
+
+def _same_pictures(dataset: ConvertedDataset, scan: Scan) -> Scan:
+    """`scan` with the labels and ids of the dataset, sorted by id: a source may list in another order.
+
+    Raises:
+        DatasetError: a picture of the source is not in the dataset with its labels and fields, or the other
+            way round.
+    """
+    if dataset.manifest.recipe.listed:  # its splits are those of the list, whatever the source has
+        every, none = np.arange(len(scan.samples)), np.zeros(len(scan.samples), np.int64)
+        scan = replace(scan, samples=scan.samples.select(every, none, ("",)))
+    difference = compare(dataset, scan, contents=False)  # these are compared next
+    samples = difference.scan.samples
+    left_out = {path for path, _ in dataset.manifest.ignored}  # by a list of splits
+    missing = sum(samples[row].path not in left_out for row in difference.new.tolist())
+    if missing or len(difference.gone):
+        raise DatasetError(
+            f"{dataset.place}: was not made from {scan.root}, or that changed since: "
+            f"{counted(missing, 'picture')} of {scan.root} missing here or labelled differently, "
+            f"{len(difference.gone):,} no longer in {scan.root}; name the right source, or run "
+            f"'precache convert' with --update"
+        )
+    return replace(difference.scan, samples=samples.select(np.argsort(samples.ids)))
+
+
+@dataclass(frozen=True, slots=True)
+class _DeepTask:
+    """One shard, and the source's record of each of its samples, by id."""
+
+    mirror: CachedFiles | None
+    path: Path
+    shard: ShardEntry
+    index: SampleIndex
+    recipe: Recipe
+    source: Source
+    refs: dict[int, SampleRef]
+
+    @property
+    def name(self) -> str:
+        """The name for error messages."""
+        return str(self.path)
+
+
+def _deep_tasks(dataset: ConvertedDataset, scan: Scan) -> Iterator[_DeepTask]:
+    """One task per shard, made when a worker asks for it."""
+    recipe = dataset.manifest.recipe
+    for split in dict.fromkeys(shard.split for shard in dataset.manifest.shards):
+        index = dataset.read_index(split, removed=True)
+        shards = dataset.manifest.split_shards(split)
+        shard_of = np.repeat(np.arange(len(shards)), [shard.samples for shard in shards])
+        for number, shard in enumerate(shards):
+            members = index.select(shard_of == number)
+            rows = np.searchsorted(scan.samples.ids, members.ids[members.served]).tolist()
+            refs = {scan.samples[row].id: scan.samples[row] for row in rows}
+            path = dataset.path / shard.file_name
+            yield _DeepTask(dataset.mirror, path, shard, members, recipe, scan.source, refs)
+
+
+@dataclass(frozen=True, slots=True)
+class _Compared:
+    path: str
+    psnr: float
+    problem: str
+    sums: PixelSums = NO_PIXELS
+
+
+@dataclass(frozen=True, slots=True)
+class _ComparedShard:
+    split: str
+    pictures: list[_Compared]
+
+
+def _compare_shard(task: _DeepTask, tick: Callable[[], None]) -> _ComparedShard:
+    with ExitStack() as held:
+        for file in task.shard.files if task.mirror else ():
+            held.enter_context(task.mirror.held(file))  # type: ignore[union-attr]
+        return _compare_stored(task, tick)
+
+
+def _compare_stored(task: _DeepTask, tick: Callable[[], None]) -> _ComparedShard:
+    compared = []
+    stored, served = 0, task.index.served
+    for row, sample in enumerate(FORMATS[task.recipe.format].read_shard(task.path)):
+        if row >= len(task.index) or (not sample.damage and sample.id != task.index.ids[row]):
+            raise DatasetError(f"{task.path}: holds sample {sample.id}, which the dataset's index does not")
+        stored += 1
+        if not served[row]:
+            continue
+        ref = task.refs[int(task.index.ids[row])]
+        try:
+            task.index.check(row, sample.data, str(task.path), sample.damage)
+            compared.append(_compare(task, row, ref, sample))
+        except SampleError as error:
+            compared.append(_Compared(ref.path, 0.0, str(error)))
+        tick()
+    if stored != task.shard.samples:
+        raise DatasetError(f"{task.path}: expected {task.shard.samples:,} samples, got {stored:,}")
+    return _ComparedShard(task.shard.split, compared)
+
+
+def _compare(task: _DeepTask, row: int, ref: SampleRef, sample: StoredSample) -> _Compared:
+    recipe, where = task.recipe, f"{task.path}: sample {ref.id} ({ref.path})"
+    stored = sample.pixels(str(task.path), images.CHANNELS[recipe.channels])
+    path = task.source.where(ref)
+    try:
+        data = task.source.read(ref, recipe.max_pixels)
+        decoded = images.decode_for(data, path, recipe.rendering)
+    except ImageError as error:
+        return _Compared(ref.path, 0.0, f"{where}: its source {error.reason}")
+    expected = images.fit(decoded, recipe.rendering)
+    problem = ""
+    if sample.label != ref.label:
+        problem = f"{where} has label {sample.label}, expected {ref.label}"
+    elif difference := _labelled_differently(task, row, ref, sample):
+        problem = f"{where} {difference}"
+    elif stored.shape != expected.shape:
+        sizes = (written((picture.shape[0], picture.shape[1])) for picture in (stored, expected))
+        return _Compared(ref.path, 0.0, f"{where} is {' pixels, expected '.join(sizes)}")
+    elif FORMATS[recipe.format].holds_pixels:
+        if not np.array_equal(stored, expected):
+            problem = f"{where} differs from its source ({jpeg.psnr(stored, expected):.1f} dB)"
+    elif sample.data != data:
+        again = jpeg.decode_jpeg(jpeg.encode_jpeg(expected, recipe.quality), path, expected.shape[2])
+        bound = jpeg.psnr(again, expected) - JPEG_TOLERANCE_DB
+        if jpeg.psnr(stored, expected) < bound:
+            far = f"{jpeg.psnr(stored, expected):.1f} dB from its source, expected {bound:.1f} dB or more"
+            problem = f"{where} is {far}"
+    if problem and sample.label == ref.label and _changed(task.index, row, data):
+        problem = f"{where} differs from its source: the source file changed since it was converted"
+    has_reference = recipe.fit != "pad" and not recipe.rendering.is_deep
+    reference = _reference(data, path, recipe, decoded) if has_reference else expected
+    return _Compared(ref.path, jpeg.psnr(stored, reference), problem, PixelSums.of(expected))
+
+
+def _labelled_differently(task: _DeepTask, row: int, ref: SampleRef, sample: StoredSample) -> str:
+    """How path, target, fields or mask of a sample in its shard differ from the source's; else empty.
+
+    Those of the index are the source's, see `_same_pictures`.
+    """
+    width, height = task.index.source_sizes[row].tolist()
+    target, fields = columns.labelled(task.index.targets, task.index.fields, row)
+    expected = Sample(ref.id, ref.label, b"", ref.path, (width, height), target, fields)
+    if sample.annotations != FORMATS[task.recipe.format].annotations(expected):
+        return "has a path, target or fields that differ from its source's"
+    how = task.recipe.rendering
+    try:
+        its_mask = render_mask(task.source, ref, (width, height), how)
+        mask = sample.mask
+        if isinstance(mask, bytes):
+            mask = masks.decode(mask, images.fitted_size(width, height, how)[::-1])
+        if mask is not None:
+            task.index.check_mask(row, mask, str(task.path))
+    except ImageError as error:
+        return f"has a mask that differs from its source's ({error.reason})"
+    except ValueError as error:
+        return f"has a mask that cannot be decoded ({error})"
+    if mask is None or its_mask is None:
+        if mask is its_mask:
+            return ""
+        return "has no mask, its source has one" if mask is None else "has a mask, its source has none"
+    return "" if np.array_equal(mask, its_mask) else "has a mask that differs from its source's"
+
+
+def _changed(index: SampleIndex, row: int, data: bytes | Image.Image) -> bool:
+    """Whether the source file of the sample at `row` holds something else than when it was converted."""
+    recorded = int(index.source_checksums[row])
+    return recorded != 0 and recorded != picture_checksum(data)
+
+
+def _reference(data: bytes | Image.Image, path: str, recipe: Recipe, decoded: Decoded) -> Pixels:
+    """The reference's pixels: of the whole decode, whatever the recipe takes."""
+    if decoded.reduction > 1:
+        decoded = images.decode_for(data, path, replace(recipe.rendering, scaled_decode=False))
+    image = decoded.image.convert(images.MODES[recipe.channels])
+    return images.reference(image, recipe.size, recipe.fit, recipe.resample, enlarge=recipe.enlarge)
+
+
+def _wrong_statistics(dataset: ConvertedDataset, shards: Iterable[_ComparedShard]) -> list[str]:
+    """One line for each split whose statistics are not those of the pictures compared."""
+    manifest = dataset.manifest
+    exact = FORMATS[manifest.recipe.format].holds_pixels
+    tolerance = (_ROUNDING if manifest.updates else 0) if exact else _STATISTICS_TOLERANCE
+    problems = []
+    sums = ((shard.split, picture.sums) for shard in shards for picture in shard.pictures)
+    found = statistics_by_split(sums, manifest.recipe.dtype)
+    for split, said in manifest.statistics.items():
+        if split in manifest.removed:
+            continue  # it is of those, too
+        if not said.is_near(found[split], tolerance):
+            problems.append(f"{dataset.path}: split {split} has {found[split]}, its manifest says {said}")
+    return problems

@@ -1,0 +1,180 @@
+"""What DST may be, and whether a finished one holds what is asked for, and nothing else."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from precache.conversion.difference import compare
+from precache.conversion.journal import JOURNAL_NAME, Target, read_header, unfinished_names
+from precache.conversion.lock import is_mount_point
+from precache.dataset.converted import ConvertedDataset, open_dataset, open_unchecked
+from precache.dataset.files import first_problem
+from precache.dataset.manifest import MANIFEST_NAME, Manifest
+from precache.errors import DatasetError
+from precache.reporting import counted, some
+from precache.sources import SourceOptions
+from precache.sources.base import Scan
+from precache.sources.source_state import changed_pictures
+from precache.storage import fsync_folder, remove_leftovers
+from precache.storage.objects import ObjectStore
+from precache.storage.urls import Location, Url
+
+AUTO_NAME = "precache-auto.json"
+"""What `precache auto` predicted of the dataset beside it, and what came; the dataset is whole without."""
+
+
+def resolve(destination: Path) -> Path:
+    """The folder that `destination` stands for: what a link leads to, and '.' by its own name.
+
+    Raises:
+        DatasetError: it is a file, or links that lead in a circle.
+    """
+    if destination.is_symlink() or destination.name in ("", ".."):
+        destination = Path(os.path.realpath(destination))
+        if destination.is_symlink():
+            raise DatasetError(f"{destination}: is a link to itself; choose a folder as DST")
+    if destination.exists() and not destination.is_dir():
+        raise DatasetError(f"{destination}: is a file; choose a folder as DST")
+    return destination
+
+
+def is_untouched(folder: Path) -> bool:
+    """Whether nothing was converted in `folder`, so that a conversion into it reads every picture."""
+    return not any(os.path.lexists(folder / name) for name in (MANIFEST_NAME, JOURNAL_NAME))
+
+
+def check_finished(
+    destination: Location, scan: Scan, target: Target, options: SourceOptions, limit: int
+) -> Manifest:
+    """The manifest of the finished dataset; DatasetError if it is not what is asked for."""
+    again = "choose another DST" if isinstance(destination, Url) else "pass --overwrite to convert again"
+    dataset = open_dataset(destination)
+    manifest = dataset.manifest
+    check_files(dataset)
+    found = {"recipe": manifest.recipe.to_json(), "source_digest": manifest.source_digest}
+    target.check_same(destination, found, finished=True)
+    if manifest.source_options.get("boxes") != options.boxes:
+        raise DatasetError(
+            f"{destination}: is finished with boxes {manifest.source_options.get('boxes')!r}, "
+            f"asked for {options.boxes!r}; {again}"
+        )
+    if len(manifest.rejected) > limit:
+        raise DatasetError(
+            f"{destination}: is finished, but {too_many_rejected(len(manifest.rejected), limit)}; "
+            f"repair or remove them, and {again}"
+        )
+    changed = _changed(scan, dataset)
+    if changed:
+        follow = "" if isinstance(destination, Url) else "pass --update to follow the source, or "
+        raise DatasetError(
+            f"{destination}: {counted(len(changed), 'source picture')} changed since the conversion, "
+            f"at the same size (first: {changed[0]}); {follow}{again}"
+        )
+    return manifest
+
+
+def check_files(dataset: ConvertedDataset) -> None:
+    """Raise DatasetError unless all files of the dataset are there, with their sizes."""
+    place, files = dataset.place, dataset.manifest.files
+    if isinstance(place, Path):
+        if problem := first_problem(place, files):
+            raise DatasetError(f"{problem}; the dataset is damaged: pass --overwrite to convert again")
+        return
+    sizes = {found.name: found.bytes for found in ObjectStore(place).list()}
+    if lost := [file.name for file in files if sizes.get(file.name) != file.bytes]:
+        raise DatasetError(
+            f"{place / lost[0]}: missing or truncated; the dataset is damaged: choose another DST"
+        )
+
+
+def tidy(folder: Path) -> None:
+    """Remove what a conversion that was killed after its manifest has left in the finished `folder`."""
+    try:
+        manifest = open_dataset(folder).manifest
+    except DatasetError:  # the next to open it reports it
+        return
+    remove_leftovers(folder, [*_own_names(manifest), JOURNAL_NAME])
+    header = read_header(folder / JOURNAL_NAME)
+    if header is not None and _was_of(header, manifest):
+        (folder / JOURNAL_NAME).unlink()
+        fsync_folder(folder)
+
+
+def check_may_be_replaced(destination: Path) -> tuple[str, ...]:
+    """The names of the finished dataset's files, which `--overwrite` may remove.
+
+    Raises:
+        DatasetError: the folder holds files that are not ours, is a mount point or the working folder, or
+            its manifest is damaged.
+    """
+    if is_mount_point(destination):
+        raise DatasetError(
+            f"{destination}: is a mount point, which cannot be replaced; empty it yourself and convert "
+            f"without --overwrite, or choose another DST"
+        )
+    if _is_working_folder(destination):
+        raise DatasetError(
+            f"{destination}: is the working folder, and --overwrite replaces the folder; run the command "
+            f"from another one"
+        )
+    remedy = f"remove {destination} yourself, or choose another DST"
+    try:  # edited, it may still be replaced: the names in it are those that conversions give
+        manifest = open_unchecked(destination)[0].manifest
+    except DatasetError as error:
+        raise DatasetError(f"{error}; so it is unknown which files are the dataset's: {remedy}") from error
+    ours = (*_own_names(manifest), *unfinished_names(destination))
+    check_nothing_else(destination, ours)
+    return ours
+
+
+def check_nothing_else(destination: Path, ours: tuple[str, ...]) -> None:
+    """Raise DatasetError if the folder holds anything but the files of the names `ours`."""
+    others = sorted(
+        path.name
+        for path in destination.iterdir()
+        if path.name not in ours or (path.is_dir() and not path.is_symlink())
+    )
+    if others:
+        raise DatasetError(
+            f"{destination}: holds files that are not part of the dataset ({some(others)}); "
+            f"move them elsewhere, then convert with --overwrite again"
+        )
+
+
+def too_many_rejected(number: int, limit: int) -> str:
+    """The part of a message that says that more than `limit` pictures are rejected."""
+    are = "picture is" if number == 1 else "pictures are"
+    return f"{number:,} {are} rejected and at most {limit:,} may be"
+
+
+def _changed(scan: Scan, dataset: ConvertedDataset) -> list[str]:
+    """The pictures of `scan`, where paths and sizes are those of `dataset`, that hold something else."""
+    if dataset.manifest.updates:
+        difference = compare(dataset, scan)
+        return [scan.source.where(difference.scan.samples[row]) for row in difference.new.tolist()]
+    state = dataset.read_source_state()
+    rows = np.arange(len(scan.samples))
+    if len(state) != len(rows):
+        return []
+    return list(changed_pictures(scan, rows, state.modified_ns, state.checksums))
+
+
+def _was_of(header: dict[str, Any], manifest: Manifest) -> bool:
+    """Whether the journal that begins so ended with this manifest."""
+    update = header.get("update", 0)
+    made = (header.get("recipe"), header.get("source_digest"))
+    same = made == (manifest.recipe.to_json(), manifest.source_digest)
+    return bool(update == len(manifest.updates) and (update or same))
+
+
+def _own_names(manifest: Manifest) -> tuple[str, ...]:
+    return (*manifest.own_names, AUTO_NAME, MANIFEST_NAME)
+
+
+def _is_working_folder(folder: Path) -> bool:
+    try:
+        return folder.samefile(".")
+    except OSError:  # it was removed
+        return False

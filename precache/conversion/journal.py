@@ -1,0 +1,425 @@
+"""`journal.jsonl`: what an unfinished conversion makes, and which of its shards are finished.
+
+The first record (see `precache.storage.records`) says what is being made, of how many shards, under which
+names; each further one is a finished shard with its checksums. A folder with a journal is an unfinished
+conversion of ours; the same command continues it. What does not fit the plan is not believed.
+"""
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol
+
+from precache.conversion.finished import FinishedShard, decode, encode
+from precache.conversion.lock import LOCK_SUFFIX, is_mount_point
+from precache.dataset.files import check_file, first_problem
+from precache.dataset.index import index_name
+from precache.dataset.left_out import REJECTED_NAME
+from precache.dataset.manifest import MANIFEST_NAME
+from precache.dataset.shard_table import file_names, shard_name
+from precache.errors import DatasetError
+from precache.formats import FORMATS
+from precache.plan import ConvertPlan
+from precache.recipe import FORMAT_NAMES, SPLIT_NAME, Recipe
+from precache.reporting import counted, some, warn
+from precache.sources.base import Scan
+from precache.sources.source_state import changed_pictures
+from precache.storage import (
+    atomic_write,
+    fsync_folder,
+    is_leftover,
+    open_append,
+    open_regular,
+    remove_leftovers,
+)
+from precache.storage.records import PROBED_BYTES, RecordFile, may_be_records
+from precache.storage.urls import Location, Url
+
+JOURNAL_NAME = "journal.jsonl"
+_KEY = "journal"
+_VERSION = 2
+_MAX_SHARDS = 10**7
+_ANOTHER_SOURCE = "another source tree, or one that changed since"
+_REPLACED_BY_UPDATES = frozenset(
+    (REJECTED_NAME, MANIFEST_NAME)
+)  # under these names the dataset has files, too
+NOTHING_ELSE_MAY_WRITE = "nothing else may write there during a conversion: run the same command again"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a conversion makes: two with equal targets write equal bytes.
+
+    `update` is the number of the update of a finished dataset, whose `source_digest` is over what it adds and
+    to what; 0 for a conversion.
+    """
+
+    recipe: Recipe
+    source_digest: str
+    made_by: dict[str, str]
+    update: int = 0
+
+    def differences(self, found: dict[str, Any]) -> list[str]:
+        """How `found`, another target as JSON, differs from this one; one phrase each."""
+        recipe = found.get("recipe", {})
+        phrases = [
+            f"{name} {_in_words(recipe.get(name))}, asked for {_in_words(value)}"
+            for name, value in self.recipe.to_json().items()
+            if recipe.get(name) != value
+        ]
+        if found.get("source_digest") != self.source_digest:
+            phrases.append(_ANOTHER_SOURCE)
+        if found.get("update", 0) != self.update:
+            phrases.append("an update")
+        made_by = found.get("made_by", self.made_by)
+        phrases += [
+            f"{name} {made_by.get(name)}, here {value}"
+            for name, value in self.made_by.items()
+            if made_by.get(name) != value
+        ]
+        return phrases
+
+    def check_same(self, place: Location, found: dict[str, Any], *, finished: bool = False) -> None:
+        """Raise DatasetError with the differences, unless `place` holds this target, finished or not."""
+        if differences := self.differences(found):
+            follow = "--update to follow the source " if finished and differences == [_ANOTHER_SOURCE] else ""
+            replace = f", or pass {follow and f'{follow}or '}--overwrite to replace it"
+            raise DatasetError(
+                f"{place}: holds another conversion ({'; '.join(differences)}); "
+                f"choose another DST{'' if finished and isinstance(place, Url) else replace}"
+            )
+
+
+class ShardFiles(Protocol):
+    """Where the files of finished shards lie."""
+
+    def check_free(self, names: frozenset[str]) -> None:
+        """Raise DatasetError if what lies there is not ours, or in the way of files of these names."""
+
+    def problem_of(self, shard: FinishedShard) -> str | None:
+        """How its files differ from what was written, in one phrase; None if they do not."""
+
+    def remove(self, names: frozenset[str]) -> None:
+        """Remove those of these files that are there."""
+
+    def check_whole(self, shards: Iterable[FinishedShard]) -> None:
+        """Raise DatasetError unless the files of these shards are there, with their sizes."""
+
+
+class Journal:
+    """The journal of a conversion, open for writing.
+
+    Opening it starts a conversion in an empty or missing folder, or continues an unfinished one:
+    then `finished` holds the shards that fit the plan and whose files are intact. With `overwrite`, an
+    unfinished conversion of another target is removed: the files that its journal lists, no others. An update
+    goes on in the folder of the dataset, whose files have the names `dataset_names`; an unfinished one of
+    another source is removed likewise.
+
+    Attributes:
+        folder: where the journal lies and shards are written.
+        place: where the dataset will be: the same folder, or a URL to which each shard goes.
+        finished: shards on record, by their names.
+
+    Raises:
+        DatasetError: `folder` or `place` holds something else, or an unfinished conversion of another target.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        target: Target,
+        plan: ConvertPlan,
+        scan: Scan,
+        *,
+        overwrite: bool = False,
+        dataset_names: frozenset[str] = frozenset(),
+        place: Location | None = None,
+        shard_files: ShardFiles | None = None,
+    ) -> None:
+        self.folder = folder
+        self.place = place or folder
+        self.finished: dict[str, FinishedShard] = {}
+        self._dataset_names = dataset_names
+        self._shard_files = shard_files or _FilesInFolder(folder, dataset_names)
+        self._path = folder / JOURNAL_NAME
+        self._header = _header_of(target, plan)
+        self._names = own_names(self._header)
+        self._plans = {shard.name: shard for shard in plan.shards}
+        self._scan = scan
+        self._form = FORMATS[plan.recipe.format]
+        if not folder.is_dir():
+            folder.mkdir(parents=True, exist_ok=True)
+            fsync_folder(folder.parent)
+        if os.path.lexists(self._path):
+            with closing(RecordFile(_open(self._path))) as records:
+                self._continue(records, target, overwrite)
+        else:
+            self._check_free()
+        remove_leftovers(folder, self._names | _REPLACED_BY_UPDATES)
+        self._records = self._rewrite()
+
+    def record(self, shard: FinishedShard) -> None:
+        """Note that `shard` is finished; durable when this returns."""
+        self._records.append(encode(shard))
+        self.finished[shard.entry.name] = shard
+
+    def how_much_is_kept(self) -> str:
+        """What is said of the conversion if it is interrupted now."""
+        done = sum(len(self._plans[name].rows) for name in self.finished)
+        if not done:
+            return "before the first shard was finished; nothing is kept, and the same command starts again"
+        of = counted(sum(len(shard.rows) for shard in self._plans.values()), "picture")
+        where = "" if self.place == self.folder else f" on this machine, whose journal is in {self.folder}"
+        return (
+            f"after {done:,} of {of} were finished; these are kept, and the same command goes on from "
+            f"there{where}"
+        )
+
+    def check_whole(self) -> None:
+        """Raise DatasetError unless the files of all finished shards are there, with their sizes."""
+        self._shard_files.check_whole(self.finished.values())
+
+    def remove(self) -> None:
+        """Delete the journal: the manifest is written."""
+        remove_leftovers(self.folder, self._names | _REPLACED_BY_UPDATES)  # of workers that died
+        self._path.unlink()
+        fsync_folder(self._path.parent)
+
+    def __enter__(self) -> "Journal":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._records.close()
+
+    def _continue(self, records: RecordFile, target: Target, overwrite: bool) -> None:
+        """Take over what the journal found lists; or remove it, if it is of another target."""
+        lines = records.read()
+        header = next(lines, None)
+        if header is None:
+            self._believe_nothing()
+        elif not is_of_this_release(header):
+            raise _foreign(self._path)
+        elif overwrite and target.differences(header):
+            self._discard(own_names(header))
+        elif self._dataset_names and header.get("update", 0) and header != self._header:
+            warn(f"{self.folder}: an unfinished update of another state of the source is dropped")
+            self._discard(own_names(header) - self._dataset_names)
+            self._check_free()
+        else:
+            target.check_same(self.place, header)
+            self._take(lines, records)
+
+    def _check_free(self) -> None:
+        """Raise DatasetError if folder or place holds what is somebody else's, and in the way."""
+        if not self._dataset_names:
+            check_empty(self.folder)
+        self._shard_files.check_free(self._names)
+
+    def _believe_nothing(self) -> None:
+        """Go on with a journal whose first line is damaged; only in a folder with nothing else in it."""
+        if others := _others(self.folder, self._names | self._dataset_names):
+            raise DatasetError(
+                f"{self._path}: is damaged, and the folder holds other files ({some(others)}); "
+                f"move them elsewhere, or choose another DST"
+            )
+        if self.place != self.folder:
+            self._check_free()
+        warn(f"{self._path}: its first line is damaged; all shards are converted again")
+
+    def _discard(self, names: frozenset[str]) -> None:
+        """Remove the files of an unfinished conversion, but not its journal: that one is replaced."""
+        remove_leftovers(
+            self.folder, names
+        )  # first: what a worker that outlives its parent writes gets no name
+        self._shard_files.remove(names - {JOURNAL_NAME})
+
+    def _take(self, lines: Iterator[dict[str, Any]], records: RecordFile) -> None:
+        """Fill `finished` with what the journal lists, as far as it is to be believed; say what is not."""
+        lost: list[str] = []
+        for line in lines:
+            shard = decode(line, self._plans, self._scan.samples, self._form)
+            if shard is None:
+                records.damaged = True
+                records.count -= 1
+                break
+            self.finished.pop(shard.entry.name, None)
+            if problem := self._why_not_kept(shard):
+                lost.append(problem)
+                continue
+            rows = self._plans[shard.entry.name].rows
+            now = replace(shard, source_modified_ns=self._scan.samples.modified_ns[rows])
+            self.finished[shard.entry.name] = now
+        if records.damaged:
+            warn(
+                f"{self._path}: line {records.count + 1} is damaged or cut off; its shard and those "
+                f"of the lines below are converted again"
+            )
+        if lost:
+            warn(f"{lost[0]}; {counted(len(lost), 'finished shard')} must be converted again")
+
+    def _why_not_kept(self, shard: FinishedShard) -> str | None:
+        """What is wrong with the shard's files, or which of its pictures changed; one phrase."""
+        rows = self._plans[shard.entry.name].rows
+        for path in changed_pictures(self._scan, rows, shard.source_modified_ns, shard.source_checksums):
+            return f"{path}: has changed since it was converted"
+        return self._shard_files.problem_of(shard)
+
+    def _rewrite(self) -> RecordFile:
+        """A journal of what is believed, in the place of the one found; open for more."""
+        with atomic_write(self._path) as file:
+            records = RecordFile(file.fileno())
+            records.append(self._header, durable=False)
+            for shard in self.finished.values():
+                records.append(encode(shard), durable=False)
+        records = RecordFile(open_append(self._path))
+        for _ in records.read():
+            pass
+        return records
+
+
+class _FilesInFolder:
+    """`ShardFiles` of a conversion into a folder, or of an update of the dataset that has `dataset_names`."""
+
+    def __init__(self, folder: Path, dataset_names: frozenset[str]) -> None:
+        self._folder, self._dataset_names = folder, dataset_names
+
+    def check_free(self, names: frozenset[str]) -> None:
+        """See `ShardFiles`."""
+        names -= {JOURNAL_NAME} | (self._dataset_names & _REPLACED_BY_UPDATES)
+        taken = sorted(name for name in names if os.path.lexists(self._folder / name))
+        if self._dataset_names and taken:
+            raise DatasetError(
+                f"{self._folder}: holds files that are not part of the dataset, under names that the update "
+                f"needs ({some(taken)}); move them elsewhere, then run the same command again"
+            )
+
+    def problem_of(self, shard: FinishedShard) -> str | None:
+        """See `ShardFiles`."""
+        return next(filter(None, (check_file(self._folder, file) for file in shard.entry.files)), None)
+
+    def remove(self, names: frozenset[str]) -> None:
+        """See `ShardFiles`."""
+        for name in names:
+            (self._folder / name).unlink(missing_ok=True)
+
+    def check_whole(self, shards: Iterable[FinishedShard]) -> None:
+        """See `ShardFiles`."""
+        files = (file for shard in shards for file in shard.entry.files)
+        if problem := first_problem(self._folder, files):
+            raise DatasetError(f"{problem}; {NOTHING_ELSE_MAY_WRITE}")
+
+
+def check_empty(folder: Path) -> None:
+    """Raise DatasetError if `folder` holds anything, unless that is a conversion of ours."""
+    ours = any(os.path.lexists(folder / name) for name in (JOURNAL_NAME, MANIFEST_NAME))
+    if folder.is_dir() and not ours and (others := _others(folder, frozenset({JOURNAL_NAME}))):
+        raise DatasetError(
+            f"{folder}: is not empty, and not a folder that precache made ({some(others)}); "
+            f"choose another DST, or empty it yourself"
+        )
+
+
+def own_names(header: Mapping[str, Any]) -> frozenset[str]:
+    """The names of all files that the conversion, or the update, of this journal makes."""
+    form, update = FORMATS[header["recipe"]["format"]], header.get("update", 0)
+    names = {JOURNAL_NAME, REJECTED_NAME, index_name(update)}
+    names |= frozenset() if update else {MANIFEST_NAME}
+    for split, count in header["shards"].items():
+        first = header["first"][split] if update else 0
+        for index in range(first, first + min(count, _MAX_SHARDS)):
+            names.update(file_names(shard_name(split, index), form))
+    return frozenset(names)
+
+
+def own_names_in(folder: Path) -> frozenset[str]:
+    """As `own_names`, of the journal in `folder`; none without a journal that this release can read."""
+    header = read_header(folder / JOURNAL_NAME)
+    return own_names(header) if header is not None and is_of_this_release(header) else frozenset()
+
+
+def unfinished_names(folder: Path) -> frozenset[str]:
+    """The names of the files that an unfinished update has left, or may have, in the dataset in `folder`."""
+    header = read_header(folder / JOURNAL_NAME)
+    return own_names_in(folder) if header is not None and header.get("update", 0) else frozenset()
+
+
+def is_of_this_release(header: dict[str, Any]) -> bool:
+    """Whether a journal with this first record is one that this release can go on with."""
+    recipe, shards = header.get("recipe"), header.get("shards")
+    update, first = header.get("update", 0), header.get("first")
+    return (
+        header.get(_KEY) == _VERSION
+        and isinstance(recipe, dict)
+        and recipe.get("format") in FORMAT_NAMES
+        and isinstance(header.get("made_by"), dict)
+        and isinstance(shards, dict)
+        and all(SPLIT_NAME.fullmatch(split) and type(count) is int for split, count in shards.items())
+        and type(update) is int
+        and (not update or (isinstance(first, dict) and first.keys() == shards.keys()))
+        and all(type(number) is int for number in (first or {}).values())
+    )
+
+
+def read_header(path: Path) -> dict[str, Any] | None:
+    """The first record of the journal at `path`; None without one that is whole."""
+    try:
+        descriptor = open_regular(path, getattr(os, "O_NOFOLLOW", 0))
+    except OSError:
+        return None
+    with closing(RecordFile(descriptor)) as records:
+        return next(records.read(), None)
+
+
+def _header_of(target: Target, plan: ConvertPlan) -> dict[str, Any]:
+    """The first record of the journal of this target and plan, as it is read again."""
+    counts: dict[str, int] = {}
+    first: dict[str, int] = {}
+    for shard in plan.shards:
+        counts[shard.split] = counts.get(shard.split, 0) + 1
+        first.setdefault(shard.split, shard.number)
+    updating = {"first": first} if target.update else {}
+    header = {_KEY: _VERSION, **asdict(target), "shards": counts, **updating}
+    as_read: dict[str, Any] = json.loads(json.dumps(header))
+    return as_read
+
+
+def _in_words(value: object) -> object:
+    """A setting as it is typed: the one that is a list is a size, height and width."""
+    return "x".join(map(str, reversed(value))) if isinstance(value, list) else value
+
+
+def _open(path: Path) -> int:
+    """A descriptor of the journal; DatasetError if it is a file of somebody else."""
+    try:
+        descriptor = open_regular(path, getattr(os, "O_NOFOLLOW", 0))
+    except OSError as error:
+        raise DatasetError(
+            f"{path}: cannot be read as the journal of a conversion ({error.strerror}); choose another DST, "
+            f"or remove the file"
+        ) from error
+    if may_be_records(os.pread(descriptor, PROBED_BYTES, 0), _KEY):
+        return descriptor
+    os.close(descriptor)
+    raise _foreign(path)
+
+
+def _foreign(path: Path) -> DatasetError:
+    return DatasetError(
+        f"{path}: not a journal that this release can read; choose another DST, or remove the file"
+    )
+
+
+def _others(folder: Path, names: frozenset[str]) -> list[str]:
+    """What the folder holds that is neither of `names` nor left of writing one of them."""
+    allowed = {LOCK_SUFFIX, "lost+found"} if is_mount_point(folder) else set()
+    found = (path for path in folder.iterdir() if path.name not in names | allowed)
+    return sorted(path.name for path in found if not is_leftover(path, names))

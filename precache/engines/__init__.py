@@ -1,0 +1,37 @@
+"""Where a plan runs: in processes of this machine, or on an existing Ray cluster.
+
+An engine is a function with the signature of `run`. Enter `connected` first: it says in one line what is
+missing for an engine, before anything is planned.
+"""
+
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from precache.engines import processes, ray
+from precache.engines.attempts import KILLED, Ticks
+from precache.engines.nodes import Nodes, nodes_of
+from precache.engines.processes import available_cpus, counted, is_of_caller, of_caller, run, worker_count
+from precache.errors import SettingError, check_choice
+
+__all__ = [
+    "ENGINES", "KILLED", "Nodes", "Ticks", "available_cpus", "connected", "counted", "is_of_caller",
+    "nodes_of", "of_caller", "run", "worker_count",
+]  # fmt: skip
+
+ENGINES: dict[str, Callable[..., Generator[Any, None, None]]] = {"local": processes.run, "ray": ray.run}
+
+
+def connected(engine: str, address: str | None = None) -> AbstractContextManager[None]:
+    """What `engine` needs for the duration of the block: for `ray`, a connection to the cluster at `address`.
+
+    Raises:
+        SettingError: there is no such engine, or no cluster there.
+        MissingDependencyError: `ray` is not installed.
+    """
+    check_choice("engine", engine, ENGINES)
+    if engine == "ray":
+        return ray.connected(ray.imported(), address)
+    if address is not None:
+        raise SettingError(f"address {address!r} is for the engine ray; this one is {engine!r}")
+    return nullcontext()

@@ -1,0 +1,436 @@
+"""Files of datasets at URLs, kept on this machine: each is fetched, whole, when it is first asked for.
+
+    CACHE/.precache-cache.lock    locked (flock) while room is made
+    CACHE/DIGEST/                 of each dataset, by its manifest, wherever it is read from
+        .precache-cache           marks the folder as the cache's, with the URL
+        NAME                      a file of the dataset: all of it, compared with its checksum
+        .NAME.fetching            one that is being fetched; it is renamed when it is all there
+
+All processes of a machine share the folder. Who fetches a file locks it alone (flock), who uses it shares a
+lock with others. The system takes a lock back when its process ends, however that ends: who waited for it
+fetches the file anew.
+
+Where a file needs room, those that nobody has locked go, the least recently used first, whichever dataset it
+is of. If that is of the dataset which needs the room, the file that was read last goes instead: an epoch
+comes back to it last of all, and what was read least recently, soonest. So a set that does not fit keeps what
+fits, and each epoch finds that part here; by age alone it would find nothing. Folders without the mark are
+not ours, and nothing in them is removed.
+"""
+
+import errno
+import json
+import os
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from precache.errors import SettingError, StorageError, check_range
+from precache.storage.local import atomic_write, crc32c_file, open_regular, open_single
+from precache.storage.objects import ObjectStore
+from precache.storage.retries import Check, Patience, unchecked
+from precache.storage.urls import Url
+
+CACHE_DIR = "PRECACHE_CACHE_DIR"
+"""Environment variable: the folder that keeps what is fetched."""
+_MARK, _ROOM_LOCK, _FETCHING = ".precache-cache", ".precache-cache.lock", ".fetching"
+_AT_A_TIME = 8  # pieces of one file
+_TRIES = 3  # of a file that comes with other bytes than the manifest says
+_RESERVE_SHARE, _MOST_RESERVE = 20, 10 << 30  # a twentieth of the disk
+_POLL_S = 0.02
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NO_ALLOCATION = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cache:
+    """Where files of datasets at URLs are kept on this machine.
+
+    Attributes:
+        folder: of all datasets; default PRECACHE_CACHE_DIR, or ~/.cache/precache.
+        bytes: that may lie in it; default as much as leaves a twentieth of the disk free, at most 10 GiB.
+    """
+
+    folder: str | os.PathLike[str] = field(
+        default_factory=lambda: os.environ.get(CACHE_DIR) or Path("~/.cache/precache").expanduser()
+    )
+    bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.bytes is not None:
+            check_range("cache_bytes", self.bytes, 1)
+
+
+class WrittenFile(Protocol):
+    """A file of a dataset, as its manifest names it."""
+
+    @property
+    def name(self) -> str:
+        """Name in the dataset's folder."""
+
+    @property
+    def bytes(self) -> int:
+        """Size in bytes."""
+
+    @property
+    def crc32c(self) -> str:
+        """CRC-32C of its bytes, 8 hex digits."""
+
+
+class FilePart(Protocol):
+    """Some of a file, which are kept as a file of its size with holes."""
+
+    @property
+    def prefix(self) -> str:
+        """Of the name in the cache: who asks for the same has the same."""
+
+    def ranges(self) -> list[tuple[int, int]]:
+        """First byte and number of bytes of each piece."""
+
+    def is_right(self, number: int, content: bytes) -> bool:
+        """Whether that is what piece `number` is to be."""
+
+
+class CachedFiles:
+    """The files of the dataset at a URL; several threads may use one, and it can be sent to other processes.
+
+    Attributes:
+        url: of the dataset.
+        folder: where its files are, or will be.
+        cache: as it was given.
+    """
+
+    def __init__(self, url: Url, digest: str, cache: Cache) -> None:
+        self.url = url
+        self.folder = Path(os.path.abspath(cache.folder)) / digest[:32]
+        self.cache = cache
+        self._digest = digest
+        self._patience = Patience.of_environment()
+        self._opened: tuple[int, ObjectStore] | None = None
+        self._mark_folder()
+
+    @contextmanager
+    def held(self, file: WrittenFile) -> Iterator[Path]:
+        """The path of a file, which is fetched if it is not there, and stays until the end of the block.
+
+        Raises:
+            StorageError: it cannot be fetched, or the storage has something else.
+        """
+        descriptor = self.hold(file)
+        try:
+            yield self.folder / file.name
+        finally:
+            os.close(descriptor)
+
+    def hold(self, file: WrittenFile, check: Check = unchecked, part: FilePart | None = None) -> int:
+        """A descriptor of a file, which is fetched if it is not there, and stays until this is closed.
+
+        Args:
+            check: called now and then while it is fetched, by several threads; what it raises ends that.
+            part: of the file, instead of all of it; its name is another.
+
+        Raises:
+            StorageError: as `held`.
+        """
+        path = self.folder / (file.name if part is None else f"{part.prefix}{file.name}")
+        temporary = path.with_name(f".{path.name}{_FETCHING}")
+        begin_s = time.monotonic()
+        try:
+            while (descriptor := _open_to_use(path, file.bytes)) is None:
+                alone = _open_alone(temporary)
+                if alone is None:
+                    self._wait(temporary, begin_s, check)
+                    continue
+                try:
+                    self._fetch(file, part, alone, temporary, path, check)
+                finally:
+                    _unlock(alone)
+        except OSError as error:
+            raise StorageError(
+                f"{self.url / file.name}: {file.bytes:,} bytes cannot be kept in {self.folder} "
+                f"({error.strerror}); make room on that disk, or give another cache_dir or {CACHE_DIR}"
+            ) from error
+        return descriptor
+
+    def forget(self, name: str) -> None:
+        """Remove a damaged file, if it is there: it is fetched again when it is needed."""
+        with suppress(OSError):
+            (self.folder / name).unlink()
+
+    def __reduce__(self) -> Any:
+        return CachedFiles, (self.url, self._digest, self.cache)
+
+    def _mark_folder(self) -> None:
+        """Make the folder one of the cache; SettingError if it cannot be one."""
+        mark = self.folder / _MARK
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            if mark.exists():
+                return
+            others = [name for name in os.listdir(self.folder) if not name.startswith(".")]
+            if others and not mark.exists():
+                raise SettingError(
+                    f"{self.folder}: holds {others[0]}, which was not fetched; move it elsewhere, or give "
+                    f"another cache_dir or {CACHE_DIR}"
+                )
+            with atomic_write(mark) as file:
+                file.write(json.dumps({"url": str(self.url)}).encode())
+        except OSError as error:
+            raise SettingError(
+                f"{self.folder}: cannot be made ({error.strerror}); give another cache_dir, or another "
+                f"{CACHE_DIR}"
+            ) from error
+
+    def _store(self) -> ObjectStore:
+        if self._opened is None or self._opened[0] != os.getpid():
+            self._opened = (os.getpid(), ObjectStore(self.url, self._patience))
+        return self._opened[1]
+
+    def _wait(self, path: Path, begin_s: float, check: Check) -> None:
+        """Wait a moment for who has locked `path`; StorageError if nothing has come for long."""
+        check()
+        most_s = 2 * self._patience.total_s
+        if time.monotonic() - begin_s > most_s:
+            with suppress(FileNotFoundError):  # it is finished
+                if time.time() - path.stat().st_mtime > most_s:
+                    raise StorageError(
+                        f"{path}: another download has been stuck for {most_s:.0f} s; end that process, or "
+                        f"wait"
+                    )
+        time.sleep(_POLL_S)
+
+    def _fetch(
+        self,
+        file: WrittenFile,
+        part: FilePart | None,
+        descriptor: int,
+        temporary: Path,
+        path: Path,
+        check: Check,
+    ) -> None:
+        """Fill the file `temporary`, which is locked as `descriptor`, and call it `path`."""
+        if _size(path) == file.bytes:  # another process has just fetched it
+            temporary.unlink()
+            return
+        try:
+            ranges = [(0, file.bytes)] if part is None else part.ranges()
+            self._make_room(descriptor, file.bytes, ranges, check)
+            if part is None:
+                self._download(file, temporary, descriptor, check)
+            else:
+                self._download_part(file, part, ranges, descriptor, check)
+            os.replace(temporary, path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+
+    def _download(self, file: WrittenFile, path: Path, descriptor: int, check: Check) -> None:
+        """Write the file to `path`, and compare it with its checksum."""
+        for _ in range(_TRIES):
+            self._store().download(file.name, descriptor, file.bytes, check)
+            found = crc32c_file(path)
+            if found == file.crc32c:
+                os.fsync(descriptor)
+                return
+        raise StorageError(
+            f"{self.url / file.name}: its checksum is {found}, expected {file.crc32c} (fetched {_TRIES} "
+            f"times); its bytes changed since it was written: put it there again"
+        )
+
+    def _download_part(
+        self,
+        file: WrittenFile,
+        part: FilePart,
+        ranges: list[tuple[int, int]],
+        descriptor: int,
+        check: Check,
+    ) -> None:
+        """Write the pieces where they belong, each compared with its checksum."""
+
+        def fetch(number: int) -> None:
+            start, count = ranges[number]
+            for _ in range(_TRIES):
+                content = self._store().get_range(file.name, start, count, check=check)
+                if part.is_right(number, content):
+                    os.pwrite(descriptor, content, start)
+                    return
+            raise StorageError(
+                f"{self.url / file.name}: {count:,} bytes from {start:,} on are not the sample that was "
+                f"written (checksum; fetched {_TRIES} times); put the file there again"
+            )
+
+        with ThreadPoolExecutor(_AT_A_TIME) as pool:
+            pieces = [pool.submit(fetch, number) for number in range(len(ranges))]
+            try:
+                for piece in pieces:
+                    piece.result()
+            finally:
+                pool.shutdown(cancel_futures=True)
+
+    def _make_room(
+        self, descriptor: int, file_bytes: int, ranges: Sequence[tuple[int, int]], check: Check
+    ) -> None:
+        """Give an open file its size, and room on the disk for the pieces `ranges` of it.
+
+        So several processes do not count on the same room, and a full disk is found before anything comes.
+
+        Raises:
+            OSError: the disk is full, and nothing may go.
+        """
+        room_lock, begin_s = self.folder.parent / _ROOM_LOCK, time.monotonic()
+        while (locked := _open_alone(room_lock)) is None:
+            self._wait(room_lock, begin_s, check)
+        try:
+            victims = self._remove_excess(sum(count for _, count in ranges))
+            os.ftruncate(descriptor, 0)  # what a killed process has left
+            while (error := _allocate(descriptor, file_bytes, ranges)) is not None:
+                os.ftruncate(descriptor, 0)  # gives back what it got
+                if error.errno not in DISK_FULL or not _remove_first(victims):
+                    raise error
+        finally:
+            _unlock(locked)
+
+    def _remove_excess(self, needed: int) -> "Iterator[_FileInCache]":
+        """Remove files until `needed` bytes fit, or nothing may go any more; those that would go next."""
+        files = list(_files_in(self.folder.parent))
+        victims = self._victims(files)
+        disk = os.statvfs(self.folder)
+        reserve = min(disk.f_blocks * disk.f_frsize // _RESERVE_SHARE, _MOST_RESERVE)
+        excess = needed - (disk.f_bavail * disk.f_frsize - reserve)
+        if self.cache.bytes is not None:
+            excess = max(excess, sum(file.bytes for file in files) + needed - self.cache.bytes)
+        while excess > 0 and (freed := _remove_first(victims)):
+            excess -= freed
+        return victims
+
+    def _victims(self, files: "Sequence[_FileInCache]") -> "Iterator[_FileInCache]":
+        """The files in the order in which they are removed."""
+        own: deque[_FileInCache] = deque()
+        others: deque[_FileInCache] = deque()
+        for file in sorted(files, key=lambda file: file.used_s):
+            (own if file.path.parent == self.folder else others).append(file)
+        while own or others:
+            older = others and (not own or others[0].used_s <= own[0].used_s)
+            yield others.popleft() if older else own.pop()
+
+
+@dataclass(frozen=True, slots=True)
+class _FileInCache:
+    path: Path
+    bytes: int
+    used_s: float  # when it was opened last
+
+
+def is_fetched(path: Path) -> bool:
+    """Whether a file lies in the cache, so that it can be fetched again."""
+    return path.with_name(_MARK).exists()
+
+
+def _files_in(cache: Path) -> Iterator[_FileInCache]:
+    """All that was fetched into the folders of the cache, or is being fetched."""
+    for folder in [entry for entry in os.scandir(cache) if entry.is_dir(follow_symlinks=False)]:
+        if not os.path.lexists(os.path.join(folder, _MARK)):
+            continue  # not ours
+        with suppress(PermissionError, FileNotFoundError):
+            for entry in os.scandir(folder):
+                if entry.name == _MARK or not entry.is_file(follow_symlinks=False):
+                    continue
+                with suppress(FileNotFoundError):
+                    status = entry.stat()
+                    used = min(status.st_size, status.st_blocks * 512)
+                    yield _FileInCache(Path(entry.path), used, status.st_mtime)
+
+
+def _remove_first(victims: Iterator[_FileInCache]) -> int:
+    """Remove the first file that nobody uses; its bytes, or 0 if there is none."""
+    for file in victims:
+        with suppress(OSError):
+            descriptor = open_regular(file.path, os.O_RDWR)  # NFS locks nothing else for one alone
+            try:
+                if _lock(descriptor, alone=True) and _is_at(descriptor, file.path):
+                    file.path.unlink()
+                    return max(1, file.bytes)
+            finally:
+                _unlock(descriptor)
+    return 0
+
+
+def _allocate(descriptor: int, file_bytes: int, ranges: Sequence[tuple[int, int]]) -> OSError | None:
+    """Allocate the file's space on disk; the error if there is not enough, or None."""
+    try:
+        os.ftruncate(descriptor, file_bytes)
+        for start, count in ranges if hasattr(os, "posix_fallocate") else ():
+            if count:
+                os.posix_fallocate(descriptor, start, count)
+    except OSError as error:
+        if error.errno not in _NO_ALLOCATION:
+            return error
+    return None
+
+
+def _open_to_use(path: Path, file_bytes: int) -> int | None:
+    """A descriptor of the file at `path`, which keeps it from being removed; None unless it is all there."""
+    try:
+        descriptor = open_regular(path)
+    except FileNotFoundError:
+        return None
+    try:
+        _lock(descriptor, alone=False, waiting=True)
+        if os.fstat(descriptor).st_size == file_bytes and _is_at(descriptor, path):
+            with suppress(OSError):  # it is another user's, or the disk is for reading
+                os.utime(descriptor)  # was used last
+            return descriptor
+    except BaseException:
+        os.close(descriptor)
+        raise
+    os.close(descriptor)
+    return None
+
+
+def _open_alone(path: Path) -> int | None:
+    """A descriptor of the file at `path`, made if missing, locked exclusively; None: others have a lock."""
+    descriptor = open_single(path, os.O_CREAT)
+    try:
+        if _lock(descriptor, alone=True) and _is_at(descriptor, path):
+            return descriptor
+    except BaseException:
+        os.close(descriptor)
+        raise
+    os.close(descriptor)
+    return None
+
+
+def _lock(descriptor: int, *, alone: bool, waiting: bool = False) -> bool:
+    """Lock an open file until it is closed; False if others have it."""
+    import fcntl  # Windows has none
+
+    how = fcntl.LOCK_EX if alone else fcntl.LOCK_SH
+    try:
+        fcntl.flock(descriptor, how if waiting else how | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _unlock(descriptor: int) -> None:
+    """Unlock and close an open file: a process that was forked meanwhile may have it open, too."""
+    import fcntl
+
+    with suppress(OSError):
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+    os.close(descriptor)
+
+
+def _size(path: Path) -> int | None:
+    return path.stat().st_size if path.exists() else None
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path, follow_symlinks=False))
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,125 @@
+"""What typical mistakes are answered by, each command's whole text: `tests/golden_messages.txt`.
+
+`python -m tests.messages` writes that file anew; look at its difference before it is committed.
+"""
+
+import os
+import re
+import shlex
+import tempfile
+from pathlib import Path
+
+import loaders
+from precache import Recipe, convert
+from precache.errors import PrecacheError
+from precache.example_data.sample_tree import make_sample
+from tests.command import ROOT, run_here
+
+GOLDEN = ROOT / "tests/golden_messages.txt"
+COMMANDS = """
+precache frobnicate
+precache convert photos out
+precache convert nowhere out --format shards
+precache convert fotos out --format shards
+precache convert empty out --format shards
+precache convert flat out --format shards
+precache convert photos/0 out --format shards
+precache convert notes.txt out --format shards
+precache convert table.csv out --format shards
+precache convert photos photos/out --format shards
+precache convert photos flat --format shards
+precache convert photos out --format sharks
+precache convert photos out --format dali --size 0
+precache convert photos out --format dali --size big
+precache convert photos out --format dali --quality 101
+precache convert photos out --format dali --fit tight
+precache convert photos out --format dali --workers -1
+precache convert photos out --format dali --shard-bytes big
+precache convert photos out --format dali --splits a=2
+precache convert photos out --format dali --splits nowhere.csv
+precache convert photos out --format dali --max-rejects 101%
+precache convert photos out --format shards --engine cloud
+precache convert photos out --format shards --label name
+precache convert photos shards --format shards --size 16
+precache convert broken out --format shards --workers 0
+precache convert photos out --format shards --update
+precache verify nowhere
+precache verify photos
+precache verify shards photos
+precache verify shards --deep
+precache verify shards --deep --across dali
+precache verify shards empty --deep
+precache verify damaged
+precache inspect photos
+precache inspect shards --html no/such/page.html
+precache check shards
+precache check photos --list photos/list.csv
+precache check photos --list notes.txt
+precache check broken --workers 0
+precache sample flat
+precache sample new --images 0
+precache fetch imagenet
+precache push photos s3://bucket/photos
+precache push shards ftp://host/photos
+precache export photos pictures
+loaders.build("nowhere")
+loaders.build("fotos")
+loaders.build("empty")
+loaders.build("notes.txt")
+loaders.build("shards", split="val")
+loaders.build("shards", backend="dalli")
+loaders.build("shards", backend="webdataset")
+loaders.build("shards", batch_size=0)
+""".strip().splitlines()
+
+
+def answers() -> str:
+    """Each command, its exit code and what it says, in a folder made for that."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name).resolve()
+        _fill(folder)
+        parts = [_answer(command, folder) for command in COMMANDS]
+    text = "\n".join(parts).replace(str(folder), "WORKING-FOLDER")
+    return re.sub(r"[0-9.]+ [KMGT]iB are free|(?<=one per CPU )\([0-9]+\)", "...", text)  # of this machine
+
+
+def _fill(folder: Path) -> None:
+    make_sample(folder / "photos", images=20, classes=2, seed=1, like="caltech", workers=0)
+    class_folder = next(path for path in (folder / "photos").iterdir() if path.is_dir())
+    class_folder.rename(folder / "photos/0")
+    for name in ("empty", "flat", "broken/cat"):
+        (folder / name).mkdir(parents=True)
+    (folder / "flat/picture.jpg").write_bytes(b"\xff\xd8\xff")
+    (folder / "broken/cat/1.jpg").write_bytes(b"<html>")
+    (folder / "notes.txt").write_text("mine")
+    (folder / "table.csv").write_text("path,label\nnowhere.jpg,cat\n")
+    recipe = Recipe(format="shards", size=32)
+    for name in ("shards", "damaged"):
+        convert(folder / "photos", folder / name, recipe, workers=0)
+    shard = folder / "damaged/train-00000.safetensors"
+    shard.write_bytes(shard.read_bytes()[:-1])
+
+
+def _answer(command: str, folder: Path) -> str:
+    if command.startswith("precache "):
+        done = run_here("precache", *shlex.split(command)[1:], cwd=folder)
+        said, outcome = done.stdout + done.stderr, f"exit code {done.returncode}"
+    else:
+        said, outcome = _called(command, folder)
+    return f"$ {command}\n{said.rstrip()}\n[{outcome}]\n"
+
+
+def _called(expression: str, folder: Path) -> tuple[str, str]:
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        eval(expression, {"loaders": loaders}).close()
+        return "", "no error"
+    except PrecacheError as error:
+        return str(error), type(error).__name__
+    finally:
+        os.chdir(before)
+
+
+if __name__ == "__main__":
+    GOLDEN.write_text(answers())

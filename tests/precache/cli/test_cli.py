@@ -1,0 +1,310 @@
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from precache import Recipe, check, convert, verify_deep
+from precache.cli.commandline import parse_bytes, parse_share
+from precache.cli.main import FIRST, OF_BENCH, main
+from precache.errors import DatasetError, SettingError, did_you_mean, shell_command
+from precache.example_data.sample_tree import make_sample
+from tests.building import build_loader
+from tests.command import ROOT, check_bad_input, run, run_here
+from tests.conftest import small_recipe
+
+USUAL = "format size fit quality splits workers overwrite update help-all"
+
+
+def test_the_commands_work_as_typed_on_default_folders(tmp_path: Path) -> None:
+    assert run("precache", "sample", "--images", 20, "--classes", 2, cwd=tmp_path).returncode == 0
+    for name in ("shards", "webdataset", "dali"):
+        converted = run("precache", "convert", "--format", name, "--size", 32, cwd=tmp_path)
+        assert converted.returncode == 0, converted.stderr
+        assert "20 images, 0 rejected" in converted.stdout
+        assert "images/s" in converted.stdout
+        assert converted.stderr == "", "no progress bar in a log"
+        assert (tmp_path / "data" / name / "dataset.json").is_file()
+        verified = run("precache", "verify", f"data/{name}", cwd=tmp_path)
+        assert (verified.returncode, verified.stderr) == (0, "")
+
+
+def test_inspect_shows_what_a_folder_holds(converted: dict[str, Path], tmp_path: Path) -> None:
+    shown = run("precache", "inspect", converted["dali"], cwd=tmp_path).stdout
+    for mention in (
+        "dali",
+        "70 in 5 classes",
+        "JPEG of quality 95, 48x48",
+        "001.anchor",
+        "train",
+        "simplejpeg",
+    ):
+        assert mention in shown
+    assert not re.search(r"[a-z]_[a-z]", shown), "names of fields, as in the manifest"
+    summary = json.loads(run_here("precache", "inspect", converted["dali"], "--json", cwd=tmp_path).stdout)
+    assert summary["samples"] == summary["splits"]["train"]["samples"] == 70
+    assert sum(summary["splits"]["train"]["classes"].values()) == 70
+    assert summary["recipe"]["size"] == 48
+    assert summary["rejected"] == []
+
+
+def test_inspect_shows_ten_classes_and_the_summary_last(tmp_path: Path) -> None:
+    make_sample(tmp_path / "tree", images=12, classes=12, like="caltech", workers=0)
+    convert(tmp_path / "tree", tmp_path / "out", small_recipe("shards"), workers=0)
+    shown = run_here("precache", "inspect", "out", cwd=tmp_path).stdout
+    assert "010." in shown
+    assert "011." not in shown
+    assert shown.index("and 2 more: --all-classes") < shown.index("12 in 12 classes")
+    assert "precache convert SRC out --format shards" in shown
+    assert "012." in run_here("precache", "inspect", "out", "--all-classes", cwd=tmp_path).stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "share"), [("1%", 0.01), ("0.01", 0.01), ("0", 0), ("101%", None), ("1%x", None)]
+)
+def test_a_share_is_a_percentage_or_a_number(text: str, share: float | None) -> None:
+    if share is None:
+        with pytest.raises(SettingError, match=r"max_rejects must be from 0% to 100%, .* got"):
+            parse_share("max_rejects", text)
+    else:
+        assert parse_share("max_rejects", text) == share
+
+
+def test_rejected_pictures_are_shown(raw_tree: Path, tmp_path: Path) -> None:
+    tree = Path(shutil.copytree(raw_tree, tmp_path / "tree"))
+    bad = sorted(tree.glob("*/*.jpg"))[0]
+    bad.write_bytes(b"<html>")
+    result = run("precache", "convert", tree, "out", "--format", "shards", "--size", 16, cwd=tmp_path)
+    assert result.returncode == 0
+    assert "69 images, 1 rejected" in result.stdout
+    for text in (result.stderr, run_here("precache", "inspect", "out", cwd=tmp_path).stdout):
+        assert "rejected 001.anchor/001_0001.jpg: cannot be decoded" in text
+
+
+def test_a_remedy_is_a_command_that_a_shell_runs(raw_tree: Path, tmp_path: Path) -> None:
+    """Spaces, a quote, a colour that a shell takes for a comment, a byte that is not text."""
+    out = tmp_path / os.fsdecode(b"my 'data' \x1b[31m\xff")
+    recipe = Recipe(format="webdataset", size=16, background="#1e90ff")
+    convert(raw_tree, out, recipe, workers=0)
+    good = {path.name: path.read_bytes() for path in out.iterdir()}
+    (out / "train-00000.tar").unlink()
+    result = run("precache", "verify", out, cwd=tmp_path)
+    assert result.returncode == 1
+    assert "\x1b" not in result.stderr
+    _, remedy = result.stderr.splitlines()
+    _, _, command = remedy.partition("with: precache ")
+    command = command.replace("SRC", str(raw_tree))
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    script = f"{sys.executable} -m precache {command}"
+    subprocess.run(["bash", "-c", script], cwd=tmp_path, env=environment, check=True, capture_output=True)
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == good
+
+
+@pytest.mark.parametrize(
+    "path", ["plain", "with space", "it's", "-x", "#1", "$HOME", "`id`", "a\nb\\'", "\udcff\u202e", "é"]
+)
+def test_a_path_in_a_command_is_one_word_for_a_shell(path: str) -> None:
+    command = shell_command("printf %s", Path(path))
+    assert command.isprintable()
+    printed = subprocess.run(["bash", "-c", command], capture_output=True, check=True).stdout
+    assert os.fsdecode(printed).removeprefix("./") == path
+
+
+def test_nothing_is_compared_with_a_mistyped_path_where_very_many_names_are(tmp_path: Path) -> None:
+    for number in range(1_001):
+        (tmp_path / f"photos{number}").touch()
+    assert did_you_mean(tmp_path / "fotos7") == ""
+    (tmp_path / "photos0").unlink()
+    assert did_you_mean(tmp_path / "fotos7") == f"; did you mean {tmp_path / 'photos7'}?"
+
+
+@pytest.mark.parametrize("path", ["fotos", "dta/photos", "fotos.csv", "fotos.zip"])
+@pytest.mark.parametrize("command", ["convert {} out --format shards", "check {}", "verify {}", "inspect {}"])
+def test_a_mistyped_path_is_answered_by_the_one_that_is_there(
+    command: str, path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And never by a command that makes something under the mistyped name."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data/photos").mkdir(parents=True)
+    (tmp_path / "photos").mkdir()
+    for name in ("photos.csv", "photos.zip"):
+        (tmp_path / name).touch()
+    meant = path.replace("fotos", "photos").replace("dta", "data")
+    check_bad_input(run_here("precache", *command.format(path).split(), cwd=tmp_path), f"mean {meant}?")
+    with pytest.raises(DatasetError, match=re.escape(f"did you mean {meant}?")):
+        build_loader(path)
+    for found in (
+        tmp_path / "photos",
+        tmp_path / "data/photos",
+        tmp_path / "photos.csv",
+        tmp_path / "photos.zip",
+    ):
+        found.rmdir() if found.is_dir() else found.unlink()
+    said = run_here("precache", *command.format(path).split(), cwd=tmp_path)
+    check_bad_input(said, path)
+    assert "did you mean" not in said.stderr
+    assert not re.search(rf"precache \w+( \w+)? {re.escape(path)}", said.stderr)
+
+
+def test_debug_shows_the_traceback(tmp_path: Path) -> None:
+    result = run_here("precache", "verify", "nowhere", "--debug", cwd=tmp_path)
+    assert result.returncode != 0
+    assert "Traceback" in result.stderr
+    assert "DatasetError" in result.stderr
+
+
+def test_doctor_names_backends_and_install_commands(tmp_path: Path) -> None:
+    result = run("precache", "doctor", cwd=tmp_path)
+    assert result.returncode == 0
+    for mention in ("pillow", "libjpeg", "backend pytorch", "backend shards", "backend dali", "gpu"):
+        assert mention in result.stdout
+
+
+def test_doctor_gives_the_command_that_installs_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    from importlib import metadata
+
+    from precache import packages
+    from precache.cli import doctor
+
+    installed = metadata.version
+
+    def without_dali(package: str) -> str:
+        if package in packages.DALI:
+            raise metadata.PackageNotFoundError(package)
+        return installed(package)
+
+    monkeypatch.setattr(packages.metadata, "version", without_dali)
+    (dali,) = (finding for finding in doctor.examine() if finding.subject == "backend dali")
+    assert dali.found == "missing nvidia-dali-cuda120; install it with the extra 'dali'"
+    assert dali.install is not None
+    assert dali.install.endswith(" -m pip install 'precache[dali]'")
+
+
+def test_doctor_names_the_kinds_that_pillow_cannot_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    from PIL import features
+
+    from precache.cli import doctor
+
+    monkeypatch.setattr(features, "get_supported", lambda: ["jpg", "zlib", "avif", "libtiff", "jpg_2000"])
+    (pillow,) = (finding for finding in doctor.examine() if finding.subject == "pillow")
+    assert "cannot read WEBP, which stock Pillow can" in pillow.found
+    assert pillow.install is not None
+
+
+@pytest.mark.parametrize(
+    ("installed", "driver", "expected"),
+    [
+        ({}, None, "nvidia-dali-cuda120"),
+        ({}, "575.57.08", "nvidia-dali-cuda120"),
+        ({}, "580.65.06", "nvidia-dali-cuda130"),
+        ({"nvidia-dali-cuda130"}, "575.57.08", "nvidia-dali-cuda130"),
+        ({"nvidia-dali-cuda120"}, "580.65.06", "nvidia-dali-cuda120"),
+    ],
+)
+def test_dali_is_the_build_that_is_installed_or_fits_the_driver(
+    installed: set[str], driver: str | None, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from precache import packages
+
+    monkeypatch.setattr(packages, "version_of", lambda name: "2.4.0" if name in installed else None)
+    assert packages.dali_package(driver) == expected
+
+
+@pytest.mark.parametrize(
+    ("version", "expected"),
+    [
+        ("0.17.0", "torchcodec 0.17.0"),
+        ("0.9.1", "torchcodec 0.9.1 is too old"),
+        (None, "a later version of which will have no decoder; install torchcodec with the extra 'gpu'"),
+    ],
+)
+def test_doctor_says_who_decodes_for_nvjpeg(
+    version: str | None, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from precache.cli import doctor
+
+    known = {"torchcodec": version}
+    monkeypatch.setattr(doctor, "version_of", lambda name: known.get(name, "1.0"))
+    (nvjpeg,) = (finding for finding in doctor.examine() if finding.subject == "backend nvjpeg")
+    assert expected in nvjpeg.found
+    assert (nvjpeg.install is None) == (version == "0.17.0")
+
+
+def test_help_shows_the_way_and_cuts_no_sentence_off(tmp_path: Path) -> None:
+    shown = run_here("precache", "--help", cwd=tmp_path).stdout
+    places = [shown.index(f"\n  {name} ") for name in (*FIRST, "check", "push")]
+    assert places == sorted(places)
+    assert "..." not in shown.partition("\n")[2]
+    for name, command in main.commands.items():
+        if name not in OF_BENCH:
+            assert "--debug" in run_here("precache", name, *help_of(command), cwd=tmp_path).stdout
+
+
+def help_of(command: click.Command) -> list[str]:
+    names = {name for param in command.params for name in param.opts}
+    return ["--help-all"] if "--help-all" in names else ["--help"]
+
+
+def test_help_of_convert_begins_with_an_example_and_keeps_the_rest_for_help_all(tmp_path: Path) -> None:
+    usual = run_here("precache", "convert", "--help", cwd=tmp_path).stdout
+    assert usual.split("\n\n")[1].strip().startswith("precache convert photos ")
+    listed = re.findall(r"^  (--[a-z-]+)", usual, re.MULTILINE)
+    assert listed == [f"--{name}" for name in USUAL.split()]
+    full = run_here("precache", "convert", "--help-all", cwd=tmp_path).stdout
+    every = {name for param in main.commands["convert"].params for name in param.opts if name[:2] == "--"}
+    assert every <= set(re.findall(r"--[a-z-]+", full))
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("128MiB", 2**27), ("2GB", 2 * 10**9), ("1.5KiB", 1536), ("1000", 1000), ("7 kB", 7000)],
+)
+def test_bytes_are_parsed_with_their_units(text: str, count: int) -> None:
+    assert parse_bytes(text) == count
+
+
+def test_a_converted_folder_with_splits_is_inspected_and_loaded(raw_tree: Path, tmp_path: Path) -> None:
+
+    arguments = (
+        "--format",
+        "webdataset",
+        "--size",
+        32,
+        "--splits",
+        "train=0.8,val=0.2",
+        "--shard-bytes",
+        "20KiB",
+    )
+    assert run("precache", "convert", raw_tree, "out", *arguments, cwd=tmp_path).returncode == 0
+    summary = json.loads(run_here("precache", "inspect", "out", "--json", cwd=tmp_path).stdout)
+    assert {split: counts["samples"] for split, counts in summary["splits"].items()} == {
+        "train": 56,
+        "val": 14,
+    }
+    ids = []
+    for split in ("train", "val"):
+        with build_loader(tmp_path / "out", split=split) as loader:
+            assert loader.samples == summary["splits"][split]["samples"]
+            ids += [int(i) for batch in loader for i in batch.ids]
+    assert sorted(ids) == list(range(70))
+
+
+@pytest.mark.parametrize("workers", [-1, True, 1.5])
+def test_a_number_of_workers_that_is_none_says_what_would_do(
+    workers: int, raw_tree: Path, converted: dict[str, Path], tmp_path: Path
+) -> None:
+    calls = (
+        lambda: convert(raw_tree, tmp_path / "out", small_recipe("shards"), workers=workers),
+        lambda: check(raw_tree, list_file=tmp_path / "list.csv", workers=workers),
+        lambda: verify_deep(converted["shards"], raw_tree, workers=workers),
+        lambda: make_sample(tmp_path / "sample", workers=workers),
+    )
+    for call in calls:
+        with pytest.raises(SettingError, match=r"workers must be 0 or more, got .*the default is one"):
+            call()
+    assert list(tmp_path.iterdir()) == []

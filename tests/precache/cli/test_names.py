@@ -1,0 +1,193 @@
+"""Names of files come from others: none of them commands a terminal, whoever prints it."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import unicodedata
+from pathlib import Path
+
+import pytest
+
+from precache.cli.terminal import Guarded, new_console
+from precache.errors import DatasetError, ImageError, SettingError, printable
+from tests.command import ROOT
+
+# A title, a colour, other directions, C1's CSI and NEL, DEL, new lines of three kinds, what is not text.
+COMMANDS = os.fsdecode("\x1b]0;title\x07\x1b[31m\u202e\u2066\x9b32m\x85\x7f\r\n\u2028".encode() + b"\xff")
+NASTY = f"a{COMMANDS}z"
+BAD = ("Cc", "Cf", "Cs", "Zl", "Zp")
+ALLOWED = "\n"
+
+
+def run(*arguments: object, cwd: Path) -> "subprocess.CompletedProcess[bytes]":
+    """As tests.command.run, but the bytes."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "300", "PYTHONIOENCODING": "utf-8"}
+    command = [sys.executable, *map(str, arguments)]
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, timeout=120, check=False)
+
+
+def check_plain(result: "subprocess.CompletedProcess[bytes]", *mentions: str) -> None:
+    """Nothing but text came out; `mentions` did."""
+    for output in (result.stdout, result.stderr):
+        text = output.decode()  # strictly
+        bad = {c for c in text if unicodedata.category(c) in BAD and c not in ALLOWED}
+        assert not bad, (result.args, bad, text)
+        assert not re.search("\r[^\n\r]*z", text), "the names' own"
+    shown = (result.stdout + result.stderr).decode()
+    for mention in mentions:
+        assert mention in shown
+
+
+@pytest.fixture(scope="module")
+def nasty(raw_tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tree of nasty names, at a nasty path; with damaged pictures and what is ignored."""
+    folder = tmp_path_factory.mktemp("nasty")
+    tree = Path(shutil.copytree(raw_tree, folder / NASTY))
+    (tree / "001.anchor").rename(tree / f"001{NASTY}")
+    (tree / "002.basket").rename(tree / f"002{NASTY}[bold]:smile:")
+    victims = sorted(tree.glob("003*/*.jpg"))
+    victims[0].write_bytes(b"<html>")
+    victims[0].rename(victims[0].with_name(f"{NASTY}.jpg"))
+    (tree / "003.candle" / f"{NASTY}.txt").write_text("no picture")
+    (tree / f"{NASTY}.txt").write_text("no picture")
+    (tree / f"empty{NASTY}").mkdir()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def nasty_dataset(nasty: Path) -> Path:
+    out = nasty / f"out{NASTY}"
+    arguments = ("--format", "shards", "--size", 48, "--shard-bytes", 12 * 48 * 48 * 3, "--max-rejects", 0.1)
+    result = run("-m", "precache", "convert", nasty / NASTY, out, *arguments, cwd=nasty)
+    assert result.returncode == 0, result.stderr
+    check_plain(result, "rejected 003.candle/a\\x1b]0;title\\x07\\x1b[31m\\u202e", "\\udcffz")
+    return out
+
+
+def test_inspecting_and_verifying(nasty: Path, nasty_dataset: Path) -> None:
+    shown = run("-m", "precache", "inspect", nasty_dataset, cwd=nasty)
+    check_plain(shown, "001a\\x1b]0;title", "[bold]:smile:", "rejected 003.candle/a\\x1b")
+    check_plain(run("-m", "precache", "inspect", nasty_dataset, "--html", f"{NASTY}.html", cwd=nasty))
+    as_json = run("-m", "precache", "inspect", nasty_dataset, "--json", cwd=nasty)
+    check_plain(as_json)
+    assert f"001{NASTY}" in json.loads(as_json.stdout)["splits"]["train"]["classes"]
+    assert run("-m", "precache", "verify", nasty_dataset, cwd=nasty).returncode == 0
+    deep = run("-m", "precache", "verify", nasty_dataset, nasty / NASTY, "--deep", cwd=nasty)
+    assert deep.returncode == 0
+    check_plain(deep)
+    copy = Path(shutil.copytree(nasty_dataset, nasty / f"copy{NASTY}"))
+    (copy / "train-00000.safetensors").unlink()
+    damaged = run("-m", "precache", "verify", copy, cwd=nasty)
+    assert damaged.returncode == 1
+    check_plain(damaged, "rewrite it with: precache convert SRC $'")
+    check_plain(run("-m", "precache", "verify", nasty_dataset, copy, "--across", cwd=nasty))
+
+
+def test_checking_and_errors(nasty: Path) -> None:
+    checked = run("-m", "precache", "check", nasty / NASTY, cwd=nasty)
+    assert checked.returncode == 1
+    check_plain(checked, "003.candle/a\\x1b]0;title")
+    for arguments in (
+        ("convert", f"no{NASTY}", "x", "--format", "shards"),
+        ("convert", nasty / NASTY, "x", "--format", NASTY),
+        ("convert", nasty / NASTY, "x", f"--{NASTY}"),
+        ("convert", nasty / NASTY, "x", "--format", "shards", "--size", NASTY),
+        (NASTY,),
+        ("inspect", nasty / NASTY),
+        ("inspect", f"no{NASTY}", "--debug"),
+        ("verify", f"no{NASTY}"),
+        ("sample", nasty / NASTY),
+        ("fetch", NASTY),
+        ("fetch", "caltech101", nasty / NASTY),
+    ):
+        result = run("-m", "precache", *arguments, cwd=nasty)
+        assert result.returncode == 2
+        check_plain(result)
+        assert len(result.stderr.splitlines()) == 1 or "--debug" in arguments
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)  # four processes that import torch
+def test_benchmarks(nasty: Path, nasty_dataset: Path) -> None:
+    short = ("--batches", 2, "--warmup", 1, "--repeats", 1, "--batch-size", 8, "--size", 32, "--workers", 1)
+    shards = ("--backend", "shards", "--trainer", "emulated", "--device", "cpu", "--json", "result.json")
+    result = run("-m", "bench", "loaders", nasty_dataset, *shards, *short, cwd=nasty)
+    assert result.returncode == 0, result.stderr
+    check_plain(result)
+    path = nasty / f"result{NASTY}.json"
+    content = json.loads((nasty / "result.json").read_text())
+    content["skipped"] = {NASTY: NASTY}
+    content["machine"]["cpu"] = NASTY
+    for row in content["rows"]:
+        row["backend"] = row["data"] = NASTY
+    path.write_text(json.dumps(content))
+    report = run("-m", "bench", "report", path, cwd=nasty)
+    assert report.returncode == 0, report.stderr
+    check_plain(report, "\\u202e")
+
+
+def test_scripts_of_users(nasty: Path, nasty_dataset: Path) -> None:
+    """Warnings of loaders, and tracebacks of errors that nobody catches."""
+    script = """
+import sys, loaders
+tree, out = sys.argv[1:]
+reading = loaders.Reading(workers=0, on_error="skip")
+with loaders.build(tree, size=32, batch_size=8, reading=reading) as loader:
+    for _ in loader: pass
+print("done", flush=True)
+loaders.build(out + "x")
+"""
+    result = run("-c", script, nasty / NASTY, nasty_dataset, cwd=nasty)
+    # the name of the script's folder, and its arguments, are the user's
+    assert result.returncode == 1
+    assert b"done" in result.stdout
+    check_plain(result, "left out", "a\\x1b]0;title", "does not exist")
+
+
+def test_an_unexpected_error_is_one_too(nasty: Path) -> None:
+    script = f"""
+import sys
+from precache.cli import main as cli
+from precache.cli import commandline
+import precache
+def defect(*arguments, **settings):
+    raise RuntimeError({NASTY!r})
+precache.open_dataset = defect
+sys.argv = ["precache", "inspect", "."]
+cli.entry_point()
+"""
+    result = run("-c", script, cwd=nasty)
+    assert result.returncode == 2
+    check_plain(result, "Traceback", "this is a bug; please report it", "a\\x1b]0;title")
+
+
+@pytest.mark.parametrize("kind", [DatasetError, SettingError])
+def test_the_text_of_an_error_is_one_plain_line(kind: type[Exception]) -> None:
+    for error in (kind(f"{NASTY}: is bad"), ImageError(NASTY, f"is {NASTY}")):
+        assert str(error).isprintable()
+    assert ImageError(NASTY, "").path == NASTY
+
+
+def test_what_is_no_command_stays_as_it_is() -> None:
+    for text in ("001.ak47", "Ärger", "日本語", "🙂", "a\\b", "e\u0301"):
+        assert printable(text) == text
+
+
+def test_a_table_shows_names_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    new_console(width=80).print(f"[red]:smile:{NASTY}")
+    shown = capsys.readouterr().out
+    assert shown.startswith("[red]:smile:a\\x1b]0;title")
+    assert set(shown) & set(COMMANDS) <= set("\n0123456789;[]mtiletl")
+
+
+def test_all_that_is_printed_while_a_command_runs_is_plain(tmp_path: Path) -> None:
+    """Also by libraries, and where the encoding lacks a character."""
+    path = tmp_path / "out"
+    with open(path, "w", encoding="ascii") as file:
+        guarded = Guarded(file)
+        print(f"é{NASTY}\tone\ntwo", file=guarded)
+    assert path.read_bytes().startswith(b"\\xe9a\\x1b]0;title\\x07")
+    assert path.read_bytes().endswith(b"z\tone\ntwo\n")

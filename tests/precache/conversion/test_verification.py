@@ -1,0 +1,242 @@
+"""A converted dataset is held against its source, its manifest and another conversion."""
+
+import json
+import math
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from precache import convert, open_dataset, verify, verify_across, verify_deep
+from precache.dataset.index import index_name
+from precache.dataset.left_out import REJECTED_NAME
+from precache.dataset.manifest import MANIFEST_NAME, write_manifest
+from precache.errors import DatasetError
+from precache.formats import FORMATS, Sample
+from precache.formats.shards import DATA_START
+from precache.sources import SourceOptions
+from precache.storage.output import publish
+from tests.command import check_bad_input, run, run_here
+from tests.conftest import IMAGES, STORED_SIZE, small_recipe
+
+
+def test_a_bit_that_changed_in_any_file_is_found(raw_tree: Path, tmp_path: Path) -> None:
+    tree, out = Path(shutil.copytree(raw_tree, tmp_path / "tree")), tmp_path / "out"
+    (tree / "notes.txt").write_bytes(b"no picture")
+    next(tree.rglob("*.jpg")).with_name("broken.jpg").write_bytes(b"")
+    convert(tree, out, small_recipe("webdataset"), workers=0, max_rejects=0.1)
+    files = sorted({path.name for path in out.iterdir()} - {REJECTED_NAME})  # which is for people
+    assert {index_name(), MANIFEST_NAME} < set(files)
+    rng = np.random.default_rng(2)
+    for name in files:
+        content = (out / name).read_bytes()
+        for place, bit in zip(rng.integers(0, len(content), 8), rng.integers(0, 8, 8), strict=True):
+            changed = bytearray(content)
+            changed[place] ^= 1 << bit
+            (out / name).write_bytes(changed)
+            try:
+                problems = verify(out)
+            except DatasetError as error:  # it is not a manifest any more
+                problems = [str(error)]
+            assert [problem.startswith(f"{out / name}: ") for problem in problems] == [True]
+        (out / name).write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"{", "not valid JSON"),
+        (b'{"version": 99}', "manifest version 99, expected 1"),
+        (b'{"version": 1}', "not a manifest of this project"),
+        (b"[]", "not a manifest of this project"),
+        ("samples", "not a manifest of this project"),
+        ("index", "not a manifest of this project"),
+    ],
+)
+def test_a_damaged_manifest_names_its_file(
+    tmp_path: Path, content: bytes | str, message: str, converted: dict[str, Path]
+) -> None:
+    if isinstance(content, str):  # an edited one
+        edited = json.loads((converted["dali"] / MANIFEST_NAME).read_text())
+        if content == "index":
+            edited["index"] = []
+        else:
+            edited["index"]["bytes"] = "many"
+        content = json.dumps(edited).encode()
+    (tmp_path / MANIFEST_NAME).write_bytes(content)
+    with pytest.raises(DatasetError, match=message) as caught:
+        open_dataset(tmp_path)
+    assert str(tmp_path / MANIFEST_NAME) in str(caught.value)
+
+
+@pytest.mark.parametrize("value", [None, 1.5, "text", [], ["text"]], ids=str)
+def test_a_manifest_with_a_value_of_another_kind_is_refused_by_its_name(
+    value: object, tmp_path: Path, converted: dict[str, Path]
+) -> None:
+    content = json.loads((converted["shards"] / MANIFEST_NAME).read_text())
+    for name in sorted({*content} - {"version", "checksum"}):
+        if type(value) is not type(content[name]):
+            (tmp_path / MANIFEST_NAME).write_text(json.dumps({**content, name: value}))
+            with pytest.raises(DatasetError) as caught:
+                open_dataset(tmp_path)
+            said = str(caught.value).removeprefix(str(tmp_path / MANIFEST_NAME))
+            assert not re.search("object|argument", said), (name, said)
+
+
+@pytest.mark.parametrize("name", [*sorted(FORMATS), "keep-shards", "keep-dali", "rectangle-shards"])
+def test_deep_finds_every_picture_as_its_source_gives_it(
+    name: str, raw_tree: Path, converted: dict[str, Path], shaped: dict[str, Path]
+) -> None:
+    report = verify_deep({**converted, **shaped}[name], raw_tree, workers=2)
+    assert (report.samples, report.problems) == (IMAGES, ())
+    if name == "keep-shards":
+        assert report.equal == IMAGES, "torchvision's Resize, nothing cropped"
+        return
+    assert report.worst_psnr >= (50 if name.endswith("shards") else 33)
+    assert report.mean_psnr > report.worst_psnr
+    assert (raw_tree / report.worst).is_file()
+
+
+def test_deep_names_a_picture_whose_pixels_changed(
+    raw_tree: Path, converted: dict[str, Path], tmp_path: Path
+) -> None:
+    path = Path(shutil.copytree(converted["shards"], tmp_path / "copy"))
+    shard = path / "train-00002.safetensors"
+    content = bytearray(shard.read_bytes())
+    content[DATA_START + STORED_SIZE**2 * 3 * 4 + 100] ^= 1  # one bit of row 4
+    shard.write_bytes(content)
+    sample_id = open_dataset(path).read_index("train").ids.tolist()
+    first = sum(s.samples for s in open_dataset(path).manifest.shards[:2])
+    (problem,) = verify_deep(path, raw_tree, workers=0).problems
+    assert f"{shard}: sample {sample_id[first + 4]} (" in problem
+    assert "changed since they were written" in problem
+
+
+@pytest.mark.parametrize("name", ["webdataset", "dali"])
+def test_deep_names_a_jpeg_of_lower_quality(name: str, raw_tree: Path, tmp_path: Path) -> None:
+    """A folder that claims quality 95 and holds 90."""
+    convert(raw_tree, tmp_path / "out", small_recipe(name, quality=90), workers=0)
+    manifest = open_dataset(tmp_path / "out").manifest
+    write_manifest(tmp_path / "out", replace(manifest, recipe=replace(manifest.recipe, quality=95)))
+    report = verify_deep(tmp_path / "out", raw_tree, workers=0)
+    assert len(report.problems) > IMAGES / 2
+    assert "dB from its source, expected" in report.problems[0]
+
+
+@pytest.mark.parametrize("damage", ["flipped bit", "truncated", "missing", "edited manifest"])
+@pytest.mark.parametrize("name", sorted(FORMATS))
+def test_verify_names_the_damaged_file_and_what_to_run(
+    name: str, damage: str, converted: dict[str, Path], tmp_path: Path
+) -> None:
+    path = Path(shutil.copytree(converted[name], tmp_path / "copy"))
+    file = path / open_dataset(path).manifest.shards[2].file_name
+    content = bytearray(file.read_bytes())
+    if damage == "flipped bit":
+        content[len(content) // 3] ^= 4
+        file.write_bytes(content)
+    elif damage == "truncated":
+        file.write_bytes(content[:-1])
+    elif damage == "missing":
+        file.unlink()
+    else:
+        file = path / "dataset.json"
+        file.write_text(file.read_text().replace('"001.anchor"', '"001.ancher"'))
+    result = run_here("precache", "verify", "copy", cwd=tmp_path)
+    assert result.returncode == 1
+    problem, remedy = result.stderr.splitlines()
+    assert problem.startswith(f"copy/{file.name}: ")
+    command, flags = "precache convert SRC copy", f"--format {name}"
+    if damage == "edited manifest":
+        assert remedy.endswith(f"rewrite it with the options that it was made with: {command} --overwrite")
+    else:
+        assert f"rewrite it with: {command} {flags}" in remedy
+
+
+def test_deep_refuses_another_tree(converted: dict[str, Path], tmp_path: Path) -> None:
+    (tmp_path / "class").mkdir()
+    Image.new("RGB", (8, 8)).save(tmp_path / "class/a.png")
+    with pytest.raises(DatasetError, match="was not made from"):
+        verify_deep(converted["shards"], tmp_path)
+
+
+def test_deep_refuses_another_kind_of_source_than_its_options_are_for(
+    converted: dict[str, Path], raw_tree: Path, tmp_path: Path
+) -> None:
+    first_class = open_dataset(converted["shards"]).manifest.classes[0]
+    options = SourceOptions(classes=(first_class,))
+    convert(converted["shards"], tmp_path / "some", small_recipe("shards"), workers=0, options=options)
+    with pytest.raises(DatasetError, match=r"was not made from .* but with --classes, .*; name the source"):
+        verify_deep(tmp_path / "some", raw_tree)
+
+
+def test_across_finds_all_formats_alike(converted: dict[str, Path]) -> None:
+    assert verify_across(list(converted.values())) == []
+
+
+def test_across_names_what_differs(raw_tree: Path, converted: dict[str, Path], tmp_path: Path) -> None:
+    tree = Path(shutil.copytree(raw_tree, tmp_path / "tree"))
+    sorted(tree.glob("005.*/*"))[-1].unlink()
+    convert(tree, tmp_path / "fewer", small_recipe("dali"), workers=0)
+    (problem,) = verify_across([converted["shards"], tmp_path / "fewer"])
+    assert problem.endswith("split train differs in 1 sample")
+    convert(raw_tree, tmp_path / "split", small_recipe("dali", splits="train=0.5,val=0.5"), workers=0)
+    assert any("splits differ" in p for p in verify_across([converted["dali"], tmp_path / "split"]))
+
+
+def test_the_commands_say_what_they_compared(
+    raw_tree: Path, converted: dict[str, Path], tmp_path: Path
+) -> None:
+    deep = run("precache", "verify", "--deep", converted["shards"], raw_tree, cwd=tmp_path)
+    assert deep.returncode == 0, deep.stderr
+    assert f"all 70 pictures are exactly what converting {raw_tree} gives" in deep.stdout
+    deep = run("precache", "verify", "--deep", converted["dali"], raw_tree, cwd=tmp_path)
+    assert (
+        f"all 70 pictures are what converting {raw_tree} gives, within what JPEG compression" in deep.stdout
+    )
+    across = run_here("precache", "verify", "--across", *converted.values(), cwd=tmp_path)
+    assert "2 other datasets hold the same samples" in across.stdout
+    check_bad_input(
+        run_here("precache", "verify", "--deep", converted["shards"], cwd=tmp_path), "DST and SRC"
+    )
+    check_bad_input(
+        run_here("precache", "verify", raw_tree, converted["dali"], cwd=tmp_path), "verify takes DST"
+    )
+
+
+@pytest.mark.parametrize("name", sorted(FORMATS))
+def test_deep_ends_with_how_many_differ_and_says_that_the_source_changed(
+    name: str, raw_tree: Path, tmp_path: Path
+) -> None:
+    """Of the same size, so that the tree looks the same."""
+    tree = Path(shutil.copytree(raw_tree, tmp_path / "tree"))
+    convert(tree, tmp_path / "out", small_recipe(name), workers=0)
+    other, *_, changed = sorted(tree.glob("*/*.jpg"), key=lambda path: path.stat().st_size)
+    changed.write_bytes(other.read_bytes().ljust(changed.stat().st_size, b"\0"))
+    result = run("precache", "verify", "--deep", "out", "tree", cwd=tmp_path)
+    assert result.returncode == 1
+    problem, summary = result.stderr.splitlines()
+    assert f"({changed.relative_to(tree)}) differs from its source: the source file changed" in problem
+    told = "out: 1 of 70 pictures differs from what converting tree gives"
+    assert summary.startswith(f"{told}; rewrite it with: precache convert tree out --format {name}")
+    assert "all 70" not in result.stdout
+
+
+def test_a_sample_of_the_wrong_class_is_named(
+    raw_tree: Path, converted: dict[str, Path], tmp_path: Path
+) -> None:
+    path = Path(shutil.copytree(converted["shards"], tmp_path / "copy"))
+    dataset = open_dataset(path)
+    shard = dataset.manifest.shards[0]
+    wrong = [
+        Sample(s.id, 4 - s.label if s.label != 2 else 1, np.asarray(s.data), "", (1, 1))
+        for s in FORMATS["shards"].read_shard(dataset.shard_path(shard))
+    ]
+    publish(FORMATS["shards"].write_shard(path / shard.name, wrong, len(wrong), dataset.manifest.recipe.size))
+    problems = verify_deep(path, raw_tree, workers=0).problems
+    assert len(problems) == shard.samples
+    assert "has label" in problems[0]
+    assert math.isfinite(verify_deep(path, raw_tree, workers=0).worst_psnr)

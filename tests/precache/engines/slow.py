@@ -1,0 +1,92 @@
+"""A tree whose pictures take their time, so that there is a moment to kill what reads them; and its driver.
+
+    python -m tests.precache.engines.slow MARKS precache-arguments...
+
+Workers of a cluster import this file anew.
+"""
+
+import importlib
+import os
+import signal
+import sys
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from precache.pictures import images
+from precache.sources.base import SampleRef, Scan
+from precache.sources.tree import TreeSource
+
+SECONDS = 0.03
+_render = images.render_or_copy
+
+
+@dataclass(frozen=True)
+class Slow:
+    """The tree `source`, each picture of which takes `SECONDS`.
+
+    Attributes:
+        marks: a folder: in it, each process that reads has a file by its id, with the id of its node.
+        deadly: path of a picture that kills whoever decodes it, as the kernel does where memory runs out.
+    """
+
+    source: TreeSource
+    marks: Path
+    deadly: str = ""
+
+    @property
+    def root(self) -> Path:
+        return self.source.root
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        return self.source.paths
+
+    def scan(self) -> Scan:
+        scan = self.source.scan()
+        return replace(scan, source=replace(self, source=scan.source))
+
+    def where(self, ref: SampleRef) -> str:
+        return self.source.where(ref)
+
+    def read(self, ref: SampleRef, max_pixels: int) -> Any:
+        mark = self.marks / str(os.getpid())
+        if not mark.exists():
+            mark.with_suffix(".new").write_text(_node())
+            mark.with_suffix(".new").rename(mark)
+        # while it is decoded, which is what takes memory
+        images.render_or_copy = _die if ref.path == self.deadly else _render
+        time.sleep(SECONDS)
+        return self.source.read(ref, max_pixels)
+
+
+def _die(*arguments: Any) -> Any:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _node() -> str:
+    if "ray" not in sys.modules:
+        return ""
+    import ray
+
+    return str(ray.get_runtime_context().get_node_id()) if ray.is_initialized() else ""
+
+
+def readers(marks: Path) -> dict[int, str]:
+    """Process -> node, of those that have read a picture."""
+    return {int(mark.name): mark.read_text() for mark in marks.iterdir() if not mark.suffix}
+
+
+if __name__ == "__main__":
+    from precache.cli import commandline
+    from precache.cli.main import main
+
+    def open_slow(path: str, *options: object) -> Any:
+        # workers know it by this name, not as __main__
+        slow = importlib.import_module("tests.precache.engines.slow")
+        return slow.Slow(TreeSource(Path(path), 1), Path(sys.argv[1]))
+
+    with mock.patch("precache.conversion.convert.open_source", open_slow):
+        sys.exit(commandline.run(main, "precache", sys.argv[2:]))

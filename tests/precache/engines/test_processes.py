@@ -1,0 +1,178 @@
+"""Workers that die, and functions of the caller that raise."""
+
+import shutil
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from PIL import Image
+
+from precache import check, convert, engines
+from precache.conversion.lock import hold_lock
+from precache.engines import KILLED
+from precache.errors import DatasetError, SettingError, WorkerError
+from precache.example_data.sample_tree import make_sample
+from tests.conftest import small_recipe
+from tests.precache import tasks
+from tests.precache.tasks import UNITS, Deadly
+
+
+def run(function: Callable[..., Any], *given: Any, workers: int = 1, **settings: Any) -> list[Any]:
+    return list(engines.run(function, given, workers, lambda units: None, **settings))
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_unit_that_kills_two_workers_is_left_out_and_the_rest_is_done(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("precache.engines.workers._may_fork", lambda: method == "fork")
+    given = [Deadly("a"), Deadly("b", 0, 4), Deadly("c"), Deadly("d", 5)]
+    counts: list[int] = []
+    done = dict(engines.run(tasks.do, given, 2, counts.append))
+    assert done == {task.name: [unit for unit in range(UNITS) if unit not in task.deadly] for task in given}
+    assert sum(counts) == UNITS * len(given)
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+def test_every_task_is_done_and_finished_once_and_its_units_are_counted(workers: int) -> None:
+    counts: list[int] = []
+    given = [Deadly(str(number)) for number in range(7)]
+    done = list(engines.run(tasks.do, given, workers, counts.append, finish=tasks.finish))
+    assert sorted(done) == [f"{number} is finished" for number in range(7)]
+    assert sum(counts) == 7 * UNITS
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (tasks.die, r"^7: its worker died 2 times \(exit code -9"),
+        (tasks.die_over_other_units, r"^7: its worker died 3 times"),
+        (tasks.die_stubbornly, r"^7: its worker died 3 times"),
+        pytest.param(tasks.die_over_all, "^7: its worker died", marks=pytest.mark.slow),
+    ],
+)
+def test_a_task_whose_workers_go_on_dying_is_an_error_that_names_it(
+    function: Callable[..., None], said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(WorkerError, match=said):
+        run(function, Deadly("7", tries=tmp_path / "tries"))
+
+
+def test_errors_of_the_function_and_of_finish_arrive_whatever_they_are() -> None:
+    with pytest.raises(WorkerError, match="Odd in a worker: one other"):
+        run(tasks.raise_odd, 1)
+    with pytest.raises(WorkerError, match="Odd in a worker: one other"):
+        run(tasks.same, 1, finish=tasks.raise_odd)
+    with pytest.raises(ConnectionResetError, match="the disk's"):
+        run(tasks.raise_odd, 0)
+
+
+def test_workers_that_cannot_be_started_are_an_error_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with a limit on processes, from which root is exempt."""
+
+    def refuse(*arguments: object) -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr("multiprocessing.popen_fork.os.fork", refuse)
+    monkeypatch.setattr("precache.engines.workers._may_fork", lambda: True)
+    with pytest.raises(WorkerError, match=r"no worker process can be started \(Resource.*fewer --workers"):
+        run(tasks.do, Deadly("a"), workers=2)
+
+
+# Pictures.
+
+
+@pytest.fixture
+def kill_above(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
+    """Kills each child that takes more memory than a limit in bytes, as the kernel or earlyoom does."""
+    # else they begin with this one's memory
+    monkeypatch.setattr("precache.engines.workers._may_fork", lambda: False)
+    ended = threading.Event()
+    threads: list[threading.Thread] = []
+
+    def watch(limit: int) -> None:
+        while not ended.wait(0.002):
+            for child in psutil.Process().children():
+                try:
+                    # one that is being started has this one's memory, and its command line
+                    started = "--multiprocessing-fork" in child.cmdline()
+                    if started and child.memory_info().rss > limit:
+                        child.kill()
+                except psutil.Error:
+                    continue
+
+    def start(limit: int) -> None:
+        threads.append(threading.Thread(target=watch, args=(limit,)))
+        threads[-1].start()
+
+    yield start
+    ended.set()
+    for thread in threads:
+        thread.join()
+
+
+HUGE = "003.candle/huge.png"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory of a process as Linux counts it")
+def test_a_picture_that_takes_all_memory_is_rejected_by_name_and_the_rest_converted(
+    raw_tree: Path, tmp_path: Path, kill_above: Callable[[int], None]
+) -> None:
+    tree = Path(shutil.copytree(raw_tree, tmp_path / "tree"))
+    Image.new("RGB", (9_000, 9_000)).save(tree / HUGE, compress_level=1)  # 243 MB in memory
+    kill_above(220 << 20)
+    result = convert(tree, tmp_path / "out", small_recipe("shards"), workers=2, max_rejects=0.02)
+    (rejected,) = result.manifest.rejected
+    assert (rejected.path, rejected.reason) == (HUGE, KILLED)
+    assert result.manifest.samples == 70
+    report = check(tree, workers=1)
+    assert [(bad.path, bad.reason) for bad in report.rejected] == [(HUGE, KILLED)]
+    with pytest.raises(
+        DatasetError, match=rf"1 picture is rejected and at most 0 may be; first: {HUGE}, killed"
+    ):
+        convert(tree, tmp_path / "strict", small_recipe("shards"), workers=1, max_rejects=0)
+
+
+# Functions of the caller.
+
+
+@pytest.fixture(scope="module")
+def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four pictures: a callback fails at the first of them."""
+    path = tmp_path_factory.mktemp("few") / "tree"
+    make_sample(path, images=4, classes=2, seed=1, like="caltech", workers=0)
+    return path
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("where", ["on_start", "on_progress", "on_progress later"])
+@pytest.mark.parametrize("kind", [BrokenPipeError, EOFError, SettingError])
+def test_an_error_of_a_callback_reaches_the_caller_unchanged(
+    kind: type[Exception], where: str, workers: int, few: Path, tmp_path: Path
+) -> None:
+    mine = kind("mine")
+
+    def fail(done: int, total: int) -> None:
+        if done or where != "on_progress later":
+            raise mine
+
+    out, before = tmp_path / "out", psutil.Process().children()
+    callback = {where.split(maxsplit=1)[0]: fail}
+    with pytest.raises(kind) as caught:
+        convert(few, out, small_recipe("shards", shard_bytes=1), workers=workers, **callback)
+    assert caught.value is mine
+    assert [child for child in psutil.Process().children() if child not in before and is_worker(child)] == []
+    with hold_lock(out):
+        pass  # it was released
+    convert(few, out, small_recipe("shards", shard_bytes=1), workers=0)
+
+
+def is_worker(process: psutil.Process) -> bool:
+    try:
+        return "tracker" not in " ".join(process.cmdline())
+    except psutil.NoSuchProcess:
+        return False

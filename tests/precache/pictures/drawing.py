@@ -1,0 +1,80 @@
+"""Pictures and files of them, for the tests of this folder."""
+
+import io
+import os
+import struct
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from precache.pictures import images
+from precache.pictures.jpeg import Pixels
+from precache.pictures.sizes import Size
+from tests.command import ROOT
+
+
+def noise(*shape: int, dtype: Any = np.uint8, seed: int = 0) -> np.ndarray:
+    """[height, width] or [height, width, channels]."""
+    return np.random.default_rng(seed).integers(0, np.iinfo(dtype).max + 1, shape, dtype=dtype)
+
+
+def encoded(picture: Image.Image | np.ndarray, kind: str = "PNG", **options: Any) -> bytes:
+    """A file; `exif=6` is its orientation."""
+    if isinstance(options.get("exif"), int):
+        exif = Image.Exif()
+        exif[0x0112] = options["exif"]
+        options["exif"] = exif
+    buffer = io.BytesIO()
+    image = picture if isinstance(picture, Image.Image) else Image.fromarray(picture)
+    image.save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+def load(path: str, size: Size) -> Pixels:
+    """The picture at `path`, cropped to `size` as torchvision does."""
+    return images.render(images.read_bytes(path), path, images.Rendering(size=size))[0]
+
+
+def chunk(kind: bytes, content: bytes) -> bytes:
+    """Of a PNG."""
+    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+
+def png(width: int, height: int, rows: bytes, depth: int = 8, colour: int = 6) -> bytes:
+    """A PNG that says that it is so large; `rows` are what it holds."""
+    header = struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0)
+    chunks = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + chunks
+
+
+def tiff(data: bytes, *tags: tuple[int, int]) -> bytes:
+    """A TIFF of these tags, which say where in it `data` lies by -1."""
+    start = 8 + 2 + 12 * len(tags) + 4
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, start if value < 0 else value) for tag, value in tags)
+    return b"II*\0" + struct.pack("<IH", 8, len(tags)) + entries + bytes(4) + data
+
+
+def in_process(code: str, *arguments: object) -> str:
+    """What a Python process of its own prints."""
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+def rendered_within(memory_bytes: int, path: Path) -> str:
+    """What is said of the picture at `path` by a process that may take so much more memory."""
+    code = f"""
+import resource, sys; from precache.pictures import images
+data = images.read_bytes(sys.argv[1])
+used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + {memory_bytes},) * 2)
+try: images.render(data, 'x', images.Rendering(size=8))
+except Exception as error: print(type(error).__name__, error)
+"""
+    return in_process(code, path)

@@ -1,0 +1,421 @@
+"""`push` and `pull`: what is copied, what is not, and what stands in the way; over a real S3 endpoint."""
+
+import errno
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import nullcontext, suppress
+from pathlib import Path
+from unittest.mock import Mock
+
+import numpy as np
+import pytest
+
+from precache import convert
+from precache.dataset.files import check_file
+from precache.dataset.left_out import REJECTED_NAME
+from precache.dataset.manifest import MANIFEST_NAME
+from precache.errors import DatasetError, PrecacheError, SettingError, StorageError
+from precache.sharing.places import PUSH_NAME, Repository
+from precache.sharing.push_pull import PULL_NAME, pull, push
+from precache.storage.objects import ObjectStore
+from precache.storage.urls import Url
+from tests.cloud.proxy import Proxy, Seen
+from tests.cloud.uploading import upload
+from tests.command import ROOT, check_bad_input, interrupted, run
+from tests.conftest import small_recipe
+from tests.damage import flip_a_bit
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("form", ["shards", "webdataset", "dali"])
+def test_what_is_pushed_and_pulled_is_the_same_folder(
+    form: str, converted: dict[str, Path], bucket: Url, tmp_path: Path
+) -> None:
+    done = push(converted[form], bucket / "set")
+    assert done.sent_files == done.files == len(contents(converted[form])) - 1  # and the manifest
+    pulled = pull(bucket / "set", tmp_path / "copy")
+    assert contents(tmp_path / "copy") == contents(converted[form])
+    assert (pulled.sent_files, pulled.sent_bytes) == (done.files, done.bytes)
+    for again in (("push", converted[form], bucket / "set"), ("pull", bucket / "set", tmp_path / "copy")):
+        said = run("precache", *again, cwd=tmp_path)
+        assert "nothing to do" in said.stdout, said.stderr
+
+
+def objects(url: Url) -> dict[str, bytes]:
+    store = ObjectStore(url)
+    return {found.name: store.get(found.name) for found in store.list()}
+
+
+@pytest.fixture(scope="module")
+def states(raw_tree: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A dataset, `earlier` than an `update` of it; and `another` one, of fewer shards."""
+    root = tmp_path_factory.mktemp("states")
+    shutil.copytree(raw_tree, root / "tree")
+    convert(raw_tree, root / "another", small_recipe("shards", shard_bytes=1 << 30), workers=0)
+    convert(root / "tree", root / "update", small_recipe("shards"), workers=0)
+    shutil.copytree(root / "update", root / "earlier")
+    picture = next((root / "tree").rglob("*.jpg"))
+    shutil.copy(picture, picture.with_name("new.jpg"))
+    convert(root / "tree", root / "update", small_recipe("shards"), workers=0, update=True)
+    return {path.name: path for path in root.iterdir() if path.is_dir() and path.name != "tree"}
+
+
+def named(folder: Path) -> dict[str, bytes]:
+    """The manifest and the files that it names: an update leaves those of the state before, too."""
+    names = [MANIFEST_NAME, *(file.name for file in _files(folder))]
+    return {name: (folder / name).read_bytes() for name in names}
+
+
+def names_of(states: dict[str, Path], before: str) -> list[str]:
+    """Of files that `update` needs and `before` has not: the first and the last."""
+    there = contents(states[before]) if before in states else {}
+    names = sorted(set(contents(states["update"])) - set(there) - {MANIFEST_NAME})
+    return [names[0], names[-1]]
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("before", ["nothing", "earlier", "another", "no manifest of ours"])
+def test_push_leaves_objects_alone_that_it_did_not_send(
+    before: str, overwrite: bool, states: dict[str, Path], bucket: Url
+) -> None:
+    store = ObjectStore(bucket / "set")
+    if before in states:
+        push(states[before], bucket / "set")
+    names = [MANIFEST_NAME] if before == "no manifest of ours" else names_of(states, before)
+    for content in (b"", b"mine"):
+        for name in names:
+            store.put(name, content)
+        there = objects(bucket / "set")
+        with pytest.raises(DatasetError) as caught:
+            push(states["update"], bucket / "set", overwrite=overwrite)
+        assert str(caught.value).startswith(f"{bucket}/set"), caught.value
+        assert "choose another URL" in str(caught.value)
+        assert objects(bucket / "set") == there
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_push_that_stops_anywhere_leaves_a_whole_dataset_or_none(
+    seed: int, states: dict[str, Path], bucket: Url, proxy: Proxy
+) -> None:
+    """And the user's objects; the next push, of whichever dataset, goes on from there."""
+    random = np.random.default_rng(seed)
+    ObjectStore(bucket / "set").put("notes.txt", b"mine")
+    if seed % 2:
+        upload(states["another"], bucket / "set")  # as others copy one there
+    whole = {path: named(path) for path in states.values()}
+    for left in [*random.integers(0, 40, 5).tolist(), 1 << 30]:
+        path = states[str(random.choice(sorted(states)))]
+        last = len(proxy.seen) + left
+        proxy.plan = lambda seen, last=last: "expired" if seen.number > last else None
+        with suppress(StorageError) if left < 1 << 30 else nullcontext():
+            push(path, bucket / "set", overwrite=True)
+        proxy.plan = lambda seen: None
+        there = objects(bucket / "set")
+        assert there["notes.txt"] == b"mine"
+        if MANIFEST_NAME in there:
+            files = next(files for files in whole.values() if files[MANIFEST_NAME] == there[MANIFEST_NAME])
+            assert files.items() <= there.items()
+    assert whole[path].items() <= there.items()
+    assert PUSH_NAME not in there
+
+
+def test_a_push_sends_what_is_new_and_replaces_another_dataset_only_if_asked(
+    states: dict[str, Path], bucket: Url, tmp_path: Path
+) -> None:
+    for state in ("earlier", "update"):
+        done = push(states[state], bucket / "set")
+        pull(bucket / "set", tmp_path / "copy")
+        assert contents(tmp_path / "copy") == contents(states[state])
+    assert 0 < done.sent_files < done.files
+    with pytest.raises(DatasetError, match="holds another dataset; choose another URL, or pass --overwrite"):
+        push(states["another"], bucket / "set")
+    push(states["another"], bucket / "set", overwrite=True)
+    assert objects(bucket / "set") == contents(states["another"])
+
+
+def test_a_list_of_rejects_is_of_a_dataset_that_has_some(
+    states: dict[str, Path], bucket: Url, raw_tree: Path, tmp_path: Path
+) -> None:
+    """Else a file of its name is the user's, which nothing replaces or removes."""
+    tree, folder, mine = tmp_path / "tree", tmp_path / "copy", {REJECTED_NAME: b"mine"}
+    push(states["earlier"], bucket / "set")
+    ObjectStore(bucket / "set").put(REJECTED_NAME, b"mine")
+    pull(bucket / "set", folder)
+    assert contents(folder) == contents(states["earlier"])
+    push(states["another"], bucket / "set", overwrite=True)
+    assert objects(bucket / "set") == {**contents(states["another"]), **mine}
+    (folder / REJECTED_NAME).write_bytes(b"mine")
+    with pytest.raises(DatasetError, match=r"not part of the dataset \(rejected.csv\)"):
+        convert(raw_tree, folder, small_recipe("shards", size=32), workers=0, overwrite=True)
+    shutil.copytree(raw_tree, tree)
+    next(tree.rglob("*.jpg")).with_name("new.jpg").write_bytes(b"")
+    shutil.copytree(states["earlier"], tmp_path / "rejecting")
+    convert(tree, tmp_path / "rejecting", small_recipe("shards"), workers=0, update=True, max_rejects=0.5)
+    push(tmp_path / "rejecting", bucket / "more")
+    for write in (
+        lambda: convert(tree, folder, small_recipe("shards"), workers=0, update=True, max_rejects=0.5),
+        lambda: pull(bucket / "more", folder),
+    ):
+        with pytest.raises(DatasetError, match=r"not part of the dataset.*\(rejected.csv\)"):
+            write()
+    assert contents(folder) == {**contents(states["earlier"]), **mine}
+    (folder / REJECTED_NAME).unlink()
+    pull(bucket / "more", folder)
+    assert (folder / REJECTED_NAME).read_bytes().startswith(b"id,path,reason")
+    convert(raw_tree, folder, small_recipe("shards", size=32), workers=0, overwrite=True)
+    assert not (folder / REJECTED_NAME).exists()
+
+
+def test_of_two_pushes_into_a_url_one_is_told(
+    converted: dict[str, Path], grey: dict[str, Path], raw_tree: Path, bucket: Url, tmp_path: Path
+) -> None:
+    """The second is refused with the process of the first; where it is to overwrite, the first is told."""
+    refused = []
+
+    def intrude(done: int, total: int) -> None:
+        if not refused and done:
+            for write in (
+                lambda: push(grey["shards"], bucket / "set"),
+                lambda: convert(raw_tree, bucket / "set", small_recipe("shards"), workers=0),
+            ):
+                with pytest.raises(DatasetError, match=r"by process \d+ on |is not empty"):
+                    write()
+                refused.append(done)
+
+    push(converted["shards"], bucket / "set", on_progress=intrude)
+    assert refused
+    assert objects(bucket / "set") == contents(converted["shards"])
+    calls = iter([lambda: None, lambda: push(grey["shards"], bucket / "more", overwrite=True)])
+    with pytest.raises(DatasetError, match="another push has taken over"):
+        push(converted["shards"], bucket / "more", on_progress=lambda *_: (next(calls, print))() and None)
+    assert objects(bucket / "more").items() >= named(grey["shards"]).items()
+
+
+@pytest.mark.parametrize("before", ["begun", "earlier"])
+def test_pull_leaves_files_alone_that_it_did_not_fetch(
+    before: str, states: dict[str, Path], bucket: Url, proxy: Proxy, tmp_path: Path
+) -> None:
+    push(states["update"], bucket / "set")
+    folder = tmp_path / "copy"
+    if before == "earlier":
+        shutil.copytree(states["earlier"], folder)
+    else:
+        proxy.plan = lambda seen: "gone" if "/train-" in seen.path else None
+        with pytest.raises(StorageError):
+            pull(bucket / "set", folder)
+        proxy.plan = lambda seen: None
+        assert (folder / PULL_NAME).exists()
+    taken = [name for name in names_of(states, before) if not (folder / name).exists()]
+    for name in taken:
+        (folder / name).write_text("mine")
+        there = contents(folder)
+        with pytest.raises(DatasetError, match=rf"holds files .* \({name}\); move them elsewhere"):
+            pull(bucket / "set", folder)
+        assert contents(folder) == there
+        (folder / name).unlink()
+    assert taken
+    mine = {PULL_NAME: b"mine"} if before == "earlier" else {}
+    for name, content in mine.items():
+        (folder / name).write_bytes(content)
+    pull(bucket / "set", folder)
+    assert all(check_file(folder, file) is None for file in _files(states["update"]))
+    assert mine.items() <= contents(folder).items()
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
+def test_a_disk_that_takes_no_more_is_named_with_what_to_do(
+    number: int, converted: dict[str, Path], bucket: Url, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    push(converted["shards"], bucket / "set")
+
+    def full(*_: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", full)
+        with pytest.raises(DatasetError) as caught:
+            pull(bucket / "set", tmp_path / "copy")
+    assert str(caught.value) == (
+        f"{tmp_path / 'copy'}: cannot be written ({os.strerror(number)}); what has arrived is kept: make "
+        f"room or fix permissions, then run the same command again"
+    )
+    pull(bucket / "set", tmp_path / "copy")
+    assert contents(tmp_path / "copy") == contents(converted["shards"])
+
+
+@pytest.mark.parametrize("no_folder", [True, False])
+def test_no_room_for_temporary_files_is_named_with_what_to_do(
+    no_folder: bool, converted: dict[str, Path], bucket: Url, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `tempfile` says it: before it has found a folder, and of the one that it has found."""
+    push(converted["shards"], bucket / "set")
+    made = FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']")
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/tmp/x")
+
+    def refuse(*_: object, **__: object) -> str:
+        raise made if no_folder else full
+
+    monkeypatch.setattr(
+        "precache.sharing.places._library", Mock
+    )  # the real one keeps the address of its service
+    monkeypatch.setattr(tempfile, "mkdtemp", refuse)
+    for act in (
+        lambda: pull(bucket / "set", tmp_path / "copy"),
+        lambda: Repository("hf://datasets/me/photos").read(MANIFEST_NAME),
+    ):
+        with pytest.raises(PrecacheError, match=r"; make room there, or set TMPDIR to a folder on another"):
+            act()
+
+
+@pytest.mark.parametrize(
+    ("command", "method", "part"),
+    [
+        ("push", "PUT", "push.json"),
+        ("push", "GET", MANIFEST_NAME),
+        ("push", "GET", "list-type"),
+        ("push", "PUT", "train-"),
+        ("pull", "GET", MANIFEST_NAME),
+        ("pull", "GET", "train-"),
+    ],
+)
+def test_ctrl_c_does_not_wait_for_a_silent_storage(
+    command: str,
+    method: str,
+    part: str,
+    converted: dict[str, Path],
+    bucket: Url,
+    proxy: Proxy,
+    tmp_path: Path,
+) -> None:
+    """Which request ever is the first that is not answered: nothing is from there on."""
+    if command == "pull":
+        push(converted["shards"], bucket)
+
+    def silent(seen: Seen) -> str | None:
+        begun = bool(proxy.faults) or (seen.method == method and part in seen.path)
+        return "silent" if begun else None
+
+    proxy.plan = silent
+    words = (
+        ("push", converted["shards"], bucket) if command == "push" else ("pull", bucket, tmp_path / "copy")
+    )
+    stopped, took_s = interrupted(lambda: proxy.faults["silent"] > 0, *words, cwd=tmp_path)
+    assert stopped.returncode == 130, stopped.stderr
+    assert re.fullmatch(
+        r"precache: error: interrupted while files were (sent|fetched); what has arrived is kept, and the "
+        r"same command (sends|fetches) the rest\n",
+        stopped.stderr,
+    ), stopped.stderr
+    assert took_s < 10
+
+
+def test_an_object_of_the_same_size_is_not_taken_for_the_file(
+    converted: dict[str, Path], bucket: Url, tmp_path: Path
+) -> None:
+    """A push of another dataset, which was stopped, has left it."""
+    store = ObjectStore(bucket / "set")
+    name = next(path.name for path in converted["shards"].glob("*.safetensors"))
+    store.put(name, bytes((converted["shards"] / name).stat().st_size), crc32c="0badc0de")
+    push(converted["shards"], bucket / "set")
+    pull(bucket / "set", tmp_path / "copy")
+    assert contents(tmp_path / "copy") == contents(converted["shards"])
+
+
+def test_a_damaged_file_is_not_pushed(converted: dict[str, Path], bucket: Url, tmp_path: Path) -> None:
+    shutil.copytree(converted["shards"], tmp_path / "set")
+    damaged, _ = flip_a_bit(tmp_path / "set")
+    with pytest.raises(DatasetError, match=damaged.name):
+        push(tmp_path / "set", bucket / "set")
+    assert ObjectStore(bucket / "set").find(MANIFEST_NAME) is None
+
+
+def test_wrong_bytes_are_fetched_again_and_then_named(
+    converted: dict[str, Path], bucket: Url, proxy: Proxy, tmp_path: Path
+) -> None:
+    push(converted["shards"], bucket / "set")
+    name = sorted(path.name for path in converted["shards"].glob("train-*.safetensors"))[0]
+    left = [2]
+
+    def flip(seen: Seen) -> str | None:
+        hit = seen.method == "GET" and seen.path.endswith(name) and left[0] > 0
+        left[0] -= hit
+        return "flip" if hit else None
+
+    proxy.plan = flip
+    pull(bucket / "set", tmp_path / "copy")
+    assert contents(tmp_path / "copy") == contents(converted["shards"])
+    left[0] = 99
+    with pytest.raises(DatasetError) as caught:
+        pull(bucket / "set", tmp_path / "other")
+    assert f"{bucket}/set/{name}: came 3 times with CRC-32C" in str(caught.value)
+    assert not (tmp_path / "other" / name).exists()
+    assert not (tmp_path / "other" / MANIFEST_NAME).exists()
+
+
+@pytest.mark.parametrize("what", ["files", "dataset", "pull"])
+def test_a_folder_with_something_else_is_left_alone(
+    what: str, converted: dict[str, Path], grey: dict[str, Path], bucket: Url, tmp_path: Path
+) -> None:
+    push(converted["shards"], bucket / "set")
+    folder = tmp_path / "folder"
+    if what == "files":
+        folder.mkdir()
+        (folder / "mine.txt").write_text("mine")
+    elif what == "dataset":
+        shutil.copytree(grey["shards"], folder)
+    else:
+        folder.mkdir()
+        (folder / PULL_NAME).write_text('{"digest": "of another"}')
+    before = contents(folder)
+    with pytest.raises(DatasetError, match="choose another folder"):
+        pull(bucket / "set", folder)
+    assert contents(folder) == before
+
+
+def test_a_pull_that_is_killed_goes_on(
+    converted: dict[str, Path], bucket: Url, proxy: Proxy, tmp_path: Path
+) -> None:
+    push(converted["shards"], bucket / "set")
+    proxy.bytes_per_s = 200_000.0
+    command = [sys.executable, "-m", "precache", "pull", str(bucket / "set"), str(tmp_path / "copy")]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while not list((tmp_path / "copy").glob("*.safetensors")) and time.monotonic() < deadline:
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (tmp_path / "copy" / MANIFEST_NAME).exists()
+    proxy.bytes_per_s = None
+    done = pull(bucket / "set", tmp_path / "copy")
+    assert done.sent_files < done.files
+    assert contents(tmp_path / "copy") == contents(converted["shards"])
+
+
+def test_bad_input_is_one_line(converted: dict[str, Path], bucket: Url, tmp_path: Path) -> None:
+    for arguments, mention in [
+        (("push", tmp_path, bucket), "not a converted dataset"),
+        (("push", converted["shards"], tmp_path / "there"), "copy the dataset with 'cp -r'"),
+        (("push", converted["shards"], bucket, "--public"), "public is for hf:// alone"),
+        (("pull", bucket / "nothing", tmp_path / "there"), "not a converted dataset"),
+        (("pull", "s4://bucket", tmp_path / "there"), "unknown kind of URL 's4'"),
+    ]:
+        check_bad_input(run("precache", *arguments, cwd=tmp_path), mention)
+    with pytest.raises(SettingError, match="is a path of this machine"):
+        pull(tmp_path, tmp_path / "there")  # type: ignore[arg-type]
+
+
+def _files(folder: Path) -> tuple:  # type: ignore[type-arg]
+    from precache import open_dataset
+
+    return open_dataset(folder).manifest.files

@@ -1,0 +1,101 @@
+"""Every kind of source keeps the contract; those of trees give what the tree gives, whatever it holds."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from precache import open_source
+from precache.sources.tree import scan_tree
+from tests import source_contract as contract
+from tests.precache.sources.archives import JPEG, Files, files_of, put
+from tests.source_contract import KINDS, Kind
+
+PARTS = ("a", "b c", "\u00fc \u540d", "latin\udcef", "n" * 120, "tab\t'\"", ".hidden", "astral\U0001f600")
+SAFE_PARTS = ("a", "b c", "\u00fc \u540d", "n" * 120, ".hidden", "astral\U0001f600")
+ENDINGS = (".jpg", ".JPG", ".jpeg", ".png", ".txt", ".psd", ".svg", "", ".b.gif", ".sgi")
+STARTS = (JPEG, b"\x89PNG\r\n\x1a\n", b"", b"text", b"\x01\xda\x00\x01", b"8BPS")
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> Kind:
+    return KINDS[request.param]
+
+
+@pytest.fixture
+def place(kind: Kind, request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    if kind.at_url:
+        return request.getfixturevalue("bucket")
+    (tmp_path / "place").mkdir()
+    return tmp_path / "place"
+
+
+def test_a_source_holds_its_pictures(kind: Kind, place: Any, raw_tree: Path) -> None:
+    files = files_of(raw_tree)
+    made = kind.make(files, place)
+    scan = open_source(made).scan()
+    contract.check_holds_the_pictures(scan, files)
+    contract.check_accounts_for_all(scan)
+    contract.check_is_read_elsewhere(scan)
+    contract.check_says_the_same_again(open_source(made))
+    contract.check_is_never_written_to(open_source(made))
+    contract.check_refuses_options_of_others(made, kind)
+    if kind.change is not None:
+        contract.check_names_what_changed(made, kind)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_same_pictures_give_the_same_shards(
+    kind: Kind, place: Any, workers: int, raw_tree: Path, converted: dict[str, Path], tmp_path: Path
+) -> None:
+    made = kind.make(files_of(raw_tree), place)
+    contract.check_converts_as_its_tree(made, converted["shards"], tmp_path / "out", workers)
+
+
+def any_files(rng: np.random.Generator, parts: tuple[str, ...]) -> Files:
+    """Files with strange names and contents, in class folders, in folders inside these, and beside them."""
+    files = {"class/1.jpg": JPEG, "other/2.jpg": JPEG}
+    for number in range(60):
+        folders = [str(rng.choice(parts)) for _ in range(int(rng.choice([0, 1, 1, 1, 1, 2])))]
+        name = f"{rng.choice(parts)}{number}{rng.choice(ENDINGS)}"
+        files["/".join([*folders, name])] = STARTS[rng.integers(len(STARTS))] * int(rng.integers(1, 4))
+    return files
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("prefix", ["", "train/"])
+def test_what_a_tree_holds_any_other_place_of_its_files_holds(
+    kind: Kind, place: Any, seed: int, prefix: str, tmp_path: Path
+) -> None:
+    if not kind.is_tree:
+        pytest.skip("has no folders")
+    rng = np.random.default_rng((seed, 26))
+    files = {f"{prefix}{name}": content for name, content in any_files(rng, SAFE_PARTS).items()}
+    if kind.holds_any_name:
+        files |= {f"{prefix}{name}": content for name, content in any_files(rng, PARTS).items()}
+    if prefix:
+        files["val/class/9.jpg"] = JPEG
+    tree = scan_tree(put(tmp_path / "files", files))
+    contract.check_is_as_the_tree(open_source(kind.make(files, place)).scan(), tree)
+
+
+@pytest.mark.parametrize(
+    ("files", "phrase"),
+    [
+        ({"1.jpg": JPEG}, "pass --class-depth 0"),
+        ({"a/notes.txt": b"text"}, "no class folder with pictures"),
+        ({"a/b/c/1.jpg": JPEG}, "pass --class-depth 2"),
+    ],
+)
+def test_a_source_without_class_folders_is_named(
+    kind: Kind, place: Any, files: Files, phrase: str, tmp_path: Path
+) -> None:
+    if not kind.is_tree or (phrase.endswith("2") and kind is not KINDS["tree"]):
+        pytest.skip("has no folders, or they are outer folders of an archive")
+    made = kind.make(files, place)
+    with pytest.raises(Exception, match=phrase) as caught:
+        open_source(made).scan()
+    assert str(caught.value).startswith(f"{os.fspath(made)}: ")
+    assert "\n" not in str(caught.value)

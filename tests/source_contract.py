@@ -1,0 +1,196 @@
+"""Properties that every kind of source keeps; `tests/precache/sources/test_sources.py` runs them over all."""
+
+import os
+import pickle
+import tarfile
+import tempfile
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from precache import SettingError, SourceError, SourceOptions, convert, open_source
+from precache.pictures.reading import MAX_PIXELS
+from precache.sources.base import Scan, Source, check_apart
+from precache.storage.objects import ObjectStore
+from precache.storage.urls import Location, Url, locate
+from tests.conftest import small_recipe
+from tests.precache.sources.archives import Files, make_tar, make_zip, put
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of source.
+
+    Attributes:
+        make: `(files, place) -> what open_source takes`; files are the content of each, by its path
+            CLASS/NAME, and place is an empty folder, or a bucket.
+        takes: names of `SourceOptions` that it takes.
+        at_url: whether it lies in a bucket.
+        holds_any_name: also one that is not UTF-8.
+        change: `(what make gave, path of a picture)`: changes what is read, after the scan.
+        is_tree: whether its samples are those of the tree of the same files: paths, ignored files and digest.
+    """
+
+    make: Callable[[Files, Any], Any]
+    takes: tuple[str, ...] = ("class_depth",)
+    at_url: bool = False
+    is_tree: bool = True
+    holds_any_name: bool = True
+    change: Callable[[Any, str], None] | None = None
+
+
+def touch(made: Path, name: str) -> None:
+    """Write an archive at another time."""
+    os.utime(made, (1, 1))
+
+
+def rewrite_object(made: str, name: str) -> None:
+    """Within the same second, at the same size."""
+    url = locate(made)
+    assert isinstance(url, Url)
+    store = ObjectStore(url)
+    store.put(name, bytes(len(store.get(name))))
+
+
+def make_stored_zip(files: Files, place: Path) -> Path:
+    """A zip that packs nothing."""
+    return make_zip(place / "x.zip", files, zipfile.ZIP_STORED)
+
+
+def make_objects(files: Files, bucket: Url) -> str:
+    """A tree of objects."""
+    store = ObjectStore(bucket / "photos")
+    for name, content in files.items():
+        store.put(name, content)
+    return str(bucket / "photos")
+
+
+def make_archive_at_url(files: Files, bucket: Url) -> str:
+    """A tar of them, as an object."""
+    with tempfile.TemporaryDirectory() as folder:
+        ObjectStore(bucket).put("photos.tar", make_tar(Path(folder, "x.tar"), files).read_bytes())
+    return str(bucket / "photos.tar")
+
+
+KINDS = {
+    "tree": Kind(
+        lambda files, place: put(place / "tree", files),
+        change=lambda tree, name: (tree / name).write_bytes(b"another picture"),
+    ),
+    "tar": Kind(lambda files, place: make_tar(place / "x.tar", files), change=touch),
+    "GNU tar": Kind(lambda files, place: make_tar(place / "x.tar", files, form=tarfile.GNU_FORMAT)),
+    "tar.gz": Kind(lambda files, place: make_tar(place / "x.tar.gz", files, mode="w:gz")),
+    "TBZ2": Kind(lambda files, place: make_tar(place / "x.TBZ2", files, mode="w:bz2")),
+    "tar.xz": Kind(lambda files, place: make_tar(place / "x.tar.xz", files, mode="w:xz")),
+    "zip": Kind(lambda files, place: make_zip(place / "x.zip", files), holds_any_name=False, change=touch),
+    "stored zip": Kind(make_stored_zip, holds_any_name=False),
+    "objects": Kind(make_objects, at_url=True, holds_any_name=False, change=rewrite_object),
+    "tar at a URL": Kind(make_archive_at_url, at_url=True),
+}
+
+
+def check_holds_the_pictures(scan: Scan, files: Files) -> None:
+    """Those of `files`, all of which are pictures: ids are ranks, each in its class, with its content."""
+    expected = sorted(files)
+    assert scan.samples.ids.tolist() == list(range(len(files)))
+    assert scan.classes == tuple(sorted({name.split("/")[0] for name in files}))
+    for ref, name in zip(scan.samples, expected, strict=True):
+        assert scan.classes[ref.label] == name.split("/")[0]
+        assert scan.source.read(ref, MAX_PIXELS) == files[name]
+        assert ref.bytes in (0, len(files[name]))  # 0: not known before it is read
+
+
+def check_accounts_for_all(scan: Scan) -> None:
+    """What was looked at is a sample or ignored; messages name each sample in one line."""
+    assert scan.scanned == len(scan.samples) + len(scan.ignored)
+    assert all(ignored.reason for ignored in scan.ignored)
+    named = [scan.source.where(ref) for ref in scan.samples]
+    assert len(set(named)) == len(named)
+    assert all(str(scan.root) in where for where in named)
+
+
+def check_says_the_same_again(source: Source) -> None:
+    """Two scans are alike."""
+    one, other = source.scan(), source.scan()
+    assert (one.digest, one.classes, one.ignored, one.scanned) == (
+        *(other.digest, other.classes),
+        *(other.ignored, other.scanned),
+    )
+    assert list(one.samples) == list(other.samples)
+
+
+def check_is_read_elsewhere(scan: Scan) -> None:
+    """A worker process gets the source pickled, without the list of its samples."""
+    sent = pickle.dumps(scan.source)
+    copy = pickle.loads(sent)
+    for ref in scan.samples:
+        assert copy.where(ref) == scan.source.where(ref)
+        assert copy.read(ref, MAX_PIXELS) == scan.source.read(ref, MAX_PIXELS)
+    assert len(sent) < 2000 + 30 * len(scan.samples)
+
+
+def check_is_never_written_to(source: Source) -> None:
+    """No conversion goes into one of its places; and reading it changes nothing there."""
+    before = {path: _state(path) for path in source.paths}
+    scan = source.scan()
+    scan.source.read(scan.samples[0], MAX_PIXELS)
+    assert {path: _state(path) for path in source.paths} == before
+    for path in source.paths:
+        for destination in (path, path.parent if path is source.paths[0] else path, path / "out"):
+            with pytest.raises(SettingError):
+                check_apart(source, destination)
+
+
+def check_names_what_changed(made: Any, kind: Kind) -> None:
+    """A picture that is not as it was scanned ends the run: another one is not taken for it."""
+    scan = open_source(made).scan()
+    ref = scan.samples[1]
+    assert kind.change is not None
+    kind.change(made, ref.path)
+    with pytest.raises(SourceError, match="changed while it was converted") as caught:
+        scan.source.read(ref, MAX_PIXELS)
+    assert str(caught.value).startswith(str(scan.root))
+
+
+def check_refuses_options_of_others(made: Any, kind: Kind) -> None:
+    """An option that it would not heed is an error."""
+    other: dict[str, Any] = {"root": "x", "label": "x", "split": "x", "fields": ("x",), "class_depth": 1}
+    for name, value in other.items():
+        if name not in kind.takes:
+            with pytest.raises(SettingError, match=name.replace("_", "-").removesuffix("s")):
+                open_source(made, SourceOptions(**{name: value})).scan()
+
+
+def check_converts_as_its_tree(made: Any, converted: Path, out: Path, workers: int) -> None:
+    """`converted` are the shards of the tree of the same pictures."""
+    convert(made, out, small_recipe("shards"), workers=workers)
+    names = sorted(path.name for path in converted.glob("*.safetensors"))
+    assert len(names) > 1
+    assert [(out / name).read_bytes() for name in names] == [
+        (converted / name).read_bytes() for name in names
+    ]
+
+
+def check_is_as_the_tree(scan: Scan, tree: Scan) -> None:
+    """The same files give the same samples, and the same is ignored for the same reasons."""
+    assert (scan.digest, scan.classes, scan.scanned) == (tree.digest, tree.classes, tree.scanned)
+    assert set(scan.ignored) == set(tree.ignored)
+    assert scan.samples.paths == tree.samples.paths
+    assert scan.samples.split_names == tree.samples.split_names
+    for name in ("ids", "labels", "splits", "file_bytes", "path_ends"):
+        ours, theirs = getattr(scan.samples, name), getattr(tree.samples, name)
+        assert ours.dtype == theirs.dtype == np.int64, name
+        assert np.array_equal(ours, theirs), name
+
+
+def _state(place: Location) -> Any:
+    """What would change if something were written there."""
+    if isinstance(place, Url):
+        return sorted((info.name, info.etag) for info in ObjectStore(place.parent).list())
+    paths = [place, *sorted(place.rglob("*"))]
+    return [(path, path.lstat().st_mtime_ns) for path in paths]

@@ -56,7 +56,7 @@ def examine() -> list[Finding]:
         _packages("heic pictures", "pictures", "pillow-heif"),
         Finding("simplejpeg", f"{version_of('simplejpeg')} (libjpeg-turbo)"),
         _packages("backend pytorch", "loaders", "torch", "torchvision", "opencv-python-headless"),
-        _packages("backend shards", "loaders", "torch", "safetensors"),
+        _packages("backend shards", "loaders", "torch"),
         _packages("backend webdataset", "loaders", "torch"),
         _packages("backend dali", "dali-cuda13" if dali == DALI[1] else "dali", "torch", dali),
         _nvjpeg(),

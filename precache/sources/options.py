@@ -32,11 +32,16 @@ class OptionNotTakenError(SettingError):
     Attributes:
         option: its name in `SourceOptions`.
         kind: what messages call such a source.
+        kinds: those that take it, called the same way.
     """
 
     def __init__(self, option: str, kind: str, kinds: tuple[str, ...]) -> None:
-        super().__init__(f"{flag_of(option)} is not for {kind}, only for {', '.join(kinds)}; leave it out")
-        self.option, self.kind = option, kind
+        super().__init__(option, kind, kinds)
+        self.option, self.kind, self.kinds = option, kind, kinds
+
+    def __str__(self) -> str:
+        """What was given, and to what; kept apart from `args`, so that a worker's error arrives whole."""
+        return f"{flag_of(self.option)} is not for {self.kind}, only for {', '.join(self.kinds)}; leave it out"
 
 
 @dataclass(frozen=True, slots=True)

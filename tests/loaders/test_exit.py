@@ -206,7 +206,7 @@ def test_a_disk_that_does_not_answer_does_not_keep_the_program(raw_tree: Path, t
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 7, errors
     assert errors.count("\n") == 1
-    assert "does the disk of its data answer?" in errors
+    assert "check the disk or network of the data" in errors
 
 
 @pytest.mark.parametrize(

@@ -126,7 +126,7 @@ def test_other_pictures_are_refused(
 def test_pictures_that_the_tree_lacks_are_named(squares: Squares, tmp_path: Path) -> None:
     tree = shutil.copytree(squares.tree, tmp_path / "tree")
     (tree / "red/03.png").unlink()
-    with pytest.raises(DatasetError, match=r"has red/03\.png in class 'red', .*tree has not"):
+    with pytest.raises(DatasetError, match=r"has red/03\.png in class 'red', .*tree does not"):
         find_pictures(tree, squares.sources("ours=shards"))
     with pytest.raises(DatasetError, match="is another tree than"):
         find_pictures(tree, squares.sources("imagefolder"))

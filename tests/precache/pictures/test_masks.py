@@ -134,7 +134,7 @@ SPOILT: dict[str, tuple[Callable[[Path], Any], str]] = {
     "jpeg": (saved(Image.new("L", (40, 40)), format="JPEG"), "not such a picture; expected a PNG"),
     "large labels": (
         saved(Image.fromarray(np.full((40, 40), 256, np.uint16))),
-        "labels from 256 to 256, and 0 to 255 are kept",
+        "labels from 256 to 256; expected 0 to 255",
     ),
     "truncated": (lambda path: os.truncate(path, 60), "its mask a/04.png cannot be read"),
     "empty": (lambda path: os.truncate(path, 0), "its mask a/04.png cannot be read"),

@@ -64,8 +64,7 @@ from precache.plan import plan_conversion
 from precache.recipe import DEFAULT_SPLITS, FORMAT_NAMES, Recipe, parse_splits
 from precache.reporting import warn
 from precache.sources.base import Scan, check_apart
-from precache.sources.objects import ObjectTree
-from precache.sources.tree import scan_tree
+from precache.sources.tree import ObjectTree, scan_tree
 from precache.storage.urls import Location, Url
 
 _VERSIONS = ("python", "torch", "pillow", "simplejpeg", "webdataset", *DALI)

@@ -23,8 +23,7 @@ from precache.errors import ImageError, SettingError, check_range
 from precache.pictures import jpeg
 from precache.pictures.reading import MAX_PIXELS
 from precache.reporting import Progress, unseen
-from precache.sources.base import Scan
-from precache.sources.objects import reads_of
+from precache.sources.base import Scan, reads_of
 
 PICTURES = 200
 _WITHOUT_DATA = 1_000  # pictures that the times are for

@@ -30,8 +30,7 @@ from precache.errors import ImageError, SettingError, SourceError, check_range
 from precache.pictures import images
 from precache.pictures.reading import MAX_PIXELS
 from precache.recipe import FORMAT_NAMES, Recipe
-from precache.sources.base import SampleRef, Scan
-from precache.sources.objects import reads_of
+from precache.sources.base import SampleRef, Scan, reads_of
 from precache.storage.urls import Url
 
 SMALL_IMAGES = 24  # of the conversion that takes hardly longer than its start

@@ -14,10 +14,9 @@ from precache.pictures import images
 from precache.pictures.reading import MAX_PIXELS
 from precache.pictures.turns import Turn
 from precache.reporting import Progress, unseen, warn
-from precache.sources.base import SampleRef, Scan, Source
-from precache.sources.objects import ObjectTree, reads_of
+from precache.sources.base import SampleRef, Scan, Source, reads_of
 from precache.sources.rejected_list import check_writable, default_list, write_list
-from precache.sources.tree import scan_tree
+from precache.sources.tree import ObjectTree, scan_tree
 from precache.storage.urls import Url, locate
 
 _TASK_PICTURES = 64

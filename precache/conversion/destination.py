@@ -15,8 +15,7 @@ from precache.dataset.manifest import MANIFEST_NAME, Manifest
 from precache.errors import DatasetError
 from precache.reporting import counted, some
 from precache.sources import SourceOptions
-from precache.sources.base import Scan
-from precache.sources.source_state import changed_pictures
+from precache.sources.base import Scan, changed_pictures
 from precache.storage import fsync_folder, remove_leftovers
 from precache.storage.objects import ObjectStore
 from precache.storage.urls import Location, Url

@@ -17,9 +17,8 @@ from precache.dataset.manifest import Manifest
 from precache.engines import KILLED
 from precache.errors import DatasetError, ImageError
 from precache.pictures import images
-from precache.sources.base import Samples, Scan
+from precache.sources.base import Samples, Scan, changed_rows
 from precache.sources.masks import reader_of, render_mask
-from precache.sources.source_state import changed_rows
 
 AGAIN = "convert it again with --overwrite"
 

@@ -26,8 +26,7 @@ from precache.formats import FORMATS
 from precache.plan import ConvertPlan
 from precache.recipe import FORMAT_NAMES, SPLIT_NAME, Recipe
 from precache.reporting import counted, some, warn
-from precache.sources.base import Scan
-from precache.sources.source_state import changed_pictures
+from precache.sources.base import Scan, changed_pictures
 from precache.storage import (
     atomic_write,
     fsync_folder,

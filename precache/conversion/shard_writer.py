@@ -22,9 +22,8 @@ from precache.pictures import images, jpeg
 from precache.pictures.jpeg import Pixels
 from precache.pictures.reading import MAX_PIXELS
 from precache.recipe import Recipe
-from precache.sources.base import SampleRef, Source, picture_checksum
+from precache.sources.base import SampleRef, Source, picture_checksum, reads_of
 from precache.sources.masks import render_mask
-from precache.sources.objects import reads_of
 from precache.storage.output import OutputFile, publish
 from precache.storage.urls import Url
 

@@ -52,13 +52,22 @@ def read_picture(path: str, max_pixels: int = MAX_PIXELS, as_scanned: tuple[int,
     return steadily(lambda: _read(path, max_pixels, as_scanned), path)
 
 
-def read_part(path: str, as_scanned: tuple[int, int], start: int, count: int) -> bytes:
-    """`count` bytes of the file at `path` from `start` on; fewer where it ends before.
+def read_part(path: str, shown: str, as_scanned: tuple[int, int], start: int, count: int) -> bytes:
+    """`count` bytes of the file at `path`, called `shown`, from `start` on; fewer where it ends before.
 
     Raises:
         SourceError: as `read_picture`.
     """
-    return steadily(lambda: _read_part(path, as_scanned, start, count), path)
+
+    def act() -> bytes:
+        descriptor = open_regular(path)
+        try:
+            _check_unchanged(shown, os.fstat(descriptor), as_scanned)
+            return read_descriptor_at(descriptor, start, count)
+        finally:
+            os.close(descriptor)
+
+    return steadily(act, shown)
 
 
 def steadily(act: Callable[[], Answer], path: str | os.PathLike[str]) -> Answer:
@@ -87,15 +96,6 @@ def _read(path: str, max_pixels: int, as_scanned: tuple[int, int] | None) -> byt
         )
     _check_unchanged(path, after, as_scanned)
     return data
-
-
-def _read_part(path: str, as_scanned: tuple[int, int], start: int, count: int) -> bytes:
-    descriptor = open_regular(path)
-    try:
-        _check_unchanged(path, os.fstat(descriptor), as_scanned)
-        return read_descriptor_at(descriptor, start, count)
-    finally:
-        os.close(descriptor)
 
 
 def check_bytes(path: str, size: int, max_pixels: int) -> None:

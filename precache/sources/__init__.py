@@ -1,33 +1,54 @@
-"""Where samples come from: one file each, one protocol, see `precache.sources.base`."""
+"""Where samples come from: one file each, one protocol, see `precache.sources.base`.
+
+A source at a URL:
+
+    s3://BUCKET/photos              a tree of objects
+    s3://BUCKET/sets/caltech        a converted dataset
+    s3://BUCKET/photos.tar, .zip    an archive, fetched first: pictures are read in shuffled order
+    s3://BUCKET/labels.csv          a table, fetched; its pictures are objects, or files below --root
+    s3://BUCKET/tars                WebDataset tars, fetched
+    https://HOST/photos.tar         the same, but for trees and tars: a web server lists nothing
+
+What is fetched lies in the staging folder (TMPDIR) until the process ends.
+"""
 
 import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from precache.dataset.manifest import MANIFEST_NAME
 from precache.errors import SettingError, SourceError
+from precache.reporting import counted, warn
 from precache.sources import table, webdataset
 from precache.sources.archive import ArchiveSource, is_archive, is_other_archive
-from precache.sources.at_url import open_at
 from precache.sources.base import Source
 from precache.sources.converted import is_converted, open_converted
-from precache.sources.dataset import open_object, open_saved
-from precache.sources.listing import PREFIX
+from precache.sources.dataset import PREFIX, open_object, open_saved
 from precache.sources.masks import MaskColumn, MaskTree
 from precache.sources.options import ARCHIVE, TABLE, TARS, TREE, SourceOptions, is_table
 from precache.sources.table import TableSource
-from precache.sources.tree import TreeSource
+from precache.sources.tree import ObjectTree, TreeSource
 from precache.sources.webdataset import WebDatasetSource
-from precache.storage.urls import Url, is_url, local_path, locate
+from precache.storage import staging
+from precache.storage.objects import ObjectInfo, ObjectStore
+from precache.storage.urls import Location, Url, is_url, local_path, locate
 
 __all__ = ["Source", "SourceOptions", "open_source"]
+
+_PROBED = 1000  # objects that say whether a prefix holds tars alone
+_AT_A_TIME = 4  # tars that are fetched
 
 
 def open_source(source: Any, options: SourceOptions | None = None) -> Source:
     """The source at a path, of the kind that the path says; that of a dataset; or `source` where it is one.
 
     Args:
-        source: a path, a URL (see `precache.sources.at_url`), `hf:FOLDER` for a dataset of Hugging Face on
+        source: a path, a URL (see the module), `hf:FOLDER` for a dataset of Hugging Face on
             disk, anything with `__len__` and `__getitem__`, a mapping of splits to such datasets, or a
             `Source`.
 
@@ -49,7 +70,7 @@ def open_source(source: Any, options: SourceOptions | None = None) -> Source:
         return open_saved(str(Path(source)).removeprefix(PREFIX), options)
     path = locate(source)
     if isinstance(path, Url):
-        return open_at(path, options)
+        return _open_url(path, options)
     return _open_folder(path, options) if path.is_dir() else _open_file(path, options)
 
 
@@ -70,13 +91,21 @@ def _open_masked(source: Any, options: SourceOptions, mask: str) -> Source:
     return MaskColumn(pictures, Path(pictures.folder), mask, mask in options.fields)
 
 
-def _open_file(path: Path, options: SourceOptions) -> Source:
-    if is_table(path):
+def _open_named(place: Location, options: SourceOptions) -> Source | None:
+    """The table or the archive that `place` names; None where its name says neither."""
+    name = Path(place.name)
+    if is_table(name):
         options.only(TABLE)
-        return TableSource(path, options)
-    if is_archive(path):
+        return TableSource(place, _on_disk(place), options)
+    if is_archive(name):
         options.only(ARCHIVE)
-        return ArchiveSource(path, options)
+        return ArchiveSource(place, _on_disk(place), options)
+    return None
+
+
+def _open_file(path: Path, options: SourceOptions) -> Source:
+    if source := _open_named(path, options):
+        return source
     remedy = table.why_no_table(path)
     if remedy is not None and path.is_file():
         raise SourceError(f"{path}: expected a table as CSV, TSV, JSON lines or Parquet; {remedy}")
@@ -90,10 +119,74 @@ def _open_folder(path: Path, options: SourceOptions) -> Source:
         return open_converted(path, options)
     if webdataset.holds_tars(path):
         options.only(TARS)
-        return WebDatasetSource(path, options)
+        return WebDatasetSource(path, path, options)
     return _open_tree(path, options)
 
 
-def _open_tree(path: Path, options: SourceOptions) -> Source:
+def _open_tree(place: Location, options: SourceOptions) -> Source:
     options.only(TREE)
-    return TreeSource(path, 1 if options.class_depth is None else options.class_depth)
+    depth = 1 if options.class_depth is None else options.class_depth
+    return ObjectTree(place, depth) if isinstance(place, Url) else TreeSource(place, depth)
+
+
+def _open_url(url: Url, options: SourceOptions) -> Source:
+    """The source at `url`, of the kind that its name and the storage say."""
+    if url.key and (source := _open_named(url, options)):
+        return source
+    store = ObjectStore(url)
+    if store.find(MANIFEST_NAME) is not None:
+        return open_converted(url, options)
+    if url.scheme in ("http", "https"):
+        raise SourceError(
+            f"{url}: is neither an archive, a table nor a converted dataset, and a web server cannot list a "
+            f"tree; name one of these"
+        )
+    first = store.first(_PROBED)
+    if not first:
+        raise SourceError(f"{url}: holds no objects; expected {url}/CLASS/picture.jpg; check the URL")
+    if not all(map(_is_tar, first)):
+        return _open_tree(url, options)
+    options.only(TARS)
+    return WebDatasetSource(url, _fetched(url, [info for info in store.list() if _is_tar(info)]), options)
+
+
+def _is_tar(info: ObjectInfo) -> bool:
+    return "/" not in info.name and info.name.lower().endswith(".tar") and not info.name.startswith(".")
+
+
+def _on_disk(place: Location) -> Path:
+    """The file itself, or what is fetched from the URL."""
+    if isinstance(place, Path):
+        return place
+    info = ObjectStore(place.parent).find(place.name)
+    if info is None:
+        raise SourceError(f"{place}: does not exist; check the URL")
+    return _fetched(place.parent, [info]) / place.name
+
+
+def _fetched(url: Url, infos: Sequence[ObjectInfo]) -> Path:
+    """A folder with the objects of `infos`, which lie below `url`, as files.
+
+    Raises:
+        SourceError: there is no room for them.
+        StorageError: one cannot be fetched.
+    """
+    folder = Path(tempfile.mkdtemp(dir=staging.folder()))
+    needed, free = sum(info.bytes for info in infos), shutil.disk_usage(folder).free
+    if needed > free:
+        raise SourceError(
+            f"{url}: {counted(len(infos), 'file')}, {needed:,} bytes, must be fetched into "
+            f"{tempfile.gettempdir()}, where {free:,} bytes are free; set TMPDIR to a folder on a larger disk"
+        )
+    warn(f"{url}: fetching {counted(len(infos), 'file')}, {needed:,} bytes, into {folder} first")
+    store = ObjectStore(url)
+
+    def fetch(info: ObjectInfo) -> None:
+        with open(folder / info.name, "xb") as file:
+            store.download(info.name, file.fileno(), info.bytes)
+        os.utime(folder / info.name, ns=(info.modified_ns, info.modified_ns))
+
+    with ThreadPoolExecutor(_AT_A_TIME) as pool:
+        for _ in pool.map(fetch, infos):
+            pass
+    return folder

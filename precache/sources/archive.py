@@ -2,7 +2,7 @@
 
     photos.tar     read in place: a picture is a range of its bytes
     photos.zip     the same, stored or deflated
-    photos.tar.gz  (.tgz, .bz2, .xz) read from its start into a file without a name, see `_Spool`
+    photos.tar.gz  (.tgz, .bz2, .xz) unpacked as a whole first, see `precache.storage.staging`
 
 Paths, ids, labels, splits and the digest are those of the tree; an outermost folder that holds everything
 else, such as 101_ObjectCategories/, is left out of them. A tar that holds samples of WebDataset instead of
@@ -22,13 +22,13 @@ class folders is read as `precache.sources.webdataset` says.
 import bz2
 import errno
 import gzip
+import hashlib
+import io
 import lzma
 import os
 import shutil
 import stat
 import tarfile
-import tempfile
-import weakref
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -46,6 +46,9 @@ from precache.reporting import some, warn
 from precache.sources.base import IgnoredPath, SampleRef, Scan
 from precache.sources.options import CLASS_FOLDERS, SourceOptions
 from precache.sources.tree import Node, scan_folders
+from precache.storage import staging
+from precache.storage.local import temporary_path
+from precache.storage.urls import Location
 
 _SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tbz", ".tar.xz", ".txz", ".zip")
 _OTHER_SUFFIXES = (".rar", ".7z", ".tar.zst", ".tzst", ".tar.lz4", ".tar.lz", ".tar.z")
@@ -89,16 +92,18 @@ class ArchiveSource:
     """An archive as a `Source`.
 
     Attributes:
+        file: that is read: `root`, or what was fetched from there.
         archive: once it is scanned; and `prefix`, the folder that all of its samples lie in, with a slash.
     """
 
-    root: Path
+    root: Location
+    file: Path
     options: SourceOptions
     archive: "Archive | None" = None
     prefix: str = ""
 
     @property
-    def paths(self) -> tuple[Path, ...]:
+    def paths(self) -> tuple[Location, ...]:
         """The archive."""
         return (self.root,)
 
@@ -111,10 +116,11 @@ class ArchiveSource:
         """See `precache.sources.base.Source`."""
         from precache.sources import webdataset  # it reads archives by this file
 
-        archive = open_archive(self.root)
+        archive = open_archive(self.file, str(self.root))
         contents = _Contents(archive)
         if self.options.class_depth is None and webdataset.holds_samples(contents.top):
-            return webdataset.scan_archives(self.root, (archive,), self.options)
+            source = webdataset.WebDatasetSource(self.root, self.file, self.options)
+            return webdataset.scan_archives(source, (archive,))
         self.options.only(CLASS_FOLDERS)
         top, prefix = contents.without_outer_folders(self.class_depth)
         scan = scan_folders(top, replace(self, archive=archive, prefix=prefix))
@@ -132,7 +138,7 @@ class ArchiveSource:
 
     def where(self, ref: SampleRef) -> str:
         """The name for messages: the archive's path, and the member's name."""
-        return os.path.join(self.root, self.prefix, ref.path)
+        return os.path.join(str(self.root), self.prefix, ref.path)
 
 
 class Member(NamedTuple):
@@ -159,13 +165,12 @@ class Archive:
 
     Attributes:
         shown: its name in messages.
-        path: of the file that is read: of the spool, where the archive is compressed as a whole.
+        path: of the file that is read: what was unpacked, where the archive is compressed as a whole.
         as_scanned: size of that in bytes, and when it was last written, in ns.
         modified_ns: when the archive was last written.
         is_zip: or a tar.
-        spool: ends with the last archive that refers to it.
         entries: `_ENTRY` [n], the members of a zip, once they are listed.
-        file: what is read ahead while members are listed: many are small.
+        file: open while members are listed: many are small, and lie where it has read already.
     """
 
     shown: str
@@ -173,9 +178,8 @@ class Archive:
     as_scanned: tuple[int, int]
     modified_ns: int
     is_zip: bool = False
-    spool: "_Spool | None" = None
     entries: npt.NDArray[np.void] | None = None
-    file: "_ArchiveFile | None" = None
+    file: "_Headers | None" = None
 
     @property
     def size(self) -> int:
@@ -188,18 +192,21 @@ class Archive:
         Raises:
             SourceError: it is damaged, breaks off, or holds what cannot be read in place.
         """
-        most_bytes = None if self.is_zip else _MOST_HEADER_BYTES
-        self.file = file = _ArchiveFile(self.path, self.as_scanned, _LISTING_BYTES, most_bytes)
+        if self.is_zip:
+            yield from _zip_members(self, io.BufferedReader(_ArchiveBytes(self)))
+            return
+        self.file = _Headers(_ArchiveBytes(self), _LISTING_BYTES)
         try:
-            yield from _zip_members(self, file) if self.is_zip else _tar_members(self, file)
+            yield from _tar_members(self, self.file)
         finally:
             self.file = None
 
     def read(self, start: int, count: int) -> bytes:
         """Some bytes of the file; SourceError if they cannot be read, or it is not as it was scanned."""
-        if self.file is not None:
-            return self.file.read_at(start, count)
-        return read_part(self.path, self.as_scanned, start, count)
+        if self.file is None:
+            return read_part(self.path, self.shown, self.as_scanned, start, count)
+        self.file.seek(start)
+        return self.file.read(count)
 
     def first_bytes(self, place: int, size: int, count: int = kinds.PREFIX_BYTES) -> bytes:
         """The first bytes of a member; none where it cannot be unpacked."""
@@ -265,112 +272,85 @@ class Archive:
             return b""
 
 
-def open_archive(path: Path) -> Archive:
-    """The archive at `path`; one that is compressed as a whole is unpacked into a file without a name.
+def open_archive(path: Path, shown: str) -> Archive:
+    """The archive at `path`, called `shown` in messages; one that is compressed as a whole is unpacked.
 
     Raises:
         SourceError: there is none, it cannot be read, or it cannot be unpacked.
     """
     try:
-        status = steadily(lambda: os.stat(path), path)
+        status = steadily(lambda: os.stat(path), shown)
     except SourceError as error:
         if isinstance(error.__cause__, FileNotFoundError | NotADirectoryError):
-            raise SourceError(f"{path}: does not exist; name an archive{did_you_mean(path)}") from error
+            raise SourceError(f"{shown}: does not exist; name an archive{did_you_mean(path)}") from error
         raise
     if not stat.S_ISREG(status.st_mode):
-        raise SourceError(f"{path}: is not a file; expected an archive of class folders with pictures")
-    as_scanned, modified_ns = (status.st_size, status.st_mtime_ns), status.st_mtime_ns
-    shown, is_zip = str(path), path.name.lower().endswith(".zip")
-    start = b"" if is_zip else read_part(shown, as_scanned, 0, 6)
+        raise SourceError(f"{shown}: is not a file; expected an archive of class folders with pictures")
+    as_scanned = status.st_size, status.st_mtime_ns
+    archive = Archive(shown, str(path), as_scanned, status.st_mtime_ns, path.name.lower().endswith(".zip"))
+    start = b"" if archive.is_zip else archive.read(0, 6)
     compression = next((name for mark, name in _MARKS.items() if start.startswith(mark)), None)
     if compression is None:
-        return Archive(shown, shown, as_scanned, modified_ns, is_zip)
-    warn(
-        f"{path}: is compressed as a whole, so it is unpacked into {tempfile.gettempdir()} first; after "
-        f"'{_COMMANDS[compression]}' it is read in place"
-    )
-    spool = _unpack(path, as_scanned, compression)
-    status = os.stat(spool.path)
-    return Archive(shown, spool.path, (status.st_size, status.st_mtime_ns), modified_ns, spool=spool)
+        return archive
+    unpacked = _unpack(archive, compression)
+    status = os.stat(unpacked)
+    return replace(archive, path=str(unpacked), as_scanned=(status.st_size, status.st_mtime_ns))
 
 
-class _ArchiveFile:
-    """An archive as a file for Python's modules; SourceError where it cannot be read, or changes.
+class _ArchiveBytes(io.RawIOBase):
+    """An archive as a file for Python's modules; SourceError where it cannot be read, or changes."""
 
-    Args:
-        ahead_bytes: read at least at a time.
-        most_bytes: of one read; a larger one is an error. None: any, all of the file for -1.
-    """
+    def __init__(self, archive: Archive) -> None:
+        self._archive, self._position = archive, 0
 
-    def __init__(
-        self, path: str, as_scanned: tuple[int, int], ahead_bytes: int, most_bytes: int | None = None
-    ) -> None:
-        self._path, self._as_scanned = path, as_scanned
-        self._ahead_bytes, self._most_bytes = ahead_bytes, most_bytes
-        self._position, self._start, self._bytes = 0, 0, b""  # `_bytes` were read last, from `_start` on
+    def readable(self) -> bool:
+        return True
 
     def seekable(self) -> bool:
         return True
 
-    def tell(self) -> int:
-        return self._position
-
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        offset += {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._as_scanned[0]}[whence]
+        offset += (0, self._position, self._archive.size)[whence]
         if offset < 0:  # zipfile asks for the end of a file that may be shorter
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
         self._position = offset
         return offset
 
-    def read(self, count: int = -1) -> bytes:
-        if self._most_bytes is not None and not 0 <= count <= self._most_bytes:
-            raise ValueError(f"a header of {count:,} bytes")
-        if count < 0:
-            count = max(0, self._as_scanned[0] - self._position)
-        data = self.read_at(self._position, count)
+    def readinto(self, buffer: Any) -> int:
+        archive = self._archive
+        data = read_part(archive.path, archive.shown, archive.as_scanned, self._position, len(buffer))
+        buffer[: len(data)] = data
         self._position += len(data)
-        return data
-
-    def read_at(self, start: int, count: int) -> bytes:
-        """`count` bytes from `start` on; fewer where the file ends before."""
-        inside = start - self._start
-        if inside < 0 or inside + count > len(self._bytes):
-            self._bytes = read_part(self._path, self._as_scanned, start, max(count, self._ahead_bytes))
-            self._start, inside = start, 0
-        return self._bytes[inside : inside + count]
+        return len(data)
 
 
-class _Tar(tarfile.TarFile):
-    """A tar of which one member is held at a time: there may be 10,000,000."""
+class _Headers(io.BufferedReader):
+    """A tar as `tarfile` reads it, header by header; how long one is, it says itself, and may lie."""
 
-    members: list[tarfile.TarInfo]
+    def read(self, count: int | None = -1) -> bytes:
+        if count is None or not 0 <= count <= _MOST_HEADER_BYTES:
+            raise ValueError(f"a header of {count:,} bytes")
+        return super().read(count)
 
-    def __init__(self, archive: Archive, file: Any) -> None:
-        self._archive = archive
-        super().__init__(fileobj=file, mode="r")
 
-    def next(self) -> tarfile.TarInfo | None:
-        """SourceError where there is no member, nor the end."""
+def _tar_members(archive: Archive, file: _Headers) -> Iterator[Member]:
+    tar: tarfile.TarFile | None = None
+    end = 0  # of the member before
+    while True:
         try:
-            member = super().next()
+            tar = tar or tarfile.TarFile(fileobj=file)
+            member = tar.next()
         except SourceError:
             raise
         except Exception as error:  # nearly anything; RecursionError for headers about headers about headers
-            what = f"is damaged, or breaks off, at byte {self.offset:,}" if self.offset else "is not a tar"
-            raise self._archive.damaged(f"{what} ({_reason(error)})") from error
-        self.members.clear()
-        return member
-
-
-def _tar_members(archive: Archive, file: _ArchiveFile) -> Iterator[Member]:
-    tar, position = _Tar(archive, file), 0
-    while (member := tar.next()) is not None:
-        if member.size < 0 or tar.offset <= position:
-            raise archive.damaged(
-                f"is damaged: {_shown(member.name)} at byte {position:,} has an impossible size"
-            )
-        position = tar.offset
+            what = f"is damaged, or breaks off, at byte {end:,}" if end else "is not a tar"
+            raise archive.damaged(f"{what} ({_reason(error)})") from error
+        if member is None:
+            break
+        tar.members.clear()  # there may be 10,000,000
         size = member.size if member.isreg() or member.type not in tarfile.SUPPORTED_TYPES else 0
+        if member.size < 0 or member.offset_data <= end:
+            raise archive.damaged(f"is damaged: {_shown(member.name)} at byte {end:,} has an impossible size")
         if member.issparse():
             raise archive.damaged(f"{_shown(member.name)} is stored as a sparse file", _UNPACK)
         if member.type == b"M":
@@ -381,7 +361,8 @@ def _tar_members(archive: Archive, file: _ArchiveFile) -> Iterator[Member]:
                 f"and the archive has {archive.size:,} bytes"
             )
         yield Member(member.name, _kind_in_tar(member), member.offset_data, size, member.linkname)
-    _check_end_of_tar(archive, tar.offset)
+        end = member.offset_data + -(-size // _BLOCK) * _BLOCK
+    _check_end_of_tar(archive, end)
 
 
 def _shown(name: str) -> str:
@@ -421,7 +402,7 @@ def _check_end_of_tar(archive: Archive, position: int) -> None:
 
 def _zip_members(archive: Archive, file: Any) -> Iterator[Member]:
     try:
-        zipped = zipfile.ZipFile(file)
+        infos = zipfile.ZipFile(file).infolist()
     except SourceError:
         raise
     except Exception as error:  # nearly anything, too
@@ -429,14 +410,12 @@ def _zip_members(archive: Archive, file: Any) -> Iterator[Member]:
             f"is not a zip, breaks off or is damaged ({_reason(error)})",
             f"{_COPY_AGAIN}, or join the parts of a zip of several files with 'zip -s 0'",
         ) from error
-    infos = zipped.infolist()
     archive.entries = np.zeros(len(infos), _ENTRY)
-    zipped.NameToInfo.clear()
     infos.reverse()
     for row in range(len(infos)):
         info = infos.pop()  # and forget it: a million take 600 MB
         end = info.header_offset + _LOCAL_BYTES + info.compress_size
-        if info.header_offset < 0 or end > zipped.start_dir or info.file_size > _MOST_MEMBER_BYTES:
+        if info.header_offset < 0 or end > archive.size or info.file_size > _MOST_MEMBER_BYTES:
             raise archive.damaged(
                 f"is damaged: its member {_shown(info.filename)} cannot be as large as it says"
             )
@@ -469,7 +448,7 @@ def _why_not_unpacked(method: int, flags: int) -> str | None:
 
 def _name_in_zip(info: zipfile.ZipInfo) -> str:
     """As a file system has it, in UTF-8 where the zip says nothing else."""
-    name = info.orig_filename
+    name = info.filename
     if not info.flag_bits & _UTF8:
         stored = name.encode("cp437")  # which zipfile takes it for, and which has a letter for each byte
         try:
@@ -506,7 +485,7 @@ class _Contents:
         for node, path, _ in self._links.values():
             self._link(node, path, self._follow(path))
 
-    def warnings(self, archive: Path) -> tuple[str, ...]:
+    def warnings(self, archive: Location) -> tuple[str, ...]:
         """Warnings, one line each."""
         if not self._broken_links:
             return ()
@@ -630,25 +609,6 @@ def _is_as_deep(node: Node, depth: int) -> bool:
     return depth == 0 or any(_is_as_deep(child, depth - 1) for child in _shown_folders(node))
 
 
-class _Spool:
-    """What a compressed tar holds, in a file without a name, which ends with its last reader.
-
-    Pictures are converted in shuffled order, and what is compressed as a whole can be read in its own order
-    alone. The file lies in the folder for temporary files (TMPDIR), as large as the tar without compression.
-
-    Attributes:
-        path: under which this process, and others while it lives, may open it.
-    """
-
-    def __init__(self, path: str, descriptor: int | None = None) -> None:
-        self.path = path
-        if descriptor is not None:
-            weakref.finalize(self, os.close, descriptor)
-
-    def __reduce__(self) -> tuple[type["_Spool"], tuple[str]]:
-        return _Spool, (self.path,)  # elsewhere it is read, and held here
-
-
 _MARKS = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz"}
 _OPENERS: dict[str, Callable[[Any], Any]] = {
     "gzip": lambda file: gzip.GzipFile(fileobj=file, mode="rb"),
@@ -658,48 +618,57 @@ _OPENERS: dict[str, Callable[[Any], Any]] = {
 _COMMANDS = {"gzip": "gunzip -k", "bzip2": "bunzip2 -k", "xz": "unxz -k"}
 
 
-def _unpack(path: Path, as_scanned: tuple[int, int], compression: str) -> _Spool:
-    """The content of the compressed file at `path`.
+def _unpack(archive: Archive, compression: str) -> Path:
+    """The file that holds what is in a compressed one: pictures are read in shuffled order.
 
     Raises:
         SourceError: it is damaged, cannot be read, or there is no room for what it holds.
     """
-    command = _COMMANDS[compression]
-    if not os.path.isdir("/proc/self/fd"):
-        raise SourceError(f"{path}: compressed tars are read on Linux alone; unpack it with {command}")
-    with tempfile.TemporaryFile() as file:
-        try:
-            for part in _unpacked(path, as_scanned, compression):
+    command, folder = _COMMANDS[compression], staging.folder()
+    digest = hashlib.sha256(
+        f"{os.path.abspath(archive.path)} {archive.as_scanned}".encode(errors="surrogateescape")
+    )
+    path = folder / f"{digest.hexdigest()[:16]}.tar"
+    if path.exists():  # of an earlier scan
+        return path
+    warn(
+        f"{archive.shown}: is compressed as a whole, so it is unpacked into {folder.parent} first; after "
+        f"'{command}' it is read in place"
+    )
+    temporary = temporary_path(path)
+    try:
+        with open(temporary, "xb") as file:
+            for part in _unpacked(archive, compression):
                 file.write(part)
-            file.flush()
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-                raise
-            folder = tempfile.gettempdir()
-            raise SourceError(
-                f"{path}: does not fit into {folder} when it is unpacked "
-                f"({shutil.disk_usage(folder).free:,} bytes are free); set TMPDIR to a folder on a larger "
-                f"disk, or unpack it with {command}"
-            ) from error
-        descriptor = os.dup(file.fileno())
-    return _Spool(f"/proc/{os.getpid()}/fd/{descriptor}", descriptor)
+        os.replace(temporary, path)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
+        free = shutil.disk_usage(folder).free
+        raise SourceError(
+            f"{archive.shown}: does not fit into {folder.parent} when it is unpacked ({free:,} bytes are "
+            f"free); set TMPDIR to a folder on a larger disk, or unpack it with {command}"
+        ) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+    return path
 
 
-def _unpacked(path: Path, as_scanned: tuple[int, int], compression: str) -> Iterator[bytes]:
+def _unpacked(archive: Archive, compression: str) -> Iterator[bytes]:
     """The content, part by part."""
-    packed, given = _ArchiveFile(str(path), as_scanned, _READ_BYTES), 0
-    with _OPENERS[compression](packed) as unpacked:
+    packed, given = _ArchiveBytes(archive), 0
+    with _OPENERS[compression](io.BufferedReader(packed, _READ_BYTES)) as unpacked:
         while True:
             try:
                 part = unpacked.read(_READ_BYTES)
             except (EOFError, zlib.error, lzma.LZMAError, OSError, MemoryError, ValueError) as error:
                 reason = "it breaks off" if isinstance(error, EOFError) else str(error) or "out of memory"
-                raise SourceError(f"{path}: cannot be unpacked ({reason}); {_COPY_AGAIN}") from error
+                raise archive.damaged(f"cannot be unpacked ({reason})") from error
             given += len(part)
             if given > _ANY_BYTES and given > _MOST_RATIO * packed.tell():
-                raise SourceError(
-                    f"{path}: cannot be unpacked (it would be over {_MOST_RATIO} times as large, which "
-                    f"pictures never are); {_COPY_AGAIN}"
+                raise archive.damaged(
+                    f"cannot be unpacked (it would be over {_MOST_RATIO} times as large, which pictures "
+                    f"never are)"
                 )
             if not part:
                 return

@@ -6,21 +6,28 @@ wherever that is asked for (`read`): it is sent to worker processes. `precache.s
 
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from PIL import Image
 
 from precache.dataset import columns
 from precache.dataset.columns import Column, Ints
-from precache.dataset.index import Sizes, checksum_of
-from precache.errors import SettingError
+from precache.dataset.index import Checksums, Sizes, checksum_of
+from precache.errors import ImageError, SettingError
 from precache.recipe import Recipe
 from precache.sources.options import SourceOptions
 from precache.storage.urls import Location, Url
+
+ANY_SIZE = 1 << 60
+"""Of a picture that was as large when it was converted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,6 +264,27 @@ def prepared(scan: Scan, recipe: Recipe, options: SourceOptions) -> tuple[Scan, 
     return (scan, options) if prepare is None else prepare(scan, recipe, options)
 
 
+Read: TypeAlias = Callable[[], "bytes | Image.Image"]
+"""As `Source.read` of one picture."""
+
+
+def reads_of(source: Source, refs: Sequence[SampleRef], max_pixels: int) -> Iterator[Read]:
+    """A `Read` of each picture in turn; of a source with `reads_at_a_time` so many of them are under way."""
+    at_a_time = getattr(source, "reads_at_a_time", 0)
+    if not at_a_time:
+        yield from (partial(source.read, ref, max_pixels) for ref in refs)
+        return
+    with ThreadPoolExecutor(at_a_time) as pool:
+        waiting = iter(refs)
+        under_way = deque(pool.submit(source.read, ref, max_pixels) for ref in islice(waiting, at_a_time))
+        try:
+            while under_way:
+                yield under_way.popleft().result
+                under_way.extend(pool.submit(source.read, ref, max_pixels) for ref in islice(waiting, 1))
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
 def picture_checksum(picture: bytes | Image.Image) -> int:
     """XXH3-64 of what `Source.read` gave: of the file's bytes, or of the decoded picture's."""
     return checksum_of(picture if isinstance(picture, bytes) else picture.tobytes())
@@ -272,6 +300,39 @@ def digest_of(samples: Samples, classes: Sequence[str]) -> str:
         if column is not None:
             digest.update(name.encode(errors="surrogateescape") + b"\0" + column.content())
     return digest.hexdigest()
+
+
+def changed_pictures(scan: Scan, rows: Ints, modified_ns: Ints, checksums: Checksums) -> Iterator[str]:
+    """As `changed_rows`: the pictures, as messages call them."""
+    for row in changed_rows(scan, rows, modified_ns, checksums):
+        yield scan.source.where(scan.samples[row])
+
+
+def changed_rows(scan: Scan, rows: Ints, modified_ns: Ints, checksums: Checksums) -> Iterator[int]:
+    """Those of `rows` of the scan's samples whose pictures are not what they were, although their sizes are.
+
+    A picture that was last written at the time on record is taken for the same. One with another time, as in
+    a copy of the tree, is read and its bytes are compared.
+
+    Args:
+        modified_ns: int64 [len(rows)], when they had last been written.
+        checksums: uint64 [len(rows)], XXH3-64 of the files then; 0 of those that could not be read.
+
+    Raises:
+        SourceError: one cannot be read.
+    """
+    for place in np.flatnonzero(scan.samples.modified_ns[rows] != modified_ns).tolist():
+        ref = scan.samples[int(rows[place])]
+        if checksums[place] and _checksum_now(scan, ref) != checksums[place]:
+            yield int(rows[place])
+
+
+def _checksum_now(scan: Scan, ref: SampleRef) -> int | None:
+    """Checksum of the picture, whatever its size is now; None where it cannot be read any more."""
+    try:
+        return picture_checksum(scan.source.read(ref, ANY_SIZE))
+    except ImageError:
+        return None
 
 
 def check_apart(source: Source, destination: Location) -> None:

@@ -1,8 +1,8 @@
 """A user's dataset, anything with `__len__` and `__getitem__`, or several as splits, as a source.
 
 A sample's id is its row; with splits, the rows of the second continue those of the first. Its path is that
-of its file, if it has one, else its row in 8 digits. `precache.sources.listing` lists the samples. The
-picture of a sample may be
+of its file, if it has one, else its row in 8 digits. A sample is a tuple (picture, label), a mapping, or a
+picture alone, and a picture may be
 
     str, path                     the file of that name
     bytes                         an encoded picture
@@ -11,16 +11,28 @@ picture of a sample may be
     array                         uint8 [h, w], [h, w, 1], [h, w, 3] or [h, w, 4]
     tensor                        the same, or [1, h, w], [3, h, w] or [4, h, w]
 
-A tensor is known by its methods: torch is not imported.
+A tensor is known by its methods: torch is not imported. Samples are listed without decoding pictures where
+that is possible; `targets` are not believed: a sample may say something else.
+
+    torchvision's ImageFolder, DatasetFolder     paths and labels are in `samples`; without a transform, the
+                                                 files are read in place of the samples
+    a torch Subset of one of these               labels are in its `samples`
+    datasets of Hugging Face's library           columns say all but the pictures, which stay undecoded
+    all others                                   every sample is read once, for its label and its fields
+
+Hugging Face's library (extra `hf`) is imported for `hf:FOLDER` alone, where `save_to_disk` has put a dataset;
+one that is passed brings what is needed.
 """
 
-import hashlib
 import os
 import stat
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import accumulate
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -29,46 +41,83 @@ import numpy.typing as npt
 from PIL import Image
 
 from precache.dataset.columns import Column, ValueOfRowError
-from precache.errors import ImageError, SettingError, SourceError
+from precache.errors import ImageError, MissingDependencyError, SettingError, SourceError
+from precache.packages import install_extra
 from precache.pictures.pillow import TooLargeError, check_pixels
-from precache.pictures.reading import check_bytes, read_picture
+from precache.pictures.reading import check_bytes, read_picture, steadily
 from precache.recipe import SPLIT_NAME
-from precache.sources.base import SampleRef, Samples, Scan, digest_of, picture_checksum
-from precache.sources.labels import Labelled, Labels
-from precache.sources.listing import (
-    Listing,
-    is_hf,
-    is_tensor,
-    list_columns,
-    list_samples,
-    load_saved,
-    name_of,
-    reason_of,
-)
-from precache.sources.options import SourceOptions
+from precache.sources.base import ANY_SIZE, SampleRef, Samples, Scan, picture_checksum
+from precache.sources.labels import Labelled, Labels, find_label
+from precache.sources.options import DATASET, FOLDER_DATASET, SourceOptions
 
+PREFIX = "hf:"
+IMAGE_KEYS = ("image", "img", "picture", "path", "file")
+LABEL_KEY = "label"
+_TRIED = 16  # samples, until one can be read
 _PROBED = 8  # samples that are looked at to tell two datasets apart
-_ANY_SIZE = 1 << 60
 _CHANNELS = (1, 3, 4)
 _EXPECTED = "expected a path, encoded bytes, a Pillow image, or a uint8 array or tensor"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Part:
     """Where the samples of a split come from; all that a worker needs.
 
     Attributes:
+        name: in messages.
         first: row of its first sample.
-        read: see `Listing`.
+        read: picture of a row; None: the pictures are files in `folder`.
+        folder: see `read`.
         prefix: of the paths of its samples.
     """
 
     name: str
-    first: int
-    read: Callable[[int, str], Any]
-    folder: str
-    files: bool
-    prefix: str
+    first: int = 0
+    read: Callable[[int], Any] | None = None
+    folder: str = ""
+    prefix: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Listing:
+    """The samples of a split, in its order.
+
+    Attributes:
+        part: where they are read.
+        count: of samples.
+        classes: names that integer labels index; None: labels speak for themselves.
+        labels: one for each sample, or None.
+        splits: names of splits, one for each sample, or None.
+        fields: what else is kept, by name, one value for each sample.
+        files: the files of the pictures, relative to the folder of `part`; else None.
+        unread: rows of which nothing but their number is known, for they could not be read.
+        warnings: see `Scan`.
+    """
+
+    part: _Part
+    count: int
+    classes: tuple[str, ...] | None = None
+    labels: Sequence[Any] | None = None
+    splits: Sequence[Any] | None = None
+    fields: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    files: Sequence[str] | None = None
+    unread: frozenset[int] = frozenset()
+    warnings: tuple[str, ...] = ()
+
+    def refs(self, split: str) -> Iterator[SampleRef]:
+        """Its samples, without labels; SourceError for what is not the name of a split."""
+        part, splits = self.part, self.splits or [split] * self.count
+        for row, name in enumerate(splits):
+            place, size, modified_ns = part.first + row, (-1 if row in self.unread else 0), 0
+            path = f"{place:08d}"
+            if self.files is not None:
+                path = self.files[row]
+                size, modified_ns = _status(os.path.join(part.folder, path))
+            if self.splits is not None and (not isinstance(name, str) or not SPLIT_NAME.fullmatch(name)):
+                raise SourceError(
+                    f"{part.name}: row {row}: {name!r:.60} is not a valid split name; write one such as train"
+                )
+            yield SampleRef(place, f"{part.prefix}{path}", -1, size, name, modified_ns, place)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,50 +138,48 @@ class DatasetSource:
 
     def scan(self) -> Scan:
         """See `precache.sources.base.Source`."""
-        listings = self._listings()
-        first = next(iter(listings.values()))
-        for split, listing in listings.items():
-            if listing.classes != first.classes:
+        by_split = self._listings()
+        every = list(by_split.values())
+        for split, listing in by_split.items():
+            if listing.classes != every[0].classes:
                 raise SourceError(f"{self.root}: split {split!r} has other classes than the others")
-        parts = tuple(_parts(listings))
-        scanned = replace(self, dataset=None, parts=parts)
-        samples, labelled = _samples(listings, parts, self.options)
-        warnings = [warning for listing in listings.values() for warning in listing.warnings]
-        warnings += [f"{self.root}: the labels {note}" for note in labelled.notes]
-        unread = sum(len(listing.unread) for listing in listings.values())
-        if unread == len(samples):
+        scanned = replace(self, dataset=None, parts=tuple(listing.part for listing in every))
+        column = ""
+        try:
+            fields = {}
+            for column in every[0].fields:
+                fields[column] = Column.of(_joined([listing.fields[column] for listing in every]))
+            refs = [ref for split, listing in by_split.items() for ref in listing.refs(split)]
+            column = "label"
+            labels = None if every[0].labels is None else _joined([listing.labels for listing in every])
+            labelled = _labelled(labels, every[0].classes, self.options, len(refs))
+        except ValueOfRowError as error:
+            raise SourceError(f"{scanned._row(error.row)}: {column}: {error.reason}") from error
+        unread = sum(len(listing.unread) for listing in every)
+        if unread == len(refs):
             raise SourceError(f"{self.root}: none of its {unread:,} samples can be read; repair it")
-        digest = digest_of(samples, labelled.classes) + scanned.probe(samples)
-        return Scan(
-            scanned,
-            labelled.classes,
-            samples,
-            (),
-            len(samples),
-            hashlib.sha256(digest.encode()).hexdigest(),
-            tuple(warnings),
-            labelled.target,
-        )
+        samples = Samples.of(refs, fields=fields)
+        warnings = [warning for listing in every for warning in listing.warnings]
+        return labelled.scan(scanned, samples, (), warnings, more=scanned.probe(samples))
 
     def read(self, ref: SampleRef, max_pixels: int) -> bytes | Image.Image:
         """The picture of the sample."""
-        part = self._part(ref)
-        where = self.where(ref)
-        path = ref.path.removeprefix(part.prefix)
-        if part.files and ref.bytes >= 0:
-            as_scanned = (ref.bytes, ref.modified_ns)
-            return read_picture(os.path.join(part.folder, path), max_pixels, as_scanned)
-        picture = picture_of(part.read(ref.place - part.first, path), where, max_pixels)
+        part, where = self._part(ref.place), self.where(ref)
+        if part.read is None and ref.bytes >= 0:
+            return read_picture(where, max_pixels, (ref.bytes, ref.modified_ns))
+        picture = picture_of(
+            where if part.read is None else part.read(ref.place - part.first), where, max_pixels
+        )
         if ref.bytes < 0:
             raise ImageError(where, "could not be read when the dataset was listed")
         return picture
 
     def where(self, ref: SampleRef) -> str:
         """The name for messages: the path of its file, or its row."""
-        part = self._part(ref)
-        if part.files:
+        part = self._part(ref.place)
+        if part.read is None:
             return os.path.join(part.folder, ref.path.removeprefix(part.prefix))
-        return f"{part.name}: row {ref.place - part.first}"
+        return self._row(ref.place)
 
     def probe(self, samples: Samples) -> str:
         """What a few of its pictures are: labels alone do not tell two datasets apart.
@@ -143,10 +190,10 @@ class DatasetSource:
         found = []
         for row in sorted({round(at) for at in np.linspace(0, len(samples) - 1, _PROBED)}):
             ref = samples[row]
-            if self._part(ref).files:
+            if self._part(ref.place).read is None:
                 continue  # their sizes are in the digest
             try:
-                once, again = (picture_checksum(self.read(ref, _ANY_SIZE)) for _ in range(2))
+                once, again = (picture_checksum(self.read(ref, ANY_SIZE)) for _ in range(2))
             except ImageError:
                 continue  # the conversion says what is wrong with it
             if once != again:
@@ -157,8 +204,9 @@ class DatasetSource:
             found.append(f"{row}:{once}")
         return " ".join(found)
 
-    def _listings(self) -> dict[str, Listing]:
-        listings = {}
+    def _listings(self) -> dict[str, _Listing]:
+        listings: dict[str, _Listing] = {}
+        first = 0
         for split, one in (self.dataset if _is_splits(self.dataset) else {"": self.dataset}).items():
             if split and not SPLIT_NAME.fullmatch(split):
                 raise SettingError(
@@ -166,12 +214,18 @@ class DatasetSource:
                 )
             if split and self.options.split is not None:
                 raise SettingError(f"{self.root}: has splits already; leave out split={self.options.split!r}")
-            name = f"{self.root}, split {split}" if split else str(self.root)
-            listings[split] = (list_columns if is_hf(one) else list_samples)(one, name, self.options)
+            listing = _listed(one, f"{self.root}, split {split}" if split else str(self.root), self.options)
+            prefix = f"{split}/" if split and listing.files is not None else ""
+            listings[split] = replace(listing, part=replace(listing.part, first=first, prefix=prefix))
+            first += listing.count
         return listings
 
-    def _part(self, ref: SampleRef) -> _Part:
-        return self.parts[bisect_right(self.parts, ref.place, key=lambda part: part.first) - 1]
+    def _part(self, place: int) -> _Part:
+        return self.parts[bisect_right(self.parts, place, key=lambda part: part.first) - 1]
+
+    def _row(self, place: int) -> str:
+        part = self._part(place)
+        return f"{part.name}: row {place - part.first}"
 
 
 def open_object(dataset: Any, options: SourceOptions) -> DatasetSource:
@@ -191,80 +245,20 @@ def open_object(dataset: Any, options: SourceOptions) -> DatasetSource:
         )
     folders = [getattr(one, "root", None) for one in every if hasattr(one, "samples")]
     paths = tuple(Path(folder) for folder in folders if isinstance(folder, str | os.PathLike))
-    return DatasetSource(dataset, options, Path(name_of(every[0])), paths)
+    return DatasetSource(dataset, options, Path(_name_of(every[0])), paths)
 
 
 def open_saved(folder: str, options: SourceOptions) -> DatasetSource:
-    """The source that reads what Hugging Face's library has saved to `folder`; raises as `load_saved`."""
-    return DatasetSource(load_saved(folder), options, Path(folder), (Path(folder),))
+    """The source that reads what Hugging Face's library has saved to `folder`; raises as `_load_saved`."""
+    return DatasetSource(_load_saved(folder), options, Path(folder), (Path(folder),))
 
 
 def _is_splits(dataset: Any) -> bool:
     return isinstance(dataset, Mapping) and all(isinstance(name, str) for name in dataset)
 
 
-def _parts(listings: Mapping[str, Listing]) -> Iterator[_Part]:
-    firsts = accumulate((listing.count for listing in listings.values()), initial=0)
-    for first, (split, listing) in zip(firsts, listings.items(), strict=False):
-        prefix = f"{split}/" if split and listing.files is not None else ""
-        yield _Part(listing.name, first, listing.read, listing.folder, listing.files is not None, prefix)
-
-
-def _samples(
-    listings: Mapping[str, Listing], parts: Sequence[_Part], options: SourceOptions
-) -> tuple[Samples, Labelled]:
-    """All samples, and what they are labelled with."""
-    refs = [
-        ref
-        for part, (split, listing) in zip(parts, listings.items(), strict=True)
-        for ref in _refs(part, split, listing)
-    ]
-    every = list(listings.values())
-    labels = _joined([listing.labels for listing in every])
-    row = _Rows(parts)
-    try:
-        labelled = _labelled(labels, every[0].classes, options, len(refs))
-    except ValueOfRowError as error:
-        raise row.error(error, "label") from error
-    fields = {}
-    for name in every[0].fields:
-        try:
-            fields[name] = Column.of(_joined([listing.fields[name] for listing in every]) or ())
-        except ValueOfRowError as error:
-            raise row.error(error, repr(name)) from error
-    refs = [replace(ref, label=int(label)) for ref, label in zip(refs, labelled.labels, strict=True)]
-    return Samples.of(refs, labelled.targets, fields), labelled
-
-
-@dataclass(frozen=True, slots=True)
-class _Rows:
-    parts: Sequence[_Part]
-
-    def error(self, error: ValueOfRowError, column: str) -> SourceError:
-        """What is wrong with a row, in one line."""
-        part = self.parts[bisect_right(self.parts, error.row, key=lambda part: part.first) - 1]
-        return SourceError(f"{part.name}: row {error.row - part.first}: {column}: {error.reason}")
-
-
-def _joined(columns: Sequence[Sequence[Any] | None]) -> list[Any] | None:
-    return None if columns[0] is None else [value for column in columns for value in column or ()]
-
-
-def _refs(part: _Part, split: str, listing: Listing) -> Iterator[SampleRef]:
-    splits = listing.splits or [split] * listing.count
-    for at in range(listing.count):
-        row = part.first + at
-        size, modified_ns = (-1 if at in listing.unread else 0), 0
-        path = f"{row:08d}"
-        if listing.files is not None:
-            path = listing.files[at]
-            size, modified_ns = _status(os.path.join(listing.folder, path))
-        name = splits[at]
-        if listing.splits is not None and (not isinstance(name, str) or not SPLIT_NAME.fullmatch(name)):
-            raise SourceError(
-                f"{part.name}: row {at}: {name!r:.60} is not a valid split name; write one such as train"
-            )
-        yield SampleRef(row, f"{part.prefix}{path}", -1, size, name, modified_ns, row)
+def _joined(columns: Sequence[Sequence[Any] | None]) -> list[Any]:
+    return list(chain.from_iterable(column or () for column in columns))
 
 
 def _status(path: str) -> tuple[int, int]:
@@ -339,7 +333,7 @@ def picture_of(value: Any, where: str, max_pixels: int) -> bytes | Image.Image:
         return bytes(value)
     if isinstance(value, Image.Image):
         return _loaded(value, where, max_pixels)
-    if is_tensor(value):
+    if _is_tensor(value):
         return _image(_channels_last(value.detach().cpu().numpy()), where)
     if isinstance(value, np.ndarray):
         return _image(value, where)
@@ -365,7 +359,7 @@ def _loaded(image: Image.Image, where: str, max_pixels: int) -> Image.Image:
     except TooLargeError as error:
         raise ImageError(where, str(error)) from error
     except Exception as error:  # decoders raise nearly anything on damaged bytes
-        raise ImageError(where, f"cannot be decoded ({reason_of(error)})") from error
+        raise ImageError(where, f"cannot be decoded ({_reason_of(error)})") from error
     return image
 
 
@@ -387,3 +381,324 @@ def _image(array: npt.NDArray[Any], where: str) -> Image.Image:
 
 def _shown(value: Any) -> str:
     return "nothing" if value is None else f"{type(value).__name__} {value!r:.60}"
+
+
+def _name_of(dataset: Any) -> str:
+    """The name of a dataset for messages: its class."""
+    kind = type(dataset)
+    return f"{kind.__module__.partition('.')[0]}.{kind.__name__}"
+
+
+def _listed(dataset: Any, name: str, options: SourceOptions) -> _Listing:
+    """The samples of a dataset whose name in messages is `name`.
+
+    Raises:
+        SettingError: an option names what its samples do not have.
+        SourceError: it has no samples, or none can be read.
+    """
+    count = len(dataset)
+    if not count:
+        raise SourceError(f"{name}: has no samples; expected one for each picture")
+    if _is_hf(dataset):
+        return _list_columns(dataset, name, options)
+    samples = _folder_samples(dataset)
+    if samples is not None and _gives_files(dataset):
+        options.only(FOLDER_DATASET)
+        root = os.fspath(dataset.root)
+        files = [_within(root, path) for path, _ in samples]
+        labels, classes = [label for _, label in samples], _class_names(dataset)
+        return _Listing(
+            part=_Part(name=name, folder=root), count=count, classes=classes, labels=labels, files=files
+        )
+    keys = _Keys.of(_first_sample(dataset, name, count), name, options)
+    part = _Part(name=name, read=partial(_read_picture, dataset, name, keys))
+    listing = _Listing(part=part, count=count, classes=_class_names(dataset), warnings=keys.notes)
+    if keys.label is None and keys.split is None and not keys.fields:
+        return listing
+    if samples is not None:
+        return replace(listing, labels=[label for _, label in samples])
+    return _read_all(dataset, keys, listing)
+
+
+def _list_columns(dataset: Any, name: str, options: SourceOptions) -> _Listing:
+    """The samples of a dataset of Hugging Face's library, by its columns; no picture is decoded."""
+    features = dict(dataset.features or {})
+    keys = _Keys.of(features, name, options)
+    notes = keys.notes
+    if (dataset.format or {}).get("type") == "custom":
+        notes = (*notes, f"{name}: its transform is left out: pictures are converted as they are stored")
+    plain = dataset.with_format(None)
+    try:
+        columns: dict[str, list[Any]] = plain.select_columns(keys.named)[:] if keys.named else {}
+    except Exception as error:  # of many libraries
+        raise SourceError(f"{name}: columns {keys.named} cannot be read ({_reason_of(error)})") from error
+    pictures, feature = plain.select_columns([keys.image]), features[keys.image]
+    if _is_image(feature):
+        pictures = pictures.cast_column(keys.image, type(feature)(decode=False))
+    return _Listing(
+        part=_Part(name=name, read=partial(_read_picture, pictures, name, keys)),
+        count=len(plain),
+        classes=None if keys.label is None else _feature_names(features[keys.label]),
+        labels=columns.get(keys.label),
+        splits=columns.get(keys.split),
+        fields={key: columns[key] for key in keys.fields},
+        warnings=notes,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Keys:
+    """Where in a sample each value is: a key of a mapping, an index of a tuple, or None where there is none.
+
+    Attributes:
+        image: None: the sample itself is the picture.
+        notes: warnings about which values are the labels.
+    """
+
+    image: Any = None
+    label: Any = None
+    split: str | None = None
+    fields: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def named(self) -> list[Any]:
+        """All but that of the picture, each once."""
+        every = (self.label, self.split, *self.fields)
+        return list(dict.fromkeys(key for key in every if key is not None))
+
+    @classmethod
+    def of(cls, sample: Any, name: str, options: SourceOptions) -> "_Keys":
+        options.only(DATASET)
+        asked = (options.image, options.label, options.split, *options.fields)
+        named = [key for key in asked if key is not None]
+        sample = _plain(sample)
+        if isinstance(sample, Mapping) and not {"bytes", "path"} >= set(sample):
+            for key in named:
+                if key not in sample:
+                    raise SettingError(f"{name}: its samples have no {key!r}; they have {_in_list(sample)}")
+            image = options.image or _image_key(sample, name)
+            taken = (image, options.split, *options.fields)
+            label, note = find_label(name, list(sample), options, taken, LABEL_KEY)
+            return cls(image, label, options.split, options.fields, (f"{name}: {note}",) if note else ())
+        if named:
+            are = "tuples (picture, label)" if isinstance(sample, tuple) else "pictures alone"
+            raise SettingError(
+                f"{name}: its samples are {are}, which have no names, got {named[0]!r}; leave it out"
+            )
+        if not isinstance(sample, tuple):
+            return cls()
+        if not sample:
+            raise SourceError(f"{name}: its samples are empty; expected (picture, label)")
+        return cls(0, 1 if len(sample) > 1 and options.target != "none" else None)
+
+    def get(self, sample: Any, key: Any) -> Any:
+        sample = _plain(sample)
+        if key is None:
+            return sample
+        try:
+            return sample[key]
+        except (KeyError, IndexError, TypeError) as error:
+            raise ValueError(f"has no {key!r}" if isinstance(key, str) else "is not a pair") from error
+
+
+def _plain(sample: Any) -> Any:
+    """A named tuple as a mapping, a list of picture and label as a tuple."""
+    if hasattr(sample, "_asdict"):
+        return sample._asdict()
+    return tuple(sample) if isinstance(sample, list) else sample
+
+
+def _image_key(sample: Mapping[str, Any], name: str) -> str:
+    found = [key for key, feature in sample.items() if _is_image(feature)]
+    found = found or [key for key in IMAGE_KEYS if key in sample]
+    if len(found) != 1:
+        which = "several keys" if found else "no key"
+        raise SettingError(
+            f"{name}: {which} of its samples may be the picture; say which with image=; there are "
+            f"{_in_list(sample)}"
+        )
+    return found[0]
+
+
+def _in_list(keys: Mapping[Any, Any]) -> str:
+    return ", ".join(repr(key) for key in list(keys)[:20]) or "none"
+
+
+def _first_sample(dataset: Any, name: str, count: int) -> Any:
+    """The first readable sample among the first few."""
+    errors = []
+    for row in range(min(count, _TRIED)):
+        try:
+            return _read_sample(dataset, name, row)
+        except ImageError as error:
+            errors.append(error)
+    raise SourceError(f"{errors[0]}, nor can the {len(errors) - 1} after it; repair the dataset")
+
+
+def _read_sample(dataset: Any, name: str, row: int) -> Any:
+    """`dataset[row]`.
+
+    Raises:
+        ImageError: it raises; names its row.
+        SourceError: memory, a disk or a network fails.
+    """
+    where = f"{name}: row {row}"
+
+    def act() -> Any:
+        try:
+            return dataset[row]
+        except MemoryError as error:
+            raise SourceError(f"{where}: not enough memory to read it; use fewer --workers") from error
+        except OSError as error:
+            if error.errno is not None and not isinstance(error, FileNotFoundError | IsADirectoryError):
+                raise
+            raise ImageError(where, f"cannot be read ({_reason_of(error)})") from error
+        except Exception as error:  # other people's code may raise anything
+            raise ImageError(where, f"cannot be read ({_reason_of(error)})") from error
+
+    return steadily(act, where)
+
+
+def _read_picture(dataset: Any, name: str, keys: _Keys, row: int) -> Any:
+    try:
+        return keys.get(_read_sample(dataset, name, row), keys.image)
+    except ValueError as error:
+        raise ImageError(f"{name}: row {row}", str(error)) from error
+
+
+def _read_all(dataset: Any, keys: _Keys, listing: _Listing) -> _Listing:
+    """Read every sample for its label and fields; one that cannot be read gets those of another."""
+    name, rows = listing.part.name, list[list[Any] | None]()
+    for row in range(listing.count):
+        try:
+            sample = _read_sample(dataset, name, row)
+            rows.append([_python_value(keys.get(sample, key)) for key in keys.named])
+        except ImageError:
+            rows.append(None)
+        except ValueError as error:
+            raise SourceError(f"{name}: row {row}: {error}, as the first sample has") from error
+    filler = next(values for values in rows if values is not None)
+    columns = {
+        key: [(filler if row is None else row)[at] for row in rows] for at, key in enumerate(keys.named)
+    }
+    others = "ImageFolder and Hugging Face datasets need not be"
+    return replace(
+        listing,
+        labels=columns.get(keys.label),
+        splits=columns.get(keys.split),
+        fields={key: columns[key] for key in keys.fields},
+        unread=frozenset(row for row, values in enumerate(rows) if values is None),
+        warnings=(*listing.warnings, f"{name}: every sample was read for its label; {others}"),
+    )
+
+
+def _python_value(value: Any) -> Any:
+    """Arrays and tensors as Python's numbers and lists."""
+    if _is_tensor(value):
+        value = value.detach().cpu()
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def _class_names(dataset: Any) -> tuple[str, ...] | None:
+    """Its `classes`; synonyms are joined, and a name that several classes have is followed by their index."""
+    while not hasattr(dataset, "classes") and hasattr(dataset, "indices") and hasattr(dataset, "dataset"):
+        dataset = dataset.dataset  # that a Subset takes some samples of
+    found = getattr(dataset, "classes", None)
+    if not isinstance(found, list | tuple) or not found:
+        return None
+    names = [", ".join(map(str, name)) if isinstance(name, tuple | list) else str(name) for name in found]
+    return _unique_names(names)
+
+
+def _unique_names(names: Sequence[str]) -> tuple[str, ...]:
+    """`names`, those that are there twice followed by their index: ImageNet has two cranes."""
+    times = Counter(names)
+    return tuple(f"{name} {index}" if times[name] > 1 else name for index, name in enumerate(names))
+
+
+def _folder_samples(dataset: Any) -> list[tuple[str, Any]] | None:
+    """(path, label) of each sample, where the `__getitem__` of torchvision's DatasetFolder gives that label.
+
+    Of the folder, or of a torch Subset of it; None for anything else.
+    """
+    getter, found = getattr(type(dataset), "__getitem__", None), None
+    if _is_from(getter, "torch.utils.data.dataset") and hasattr(dataset, "indices"):
+        whole = _folder_samples(dataset.dataset)
+        with suppress(IndexError, TypeError):  # a sample that is not there is rejected when it is read
+            found = whole and [whole[index] for index in dataset.indices]
+    elif _is_from(getter, "torchvision.datasets.folder") and dataset.target_transform is None:
+        found = dataset.samples
+    return found if isinstance(found, list) and len(found) == len(dataset) else None
+
+
+def _is_from(function: Any, module: str) -> bool:
+    """Whether its code is in that module; `functools.wraps` may have set its `__module__` to another one."""
+    return getattr(function, "__globals__", {}).get("__name__") == module
+
+
+def _gives_files(dataset: Any) -> bool:
+    """Whether the pictures of a folder dataset are its files as they are."""
+    return (
+        _is_from(getattr(dataset, "loader", None), "torchvision.datasets.folder")
+        and getattr(dataset, "transform", None) is getattr(dataset, "transforms", None) is None
+        and isinstance(getattr(dataset, "root", None), str | os.PathLike)
+    )
+
+
+def _within(root: str, path: str) -> str:
+    relative = os.path.relpath(path, root)
+    return os.path.abspath(path) if relative.startswith("..") else relative.replace(os.sep, "/")
+
+
+def _is_tensor(value: Any) -> bool:
+    """Whether `value` is what torch calls a tensor."""
+    return all(hasattr(value, name) for name in ("detach", "cpu", "numpy", "shape"))
+
+
+def _reason_of(error: Exception) -> str:
+    """The text of an error of other people's code, on one line."""
+    text = " ".join(str(error).split())
+    name = type(error).__name__
+    return f"{name}: {text[:200]}" if text else name
+
+
+def _is_hf(dataset: Any) -> bool:
+    """Whether it is a dataset of that library, with columns; a streamed one is none."""
+    return all(hasattr(dataset, name) for name in ("features", "select_columns", "with_format", "__len__"))
+
+
+def _load_saved(folder: str) -> Any:
+    """What `save_to_disk` wrote to `folder`: a dataset, or a mapping of splits to datasets.
+
+    Raises:
+        MissingDependencyError: the library is not installed.
+        SourceError: there is no such dataset, or it is damaged.
+    """
+    if not os.path.isdir(folder):
+        raise SourceError(f"{folder}: no such folder; expected one that datasets' save_to_disk wrote")
+    try:
+        import datasets
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"{PREFIX}{folder}: needs the extra 'hf'; install it with: {install_extra('hf')}"
+        ) from error
+    try:
+        loaded = datasets.load_from_disk(folder)
+        for one in loaded.values() if isinstance(loaded, Mapping) else [loaded]:
+            one.data.validate(full=True)  # offsets that point elsewhere would end the process
+    except Exception as error:  # of many libraries
+        raise SourceError(
+            f"{folder}: not what save_to_disk wrote, or damaged ({_reason_of(error)}); save it again"
+        ) from error
+    return loaded
+
+
+def _is_image(feature: Any) -> bool:
+    return type(feature).__name__ == "Image" and hasattr(feature, "decode")
+
+
+def _feature_names(feature: Any) -> tuple[str, ...] | None:
+    """The class names of a ClassLabel, or of a list of them."""
+    names = getattr(getattr(feature, "feature", feature), "names", None)
+    return _unique_names(list(map(str, names))) if names else None

@@ -8,6 +8,7 @@ That is what the values say; a `target` that is asked for goes before. The cells
 and `typed` says what they hold; a class is called as its cell is written, be it 1, 1.0 or 1e0.
 """
 
+import hashlib
 import json
 import math
 import re
@@ -21,6 +22,7 @@ import numpy as np
 
 from precache.dataset.columns import Column, Ints, ValueOfRowError
 from precache.errors import SettingError
+from precache.sources.base import IgnoredPath, Samples, Scan, Source, digest_of
 from precache.sources.options import SourceOptions
 
 LABEL_NAMES = ("label", "labels", "class", "class_name", "target", "category")
@@ -51,6 +53,35 @@ class Labelled:
     labels: Ints
     targets: Column | None = None
     notes: tuple[str, ...] = ()
+
+    def scan(
+        self,
+        source: Source,
+        samples: Samples,
+        ignored: Sequence[IgnoredPath] = (),
+        warnings: Iterable[str] = (),
+        name: str = "",
+        more: str = "",
+    ) -> Scan:
+        """The scan of `source`, whose `samples` get these labels.
+
+        Args:
+            name: of the column of the labels, as warnings call it.
+            more: what the digest tells apart beside the samples.
+        """
+        samples.labels, samples.targets = self.labels, self.targets
+        digest = digest_of(samples, self.classes)
+        said = f"{source.root}: the labels{f' in {name!r}' if name else ''}"
+        return Scan(
+            source,
+            self.classes,
+            samples,
+            tuple(ignored),
+            len(samples) + len(ignored),
+            hashlib.sha256(f"{digest}{more}".encode()).hexdigest() if more else digest,
+            (*warnings, *(f"{said} {note}" for note in self.notes)),
+            self.target,
+        )
 
     @classmethod
     def with_nothing(cls, count: int, *notes: str) -> "Labelled":

@@ -41,7 +41,9 @@ class OptionNotTakenError(SettingError):
 
     def __str__(self) -> str:
         """What was given, and to what; kept apart from `args`, so that a worker's error arrives whole."""
-        return f"{flag_of(self.option)} is not for {self.kind}, only for {', '.join(self.kinds)}; leave it out"
+        return (
+            f"{flag_of(self.option)} is not for {self.kind}, only for {', '.join(self.kinds)}; leave it out"
+        )
 
 
 @dataclass(frozen=True, slots=True)

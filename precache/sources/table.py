@@ -37,10 +37,10 @@ from precache.packages import install_extra
 from precache.pictures.reading import read_picture, steadily
 from precache.recipe import SPLIT_NAME
 from precache.reporting import counted
-from precache.sources.base import SampleRef, Samples, Scan, digest_of
+from precache.sources.base import SampleRef, Samples, Scan
 from precache.sources.labels import Labelled, Labels, find_label, typed
-from precache.sources.objects import ObjectTree, read_object
 from precache.sources.options import TABLE_SUFFIXES, SourceOptions
+from precache.sources.tree import ObjectTree, read_object
 from precache.storage import open_regular
 from precache.storage.objects import ObjectInfo, ObjectStore
 from precache.storage.urls import Location, Url, locate
@@ -75,9 +75,14 @@ _OTHERS = {
 
 @dataclass(frozen=True, slots=True)
 class TableSource:
-    """A table as a `Source`."""
+    """A table as a `Source`.
 
-    root: Path
+    Attributes:
+        file: that is read: `root`, or what was fetched from there.
+    """
+
+    root: Location
+    file: Path
     options: SourceOptions
 
     @property
@@ -106,7 +111,7 @@ class TableSource:
 
     def scan(self) -> Scan:
         """See `precache.sources.base.Source`."""
-        with _opened(self.root) as (names, rows):
+        with _opened(self.root, self.file) as (names, rows):
             columns = _Columns.of(self.root, names, self.options)
             if self.options.root is not None and not self.url and not os.path.isdir(self.options.root):
                 raise SettingError(f"--root {self.options.root}: no such folder; name that of the pictures")
@@ -126,21 +131,10 @@ class TableSource:
             paths=bytes(found.paths),
             path_ends=np.frombuffer(found.path_ends, np.int64),
             places=np.frombuffer(found.lines, np.int64),
-            targets=labelled.targets,
             fields={name: found.field(name) for name in columns.fields},
         )
         warnings += [f"{self.root}: {columns.note}"] if columns.note else []
-        warnings += [f"{self.root}: the labels in {columns.label!r} {note}" for note in labelled.notes]
-        return Scan(
-            self,
-            labelled.classes,
-            samples,
-            (),
-            len(samples),
-            digest_of(samples, labelled.classes),
-            tuple(warnings),
-            labelled.target,
-        )
+        return labelled.scan(self, samples, (), warnings, columns.label or "")
 
     def read(self, ref: SampleRef, max_pixels: int) -> bytes:
         """The content of the file that the row names."""
@@ -175,7 +169,7 @@ class _Columns:
         return list(dict.fromkeys(name for name in every if name is not None))
 
     @classmethod
-    def of(cls, table: Path, names: Sequence[str], options: SourceOptions) -> "_Columns":
+    def of(cls, table: Location, names: Sequence[str], options: SourceOptions) -> "_Columns":
         """Those of a table with columns `names`; SettingError if one is not there, or there twice."""
         image = options.image
         if image is None:
@@ -212,7 +206,7 @@ class _TableRows:
         folder: that paths are relative to, absolute; None: that is a URL.
     """
 
-    def __init__(self, table: Path, folder: str | None, columns: _Columns) -> None:
+    def __init__(self, table: Location, folder: str | None, columns: _Columns) -> None:
         self.table, self._folder, self._columns = table, folder, columns
         self.paths, self.path_ends = bytearray(), array("q")
         self.lines = array("q")
@@ -384,24 +378,24 @@ def columns_of(path: Path) -> list[str]:
         SourceError: it cannot be read, or is empty.
         MissingDependencyError: Parquet, without pyarrow.
     """
-    with _opened(path) as (names, _):
+    with _opened(path, path) as (names, _):
         return names
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[tuple[list[str], Rows]]:
+def _opened(table: Location, path: Path) -> Iterator[tuple[list[str], Rows]]:
     """The names of its columns, and its rows; None where JSON lines or Parquet have no value."""
     try:
         with open(open_regular(path), "rb") as file:
-            yield _READERS[path.suffix.lower()](path, file)
+            yield _READERS[path.suffix.lower()](table, file)
     except OSError as error:
         raise SourceError(
-            f"{path}: the table cannot be read ({error.strerror or error})"
+            f"{table}: the table cannot be read ({error.strerror or error})"
             f"{did_you_mean(path) or '; check its name and permissions'}"
         ) from error
 
 
-def _lines(path: Path, file: BinaryIO) -> Iterator[str]:
+def _lines(path: Location, file: BinaryIO) -> Iterator[str]:
     number = 0
     while line := file.readline(_LINE_BYTES + 1):
         number += 1
@@ -424,7 +418,7 @@ def _lines(path: Path, file: BinaryIO) -> Iterator[str]:
             ) from error
 
 
-def _read_csv(path: Path, file: BinaryIO) -> tuple[list[str], Rows]:
+def _read_csv(path: Location, file: BinaryIO) -> tuple[list[str], Rows]:
     delimiter = _DELIMITERS[path.suffix.lower()]
     reader = csv.reader(_lines(path, file), delimiter=delimiter, strict=True)
 
@@ -461,7 +455,7 @@ def _read_csv(path: Path, file: BinaryIO) -> tuple[list[str], Rows]:
     return names, rows
 
 
-def _read_json_lines(path: Path, file: BinaryIO) -> tuple[list[str], Rows]:
+def _read_json_lines(path: Location, file: BinaryIO) -> tuple[list[str], Rows]:
     def objects() -> Iterator[tuple[int, dict[str, Any]]]:
         for line, text in enumerate(_lines(path, file), 1):
             if text.isspace():
@@ -490,7 +484,7 @@ def _read_json_lines(path: Path, file: BinaryIO) -> tuple[list[str], Rows]:
     return list(first[1]), rows
 
 
-def _read_parquet(path: Path, file: BinaryIO) -> tuple[list[str], Rows]:
+def _read_parquet(path: Location, file: BinaryIO) -> tuple[list[str], Rows]:
     try:
         import pyarrow
         from pyarrow import parquet
@@ -520,12 +514,12 @@ def _read_parquet(path: Path, file: BinaryIO) -> tuple[list[str], Rows]:
         return list(table.schema_arrow.names), rows
 
 
-_READERS: dict[str, Callable[[Path, BinaryIO], tuple[list[str], Rows]]] = dict(
+_READERS: dict[str, Callable[[Location, BinaryIO], tuple[list[str], Rows]]] = dict(
     zip(TABLE_SUFFIXES, (_read_csv, _read_csv, _read_json_lines, _read_parquet), strict=True)
 )
 
 
-def _place_of(path: Path, line: int, row: int) -> str:
+def _place_of(path: Location, line: int, row: int) -> str:
     """The name of a row for messages."""
     return f"{path}, line {line:,} (id {row})" if line else f"{path}, row with id {row}"
 

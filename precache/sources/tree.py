@@ -15,8 +15,8 @@ A file is a picture if its extension says so or, failing that, if its first byte
 holds a JPEG named 'tmp'. `precache.pictures.kinds` lists both. Whether it can be decoded is only known
 when it is decoded.
 
-The folders are on disk, in an archive (`precache.sources.archive`) or in an object storage
-(`precache.sources.objects`); what is a sample, its id and the digest are the same.
+The folders are on disk, in an archive (`precache.sources.archive`) or in an object storage, where they are
+prefixes: s3://BUCKET/photos/heron/1.jpg. What is a sample, its id and the digest are the same.
 """
 
 import errno
@@ -26,18 +26,22 @@ import stat
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
 import numpy as np
+import xxhash
 
 from precache.errors import SourceError, did_you_mean
 from precache.pictures import kinds
-from precache.pictures.reading import read_picture, steadily
+from precache.pictures.reading import check_bytes, read_picture, steadily
 from precache.sources.base import IgnoredPath, SampleRef, Samples, Scan, Source
 from precache.sources.options import is_table
 from precache.storage import open_regular
-from precache.storage.urls import Location
+from precache.storage.objects import ObjectInfo, ObjectStore
+from precache.storage.retries import ObjectNotFoundError
+from precache.storage.urls import Location, Url
 
 SPLIT_FOLDERS = ("train", "val", "valid", "validation", "test")
 _MISSED_SHARE = 0.01  # of files that look like pictures: if more are left out, there is a warning
@@ -118,6 +122,100 @@ class TreeSource:
     def where(self, ref: SampleRef) -> str:
         """Path of the file."""
         return os.path.join(self.root, ref.path)
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectTree:
+    """A tree of objects as a `Source`, whose class prefixes lie `class_depth` levels deep.
+
+    An object is the one that was listed as long as size and etag are.
+    """
+
+    root: Url
+    class_depth: int = 1
+
+    reads_at_a_time = 16
+    """So many pictures are asked for at a time: each takes as long as the way there and back."""
+
+    @property
+    def paths(self) -> tuple[Url, ...]:
+        """The tree."""
+        return (self.root,)
+
+    def scan(self) -> Scan:
+        """See `precache.sources.base.Source`."""
+        return scan_folders(_tree_of(_store(self.root)), self)
+
+    def read(self, ref: SampleRef, max_pixels: int) -> bytes:
+        """The content of the object."""
+        listed = (ref.bytes, ref.place)
+        return read_object(
+            self.root, ref.path, ref.bytes, max_pixels, lambda it: (it.bytes, _version_of(it)) == listed
+        )
+
+    def where(self, ref: SampleRef) -> str:
+        """URL of the object."""
+        return f"{self.root}/{ref.path}"
+
+
+def read_object(
+    url: Url, name: str, size: int, max_pixels: int, is_same: Callable[[ObjectInfo], bool]
+) -> bytes:
+    """The content of the picture `name` below `url`, which had `size` bytes when it was listed.
+
+    Args:
+        is_same: whether an object is the one that was listed.
+
+    Raises:
+        ImageError: it is larger than a picture of `max_pixels` can be.
+        SourceError: it is gone, or is another one.
+        StorageError: the storage does not give it.
+    """
+    check_bytes(str(url / name), size, max_pixels)
+    try:
+        content, info = _store(url).get_as_found(name)
+    except ObjectNotFoundError as error:
+        raise SourceError(
+            f"{url / name}: disappeared after the tree was listed; run the same command again"
+        ) from error
+    if not is_same(info):
+        raise SourceError(
+            f"{url / name}: changed while it was converted (expected {size:,} bytes, got {info.bytes:,}, "
+            f"or written since); leave it alone, and convert with --overwrite"
+        )
+    return content
+
+
+def _tree_of(store: ObjectStore) -> Node:
+    """All objects below the store's URL; `Node.place` is what `_version_of` says."""
+
+    def first_bytes(node: Node) -> bytes:
+        return store.get_range(node.path, 0, min(node.bytes, kinds.PREFIX_BYTES))
+
+    top = Node("", "", first_bytes)
+    top.children = {}
+    for info in store.list():
+        node, parts = top, info.name.split("/")
+        for depth, part in enumerate(parts):
+            if node.children is None:  # an object of this name marks the folder, or lies beside it
+                node.children = {}
+            child = node.children.get(part)
+            if child is None:
+                child = node.children[part] = Node(part, "/".join(parts[: depth + 1]), first_bytes)
+            node = child
+        node.bytes, node.modified_ns, node.place = info.bytes, info.modified_ns, _version_of(info)
+    return top
+
+
+def _version_of(info: ObjectInfo) -> int:
+    """63 bits that change with the object's content, as far as the storage says."""
+    said = info.etag.strip('"') if info.etag else f"{info.bytes} {info.modified_ns}"
+    return xxhash.xxh3_64_intdigest(said.encode()) >> 1
+
+
+@lru_cache(4)
+def _store(url: Url) -> ObjectStore:
+    return ObjectStore(url)
 
 
 def scan_tree(root: str | os.PathLike[str], class_depth: int = 1) -> Scan:

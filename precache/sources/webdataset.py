@@ -29,10 +29,11 @@ from precache.errors import ImageError, SourceError
 from precache.pictures import kinds
 from precache.reporting import some
 from precache.sources.archive import FILE, FOLDER, NO_NAME, Archive, Member, open_archive, parts_of
-from precache.sources.base import IgnoredPath, SampleRef, Samples, Scan, digest_of
+from precache.sources.base import IgnoredPath, SampleRef, Samples, Scan
 from precache.sources.labels import Labelled, Labels
 from precache.sources.options import TARS, SourceOptions
 from precache.sources.tree import SPLIT_FOLDERS, Node
+from precache.storage.urls import Location
 
 LABEL, FIELDS, TEXT = "cls", "json", "txt"
 """Extensions of the parts that are read; all of a .txt is one field, called as its extension."""
@@ -86,27 +87,30 @@ class WebDatasetSource:
     """Tars as a `Source`; `root` is the folder that they are in, or the only one.
 
     Attributes:
+        folder: that is listed: `root`, or what was fetched from there.
         archives: once they are scanned.
         starts: byte at which each tar would begin if all were joined: places count from there.
         named: whether paths of samples begin with the tar's name, for keys that are in several.
     """
 
-    root: Path
+    root: Location
+    folder: Path
     options: SourceOptions
     archives: tuple[Archive, ...] = ()
     starts: tuple[int, ...] = ()
     named: bool = False
 
     @property
-    def paths(self) -> tuple[Path, ...]:
+    def paths(self) -> tuple[Location, ...]:
         """The folder, or the tar."""
         return (self.root,)
 
     def scan(self) -> Scan:
         """See `precache.sources.base.Source`."""
-        with os.scandir(self.root) as found:
+        with os.scandir(self.folder) as found:
             tars = sorted(entry.name for entry in found if _is_tar(entry))
-        return scan_archives(self.root, tuple(open_archive(self.root / name) for name in tars), self.options)
+        archives = tuple(open_archive(self.folder / name, str(self.root / name)) for name in tars)
+        return scan_archives(self, archives)
 
     def read(self, ref: SampleRef, max_pixels: int) -> bytes:
         """The content of the member."""
@@ -118,7 +122,7 @@ class WebDatasetSource:
 
     def where(self, ref: SampleRef) -> str:
         """The tar's path, and the member's name."""
-        return os.path.join(self.root if self.named else self.archives[self._tar(ref)].shown, ref.path)
+        return os.path.join(str(self.root) if self.named else self.archives[self._tar(ref)].shown, ref.path)
 
     def _tar(self, ref: SampleRef) -> int:
         return bisect_right(self.starts, ref.place) - 1
@@ -132,7 +136,7 @@ class _Sample:
     parts: dict[str, bytes] = field(default_factory=dict)
 
 
-def scan_archives(root: Path, archives: Sequence[Archive], options: SourceOptions) -> Scan:
+def scan_archives(source: WebDatasetSource, archives: Sequence[Archive]) -> Scan:
     """List the samples of tars.
 
     Raises:
@@ -140,6 +144,7 @@ def scan_archives(root: Path, archives: Sequence[Archive], options: SourceOption
             what it should be.
         SettingError: an option is not for them.
     """
+    root, options = source.root, source.options
     options.only(TARS)
     starts = tuple(accumulate((archive.size for archive in archives[:-1]), initial=0))
     splits, found = _splits(archives), _TarSamples(options)
@@ -152,19 +157,9 @@ def scan_archives(root: Path, archives: Sequence[Archive], options: SourceOption
         found.name_archives(archives, starts)
     labelled = found.labelled()
     fields, warnings = found.fields()
-    samples = Samples.of(found.refs, labelled.targets, fields)
-    samples.labels = labelled.labels
-    notes = (f"{root}: the labels {note}" for note in labelled.notes)
-    return Scan(
-        WebDatasetSource(root, options, tuple(archives), starts, named),
-        labelled.classes,
-        samples,
-        tuple(found.ignored),
-        len(samples) + len(found.ignored),
-        digest_of(samples, labelled.classes),
-        (*notes, *(f"{root}: {warning}" for warning in warnings)),
-        labelled.target,
-    )
+    source = replace(source, archives=tuple(archives), starts=starts, named=named)
+    warnings = [f"{root}: {warning}" for warning in warnings]
+    return labelled.scan(source, Samples.of(found.refs, fields=fields), found.ignored, warnings)
 
 
 def _splits(archives: Sequence[Archive]) -> list[str]:

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from bench.measure.sample import Sampling, make_trees
-from precache.sources.objects import ObjectTree
-from precache.sources.tree import scan_tree
+from precache.sources.tree import ObjectTree, scan_tree
 from precache.storage.objects import ObjectStore
 from precache.storage.urls import Url
 from tests.bench.settings import quick

@@ -13,13 +13,12 @@ from precache import check, convert, open_dataset, verify
 from precache.errors import SettingError, SourceError
 from precache.pictures.reading import MAX_PIXELS
 from precache.sources import SourceOptions, open_source
-from precache.sources.base import check_apart
-from precache.sources.objects import reads_of
+from precache.sources.base import check_apart, reads_of
 from precache.storage.objects import ObjectStore
 from precache.storage.urls import Url
 from tests.cloud.proxy import Proxy
 from tests.conftest import small_recipe
-from tests.precache.sources.archives import files_of, make_zip
+from tests.precache.sources.archives import files_of, make_tar, make_zip
 
 
 @pytest.fixture(autouse=True)
@@ -156,7 +155,9 @@ def test_check_decodes_a_tree_of_objects(bucket: Url, raw_tree: Path, tmp_path: 
     assert name in [bad.path for bad in report.rejected]
 
 
-def test_messages_name_what_is_fetched_by_its_url(bucket: Url, raw_tree: Path, tmp_path: Path) -> None:
+def test_messages_name_what_is_fetched_by_its_url(
+    bucket: Url, raw_tree: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     made = make_zip(tmp_path / "photos.zip", files_of(raw_tree, "tree/"))
     ObjectStore(bucket).upload(made, "photos.zip")
     scan = open_source(str(bucket / "photos.zip")).scan()
@@ -165,3 +166,10 @@ def test_messages_name_what_is_fetched_by_its_url(bucket: Url, raw_tree: Path, t
     ObjectStore(bucket).put("photos.tar", b"no tar" * 1000)
     with pytest.raises(SourceError, match=f"^{bucket}/photos.tar: "):
         open_source(str(bucket / "photos.tar")).scan()
+    packed = make_tar(tmp_path / "photos.tar.gz", files_of(raw_tree), mode="w:gz")
+    ObjectStore(bucket).upload(packed, "photos.tar.gz")
+    open_source(str(bucket / "photos.tar.gz")).scan()
+    assert f"{bucket}/photos.tar.gz: is compressed as a whole" in caplog.text
+    ObjectStore(bucket).put("labels.csv", b"image,label\nheron.jpg,heron\n")
+    with pytest.raises(SourceError, match=f"^{bucket}/labels.csv, line 2"):
+        open_source(str(bucket / "labels.csv")).scan()

@@ -9,7 +9,7 @@ import click
 from precache.cli.commandline import Command, LocalPath, PathOrUrl, ProgressBar, note, printable
 from precache.errors import SettingError, shell_command
 from precache.reporting import counted, human_bytes
-from precache.storage.urls import Location, Url
+from precache.storage.urls import Location
 
 if TYPE_CHECKING:
     from precache.sharing.push_pull import Transfer
@@ -94,8 +94,7 @@ def clean_command(place: Location, yes: bool) -> None:
         if not found:
             note(f"{place}: no leftovers of killed conversions")
             return
-        lines = [*found.shards, *found.others, *(f"unfinished upload of {one.name}" for one in found.uploads)]
-        lines += [str(folder) for folder in found.folders]
+        lines = [*found.shards, *found.others, *map(str, found.folders)]
         for line in lines[:_SHOWN]:
             click.echo(printable(f"  {line}"))
         if len(lines) > _SHOWN:
@@ -111,6 +110,4 @@ def clean_command(place: Location, yes: bool) -> None:
             note("nothing was removed")
             return
         found.remove()
-    if isinstance(place, Url) and place.scheme in ("gs", "az"):
-        note("the storage itself removes parts of unfinished uploads within a week")
     note(f"{place}: {counted(len(lines), 'leftover')} removed")

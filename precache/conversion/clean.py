@@ -19,9 +19,8 @@ from precache.conversion.url import remove_working_folder, unfinished_files, wor
 from precache.dataset.converted import is_converted, open_unchecked
 from precache.dataset.manifest import MANIFEST_NAME
 from precache.errors import DatasetError
-from precache.storage import fsync_folder, is_leftover, staging, unfinished_uploads
+from precache.storage import fsync_folder, is_leftover, staging
 from precache.storage.objects import ObjectStore
-from precache.storage.unfinished_uploads import UnfinishedUpload
 from precache.storage.urls import Location, Url
 
 
@@ -34,27 +33,24 @@ class Leftovers:
         finished: whether a finished dataset lies there, which stays.
         shards: files of an unfinished conversion, or update, that is given up with them.
         others: paths of files that nothing uses.
-        uploads: parts of objects that were never finished.
         folders: folders, on this machine, of processes that are gone.
-        bytes: that all of them take, but for what is in `uploads`.
+        bytes: that all of them take.
     """
 
     place: Location
     finished: bool
     shards: tuple[str, ...] = ()
     others: tuple[str, ...] = ()
-    uploads: tuple[UnfinishedUpload, ...] = ()
     folders: tuple[Path, ...] = ()
     bytes: int = field(default=0, compare=False)
 
     def __bool__(self) -> bool:
-        return bool(self.shards or self.others or self.uploads or self.folders)
+        return bool(self.shards or self.others or self.folders)
 
     def remove(self) -> None:
         """Remove them; raises StorageError or OSError where one cannot be."""
         if isinstance(self.place, Url):
             ObjectStore(self.place).delete(self.shards)
-            unfinished_uploads.abort(self.place, self.uploads)
             remove_working_folder(working_folder(self.place))
         else:
             for name in (*self.shards, *self.others):
@@ -97,9 +93,8 @@ def _of_url(url: Url, staged: tuple[Path, ...]) -> Leftovers:
     there = {info.name: info.bytes for info in store.list()} if ours else {}
     shards = tuple(name for name in there if name in ours)
     here = [*unfinished_files(folder), *(path for path in (folder / JOURNAL_NAME,) if os.path.lexists(path))]
-    uploads = tuple(unfinished_uploads.find(url, ours | dataset_names)) if ours or finished else ()
     taken = sum(there[name] for name in shards) + _size_of(here) + _size_of(staged)
-    return Leftovers(url, finished, shards, tuple(map(str, here)), uploads, staged, taken)
+    return Leftovers(url, finished, shards, tuple(map(str, here)), staged, taken)
 
 
 def _of_folder(folder: Path, lock: Lock, staged: tuple[Path, ...]) -> Leftovers:
@@ -123,7 +118,7 @@ def _of_folder(folder: Path, lock: Lock, staged: tuple[Path, ...]) -> Leftovers:
             if (path.name in names and _is_file(path)) or is_leftover(path, names)
         ]
     taken = _size_of(_at(folder, name) for name in (*shards, *others)) + _size_of(staged)
-    return Leftovers(folder, finished, tuple(shards), tuple(others), (), staged, taken)
+    return Leftovers(folder, finished, tuple(shards), tuple(others), staged, taken)
 
 
 def _dataset_names(place: Location) -> frozenset[str]:

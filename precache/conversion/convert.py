@@ -44,9 +44,7 @@ from precache.dataset.left_out import Rejected
 from precache.dataset.manifest import Manifest
 from precache.errors import (
     DatasetError,
-    MissingDependencyError,
     SettingError,
-    StorageError,
     check_share,
 )
 from precache.pictures.codecs import made_by
@@ -57,7 +55,6 @@ from precache.sources import Source, SourceOptions, open_source
 from precache.sources.base import Scan, check_apart, prepared
 from precache.sources.masks import reader_of
 from precache.sources.splits import apply_list, gaps
-from precache.storage import unfinished_uploads
 from precache.storage.urls import Location, Url, check_writable, locate
 
 
@@ -266,7 +263,6 @@ def _convert_at(job: _Job, url: Url, overwrite: bool, update: bool) -> tuple[Man
             manifest = check_finished(url, job.scan, job.target, job.options, job.limit)
             remove_if_same(folder, job.target)
             return manifest, None
-        continued = (folder / JOURNAL_NAME).exists()
         journal = Journal(
             folder,
             job.target,
@@ -281,12 +277,6 @@ def _convert_at(job: _Job, url: Url, overwrite: bool, update: bool) -> tuple[Man
             manifest = commit(job.scan, job.plan, job.options, journal.finished, folder)
             publish(url, folder)
             remove_working_folder(folder)
-        if continued:  # parts of a shard that was being pushed when the run before was killed
-            names = {file.name for file in manifest.files}
-            try:
-                unfinished_uploads.abort(url, unfinished_uploads.find(url, names))
-            except (StorageError, MissingDependencyError) as error:
-                warn(f"{error}; 'precache clean {url}' tries again")
     return manifest, converted
 
 

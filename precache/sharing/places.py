@@ -1,9 +1,9 @@
 """Places that hold datasets for other machines: object storages, and dataset repositories of Hugging Face.
 
-A place in a storage, as s3://BUCKET/PREFIX:
-
-    dataset.json, ...    the dataset; each object that was sent has the CRC-32C of its bytes as metadata
-    push.json            while a push is under way: of which dataset, and by whom
+In a storage, as s3://BUCKET/PREFIX, each object that was sent has the CRC-32C of its bytes as metadata. The
+manifest comes last, if no other process has put one meanwhile, and if all objects are as they were sent: of
+two pushes at most one ends well, and the other is told. What cannot be held back are the bytes of an upload
+that was under way while the other one finished: `precache verify` finds those.
 
 A repository, `hf://datasets/OWNER/NAME[@REVISION][/FOLDER]`, by the package huggingface_hub: its login, its
 retries, its transfer of large files. A push is one commit, so that nobody sees half of one; the files' bytes
@@ -11,11 +11,9 @@ are there before, and are sent once.
 """
 
 import hashlib
-import json
 import os
 import re
 import shutil
-import socket
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -32,7 +30,6 @@ from precache.storage.retries import Check, ObjectNotFoundError
 from precache.storage.shard_cache import DISK_FULL
 from precache.storage.urls import Url, locate
 
-PUSH_NAME = "push.json"
 _WRITTEN = "another process has written a dataset there meanwhile"
 _REPOSITORY = re.compile(r"hf://datasets/([^/@]+/[^/@]+)(?:@([^/]+))?(?:/(.*))?")
 
@@ -43,26 +40,12 @@ class RemotePlace(Protocol):
     def read(self, name: str) -> bytes | None:
         """A small file; None if there is none."""
 
-    def look(self, manifest: bytes, *, overwrite: bool) -> bytes | None:
-        """The manifest that is there, or None, before the dataset of `manifest` is pushed.
-
-        Args:
-            overwrite: take the place of an unfinished push of another dataset.
-
-        Raises:
-            DatasetError: there is one, and it is not to be overwritten.
-        """
+    def look(self) -> bytes | None:
+        """The manifest that is there, or None, before a dataset is pushed."""
 
     def compare(self, files: Sequence[FileEntry], folder: Path) -> tuple[set[str], set[str]]:
         """Names of those of `files`, which lie in `folder`, that are there with the same bytes, and of those
         that are there with others, unless this project sent them."""
-
-    def begin(self) -> None:
-        """Note that the dataset is pushed, and keep pushes of others out.
-
-        Raises:
-            DatasetError: another process has started, or finished, a push since `look`.
-        """
 
     def withdraw(self, names: Sequence[str]) -> None:
         """Take the manifest away, so that no new reader starts on what is about to change; then `names`."""
@@ -71,11 +54,11 @@ class RemotePlace(Protocol):
         """Put the file at `path` there; given up where `check` raises.
 
         Raises:
-            DatasetError: another push has taken over.
+            DatasetError: another process has put a manifest there since `look`.
         """
 
     def commit(self, content: bytes, files: Sequence[FileEntry]) -> None:
-        """Put the manifest there, if all `files` are as they were sent, and take the note of the push away.
+        """Put the manifest there, if all `files` are as they were sent.
 
         Raises:
             DatasetError: a file is not as it was sent, or another process has put a manifest there since.
@@ -110,28 +93,14 @@ class Prefix:
     def __init__(self, url: Url) -> None:
         self._url = url
         self._store = ObjectStore(url)
-        self._digest = ""
         self._manifest: ObjectInfo | None = None
-        self._note: ObjectInfo | None = None
         self._etags: dict[str, str | None] = {}
 
     def read(self, name: str) -> bytes | None:
         return self._find(name)[0]
 
-    def look(self, manifest: bytes, *, overwrite: bool) -> bytes | None:
-        """See `RemotePlace`. A stopped push does not keep another one of the same dataset from going on."""
-        self._digest = hashlib.sha256(manifest).hexdigest()
+    def look(self) -> bytes | None:
         found, self._manifest = self._find(MANIFEST_NAME)
-        note, self._note = self._find(PUSH_NAME)
-        other, process = _push_of(note)
-        if found is not None and other == hashlib.sha256(found).hexdigest():  # killed when it was all done
-            self._store.delete([PUSH_NAME])
-            self._note = None
-        if self._note is not None and other != self._digest and not overwrite:
-            raise DatasetError(
-                f"{self._url}: a push of another dataset, by {process}, is under way or was stopped; choose "
-                f"another URL, or pass --overwrite to take its place"
-            )
         return found
 
     def compare(self, files: Sequence[FileEntry], folder: Path) -> tuple[set[str], set[str]]:
@@ -147,27 +116,18 @@ class Prefix:
                     self._etags[file.name] = found[file.name].etag
         return same, others
 
-    def begin(self) -> None:
-        """See `RemotePlace`: by an object that is only written if it is still as it was seen."""
-        me = {"digest": self._digest, "process": f"process {os.getpid()} on {socket.gethostname()}"}
-        if self._store.put_if(PUSH_NAME, json.dumps(me).encode(), self._note) is None:
-            self._check_alone()  # where it is one of this dataset, both go on: they send the same
-        found = self._store.find(MANIFEST_NAME)
-        if (found and _unquoted(found.etag)) != (self._manifest and _unquoted(self._manifest.etag)):
-            self._store.delete([PUSH_NAME])
-            raise self._not_alone(_WRITTEN)
-
     def withdraw(self, names: Sequence[str]) -> None:
         self._store.delete([MANIFEST_NAME])
         self._manifest = None
         self._store.delete(names)
 
     def send(self, path: Path, file: FileEntry, check: Check) -> None:
-        self._check_alone()
+        found = self._store.find(MANIFEST_NAME)
+        if (found and _unquoted(found.etag)) != (self._manifest and _unquoted(self._manifest.etag)):
+            raise self._not_alone(_WRITTEN)
         self._etags[file.name] = self._store.upload(path, file.name, crc32c=file.crc32c, check=check)
 
     def commit(self, content: bytes, files: Sequence[FileEntry]) -> None:
-        self._check_alone()
         there = {one.name: one for one in self._store.list()}
         for file in files:
             found = there.get(file.name)
@@ -178,7 +138,6 @@ class Prefix:
         done = self._store.put_if(MANIFEST_NAME, content, self._manifest)
         if done is None and self.read(MANIFEST_NAME) != content:  # else only the answer was lost
             raise self._not_alone(_WRITTEN)
-        self._store.delete([PUSH_NAME])
 
     def fetch(self, file: FileEntry, descriptor: int, check: Check) -> None:
         self._store.download(file.name, descriptor, file.bytes, check)
@@ -189,10 +148,6 @@ class Prefix:
         except ObjectNotFoundError:
             return None, None
 
-    def _check_alone(self) -> None:
-        if _push_of(self.read(PUSH_NAME))[0] != self._digest:
-            raise self._not_alone("another push has taken over, or is finished")
-
     def _is_as_sent(self, found: ObjectInfo) -> bool:
         sent = self._etags.get(found.name)
         return sent is None or found.etag is None or _unquoted(sent) == _unquoted(found.etag)
@@ -201,15 +156,6 @@ class Prefix:
         return DatasetError(
             f"{self._url}: {problem}; run the same command again once nothing else writes there"
         )
-
-
-def _push_of(note: bytes | None) -> tuple[str, str]:
-    """What a note says: SHA-256 of the manifest that is pushed, and by whom; empty where it says none."""
-    try:
-        content = json.loads(note or b"")
-        return str(content["digest"]), str(content["process"])
-    except (ValueError, LookupError, TypeError):
-        return "", "an unknown process"
 
 
 def _unquoted(etag: str | None) -> str:
@@ -249,16 +195,13 @@ class Repository:
             path = self._download(name, folder)
             return None if path is None else path.read_bytes()
 
-    def look(self, manifest: bytes, *, overwrite: bool) -> bytes | None:
+    def look(self) -> bytes | None:
         """See `RemotePlace`: the service refuses a commit whose parent is no longer the last one."""
         with self._in_words():
             self._api.create_repo(self._repo, repo_type="dataset", private=not self._public, exist_ok=True)
             info = self._api.repo_info(self._repo, repo_type="dataset", revision=self._revision)
         self._head = info.sha
         return self.read(MANIFEST_NAME)
-
-    def begin(self) -> None:
-        """See `RemotePlace`; nothing is seen before the commit."""
 
     def compare(self, files: Sequence[FileEntry], folder: Path) -> tuple[set[str], set[str]]:
         """See `RemotePlace`: compared by SHA-256, which the repository has of large files."""

@@ -3,7 +3,7 @@
 The manifest goes last in both directions: where it is, all that it names is there. Each file is compared with
 the CRC-32C that the manifest has of it, on the side where it can be read; files that are already there stay.
 
-    push   files that the place lacks, then dataset.json; until then `push.json` says what is being sent
+    push   files that the place lacks, then dataset.json
     pull   files that the folder lacks, each under a temporary name until its bytes are compared, then
            dataset.json; until then `pull.json` says which dataset the folder is to become
 
@@ -94,7 +94,7 @@ def push(
     files = _with_rejected(dataset.manifest, dataset.path)
     if problem := first_problem(dataset.path, files):  # before anything is made there
         raise _not_whole(problem, dataset.path)
-    there = place.look(raw, overwrite=overwrite)
+    there = place.look()
     before = _manifest_there(there, destination, _from(place, dataset.path))
     goes_on = there in (None, raw) or _is_earlier(before, dataset.manifest)
     if not goes_on and not overwrite:
@@ -110,7 +110,6 @@ def push(
         )
     if there == raw and len(holding) == len(files):
         return _Count(files, holding, on_progress).result()
-    place.begin()
     if not goes_on:
         place.withdraw(sorted(own - holding))
     report = _Count(files, holding, on_progress)

@@ -29,7 +29,7 @@ from precache.sources.archive import ArchiveSource, is_archive, is_other_archive
 from precache.sources.base import Source
 from precache.sources.converted import is_converted, open_converted
 from precache.sources.dataset import PREFIX, open_object, open_saved
-from precache.sources.masks import MaskColumn, MaskTree
+from precache.sources.masks import MaskedSource
 from precache.sources.options import ARCHIVE, TABLE, TARS, TREE, SourceOptions, is_table
 from precache.sources.table import TableSource
 from precache.sources.tree import ObjectTree, TreeSource
@@ -81,14 +81,14 @@ def _open_masked(source: Any, options: SourceOptions, mask: str) -> Source:
         raise SettingError(f"--mask {mask}: masks are read from a folder of this machine; copy them first")
     path = local_path(source) if isinstance(source, str | os.PathLike) and not is_url(source) else Path()
     if not (is_table(path) and path.is_file() and mask in table.columns_of(path)):
-        return MaskTree(open_source(source, options), local_path(mask))
+        return MaskedSource(open_source(source, options), local_path(mask))
     pictures = open_source(path, replace(options, fields=tuple(dict.fromkeys((*options.fields, mask)))))
     assert isinstance(pictures, TableSource)
     if pictures.url:
         raise SettingError(
             f"--mask {mask}: masks of pictures at a URL are read from a folder; name that folder"
         )
-    return MaskColumn(pictures, Path(pictures.folder), mask, mask in options.fields)
+    return MaskedSource(pictures, Path(pictures.folder), mask, mask in options.fields)
 
 
 def _open_named(place: Location, options: SourceOptions) -> Source | None:

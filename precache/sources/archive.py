@@ -46,8 +46,7 @@ from precache.reporting import some, warn
 from precache.sources.base import IgnoredPath, SampleRef, Scan
 from precache.sources.options import CLASS_FOLDERS, SourceOptions
 from precache.sources.tree import Node, scan_folders
-from precache.storage import staging
-from precache.storage.local import temporary_path
+from precache.storage import staging, temporary_path
 from precache.storage.urls import Location
 
 _SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tbz", ".tar.xz", ".txz", ".zip")

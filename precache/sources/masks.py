@@ -4,7 +4,6 @@ import hashlib
 import os
 import stat
 from collections.abc import Callable
-from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -51,11 +50,25 @@ def render_mask(source: Source, ref: SampleRef, size: tuple[int, int], how: Rend
 
 
 @dataclass(frozen=True, slots=True)
-class MaskTree:
-    """`source`, and the masks of its pictures in `folder`, under the same paths but for the extension."""
+class MaskedSource:
+    """`source`, and the masks of its pictures in `folder`.
+
+    They lie under the paths of the pictures but for the extension; or a table has a column of their paths,
+    relative to `folder` as those of its pictures are.
+
+    Attributes:
+        column: the name of that column.
+        is_field: whether it is a field, too.
+        names: its values, once it is scanned: a sample's `place` is its row here.
+        places: int64 [n], of the samples in the table.
+    """
 
     source: Source
     folder: Path
+    column: str | None = None
+    is_field: bool = False
+    names: Column | None = None
+    places: Ints | None = None
 
     @property
     def root(self) -> Location:
@@ -64,38 +77,46 @@ class MaskTree:
 
     @property
     def paths(self) -> tuple[Location, ...]:
-        """The paths of the pictures, and the folder of the masks."""
-        return (*self.source.paths, self.folder)
+        """The paths of the pictures, and the folder of the masks where it is one of its own."""
+        return self.source.paths if self.column is not None else (*self.source.paths, self.folder)
 
     def scan(self) -> Scan:
         """Of the pictures; its digest is that of paths and sizes of the masks, too."""
-        if not self.folder.is_dir():
+        if self.column is None and not self.folder.is_dir():
             raise SourceError(
                 f"{os.path.abspath(self.folder)}: no folder of masks; expected one with a picture for each "
                 f"picture (a path that is not absolute begins in the folder where the command runs)"
             )
-        if os.path.realpath(self.folder) == os.path.realpath(str(self.source.root)):
+        if self.column is None and os.path.realpath(self.folder) == os.path.realpath(str(self.root)):
             raise SourceError(f"{self.folder}: is the folder of the pictures; name that of their masks")
-        return self._with_masks(self.source.scan())
-
-    def _with_masks(self, scan: Scan) -> Scan:
-        """The scan of the pictures, with what the masks are."""
-        digest = hashlib.sha256(scan.digest.encode())
-        found = 0
-        for ref in scan.samples:
-            path, status = self._find(ref)
+        scan = self.source.scan()
+        masked = replace(self, source=scan.source)
+        samples = scan.samples
+        if self.column is not None:
+            names = samples.fields[self.column]
+            if names.kind != "text":
+                raise SettingError(
+                    f"--mask {self.column}: expected paths of masks in {self.root}, got numbers"
+                )
+            masked = replace(masked, names=names, places=samples.places)
+            samples = replace(samples, places=np.arange(len(samples)), fields={**samples.fields})
+            if not self.is_field:
+                del samples.fields[self.column]
+        digest, found = hashlib.sha256(scan.digest.encode()), 0
+        for ref in samples:
+            path, status = masked._find(ref)
             found += status is not None
             digest.update(os.fsencode(path) + b"\0%d\0" % (-1 if status is None else status.st_size))
         if not found:
-            first = os.path.join(self.folder, self._find(scan.samples[0])[0])
+            first = os.path.join(self.folder, masked._find(samples[0])[0])
             raise SourceError(f"{self.root}: none of its pictures has a mask; the first would be {first}")
-        return replace(scan, source=replace(self, source=scan.source), digest=digest.hexdigest())
+        return replace(scan, source=masked, samples=samples, digest=digest.hexdigest())
 
     def read(self, ref: SampleRef, max_pixels: int) -> bytes | Image.Image:
-        return self.source.read(ref, max_pixels)
+        return self.source.read(self._in_source(ref), max_pixels)
 
     def where(self, ref: SampleRef) -> str:
-        return self.source.where(ref)
+        return self.source.where(self._in_source(ref))
 
     def read_mask(self, ref: SampleRef, max_pixels: int) -> tuple[bytes, str]:
         """The file of the mask, and its name in the folder.
@@ -109,67 +130,23 @@ class MaskTree:
             raise ImageError(self.where(ref), f"has no mask {os.path.join(self.folder, name)}")
         return read_picture(os.path.join(self.folder, name), max_pixels), name
 
+    def _in_source(self, ref: SampleRef) -> SampleRef:
+        return ref if self.places is None else replace(ref, place=int(self.places[ref.place]))
+
     def _find(self, ref: SampleRef) -> tuple[str, os.stat_result | None]:
         """Name of the mask in the folder, and its status; the name that is tried first, if there is none."""
         stem = os.path.splitext(ref.path)[0]
-        for extension in () if os.path.isabs(stem) else EXTENSIONS:  # that would be the picture itself
-            path = os.path.join(self.folder, stem + extension)
-            if (status := steadily(partial(_status, path), path)) is not None:
-                return stem + extension, status
-        return stem + EXTENSIONS[0], None
-
-
-@dataclass(frozen=True, slots=True)
-class MaskColumn(MaskTree):
-    """A table with a column of paths of masks, relative to `folder` as those of its pictures are.
-
-    Attributes:
-        column: its name.
-        is_field: whether the column is a field, too.
-        names: its values, once it is scanned: a sample's `place` is its row here.
-        places: int64 [n], of the samples in the table.
-    """
-
-    column: str = ""
-    is_field: bool = False
-    names: Column | None = None
-    places: Ints | None = None
-
-    @property
-    def paths(self) -> tuple[Location, ...]:
-        """The paths of the table, and the folder of the masks."""
-        return self.source.paths
-
-    def scan(self) -> Scan:
-        """See `MaskTree.scan`."""
-        scan = self.source.scan()
-        names = scan.samples.fields[self.column]
-        if names.kind != "text":
-            raise SettingError(f"--mask {self.column}: expected paths of masks in {self.root}, got numbers")
-        samples = copy(scan.samples)
-        samples.fields = {
-            name: column for name, column in samples.fields.items() if name != self.column or self.is_field
-        }
-        samples.places = np.arange(len(samples))
-        masked = replace(self, names=names, places=scan.samples.places)
-        return masked._with_masks(replace(scan, samples=samples))
-
-    def read(self, ref: SampleRef, max_pixels: int) -> bytes | Image.Image:
-        return self.source.read(self._in_table(ref), max_pixels)
-
-    def where(self, ref: SampleRef) -> str:
-        return self.source.where(self._in_table(ref))
-
-    def _in_table(self, ref: SampleRef) -> SampleRef:
-        assert self.places is not None
-        return replace(ref, place=int(self.places[ref.place]))
-
-    def _find(self, ref: SampleRef) -> tuple[str, os.stat_result | None]:
-        assert self.names is not None
-        name = str(self.names.value(ref.place))
-        path = os.path.join(self.folder, name)
-        status = steadily(partial(_status, path), path)
-        return name, status if status is not None and stat.S_ISREG(status.st_mode) else None
+        names = [stem + extension for extension in EXTENSIONS]
+        if self.names is not None:
+            names = [str(self.names.value(ref.place))]
+        elif os.path.isabs(stem):  # that would be the picture itself
+            return names[0], None
+        for name in names:
+            path = os.path.join(self.folder, name)
+            status = steadily(partial(_status, path), path)
+            if status is not None and stat.S_ISREG(status.st_mode):
+                return name, status
+        return names[0], None
 
 
 def _status(path: str) -> os.stat_result | None:

@@ -1,55 +1,268 @@
 """Where bytes lie: files of this machine, either complete or absent, and objects of a storage.
 
-local        write beside, fsync, rename; reading that never waits for a pipe; checksums
+A file is written beside, synced, and renamed. What is written beside has a hidden name that nobody can guess,
+`.NAME.0123456789abcdef.partial`: no file of anybody else has it, and no link waits there to lead the bytes
+elsewhere.
+
 output       large files, written once, past the page cache
 records      files of JSON lines that show what became of them
 urls         which text names a path, and which a URL
-objects      S3, Google Cloud Storage, Azure, web servers: by obstore, which is opened by `providers`
+objects      S3, Google Cloud Storage, Azure, web servers: by obstore
 retries      what of a request is asked again, and how it fails
 shard_cache  files of datasets at URLs that are kept on this machine
-staging      a folder of this process for what is on its way to a storage, or comes from it
+staging      a folder of this process for what comes from a storage, or is unpacked
 """
 
-from precache.storage.local import (
-    TEMPORARY_SUFFIX,
-    atomic_folder,
-    atomic_write,
-    check_new_folder,
-    crc32c,
-    crc32c_file,
-    fsync_folder,
-    is_cached,
-    is_leftover,
-    open_append,
-    open_new,
-    open_regular,
-    read_descriptor,
-    read_descriptor_at,
-    read_regular,
-    read_regular_part,
-    remove_leftovers,
-    temporary_folder,
-    temporary_path,
-)
+import errno
+import os
+import re
+import secrets
+import shutil
+import stat
+import tempfile
+from collections.abc import Container, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
 
-__all__ = [
-    "TEMPORARY_SUFFIX",
-    "atomic_folder",
-    "atomic_write",
-    "check_new_folder",
-    "crc32c",
-    "crc32c_file",
-    "fsync_folder",
-    "is_cached",
-    "is_leftover",
-    "open_append",
-    "open_new",
-    "open_regular",
-    "read_descriptor",
-    "read_descriptor_at",
-    "read_regular",
-    "read_regular_part",
-    "remove_leftovers",
-    "temporary_folder",
-    "temporary_path",
-]
+import google_crc32c
+import numpy as np
+
+from precache.errors import SettingError, StorageError
+
+TEMPORARY_SUFFIX = ".partial"
+_TEMPORARY_NAME = re.compile(rf"\.(.+)\.[0-9a-f]{{16}}{re.escape(TEMPORARY_SUFFIX)}", re.DOTALL)
+_NO_FOLDER_FSYNC = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF)
+_READ_BYTES = 1 << 20  # stays in the CPU's cache
+_SAFE = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
+
+
+@contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """A folder of this machine for the time of the block; StorageError if none can be made."""
+    try:
+        folder = tempfile.TemporaryDirectory(prefix="precache-")
+    except OSError as error:
+        raise StorageError(
+            f"{error.filename or 'temporary folder'}: cannot be made ({error.strerror}); make room there, or "
+            f"set TMPDIR to a folder on another disk"
+        ) from error
+    with folder as path:
+        yield Path(path)
+
+
+def open_regular(path: str | os.PathLike[str], flags: int = 0) -> int:
+    """A descriptor of the file at `path`, for reading; of a file alone, never of a pipe or a device.
+
+    Opening a FIFO that nobody writes to would wait forever.
+
+    Raises:
+        OSError: it cannot be opened, or is something else.
+    """
+    flags |= os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    descriptor = os.open(path, flags)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "is not a regular file", os.fspath(path))
+    return descriptor
+
+
+def read_regular(path: str | os.PathLike[str]) -> bytes:
+    """The content of the file at `path`.
+
+    Raises:
+        OSError: as `open_regular`, or it cannot be read.
+    """
+    descriptor = open_regular(path)
+    try:
+        return read_descriptor(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def read_descriptor(descriptor: int) -> bytes:
+    """The rest of an open file.
+
+    Not by a file object's `read`: what of a file cannot be read at once, EAGAIN, it takes for the end.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    parts = []
+    while part := os.read(descriptor, max(_READ_BYTES, os.fstat(descriptor).st_size)):
+        parts.append(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def read_regular_part(path: str | os.PathLike[str], start: int, count: int) -> bytes:
+    """`count` bytes of the file at `path` from `start` on; fewer where it ends before.
+
+    Raises:
+        OSError: as `read_regular`.
+    """
+    descriptor = open_regular(path)
+    try:
+        return read_descriptor_at(descriptor, start, count)
+    finally:
+        os.close(descriptor)
+
+
+def read_descriptor_at(descriptor: int, start: int, count: int) -> bytes:
+    """`count` bytes of an open file from `start` on; fewer where it ends before.
+
+    One read of the system may give fewer than there are.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    parts = []
+    while count and (part := os.pread(descriptor, count, start)):
+        parts.append(part)
+        start, count = start + len(part), count - len(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def open_new(path: str | os.PathLike[str], flags: int = 0) -> int:
+    """A descriptor, for writing, of a file that this call makes; links are not followed.
+
+    Raises:
+        FileExistsError: something has the name; be it a link to nowhere.
+    """
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFE | flags, 0o666)
+
+
+def open_append(path: str | os.PathLike[str], flags: int = 0) -> int:
+    """As `open_single`, for reading and appending."""
+    return open_single(path, flags | os.O_APPEND)
+
+
+def open_single(path: str | os.PathLike[str], flags: int = 0) -> int:
+    """A descriptor, for reading and writing, of the file at `path`, which no other name stands for.
+
+    Raises:
+        OSError: there is none, or a link, or a file with several names, or something else.
+    """
+    flags |= os.O_RDWR | getattr(os, "O_NONBLOCK", 0) | _SAFE
+    descriptor = os.open(path, flags, 0o666)
+    status = os.fstat(descriptor)
+    if stat.S_ISREG(status.st_mode) and status.st_nlink < 2:
+        return descriptor
+    os.close(descriptor)
+    raise OSError(errno.EINVAL, "is not a regular file with one name", os.fspath(path))
+
+
+def is_cached(descriptor: int, start: int) -> bool:
+    """Whether the byte at `start` can be read without waiting for the disk; False behind the end."""
+    try:
+        return os.preadv(descriptor, [bytearray(1)], start, os.RWF_NOWAIT) > 0
+    except (AttributeError, OSError):  # no such call, or it would wait
+        return False
+
+
+@contextmanager
+def atomic_write(path: Path) -> Iterator[BinaryIO]:
+    """Open a file for writing that appears at `path`, durable, only if the block ends well.
+
+    Readers see the old file or the new one, never a part; a file that is mapped elsewhere is
+    replaced, not truncated, and so is a link, not what it leads to. After a crash the file that was
+    written may be left beside it: `is_leftover` knows it.
+    """
+    temporary = temporary_path(path)
+    try:
+        with open(open_new(temporary), "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    fsync_folder(path.parent)
+
+
+def temporary_path(path: Path) -> Path:
+    """A new name under which a file is written before it becomes `path`; another one at each call."""
+    return path.with_name(f".{path.name}.{secrets.token_hex(8)}{TEMPORARY_SUFFIX}")
+
+
+def partial_of(name: str) -> str | None:
+    """The final name of a temporary file with this name; None if it is not a temporary file."""
+    match = _TEMPORARY_NAME.fullmatch(name)
+    return match[1] if match else None
+
+
+def is_leftover(path: Path, names: Container[str]) -> bool:
+    """Whether `path` is what a killed process left of writing a file of one of `names`."""
+    name = partial_of(path.name)
+    return name is not None and name in names and not path.is_symlink() and path.is_file()
+
+
+def remove_leftovers(folder: Path, names: Container[str]) -> None:
+    """Remove from `folder` what killed processes left of writing files of `names`."""
+    for path in folder.iterdir():
+        if is_leftover(path, names):
+            path.unlink(missing_ok=True)
+
+
+def check_new_folder(path: Path) -> None:
+    """Raise SettingError unless `path` can become a new folder: it is missing, or an empty folder."""
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise SettingError(f"{path}: exists and is not empty; choose another DST or remove it")
+
+
+@contextmanager
+def atomic_folder(path: Path) -> Iterator[Path]:
+    """A new folder to fill, which becomes `path`, missing or empty before, if the block succeeds."""
+    path = Path(os.path.realpath(path))  # resolve() makes a RuntimeError of a loop of links
+    temporary = temporary_path(path)
+    temporary.mkdir(parents=True)
+    try:
+        yield temporary
+        if path.exists():  # empty; it may be the working folder, or a mount point: keep it itself
+            for child in temporary.iterdir():
+                os.replace(child, path / child.name)
+        else:
+            os.replace(temporary, path)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def fsync_folder(folder: Path) -> None:
+    """Make the names in `folder` durable; a no-op where folders cannot be opened or synced.
+
+    Windows opens none; some network and FUSE file systems sync none.
+    """
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except PermissionError:
+        return
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _NO_FOLDER_FSYNC:
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def crc32c(content: bytes) -> str:
+    """As `crc32c_file`, of what is in memory."""
+    return f"{google_crc32c.value(content):08x}"
+
+
+def crc32c_file(path: Path) -> str:
+    """CRC-32C (Castagnoli) of the file's bytes, 8 hex digits.
+
+    It finds what disks and networks do to files, and it is some five times as fast as SHA-256, so that
+    it can be computed while shards are written and read. It does not find what a forger does.
+    """
+    buffer = np.empty(_READ_BYTES, np.uint8)
+    crc = 0
+    descriptor = open_regular(path)
+    try:
+        # not mapped: a failing disk is an error here, not a signal
+        while count := os.readv(descriptor, (buffer.data,)):
+            crc = google_crc32c.extend(crc, buffer[:count])
+    finally:
+        os.close(descriptor)
+    return f"{crc:08x}"

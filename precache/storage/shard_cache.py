@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from precache.errors import SettingError, StorageError, check_range
-from precache.storage.local import atomic_write, crc32c_file, open_regular, open_single
+from precache.storage import atomic_write, crc32c_file, open_regular, open_single
 from precache.storage.objects import ObjectStore
 from precache.storage.retries import Check, Patience, unchecked
 from precache.storage.urls import Url

@@ -3,7 +3,6 @@
 import os
 from pathlib import Path
 
-import boto3
 import pytest
 
 from precache import convert, open_dataset, verify
@@ -37,29 +36,14 @@ def clean(place: Location) -> Leftovers:
     return found
 
 
-def begin_parts(url: Url, name: str) -> None:
-    client = boto3.client("s3")
-    begun = client.create_multipart_upload(Bucket=url.name, Key=name)
-    client.upload_part(Bucket=url.name, Key=name, UploadId=begun["UploadId"], PartNumber=1, Body=b"a part")
-
-
-def uploads(url: Url) -> list[str]:
-    found = boto3.client("s3").list_multipart_uploads(Bucket=url.name).get("Uploads", [])
-    return [one["Key"] for one in found]
-
-
 def test_an_unfinished_conversion_is_removed_from_a_bucket(bucket: Url, raw_tree: Path) -> None:
     interrupt_at(raw_tree, bucket)
     store = ObjectStore(bucket)
     store.put("thesis.txt", THESIS)
-    begin_parts(bucket, "train-00004.safetensors")
-    begin_parts(bucket, "thesis.bin")
     found = clean(bucket)
     assert len(found.shards) == 3
-    assert [one.name for one in found.uploads] == ["train-00004.safetensors"]
     assert objects(bucket) == {"thesis.txt": THESIS}
     assert not working_folder(bucket).exists()
-    assert uploads(bucket) == ["thesis.bin"]
 
 
 def test_a_finished_dataset_in_a_bucket_stays(
@@ -71,21 +55,11 @@ def test_a_finished_dataset_in_a_bucket_stays(
     before = objects(bucket)
     working_folder(bucket).mkdir()  # as if it had been killed before the journal was removed
     (working_folder(bucket) / JOURNAL_NAME).write_bytes(journal)
-    begin_parts(bucket, "train-00000.safetensors")
     found = clean(bucket)
     assert (found.finished, found.shards, len(found.others)) == (True, (), 1)
     assert not working_folder(bucket).exists()
     assert objects(bucket) == before
-    assert uploads(bucket) == []
     assert verify(str(bucket)) == []
-
-
-def test_parts_that_a_killed_upload_left_go_at_the_end_of_the_next(bucket: Url, raw_tree: Path) -> None:
-    interrupt_at(raw_tree, bucket)
-    begin_parts(bucket, "train-00004.safetensors")
-    begin_parts(bucket, "thesis.bin")
-    convert(raw_tree, bucket, small_recipe("shards"), workers=0)
-    assert uploads(bucket) == ["thesis.bin"]
 
 
 def test_a_bucket_that_is_not_ours_is_left_alone(bucket: Url) -> None:

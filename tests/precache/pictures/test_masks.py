@@ -21,7 +21,7 @@ from precache.formats import FORMATS, StoredSample
 from precache.pictures import masks
 from precache.pictures.images import FITS, Rendering, fitted_size
 from precache.sources import SourceOptions
-from precache.sources.masks import MaskTree, render_mask
+from precache.sources.masks import MaskedSource, render_mask
 from precache.sources.tree import TreeSource
 from tests import format_contract
 from tests.labelled_pictures import PICTURES, SIZES, Trees, check_labels, draw_trees
@@ -268,7 +268,7 @@ def mutated(content: bytes, random: np.random.Generator) -> bytes:
 def test_a_damaged_mask_is_a_reject_or_a_mask(trees: Trees, tmp_path: Path) -> None:
     """Whatever is in the file: labels of the picture's size, or one line that names it."""
     files = sorted(path for path in trees.masks.rglob("*") if path.is_file())
-    source = MaskTree(TreeSource(trees.photos), tmp_path)
+    source = MaskedSource(TreeSource(trees.photos), tmp_path)
     refs = {Path(ref.path).stem: ref for ref in source.source.scan().samples}
     rendering = Rendering(size=16, fit="keep")
     reasons = []

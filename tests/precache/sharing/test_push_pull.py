@@ -21,7 +21,7 @@ from precache.dataset.files import check_file
 from precache.dataset.left_out import REJECTED_NAME
 from precache.dataset.manifest import MANIFEST_NAME
 from precache.errors import DatasetError, PrecacheError, SettingError, StorageError
-from precache.sharing.places import PUSH_NAME, Repository
+from precache.sharing.places import Repository
 from precache.sharing.push_pull import PULL_NAME, pull, push
 from precache.storage.objects import ObjectStore
 from precache.storage.urls import Url
@@ -125,7 +125,6 @@ def test_a_push_that_stops_anywhere_leaves_a_whole_dataset_or_none(
             files = next(files for files in whole.values() if files[MANIFEST_NAME] == there[MANIFEST_NAME])
             assert files.items() <= there.items()
     assert whole[path].items() <= there.items()
-    assert PUSH_NAME not in there
 
 
 def test_a_push_sends_what_is_new_and_replaces_another_dataset_only_if_asked(
@@ -175,29 +174,23 @@ def test_a_list_of_rejects_is_of_a_dataset_that_has_some(
     assert not (folder / REJECTED_NAME).exists()
 
 
+@pytest.mark.parametrize("overwrite", [False, True])
 def test_of_two_pushes_into_a_url_one_is_told(
-    converted: dict[str, Path], grey: dict[str, Path], raw_tree: Path, bucket: Url, tmp_path: Path
+    overwrite: bool, converted: dict[str, Path], grey: dict[str, Path], raw_tree: Path, bucket: Url
 ) -> None:
-    """The second is refused with the process of the first; where it is to overwrite, the first is told."""
-    refused = []
+    """The one that ends later; what the other one put there stays."""
+    told = []
 
-    def intrude(done: int, total: int) -> None:
-        if not refused and done:
-            for write in (
-                lambda: push(grey["shards"], bucket / "set"),
-                lambda: convert(raw_tree, bucket / "set", small_recipe("shards"), workers=0),
-            ):
-                with pytest.raises(DatasetError, match=r"by process \d+ on |is not empty"):
-                    write()
-                refused.append(done)
+    def intrude(*_: object) -> None:
+        if not told:
+            told.append(True)
+            push(grey["shards"], bucket / "set", overwrite=overwrite)
+            with pytest.raises(SettingError, match="holds a finished dataset"):
+                convert(raw_tree, bucket / "set", small_recipe("shards"), workers=0, overwrite=True)
 
-    push(converted["shards"], bucket / "set", on_progress=intrude)
-    assert refused
-    assert objects(bucket / "set") == contents(converted["shards"])
-    calls = iter([lambda: None, lambda: push(grey["shards"], bucket / "more", overwrite=True)])
-    with pytest.raises(DatasetError, match="another push has taken over"):
-        push(converted["shards"], bucket / "more", on_progress=lambda *_: (next(calls, print))() and None)
-    assert objects(bucket / "more").items() >= named(grey["shards"]).items()
+    with pytest.raises(DatasetError, match=f"^{bucket}/set: another process has written a dataset there"):
+        push(converted["shards"], bucket / "set", overwrite=overwrite, on_progress=intrude)
+    assert objects(bucket / "set") == contents(grey["shards"])
 
 
 @pytest.mark.parametrize("before", ["begun", "earlier"])
@@ -279,7 +272,6 @@ def test_no_room_for_temporary_files_is_named_with_what_to_do(
 @pytest.mark.parametrize(
     ("command", "method", "part"),
     [
-        ("push", "PUT", "push.json"),
         ("push", "GET", MANIFEST_NAME),
         ("push", "GET", "list-type"),
         ("push", "PUT", "train-"),

@@ -1,5 +1,7 @@
 """`precache convert`: its options, and what it says of what it did."""
 
+import csv
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,6 @@ from precache.cli.commandline import (
     parse_share,
     printable,
 )
-from precache.cli.source_flags import SOURCE_FLAGS, source_options
 from precache.conversion.convert import Conversion
 from precache.conversion.url import working_folder
 from precache.dataset.left_out import REJECTED_NAME
@@ -24,9 +25,10 @@ from precache.errors import SettingError
 from precache.pictures.images import FITS, RESAMPLING
 from precache.pictures.reading import MAX_PIXELS
 from precache.pictures.sizes import parse_size
-from precache.recipe import DEFAULT_SIZE, DEFAULT_SPLITS, FORMAT_NAMES, Recipe
+from precache.recipe import DEFAULT_SIZE, DEFAULT_SPLITS, FORMAT_NAMES, Recipe, flag_of
 from precache.reporting import Progress, counted, human_bytes
 from precache.sources import SourceOptions
+from precache.sources.options import OPTIONS
 from precache.storage.urls import Location, Url
 
 DATA = Path("data")
@@ -56,8 +58,32 @@ _REJECTS = {
 }
 
 
+_LISTS = ("fields", "classes")
+_SOURCE_FLAGS = {
+    name: click.option(
+        flag_of(name),
+        name,
+        help=option.help,
+        type=int if name == "class_depth" else str,
+        multiple=name in _LISTS,
+    )
+    for name, option in OPTIONS.items()
+}
+
+
 def _most_rejects(max_rejects: str, strict: bool) -> float:
     return 0.0 if strict else parse_share("max_rejects", max_rejects)
+
+
+def _source_options(fields: tuple[str, ...], classes: tuple[str, ...], **options: Any) -> SourceOptions:
+    """What the values of _SOURCE_FLAGS say; SettingError for a bad one."""
+    return SourceOptions(fields=_names(fields), classes=_names(classes), **options)
+
+
+def _names(lines: Iterable[str]) -> tuple[str, ...]:
+    """The names in lines of CSV, so that one may have a comma in it."""
+    cells = (cell.strip() for row in csv.reader(lines, skipinitialspace=True) for cell in row)
+    return tuple(cell for cell in cells if cell)
 
 
 @click.command(
@@ -103,7 +129,7 @@ def _most_rejects(max_rejects: str, strict: bool) -> float:
     "--update", is_flag=True, help="Add pictures that are new in SRC, and drop those that are gone."
 )
 @gathered("most_rejects", _most_rejects, _REJECTS)
-@gathered("options", source_options, SOURCE_FLAGS)
+@gathered("options", _source_options, _SOURCE_FLAGS)
 def convert(
     src: Location,
     dst: Location | None,

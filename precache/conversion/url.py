@@ -40,9 +40,8 @@ from precache.dataset.manifest import MANIFEST_NAME
 from precache.errors import DatasetError, SettingError, WorkerError
 from precache.reporting import counted, some, warn
 from precache.storage import crc32c_file, is_leftover, read_regular
-from precache.storage.objects import ObjectInfo, ObjectStore
+from precache.storage.objects import ObjectInfo, ObjectStore, endpoint_of
 from precache.storage.output import OutputFile
-from precache.storage.providers import endpoint_of
 from precache.storage.shard_cache import Cache
 from precache.storage.urls import Url
 

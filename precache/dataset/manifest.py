@@ -21,13 +21,16 @@ from precache.dataset.index import ENDS, SOURCE, IndexEntry, IndexFile, IndexFil
 from precache.dataset.left_out import REJECTED_NAME, Rejected, listed_ignored, listed_rejected
 from precache.dataset.shard_table import ShardTable, read_table
 from precache.dataset.statistics import ChannelStatistics
-from precache.dataset.targets import TARGETS
 from precache.errors import DatasetError, SettingError
 from precache.formats import FORMATS
 from precache.recipe import SPLIT_NAME, Recipe, as_flags
 from precache.storage import atomic_write
 from precache.storage.urls import Location
 
+TARGETS = ("class", "classes", "number", "none")
+"""What a sample is labelled with: one class, whose index is the label; indices of any number of classes,
+`ragged`; a number or a vector of them, to be predicted, `float` or `vector`; nothing. The label of the last
+three is -1."""
 MANIFEST_NAME = "dataset.json"
 VERSION = 1
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -76,7 +79,7 @@ class Manifest:
         statistics: split -> mean and standard deviation of what is stored, of JPEGs before they became one,
             of samples that are removed, too.
         source_options: what was said of the source, as `precache.SourceOptions.given` has it.
-        target: what the samples are labelled with, one of `precache.dataset.targets.TARGETS`.
+        target: what the samples are labelled with, one of TARGETS.
         fields: what else the index knows of each sample: name -> kind, see `precache.dataset.columns`.
         next_id: above all ids that were ever used, where that is not `scanned`; else 0.
         updates: what became of it since it was converted, one after the other.

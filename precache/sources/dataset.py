@@ -337,7 +337,8 @@ def picture_of(value: Any, where: str, max_pixels: int) -> bytes | Image.Image:
         return _image(_channels_last(value.detach().cpu().numpy()), where)
     if isinstance(value, np.ndarray):
         return _image(value, where)
-    raise ImageError(where, f"has no picture but {_shown(value)}; {_EXPECTED}")
+    what = "has no picture" if value is None else f"has {type(value).__name__} {value!r:.60}, not a picture"
+    raise ImageError(where, f"{what}; {_EXPECTED}")
 
 
 def _file(path: str | os.PathLike[str], where: str, max_pixels: int) -> bytes:
@@ -377,10 +378,6 @@ def _image(array: npt.NDArray[Any], where: str) -> Image.Image:
             f"or a tensor with the channels first; leave out the transform that changes it",
         )
     return Image.fromarray(array[:, :, 0] if array.ndim == 3 and array.shape[2] == 1 else array)
-
-
-def _shown(value: Any) -> str:
-    return "nothing" if value is None else f"{type(value).__name__} {value!r:.60}"
 
 
 def _name_of(dataset: Any) -> str:

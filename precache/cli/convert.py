@@ -28,7 +28,7 @@ from precache.pictures.sizes import parse_size
 from precache.recipe import DEFAULT_SIZE, DEFAULT_SPLITS, FORMAT_NAMES, Recipe, flag_of
 from precache.reporting import Progress, counted, human_bytes
 from precache.sources import SourceOptions
-from precache.sources.options import OPTIONS
+from precache.sources.options import help_of
 from precache.storage.urls import Location, Url
 
 DATA = Path("data")
@@ -63,11 +63,11 @@ _SOURCE_FLAGS = {
     name: click.option(
         flag_of(name),
         name,
-        help=option.help,
+        help=said,
         type=int if name == "class_depth" else str,
         multiple=name in _LISTS,
     )
-    for name, option in OPTIONS.items()
+    for name, said in help_of().items()
 }
 
 

@@ -477,12 +477,12 @@ class _Contents:
         self._first_bytes = lambda node: archive.first_bytes(node.place, node.bytes)
         self.top = self._folder_node("")
         self.ignored: list[IgnoredPath] = []
-        self._links: dict[int, tuple[Node, list[str], str]] = {}  # id of a node -> it, its path, its target
+        self._links: dict[int, tuple[Node, str, str]] = {}  # id of a node -> it, its path, its target
         self._broken_links: list[str] = []
         for member in archive.members():
             self._add(member)
-        for node, path, _ in self._links.values():
-            self._link(node, path, self._follow(path))
+        for node, path, target in self._links.values():
+            self._link(node, path, self._follow(path, target))
 
     def warnings(self, archive: Location) -> tuple[str, ...]:
         """Warnings, one line each."""
@@ -539,17 +539,18 @@ class _Contents:
         if member.kind == FILE:
             node.place, node.bytes = member.place, member.size
         elif member.kind == LINK:
-            self._links[id(node)] = (node, parts, member.target)
+            self._links[id(node)] = (node, "/".join(parts), member.target)
         elif member.kind == HARD_LINK:  # to a member before it
-            self._link(node, parts, self.top.find(p for p in member.target.split("/") if p not in ("", ".")))
+            target = [part for part in member.target.split("/") if part not in ("", ".")]
+            self._link(node, "/".join(parts), self.top.find(target))
         folder.children[parts[-1]] = node
 
-    def _link(self, node: Node, path: list[str], found: Node | None) -> None:
+    def _link(self, node: Node, path: str, found: Node | None) -> None:
         """Let `node`, which is at `path`, be the file that was found for it."""
         if found is not None and found.is_file():
             node.place, node.bytes = found.place, found.bytes
         else:
-            self._broken_links.append("/".join(path))
+            self._broken_links.append(path)
 
     def _folder(self, parts: list[str]) -> Node | None:
         """The folder, made where it is missing; None where a file has its name."""
@@ -564,28 +565,13 @@ class _Contents:
             node = child
         return node
 
-    def _follow(self, path: list[str]) -> Node | None:
+    def _follow(self, path: str, target: str, hops: int = _MOST_HOPS) -> Node | None:
         """What the symbolic link at `path` leads to."""
-        above, waiting, hops = [self.top], [*reversed(path)], 0
-        while waiting:
-            part = waiting.pop()
-            if part == "..":
-                above.pop()
-            elif part not in ("", "."):
-                child = (above[-1].children or {}).get(part)
-                if child is None:
-                    return None
-                target = self._links[id(child)][-1] if id(child) in self._links else ""
-                hops += bool(target)
-                if target.startswith("/") or len(target) > _MOST_LINKED or hops > _MOST_HOPS:
-                    return None
-                if target:
-                    waiting += reversed(target.split("/"))
-                else:
-                    above.append(child)
-            if not above:
-                return None
-        return above[-1]
+        if target.startswith("/") or len(target) > _MOST_LINKED or not hops:
+            return None
+        path = os.path.normpath(os.path.join(os.path.dirname(path), target))
+        node = self.top.find(path.split("/"))
+        return self._follow(path, self._links[id(node)][-1], hops - 1) if id(node) in self._links else node
 
 
 def _outer_folder(top: Node, class_depth: int) -> Node | None:

@@ -8,7 +8,7 @@ classes, or those that a file lists, may be taken; the others count as ignored.
 import hashlib
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -23,10 +23,10 @@ from precache.dataset.boxes import moved
 from precache.dataset.columns import Ints
 from precache.dataset.converted import ConvertedDataset, is_converted, open_dataset
 from precache.dataset.index import REMEDY, Checksums, SampleIndex, Sizes, checksum_of
-from precache.errors import DatasetError, ImageError, SampleError, SettingError
+from precache.errors import DatasetError, SampleError, SettingError
 from precache.formats import FORMATS
 from precache.formats.base import Places
-from precache.pictures import images, jpeg
+from precache.pictures import images
 from precache.pictures.reading import steadily
 from precache.pictures.sizes import sides, written
 from precache.recipe import DEFAULT_SPLITS, Recipe
@@ -36,11 +36,9 @@ from precache.storage import read_regular, read_regular_part
 from precache.storage.urls import Location
 
 _ID = re.compile("[0-9]{1,18}")
-_MEASURED = 8  # pictures whose second JPEG is looked at
 _KEPT_SHARDS = 4096
 _NOT_TAKEN = "not taken (--classes or --ids)"
 _NAMED = 10  # classes that a message names
-_MOST_COMPARED = 50_000  # paths of which a message seeks the nearest
 
 __all__ = ["ConvertedSource", "is_converted", "open_converted"]
 
@@ -158,8 +156,12 @@ class ConvertedSource:
             samples.original_sizes = sizes
         elif boxes is not None:
             samples.fields[boxes] = moved(samples.fields[boxes], sizes, stored.rendering)
-        warnings = (*scan.warnings, *_second_loss(scan, stored, recipe))
-        scan = replace(scan, samples=samples, warnings=warnings)
+        holds_jpegs = not (FORMATS[stored.format].holds_pixels or FORMATS[recipe.format].holds_pixels)
+        if holds_jpegs and not _is_fitted(stored, recipe):
+            again = f"what is resized is written as JPEG a second time, at quality {recipe.quality}"
+            loss = f"{self.root}: holds JPEGs, and {again}, which costs some of its quality"
+            scan = replace(scan, warnings=(*scan.warnings, loss))
+        scan = replace(scan, samples=samples)
         return scan, replace(options, boxes=boxes or options.boxes)
 
     def _locate(self, place: int) -> tuple[int, int]:
@@ -241,9 +243,11 @@ def _class_numbers(names: Sequence[str], classes: Sequence[str]) -> list[int]:
         raise SettingError("--classes: the samples have no classes; choose them with --ids")
     for name in names:
         if name not in classes:
+            near = get_close_matches(name, classes, n=1)
+            meant = f" (did you mean {near[0]!r}?)" if near else ""
             more = f" and {len(classes) - _NAMED:,} more" if len(classes) > _NAMED else ""
             raise SettingError(
-                f"--classes: there is no class {name!r}{_nearest(name, classes)}; choose from: "
+                f"--classes: there is no class {name!r}{meant}; choose from: "
                 f"{', '.join(classes[:_NAMED])}{more}"
             )
     return [classes.index(name) for name in names]
@@ -280,14 +284,9 @@ def _is_listed(index: SampleIndex, file: str) -> npt.NDArray[np.bool_]:
     if absent:
         raise SettingError(
             f"--ids {file}: the dataset lacks {len(absent):,} of these {len(lines):,} samples (first: "
-            f"{absent[0]!r:.200}{_nearest(absent[0], every)}); name samples that it has"
+            f"{absent[0]!r:.200}); name samples that it has"
         )
     return taken
-
-
-def _nearest(name: str, known: Sequence[str]) -> str:
-    near = get_close_matches(name, known, n=1) if len(known) <= _MOST_COMPARED else []
-    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def _is_fitted(stored: Recipe, recipe: Recipe) -> bool:
@@ -308,29 +307,6 @@ def _check_not_enlarged(source: ConvertedSource, stored: Recipe, recipe: Recipe)
         raise SettingError(
             f"size {written(recipe.size)} is more than the {shown} that {source.root} stores, and enlarging "
             f"adds nothing; choose that or less, or convert the original pictures"
-        )
-
-
-def _second_loss(scan: Scan, stored: Recipe, recipe: Recipe) -> Iterator[str]:
-    """What a JPEG of what was a JPEG before costs, measured on a few pictures; nothing where none is lost."""
-    if FORMATS[stored.format].holds_pixels or FORMATS[recipe.format].holds_pixels:
-        return
-    found = []
-    for row in sorted({round(at) for at in np.linspace(0, len(scan.samples) - 1, _MEASURED)}):
-        ref = scan.samples[row]
-        try:
-            data = scan.source.read(ref, recipe.max_pixels)
-            pixels, _, may_be_copied = images.render_or_copy(data, ref.path, recipe.rendering)
-        except ImageError:
-            continue  # the conversion says what is wrong with it
-        if may_be_copied:
-            continue
-        again = jpeg.decode_jpeg(jpeg.encode_jpeg(pixels, recipe.quality), ref.path, pixels.shape[2])
-        found.append(min(jpeg.psnr(again, pixels), 99.0))
-    if found:
-        yield (
-            f"{scan.root}: holds JPEGs, and writing them as JPEG again at quality {recipe.quality} costs a "
-            f"second loss: {np.mean(found):.1f} dB from what is stored, the mean of {len(found)}"
         )
 
 

@@ -1,9 +1,9 @@
 """What a user says about a source: which column is what, how deep classes lie, what is taken, and the like.
 
-`OPTIONS` is the one table of them: which sources take which option, and what the command line says of it.
+The fields of `SourceOptions` say which sources take which option, and what the command line says of it.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -46,80 +46,48 @@ class OptionNotTakenError(SettingError):
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Option:
-    """One option of `SourceOptions`.
-
-    Attributes:
-        help: of the command line.
-        kinds: of sources that take it, as messages call them; empty: all.
-    """
-
-    help: str
-    kinds: tuple[str, ...] = ()
-
-
-OPTIONS = {
-    "root": Option("Table: folder of its pictures.  [default: that of the table]", (TABLE,)),
-    "image": Option("Table, dataset: column of the pictures; tars: extension of the pictures.", _PARTS),
-    "label": Option("Table, dataset: column of the labels; tars: key of .json.", _PARTS),
-    "target": Option(
-        f"Kind of label: {', '.join(TARGETS)}.  [default: as it looks]", (*_PARTS, FOLDER_DATASET)
-    ),
-    "separator": Option("Separator of several classes in one label, such as ';'.", _PARTS),
-    "split": Option("Table, dataset: column of split names.", _COLUMNS),
-    "fields": Option("Columns to keep: width,caption.", _PARTS),
-    "class_depth": Option(
-        "Tree: how deep class folders lie; 0: no classes.  [default: 1]", (TREE, CLASS_FOLDERS, ARCHIVE)
-    ),
-    "mask": Option("Folder of masks: MASKS/cat/1.png for the picture cat/1.jpg; or column of a table."),
-    "boxes": Option("Field that holds boxes: [[left, top, right, bottom], ...]."),
-    "classes": Option("Converted dataset: take only samples of these classes: cat,dog.", (CONVERTED,)),
-    "ids": Option(
-        "Converted dataset: file of the samples to take, one id or path per line. An id is a sample's "
-        "number in messages and batches (batch.ids); a path is that in the source: cat/1.jpg.",
-        (CONVERTED,),
-    ),
-}
+def _option(help_text: str, *kinds: str, default: Any = None) -> Any:
+    """A field of SourceOptions, with its help; `kinds` of sources take it, or all."""
+    return field(default=default, metadata={"help": help_text, "kinds": kinds})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SourceOptions:
-    """Options of a source; each kind of source takes some of them and refuses the others, see OPTIONS.
+    """Options of a source; each kind of source takes some of them and refuses the others. See `help_of`.
 
-    Attributes:
-        root: folder that the paths in a table are relative to; default that of the table.
-        image: column of the pictures' paths, or key of the pictures of a dataset.
-        label: column or key of what they are labelled with.
-        target: one of TARGETS: what the label is. Default: what its values say.
-        separator: between the classes of one text, where `target` is `classes`.
-        split: column or key of their split.
-        fields: columns or keys of what else to keep.
-        class_depth: how many folders deep the classes of a tree lie; 0: a flat folder without classes.
-        mask: folder of the pictures' masks, under the same paths but for the extension; or the column of a
-            table that has their paths.
-        boxes: which of the fields are boxes, `[k, 4]`: left, top, right and bottom in pixels of the picture.
-        classes: names of the classes of a converted dataset whose samples are taken; default all. A sample of
-            several classes is taken for any of them.
-        ids: path of a file that lists the samples of a converted dataset to take, one id or path per line;
-            of a picture with `classes`, both must hold.
+    A `separator` is between the classes of one text, so `target` is `classes`. A sample of several classes is
+    taken for any of `classes`; with `ids`, both must hold. Boxes are `[k, 4]`, in pixels of the picture.
 
     Raises:
         SettingError: a value is out of range or unknown.
     """
 
-    root: str | None = None
-    image: str | None = None
-    label: str | None = None
-    target: str | None = None
-    separator: str | None = None
-    split: str | None = None
-    fields: tuple[str, ...] = ()
-    class_depth: int | None = None
-    classes: tuple[str, ...] = ()
-    ids: str | None = None
-    mask: str | None = None
-    boxes: str | None = None
+    root: str | None = _option("Table: folder of its pictures.  [default: that of the table]", TABLE)
+    image: str | None = _option(
+        "Table, dataset: column of the pictures; tars: extension of the pictures.", *_PARTS
+    )
+    label: str | None = _option("Table, dataset: column of the labels; tars: key of .json.", *_PARTS)
+    target: str | None = _option(
+        f"Kind of label: {', '.join(TARGETS)}.  [default: as it looks]", *_PARTS, FOLDER_DATASET
+    )
+    separator: str | None = _option("Separator of several classes in one label, such as ';'.", *_PARTS)
+    split: str | None = _option("Table, dataset: column of split names.", *_COLUMNS)
+    fields: tuple[str, ...] = _option("Columns to keep: width,caption.", *_PARTS, default=())
+    class_depth: int | None = _option(
+        "Tree: how deep class folders lie; 0: no classes.  [default: 1]", TREE, CLASS_FOLDERS, ARCHIVE
+    )
+    mask: str | None = _option(
+        "Folder of masks: MASKS/cat/1.png for the picture cat/1.jpg; or column of a table."
+    )
+    boxes: str | None = _option("Field that holds boxes: [[left, top, right, bottom], ...].")
+    classes: tuple[str, ...] = _option(
+        "Converted dataset: take only samples of these classes: cat,dog.", CONVERTED, default=()
+    )
+    ids: str | None = _option(
+        "Converted dataset: file of the samples to take, one id or path per line. An id is a sample's "
+        "number in messages and batches (batch.ids); a path is that in the source: cat/1.jpg.",
+        CONVERTED,
+    )
 
     def __post_init__(self) -> None:
         for name in ("fields", "classes"):
@@ -140,7 +108,7 @@ class SourceOptions:
 
     def given(self) -> dict[str, Any]:
         """Those that are not the default, as plain JSON values; `SourceOptions.from_json` takes them."""
-        values = {setting.name: getattr(self, setting.name) for setting in fields(self)}
+        values = {name: getattr(self, name) for name in _fields()}
         plain = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
         return {name: value for name, value in plain.items() if value not in (None, [])}
 
@@ -148,15 +116,24 @@ class SourceOptions:
     def from_json(cls, given: dict[str, Any]) -> "SourceOptions":
         """What `given` gave; SettingError for anything else."""
         lists = {name: tuple(given.get(name, ())) for name in ("fields", "classes")}
-        if unknown := sorted(set(given) - set(OPTIONS)):
+        if unknown := sorted(set(given) - set(_fields())):
             raise SettingError(
-                f"unknown option of a source {unknown[0]!r}; choose from: {', '.join(OPTIONS)}"
+                f"unknown option of a source {unknown[0]!r}; choose from: {', '.join(_fields())}"
             )
         return cls(**{**given, **lists})
 
     def only(self, kind: str) -> None:
         """Raise OptionNotTakenError where one is given that a source of this kind does not take."""
         for name in self.given():
-            kinds = OPTIONS[name].kinds
+            kinds = _fields()[name].metadata["kinds"]
             if kinds and kind not in kinds:
                 raise OptionNotTakenError(name, kind, kinds)
+
+
+def _fields() -> "dict[str, Field[Any]]":
+    return {setting.name: setting for setting in fields(SourceOptions)}
+
+
+def help_of() -> dict[str, str]:
+    """What the command line says of each option, by its name."""
+    return {name: setting.metadata["help"] for name, setting in _fields().items()}

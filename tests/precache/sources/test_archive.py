@@ -80,7 +80,7 @@ def test_links_are_what_they_lead_to_in_the_archive(make: Any, suffix: str, tmp_
         link("c/self.jpg", "self.jpg"),
         link("c/out.jpg", "../../etc/passwd"),
         link("a/abs.jpg", "/1.jpg"),
-        link("b/past.jpg", "../none/../a/1.jpg"),
+        link("b/past.jpg", "../../a/1.jpg"),
         link("c/long.jpg", "./" * 2500 + "../a/1.jpg"),
         link("d", "a"),
     ]

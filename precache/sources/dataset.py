@@ -47,12 +47,10 @@ from precache.pictures.pillow import TooLargeError, check_pixels
 from precache.pictures.reading import check_bytes, read_picture, steadily
 from precache.recipe import SPLIT_NAME
 from precache.sources.base import ANY_SIZE, SampleRef, Samples, Scan, picture_checksum
-from precache.sources.labels import Labelled, Labels, find_label
+from precache.sources.labels import Columns, Labelled, Labels
 from precache.sources.options import DATASET, FOLDER_DATASET, SourceOptions
 
 PREFIX = "hf:"
-IMAGE_KEYS = ("image", "img", "picture", "path", "file")
-LABEL_KEY = "label"
 _TRIED = 16  # samples, until one can be read
 _PROBED = 8  # samples that are looked at to tell two datasets apart
 _CHANNELS = (1, 3, 4)
@@ -407,96 +405,72 @@ def _listed(dataset: Any, name: str, options: SourceOptions) -> _Listing:
         return _Listing(
             part=_Part(name=name, folder=root), count=count, classes=classes, labels=labels, files=files
         )
-    keys = _Keys.of(_first_sample(dataset, name, count), name, options)
-    part = _Part(name=name, read=partial(_read_picture, dataset, name, keys))
-    listing = _Listing(part=part, count=count, classes=_class_names(dataset), warnings=keys.notes)
-    if keys.label is None and keys.split is None and not keys.fields:
-        return listing
-    if samples is not None:
+    columns = _columns_of(_first_sample(dataset, name, count), name, options)
+    part = _Part(name=name, read=partial(_read_picture, dataset, name, columns.image))
+    notes = (f"{name}: {columns.note}",) if columns.note else ()
+    listing = _Listing(part=part, count=count, classes=_class_names(dataset), warnings=notes)
+    if samples is not None and columns.names:
         return replace(listing, labels=[label for _, label in samples])
-    return _read_all(dataset, keys, listing)
+    return _read_all(dataset, columns, listing) if columns.names else listing
 
 
 def _list_columns(dataset: Any, name: str, options: SourceOptions) -> _Listing:
     """The samples of a dataset of Hugging Face's library, by its columns; no picture is decoded."""
     features = dict(dataset.features or {})
-    keys = _Keys.of(features, name, options)
-    notes = keys.notes
+    columns = _columns_of(features, name, options)
+    notes = [f"{name}: {columns.note}"] if columns.note else []
     if (dataset.format or {}).get("type") == "custom":
-        notes = (*notes, f"{name}: its transform is left out: pictures are converted as they are stored")
-    plain = dataset.with_format(None)
+        notes.append(f"{name}: its transform is left out: pictures are converted as they are stored")
+    plain, image = dataset.with_format(None), columns.image
     try:
-        columns: dict[str, list[Any]] = plain.select_columns(keys.named)[:] if keys.named else {}
+        values: dict[str, list[Any]] = plain.select_columns(columns.names)[:] if columns.names else {}
     except Exception as error:  # of many libraries
-        raise SourceError(f"{name}: columns {keys.named} cannot be read ({_reason_of(error)})") from error
-    pictures, feature = plain.select_columns([keys.image]), features[keys.image]
-    if _is_image(feature):
-        pictures = pictures.cast_column(keys.image, type(feature)(decode=False))
-    return _Listing(
-        part=_Part(name=name, read=partial(_read_picture, pictures, name, keys)),
+        raise SourceError(f"{name}: columns {columns.names} cannot be read ({_reason_of(error)})") from error
+    pictures = plain.select_columns([image])
+    if _is_image(features[image]):
+        pictures = pictures.cast_column(image, type(features[image])(decode=False))
+    listing = _Listing(
+        part=_Part(name=name, read=partial(_read_picture, pictures, name, image)),
         count=len(plain),
-        classes=None if keys.label is None else _feature_names(features[keys.label]),
-        labels=columns.get(keys.label),
-        splits=columns.get(keys.split),
-        fields={key: columns[key] for key in keys.fields},
-        warnings=notes,
+        classes=None if columns.label is None else _feature_names(features[columns.label]),
+        warnings=tuple(notes),
     )
+    return _with_values(listing, columns, values)
 
 
-@dataclass(frozen=True, slots=True)
-class _Keys:
-    """Where in a sample each value is: a key of a mapping, an index of a tuple, or None where there is none.
+def _with_values(listing: _Listing, columns: Columns, values: Mapping[Any, Sequence[Any]]) -> _Listing:
+    fields = {key: values[key] for key in columns.fields}
+    return replace(listing, labels=values.get(columns.label), splits=values.get(columns.split), fields=fields)
 
-    Attributes:
-        image: None: the sample itself is the picture.
-        notes: warnings about which values are the labels.
-    """
 
-    image: Any = None
-    label: Any = None
-    split: str | None = None
-    fields: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
+def _columns_of(sample: Any, name: str, options: SourceOptions) -> Columns:
+    """Where in a sample each value is: a key of a mapping, an index of a tuple, or None: itself."""
+    options.only(DATASET)
+    sample = _plain(sample)
+    if isinstance(sample, Mapping) and not {"bytes", "path"} >= set(sample):
+        pictures = [key for key, feature in sample.items() if _is_image(feature)]
+        return Columns.of(name, list(sample), options, pictures, usual="label")
+    asked = (options.image, options.label, options.split, *options.fields)
+    if named := [key for key in asked if key is not None]:
+        are = "tuples (picture, label)" if isinstance(sample, tuple) else "pictures alone"
+        raise SettingError(
+            f"{name}: its samples are {are}, which have no names, got {named[0]!r}; leave it out"
+        )
+    if not isinstance(sample, tuple):
+        return Columns()
+    if not sample:
+        raise SourceError(f"{name}: its samples are empty; expected (picture, label)")
+    return Columns(0, 1 if len(sample) > 1 and options.target != "none" else None)
 
-    @property
-    def named(self) -> list[Any]:
-        """All but that of the picture, each once."""
-        every = (self.label, self.split, *self.fields)
-        return list(dict.fromkeys(key for key in every if key is not None))
 
-    @classmethod
-    def of(cls, sample: Any, name: str, options: SourceOptions) -> "_Keys":
-        options.only(DATASET)
-        asked = (options.image, options.label, options.split, *options.fields)
-        named = [key for key in asked if key is not None]
-        sample = _plain(sample)
-        if isinstance(sample, Mapping) and not {"bytes", "path"} >= set(sample):
-            for key in named:
-                if key not in sample:
-                    raise SettingError(f"{name}: its samples have no {key!r}; they have {_in_list(sample)}")
-            image = options.image or _image_key(sample, name)
-            taken = (image, options.split, *options.fields)
-            label, note = find_label(name, list(sample), options, taken, LABEL_KEY)
-            return cls(image, label, options.split, options.fields, (f"{name}: {note}",) if note else ())
-        if named:
-            are = "tuples (picture, label)" if isinstance(sample, tuple) else "pictures alone"
-            raise SettingError(
-                f"{name}: its samples are {are}, which have no names, got {named[0]!r}; leave it out"
-            )
-        if not isinstance(sample, tuple):
-            return cls()
-        if not sample:
-            raise SourceError(f"{name}: its samples are empty; expected (picture, label)")
-        return cls(0, 1 if len(sample) > 1 and options.target != "none" else None)
-
-    def get(self, sample: Any, key: Any) -> Any:
-        sample = _plain(sample)
-        if key is None:
-            return sample
-        try:
-            return sample[key]
-        except (KeyError, IndexError, TypeError) as error:
-            raise ValueError(f"has no {key!r}" if isinstance(key, str) else "is not a pair") from error
+def _get(sample: Any, key: Any) -> Any:
+    sample = _plain(sample)
+    if key is None:
+        return sample
+    try:
+        return sample[key]
+    except (KeyError, IndexError, TypeError) as error:
+        raise ValueError(f"has no {key!r}" if isinstance(key, str) else "is not a pair") from error
 
 
 def _plain(sample: Any) -> Any:
@@ -504,22 +478,6 @@ def _plain(sample: Any) -> Any:
     if hasattr(sample, "_asdict"):
         return sample._asdict()
     return tuple(sample) if isinstance(sample, list) else sample
-
-
-def _image_key(sample: Mapping[str, Any], name: str) -> str:
-    found = [key for key, feature in sample.items() if _is_image(feature)]
-    found = found or [key for key in IMAGE_KEYS if key in sample]
-    if len(found) != 1:
-        which = "several keys" if found else "no key"
-        raise SettingError(
-            f"{name}: {which} of its samples may be the picture; say which with image=; there are "
-            f"{_in_list(sample)}"
-        )
-    return found[0]
-
-
-def _in_list(keys: Mapping[Any, Any]) -> str:
-    return ", ".join(repr(key) for key in list(keys)[:20]) or "none"
 
 
 def _first_sample(dataset: Any, name: str, count: int) -> Any:
@@ -557,35 +515,30 @@ def _read_sample(dataset: Any, name: str, row: int) -> Any:
     return steadily(act, where)
 
 
-def _read_picture(dataset: Any, name: str, keys: _Keys, row: int) -> Any:
+def _read_picture(dataset: Any, name: str, key: Any, row: int) -> Any:
     try:
-        return keys.get(_read_sample(dataset, name, row), keys.image)
+        return _get(_read_sample(dataset, name, row), key)
     except ValueError as error:
         raise ImageError(f"{name}: row {row}", str(error)) from error
 
 
-def _read_all(dataset: Any, keys: _Keys, listing: _Listing) -> _Listing:
+def _read_all(dataset: Any, columns: Columns, listing: _Listing) -> _Listing:
     """Read every sample for its label and fields; one that cannot be read gets those of another."""
     name, rows = listing.part.name, list[list[Any] | None]()
     for row in range(listing.count):
         try:
             sample = _read_sample(dataset, name, row)
-            rows.append([_python_value(keys.get(sample, key)) for key in keys.named])
+            rows.append([_python_value(_get(sample, key)) for key in columns.names])
         except ImageError:
             rows.append(None)
         except ValueError as error:
             raise SourceError(f"{name}: row {row}: {error}, as the first sample has") from error
     filler = next(values for values in rows if values is not None)
-    columns = {
-        key: [(filler if row is None else row)[at] for row in rows] for at, key in enumerate(keys.named)
-    }
+    values = zip(*(filler if row is None else row for row in rows), strict=True)
     others = "ImageFolder and Hugging Face datasets need not be"
     return replace(
-        listing,
-        labels=columns.get(keys.label),
-        splits=columns.get(keys.split),
-        fields={key: columns[key] for key in keys.fields},
-        unread=frozenset(row for row, values in enumerate(rows) if values is None),
+        _with_values(listing, columns, dict(zip(columns.names, map(list, values), strict=True))),
+        unread=frozenset(row for row, found in enumerate(rows) if found is None),
         warnings=(*listing.warnings, f"{name}: every sample was read for its label; {others}"),
     )
 

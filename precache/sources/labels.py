@@ -25,6 +25,8 @@ from precache.errors import SettingError
 from precache.sources.base import IgnoredPath, Samples, Scan, Source, digest_of
 from precache.sources.options import SourceOptions
 
+IMAGE_NAMES = ("image", "img", "picture", "path", "file", "filename", "file_name")
+"""What the column of the pictures, or of their paths, is called more often than not."""
 LABEL_NAMES = ("label", "labels", "class", "class_name", "target", "category")
 """What the column of the labels is called more often than not."""
 
@@ -34,6 +36,7 @@ _NUMBER = re.compile(r"-?((0|[1-9][0-9]{0,17})(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-
 # As people write them, too.
 _ANY_NUMBER = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)(e[+-]?[0-9]{1,3})?")
 _SHOWN = 60
+_NAMED = 20  # columns that a message names
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,20 +92,74 @@ class Labelled:
         return cls("none", (), np.full(count, -1), None, notes)
 
 
-def find_label(
-    where: Any, names: Sequence[str], options: SourceOptions, taken: Collection[str | None], usual: str = ""
-) -> tuple[str | None, str]:
-    """Which column, or key, has the labels, or None; and a note on what was assumed.
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Which columns of a table, or keys of a sample, hold what.
 
-    Args:
-        where: the name of the table or the dataset in messages.
-        names: of all columns.
-        taken: those that hold something else.
-        usual: what goes without saying.
-
-    Raises:
-        SettingError: several may be it.
+    Attributes:
+        image: of a sample that is the picture itself, None.
+        note: a phrase for a warning on what was taken for the labels.
     """
+
+    image: Any = None
+    label: Any = None
+    split: str | None = None
+    fields: tuple[str, ...] = ()
+    note: str = ""
+
+    @property
+    def names(self) -> list[Any]:
+        """All of them but that of the pictures, each once."""
+        every = (self.label, self.split, *self.fields)
+        return list(dict.fromkeys(name for name in every if name is not None))
+
+    @classmethod
+    def of(
+        cls,
+        where: object,
+        names: Sequence[str],
+        options: SourceOptions,
+        pictures: Sequence[str] = (),
+        usual: str = "",
+    ) -> "Columns":
+        """Those of a table, or a dataset, called `where` in messages, with columns `names`.
+
+        Args:
+            pictures: names of columns that hold pictures, if that is known.
+            usual: the column of the labels that goes without saying.
+
+        Raises:
+            SettingError: a column is not there, or several may be meant.
+        """
+        found = pictures or [name for name in names if name in IMAGE_NAMES]
+        if options.image is None and len(found) != 1:
+            which = "several columns" if found else "no column"
+            raise SettingError(
+                f"{where}: {which} may be the pictures; name theirs with --image; there are {_listed(names)}"
+            )
+        image = found[0] if options.image is None else options.image
+        fields = tuple(dict.fromkeys(options.fields))
+        label, note = _find_label(where, names, options, (image, options.split, *fields), usual)
+        flags = [("image", image), ("label", label), ("split", options.split)]
+        for flag, name in [*flags, *(("field", field) for field in fields)]:
+            if name is not None and names.count(name) != 1:
+                number = "no column" if name not in names else "several columns"
+                raise SettingError(f"{where}: has {number} {name!r}, as --{flag} asks; has {_listed(names)}")
+        return cls(image, label, options.split, fields, note)
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    hint = ""
+    if len(names) == 1 and (other := next((sign for sign in ";\t|" if sign in names[0]), None)):
+        hint = f" (are its columns separated by {other!r}? expected as the name of the file says: , or tab)"
+    return ", ".join(f"{name!r:.60}" for name in names[:_NAMED]) + more + hint
+
+
+def _find_label(
+    where: object, names: Sequence[str], options: SourceOptions, taken: Collection[str | None], usual: str
+) -> tuple[str | None, str]:
+    """Which column has the labels, or None; and a note on what was assumed."""
     if options.target == "none" or options.label is not None:
         return (None if options.target == "none" else options.label), ""
     left = [name for name in names if name not in taken]

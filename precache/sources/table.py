@@ -38,14 +38,13 @@ from precache.pictures.reading import read_picture, steadily
 from precache.recipe import SPLIT_NAME
 from precache.reporting import counted
 from precache.sources.base import SampleRef, Samples, Scan
-from precache.sources.labels import Labelled, Labels, find_label, typed
+from precache.sources.labels import Columns, Labelled, Labels, typed
 from precache.sources.options import TABLE_SUFFIXES, SourceOptions
 from precache.sources.tree import ObjectTree, read_object
 from precache.storage import open_regular
 from precache.storage.objects import ObjectInfo, ObjectStore
 from precache.storage.urls import Location, Url, locate
 
-IMAGE_NAMES = ("image", "path", "file", "filename", "file_name")
 Row: TypeAlias = tuple[int, Sequence[Any]]
 """The line that the row begins in, 0 where the format has no lines, and its values."""
 Rows: TypeAlias = Callable[[Sequence[str]], Iterator[Row]]
@@ -55,7 +54,6 @@ _LINE_BYTES = 64 << 20  # a longer line is not a line of a table
 _BATCH_ROWS = 65_536
 _PATH_BYTES = 4096  # no system takes longer ones
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
-_NAMED = 20  # columns that a message names
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
 _OTHERS = {
@@ -112,7 +110,7 @@ class TableSource:
     def scan(self) -> Scan:
         """See `precache.sources.base.Source`."""
         with _opened(self.root, self.file) as (names, rows):
-            columns = _Columns.of(self.root, names, self.options)
+            columns = Columns.of(self.root, names, self.options)
             if self.options.root is not None and not self.url and not os.path.isdir(self.options.root):
                 raise SettingError(f"--root {self.options.root}: no such folder; name that of the pictures")
             found = _TableRows(self.root, None if self.url else os.path.abspath(self.folder), columns)
@@ -152,53 +150,6 @@ class TableSource:
         return f"{_place_of(self.root, ref.place, ref.id)}: {os.path.join(self.folder, ref.path)}"
 
 
-@dataclass(frozen=True, slots=True)
-class _Columns:
-    """Names of the columns that are asked for, and what is to be said of that of the labels."""
-
-    image: str
-    label: str | None
-    split: str | None
-    fields: tuple[str, ...]
-    note: str
-
-    @property
-    def names(self) -> list[str]:
-        """All columns that are asked for, each once."""
-        every = (self.image, self.label, self.split, *self.fields)
-        return list(dict.fromkeys(name for name in every if name is not None))
-
-    @classmethod
-    def of(cls, table: Location, names: Sequence[str], options: SourceOptions) -> "_Columns":
-        """Those of a table with columns `names`; SettingError if one is not there, or there twice."""
-        image = options.image
-        if image is None:
-            usual = [name for name in names if name in IMAGE_NAMES]
-            if len(usual) != 1:
-                which = "no column is" if not usual else "several columns are"
-                raise SettingError(
-                    f"{table}: {which} named {', '.join(IMAGE_NAMES)}; name that of the pictures' paths "
-                    f"with --image; there are {_listed(names)}"
-                )
-            image = usual[0]
-        fields = tuple(dict.fromkeys(options.fields))
-        label, note = find_label(table, names, options, (image, options.split, *fields))
-        flags = [("image", image), ("label", label), ("split", options.split)]
-        for flag, name in [*flags, *(("field", field) for field in fields)]:
-            if name is not None and names.count(name) != 1:
-                number = "no column" if name not in names else "several columns"
-                raise SettingError(f"{table}: has {number} {name!r}, as --{flag} asks; has {_listed(names)}")
-        return cls(image, label, options.split, fields, note)
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    hint = ""
-    if len(names) == 1 and (other := next((sign for sign in ";\t|" if sign in names[0]), None)):
-        hint = f" (are its columns separated by {other!r}? expected as the name of the file says: , or tab)"
-    return ", ".join(f"{name!r:.60}" for name in names[:_NAMED]) + more + hint
-
-
 class _TableRows:
     """The rows of a table, in columns; some 100 bytes a row where there are no fields.
 
@@ -206,7 +157,7 @@ class _TableRows:
         folder: that paths are relative to, absolute; None: that is a URL.
     """
 
-    def __init__(self, table: Location, folder: str | None, columns: _Columns) -> None:
+    def __init__(self, table: Location, folder: str | None, columns: Columns) -> None:
         self.table, self._folder, self._columns = table, folder, columns
         self.paths, self.path_ends = bytearray(), array("q")
         self.lines = array("q")
@@ -222,7 +173,8 @@ class _TableRows:
 
     def read(self, rows: Rows) -> None:
         """Read all rows."""
-        columns, names = self._columns, self._columns.names
+        columns = self._columns
+        names = list(dict.fromkeys((columns.image, *columns.names)))
         at = {name: place for place, name in enumerate(names)}
         image, fields = at[columns.image], [(at[name], values) for name, values in self._fields.items()]
         label = None if columns.label is None else at[columns.label]

@@ -141,7 +141,7 @@ NO_PICTURES = {
     "NUL": ("a\0b", "is not a file"),
     "a folder": (".", "is not a file"),
     "a URL": ("https://example.org/a.jpg", "is not a file"),
-    "empty mapping": ({"bytes": None, "path": None}, "nothing"),
+    "empty mapping": ({"bytes": None, "path": None}, "has no picture; expected"),
     "too large": (Image.new("L", (101, 100)), "is too large"),
 }
 
@@ -227,12 +227,12 @@ BAD = {
     "unknown key": (
         lambda: Items([{"image": picture(0)}]),
         {"label": "species"},
-        "no 'species'; they have",
+        "no column 'species'.*has 'image'",
     ),
     "no image": (
         lambda: Items([{"foto": picture(0)}]),
         {},
-        "no key of its samples may be.*'foto'",
+        "no column may be the pictures.*'foto'",
     ),
     "named tuples": (lambda: numbered([0]), {"label": "species"}, r"tuples \(picture, label\).*'species'"),
     "option of a tree": (lambda: numbered([0]), {"class_depth": 2}, "--class-depth is not for a dataset"),

@@ -114,13 +114,13 @@ def test_formats_and_transforms_of_the_library_change_nothing(datasets: Any, raw
 def test_bad_columns_are_named(datasets: Any, raw_tree: Path) -> None:
     dataset = made(datasets, raw_tree)
     for options, says in (
-        ({"label": "species"}, "no 'species'; they have 'image', 'label'"),
-        ({"image": "photo"}, "no 'photo'"),
-        ({"fields": ("weight",)}, "no 'weight'"),
+        ({"label": "species"}, "no column 'species', as --label asks; has 'image', 'label'"),
+        ({"image": "photo"}, "no column 'photo'"),
+        ({"fields": ("weight",)}, "no column 'weight'"),
     ):
         with pytest.raises(SettingError, match=says):
             open_source(dataset, SourceOptions(**options)).scan()
-    with pytest.raises(SettingError, match="no key of its samples may be the picture; say which with image="):
+    with pytest.raises(SettingError, match="no column may be the pictures; name theirs with --image"):
         open_source(dataset.select_columns(["label"])).scan()
     unlabelled = dataset.remove_columns("label").add_column("label", [-1] * IMAGES)
     unlabelled = unlabelled.cast_column("label", dataset.features["label"])

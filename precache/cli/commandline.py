@@ -37,7 +37,7 @@ from precache.reporting import human_bytes
 from precache.storage.urls import Location, local_path, locate
 
 __all__ = [
-    "STDOUT", "Command", "Group", "LazyCommand", "PathOrUrl", "ProgressBar", "check_output", "gathered",
+    "STDOUT", "Command", "Group", "PathOrUrl", "ProgressBar", "check_output", "gathered",
     "human_bytes", "note", "parse_bytes", "parse_share", "printable", "run", "write_json",
 ]  # fmt: skip
 
@@ -102,8 +102,8 @@ class Group(click.Group):
     """A group of `Command`s.
 
     Those in `first` head the list of its help, the others follow. Those in `modules`, {name: module}, are
-    imported when they are asked for; each module holds its command as `command`. Where a package is not
-    installed, the error names the extra.
+    imported when they are asked for; each module holds its command as `command`. Those with a line in `lines`
+    are not imported for the list. Where a package is not installed, the error names the extra.
     """
 
     command_class = Command
@@ -112,12 +112,12 @@ class Group(click.Group):
         self,
         *args: Any,
         modules: Mapping[str, str] | None = None,
+        lines: Mapping[str, str] | None = None,
         first: Sequence[str] = (),
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
-        self._modules = modules or {}
-        self._first = first
+        self._modules, self._lines, self._first = modules or {}, lines or {}, first
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """All names, in alphabetical order."""
@@ -127,35 +127,20 @@ class Group(click.Group):
         """Each with its first sentence, whole."""
         others = [name for name in self.list_commands(ctx) if name not in self._first]
         for title, names in (("Start here", self._first), ("More" if self._first else "Commands", others)):
-            found = [(name, self.get_command(ctx, name)) for name in names]
-            lines = [(name, command.get_short_help_str(1000)) for name, command in found if command]
+            lines = [(name, self._lines.get(name) or self._line_of(ctx, name)) for name in names]
             if lines:
                 with formatter.section(title):
                     formatter.write_dl(lines)
+
+    def _line_of(self, ctx: click.Context, name: str) -> str:
+        command = self.get_command(ctx, name)
+        return "" if command is None else command.get_short_help_str(1000)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The command of that name; None if there is none."""
         if cmd_name not in self._modules:
             return super().get_command(ctx, cmd_name)
-        return _imported(self._modules[cmd_name], str(self.name))
-
-
-class LazyCommand(Command):
-    """A command of a package that its group may not import: imported when called, not when listed.
-
-    Its module holds it as `command`. Where a package is not installed, the error names the extra.
-    """
-
-    def __init__(self, name: str, module: str, short_help: str) -> None:
-        super().__init__(name, short_help=short_help)
-        self._module = module
-
-    def make_context(
-        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
-    ) -> click.Context:
-        """The context of the imported command itself."""
-        found = _imported(self._module, parent.command_path + f" {info_name}" if parent else str(info_name))
-        return found.make_context(info_name, args, parent, **extra)
+        return _imported(self._modules[cmd_name], f"{self.name} {cmd_name}")
 
 
 def _imported(module: str, program: str) -> click.Command:

@@ -22,11 +22,11 @@ FIRST = ("convert", "auto", "verify", "inspect", "doctor")
 """What a newcomer needs, in this order."""
 OF_BENCH = {"auto": "bench.commands.auto"}
 """Commands that measure, so that they need torch: by name, where they are."""
-_HELP_OF_BENCH = {"auto": "Choose a format, convert to it, and measure the gain."}
+_OF_BENCH_LINES = {"auto": "Choose a format, convert to it, and measure the gain."}
 _PATH = click.Path(path_type=Path)
 
 
-@click.group(cls=commandline.Group, name="precache", first=FIRST)
+@click.group(cls=commandline.Group, name="precache", modules=OF_BENCH, lines=_OF_BENCH_LINES, first=FIRST)
 @click.version_option(precache.__version__, prog_name="precache")
 def main() -> None:
     """Convert pictures, once, into datasets that do not keep a GPU waiting.
@@ -78,8 +78,6 @@ for _command in (
     *(export_command, push_command, pull_command, clean_command),
 ):
     main.add_command(_command)
-for _name, _module in OF_BENCH.items():
-    main.add_command(commandline.LazyCommand(_name, _module, _HELP_OF_BENCH[_name]))
 
 
 def entry_point() -> None:

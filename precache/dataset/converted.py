@@ -228,8 +228,8 @@ def _read_manifest(place: Location) -> bytes:
         return ObjectStore(place).get(MANIFEST_NAME)
     except ObjectNotFoundError as error:
         raise DatasetError(
-            f"{place}: not a converted dataset (no {MANIFEST_NAME} there); is the URL right, and was the "
-            f"upload finished? if these are pictures: {shell_command('precache convert', place)} DST "
+            f"{place}: not a converted dataset (no {MANIFEST_NAME} there); check the URL, and that the "
+            f"upload was finished; if these are pictures: {shell_command('precache convert', place)} DST "
             f"--format shards"
         ) from error
 

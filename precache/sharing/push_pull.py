@@ -5,13 +5,12 @@ the CRC-32C that the manifest has of it, on the side where it can be read; files
 
     push   files that the place lacks, then dataset.json
     pull   files that the folder lacks, each under a temporary name until its bytes are compared, then
-           dataset.json; until then `pull.json` says which dataset the folder is to become
+           dataset.json
 
 If either stops, the same command moves the rest. Nothing is overwritten but what the dataset names that is
 there, and what this project has sent.
 """
 
-import json
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -45,7 +44,6 @@ from precache.storage import (
 from precache.storage.retries import Check
 from precache.storage.urls import Url, local_path
 
-PULL_NAME = "pull.json"
 _TRIES = 3  # of a file whose bytes came wrong
 _FILES_AT_A_TIME = 4
 _END_S = 2.0  # for threads whose work is no longer needed, and has no effect
@@ -151,14 +149,13 @@ def pull(
             f"{source}: not a converted dataset (no {MANIFEST_NAME} there); 'precache push' puts one there"
         )
     path = Path(os.path.realpath(local_path(folder)))
-    manifest, digest, intact = parse_manifest(raw, Path(str(source)) / MANIFEST_NAME, _from(place, path))
+    manifest, _, intact = parse_manifest(raw, Path(str(source)) / MANIFEST_NAME, _from(place, path))
     if not intact:
         raise DatasetError(f"{source}: its {MANIFEST_NAME} was edited or damaged; push the dataset again")
-    record = json.dumps({"digest": digest}).encode()
     files = _fetched(manifest, place)
     try:
         with hold_lock(path):
-            own = _prepare(path, raw, manifest, record)
+            own = _prepare(path, raw, manifest, {file.name for file in files})
             remove_leftovers(path, {file.name for file in files})
             has = {file.name for file in files if check_file(path, file) is None}
             lacks = [file for file in files if file.name not in has]
@@ -166,7 +163,7 @@ def pull(
             if others:
                 raise DatasetError(
                     f"{path}: holds files that are not part of the dataset, under names that it needs "
-                    f"({some(sorted(others))}); move them elsewhere, then run the same command again"
+                    f"({some(sorted(others))}); move them elsewhere, or choose another folder"
                 )
             report = _Count(files, has, on_progress)
 
@@ -177,8 +174,6 @@ def pull(
             _each_file(fetch, lacks)
             with atomic_write(path / MANIFEST_NAME) as written:
                 written.write(raw)
-            if _holds(path / PULL_NAME, record):
-                (path / PULL_NAME).unlink()
             fsync_folder(path)
     except OSError as error:
         if is_of_caller(error):
@@ -324,13 +319,13 @@ def _is_earlier(old: Manifest | None, new: Manifest) -> bool:
     return grown and all(ours.get(file.name, file) == file for file in old.files)
 
 
-def _prepare(path: Path, raw: bytes, manifest: Manifest, record: bytes) -> frozenset[str]:
-    """Make the folder one that the dataset may be written to; DatasetError if it is not.
+def _prepare(path: Path, raw: bytes, manifest: Manifest, names: set[str]) -> frozenset[str]:
+    """Make the folder one that the dataset, files of `names`, may be written to; DatasetError if it is not.
 
     Returns:
         Names of files that may be written anew: of the state of the dataset that is there.
     """
-    manifest_path, record_path = path / MANIFEST_NAME, path / PULL_NAME
+    manifest_path = path / MANIFEST_NAME
     if os.path.lexists(manifest_path):
         there = read_regular(manifest_path)
         if there == raw:
@@ -342,33 +337,16 @@ def _prepare(path: Path, raw: bytes, manifest: Manifest, record: bytes) -> froze
         if not intact or not _is_earlier(before, manifest):
             raise DatasetError(f"{path}: holds another dataset; choose another folder, or remove it")
         return before.own_names
-    if os.path.lexists(record_path):
-        if not _holds(record_path, record):
-            raise DatasetError(
-                f"{path}: holds what a pull of another dataset left; choose another folder, or remove it"
-            )
-    else:
-        _check_empty(path)
-        path.mkdir(parents=True, exist_ok=True)
-        with atomic_write(record_path) as file:
-            file.write(record)
-    return frozenset()
-
-
-def _holds(path: Path, content: bytes) -> bool:
-    return os.path.lexists(path) and read_regular(path) == content
-
-
-def _check_empty(path: Path) -> None:
-    if not path.exists():
-        return
-    allowed = {lock_path(path).name, "lost+found"} if is_mount_point(path) else set()
-    names = {PULL_NAME}
-    others = sorted(p.name for p in path.iterdir() if p.name not in allowed and not is_leftover(p, names))
+    path.mkdir(parents=True, exist_ok=True)
+    names = names | {lock_path(path).name, *(("lost+found",) if is_mount_point(path) else ())}
+    found = [one.name for one in path.iterdir() if one.name not in names]
+    others = sorted(name for name in found if not is_leftover(path / name, {*names, MANIFEST_NAME}))
     if others:
         raise DatasetError(
-            f"{path}: is not empty, and nothing that a pull left ({some(others)}); choose another folder"
+            f"{path}: is not empty, and holds what no pull of this dataset left ({some(others)}); choose "
+            f"another folder"
         )
+    return frozenset()
 
 
 def _fetch(place: RemotePlace, file: FileEntry, folder: Path, source: str | Url, check: Check) -> None:

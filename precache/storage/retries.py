@@ -21,7 +21,7 @@ from precache.storage.urls import Url
 T = TypeVar("T")
 Check: TypeAlias = Callable[[], None]
 """Raises if the request is no longer needed."""
-IS_IT_WHOLE = "is the URL right, and was the upload finished?"
+IS_IT_WHOLE = "check the URL, and that the upload was finished"
 REPLACED = "was replaced by another object while it was read"
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 2.0
 _CHECK_S = 0.25
@@ -31,6 +31,7 @@ _STATUS = re.compile(r"status code: (\d{3})")
 _TOLD = re.compile(r"<Code>(.*?)</Code>(?:.*?<Message>(.*?)</Message>)?", re.DOTALL)
 _BROKEN = re.compile("HTTP error|Got invalid")  # as obstore says it of connections, and of answers
 _LATER = (408, 429)  # of the 4xx, what obstore has repeated
+_NO_BUCKET = ("NoSuchBucket", "ContainerNotFound")
 _TOO_SLOW = "RequestTimeout"  # S3 says 400 of a body that came too slowly
 PATIENCE = "PRECACHE_STORAGE_PATIENCE_S"
 """Environment variable: how long a request is repeated, in seconds."""
@@ -104,6 +105,8 @@ def asked(where: Url, patience: Patience, once: Callable[[], T], check: Check = 
                 raise
             problem, status = in_words(error), _status(error)
             if isinstance(error, FileNotFoundError) or status == 404:
+                if any(code in problem for code in _NO_BUCKET):
+                    raise StorageError(f"{where}: {problem}; check the name {where.root}") from error
                 raise ObjectNotFoundError(f"{where}: {problem}; {IS_IT_WHOLE}") from error
             took_s = time.monotonic() - begin_s
             if not _may_pass(error) or took_s + wait_s > patience.total_s:

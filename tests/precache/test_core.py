@@ -62,7 +62,7 @@ def test_bench_without_its_packages_names_the_extra(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
-    assert "bench needs the extra 'bench'" in line
+    assert "bench loaders needs the extra 'bench'" in line
     assert line.endswith("-m pip install 'precache[bench]'")
 
 

@@ -22,7 +22,7 @@ from precache.dataset.left_out import REJECTED_NAME
 from precache.dataset.manifest import MANIFEST_NAME
 from precache.errors import DatasetError, PrecacheError, SettingError, StorageError
 from precache.sharing.places import Repository
-from precache.sharing.push_pull import PULL_NAME, pull, push
+from precache.sharing.push_pull import pull, push
 from precache.storage.objects import ObjectStore
 from precache.storage.urls import Url
 from tests.cloud.proxy import Proxy, Seen
@@ -206,7 +206,6 @@ def test_pull_leaves_files_alone_that_it_did_not_fetch(
         with pytest.raises(StorageError):
             pull(bucket / "set", folder)
         proxy.plan = lambda seen: None
-        assert (folder / PULL_NAME).exists()
     taken = [name for name in names_of(states, before) if not (folder / name).exists()]
     for name in taken:
         (folder / name).write_text("mine")
@@ -216,7 +215,7 @@ def test_pull_leaves_files_alone_that_it_did_not_fetch(
         assert contents(folder) == there
         (folder / name).unlink()
     assert taken
-    mine = {PULL_NAME: b"mine"} if before == "earlier" else {}
+    mine = {"mine.txt": b"mine"} if before == "earlier" else {}
     for name, content in mine.items():
         (folder / name).write_bytes(content)
     pull(bucket / "set", folder)
@@ -366,7 +365,8 @@ def test_a_folder_with_something_else_is_left_alone(
         shutil.copytree(grey["shards"], folder)
     else:
         folder.mkdir()
-        (folder / PULL_NAME).write_text('{"digest": "of another"}')
+        shutil.copytree(grey["shards"], folder, dirs_exist_ok=True)
+        (folder / MANIFEST_NAME).unlink()
     before = contents(folder)
     with pytest.raises(DatasetError, match="choose another folder"):
         pull(bucket / "set", folder)

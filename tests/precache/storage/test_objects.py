@@ -88,7 +88,7 @@ def test_what_is_written_is_written_again(fault: str, bucket: Url, proxy: Proxy)
     [
         ("expired", "renew the credentials"),
         ("skew", "set this machine's clock"),
-        ("gone", "is the URL right"),
+        ("gone", "check the URL"),
     ],
 )
 def test_what_cannot_pass_is_an_error_at_once(fault: str, mention: str, bucket: Url, proxy: Proxy) -> None:
@@ -99,6 +99,13 @@ def test_what_cannot_pass_is_an_error_at_once(fault: str, mention: str, bucket: 
     assert mention in str(caught.value)
     assert str(bucket / "a") in str(caught.value)
     assert len(proxy.seen) == 1
+
+
+def test_a_bucket_that_is_not_there_is_named(bucket: Url) -> None:
+    missing = ObjectStore(Url(f"{bucket.root}-that-nobody-made", "photos"), QUICK)
+    for act in (lambda: missing.get("a"), lambda: list(missing.list()), lambda: missing.put("a", CONTENT)):
+        with pytest.raises(StorageError, match=f"NoSuchBucket.*; check the name {missing.url.root}$"):
+            act()
 
 
 @pytest.mark.parametrize("fault", ["reset", "503", "stall"])

@@ -133,7 +133,7 @@ def test_a_fault_that_passes_is_not_seen(fault: str, bucket: Url, proxy: Proxy, 
         ("flip", r"its checksum is [0-9a-f]{8}, expected [0-9a-f]{8} \(fetched 3 times\)"),
         ("short", "sent 50,000 bytes instead of 100,000, for [1-4] s"),
         ("stall", ", for [1-4] s"),
-        ("gone", "is the URL right, and was the upload finished"),
+        ("gone", "check the URL, and that the upload was finished"),
     ],
 )
 def test_a_fault_that_stays_is_told_in_time(

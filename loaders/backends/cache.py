@@ -169,11 +169,11 @@ class CachedReader:
         assert isinstance(self._kept, DevicePictures)
         refused = self._is_refused(request.positions)
         ids = self._data.ids[request.positions]
-        kept = request.positions[~refused]
+        served = request.positions[~refused]
         return DecodedBatch(
             self._gather(request.positions, refused, self._kept, slots, images),
-            torch.from_numpy(self._data.labels[kept]),
-            torch.from_numpy(self._data.ids[kept]),
+            torch.from_numpy(self._data.labels[served]),
+            torch.from_numpy(self._data.ids[served]),
             {i: self._refused[i] for i in ids[refused].tolist()},
         )
 

@@ -118,7 +118,7 @@ class HostPictures:
         self._pool.map(lambda each: keep_one(*each), list(zip(slots.tolist(), places, strict=True)))
 
     def pictures(self, positions: Positions) -> list[Pixels]:
-        """Where the pictures of these samples, all of the share, are kept: each uint8 [height, width, bytes]."""
+        """Where the pictures of these samples, all of the share, are kept: uint8 [height, width, bytes]."""
         if self._squares is not None:
             return [self._squares[number] for number in self.share.find(positions).tolist()]
         shapes = self._data.shapes_at(positions)

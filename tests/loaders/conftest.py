@@ -1,5 +1,4 @@
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,11 +17,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="package")
-def ray_cluster(raw_tree: Path) -> Iterator[Any]:
-    """A `ray.cluster_utils.Cluster` that this process is connected to, with workers that wait.
+def ray_cluster() -> Iterator[Any]:
+    """A `ray.cluster_utils.Cluster` that this process is connected to.
 
     It ends with the tests of this package: those of `precache` have another one, and a process one at a time.
     """
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'precache[ray]'")
-    with ray_nodes.cluster_of_one_node() as cluster, ray_nodes.kept_workers(raw_tree, cluster):
+    with ray_nodes.cluster_of_one_node() as cluster:
         yield cluster

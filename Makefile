@@ -26,7 +26,7 @@ else put pillow \
 fi
 endef
 IS_SIMD := from PIL import Image; Image.new("RGB", (9, 9)).resize((5, 5), 2); \
-	from precache.pictures import codecs; assert codecs.pillow_is_simd(), codecs.made_by()
+	from precache.pictures import kinds; assert kinds.pillow_is_simd(), kinds.made_by()
 
 # Set up once; again when the dependencies change.
 $(VENV)/.installed: pyproject.toml
@@ -48,7 +48,7 @@ $(STOCK)/.installed: $(VENV)/.installed-test
 	$(STOCK)/bin/python -m pip install --quiet --no-deps 'pillow>=10.1'
 	$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
 		> "$$($(STOCK)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/base.pth"
-	$(STOCK)/bin/python -c 'from precache.pictures import codecs; assert not codecs.pillow_is_simd(), codecs.made_by()'
+	$(STOCK)/bin/python -c 'from precache.pictures import kinds; assert not kinds.pillow_is_simd(), kinds.made_by()'
 	touch $@
 
 quickstart: $(VENV)/.installed

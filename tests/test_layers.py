@@ -25,7 +25,7 @@ LOADERS_MAY_USE = {
     "pictures.jpeg",
     "dataset.manifest",
     "packages",
-    "pictures.codecs",
+    "pictures.kinds",
     "pictures.depth",
     "pictures.masks",
     "pictures.reading",

@@ -11,7 +11,7 @@ import torch
 from bench.machine.nvml import driver_version
 from precache.engines import available_cpus
 from precache.packages import DALI
-from precache.pictures.codecs import made_by
+from precache.pictures.kinds import made_by
 
 _PACKAGES = ("torch", "torchvision", "numpy", "webdataset", *DALI, "torchcodec")
 

@@ -22,8 +22,8 @@ from loaders.dataset import RAW, SplitData
 from loaders.settings import LoaderSpec
 from precache.dataset.converted import open_dataset
 from precache.errors import DatasetError, ImageError, SettingError
-from precache.pictures.codecs import made_by
 from precache.pictures.jpeg import Pixels
+from precache.pictures.kinds import made_by
 
 Decoded: TypeAlias = tuple[Pixels, dict[int, ImageError]]
 """`images` and `refused` of a DecodedBatch; what else it has, the one who asked knows."""

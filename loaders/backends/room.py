@@ -15,7 +15,7 @@ from loaders.backends.share import Places, Share, choose_share
 from loaders.dataset import RAW, SplitData
 from loaders.settings import LoaderSpec
 from precache.errors import SettingError, printable
-from precache.pictures.codecs import made_by
+from precache.pictures.kinds import made_by
 from precache.pictures.sizes import sides
 
 _RESERVED_SHARE = 0.1  # of all memory is left free for others

@@ -73,12 +73,12 @@ def _pillow() -> Finding:
         return Finding("pillow", *fault)
     import PIL
 
-    from precache.pictures import codecs
+    from precache.pictures import kinds
 
-    found = f"{codecs.pillow_name()} {PIL.__version__}, {codecs.pillow_jpeg()}"
-    if missing := codecs.kinds_without_decoder():
+    found = f"{kinds.pillow_name()} {PIL.__version__}, {kinds.pillow_jpeg()}"
+    if missing := kinds.kinds_without_decoder():
         found += f"; cannot read {', '.join(missing)}, which stock Pillow can"
-    if not codecs.pillow_is_simd():
+    if not kinds.pillow_is_simd():
         faster = f"{found}; Pillow-SIMD resizes faster, and needs {_SIMD_NEEDS} to be installed"
         return Finding("pillow", faster, put_pillow("pillow-simd"))
     if version_of("pillow"):

@@ -1,20 +1,27 @@
-"""The command `precache`: which commands it has. What only one command needs is imported there."""
+"""The command `precache`: which commands it has, and those that do not convert, check or inspect.
+
+What only one command needs is imported there.
+"""
 
 import logging
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 import precache
 from precache.cli import commandline
 from precache.cli.checks import check_command, inspect_command, verify_command
-from precache.cli.commandline import ProgressBar, note
+from precache.cli.commandline import LocalPath, PathOrUrl, ProgressBar, note, printable
 from precache.cli.convert import DATA, RAW, convert
-from precache.cli.datasets import clean_command, export_command, pull_command, push_command
 from precache.cli.doctor import doctor_command
-from precache.errors import check_choice
-from precache.reporting import counted
+from precache.errors import SettingError, check_choice, shell_command
+from precache.reporting import counted, human_bytes
+from precache.storage.urls import Location
+
+if TYPE_CHECKING:
+    from precache.sharing.push_pull import Transfer
 
 __all__ = ["DATA", "FIRST", "OF_BENCH", "RAW", "convert", "entry_point", "main"]
 
@@ -24,6 +31,7 @@ OF_BENCH = {"auto": "bench.commands.auto"}
 """Commands that measure, so that they need torch: by name, where they are."""
 _OF_BENCH_LINES = {"auto": "Choose a format, convert to it, and measure the gain."}
 _PATH = click.Path(path_type=Path)
+_SHOWN = 10  # leftovers that are listed
 
 
 @click.group(cls=commandline.Group, name="precache", modules=OF_BENCH, lines=_OF_BENCH_LINES, first=FIRST)
@@ -73,10 +81,103 @@ def fetch(name: str, dst: Path, url: str | None) -> None:
     note(f"{dst}: {images:,} pictures; checksum and count match the published ones")
 
 
-for _command in (
-    *(convert, verify_command, inspect_command, check_command, doctor_command),
-    *(export_command, push_command, pull_command, clean_command),
-):
+@main.command(name="push")
+@click.argument("dst", type=LocalPath())
+@click.argument("url")
+@click.option("--overwrite", is_flag=True, help="Replace another dataset at URL.")
+@click.option("--public", is_flag=True, help="hf://: make a new repository public.")
+def push_command(dst: Path, url: str, overwrite: bool, public: bool) -> None:
+    """Copy the converted dataset in DST to URL: s3://, gs://, az://, or hf://datasets/OWNER/NAME.
+
+    Only what differs is sent; if it stops, the same command sends the rest.
+    """
+    from precache.sharing.push_pull import push
+
+    with ProgressBar("push", "B", unit_scale=True, unit_divisor=1024) as bar:
+        done = push(dst, url, overwrite=overwrite, public=public, on_progress=bar)
+    note(f"{url}: {_moved(done, 'sent')}")
+
+
+@main.command(name="pull")
+@click.argument("url")
+@click.argument("dst", type=LocalPath())
+def pull_command(url: str, dst: Path) -> None:
+    """Copy the converted dataset at URL into the folder DST; every file's checksum is checked.
+
+    Only what differs is fetched; if it stops, the same command fetches the rest.
+    """
+    from precache.sharing.push_pull import pull
+
+    with ProgressBar("pull", "B", unit_scale=True, unit_divisor=1024) as bar:
+        done = pull(url, dst, on_progress=bar)
+    note(f"{dst}: {_moved(done, 'fetched')}")
+
+
+def _moved(done: "Transfer", verb: str) -> str:
+    files = f"{counted(done.files, 'file')}, {human_bytes(done.bytes)}"
+    if not done.sent_files:
+        return f"{files}: already there; nothing to do"
+    return f"{files}; {verb}: {done.sent_files:,}, {human_bytes(done.sent_bytes)}"
+
+
+@main.command(name="export")
+@click.argument("dst", type=PathOrUrl())
+@click.argument("tree", type=LocalPath())
+@click.option("--format", "file_format", help="jpeg, or png.  [default: as stored; pixels as png]")
+@click.option("--quality", default=95, show_default=True, help="JPEG quality, where pixels are stored.")
+@click.option("--workers", type=int, help="Worker processes; 0: work in this one.  [default: one per CPU]")
+def export_command(
+    dst: Location, tree: Path, file_format: str | None, quality: int, workers: int | None
+) -> None:
+    """Write the pictures of the converted dataset in DST as files, into the new folder TREE.
+
+    They have the stored size and quality, so keep the originals.
+    """
+    from precache.conversion.export import export
+
+    with ProgressBar("export", "image") as bar:
+        done = export(dst, tree, file_format=file_format, quality=quality, workers=workers, on_progress=bar)
+    again = f"{shell_command('precache convert', done.source)} DST --format FORMAT {done.flags}".rstrip()
+    note(
+        f"{tree}: {counted(done.pictures, 'picture')} as stored, not the originals; to convert them: {again}"
+    )
+
+
+@main.command(name="clean")
+@click.argument("place", metavar="DST", type=PathOrUrl())
+@click.option("--yes", is_flag=True, help="Remove without asking.")
+def clean_command(place: Location, yes: bool) -> None:
+    """List what killed conversions have left in DST, a folder or a URL, and remove it.
+
+    Only files that precache's own journals and locks name are removed; a finished dataset stays. An
+    unfinished conversion is dropped: to continue it, run the same 'precache convert' instead.
+    """
+    from precache.conversion.clean import leftovers
+
+    with leftovers(place) as found:
+        if not found:
+            note(f"{place}: no leftovers of killed conversions")
+            return
+        lines = [*found.shards, *found.others, *map(str, found.folders)]
+        for line in lines[:_SHOWN]:
+            click.echo(printable(f"  {line}"))
+        if len(lines) > _SHOWN:
+            click.echo(f"  and {len(lines) - _SHOWN:,} more")
+        what = "nothing uses them"
+        if found.shards:
+            what = "an unfinished conversion, which the same 'precache convert' would continue"
+        size = human_bytes(found.bytes)
+        click.echo(printable(f"{place}: {counted(len(lines), 'leftover')}, {size}: {what}"))
+        if not yes and not sys.stdin.isatty():
+            raise SettingError(f"{place}: nothing was removed: no terminal to confirm; pass --yes")
+        if not yes and not click.confirm("Remove them?"):
+            note("nothing was removed")
+            return
+        found.remove()
+    note(f"{place}: {counted(len(lines), 'leftover')} removed")
+
+
+for _command in (convert, verify_command, inspect_command, check_command, doctor_command):
     main.add_command(_command)
 
 

@@ -19,7 +19,7 @@ from precache.dataset.statistics import ChannelStatistics, statistics_by_split
 from precache.errors import DatasetError
 from precache.formats import FORMATS
 from precache.pictures import images
-from precache.pictures.codecs import made_by
+from precache.pictures.kinds import made_by
 from precache.plan import ConvertPlan
 from precache.recipe import Recipe
 from precache.sources import SourceOptions

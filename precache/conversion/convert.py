@@ -47,7 +47,7 @@ from precache.errors import (
     SettingError,
     check_share,
 )
-from precache.pictures.codecs import made_by
+from precache.pictures.kinds import made_by
 from precache.plan import ConvertPlan, plan_conversion
 from precache.recipe import Recipe
 from precache.reporting import Progress, nothing_lost, tells, unseen, warn

@@ -20,7 +20,7 @@ from precache.dataset.converted import ConvertedDataset
 from precache.dataset.left_out import Rejected
 from precache.dataset.manifest import Manifest
 from precache.errors import DatasetError
-from precache.pictures.codecs import made_by
+from precache.pictures.kinds import made_by
 from precache.plan import ConvertPlan, Grown, plan_update
 from precache.recipe import Recipe
 from precache.reporting import warn

@@ -70,7 +70,7 @@ def nodes_of(engine: str, folder: Location, name: str, read: Callable[[], object
 def versions() -> dict[str, str]:
     """What must be the same on every node, since bytes depend on it."""
     import precache  # which imports this
-    from precache.pictures.codecs import made_by  # which needs PIL, and `precache doctor` runs without
+    from precache.pictures.kinds import made_by  # which needs PIL, and `precache doctor` runs without
 
     return {"precache": precache.__version__, **made_by()}
 

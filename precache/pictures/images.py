@@ -17,8 +17,8 @@ from PIL import Image, ImageOps
 
 from precache.errors import ImageError, SourceError
 from precache.pictures import depth, jpeg, pillow
-from precache.pictures.codecs import pillow_is_simd
 from precache.pictures.jpeg import Pixels
+from precache.pictures.kinds import pillow_is_simd
 from precache.pictures.pillow import TooLargeError, check_pixels
 from precache.pictures.reading import MAX_PIXELS, read_picture
 from precache.pictures.sizes import Size, sides

@@ -1,4 +1,4 @@
-"""Which files are pictures, and which of Pillow's decoders may open them.
+"""Which files are pictures, which of Pillow's decoders may open them, and which libraries decode here.
 
 Pillow reads some forty kinds of files. Those listed here are pictures of a size that their header states,
 decoded by Pillow itself or by a library made for it. Not listed, so never opened: what makes Pillow run
@@ -18,7 +18,11 @@ import os
 import re
 from contextlib import suppress
 
-from PIL import Image
+import PIL
+import simplejpeg
+from PIL import Image, features
+
+from precache.packages import version_of
 
 _PLUGINS = {  # Pillow's modules, by the kinds that they read
     "JPEG": "Jpeg", "PNG": "Png", "GIF": "Gif", "WEBP": "WebP", "BMP": "Bmp", "TIFF": "Tiff",
@@ -157,6 +161,41 @@ def missing_decoder(data: bytes) -> str | None:
     accept = Image.OPEN.get(kind, (None, None))[1]
     answer = accept(data[:PREFIX_BYTES]) if accept else False
     return kind if not answer or isinstance(answer, str) else None
+
+
+def made_by() -> dict[str, str]:
+    """Names and versions, as the manifest and the benchmarks record them."""
+    return {
+        "pillow_flavour": "pillow-simd" if pillow_is_simd() else "pillow",
+        "pillow": PIL.__version__,
+        "pillow_jpeg": pillow_jpeg(),
+        "simplejpeg": simplejpeg.__version__,
+        **{name: version_of(name) or "unknown" for name in loaded_packages},
+    }
+
+
+def pillow_is_simd() -> bool:
+    """Whether the PIL that is imported is Pillow-SIMD; its releases alone are named `X.Y.Z.postN`."""
+    return ".post" in PIL.__version__
+
+
+def pillow_name() -> str:
+    """What it calls itself."""
+    return "Pillow-SIMD" if pillow_is_simd() else "Pillow"
+
+
+def pillow_jpeg() -> str:
+    """The JPEG library that Pillow was built with."""
+    turbo = features.version("libjpeg_turbo")
+    return f"libjpeg-turbo {turbo}" if turbo else f"libjpeg {features.version('jpg')}"
+
+
+def kinds_without_decoder() -> list[str]:
+    """What stock Pillow reads and this one does not; plain TIFFs are read without libtiff, too."""
+    built_with = set(features.get_supported())
+    optional = {"jpg_2000": "JPEG2000", "libtiff": "compressed TIFF", "webp": "WEBP"}
+    lacking = [kind for feature, kind in optional.items() if feature not in built_with]
+    return [*(["AVIF"] if missing_decoder(AVIF_START) else []), *lacking]
 
 
 # Now, not with the first picture that needs one: an import that fails is not damage of that picture.

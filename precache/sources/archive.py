@@ -103,16 +103,13 @@ class ArchiveSource:
 
     @property
     def paths(self) -> tuple[Location, ...]:
-        """The archive."""
         return (self.root,)
 
     @property
     def class_depth(self) -> int:
-        """How many folders deep the class folders lie."""
         return 1 if self.options.class_depth is None else self.options.class_depth
 
     def scan(self) -> Scan:
-        """See `precache.sources.base.Source`."""
         from precache.sources import webdataset  # it reads archives by this file
 
         archive = open_archive(self.file, str(self.root))
@@ -131,7 +128,6 @@ class ArchiveSource:
         )
 
     def read(self, ref: SampleRef, max_pixels: int) -> bytes:
-        """The content of the member."""
         assert self.archive is not None, "only a source that a scan gave is read"
         return self.archive.picture(self.where(ref), ref.place, ref.bytes, max_pixels)
 
@@ -308,6 +304,9 @@ class _ArchiveBytes(io.RawIOBase):
     def seekable(self) -> bool:
         return True
 
+    def tell(self) -> int:
+        return self._position  # as it is by a seek, and faster: tarfile asks twice for each member
+
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         offset += (0, self._position, self._archive.size)[whence]
         if offset < 0:  # zipfile asks for the end of a file that may be shorter
@@ -338,15 +337,16 @@ def _tar_members(archive: Archive, file: _Headers) -> Iterator[Member]:
     while True:
         try:
             tar = tar or tarfile.TarFile(fileobj=file)
-            member = tar.next()
+            file.seek(end)
+            # not tar.next(), which keeps all members: there may be 10,000,000
+            member = tarfile.TarInfo.fromtarfile(tar)
         except SourceError:
             raise
         except Exception as error:  # nearly anything; RecursionError for headers about headers about headers
+            if tar is not None and not archive.read(end, _BLOCK).strip(b"\0"):
+                break
             what = f"is damaged, or breaks off, at byte {end:,}" if end else "is not a tar"
             raise archive.damaged(f"{what} ({_reason(error)})") from error
-        if member is None:
-            break
-        tar.members.clear()  # there may be 10,000,000
         size = member.size if member.isreg() or member.type not in tarfile.SUPPORTED_TYPES else 0
         if member.size < 0 or member.offset_data <= end:
             raise archive.damaged(f"is damaged: {_shown(member.name)} at byte {end:,} has an impossible size")
@@ -381,15 +381,10 @@ def _kind_in_tar(member: tarfile.TarInfo) -> str:
 
 
 def _check_end_of_tar(archive: Archive, position: int) -> None:
-    """Raise SourceError unless two empty blocks and nothing else follow where `tarfile` stopped reading."""
-    block = archive.read(position, _BLOCK)
-    if len(block) < _BLOCK:
+    """Raise SourceError unless two empty blocks and nothing else are where the last member ends."""
+    if len(archive.read(position, _BLOCK)) < _BLOCK:
         raise archive.damaged(
             f"breaks off at byte {archive.size:,}, before the two empty blocks that end a tar"
-        )
-    if block.strip(b"\0"):
-        raise archive.damaged(
-            f"is damaged: expected the header of a member at byte {position:,}, got other bytes"
         )
     for at in range(position, archive.size, _READ_BYTES):
         if archive.read(at, min(_READ_BYTES, archive.size - at)).strip(b"\0"):

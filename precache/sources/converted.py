@@ -67,16 +67,13 @@ class ConvertedSource:
 
     @property
     def root(self) -> Location:
-        """Its folder, or its URL."""
         return self.dataset.place
 
     @property
     def paths(self) -> tuple[Location, ...]:
-        """Its folder, or its URL."""
         return (self.root,)
 
     def scan(self) -> Scan:
-        """See `precache.sources.base.Source`."""
         manifest = self.dataset.manifest
         index = self.dataset.read_index(removed=True)  # a row for each that the shards hold
         shard_splits = [shard.split for shard in manifest.shards]

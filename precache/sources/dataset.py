@@ -135,7 +135,6 @@ class DatasetSource:
     parts: tuple[_Part, ...] = ()
 
     def scan(self) -> Scan:
-        """See `precache.sources.base.Source`."""
         by_split = self._listings()
         every = list(by_split.values())
         for split, listing in by_split.items():
@@ -161,7 +160,6 @@ class DatasetSource:
         return labelled.scan(scanned, samples, (), warnings, more=scanned.probe(samples))
 
     def read(self, ref: SampleRef, max_pixels: int) -> bytes | Image.Image:
-        """The picture of the sample."""
         part, where = self._part(ref.place), self.where(ref)
         if part.read is None and ref.bytes >= 0:
             return read_picture(where, max_pixels, (ref.bytes, ref.modified_ns))

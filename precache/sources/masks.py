@@ -72,7 +72,6 @@ class MaskedSource:
 
     @property
     def root(self) -> Location:
-        """The root of the pictures."""
         return self.source.root
 
     @property

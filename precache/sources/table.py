@@ -108,7 +108,6 @@ class TableSource:
         return ObjectTree.reads_at_a_time if self.url else 0
 
     def scan(self) -> Scan:
-        """See `precache.sources.base.Source`."""
         with _opened(self.root, self.file) as (names, rows):
             columns = Columns.of(self.root, names, self.options)
             if self.options.root is not None and not self.url and not os.path.isdir(self.options.root):

@@ -107,20 +107,16 @@ class TreeSource:
 
     @property
     def paths(self) -> tuple[Path, ...]:
-        """The tree."""
         return (self.root,)
 
     def scan(self) -> Scan:
-        """As `scan_tree`."""
         return scan_tree(self.root, self.class_depth)
 
     def read(self, ref: SampleRef, max_pixels: int) -> bytes:
-        """The content of the file."""
         # as the scan found it: what is rejected, or converted, must not depend on when
         return read_picture(self.where(ref), max_pixels, (ref.bytes, ref.modified_ns))
 
     def where(self, ref: SampleRef) -> str:
-        """Path of the file."""
         return os.path.join(self.root, ref.path)
 
 
@@ -139,22 +135,18 @@ class ObjectTree:
 
     @property
     def paths(self) -> tuple[Url, ...]:
-        """The tree."""
         return (self.root,)
 
     def scan(self) -> Scan:
-        """See `precache.sources.base.Source`."""
         return scan_folders(_tree_of(_store(self.root)), self)
 
     def read(self, ref: SampleRef, max_pixels: int) -> bytes:
-        """The content of the object."""
         listed = (ref.bytes, ref.place)
         return read_object(
             self.root, ref.path, ref.bytes, max_pixels, lambda it: (it.bytes, _version_of(it)) == listed
         )
 
     def where(self, ref: SampleRef) -> str:
-        """URL of the object."""
         return f"{self.root}/{ref.path}"
 
 

@@ -102,18 +102,15 @@ class WebDatasetSource:
 
     @property
     def paths(self) -> tuple[Location, ...]:
-        """The folder, or the tar."""
         return (self.root,)
 
     def scan(self) -> Scan:
-        """See `precache.sources.base.Source`."""
         with os.scandir(self.folder) as found:
             tars = sorted(entry.name for entry in found if _is_tar(entry))
         archives = tuple(open_archive(self.folder / name, str(self.root / name)) for name in tars)
         return scan_archives(self, archives)
 
     def read(self, ref: SampleRef, max_pixels: int) -> bytes:
-        """The content of the member."""
         where = self.where(ref)
         if ref.bytes < 0:
             raise ImageError(where, "has no picture, only other parts")

@@ -17,7 +17,7 @@ from precache.dataset.index import SHARD, SOURCE, IndexEntry, checksum_of, index
 from precache.dataset.manifest import Manifest, write_manifest
 from precache.dataset.shard_table import ShardTable, suffixes_of
 from precache.formats import FORMATS
-from precache.pictures.codecs import made_by
+from precache.pictures.kinds import made_by
 
 CLASSES, SIZE = 1000, 224
 _COLUMNS = {

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from precache.example_data import download
+from precache.example_data import datasets
 from precache.example_data.datasets import PublicDataset
 from tests.precache.example_data.publishing import Server, published, tar_of
 
@@ -20,7 +20,7 @@ def tree(raw_tree: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    monkeypatch.setattr(download, "_FIRST_WAIT_S", 0.01)
+    monkeypatch.setattr(datasets, "_FIRST_WAIT_S", 0.01)
     with Server() as running:
         thread = threading.Thread(target=running.serve_forever, args=(0.01,))
         thread.start()

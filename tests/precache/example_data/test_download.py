@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from precache.errors import DownloadError
-from precache.example_data import download
+from precache.example_data import datasets
 from precache.example_data.datasets import PublicDataset, fetch
 from tests.command import ROOT
 from tests.precache.example_data.publishing import Server
@@ -54,7 +54,7 @@ def test_a_connection_that_breaks_again_and_again_is_given_up_and_waited_for(
 ) -> None:
     server.breaks, server.break_bytes = 10**6, 1
     waits: list[float] = []
-    monkeypatch.setattr(download.time, "sleep", waits.append)
+    monkeypatch.setattr(datasets.time, "sleep", waits.append)
     with pytest.raises(
         DownloadError, match=r"the connection broke at 8 of [\d,]+ bytes.*continues at byte 8"
     ):
@@ -67,7 +67,7 @@ def test_a_connection_that_breaks_again_and_again_is_given_up_and_waited_for(
 def test_headway_is_not_given_up(
     dataset: PublicDataset, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(download, "_HEADWAY_BYTES", 10_000)
+    monkeypatch.setattr(datasets, "_HEADWAY_BYTES", 10_000)
     server.breaks, server.break_bytes = 20, 10_000
     assert fetch(dataset, tmp_path / "raw") == 70
     assert len(server.requests) == 21

@@ -323,7 +323,7 @@ class _ArchiveBytes(io.RawIOBase):
 
 
 class _Headers(io.BufferedReader):
-    """A tar as `tarfile` reads it, header by header; how long one is, it says itself, and may lie."""
+    """A tar as `tarfile` reads it: a header says how long it is, and may lie."""
 
     def read(self, count: int | None = -1) -> bytes:
         if count is None or not 0 <= count <= _MOST_HEADER_BYTES:
@@ -647,8 +647,7 @@ def _unpacked(archive: Archive, compression: str) -> Iterator[bytes]:
             given += len(part)
             if given > _ANY_BYTES and given > _MOST_RATIO * packed.tell():
                 raise archive.damaged(
-                    f"cannot be unpacked (it would be over {_MOST_RATIO} times as large, which pictures "
-                    f"never are)"
+                    f"cannot be unpacked (to over {_MOST_RATIO} times its size, as no archive of pictures is)"
                 )
             if not part:
                 return

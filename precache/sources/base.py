@@ -269,7 +269,7 @@ Read: TypeAlias = Callable[[], "bytes | Image.Image"]
 
 
 def reads_of(source: Source, refs: Sequence[SampleRef], max_pixels: int) -> Iterator[Read]:
-    """A `Read` of each picture in turn; of a source with `reads_at_a_time` so many of them are under way."""
+    """A `Read` of each picture in turn; a source with `reads_at_a_time` reads so many ahead."""
     at_a_time = getattr(source, "reads_at_a_time", 0)
     if not at_a_time:
         yield from (partial(source.read, ref, max_pixels) for ref in refs)

@@ -280,8 +280,8 @@ def _is_listed(index: SampleIndex, file: str) -> npt.NDArray[np.bool_]:
     absent = [line for line in lines if line not in known and ids.get(line) not in there]
     if absent:
         raise SettingError(
-            f"--ids {file}: the dataset lacks {len(absent):,} of these {len(lines):,} samples (first: "
-            f"{absent[0]!r:.200}); name samples that it has"
+            f"--ids {file}: {len(absent):,} of these {len(lines):,} samples are not in the dataset (first: "
+            f"{absent[0]!r:.200}); leave them out"
         )
     return taken
 

@@ -437,14 +437,14 @@ def _nothing(values: Sequence[Any]) -> tuple[tuple[str, ...], None, None]:
 
 
 def _alike(classes: Sequence[str]) -> Iterable[str]:
-    """A note of names that differ in spaces or in case alone, or are one number."""
+    """A note on names that differ only in spaces or in case, or are one number."""
     first_of: dict[Any, str] = {}
     for name in classes:
         text = " ".join(name.split()).casefold()
         number = _ANY_NUMBER.fullmatch(text)
         other = first_of.setdefault(Decimal(text) if number else text, name)
         if other != name:
-            how = "are one number" if number else "differ in spaces or case alone"
+            how = "are one number" if number else "differ only in spaces or in case"
             yield f"have classes {other!r} and {name!r}, which {how}"
             return
 

@@ -131,7 +131,7 @@ class ObjectTree:
     class_depth: int = 1
 
     reads_at_a_time = 16
-    """So many pictures are asked for at a time: each takes as long as the way there and back."""
+    """Pictures that are requested at a time: each waits for the network."""
 
     @property
     def paths(self) -> tuple[Url, ...]:

@@ -82,11 +82,11 @@ class WrittenFile(Protocol):
 
 
 class FilePart(Protocol):
-    """Some of a file, which are kept as a file of its size with holes."""
+    """A part of a file, which is kept as a file of the same size with holes."""
 
     @property
     def prefix(self) -> str:
-        """Of the name in the cache: who asks for the same has the same."""
+        """What its name in the cache begins with; the same part has the same."""
 
     def ranges(self) -> list[tuple[int, int]]:
         """First byte and number of bytes of each piece."""

@@ -121,7 +121,7 @@ TAKEN: dict[str, tuple[dict[str, Any], str]] = {
     "ids and paths": ({"ids": "7\n\n003.candle/003_0001.jpg\n7\n"}, ""),
     "of both": ({"classes": ("001.anchor",), "ids": "\n".join(map(str, range(IMAGES)))}, ""),
     "no such class": ({"classes": ("002.baskt",)}, "no class '002.baskt' (did you mean '002.basket'?)"),
-    "no such id": ({"ids": "1\n70"}, "lacks 1 of these 2 samples (first: '70')"),
+    "no such id": ({"ids": "1\n70"}, "1 of these 2 samples are not in the dataset (first: '70')"),
     "no such path": ({"ids": "001.anchor/001_0001.jpeg"}, "(first: '001.anchor/001_0001.jpeg')"),
     "nothing": ({"ids": "\n \n"}, "lists nothing; write one id or path per line"),
     "nothing of both": ({"classes": ("001.anchor",), "ids": "69"}, "no sample has these classes and ids"),

@@ -182,7 +182,7 @@ def test_what_was_chosen_for_the_labels_is_said_where_there_is_a_choice(photos: 
         in said("1 2 1")
     )
     assert "read as numbers to predict; to make each a class, pass --target class" in said("1 2.5 1")
-    assert "differ in spaces or case alone" in said("cat Cat cat")
+    assert "differ only in spaces or in case" in said("cat Cat cat")
     for one in (" 1", "+1", "01", "1.0"):
         assert "which are one number" in said([one, "2", "1", "2"], target="class")
     assert "one number" not in said("1 x 2 x sNaN nan")

@@ -262,6 +262,8 @@ class Labels:
             ValueOfRowError: one is empty, or unlike the others, or not what the target takes.
             SettingError: the target takes no separator.
         """
+        if target == "none":
+            return Labelled.with_nothing(len(self._codes))
         try:
             values = self._typed(target) if cells and separator is None else self._values
             if separator is not None:
@@ -432,10 +434,6 @@ def _numbers(values: Sequence[Any]) -> tuple[tuple[str, ...], None, Column]:
     return (), None, Column(numbers)
 
 
-def _nothing(values: Sequence[Any]) -> tuple[tuple[str, ...], None, None]:
-    return (), None, None
-
-
 def _alike(classes: Sequence[str]) -> Iterable[str]:
     """A note on names that differ only in spaces or in case, or are one number."""
     first_of: dict[Any, str] = {}
@@ -454,9 +452,4 @@ def _shown(value: Any) -> str:
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
 
 
-_MAKERS: dict[str, Any] = {
-    "class": _one_class,
-    "classes": _many_classes,
-    "number": _numbers,
-    "none": _nothing,
-}
+_MAKERS: dict[str, Any] = {"class": _one_class, "classes": _many_classes, "number": _numbers}

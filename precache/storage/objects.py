@@ -6,12 +6,13 @@ what cannot get better, a missing object or refused credentials, is an error at 
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -206,25 +207,20 @@ class ObjectStore:
             return None
         return None if found is None else str(found)
 
-    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
-        """All objects in the folder `prefix`, and in those in it, sorted by name."""
+    def list(self) -> Sequence[ObjectInfo]:
+        """All objects below the URL, sorted by name."""
+        return self._listed(1000, None)
 
+    def first(self, count: int) -> Sequence[ObjectInfo]:
+        """Up to `count` of them: the storage is asked for no more than a page."""
+        return self._listed(count, 1)
+
+    def _listed(self, page_objects: int, pages: int | None) -> Sequence[ObjectInfo]:
         def once() -> "list[ObjectInfo]":
-            pages = self._obstore().list(self._store, prefix=prefix or None, chunk_size=1000)
-            return [_info(one["path"], one) for page in pages for one in page]
+            found = self._obstore().list(self._store, chunk_size=page_objects)
+            return [_info(one["path"], one) for page in islice(found, pages) for one in page]
 
-        yield from sorted(self._asked(prefix, once), key=lambda one: one.name)
-
-    def first(self, count: int, prefix: str = "") -> "Sequence[ObjectInfo]":
-        """Up to `count` of what `list` lists: the storage is asked for no more than a page of them."""
-
-        def once() -> "list[ObjectInfo]":
-            pages = self._obstore().list(self._store, prefix=prefix or None, chunk_size=count)
-            for page in pages:
-                return [_info(one["path"], one) for one in page]
-            return []
-
-        return self._asked(prefix, once)
+        return sorted(self._asked("", once), key=lambda one: one.name)
 
     def delete(self, names: Sequence[str]) -> None:
         """Remove objects, many with one request where the storage can; a missing one is not an error."""

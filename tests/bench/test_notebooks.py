@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -186,32 +185,7 @@ def test_a_cell_that_fails_leaves_the_notebook_as_it_was(tmp_path: Path) -> None
     kernel()
     path = notebook(tmp_path / "broken.ipynb", "1", "%%bash\necho no room on the disk >&2\nexit 2")
     before = path.read_bytes()
-    check_bad_input(
-        run("bench.notebook", path, cwd=tmp_path), "broken.ipynb: cell 1 failed: no room on the disk"
-    )
-    assert path.read_bytes() == before
-
-
-@pytest.mark.slow
-def test_a_signal_ends_the_kernel_too_and_leaves_the_notebook_as_it_was(tmp_path: Path) -> None:
-    kernel()
-    psutil = pytest.importorskip("psutil")
-    text = "import os, pathlib, time\npathlib.Path('pid').write_text(str(os.getpid()))\ntime.sleep(300)"
-    path = notebook(tmp_path / "long.ipynb", text)
-    before = path.read_bytes()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "bench.notebook", path, "--home", tmp_path],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    while not (pid := tmp_path / "pid").exists() or not pid.read_text():
-        assert process.poll() is None
-        time.sleep(0.05)
-    process.terminate()
-    _, errors = process.communicate(timeout=60)
-    assert (process.returncode, len(errors.splitlines())) == (143, 1), errors
-    assert not psutil.pid_exists(int(pid.read_text()))
+    check_bad_input(run("bench.notebook", path, cwd=tmp_path), "broken.ipynb: a cell failed")
     assert path.read_bytes() == before
 
 

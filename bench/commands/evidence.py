@@ -134,7 +134,10 @@ class Step(NamedTuple):
 
 def make_steps(data: Path, smoke: bool) -> tuple[Step, ...]:
     """The steps, the most important ones first; `smoke`: the same in miniature on the CPU."""
-    return tuple(Step(*told, _words(program, data, smoke)) for *told, program in _STEPS)
+    return tuple(
+        Step(name, limit_s, question, _words(program, data, smoke))
+        for name, limit_s, question, program in _STEPS
+    )
 
 
 def make_pictures(data: Path, smoke: bool) -> dict[Path, Step]:

@@ -93,7 +93,7 @@ def command(
         show_result(result, showing, html_path, names_of(backend))
     if json_path is not None:
         write_json(json_path, result.to_json(), quiet=silent)
-    write_pages(result, showing, html_path, quiet=silent)
+    write_report(result, showing, html_path, quiet=silent)
 
 
 def nothing_written() -> str:
@@ -115,20 +115,15 @@ def show_result(
     )
 
 
-def write_pages(
+def write_report(
     result: Result,
     showing: Showing,
     html_path: Path | None,
-    svg_path: Path | None = None,
     *,
     quiet: bool = False,
 ) -> None:
-    """Write the page and the picture that were asked for; unless `quiet`, say so."""
+    """Write the page that was asked for; unless `quiet`, say so."""
     if html_path is not None:
         write_page(html_path, loaders_page.html(result, showing.gpu_price))
         if not quiet:
             click.echo(f"the page: {html_path}")
-    if svg_path is not None:
-        write_page(svg_path, loaders_page.svg(result))
-        if not quiet:
-            click.echo(f"wrote {svg_path}")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from bench.commands.loaders import nothing_written, show_result, write_pages
+from bench.commands.loaders import nothing_written, show_result, write_report
 from bench.commands.options import Showing, price_option, run_options
 from bench.measure.candidates import CHOICES, choose_candidates
 from bench.measure.comparison import compare
@@ -116,4 +116,4 @@ def _report(result: Result, gpu_price: float | None) -> None:
         source = PRESETS[DEFAULT_PRESET].source
         click.echo(f"emulated:{DEFAULT_PRESET} is {source}. PyTorch without that tuning is slower:")
         click.echo("'bench quickstart --trainer-rate IMAGES_PER_S' measures with that of your own training.")
-    write_pages(result, showing, page)
+    write_report(result, showing, page)

@@ -16,7 +16,7 @@ from bench.measure import imagefolder
 from loaders.dataset import RAW, SplitData, open_split
 from precache.dataset.converted import open_dataset
 from precache.errors import DatasetError, SettingError, SourceError, check_choice
-from precache.storage.urls import Location, Url
+from precache.storage.urls import Location
 
 CHOICES = (imagefolder.NAME, "pytorch", *sorted(loaders.BACKENDS.keys() - {"pytorch"}))
 """Names for --backend, in the order of the table: what people have today, then what changes one line."""
@@ -82,13 +82,6 @@ class Candidate:
             Path(file).stat().st_size for file in self.data.files
         ]
         return sum(sizes) / len(self.data)
-
-    @property
-    def file_bytes(self) -> int:
-        """Of all files in its folder, those of sub-folders left out; of a converted one that is all."""
-        if isinstance(self.path, Url):
-            return sum(self.data.shard_bytes)
-        return sum(file.stat().st_size for file in self.path.iterdir() if file.is_file())
 
 
 def folder_of(place: Location) -> Path:

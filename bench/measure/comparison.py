@@ -21,7 +21,7 @@ from bench.report import stats
 from bench.report.batch_times import analyse
 from bench.report.row import SYNTHETIC, Key, Result, Row
 from bench.report.stats import Estimate
-from bench.report.verdict import Facts, explained
+from bench.report.verdict import explained
 from precache.engines import available_cpus
 from precache.errors import (
     DatasetError,
@@ -232,11 +232,10 @@ def make_rows(turns: _Turns, running: Sequence[AnyCandidate]) -> tuple[Row, ...]
     settings = turns.settings
     ours = [one for one in running if isinstance(one, Candidate)]
     works = {one: one.work for one in running if isinstance(one, PeerCandidate)}
-    facts = {one: _facts_of(one, turns) for one in ours}
     rows: list[Row] = []
     for name in turns.names:
-        made = [(_row(one, name, turns, works), facts[one]) for one in ours]
-        rows += explained(made, settings.batch_size)
+        made = [_row(one, name, turns, works) for one in ours]
+        rows += explained(made, settings.batch_size, settings.workers_alone, available_cpus())
     rows += [_peer_row(one, turns, works) for one in works]
     return tuple(rows)
 
@@ -337,16 +336,6 @@ def _rates(trials: Sequence[Trial]) -> list[float]:
 
 def _estimate(trials: Sequence[Trial] | None) -> Estimate | None:
     return stats.estimate(_rates(trials)) if trials else None
-
-
-def _facts_of(one: Candidate, turns: _Turns) -> Facts:
-    return Facts(
-        folder=str(one.path),
-        kind=one.data.kind,
-        file_bytes=one.file_bytes,
-        workers=turns.settings.workers_alone,
-        cpus=available_cpus(),
-    )
 
 
 def _named(ours: Sequence[Candidate]) -> dict[str, Candidate]:

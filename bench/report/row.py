@@ -93,15 +93,11 @@ class Change:
         what: as the subject of a sentence.
         images_per_s: with it, fed.
         measured: in the same run; else it is predicted.
-        size_bytes: what it takes on disk; 0 where nothing is converted.
-        cold: whether `images_per_s` are from a cold disk; else with the files in memory.
     """
 
     what: str
     images_per_s: Estimate
     measured: bool
-    size_bytes: int = 0
-    cold: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -227,13 +223,6 @@ class Row:
     def reads_cold(self) -> bool:
         """Whether a cold disk makes a difference that can be told."""
         return self.cold is not None and self.cold.high < self.loader.low
-
-    @property
-    def now(self) -> Estimate:
-        """Images/s that a change must beat: fed or alone, from a cold disk where that is slower."""
-        if self.cold is not None and self.reads_cold:
-            return min(self.rate, self.cold, key=lambda one: one.median)
-        return self.rate
 
     @property
     def batch_s(self) -> tuple[float, ...]:

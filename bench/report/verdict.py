@@ -1,20 +1,13 @@
 """What the rates of one loader mean: the bottleneck, what the trainer waits for, what would fix it. Pure."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import median
 
-from bench.report.row import (
-    ALL_BUSY,
-    SYNTHETIC,
-    Change,
-    Row,
-    more_workers_can_help,
-)
+from bench.report.row import ALL_BUSY, RAW_TREE, SYNTHETIC, Change, Row, more_workers_can_help
 from bench.report.stats import Estimate
 from bench.report.trust import miss
 from bench.report.words import percent
-from precache.cli.commandline import human_bytes
 
 KEEPS_UP = "keeps up"
 LOADER_BINDS = "the loader is the bottleneck"
@@ -46,25 +39,6 @@ _WORDS = {
 }
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Facts:
-    """What the advice for a loader depends on beside its row.
-
-    Attributes:
-        folder: as it is named in a sentence.
-        kind: of the data: `raw`, or the format of a converted folder.
-        file_bytes: of a converted folder.
-        workers: of the loader.
-        cpus: of this machine.
-    """
-
-    folder: str
-    kind: str
-    file_bytes: int
-    workers: int
-    cpus: int
-
-
 def judge(ratio: Estimate | None) -> str:
     """Whether the trainer waits for the loader.
 
@@ -86,18 +60,20 @@ def lost_share(ratio: Estimate) -> float:
     return max(0.0, 1 - ratio.median)
 
 
-def explained(rows: Sequence[tuple[Row, Facts]], batch_size: int) -> list[Row]:
+def explained(rows: Sequence[Row], batch_size: int, workers: int, cpus: int) -> list[Row]:
     """Rows of one trainer, each with its stages, stalls, prediction, bottleneck and advice.
 
     Args:
-        rows: all that were measured beside one another, with what is known of each.
+        rows: all that were measured beside one another.
+        workers: of each loader.
+        cpus: of this machine.
     """
     found = []
-    for row, facts in rows:
+    for row in rows:
         if row.backend == SYNTHETIC:  # noise: nothing to advise
             found.append(replace(row, stages=stage_rates(row), predicted=predicted(row)))
             continue
-        changes = known_changes(row, facts, [pair for pair in rows if pair[0] is not row])
+        changes = known_changes(row, [other for other in rows if other is not row], workers, cpus)
         found.append(
             replace(
                 row,
@@ -191,46 +167,43 @@ def stalls(row: Row, batch_size: int) -> dict[str, float]:
     return lost_s
 
 
-def known_changes(row: Row, facts: Facts, others: Sequence[tuple[Row, Facts]]) -> list[Change]:
-    """What one could do about the loader of `row`, measured beside it with the same trainer, or predicted."""
+def known_changes(row: Row, others: Sequence[Row], workers: int, cpus: int) -> list[Change]:
+    """What one could do about the loader of `row`: what was measured beside it, and a worker per CPU."""
     found = []
-    for other, its in others:
-        if other.backend == SYNTHETIC:
-            continue
-        rate = (supply(other) if row.reads_cold else other.together) or other.loader
-        if row.reads_cold and other.trainer is not None and rate.median >= other.trainer.median:
-            rate = other.trainer
-        cold = row.reads_cold and other.cold is not None
-        if its.kind == "raw" or its.folder == facts.folder:
-            found.append(Change(f"Backend {other.backend} on {its.folder}", rate, True, cold=cold))
-        else:
-            found.append(Change(f"Converting to {its.kind}", rate, True, its.file_bytes, cold))
+    for other in others:
+        if other.backend != SYNTHETIC:
+            converts = other.data not in (RAW_TREE, row.data)
+            what = f"Converting to {other.data}" if converts else f"Backend {other.backend} on {other.data}"
+            found.append(Change(what, reached(other), True))
     cpu_share = row.monitor.mean.get("cpu_share") if row.monitor is not None else None
-    if more_workers_can_help(facts.workers, facts.cpus, cpu_share):
-        parts = [Estimate(*[row.loader.median * facts.cpus / facts.workers] * 3), row.trainer, row.transfer]
+    if more_workers_can_help(workers, cpus, cpu_share):
+        parts = [Estimate(*[row.loader.median * cpus / workers] * 3), row.trainer, row.transfer]
         scaled = min((part for part in parts if part is not None), key=lambda part: part.median)
-        found.append(Change(f"{facts.cpus} workers, one per CPU,", scaled, False))
+        found.append(Change(f"{cpus} workers, one per CPU,", scaled, False))
     return found
 
 
-def gains_over(change: Change, now: Estimate) -> bool:
-    """Whether the change gives more images/s than `now`, by more than is worth nothing and than noise."""
-    enough = change.images_per_s.median >= now.median * (1 + NEGLIGIBLE_SHARE)
-    return enough and change.images_per_s.low > now.high
+def reached(row: Row) -> Estimate:
+    """Images/s of training, from a cold disk where that is slower."""
+    return min(row.rate, supply(row), key=lambda rate: rate.median) if row.reads_cold else row.rate
 
 
 def advise(row: Row, changes: Sequence[Change]) -> str:
-    """The bottleneck, and the change that gains most, in a few sentences."""
-    found = bottleneck(row)
-    sentences = [_finding(row, found)]
-    if found != "compute":
-        sentences.append(_gain(row, changes))
-    return " ".join(sentences)
-
-
-def files_are(*, cold: bool) -> str:
-    """From where the files of a rate were read, in words."""
-    return "from a cold disk" if cold else "with the files in memory"
+    """The bottleneck, and the change that gains most, by more than is worth nothing and than noise."""
+    found, now = bottleneck(row), reached(row)
+    if found == "compute":
+        return _finding(row, found)
+    gaining = [
+        change
+        for change in changes
+        if change.images_per_s.median >= now.median * (1 + NEGLIGIBLE_SHARE)
+        and change.images_per_s.low > now.high
+    ]
+    if not gaining:
+        return f"{_finding(row, found)} Nothing known here would be faster."
+    best = max(gaining, key=lambda change: (change.images_per_s.median, change.measured))
+    said = "gave" if best.measured else "is predicted to give"
+    return f"{_finding(row, found)} {best.what} {said} {best.images_per_s.median:,.0f}."
 
 
 def observations(row: Row) -> list[str]:
@@ -267,7 +240,9 @@ def observations(row: Row) -> list[str]:
 def _finding(row: Row, found: str | None) -> str:
     given = supply(row)
     against = f" against {row.trainer.median:,.0f} of the trainer" if row.trainer else ""
-    files = "" if row.cold is None else f" {files_are(cold=given is row.cold)}"
+    files = (
+        "" if row.cold is None else " from a cold disk" if given is row.cold else " with the files in memory"
+    )
     if found is None and row.trainer and given.low > row.trainer.high and judge(row.ratio) == LOADER_BINDS:
         return (
             f"no single stage is the bottleneck{files}: the loader alone reaches {given.median:,.0f} images/s"
@@ -289,25 +264,6 @@ def _finding(row: Row, found: str | None) -> str:
         without = " without --cold" if row.cold is None else ""
         text += f"; the files were not in memory before, so the two cannot be told apart{without}"
     return f"{text}."
-
-
-def _gain(row: Row, changes: Sequence[Change]) -> str:
-    now = row.rate
-    if row.reads_cold and supply(row).median < now.median:
-        now = supply(row)
-    gaining = [c for c in changes if c.images_per_s.median >= now.median * (1 + NEGLIGIBLE_SHARE)]
-    if not gaining:
-        return "Nothing known here would be faster."
-    most = max(change.images_per_s.median for change in gaining)
-    alike = [change for change in gaining if change.images_per_s.median >= most * (1 - NEGLIGIBLE_SHARE)]
-    # of those that are as good, one that was measured, then one for free
-    best = max(alike, key=lambda change: (change.measured, not change.size_bytes, change.images_per_s.median))
-    said = "gave" if best.measured else "is predicted to give"
-    files = f" {files_are(cold=best.cold)}" if row.cold is not None else ""
-    text = f"{best.what} {said} {best.images_per_s.median:,.0f}{files}"
-    if not gains_over(best, now):
-        return f"{text}, no more than that {WITHIN_NOISE}."
-    return f"{text}; it takes {human_bytes(best.size_bytes)}." if best.size_bytes else f"{text}."
 
 
 def _seconds(rate: Estimate) -> Estimate:

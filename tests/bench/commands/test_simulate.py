@@ -97,25 +97,13 @@ def test_rates_come_from_a_result_and_options_replace_them(
     assert larger.needed_mbps == pytest.approx(2 * many.needed_mbps)
 
 
-def test_a_result_that_is_not_to_be_relied_on_is_told(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    """Its machine was busy, or it measured something else of loader and trainer together."""
+def test_a_result_of_a_busy_machine_is_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     stored = tmp_path / "r.json"
-    arguments = ("--result", stored, "--backend", "webdataset", "--gpus", 8)
     content = json.loads(RESULT.read_text())
-    stored.write_text(json.dumps(content))
-    assert command(*arguments) == 0
-    assert str(stored) not in capsys.readouterr().out
-    for row in content["rows"]:
-        if row["together"] is not None:
-            row["together"]["median"] /= 2
     content["settings"]["other_cpu"] = 0.31
     stored.write_text(json.dumps(content))
-    assert command(*arguments) == 0
-    printed = " ".join(capsys.readouterr().out.split())
-    assert "% too high: together they share CPUs" in printed
-    assert "Other processes took 31% of the CPUs" in printed
+    assert command("--result", stored, "--backend", "webdataset", "--gpus", 8) == 0
+    assert "Other processes took 31% of the CPUs" in " ".join(capsys.readouterr().out.split())
 
 
 def test_the_answer_comes_first_then_a_row_per_cluster(capsys: pytest.CaptureFixture[str]) -> None:
@@ -135,8 +123,8 @@ def test_the_answer_comes_first_then_a_row_per_cluster(capsys: pytest.CaptureFix
         ([], ["--loader-rate is not known"]),
         (["--loader-rate", 1], ["--trainer-rate is not known"]),
         (["--result", RESULT], ["5 rows", "--backend", "shards on shards with emulated:4000"]),
-        (["--result", RESULT, "--backend", "dalli"], ["0 rows are of dalli", "dali on dali"]),
-        (["--backend", "dali"], ["choose a row of --result"]),
+        (["--result", RESULT, "--backend", "dalli"], ["0 rows of dalli", "dali on dali"]),
+        (["--backend", "dali"], ["chooses a row of --result"]),
         ([*GIVEN, "--storage-mbps", 5], ["need --image-bytes"]),
         ([*GIVEN, "--gpus", "1,x"], ["gpus must be numbers", "'1,x'"]),
         ([*GIVEN, "--gpus", "0"], ["gpus must be an integer", "got 0"]),

@@ -11,10 +11,11 @@ import pytest
 from bench.commands import recommend as command
 from bench.measure import recommend as measuring
 from bench.measure.recommend import Recommendation, choose
-from bench.measure.sample import Sampling
-from bench.report.forecast import RISK, Loaded, needed_bytes
+from bench.report.forecast import RISK, SLACK, Loaded
 from bench.report.row import RAW_TREE
+from precache.conversion.estimate import predict_bytes
 from precache.errors import SettingError, WorkerError
+from precache.recipe import Recipe
 from precache.sources.tree import scan_tree
 from tests.bench.conftest import Bench
 from tests.bench.given import Machine
@@ -25,8 +26,10 @@ from tests.conftest import IMAGES
 
 @pytest.fixture
 def result(raw_tree: Path) -> Recommendation:
-    machine, sampling = Machine(), Sampling(stored_size=64, quality=95)
-    return machine.recommend(scan_tree(raw_tree), sampling, quick(), formats=("shards", "webdataset"))
+    formats = ("shards", "webdataset")
+    return Machine().recommend(
+        scan_tree(raw_tree), Recipe(format="shards", size=64), quick(), formats=formats
+    )
 
 
 def shown(result: Recommendation, capsys: pytest.CaptureFixture[str], **settings: Any) -> str:
@@ -89,7 +92,7 @@ def test_a_format_that_fails_is_skipped_with_its_reason(
             raise WorkerError(f"no space for {name}")
         return Loaded(1000.0, 2000.0, 900.0, 0.0)
 
-    monkeypatch.setattr(measuring.sample, "serve", serve)
+    monkeypatch.setattr(measuring, "serve", serve)
     places: dict[str, Path] = {RAW_TREE: tmp_path, "shards": tmp_path}
     runs: dict[str, list[Loaded]] = {name: [] for name in places}
     skipped: dict[str, str] = {}
@@ -107,10 +110,10 @@ def test_what_is_chosen_fits_and_nothing_better_does(raw_tree: Path) -> None:
     scan, names = scan_tree(raw_tree), ("shards", "webdataset")
     room, every = 1e9, []
     for _ in range(5):
-        found = choose(scan, 96, names, room, "the disk")
-        needs = [needed_bytes(found.sizes[name]) for name in found.formats]
+        recipe, fitting = choose(scan, 96, names, room, "the disk")
+        needs = [SLACK * predict_bytes(scan, replace(recipe, format=name), 100) for name in fitting]
         assert max(needs) <= room
-        every.append((found.stored.size, found.stored.quality, found.formats))
+        every.append((recipe.size, recipe.quality, fitting))
         room = max(needs) - 1
     rest = ((192, 95), (192, 90), (192, 75), (110, 75))
     assert every == [(192, 95, names), *((size, quality, names[1:]) for size, quality in rest)]
@@ -123,7 +126,8 @@ def test_what_is_chosen_fits_and_nothing_better_does(raw_tree: Path) -> None:
 def test_the_command_predicts_for_real(
     bench: Bench, data: Path, raw_tree: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(command, "QUICK", {"repeats": 1, "seconds": 0.1, "pictures": 30})
+    monkeypatch.setattr(command, "QUICK", {"pictures": 30, "limit_s": 0.0})
+    monkeypatch.setattr(command, "QUICK_S", 0.1)
     monkeypatch.setattr(tempfile, "tempdir", str(data))
     fast = ("--stored-size", 48, "--size", 32)
     what_if = ("--workers", 16, "--gpus", 2, "--accelerator", "a100", "--disk-mbps", 500)

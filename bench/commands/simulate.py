@@ -18,7 +18,6 @@ from pathlib import Path
 
 import click
 
-from bench.commands.options import PATH, option, parse_numbers
 from bench.report.row import Result, read_result
 from bench.report.trust import disturbance, other_cpu
 from bench.report.verdict import NEGLIGIBLE_SHARE
@@ -29,6 +28,7 @@ from precache.errors import SettingError, check_range
 
 STEP, LOADER, LINK, STORAGE = "step", "loader", "node link", "storage"
 _BOTTLENECKS = {LOADER: "loading", LINK: "the node's link to the storage", STORAGE: "the storage"}
+_PATH = click.Path(path_type=Path)
 _POSITIVE = click.FloatRange(min=0, min_open=True)
 _RATES = {
     "loader_images_per_s": ("--loader-rate", "Images/s of the loader of one GPU.  [default: the result's]"),
@@ -94,14 +94,14 @@ def predict(
 @click.command(name="simulate", cls=commandline.Command)
 @click.option("--gpus", default="1,8,64,1024", show_default=True, help="How many GPUs train together.")
 @click.option("--gpus-per-node", default=8, show_default=True, help="How many of them a machine has.")
-@click.option("--result", "result_path", type=PATH, help="Of 'bench loaders --json'.")
+@click.option("--result", "result_path", type=_PATH, help="Of 'bench loaders --json'.")
 @click.option("--backend", help="Which row of the result to take.")
 @gathered(
     "given",
     dict,
     {name: click.option(flag, name, type=_POSITIVE, help=text) for name, (flag, text) in _RATES.items()},
 )
-@option("json_path")
+@click.option("--json", "json_path", type=_PATH, help="Write it here; '-' prints it.")
 def command(
     gpus: str,
     gpus_per_node: int,
@@ -127,7 +127,11 @@ def command(
             raise SettingError(f"{flag} is not known; give it, or a --result that was measured with it")
     if "image_bytes" not in rates and rates.keys() & {"storage_mbps", "node_mbps"}:
         raise SettingError("--storage-mbps and --node-mbps need --image-bytes; give what is read per image")
-    predictions = [predict(count, gpus_per_node, **rates) for count in parse_numbers("gpus", gpus)]
+    try:
+        counts = [int(part) for part in gpus.split(",")]
+    except ValueError as error:
+        raise SettingError(f"gpus must be numbers as in 1,8,64, got {gpus!r}") from error
+    predictions = [predict(count, gpus_per_node, **rates) for count in counts]
     if json_path != STDOUT:
         _show(rates, predictions)
         if result is not None and (doubt := disturbance(other_cpu(result.settings), then="")):

@@ -21,7 +21,7 @@ OWN = {
     "profile": {"trainer", "batch_size"},
     "quickstart": {"batches", "repeats"},
     "recommend": {"batch_size", "workers"},
-    "simulate": {"trainer", "json_path"},
+    "simulate": {"json_path"},
     "sweep": {"batch_size", "workers", "batches", "repeats", "html_path"},
 }
 """Commands whose option of that name has another default or help, as it means something else there."""

@@ -8,7 +8,6 @@ from pathlib import Path
 import psutil
 import torch
 
-from bench.machine.nvml import driver_version
 from precache.engines import available_cpus
 from precache.packages import DALI
 from precache.pictures.codecs import made_by
@@ -35,10 +34,11 @@ def _gpu_versions() -> dict[str, str]:
     """Of what runs on the GPU; what cannot be read is left out."""
     number = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
     cudnn = f"{number // 10_000}.{number // 100 % 100}.{number % 100}" if number else None  # of 92600: 9.26.0
+    driver = Path("/sys/module/nvidia/version")
     has_nccl = torch.distributed.is_nccl_available()
     nccl = torch.cuda.nccl.version() if has_nccl else None  # type: ignore[no-untyped-call]
     found = {
-        "driver": driver_version(),
+        "driver": driver.read_text().strip() if driver.exists() else None,
         "cuda": torch.version.cuda,
         "cudnn": cudnn,
         "nccl": ".".join(map(str, nccl)) if nccl else None,

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-import psutil
 import torch
 
 import bench
@@ -141,29 +140,3 @@ def environment() -> dict[str, str]:
     root = str(Path(bench.__file__).resolve().parent.parent)
     path = os.environ.get("PYTHONPATH")
     return {**os.environ, "PYTHONPATH": os.pathsep.join([root, path] if path else [root])}
-
-
-def tree_memory(pid: int) -> tuple[int, int]:
-    """Memory of a process and its descendants, in bytes; zeros once it is gone.
-
-    Returns:
-        Private pages, and the processes' proportions of pages that they share with one another or with
-        others. Where the system does not tell them apart, all is private.
-    """
-    try:
-        process = psutil.Process(pid)
-        members = [process, *process.children(recursive=True)]
-    except psutil.Error:
-        return 0, 0
-    each = [_process_memory(member) for member in members]
-    return sum(private for private, _ in each), sum(shared for _, shared in each)
-
-
-def _process_memory(process: psutil.Process) -> tuple[int, int]:
-    try:
-        if os.path.exists("/proc/self/smaps_rollup"):
-            memory = process.memory_full_info()
-            return int(memory.uss), int(memory.pss - memory.uss)
-        return int(process.memory_info().rss), 0
-    except psutil.Error:
-        return 0, 0

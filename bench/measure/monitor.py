@@ -7,14 +7,14 @@ tree's, those of the GPU the device's: others who use them at the same time are 
 import os
 import threading
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from types import TracebackType
 
 import numpy as np
 import psutil
 import torch
 
-from bench.machine.nvml import open_gpu
-from bench.measure.fresh import tree_memory
 from bench.report.row import Watched, busy_cores
 
 INTERVAL_S = 0.1
@@ -25,27 +25,20 @@ _SWAP_LIMIT_BYTES = 1 << 20
 
 
 class Monitor:
-    """Samples from `with Monitor() as monitor:` until the block ends; then `monitor.result()`.
+    """Samples from `with Monitor(device) as monitor:` until the block ends; then `monitor.result()`.
 
     Args:
         device: whose GPU is sampled, if it is one.
-        pid: whose process tree's memory is sampled; this process's by default.
     """
 
-    def __init__(self, device: torch.device | None = None, pid: int | None = None) -> None:
-        self._pid = os.getpid() if pid is None else pid
-        self._missing: dict[str, str] = {}
-        self._gpu = None
-        if device is not None and device.type == "cuda":
-            self._gpu = open_gpu(device, self._missing)
+    def __init__(self, device: torch.device) -> None:
+        self._gpu = gpu_readings(device) if device.type == "cuda" else {}
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="bench-monitor", daemon=True)
         self._times_s: list[float] = []
         self._samples: list[dict[str, float]] = []
         self._memory_due_s = 0.0
         self._memory: tuple[int, int] = (0, 0)
-        self._own_s = 0.0
-        self._wall_s = 0.0
 
     def __enter__(self) -> "Monitor":
         self._thread.start()
@@ -68,18 +61,11 @@ class Monitor:
         mean = {name: sum(values) / len(values) for name, values in series.items()}
         lasted_s = np.diff(self._times_s, prepend=0.0)
         swapped = float(np.dot(series.get("swap_bytes_per_s", ()), lasted_s))
-        return Watched(
-            time_s=tuple(self._times_s),
-            series=series,
-            peak=peak,
-            mean=mean,
-            flags=tuple(find_limits(peak, mean, swapped)),
-            missing=dict(self._missing),
-            own_cpu_share=self._own_s / self._wall_s if self._wall_s else 0.0,
-        )
+        flags = tuple(find_limits(peak, mean, swapped))
+        return Watched(tuple(self._times_s), series, peak, mean, flags)
 
     def _run(self) -> None:
-        start_s, own_start_s = time.perf_counter(), time.thread_time()
+        start_s = time.perf_counter()
         cores = _cores()
         psutil.cpu_percent(percpu=True)  # the first call has nothing to compare with
         before, before_s = _counters(), start_s
@@ -95,20 +81,40 @@ class Monitor:
             sample["cpu_share"] = sum(sample.values()) / max(1, len(sample))
             sample |= {name: (counters[name] - before.get(name, 0)) / (now_s - before_s) for name in counters}
             sample |= self._memory_sample(now_s)
-            if self._gpu is not None:
-                sample |= self._gpu.sample()
+            sample |= {name: float(read()) for name, read in self._gpu.items()}
             self._times_s.append(now_s - start_s)
             self._samples.append(sample)
             before, before_s = counters, now_s
-        self._wall_s = time.perf_counter() - start_s
-        self._own_s = time.thread_time() - own_start_s
 
     def _memory_sample(self, now_s: float) -> dict[str, float]:
         if now_s >= self._memory_due_s:
-            self._memory = tree_memory(self._pid)
+            self._memory = tree_memory(os.getpid())
             self._memory_due_s = now_s + (time.perf_counter() - now_s) / _MEMORY_SHARE
         private, shared = self._memory
         return {"private_bytes": float(private), "shared_bytes": float(shared)}
+
+
+def gpu_readings(device: torch.device) -> dict[str, Callable[[], float]]:
+    """What can be read of a GPU, by name: slices of one have no utilisation, some cards no power."""
+
+    def used() -> int:
+        free, total = torch.cuda.mem_get_info(device)
+        return total - free
+
+    readings: dict[str, Callable[[], float]] = {
+        "gpu_memory_bytes": used,
+        "gpu_memory_share": lambda: used() / torch.cuda.mem_get_info(device)[1],
+        # by NVIDIA's management library, nvidia-ml-py
+        "gpu_share": lambda: torch.cuda.utilization(device) / 100,
+        "gpu_power_w": lambda: torch.cuda.power_draw(device) / 1e3,
+        "gpu_clock_mhz": lambda: torch.cuda.clock_rate(device),
+    }
+    found = {}
+    for name, read in readings.items():
+        with suppress(Exception):  # of that library, which may be missing
+            read()
+            found[name] = read
+    return found
 
 
 def find_limits(peak: dict[str, float], mean: dict[str, float], swapped_bytes: float) -> list[str]:
@@ -127,6 +133,27 @@ def find_limits(peak: dict[str, float], mean: dict[str, float], swapped_bytes: f
             f"workers or smaller batches do."
         )
     return flags
+
+
+def tree_memory(pid: int) -> tuple[int, int]:
+    """Memory of a process and its descendants, in bytes; zeros once it is gone.
+
+    Returns:
+        Private pages, and the processes' proportions of pages that they share with one another or with
+        others. Where the system does not tell them apart, all is private.
+    """
+    private = shared = 0
+    with suppress(psutil.Error):
+        process = psutil.Process(pid)
+        for member in (process, *process.children(recursive=True)):
+            with suppress(psutil.Error):  # it has ended
+                if os.path.exists("/proc/self/smaps_rollup"):
+                    memory = member.memory_full_info()
+                    private += memory.uss
+                    shared += memory.pss - memory.uss
+                else:
+                    private += member.memory_info().rss
+    return private, shared
 
 
 def _cores() -> list[int]:

@@ -43,8 +43,6 @@ class Watched:
             since the sample before.
         peak, mean: of each series.
         flags: limits that hurt, one sentence each.
-        missing: what could not be sampled, and why.
-        own_cpu_share: CPU time of the sampling itself, of one core.
     """
 
     time_s: tuple[float, ...] = ()
@@ -52,8 +50,6 @@ class Watched:
     peak: dict[str, float] = field(default_factory=dict)
     mean: dict[str, float] = field(default_factory=dict)
     flags: tuple[str, ...] = ()
-    missing: dict[str, str] = field(default_factory=dict)
-    own_cpu_share: float = field(default=0.0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

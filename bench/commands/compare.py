@@ -9,8 +9,7 @@ import click
 
 from bench.report import stats
 from bench.report.row import Key, Result, by_key, read_result
-from bench.report.stats import Estimate
-from bench.report.trust import disturbance, is_disturbed, other_cpu
+from bench.report.stats import Estimate, disturbance, is_disturbed, other_cpu
 from bench.report.verdict import NOT_DISTINGUISHABLE, WITHIN_NOISE
 from bench.report.words import Table, counted, say
 from precache.cli import commandline

@@ -10,7 +10,7 @@ import click
 from bench.commands.options import PATH, option
 from bench.machine import measurements
 from bench.machine.measurements import Hardware, HardwareSpec
-from bench.report.trust import disturbance, is_disturbed
+from bench.report.stats import disturbance, is_disturbed
 from bench.report.words import Table, counted, duration, machine_line, number, say
 from precache.cli import commandline
 from precache.cli.commandline import STDOUT, ProgressBar, check_output, human_bytes, write_json

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import click
 
-from bench.machine.device import AMP_HELP, WARMUP_HELP, choose_device, choose_warmup
+from bench.machine.hardware import AMP_HELP, WARMUP_HELP, choose_device, choose_warmup
 from bench.measure.settings import Settings
 from bench.measure.trainers import CHOICES
 from precache.cli.commandline import PathOrUrl, gathered

@@ -19,7 +19,7 @@ from pathlib import Path
 import click
 
 from bench.report.row import Result, read_result
-from bench.report.trust import disturbance, other_cpu
+from bench.report.stats import disturbance, other_cpu
 from bench.report.verdict import NEGLIGIBLE_SHARE
 from bench.report.words import Table, say
 from precache.cli import commandline

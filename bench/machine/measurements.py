@@ -14,8 +14,7 @@ import numpy as np
 import torch
 
 from bench.machine import disk
-from bench.machine.device import DTYPES, choose_device, resolve_amp
-from bench.machine.hardware import describe_machine
+from bench.machine.hardware import DTYPES, choose_device, describe_machine, resolve_amp
 from bench.machine.others import OtherProcesses
 from bench.report import stats
 from precache.engines import available_cpus

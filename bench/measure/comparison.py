@@ -5,23 +5,29 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from bench.machine import page_cache
-from bench.machine.device import resolve_amp
-from bench.machine.hardware import describe_machine
+from bench.machine.hardware import describe_machine, resolve_amp
 from bench.machine.others import OtherProcesses
 from bench.measure import imagefolder
 from bench.measure.candidates import Candidate, folder_of, open_candidates, same_pictures
 from bench.measure.fresh import run_fresh
 from bench.measure.peers import PeerCandidate, run_peer, work_of, write_data
 from bench.measure.settings import Settings, check_fills_batch
-from bench.measure.stages import DECODING, probe_files, time_stages
 from bench.measure.trainers import MODELS, NullTrainer, resolve
-from bench.measure.trial import Served, Trial, measure, measure_trainer, measure_transfer
+from bench.measure.trial import (
+    DECODING,
+    Served,
+    Trial,
+    measure,
+    measure_trainer,
+    measure_transfer,
+    probe_files,
+    time_stages,
+)
 from bench.peers.serving import LIMIT
 from bench.report import stats
-from bench.report.batch_times import analyse
 from bench.report.row import SYNTHETIC, Key, Result, Row
 from bench.report.stats import Estimate
-from bench.report.verdict import explained
+from bench.report.verdict import analyse, explained
 from precache.engines import available_cpus
 from precache.errors import (
     DatasetError,
@@ -48,7 +54,7 @@ class Measured:
     Attributes:
         fed: by trainer's name; those of no trainer are of the loader alone.
         cold: alone, its files dropped from the cache before.
-        stages: images/s of each stage that could be run apart, see `bench.measure.stages`.
+        stages: images/s of each stage that could be run apart, see `bench.measure.trial`.
         warmed: whether its files were read into the page cache before.
     """
 

@@ -24,7 +24,7 @@ from typing import Protocol
 
 import torch
 
-from bench.machine.device import AMP, DTYPES, resolve_amp
+from bench.machine.hardware import AMP, DTYPES, resolve_amp
 from loaders.batch import Batch
 from precache.errors import SettingError, check_choice
 

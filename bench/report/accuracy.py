@@ -19,7 +19,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from bench.report.page import COLOURS, GREY, charts, document, figure, line
-from bench.report.trust import disturbance
+from bench.report.stats import disturbance
 from bench.report.words import Table, counted, machine_line
 from precache import page
 

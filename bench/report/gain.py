@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bench.report.row import RAW_TREE, TODAY_BACKEND, Result, Row
-from bench.report.trust import disturbance, is_disturbed, other_cpu
+from bench.report.stats import disturbance, is_disturbed, other_cpu
 from bench.report.verdict import KEEPS_UP, NEGLIGIBLE_SHARE, judge
 from bench.report.words import counted, duration, percent
 from precache.cli.commandline import human_bytes
@@ -130,7 +130,7 @@ def answer(
         accelerator: what is fed, in words.
         images: of an epoch; None where not known.
         repeats: of which the ranges are.
-        others: what other processes took of the CPUs, see `bench.report.trust`.
+        others: what other processes took of the CPUs, see `bench.report.stats`.
         gpu_price: dollars per hour of the accelerator; None leaves money out.
         today: see `find_gain`.
     """

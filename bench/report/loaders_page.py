@@ -15,7 +15,7 @@ from bench.report.gain import answers, find_gain, saved_share, times
 from bench.report.page import BLUE, COLOURS, GREY, ORANGE, PURPLE, RED, figure, line
 from bench.report.result import conditions, findings, legend, next_step, shown_rows, skipped, table
 from bench.report.row import SYNTHETIC, Result, Row, Watched
-from bench.report.trust import is_disturbed, other_cpu
+from bench.report.stats import is_disturbed, other_cpu
 from bench.report.verdict import observations
 from bench.report.words import Table, percent
 from precache import page

@@ -7,8 +7,7 @@ import click
 
 from bench.report.gain import best_rows, find_gain, sentences
 from bench.report.row import RAW_TREE, SYNTHETIC, Result, Row
-from bench.report.stats import Estimate
-from bench.report.trust import is_disturbed, other_cpu
+from bench.report.stats import Estimate, is_disturbed, other_cpu
 from bench.report.verdict import (
     KEEPS_UP,
     NO_TRAINER,

@@ -69,7 +69,7 @@ class Spikes:
 
 @dataclass(frozen=True, slots=True)
 class BatchTimes:
-    """What is uneven about a series of batches; `bench.report.batch_times` finds it.
+    """What is uneven about a series of batches; `bench.report.verdict` finds it.
 
     Attributes:
         wait_spikes, step_spikes: first batches of epochs are never among them.

@@ -4,10 +4,21 @@ from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median
 
-from bench.report.row import ALL_BUSY, RAW_TREE, SYNTHETIC, Change, Row, more_workers_can_help
+import numpy as np
+import numpy.typing as npt
+
+from bench.report.row import (
+    ALL_BUSY,
+    RAW_TREE,
+    SYNTHETIC,
+    BatchTimes,
+    Change,
+    Row,
+    Spikes,
+    more_workers_can_help,
+)
 from bench.report.stats import Estimate
-from bench.report.trust import miss
-from bench.report.words import percent
+from bench.report.words import counted, percent
 
 KEEPS_UP = "keeps up"
 LOADER_BINDS = "the loader is the bottleneck"
@@ -21,6 +32,12 @@ NEGLIGIBLE_SHARE = 0.02
 # Stages are timed apart on other pictures than the whole, and in threads: they differ by that much anyway.
 _PROBE_ERROR = 0.2
 _SHOWN_S = 5e-5  # shorter waits are 0.0 ms
+# Of normal noise about one batch in 20,000 exceeds the quicker half's median by this many deviations.
+_DEVIATIONS = 8.0
+_TO_SIGMA = 1.4826  # median absolute deviation to standard deviation, of normal noise
+_SHORT_SHARE = 0.1  # of a batch's time: a shorter excess is not worth a word
+_FEWEST_BATCHES = 8
+_REGULAR_SHARE = 0.75
 _STALLS = {
     "storage": "fetch",
     "decode": "prep",
@@ -218,8 +235,6 @@ def observations(row: Row) -> list[str]:
         measured = row.together.median
         off = measured / row.predicted - 1
         said.append(f"Predicted {row.predicted:,.0f} images/s, measured {measured:,.0f} ({off:+.0%}).")
-        missed = miss(row.predicted, measured)
-        said += [f"{missed[0].upper()}{missed[1:]}."] if missed else []
     if row.first_step_s is not None and row.step_s:
         first, usual = _ms(row.first_step_s.median), _ms(median(row.step_s))
         said.append(f"The first step took {first}, the others {usual} (median).")
@@ -272,3 +287,70 @@ def _seconds(rate: Estimate) -> Estimate:
 
 def _ms(seconds: float) -> str:
     return f"{seconds * 1e3:,.1f} ms" if seconds < 0.1 else f"{seconds * 1e3:,.0f} ms"
+
+
+def analyse(
+    wait_s: Sequence[float], step_s: Sequence[float], epoch_starts: Sequence[int], workers: int
+) -> BatchTimes:
+    """Find spikes, their period, and waits for the first batches of epochs: averages hide them.
+
+    Args:
+        wait_s: float [n], how long the trainer waited for each batch, in seconds.
+        step_s: float [n], how long its step then took, in seconds.
+        epoch_starts: positions of batches that were the first of an epoch.
+        workers: of the loader.
+    """
+    waits, steps = np.asarray(wait_s, dtype=np.float64), np.asarray(step_s, dtype=np.float64)
+    starts = sorted(set(epoch_starts))
+    typical_s = float(np.median(waits + steps)) if len(waits) else 0.0
+    wait_spikes, step_spikes = _spikes(waits, starts, typical_s), _spikes(steps, starts, typical_s)
+    said = []
+    if wait_spikes.batches:
+        mean = _ms(float(waits[list(wait_spikes.batches)].mean()))
+        if wait_spikes.period is None:
+            said.append(f"{counted(len(wait_spikes.batches), 'batch', 'batches')} waited {mean} on average.")
+        else:
+            cause = f"not the number of workers ({workers}): look for what happens at that distance"
+            if wait_spikes.period == workers:
+                cause = "as many as the loader has workers: it cannot keep up"
+            said.append(f"Every {wait_spikes.period} batches the trainer waits {mean} on average, {cause}.")
+    if step_spikes.batches:
+        slow = counted(len(step_spikes.batches), "batch", "batches")
+        said.append(
+            f"{slow} had a step of more than {_ms(step_spikes.above_s or 0.0)}: not the loader's doing."
+        )
+    if starts:
+        others = np.delete(waits, starts)
+        usual_s = float(np.median(others)) if len(others) else 0.0
+        more_s = median(max(0.0, float(waits[start]) - usual_s) for start in starts)
+        if more_s >= _SHORT_SHARE * typical_s:
+            said.append(f"The first batch of an epoch waits {_ms(more_s)} more than others do (median).")
+    return BatchTimes(wait_spikes, step_spikes, tuple(said))
+
+
+def _spikes(series: npt.NDArray[np.float64], starts: list[int], typical_s: float) -> Spikes:
+    steady = np.setdiff1d(np.arange(len(series)), starts)
+    if len(steady) < _FEWEST_BATCHES:
+        return Spikes()
+    # Two workers that cannot keep up make every second batch a spike: the median of all would then lie
+    # between the spikes and the rest, and their deviation from it would be that of everything.
+    quicker = np.sort(series[steady])[: len(steady) // 2]
+    base = float(np.median(quicker))
+    deviation = _TO_SIGMA * float(np.median(np.abs(quicker - base)))
+    # Beside waits of 200 ms that come again and again, one of 20 ms is no spike.
+    halfway = (float(np.quantile(series[steady], 0.9)) - base) / 2
+    above_s = base + max(_DEVIATIONS * deviation, _SHORT_SHARE * typical_s, halfway)
+    batches = [int(batch) for batch in steady if series[batch] > above_s]
+    return Spikes(tuple(batches), above_s, _period(batches, starts, len(steady)))
+
+
+def _period(batches: list[int], starts: list[int], steady: int) -> int | None:
+    """The distance that most neighbouring spikes of one epoch have, if it explains the whole series."""
+    epochs = np.searchsorted(starts, batches, side="right")
+    distances = np.diff(batches)[np.diff(epochs) == 0]
+    if len(distances) < 3:
+        return None
+    period = int(median(distances.tolist()))
+    regular = np.mean(distances == period) >= _REGULAR_SHARE
+    throughout = len(batches) * period >= _REGULAR_SHARE * steady
+    return period if regular and throughout and period > 1 else None

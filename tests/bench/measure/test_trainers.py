@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from bench.machine.device import resolve_amp
+from bench.machine.hardware import resolve_amp
 from bench.measure.trainers import (
     EPILOG,
     MODELS,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from bench.commands.options import PATH, PLACE, Showing, names_of, option, run_options, showing_options
+from bench.commands.options import PATH, PLACE, names_of, option, run_options, showing_options
 from bench.measure.candidates import CHOICES as BACKENDS
 from bench.measure.candidates import choose_candidates
 from bench.measure.comparison import compare
@@ -15,7 +15,7 @@ from bench.measure.settings import Settings
 from bench.measure.trainers import EPILOG
 from bench.peers.serving import PEERS
 from bench.report import loaders_page
-from bench.report.result import show
+from bench.report.result import Showing, show
 from bench.report.row import Result
 from precache.cli import commandline
 from precache.cli.commandline import STDOUT, ProgressBar, check_output, write_json
@@ -90,7 +90,7 @@ def command(
         result = compare(candidates, settings, bar or unseen, peers)
     silent = quiet or json_path == STDOUT
     if not silent:
-        show_result(result, showing, html_path, names_of(backend))
+        show(result, showing, asked=names_of(backend), has_page=html_path is not None)
     if json_path is not None:
         write_json(json_path, result.to_json(), quiet=silent)
     write_report(result, showing, html_path, quiet=silent)
@@ -99,20 +99,6 @@ def command(
 def nothing_written() -> str:
     """For `tells`: a result needs all runs."""
     return " before all runs were done; nothing was written: a result needs all of them"
-
-
-def show_result(
-    result: Result, showing: Showing, html_path: Path | None, asked: list[str] | None = None
-) -> None:
-    """Print it as `showing` says; `asked` are backends that were asked for by name."""
-    show(
-        result,
-        details=showing.details,
-        markdown=showing.markdown,
-        gpu_price=showing.gpu_price,
-        asked=asked or (),
-        has_page=html_path is not None,
-    )
 
 
 def write_report(

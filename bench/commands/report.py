@@ -4,8 +4,9 @@ from pathlib import Path
 
 import click
 
-from bench.commands.loaders import show_result, write_report
-from bench.commands.options import PATH, Showing, option, showing_options
+from bench.commands.loaders import write_report
+from bench.commands.options import PATH, option, showing_options
+from bench.report.result import Showing, show
 from bench.report.row import read_result
 from precache.cli import commandline
 
@@ -17,5 +18,5 @@ from precache.cli import commandline
 def command(result_path: Path, html_path: Path | None, showing: Showing) -> None:
     """Show a result that 'bench loaders --json' wrote."""
     result = read_result(result_path)
-    show_result(result, showing, html_path)
+    show(result, showing, has_page=html_path is not None)
     write_report(result, showing, html_path)

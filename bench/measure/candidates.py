@@ -151,29 +151,16 @@ def open_candidates(candidates: Sequence[Candidate]) -> tuple[list[Candidate], d
     return [replace(candidate, alike=kinds[candidate.data.kind] > 1) for candidate in opened], failed
 
 
-@dataclass(frozen=True, slots=True)
-class SamePictures:
-    """What is measured.
-
-    Attributes:
-        candidates: those that were given, of a tree that is served in part with the part as their data.
-        linked: tree -> the folder of links to its part.
-        notes: a clause for each of these trees.
-    """
-
-    candidates: list[Candidate]
-    linked: dict[Path, Path] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-
-
 @contextmanager
-def same_pictures(candidates: Sequence[Candidate]) -> Iterator[SamePictures]:
+def same_pictures(candidates: Sequence[Candidate]) -> Iterator[tuple[list[Candidate], list[str]]]:
     """Opened `candidates`, their raw trees cut down to what data sets among them hold; links end with this.
+
+    Yields them, and a clause for each of these trees.
 
     `precache convert --splits` puts a part of the tree into the split that is measured, and `--max-rejects`
     leaves pictures out. The part is a tree of links in a temporary folder: every loader reads it as it is.
     """
-    served = SamePictures(list(candidates))
+    served, notes = list(candidates), []
     with ExitStack() as links:
         trees = (candidate.path for candidate in candidates if candidate.data.kind == RAW)
         for tree in dict.fromkeys(path for path in trees if isinstance(path, Path)):
@@ -185,15 +172,14 @@ def same_pictures(candidates: Sequence[Candidate]) -> Iterator[SamePictures]:
                 continue
             folder = Path(links.enter_context(tempfile.TemporaryDirectory(prefix="bench-split-")))
             data = _link(whole, part, folder)
-            for number, candidate in enumerate(served.candidates):
+            for number, candidate in enumerate(served):
                 if candidate.path == tree:
-                    served.candidates[number] = replace(candidate, opened=data, linked=folder)
-            served.linked[tree] = folder
-            served.notes.append(
+                    served[number] = replace(candidate, opened=data, linked=folder)
+            notes.append(
                 f"of {tree} only the {len(part):,} of {len(whole.ids):,} pictures are served that the "
                 f"data set holds"
             )
-        yield served
+        yield served, notes
 
 
 def _part(tree: SplitData, other: SplitData) -> "np.ndarray[tuple[int], np.dtype[np.int64]] | None":

@@ -85,12 +85,9 @@ def compare(
     """
     opened, skipped = open_candidates(candidates)
     names = [resolve(name, settings.device) for name in trainers or (settings.trainer,)]
-    with same_pictures(opened) as served:
-        theirs = [
-            replace(peer, path=served.linked[peer.path]) if peer.path in served.linked else peer
-            for peer in peers
-        ]
-        ours = served.candidates
+    with same_pictures(opened) as (ours, notes):
+        linked = {one.path: one.linked for one in ours if one.linked is not None}
+        theirs = [replace(peer, path=linked.get(peer.path, peer.path)) for peer in peers]
         _check_any(ours, skipped)
         _check_equal({one.label: f"{len(one.data):,} pictures" for one in ours})
         check_fills_batch(settings.batch_size, min(len(one.data) for one in ours))
@@ -99,7 +96,7 @@ def compare(
         turns = _Turns(replace(settings, classes=classes), names, on_progress)
         others = OtherProcesses()
         turns.run(running, skipped)
-        return _result(turns, running, skipped, served.notes, others.share())
+        return _result(turns, running, skipped, notes, others.share())
 
 
 class _Turns:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -97,21 +96,8 @@ def in_one_line(batch_size: int, size: int) -> Iterator[None]:
         raise
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessRun:
-    """What a command took.
-
-    Attributes:
-        wall_s: from its start to its end.
-        output: what it printed.
-    """
-
-    wall_s: float
-    output: str
-
-
-def run_watched(command: Sequence[str], environment: Mapping[str, str] | None = None) -> ProcessRun:
-    """Run `command` to its end.
+def run_watched(command: Sequence[str], environment: Mapping[str, str] | None = None) -> tuple[float, str]:
+    """Run `command` to its end; seconds that it took, and what it printed.
 
     Raises:
         WorkerError: it ended with another exit code than 0; holds the last line that it printed.
@@ -132,7 +118,7 @@ def run_watched(command: Sequence[str], environment: Mapping[str, str] | None = 
     if process.returncode != 0:
         last = (text.strip().splitlines() or ["no output"])[-1]
         raise WorkerError(f"{' '.join(command[:4])} ...: exit code {process.returncode}; {last}")
-    return ProcessRun(wall_s, text)
+    return wall_s, text
 
 
 def environment() -> dict[str, str]:

@@ -23,6 +23,21 @@ _VERSIONS = ("python", "torch", "torchvision", "pillow", "simplejpeg", "webdatas
 _USUAL = {"shuffle": "auto", "cache": "none", "compiled": False, "amp": "off"}
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Showing:
+    """How a result is shown.
+
+    Attributes:
+        markdown: as Markdown.
+        details: every column and finding, instead of the table of five columns.
+        gpu_price: dollars per hour of the accelerator; None leaves money out.
+    """
+
+    markdown: bool = False
+    details: bool = False
+    gpu_price: float | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Column:
     """One figure of each row.
@@ -224,24 +239,17 @@ def next_step(result: Result) -> str:
     return ""
 
 
-def show(
-    result: Result,
-    *,
-    details: bool = False,
-    markdown: bool = False,
-    gpu_price: float | None = None,
-    asked: Collection[str] = (),
-    has_page: bool = False,
-) -> None:
+def show(result: Result, showing: Showing, *, asked: Collection[str] = (), has_page: bool = False) -> None:
     """Print the answer, the table, when it holds, and how to get the rest.
 
     Args:
         asked: backends that were asked for by name.
         has_page: whether a page is written, too.
     """
+    details = showing.details
     shown = table(result, details=details)
-    said = sentences(result, gpu_price)
-    if markdown:
+    said = sentences(result, showing.gpu_price)
+    if showing.markdown:
         lines = [
             f"{line}." for line in (*conditions(result, details=details), legend(result, details=details))
         ]

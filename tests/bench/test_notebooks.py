@@ -14,8 +14,7 @@ from typing import Any
 
 import pytest
 
-from bench.notebook import NOTEBOOK, command
-from precache.cli import commandline
+from bench.notebook import NOTEBOOK
 from precache.example_data.sample_tree import make_sample
 from tests.command import ROOT, check_bad_input, run
 from tests.test_guides import RECORD, command_of
@@ -187,22 +186,3 @@ def test_a_cell_that_fails_leaves_the_notebook_as_it_was(tmp_path: Path) -> None
     before = path.read_bytes()
     check_bad_input(run("bench.notebook", path, cwd=tmp_path), "broken.ipynb: a cell failed")
     assert path.read_bytes() == before
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("text.ipynb",), "text.ipynb: is not a notebook"),
-        (("none.ipynb",), "none.ipynb"),
-        (("--home", "missing"), "missing"),
-    ],
-)
-def test_what_is_no_notebook_is_named(
-    arguments: tuple[str, ...], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    kernel()
-    monkeypatch.chdir(tmp_path)
-    Path("text.ipynb").write_text("{")
-    code = commandline.run(command, "bench.notebook", list(arguments))
-    check_bad_input(subprocess.CompletedProcess([], code, *capfd.readouterr()), said)

@@ -213,33 +213,6 @@ def test_what_is_slower_than_its_tree_or_larger_than_allowed_is_exit_code_1(
     assert "Other processes took 60% of the CPUs" in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("words", "mentions"),
-    [
-        ([], ["there is no terminal to ask at", "--yes"]),
-        (["s3://bucket/out", "--yes"], ["s3://bucket/out: ", "'precache convert'"]),
-        (["--yes", "--format", "tars"], ["unknown format 'tars'", "dali, shards, webdataset"]),
-        (["--yes", "--max-bytes", "lots"], ["'lots' is not a number of bytes"]),
-        (["--yes", "--max-bytes", "1kB"], ["no format fits into the 1kB of --max-bytes", "--max-bytes 1MB"]),
-        (["--yes", "--splits", "train=2"], ["splits must be shares"]),
-        (["--yes", "--max-rejects", "most"], ["max_rejects must be"]),
-        (["mine", "--yes"], ["mine: is not empty, and not a folder that precache made"]),
-        (["file", "--yes"], ["file: is a file; choose a folder as DST"]),
-    ],
-)
-def test_bad_input_is_one_line_before_anything_is_measured(
-    words: list[str], mentions: list[str], machine: Machine, auto: Run, tmp_path: Path
-) -> None:
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine/letter.txt").write_text("dear")
-    (tmp_path / "file").write_text("")
-    check_bad_input(auto(*words), *mentions)
-    for source in ("s3://bucket/photos", "gone", "file"):
-        check_bad_input(auto("out", "--yes", src=source), source)
-    assert machine.asked == []
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "mine"]
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_what_comes_for_real_is_near_what_was_predicted(tmp_path: Path, auto: Run) -> None:

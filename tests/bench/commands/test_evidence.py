@@ -26,7 +26,7 @@ from bench.commands.evidence import (
 from bench.measure.fresh import environment
 from loaders import BACKENDS
 from precache.cli.main import main as precache
-from tests.command import ROOT, check_bad_input, run, run_here
+from tests.command import ROOT
 
 MACHINE = {"date": "2026-11-22", "cpu": "a CPU", "memory": "1 GiB", "accelerator": "none", "torch": "2.15.0"}
 WRITES = "import json; json.dump({'of': 'one'}, open('found.json', 'w')); print('an answer')"
@@ -185,27 +185,6 @@ def test_the_page_has_answers_links_and_what_is_wrong_or_missing(campaign: Campa
     for part in ("an answer", "&lt;2 failed&gt;", "Something is wrong", "Not measured: not measured yet"):
         assert part in page
     assert 'href="gpu-test-one.json"' in page
-
-
-def test_without_a_gpu_the_command_is_one_line_that_names_the_smoke_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    check_bad_input(run("bench", "evidence", cwd=tmp_path), "finds no GPU", "--smoke")
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
-    ("arguments", "mentions"),
-    [
-        (("--minutes", "0"), ("minutes must be positive, got 0",)),
-        (("--out", "file/results"), ("file/results", "check the path")),
-        (("--data", "file/evidence"), ("file/evidence-smoke", "check the path")),
-    ],
-)
-def test_bad_input_is_one_line(tmp_path: Path, arguments: tuple[str, ...], mentions: tuple[str, ...]) -> None:
-    (tmp_path / "file").touch()
-    check_bad_input(run_here("bench", "evidence", "--smoke", *arguments, cwd=tmp_path), *mentions)
 
 
 @pytest.mark.slow

@@ -20,7 +20,6 @@ from precache.sources.tree import scan_tree
 from tests.bench.conftest import Bench
 from tests.bench.given import Machine
 from tests.bench.settings import quick
-from tests.command import check_bad_input
 from tests.conftest import IMAGES
 
 
@@ -56,14 +55,6 @@ def test_the_answer_comes_first_then_the_table_and_the_rule(
     assert found[0] == 0
     assert RISK not in text
     assert RISK in shown(result, capsys, stored_size=48)
-
-
-def test_beside_other_busy_processes_no_format_is_named(
-    result: Recommendation, capsys: pytest.CaptureFixture[str]
-) -> None:
-    text = shown(result, capsys, other_cpu=0.31)
-    assert "busy 12% of the time. Other processes took 31% of the CPUs" in text
-    assert "Convert to" not in text
 
 
 def test_more_of_a_machine_changes_what_is_computed_and_not_what_was_measured(
@@ -153,24 +144,3 @@ def test_the_command_predicts_for_real(
     assert stored["inputs"]["images"] == IMAGES
     assert stored["settings"]["trainer"] == "emulated:h100"
     assert stored["what_if"]["inputs"]["disk_bytes_per_s"] == 500e6
-
-
-@pytest.mark.parametrize(
-    ("typed", "mentions"),
-    [
-        ("--gpus 0", ["gpus must be positive, got 0"]),
-        ("--disk-mbps -1", ["disk_mbps must be positive"]),
-        ("--accelerator v100", ["unknown rate 'v100'", "h100, h200, a100"]),
-        ("--trainer-rate nan", ["trainer_rate must be positive"]),
-        ("--format tars", ["unknown format 'tars'", "dali, shards, webdataset"]),
-        ("--batch-size 71", ["batch_size 71 is more than the 70 pictures of an epoch"]),
-        ("--json .", [".: is a folder; name a file in it"]),
-        ("--convert out --gpus 2", ["--convert measures this machine", "leave out"]),
-        ("--convert out --stored-size 80", ["--convert measures this machine", "--stored-size"]),
-    ],
-)
-def test_bad_input_is_one_line_and_exit_code_2(
-    typed: str, mentions: list[str], raw_tree: Path, data: Path, bench: Bench
-) -> None:
-    check_bad_input(bench("recommend", raw_tree, *typed.split()), *mentions)
-    assert [path.name for path in data.iterdir()] == ["data"]

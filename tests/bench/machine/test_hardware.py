@@ -4,7 +4,6 @@ import dataclasses
 import json
 import re
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,17 +12,15 @@ import numpy as np
 import pytest
 import torch
 
-from bench.cli import main
 from bench.commands import hardware as command
 from bench.machine import disk, measurements
 from bench.machine.hardware import describe_machine
 from bench.machine.measurements import Hardware, HardwareSpec, Measurement
 from bench.report.stats import Estimate
 from bench.report.words import accelerator_of
-from precache.cli import commandline
 from precache.errors import SettingError
 from precache.sources.tree import scan_tree
-from tests.command import check_bad_input, run
+from tests.command import run
 from tests.conftest import IMAGES
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -148,23 +145,6 @@ def test_the_command_prints_a_table_of_100_columns(with_data: bool, raw_tree: Pa
     assert (stored["data"] and stored["data"]["pictures"]) == (IMAGES if with_data else None)
     assert stored["mean_file_bytes"] > 1000
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "mention"),
-    [
-        (["--scratch", "gone"], "gone: no such folder"),
-        (["--repeats", "0"], "repeats must be"),
-        (["--data", "gone"], "gone: does not exist"),
-        (["--json", "."], ".: is a folder"),
-        (["--seconds", "0"], "seconds must be positive, got 0"),
-    ],
-)
-def test_bad_input_is_one_line_and_exit_code_2(
-    arguments: list[str], mention: str, capfd: pytest.CaptureFixture[str]
-) -> None:
-    code = commandline.run(main, "bench", ["hardware", *arguments])
-    check_bad_input(subprocess.CompletedProcess(arguments, code, *capfd.readouterr()), mention)
 
 
 def test_a_machine_with_a_gpu_tells_what_drives_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from bench.report.gain import (
-    answer,
     answers,
     best_rows,
     epochs_to_pay,
@@ -113,21 +112,6 @@ def test_each_trainer_has_its_answer() -> None:
     assert first[0].startswith("emulated:2480: ImageFolder and DataLoader keep")
     assert second[0].startswith("resnet50: ImageFolder and DataLoader already keep")
     assert sentences(result(NOISE)) == []
-
-
-def test_a_prediction_is_said_as_a_measurement_is() -> None:
-    """Whoever says what converting gains says the same of the same."""
-    accelerator = "an emulated accelerator of 2,480 images/s"
-    rows = [TODAY, LINE, SHARDS]
-    predicted = answer(rows, accelerator=accelerator, images=SAMPLES, repeats=3, others=None)
-    assert " ".join(predicted) == said(*rows)
-    refused = answer(rows[1:], accelerator=accelerator, images=SAMPLES, repeats=3, others=None, today=LINE)
-    assert (
-        refused[0] == "`loaders.build` keeps an emulated accelerator of 2,480 images/s busy 50% of the time."
-    )
-    assert refused[1].startswith("Convert to shards (24.2 s, 286 MiB): it is busy 99%")
-    unknown = answer(rows, accelerator=accelerator, images=None, repeats=3, others=None)
-    assert not any("pays" in sentence for sentence in unknown)
 
 
 def test_it_pays_after_the_first_epoch_that_ends_sooner_with_the_conversion() -> None:

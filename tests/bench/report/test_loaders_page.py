@@ -21,7 +21,6 @@ from tests.bench.rich_result import (
     HOSTILE,
     peer,
     rich_result,
-    waiting_row,
 )
 
 
@@ -140,15 +139,6 @@ def test_every_chart_says_in_its_caption_what_to_see(content: Content) -> None:
     assert (
         content.texts.index("decode") < content.texts.index("1,160") < content.texts.index("the bottleneck")
     )
-
-
-def test_spikes_and_epochs_stand_where_they_were(text: str) -> None:
-    waiting = waiting_row()
-    traces = {trace["name"]: trace for trace in charts(text)["Each batch: a high orange bar is a wait"]}
-    assert waiting.spikes is not None
-    assert tuple(traces["spike"]["x"]) == waiting.spikes.wait_spikes.batches
-    assert tuple(traces["first batch of an epoch"]["x"][::3]) == waiting.epoch_starts
-    assert traces["wait"]["y"] == pytest.approx([1e3 * seconds for seconds in waiting.wait_s])
 
 
 def test_names_cannot_become_markup(text: str, content: Content) -> None:

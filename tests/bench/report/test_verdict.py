@@ -135,16 +135,6 @@ def test_stages_add_up_to_the_loader_and_stalls_to_what_the_trainer_loses() -> N
         assert bottleneck(row) in (None, "compute", *stage_rates(row))
 
 
-def test_the_stall_is_where_the_bottleneck_is() -> None:
-    lost_s = stalls(pipeline(), 64)
-    assert lost_s["prep"] > 10 * lost_s["fetch"] > 0
-    slow_disk = stalls(pipeline(read=1_300, decode=40_000), 64)
-    assert slow_disk["fetch"] > 4 * slow_disk["prep"]
-    assert stalls(pipeline(**ONE_STAGE, rest="storage or decode"), 64)["fetch or prep"] > 0
-    assert stalls(pipeline(trainer=None, together=None), 64) == {}
-    assert predicted(pipeline(trainer=None, together=None)) is None
-
-
 def change(what: str, rate: float, measured: bool) -> Change:
     return Change(what, around(rate, 0.02), measured)
 
@@ -163,13 +153,6 @@ def test_the_largest_gain_is_advised_if_it_can_be_told_from_none(changes: list[C
     advice = advise(pipeline(), changes)
     assert advice.startswith("decoding is the bottleneck: 1,150 images/s against 2,480 of the trainer. ")
     assert advice.endswith(said)
-
-
-def test_where_the_trainer_is_the_bottleneck_no_loader_is_advised() -> None:
-    assert advise(pipeline(**KEEPING), [change("Converting to shards", 9_000, False)]) == (
-        "the trainer itself is the bottleneck: it takes 2,480 images/s and the loader could give 20,000. "
-        "Only a faster step would help."
-    )
 
 
 ALONE = {"trainer": None, "together": None}

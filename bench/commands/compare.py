@@ -160,6 +160,6 @@ def _cells(change: RateChange) -> tuple[str, ...]:
         change.rate,
         f"{change.before.median:,.0f}",
         f"{change.after.median:,.0f}",
-        f"{change.ratio.median:.2f} ({change.ratio.low:.2f}-{change.ratio.high:.2f})",
+        f"{change.ratio:.2f}",
         WITHIN_NOISE if change.verdict == NOT_DISTINGUISHABLE else change.verdict,
     )

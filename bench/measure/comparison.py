@@ -136,7 +136,8 @@ class _Turns:
             for name in {_NONE, *self.trained}:
                 served = {one: self.measured[one].fed[name][-1].served for one in ours}
                 check_served({one: work for one, work in served.items() if work is not None})
-        self._on_progress(self._total, self._total)  # what failed took fewer steps
+        if self._done < self._total:  # what failed took fewer steps
+            self._on_progress(self._total, self._total)
 
     def _measure_trainers(self) -> None:
         """Each alone, and the transfer in the dtype that it takes."""

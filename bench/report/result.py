@@ -59,7 +59,7 @@ def _rate(rate: Estimate | None) -> str | None:
 
 
 def _ratio(ratio: Estimate | None) -> str | None:
-    return None if ratio is None else f"{ratio.median:.2f} ({ratio.low:.2f}-{ratio.high:.2f})"
+    return None if ratio is None else f"{ratio:.2f}"
 
 
 def _ms(seconds: float | None) -> str | None:
@@ -208,11 +208,8 @@ def comparisons(result: Result) -> list[str]:
     lines = {}
     for row in result.rows:
         if row.over:
-            ratios = (
-                f"{ratio.median:.2f}x {name} ({ratio.low:.2f}-{ratio.high:.2f})"
-                for name, ratio in row.over.items()
-            )
-            lines[row.name] = f"{row.name}: {', '.join(ratios)}"  # the same with each trainer
+            ratios = ", ".join(f"{ratio:.2f} times {name}" for name, ratio in row.over.items())
+            lines[row.name] = f"{row.name}: {ratios}"  # the same with each trainer
     return list(lines.values())
 
 

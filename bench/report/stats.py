@@ -18,6 +18,10 @@ class Estimate:
     low: float
     high: float
 
+    def __format__(self, form: str) -> str:
+        """`1.20 (1.15-1.25)`, each in the format of a number."""
+        return f"{self.median:{form}} ({self.low:{form}}-{self.high:{form}})"
+
 
 def estimate(values: Sequence[float]) -> Estimate:
     """The estimate of at least one measurement."""

@@ -57,14 +57,6 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Result:
     return result
 
 
-def test_the_sentence_comes_first_and_last_where_the_rest_is(bench: Bench, measured: Result) -> None:
-    shown, whole = bench(*SHARDS).stdout, bench(*SHARDS, "--details").stdout
-    assert shown.startswith("Backend `shards` delivers 24,000 images/s and keeps the accelerator busy")
-    assert "--details" in shown.splitlines()[-1]
-    assert ("ratio" in shown, "ratio" in whole) == (False, True)
-    assert "| loader | images/s | accelerator busy |" in bench(*SHARDS, "--markdown").stdout
-
-
 @pytest.mark.parametrize(
     ("flags", "printed", "told"),
     [

@@ -1,10 +1,8 @@
 """A result made by hand, as the terminal shows it."""
 
-from dataclasses import replace
-
 import pytest
 
-from bench.report.result import COLUMNS, Showing, conditions, legend, next_step, show, skipped, table
+from bench.report.result import COLUMNS, Showing, legend, next_step, show, table
 from bench.report.row import Result
 from tests.bench.report.test_gain import ALONE, fed
 from tests.bench.report.test_gain import result as gain_result
@@ -56,32 +54,6 @@ def test_every_column_that_is_shown_is_explained_and_no_other() -> None:
             said, titles = legend(result, details=details), table(result, details=details).titles
             for column in COLUMNS:
                 assert (f"{column.title}: {column.means}" in said) == (column.title in titles)
-
-
-def test_conditions_name_machine_data_and_what_is_not_usual() -> None:
-    path = {"shards on shards": {"samples": 768, "digest": "0", "path": "data/shards"}}
-    usual = conditions(quick_result(data=path))
-    assert usual[0] == "AMD EPYC, 8 CPUs, 24 GiB, NVIDIA H100, torch 2.15.0, pillow 13.0.0, 2026-11-21"
-    assert usual[1] == "data: data/shards (768 pictures)"
-    assert usual[2] == (
-        "trainer emulated:2480 (2,480 images/s), batch 64 of 224x224, 4 workers, page cache warm, medians of "
-        "5 runs, taking turns"
-    )
-    other = " ".join(
-        conditions(quick_result(shuffle="window", augment="train", repeats=1, notes=["half full"]))
-    )
-    assert "augment train, shuffle window" in other
-    assert "one run each" in other
-    assert other.endswith("half full")
-
-
-def test_nvjpeg_is_named_as_skipped_only_if_it_was_asked_for() -> None:
-    result = replace(quick_result(), skipped={"nvjpeg on photos": "no GPU", "dali on photos": "missing"})
-    assert skipped(result) == ["skipped dali on photos: missing"]
-    assert skipped(result, ["nvjpeg"]) == [
-        "skipped nvjpeg on photos: no GPU",
-        "skipped dali on photos: missing",
-    ]
 
 
 def test_what_to_do_next_is_the_line_that_gains_most_or_what_converting_would_bring() -> None:

@@ -25,7 +25,7 @@ from bench.report.verdict import (
     stage_rates,
     stalls,
 )
-from tests.bench.rich_result import EXPLANATION, altered, around, waiting_row
+from tests.bench.rich_result import altered, around, waiting_row
 
 GB = 10**9
 
@@ -184,20 +184,6 @@ def test_from_a_cold_disk_what_others_reach_there_is_what_gains() -> None:
     better = pipeline("shards", "shards", **{**KEEPING, "cold": 2_000})
     assert [one.images_per_s.median for one in known_changes(cold, [better], 2, 2)] == [2_000]
     assert "from a cold disk" in advise(cold, known_changes(cold, [better], 2, 2))
-
-
-def test_observations_say_where_a_waiting_trainers_time_goes() -> None:
-    row = altered(waiting_row(), data_wait=around(0.45), ratio=around(0.52), together=around(1_130))
-    said = " ".join(observations(row))
-    assert said.startswith(
-        "The trainer waited 45% of the time, and the accelerator was busy 52%; MLPerf Storage asks for 90%. "
-        "Predicted 1,160 images/s, measured 1,130 (-3%). The first step took 3,210 ms, the others 25.7 ms "
-        "(median). A batch waited for fetch 4.0 ms, prep 19.0 ms, transfer 0.6 ms. " + EXPLANATION
-    )
-    assert "GPU memory was filled to 93%" in said
-    cold = altered(row, stalls={**row.stalls, COLD_FETCH: 0.159})
-    assert "From a cold disk each batch would take 159 ms more." in observations(cold)
-    assert observations(Row(backend="a", data="a", trainer_name="none", loader=around(1))) == []
 
 
 def test_of_a_loader_that_keeps_up_busy_cores_are_no_limit() -> None:

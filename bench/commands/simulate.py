@@ -19,8 +19,7 @@ from pathlib import Path
 import click
 
 from bench.report.row import Result, read_result
-from bench.report.stats import disturbance, other_cpu
-from bench.report.verdict import NEGLIGIBLE_SHARE
+from bench.report.stats import NEGLIGIBLE_SHARE, disturbance, other_cpu
 from bench.report.words import Table, say
 from precache.cli import commandline
 from precache.cli.commandline import STDOUT, check_output, gathered, write_json

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bench.report.row import RAW_TREE, TODAY_BACKEND, Result, Row
-from bench.report.stats import disturbance, is_disturbed, other_cpu
-from bench.report.verdict import KEEPS_UP, NEGLIGIBLE_SHARE, judge
+from bench.report.stats import disturbance, exceeds, is_disturbed, other_cpu
+from bench.report.verdict import KEEPS_UP, judge
 from bench.report.words import counted, duration, percent
 from precache.cli.commandline import human_bytes
 
@@ -53,20 +53,14 @@ def find_gain(rows: Sequence[Row], today: Row | None = None) -> Gain:
     if today is None:
         return Gain(None, None, ())
     others = sorted((row for row in ours if row is not today), key=lambda row: -row.rate.median)
-    line = next((row for row in others if row.data == RAW_TREE and is_faster(row, today)), None)
+    line = next((row for row in others if row.data == RAW_TREE and exceeds(row.rate, today.rate)), None)
     converted = [row for row in others if row.data != RAW_TREE]
     alike = tuple(
         row
         for row in converted
-        if row.rate.high >= converted[0].rate.low and is_faster(row, today if line is None else line)
+        if row.rate.high >= converted[0].rate.low and exceeds(row.rate, (line or today).rate)
     )
     return Gain(today, line, alike)
-
-
-def is_faster(row: Row, than: Row) -> bool:
-    """In every run, and by more than is worth nothing."""
-    enough = row.rate.median >= than.rate.median * (1 + NEGLIGIBLE_SHARE)
-    return enough and row.rate.low > than.rate.high
 
 
 def saved_share(row: Row, today: Row) -> float | None:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+NEGLIGIBLE_SHARE = 0.02
+"""Less is not worth acting on, however well it can be told from nothing."""
 OTHER_CPU_LIMIT = 0.1
 """Share of the CPUs: where other processes take more, rates are those of a part of the machine."""
 
@@ -40,6 +42,11 @@ def quotient(numerator: Estimate, denominator: Estimate) -> Estimate:
         numerator.low / denominator.high,
         numerator.high / denominator.low,
     )
+
+
+def exceeds(one: Estimate, other: Estimate) -> bool:
+    """In every run, and by more than is worth nothing."""
+    return one.median >= other.median * (1 + NEGLIGIBLE_SHARE) and one.low > other.high
 
 
 def percentile(values: Sequence[float], share: float) -> float:

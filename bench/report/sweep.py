@@ -15,10 +15,9 @@ import plotly.graph_objects as go
 from bench.report import page as pages
 from bench.report.page import COLOURS, figure, line, spread
 from bench.report.row import Row
-from bench.report.stats import disturbance, is_disturbed
+from bench.report.stats import NEGLIGIBLE_SHARE, disturbance, is_disturbed
 from bench.report.verdict import (
     KEEPS_UP,
-    NEGLIGIBLE_SHARE,
     NO_TRAINER,
     NOT_DISTINGUISHABLE,
     judge,

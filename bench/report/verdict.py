@@ -17,7 +17,7 @@ from bench.report.row import (
     Spikes,
     more_workers_can_help,
 )
-from bench.report.stats import Estimate
+from bench.report.stats import NEGLIGIBLE_SHARE, Estimate, exceeds
 from bench.report.words import counted, percent
 
 KEEPS_UP = "keeps up"
@@ -27,8 +27,6 @@ WITHIN_NOISE = "within noise"
 """How sentences say NOT_DISTINGUISHABLE, which files hold."""
 NO_TRAINER = "-"
 COLD_FETCH = "cold fetch"
-# Less is not worth acting on, however well it can be told from nothing.
-NEGLIGIBLE_SHARE = 0.02
 # Stages are timed apart on other pictures than the whole, and in threads: they differ by that much anyway.
 _PROBE_ERROR = 0.2
 _SHOWN_S = 5e-5  # shorter waits are 0.0 ms
@@ -38,22 +36,8 @@ _TO_SIGMA = 1.4826  # median absolute deviation to standard deviation, of normal
 _SHORT_SHARE = 0.1  # of a batch's time: a shorter excess is not worth a word
 _FEWEST_BATCHES = 8
 _REGULAR_SHARE = 0.75
-_STALLS = {
-    "storage": "fetch",
-    "decode": "prep",
-    "collate": "prep",
-    "storage or decode": "fetch or prep",
-    "storage or collate": "fetch or prep",
-    "transfer": "transfer",
-}
-_WORDS = {
-    "storage": "storage",
-    "decode": "decoding",
-    "collate": "collating",
-    "storage or decode": "storage or decoding",
-    "storage or collate": "storage or collating",
-    "transfer": "the transfer",
-}
+_STALLS = {"storage": "fetch", "decode": "prep", "collate": "prep", "transfer": "transfer"}
+_WORDS = {"decode": "decoding", "collate": "collating", "transfer": "the transfer"}
 
 
 def judge(ratio: Estimate | None) -> str:
@@ -177,7 +161,8 @@ def stalls(row: Row, batch_size: int) -> dict[str, float]:
     parts = stage_seconds(row, cold=False)
     total = sum(part.median for part in parts.values())
     for name, part in parts.items():
-        lost_s[_STALLS[name]] = lost_s.get(_STALLS[name], 0.0) + warm_s * part.median / total
+        stall = " or ".join(_STALLS[stage] for stage in name.split(" or "))
+        lost_s[stall] = lost_s.get(stall, 0.0) + warm_s * part.median / total
     if row.cold is not None and row.reads_cold:
         cold_s = batch_size / min(trainer, row.cold.median)
         lost_s[COLD_FETCH] = cold_s - batch_size / min(trainer, row.loader.median)
@@ -210,12 +195,7 @@ def advise(row: Row, changes: Sequence[Change]) -> str:
     found, now = bottleneck(row), reached(row)
     if found == "compute":
         return _finding(row, found)
-    gaining = [
-        change
-        for change in changes
-        if change.images_per_s.median >= now.median * (1 + NEGLIGIBLE_SHARE)
-        and change.images_per_s.low > now.high
-    ]
+    gaining = [change for change in changes if exceeds(change.images_per_s, now)]
     if not gaining:
         return f"{_finding(row, found)} Nothing known here would be faster."
     best = max(gaining, key=lambda change: (change.images_per_s.median, change.measured))
@@ -274,7 +254,8 @@ def _finding(row: Row, found: str | None) -> str:
             f"loader could give {given.median:,.0f}{files}. Only a faster step would help."
         )
     slow = "is the bottleneck" if row.trainer else "takes most of the loader's time"
-    text = f"{_WORDS[found]} {slow}{files}: {given.median:,.0f} images/s{against}"
+    named = " or ".join(_WORDS.get(stage, stage) for stage in found.split(" or "))
+    text = f"{named} {slow}{files}: {given.median:,.0f} images/s{against}"
     if found.startswith("storage or "):
         without = " without --cold" if row.cold is None else ""
         text += f"; the files were not in memory before, so the two cannot be told apart{without}"

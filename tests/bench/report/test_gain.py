@@ -11,12 +11,11 @@ from bench.report.gain import (
     best_rows,
     epochs_to_pay,
     find_gain,
-    is_faster,
     saved_share,
     sentences,
 )
 from bench.report.row import Result, Row
-from bench.report.stats import Estimate
+from bench.report.stats import Estimate, exceeds
 from tests.bench.rich_result import LIMIT, altered, around, peer, rich_result, row
 
 SAMPLES = 30_607
@@ -131,9 +130,9 @@ def test_what_gains_is_faster_in_every_run_whatever_was_measured() -> None:
         rng.shuffle(rows)
         gain = find_gain([*rows, NOISE, peer("ffcv", "pixels", 1e6), today])
         assert gain.today is today
-        assert all(is_faster(one, today) for one in gain.best)
+        assert all(exceeds(one.rate, today.rate) for one in gain.best)
         assert all(saved_share(one, today) for one in gain.best)
-        assert gain.line is None or all(is_faster(one, gain.line) for one in gain.converted)
+        assert gain.line is None or all(exceeds(one.rate, gain.line.rate) for one in gain.converted)
         assert all(one.data != "raw tree" for one in gain.converted)
         for one in rows:  # by so much that all others' ranges lie below it
             if all(one.rate.low > other.rate.high * 1.05 for other in (*rows, today) if other is not one):

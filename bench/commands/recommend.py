@@ -24,9 +24,9 @@ from bench.measure.recommend import (
 from bench.measure.settings import Settings
 from bench.measure.trainers import EPILOG, emulated_images_per_s
 from bench.report.forecast import RISK, Inputs, advised, fits_memory, stored_size, stored_words
-from bench.report.gain import answer, way
 from bench.report.row import RAW_TREE, Row
 from bench.report.stats import disturbance, is_disturbed, other_cpu
+from bench.report.verdict import answer, way
 from bench.report.words import Table, counted, duration, machine_line, number, percent, say
 from precache.cli import commandline
 from precache.cli.commandline import (

@@ -13,7 +13,7 @@ import click
 import torch
 
 from bench.machine.hardware import describe_machine
-from bench.machine.others import OtherProcesses
+from bench.machine.monitor import OtherProcesses
 from bench.report.stats import Estimate, estimate, ratio
 from bench.report.words import Table, counted, machine_line
 from precache.cli import commandline

@@ -15,7 +15,7 @@ import torch
 
 from bench.machine import disk
 from bench.machine.hardware import DTYPES, choose_device, describe_machine, resolve_amp
-from bench.machine.others import OtherProcesses
+from bench.machine.monitor import OtherProcesses
 from bench.report import stats
 from precache.engines import available_cpus
 from precache.errors import ImageError, SettingError, check_range

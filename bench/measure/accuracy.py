@@ -27,7 +27,7 @@ import numpy.typing as npt
 import torch
 
 import loaders
-from bench.machine.others import OtherProcesses
+from bench.machine.monitor import OtherProcesses
 from bench.measure.candidates import CHOICES, READS
 from bench.measure.imagefolder import NAME as IMAGEFOLDER
 from bench.measure.imagefolder import ImageFolderLoader

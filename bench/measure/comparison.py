@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 
 from bench.machine import page_cache
 from bench.machine.hardware import describe_machine, resolve_amp
-from bench.machine.others import OtherProcesses
+from bench.machine.monitor import OtherProcesses
 from bench.measure import imagefolder
 from bench.measure.candidates import Candidate, folder_of, open_candidates, same_pictures
 from bench.measure.fresh import run_fresh

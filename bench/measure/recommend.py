@@ -25,7 +25,7 @@ import psutil
 
 from bench.machine import disk, page_cache
 from bench.machine.hardware import describe_machine
-from bench.machine.others import OtherProcesses
+from bench.machine.monitor import OtherProcesses
 from bench.measure.candidates import Candidate
 from bench.measure.fresh import run_fresh, run_watched
 from bench.measure.settings import Settings, check_fills_batch

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.machine import page_cache
-from bench.machine.others import OtherProcesses
+from bench.machine.monitor import OtherProcesses
 from bench.measure.candidates import folder_of
 from bench.measure.fresh import DoesNotFit, in_one_line, run_fresh
 from bench.measure.lines import Lines, check_same

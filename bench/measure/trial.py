@@ -20,8 +20,8 @@ import numpy as np
 import psutil
 import torch
 
+from bench.machine.monitor import Monitor
 from bench.measure import imagefolder
-from bench.measure.monitor import Monitor
 from bench.measure.settings import Feed, Settings, check_fills_batch
 from bench.measure.trainers import NullTrainer, Trainer
 from bench.report.row import Watched
@@ -122,7 +122,7 @@ class Trial:
         wait_s, step_s: the two parts of `batch_s`.
         first_step_s: time of the very first step, which allocates, compiles and tunes.
         served: None where no loader was.
-        watched: by `bench.measure.monitor`, where the run was a fed trainer's; else None.
+        watched: by `bench.machine.monitor`, where the run was a fed trainer's; else None.
         serial_s: CPU time that is not shared among workers, see `_serial_seconds`.
     """
 

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from bench.report.gain import find_gain
 from bench.report.row import RAW_TREE, TODAY_BACKEND, Row
 from bench.report.stats import Estimate, estimate
+from bench.report.verdict import find_gain
 from loaders.settings import CROP_RATIO
 from precache.pictures.images import MAX_SIZE
 from precache.recipe import Recipe

@@ -11,12 +11,11 @@ from typing import Any
 import plotly.graph_objects as go
 
 from bench.report import page as pages
-from bench.report.gain import answers, find_gain, saved_share, times
 from bench.report.page import BLUE, COLOURS, GREY, ORANGE, PURPLE, RED, figure, line
 from bench.report.result import conditions, findings, legend, next_step, shown_rows, skipped, table
 from bench.report.row import SYNTHETIC, Result, Row, Watched
 from bench.report.stats import is_disturbed, other_cpu
-from bench.report.verdict import observations
+from bench.report.verdict import answers, find_gain, observations, saved_share, times
 from bench.report.words import Table, percent
 from precache import page
 

@@ -5,16 +5,18 @@ from dataclasses import dataclass
 
 import click
 
-from bench.report.gain import best_rows, find_gain, sentences
 from bench.report.row import RAW_TREE, SYNTHETIC, Result, Row
 from bench.report.stats import Estimate, is_disturbed, other_cpu
 from bench.report.verdict import (
     KEEPS_UP,
     NO_TRAINER,
     NOT_DISTINGUISHABLE,
+    best_rows,
+    find_gain,
     judge,
     lost_share,
     observations,
+    sentences,
 )
 from bench.report.words import Table, counted, machine_line, percent, say
 from precache.packages import DALI

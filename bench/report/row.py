@@ -35,7 +35,7 @@ ALL_BUSY = "All cores were busy"
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """What the machine did while something ran; `bench.measure.monitor` samples it.
+    """What the machine did while something ran; `bench.machine.monitor` samples it.
 
     Attributes:
         time_s: of each sample, since the start.

@@ -77,7 +77,7 @@ class Machine:
         return Loaded(rate, TRAINER, min(rate, TRAINER), 1e-6)
 
     def share(self) -> float:
-        """Of the CPUs, as `bench.machine.others.OtherProcesses` says it."""
+        """Of the CPUs, as `bench.machine.monitor.OtherProcesses` says it."""
         return self.other_cpu
 
     def _profiles(self, scan: Scan, recipe: Recipe, formats: tuple[str, ...]) -> list[Profile]:

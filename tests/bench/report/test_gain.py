@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
-from bench.report.gain import (
+from bench.report.row import Result, Row
+from bench.report.stats import Estimate, exceeds
+from bench.report.verdict import (
     answers,
     best_rows,
     epochs_to_pay,
@@ -14,8 +16,6 @@ from bench.report.gain import (
     saved_share,
     sentences,
 )
-from bench.report.row import Result, Row
-from bench.report.stats import Estimate, exceeds
 from tests.bench.rich_result import LIMIT, altered, around, peer, rich_result, row
 
 SAMPLES = 30_607

@@ -12,8 +12,8 @@ import pytest
 from plotly.offline import get_plotlyjs
 
 from bench.report import loaders_page
-from bench.report.gain import sentences
 from bench.report.row import Result, Row
+from bench.report.verdict import sentences
 from tests.bench.report.test_gain import fed
 from tests.bench.report.test_gain import result as gain_result
 from tests.bench.rich_result import (

@@ -9,7 +9,7 @@ import time
 import pytest
 import torch
 
-from bench.measure.monitor import INTERVAL_S, Monitor, find_limits, tree_memory
+from bench.machine.monitor import INTERVAL_S, Monitor, find_limits, tree_memory
 from bench.report.row import Watched
 
 MIB = 2**20

@@ -14,7 +14,6 @@ from statistics import median
 from bench.report.row import RAW_TREE, TODAY_BACKEND, Row
 from bench.report.stats import Estimate, estimate
 from bench.report.verdict import find_gain
-from loaders.settings import CROP_RATIO
 from precache.pictures.images import MAX_SIZE
 from precache.recipe import Recipe
 
@@ -36,6 +35,7 @@ RISK = (
 _RANDOM_READS = (*AS_IT_IS, "shards")
 """Read picture by picture in random order; the others read whole shards in a stream."""
 _FITS = 0.5  # of the memory: a data set that is larger does not stay in the page cache
+_SHOWN = 0.875  # of the shorter side, in validation: the least that shows it without enlarging
 SLACK = 1.1
 """A hundred pictures tell the size of all of them to within a tenth."""
 
@@ -54,7 +54,7 @@ def stored_words(recipe: Recipe) -> str:
 def ways_to_store(size: int) -> tuple[tuple[int, int], ...]:
     """Most pixels of the shorter side and JPEG quality, to train at `size` pixels; the best way first."""
     whole = stored_size(size)
-    return (whole, 95), (whole, 90), (whole, 75), (round(size / CROP_RATIO), 75)
+    return (whole, 95), (whole, 90), (whole, 75), (round(size / _SHOWN), 75)
 
 
 @dataclass(frozen=True, slots=True)

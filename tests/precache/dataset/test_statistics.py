@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from precache import convert, open_dataset, verify_deep
-from precache.conversion.journal import JOURNAL_NAME, Journal
 from precache.dataset.manifest import MANIFEST_NAME, _checksum
 from precache.dataset.statistics import NO_PIXELS, ChannelStatistics, PixelSums
 from precache.errors import DatasetError
@@ -67,29 +66,6 @@ def test_jpegs_have_those_of_the_pixels_before_them(converted: dict[str, Path]) 
     assert of["webdataset"] == of["dali"] == of["shards"]
 
 
-def test_a_resumed_conversion_has_the_statistics_of_one_run(
-    raw_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    recipe, out = small_recipe("shards"), tmp_path / "out"
-    whole = convert(raw_tree, tmp_path / "whole", recipe, workers=0).manifest
-    record = Journal.record
-
-    def stop_after_two(journal: Journal, shard: object) -> None:
-        record(journal, shard)  # type: ignore[arg-type]
-        if len(journal.finished) == 2:
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Journal, "record", stop_after_two)
-        with pytest.raises(KeyboardInterrupt):
-            convert(raw_tree, out, recipe, workers=0)
-    assert (out / JOURNAL_NAME).exists()
-    resumed = convert(raw_tree, out, recipe, workers=0)
-    assert resumed.converted < whole.samples
-    assert resumed.manifest.statistics == whole.statistics
-    assert (out / MANIFEST_NAME).read_bytes() == (tmp_path / "whole" / MANIFEST_NAME).read_bytes()
-
-
 def test_verify_deep_finds_wrong_statistics(
     converted: dict[str, Path], raw_tree: Path, tmp_path: Path
 ) -> None:
@@ -138,13 +114,3 @@ def test_the_sum_of_nothing_has_no_statistics() -> None:
     assert ChannelStatistics.of([PixelSums.of(np.zeros((2, 2, 3), np.uint8)), NO_PIXELS]) is None
     flat = ChannelStatistics.of([PixelSums.of(np.full((9, 9, 1), 255, np.uint8))])
     assert flat == ChannelStatistics((1.0,), (0.0,), 81)
-
-
-def test_inspect_shows_them(converted: dict[str, Path], tmp_path: Path) -> None:
-    found = open_dataset(converted["shards"]).manifest.statistics["train"]
-    result = run("precache", "inspect", converted["shards"], cwd=tmp_path)
-    assert f"mean {found.mean[0]:.4f}" in " ".join(result.stdout.split())
-    content = json.loads(run("precache", "inspect", converted["shards"], "--json", cwd=tmp_path).stdout)
-    assert content["statistics"]["train"] == {
-        "mean": list(found.mean), "std": list(found.std), "pixels": found.pixels
-    }  # fmt: skip

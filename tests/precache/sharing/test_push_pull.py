@@ -20,14 +20,14 @@ from precache import convert
 from precache.dataset.files import check_file
 from precache.dataset.left_out import REJECTED_NAME
 from precache.dataset.manifest import MANIFEST_NAME
-from precache.errors import DatasetError, PrecacheError, SettingError, StorageError
+from precache.errors import DatasetError, PrecacheError, StorageError
 from precache.sharing.places import PUSH_NAME, Repository
 from precache.sharing.push_pull import PULL_NAME, pull, push
 from precache.storage.objects import ObjectStore
 from precache.storage.urls import Url
 from tests.cloud.proxy import Proxy, Seen
 from tests.cloud.uploading import upload
-from tests.command import ROOT, check_bad_input, interrupted, run
+from tests.command import ROOT, interrupted, run
 from tests.conftest import small_recipe
 from tests.damage import flip_a_bit
 
@@ -400,19 +400,6 @@ def test_a_pull_that_is_killed_goes_on(
     done = pull(bucket / "set", tmp_path / "copy")
     assert done.sent_files < done.files
     assert contents(tmp_path / "copy") == contents(converted["shards"])
-
-
-def test_bad_input_is_one_line(converted: dict[str, Path], bucket: Url, tmp_path: Path) -> None:
-    for arguments, mention in [
-        (("push", tmp_path, bucket), "not a converted dataset"),
-        (("push", converted["shards"], tmp_path / "there"), "copy the dataset with 'cp -r'"),
-        (("push", converted["shards"], bucket, "--public"), "public is for hf:// alone"),
-        (("pull", bucket / "nothing", tmp_path / "there"), "not a converted dataset"),
-        (("pull", "s4://bucket", tmp_path / "there"), "unknown kind of URL 's4'"),
-    ]:
-        check_bad_input(run("precache", *arguments, cwd=tmp_path), mention)
-    with pytest.raises(SettingError, match="is a path of this machine"):
-        pull(tmp_path, tmp_path / "there")  # type: ignore[arg-type]
 
 
 def _files(folder: Path) -> tuple:  # type: ignore[type-arg]

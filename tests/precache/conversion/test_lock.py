@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -130,13 +131,14 @@ def test_a_file_system_without_locks_is_refused(
 def test_a_lock_that_somebody_removes_is_not_held_twice(tmp_path: Path) -> None:
     """The one who waits with the removed file open does not take that for the lock."""
     out = tmp_path / "out"
-    first = lock._open_locked(lock_path(out), out)
+    first = ExitStack()
+    first.enter_context(hold_lock(out))
     flock = fcntl.flock
 
     def remove_first(descriptor: int, operation: int) -> None:
         fcntl.flock = flock
         lock_path(out).unlink()
-        flock(first, fcntl.LOCK_UN)
+        first.close()
         flock(descriptor, operation)
 
     fcntl.flock = remove_first
@@ -145,7 +147,6 @@ def test_a_lock_that_somebody_removes_is_not_held_twice(tmp_path: Path) -> None:
             pass
     finally:
         fcntl.flock = flock
-        os.close(first)
 
 
 def test_a_child_that_outlives_the_block_does_not_hold_the_lock(tmp_path: Path) -> None:
@@ -236,8 +237,9 @@ def test_a_killed_parent_whose_workers_are_about_to_end_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lock, "_PATIENCE_S", 5.0)
-    descriptor = lock._open_locked(lock_path(tmp_path / "out"), tmp_path / "out")
-    timer = threading.Timer(0.2, os.close, [descriptor])
+    holder = ExitStack()
+    holder.enter_context(hold_lock(tmp_path / "out"))
+    timer = threading.Timer(0.2, holder.close)
     timer.start()
     with hold_lock(tmp_path / "out"):
         pass

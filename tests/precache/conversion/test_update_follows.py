@@ -262,23 +262,11 @@ def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
-KINDS = {
-    made.__name__: made
-    for made in (
-        tree,
-        masked_tree,
-        table,
-        masked_table,
-        masked_parquet,
-        folded_table,
-        table_of_several,
-        table_of_numbers,
-        tar,
-        zipped,
-        webdataset,
-        in_memory,
-    )  # fmt: skip
-}
+SOURCES = (
+    tree, masked_tree, table, masked_table, masked_parquet, folded_table, table_of_several, table_of_numbers,
+    tar, zipped, webdataset, in_memory,
+)  # fmt: skip
+KINDS = {made.__name__: made for made in SOURCES}
 
 
 def change(source: Any, out: Path, options: SourceOptions, name: str, **settings: Any) -> bool:

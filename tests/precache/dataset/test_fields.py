@@ -14,7 +14,7 @@ import pytest
 from precache import Recipe, convert, open_dataset, verify, verify_across, verify_deep
 from precache.dataset.converted import ConvertedDataset
 from precache.errors import DatasetError
-from precache.formats import FORMATS, Sample, tfrecord
+from precache.formats import FORMATS, tfrecord
 from precache.sources import SourceOptions
 from precache.sources.base import Source
 from tests.precache.sources.listed import FIELDS, KINDS, SAMPLES, SHARES, TARGETS, listed
@@ -120,22 +120,6 @@ def read_with_dali(dataset: ConvertedDataset) -> dict[int, Mapping[str, Any]]:
         assert fields["shape/corners"].tolist() == shape
         found[int(fields["sample/id"][0])] = fields
     return found
-
-
-def test_tfrecord_features_that_are_not_known_are_skipped(tmp_path: Path) -> None:
-    """Of any wire type, and integers that are not packed, as other writers have them."""
-    made = tfrecord._encode_example(Sample(7, 2, b"jpeg", "a", (1, 1), None, {"x": [1.5, 2.5]}))
-    ((_, features),) = tfrecord._fields(memoryview(made))
-    loose = tfrecord._field(3, b"\x08\x05")  # Int64List { value: 5 }, a varint of its own
-    floats = tfrecord._field(2, b"\x0d" + struct.pack("<f", 1.0))  # FloatList { value: 1.0 }, 4 bytes
-    doubles = b"\x79" + bytes(8) + b"\x78\x81\x01"  # field 15: 8 bytes, then a varint
-    more = b"".join(
-        tfrecord._field(1, tfrecord._entry(key, value))
-        for key, value in {"other": floats + doubles, "sample/id": loose, "empty": b""}.items()
-    )
-    example = doubles + tfrecord._field(1, bytes(features) + more + doubles) + doubles
-    sample = tfrecord._decode_example(memoryview(example))
-    assert (sample.id, sample.label, sample.data) == (5, 2, b"jpeg")
 
 
 @pytest.mark.parametrize("name", sorted(FORMATS))

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 from precache import convert, open_dataset, verify_deep
-from precache.dataset.manifest import MANIFEST_NAME, _checksum
+from precache.dataset.manifest import MANIFEST_NAME
 from precache.dataset.statistics import NO_PIXELS, ChannelStatistics, PixelSums
 from precache.errors import DatasetError
 from precache.formats import FORMATS
 from tests.command import run
 from tests.conftest import small_recipe
+from tests.damage import edit_manifest
 
 SPLITS = {"splits": "train=0.7,val=0.3"}
 
@@ -26,11 +27,11 @@ def stored_pixels(path: Path, split: str) -> np.ndarray:
     return np.concatenate([picture.reshape(-1, picture.shape[-1]) for picture in pictures])
 
 
-def edit_manifest(path: Path, split: str, name: str, value: object) -> None:
+def edit_statistics(path: Path, split: str, name: str, value: object) -> None:
     """As a saboteur does it: the checksum fits."""
-    content = json.loads((path / MANIFEST_NAME).read_text())
-    content["statistics"][split][name] = value
-    (path / MANIFEST_NAME).write_text(json.dumps({**content, "checksum": _checksum(content)}))
+    content = json.loads((path / MANIFEST_NAME).read_text())["statistics"]
+    content[split][name] = value
+    edit_manifest(path, statistics=content)
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 3), (64, 48, 1), (65, 48, 3), (200, 7, 4)])
@@ -72,7 +73,7 @@ def test_verify_deep_finds_wrong_statistics(
     for name in ("shards", "webdataset"):
         assert verify_deep(converted[name], raw_tree, workers=0).problems == ()
         path = Path(shutil.copytree(converted[name], tmp_path / name))
-        edit_manifest(path, "train", "mean", [0.5, 0.25, 0.25])
+        edit_statistics(path, "train", "mean", [0.5, 0.25, 0.25])
         (problem,) = verify_deep(path, raw_tree, workers=0).problems
         assert "split train has mean" in problem
         assert "its manifest says mean 0.5000 0.2500 0.2500" in problem
@@ -89,7 +90,7 @@ def test_statistics_that_cannot_be_are_refused(
     converted: dict[str, Path], tmp_path: Path, name: str, value: object
 ) -> None:
     path = Path(shutil.copytree(converted["shards"], tmp_path / "out"))
-    edit_manifest(path, "train", name, value)
+    edit_statistics(path, "train", name, value)
     with pytest.raises(DatasetError, match=f"{MANIFEST_NAME}: not a manifest of this project"):
         open_dataset(path)
 

@@ -29,7 +29,7 @@ Fail = Callable[[str, int, int], list[str]]
 @pytest.fixture
 def fail(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fail]:
     """`fail(suffix, number, times)`: opening a file whose path ends so fails; the paths that were tried."""
-    monkeypatch.setattr(reading, "_PAUSES_S", (0.0, 0.0))
+    monkeypatch.setattr(reading.time, "sleep", lambda seconds: None)
 
     def failing(suffix: str, number: int, times: int) -> list[str]:
         tried: list[str] = []

@@ -13,7 +13,7 @@ from PIL import Image
 from precache import convert, open_dataset, verify, verify_across, verify_deep
 from precache.conversion.export import export
 from precache.conversion.journal import unfinished_names
-from precache.errors import DatasetError, SettingError, SourceError
+from precache.errors import DatasetError, SourceError
 from precache.formats import FORMATS
 from precache.sources import SourceOptions
 from tests.command import ROOT
@@ -70,22 +70,6 @@ def test_the_same_history_gives_the_same_bytes_whatever_workers_copies_and_hashe
     assert verify_across([tmp_path / "one", tmp_path / "two"]) == []
 
 
-@pytest.mark.parametrize("touched", [False, True])
-def test_an_unchanged_source_touches_nothing(tree: Path, tmp_path: Path, touched: bool) -> None:
-    out = tmp_path / "out"
-    update(tree, out)
-    grow(tree, 1)
-    update(tree, out)
-    before = {file.name: file.stat().st_mtime_ns for file in out.iterdir()}
-    for picture in tree.rglob("*.jpg") if touched else ():
-        os.utime(picture, ns=(1, 1))
-    assert not update(tree, out).published
-    assert not convert(
-        tree, out, small_recipe("shards", splits="train=0.8,val=0.2"), workers=0, max_rejects=1
-    ).published
-    assert {file.name: file.stat().st_mtime_ns for file in out.iterdir()} == before
-
-
 def test_an_id_is_never_used_again(tree: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     update(tree, out)
@@ -123,29 +107,6 @@ def test_folders_of_splits_say_where_a_new_picture_belongs(tree: Path, tmp_path:
     result = update(source, out, splits="train=1")
     assert [shard.split for shard in result.manifest.shards[-1:]] == ["val"]
     assert len(open_dataset(out).read_index("val")) == IMAGES + 1
-
-
-@pytest.mark.parametrize(
-    ("settings", "told"),
-    [
-        ({"size": 32}, "size 48, asked for 32"),
-        ({"splits": "train=1"}, "splits train=0.8,val=0.2, asked for train=1"),
-        ({"name": "dali"}, "format shards, asked for dali"),
-    ],
-)
-def test_another_recipe_is_refused_with_the_difference(
-    tree: Path, tmp_path: Path, settings: dict[str, str], told: str
-) -> None:
-    update(tree, tmp_path / "out")
-    before = contents(tmp_path / "out")
-    grow(tree, 1)
-    with pytest.raises(DatasetError, match=f"{told}.*--overwrite"):
-        update(tree, tmp_path / "out", **settings)
-    with pytest.raises(DatasetError, match="--update to follow the source or --overwrite"):
-        convert(tree, tmp_path / "out", small_recipe("shards", splits="train=0.8,val=0.2"), workers=0)
-    with pytest.raises(SettingError, match="update and overwrite"):
-        convert(tree, tmp_path / "out", small_recipe("shards"), workers=0, update=True, overwrite=True)
-    assert contents(tmp_path / "out") == before
 
 
 def test_a_source_that_lost_everything_leaves_the_dataset_as_it_is(tree: Path, tmp_path: Path) -> None:

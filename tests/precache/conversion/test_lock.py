@@ -176,63 +176,6 @@ def test_a_full_disk_keeps_nobody_from_the_lock(tmp_path: Path, monkeypatch: pyt
         pass
 
 
-RACE = """
-import os, sys
-from pathlib import Path
-from precache.conversion import lock
-from precache.errors import DatasetError
-os.fsync = lambda descriptor: None
-lock._PATIENCE_S = 0.0
-out, races = Path(sys.argv[1]), int(sys.argv[2])
-mark = out.with_name("mark")
-held = 0
-for race in range(races):
-    print("ready", flush=True)
-    sys.stdin.readline()
-    try:
-        with lock.hold_lock(out):
-            os.close(os.open(mark, os.O_CREAT | os.O_EXCL))  # FileExistsError: held twice
-            os.unlink(mark)
-            held += 1
-    except DatasetError as error:
-        assert "being converted" in str(error), error
-print(held)
-"""
-
-
-def race(out: Path, races: int, racers: int) -> int:
-    """Let processes reach for the lock at once, again and again, in all states; how often one got it."""
-    processes = [start(RACE, out, races) for _ in range(racers)]
-    out.parent.mkdir(exist_ok=True)
-    for number in range(races):
-        for process in processes:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "ready\n"
-        if number % 3 == 1:
-            lock_path(out).write_text("")
-        elif number % 3 == 2:
-            lock_path(out).unlink(missing_ok=True)
-        for process in processes:
-            assert process.stdin is not None
-            process.stdin.write("\n")
-            process.stdin.flush()
-    held = [int(process.communicate(timeout=60)[0]) for process in processes]
-    assert not out.with_name("mark").exists()
-    assert sum(held) >= races
-    return sum(held)
-
-
-def test_of_those_that_reach_for_a_lock_at_once_one_gets_it(tmp_path: Path) -> None:
-    race(tmp_path / "out", races=150, racers=3)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("racers", [2, 4])
-def test_of_many_that_reach_for_a_lock_at_once_one_gets_it(racers: int, tmp_path: Path) -> None:
-    race(tmp_path / "out", races=2000, racers=racers)
-
-
 def test_a_killed_parent_whose_workers_are_about_to_end_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

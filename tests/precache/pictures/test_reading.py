@@ -194,7 +194,7 @@ def test_what_is_no_list_of_rejects_is_refused_by_name(name: str, tmp_path: Path
     with pytest.raises(SourceError, match=f"{path}: .*{said}.*'precache check'"):
         read_list(path)
     path.unlink()
-    with pytest.raises(SourceError, match=f"{path}: cannot be read .*'precache check'"):
+    with pytest.raises(SourceError, match=f"{path}: .*cannot be read .*'precache check'"):
         read_list(path)
 
 

@@ -78,8 +78,9 @@ def push(
     """Copy the converted dataset in `folder` to the URL `destination`.
 
     Args:
-        overwrite: although there is another dataset. Its manifest is removed first, and then its files, so
-            that no new reader gets half of either; one that is already reading may miss a file.
+        overwrite: although there is another dataset, or what an unfinished conversion has written. The
+            manifest is removed first, and then the dataset's files, so that no new reader gets half of
+            either; one that is already reading may miss a file.
         public: make a new repository of `hf://` public; else it is private.
         on_progress: called with (bytes that are there, bytes in all).
 
@@ -105,8 +106,9 @@ def push(
     holding, others = place.compare(files, dataset.path)
     if others - own:
         raise DatasetError(
-            f"{destination}: holds files that are not part of a dataset, under names that this one needs "
-            f"({some(sorted(others - own))}); move them elsewhere, or choose another URL"
+            f"{destination}: holds files that are not part of a dataset, or of one that is not finished, "
+            f"under names that this one needs ({some(sorted(others - own))}); finish the conversion that "
+            f"wrote them, move them elsewhere, or choose another URL"
         )
     if there == raw and len(holding) == len(files):
         return _Count(files, holding, on_progress).result()

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from precache import engines
-from precache.conversion.commit import commit, commit_update
+from precache.conversion.commit import commit
 from precache.conversion.destination import (
     check_files,
     check_finished,
@@ -306,7 +306,7 @@ def _update(job: _Job, destination: Path) -> tuple[Manifest, int | None]:
         for name in dataset.manifest.replaced_files:  # replaced by an earlier update
             (destination / name).unlink(missing_ok=True)
         converted = _write_shards(job, journal)
-        manifest = commit_update(plan, journal.finished)
+        manifest = commit(job.scan, job.plan, job.options, journal.finished, destination, plan)
         journal.remove()
     return manifest, converted
 

@@ -1,14 +1,19 @@
-"""What a worker does: read, decode and resize the pictures of one shard, and write it."""
+"""What a worker does: read, decode and resize the pictures of one shard, and write it.
+
+SampleRef       a picture as scanned
+WrittenShard    the shard as written: a row for each of its pictures, in columns; the journal has the same
+SampleIndex     samples as indexed: what the scan and all written shards say of them
+"""
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
-from precache.conversion.finished import FinishedShard
+from precache.conversion.journal import MODIFIED_NS, SOURCE_CHECKSUMS, WrittenShard, column_of
 from precache.conversion.url import push_shard, working_folder
 from precache.dataset.files import FileEntry
 from precache.dataset.index import checksum_of
@@ -51,15 +56,8 @@ class ShardTask:
 
 
 @dataclass(slots=True)
-class WrittenShard:
-    """A shard whose files are written, but neither durable nor under their names yet.
-
-    Attributes:
-        sizes, checksums: of the samples, in stored order.
-        mask_checksums: likewise; none where there are no masks.
-        source_checksums: of the pictures of `task`, in its order.
-        sums: of the pixels of the samples.
-    """
+class _Unfinished:
+    """A shard whose files are written, but neither durable nor under their names yet; a row a picture."""
 
     task: ShardTask
     files: list[OutputFile] = field(default_factory=list)
@@ -71,17 +69,17 @@ class WrittenShard:
     sums: PixelSums = NO_PIXELS
 
 
-def write_shard(source: Source, task: ShardTask, tick: Ticks) -> WrittenShard:
+def write_shard(source: Source, task: ShardTask, tick: Ticks) -> _Unfinished:
     """Decode, resize and write the pictures of `task`, of `source`: the part that needs the CPU."""
-    written = WrittenShard(task)
+    shard = _Unfinished(task)
     folder = task.destination
     if isinstance(folder, Url):
         folder = working_folder(folder)
         folder.mkdir(parents=True, exist_ok=True)  # on another node of a cluster it may be missing
-    samples = _samples(source, task, written, tick)
+    samples = _samples(source, task, shard, tick)
     write = FORMATS[task.recipe.format].write_shard
-    written.files = write(folder / task.name, samples, len(task.samples), task.recipe.stored_size)
-    return written
+    shard.files = write(folder / task.name, samples, len(task.samples), task.recipe.stored_size)
+    return shard
 
 
 def read_first(source: Source, refs: Sequence[SampleRef]) -> None:
@@ -91,27 +89,30 @@ def read_first(source: Source, refs: Sequence[SampleRef]) -> None:
             source.read(ref, MAX_PIXELS)
 
 
-def finish_shard(written: WrittenShard) -> FinishedShard:
+def finish_shard(shard: _Unfinished) -> WrittenShard:
     """Make the files durable and give them their names: the part that waits for the disk, or the storage."""
-    task = written.task
-    published = written.files if written.sizes else []  # else every picture was rejected
+    task = shard.task
+    published = shard.files if shard.sizes else []  # else every picture was rejected
+    columns: dict[str, Sequence[Any]] = {
+        "source_sizes": shard.sizes,
+        "checksums": shard.checksums,
+        "mask_checksums": shard.mask_checksums,
+        MODIFIED_NS: [ref.modified_ns for ref in task.samples],
+        SOURCE_CHECKSUMS: shard.source_checksums,
+    }
     files = tuple(FileEntry(file.path.name, file.bytes, file.crc32c) for file in published)
-    shard = FinishedShard(
-        ShardEntry(task.name, task.split, len(written.sizes), files),
-        tuple(written.rejected),
-        np.array(written.sizes, np.int32).reshape(-1, 2),
-        np.array(written.checksums, np.uint64),
-        np.array([ref.modified_ns for ref in task.samples], np.int64),
-        np.array(written.source_checksums, np.uint64),
-        np.array(written.mask_checksums, np.uint64),
-        written.sums,
+    written = WrittenShard(
+        ShardEntry(task.name, task.split, len(shard.sizes), files),
+        tuple(shard.rejected),
+        {name: column_of(name, values) for name, values in columns.items()},
+        shard.sums,
     )
     if isinstance(task.destination, Url):
-        return push_shard(task.destination, written.files, shard)
-    publish(written.files)
-    for file in written.files[len(published) :]:
+        return replace(written, etags=push_shard(task.destination, shard.files, files))
+    publish(shard.files)
+    for file in shard.files[len(published) :]:
         file.path.unlink()
-    return shard
+    return written
 
 
 def store(
@@ -137,27 +138,27 @@ def store(
     return jpeg.encode_jpeg(pixels, recipe.quality), size, pixels
 
 
-def _samples(source: Source, task: ShardTask, written: WrittenShard, tick: Ticks) -> Iterator[Sample]:
+def _samples(source: Source, task: ShardTask, shard: _Unfinished, tick: Ticks) -> Iterator[Sample]:
     reads = reads_of(source, task.samples, task.recipe.max_pixels)
     for unit, (ref, read) in enumerate(zip(task.samples, reads, strict=True)):
         path = source.where(ref)
         tick.begin(unit)
-        written.source_checksums.append(0)  # of one that is too large to be read
+        shard.source_checksums.append(0)  # of one that is too large to be read
         try:
             data = read()
-            written.source_checksums[-1] = picture_checksum(data)
+            shard.source_checksums[-1] = picture_checksum(data)
             if unit in tick.fatal:
                 raise ImageError(path, KILLED)
             stored, size, pixels = store(data, path, task.recipe)
             mask = render_mask(source, ref, size, task.recipe.rendering)
         except ImageError as error:
-            written.rejected.append(Rejected(ref.path, error.reason, ref.id))
+            shard.rejected.append(Rejected(ref.path, error.reason, ref.id))
         else:
             size = ref.original_size or size
-            written.sizes.append(size)
-            written.checksums.append(checksum_of(stored))
-            written.sums += PixelSums.of(pixels)
+            shard.sizes.append(size)
+            shard.checksums.append(checksum_of(stored))
+            shard.sums += PixelSums.of(pixels)
             if mask is not None:
-                written.mask_checksums.append(checksum_of(mask))
+                shard.mask_checksums.append(checksum_of(mask))
             yield Sample(ref.id, ref.label, stored, ref.path, size, ref.target, ref.fields, mask)
         tick()

@@ -22,20 +22,20 @@ import multiprocessing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
 
-from precache.conversion.finished import FinishedShard
 from precache.conversion.journal import (
     JOURNAL_NAME,
     NOTHING_ELSE_MAY_WRITE,
     Target,
-    is_of_this_release,
+    WrittenShard,
+    own_names,
     own_names_in,
     read_header,
 )
 from precache.conversion.lock import hold_lock
+from precache.dataset.files import FileEntry
 from precache.dataset.manifest import MANIFEST_NAME
 from precache.errors import DatasetError, SettingError, WorkerError
 from precache.reporting import counted, some, warn
@@ -72,7 +72,7 @@ def locked_working_folder(url: Url) -> Iterator[Path]:
 
 
 class ShardsAtUrl:
-    """`precache.conversion.journal.ShardFiles` of a conversion into `url`."""
+    """The files of a conversion into `url`, as `precache.conversion.journal.FilesInFolder` has them."""
 
     def __init__(self, url: Url) -> None:
         self._url = url
@@ -106,17 +106,17 @@ class ShardsAtUrl:
                 f"this machine, so it starts over; only the machine where it began can continue it"
             )
 
-    def problem_of(self, shard: FinishedShard) -> str | None:
-        """See `ShardFiles`; of many shards, objects are listed once."""
+    def problem_of(self, shard: WrittenShard) -> str | None:
+        """See `FilesInFolder`; of many shards, objects are listed once."""
         if self._found is None:
             self._found = self._listed()
         return self._why_not_whole(shard, self._found)
 
     def remove(self, names: frozenset[str]) -> None:
-        """See `ShardFiles`."""
+        """See `FilesInFolder`."""
         self._store.delete([name for name in self._listed() if name in names])
 
-    def check_whole(self, shards: Iterable[FinishedShard]) -> None:
+    def check_whole(self, shards: Iterable[WrittenShard]) -> None:
         """Raise DatasetError unless the storage holds what was pushed."""
         found = self._listed()
         for shard in shards:
@@ -126,7 +126,7 @@ class ShardsAtUrl:
     def _listed(self) -> dict[str, ObjectInfo]:
         return {info.name: info for info in self._store.list()}
 
-    def _why_not_whole(self, shard: FinishedShard, found: Mapping[str, ObjectInfo]) -> str | None:
+    def _why_not_whole(self, shard: WrittenShard, found: Mapping[str, ObjectInfo]) -> str | None:
         if len(shard.etags) != len(shard.entry.files):
             return f"{self._url}: the journal does not say that {shard.entry.name} was pushed"
         for file, etag in zip(shard.entry.files, shard.etags, strict=True):
@@ -142,8 +142,8 @@ class ShardsAtUrl:
         return None
 
 
-def push_shard(url: Url, files: Sequence[OutputFile], shard: FinishedShard) -> FinishedShard:
-    """Push the written files of a shard, none of one without samples, and remove them here; with their etags.
+def push_shard(url: Url, written: Sequence[OutputFile], files: Sequence[FileEntry]) -> tuple[str, ...]:
+    """Push the written files of a shard, as far as they are `files`, and remove them here; their etags.
 
     Raises:
         DatasetError: another process has finished a dataset there.
@@ -151,16 +151,15 @@ def push_shard(url: Url, files: Sequence[OutputFile], shard: FinishedShard) -> F
     """
     store, check = _store(url), partial(_check_parent, url)
     try:
-        if shard.entry.samples:
+        if files:  # else every picture was rejected
             _check_unfinished(store)
-        etags = tuple(
-            store.upload(file.temporary, name, crc32c=file.crc32c, check=check) or ""
-            for file, name in zip(files, (file.name for file in shard.entry.files), strict=False)
+        return tuple(
+            store.upload(file.temporary, entry.name, crc32c=entry.crc32c, check=check) or ""
+            for file, entry in zip(written, files, strict=False)
         )
     finally:
-        for file in files:
+        for file in written:
             file.temporary.unlink(missing_ok=True)
-    return replace(shard, etags=etags)
 
 
 def publish(url: Url, folder: Path) -> None:
@@ -207,7 +206,7 @@ def remove_working_folder(folder: Path) -> None:
 def remove_if_same(folder: Path, target: Target) -> None:
     """Remove the working folder of a conversion to `target` that was killed after its manifest was put."""
     header = read_header(folder / JOURNAL_NAME)
-    if header is not None and is_of_this_release(header) and not target.differences(header):
+    if header is not None and own_names(header) and not target.differences(header):
         remove_working_folder(folder)
 
 

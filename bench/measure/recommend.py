@@ -25,8 +25,8 @@ from bench.report.forecast import AS_IT_IS, BACKENDS, Inputs, Loaded, Profile, S
 from bench.report.row import RAW_TREE, Row
 from precache.cli.commandline import human_bytes
 from precache.conversion.destination import AUTO_NAME
-from precache.conversion.estimate import predict_bytes
 from precache.conversion.journal import JOURNAL_NAME, read_header
+from precache.conversion.shard_writer import predict_bytes
 from precache.dataset.converted import is_converted, open_dataset
 from precache.errors import (
     DatasetError,

@@ -10,8 +10,19 @@ import numpy as np
 from precache.conversion.journal import SOURCE_CHECKSUMS, WrittenShard
 from precache.conversion.update import UpdatePlan
 from precache.dataset.columns import Column
-from precache.dataset.index import VALUE, Array, Ints, SampleIndex, Sizes, SourceState, write_index
-from precache.dataset.left_out import REJECTED_NAME, Rejected, left_out_arrays, write_rejected
+from precache.dataset.index import (
+    REJECTED_NAME,
+    VALUE,
+    Array,
+    Ints,
+    Rejected,
+    SampleIndex,
+    Sizes,
+    SourceState,
+    left_out_arrays,
+    write_index,
+    write_rejected,
+)
 from precache.dataset.manifest import Manifest, Update, write_manifest
 from precache.dataset.shard_table import ShardTable
 from precache.dataset.statistics import ChannelStatistics, statistics_by_split

@@ -17,18 +17,26 @@ from typing import Any
 from precache import engines
 from precache.conversion.commit import commit
 from precache.conversion.destination import (
+    build_folder,
     check_files,
     check_finished,
     check_may_be_replaced,
+    finish_swap,
     resolve,
+    swap_in,
     tidy,
     too_many_rejected,
+    warn_of_build,
 )
-from precache.conversion.estimate import check_disk_space
 from precache.conversion.journal import JOURNAL_NAME, Journal, Target, check_empty
 from precache.conversion.lock import Lock, hold_lock, lock_path
-from precache.conversion.shard_writer import ShardTask, finish_shard, read_first, write_shard
-from precache.conversion.swap import build_folder, finish_swap, swap_in, warn_of_build
+from precache.conversion.shard_writer import (
+    ShardTask,
+    check_disk_space,
+    finish_shard,
+    read_first,
+    write_shard,
+)
 from precache.conversion.update import plan as plan_update
 from precache.conversion.url import (
     ShardsAtUrl,
@@ -40,7 +48,7 @@ from precache.conversion.url import (
 )
 from precache.dataset import boxes
 from precache.dataset.converted import is_converted, open_dataset
-from precache.dataset.left_out import Rejected
+from precache.dataset.index import Rejected
 from precache.dataset.manifest import Manifest
 from precache.errors import (
     DatasetError,
@@ -183,7 +191,8 @@ def _scanned(
     """The opened source and its scan, with the recipe and options completed by them."""
     opened = open_source(source, options)
     scan, options = prepared(opened.scan(), recipe, options)
-    boxes.check(options.boxes, scan.samples.fields, masks=reader_of(scan.source) is not None)
+    if options.boxes or scan.samples.fields:
+        boxes.check(options.boxes, scan.samples.fields, masks=reader_of(scan.source) is not None)
     for warning in scan.warnings:
         warn(warning)
     if split_list is not None:

@@ -2,7 +2,7 @@
 
 The first record (see `precache.storage.records`) says what is made, and the numbers of its shards: they give
 the names of all files. Each further record is a finished shard, see `WrittenShard`. A folder with a journal
-is an unfinished conversion of ours; the same command continues it. What does not fit the plan is not believed.
+is an unfinished conversion of ours; the same command continues it. What does not fit the plan is not used.
 """
 
 import json
@@ -18,8 +18,7 @@ import numpy as np
 
 from precache.conversion.lock import LOCK_SUFFIX, is_mount_point
 from precache.dataset.files import FileEntry, check_file, first_problem
-from precache.dataset.index import SOURCE, Array, index_name
-from precache.dataset.left_out import REJECTED_NAME, Rejected
+from precache.dataset.index import REJECTED_NAME, SOURCE, Array, Rejected, index_name
 from precache.dataset.manifest import MANIFEST_NAME
 from precache.dataset.shard_table import ShardEntry, file_names, shard_name
 from precache.dataset.statistics import PixelSums

@@ -17,7 +17,7 @@ import numpy as np
 from precache.conversion.difference import AGAIN, Difference, compare
 from precache.conversion.journal import Target
 from precache.dataset.converted import ConvertedDataset
-from precache.dataset.left_out import Rejected
+from precache.dataset.index import Rejected
 from precache.dataset.manifest import Manifest
 from precache.errors import DatasetError
 from precache.pictures.codecs import made_by

@@ -7,6 +7,15 @@
     text     uint8 [sum]                    UTF-8, one behind the other
 
 The last two have `ends`, int64 [n]: where each sample's values end.
+
+What samples are labelled with is one of TARGETS:
+
+    class     one class: its index is the label
+    classes   any number of classes: their indices, `ragged`
+    number    a number or a vector of them, to be predicted: `float` or `vector`
+    none      nothing
+
+Samples of the last three have label -1.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,6 +28,7 @@ import numpy.typing as npt
 Ints: TypeAlias = npt.NDArray[np.int64]
 
 KINDS = ("int", "float", "vector", "ragged", "text")
+TARGETS = ("class", "classes", "number", "none")
 _NUMBERS = (np.dtype(np.int64), np.dtype(np.float64))
 _TEXT = np.dtype(np.uint8)
 _GATHERED = 1 << 10  # rows at once: where a value lies takes 8 bytes, and one of text is a single byte

@@ -67,7 +67,7 @@ def summary(manifest: Manifest) -> dict[str, Any]:
         "removed": manifest.removed,
         "source_bytes": manifest.source_bytes,
         "stored_bytes": manifest.stored_bytes,
-        "rejected": [rejected.to_json() for rejected in manifest.rejected],
+        "rejected": [{"id": one.id, "path": one.path, "reason": one.reason} for one in manifest.rejected],
         "ignored": [{"path": path, "reason": reason} for path, reason in manifest.ignored],
     }
 

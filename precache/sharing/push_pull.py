@@ -24,7 +24,7 @@ from threading import Event, Lock, Thread
 from precache.conversion.lock import hold_lock, is_mount_point, lock_path
 from precache.dataset.converted import open_dataset
 from precache.dataset.files import FileEntry, Held, check_file, first_problem, in_folder
-from precache.dataset.left_out import REJECTED_NAME
+from precache.dataset.index import REJECTED_NAME
 from precache.dataset.manifest import MANIFEST_NAME, Manifest, parse_manifest
 from precache.engines import is_of_caller, of_caller
 from precache.errors import DatasetError, shell_command

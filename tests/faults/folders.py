@@ -18,7 +18,7 @@ from typing import Any
 
 from precache import PrecacheError, convert, open_dataset, verify
 from precache.dataset import inspection
-from precache.dataset.left_out import REJECTED_NAME
+from precache.dataset.index import REJECTED_NAME
 from precache.dataset.manifest import MANIFEST_NAME
 from precache.recipe import Recipe
 from tests.building import build_loader

@@ -12,7 +12,7 @@ import pytest
 
 from precache import convert
 from precache.conversion.journal import JOURNAL_NAME
-from precache.dataset.left_out import REJECTED_NAME
+from precache.dataset.index import REJECTED_NAME
 from precache.dataset.manifest import MANIFEST_NAME
 from precache.errors import DatasetError
 from precache.storage.output import publish, write_beside

@@ -12,8 +12,7 @@ import pytest
 from PIL import Image
 
 from precache import convert, open_dataset, verify, verify_across, verify_deep
-from precache.dataset.index import index_name
-from precache.dataset.left_out import REJECTED_NAME
+from precache.dataset.index import REJECTED_NAME, index_name
 from precache.dataset.manifest import MANIFEST_NAME, write_manifest
 from precache.errors import DatasetError
 from precache.formats import FORMATS, Sample

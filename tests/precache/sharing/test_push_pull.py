@@ -18,7 +18,7 @@ import pytest
 
 from precache import convert
 from precache.dataset.files import check_file
-from precache.dataset.left_out import REJECTED_NAME
+from precache.dataset.index import REJECTED_NAME
 from precache.dataset.manifest import MANIFEST_NAME
 from precache.errors import DatasetError, PrecacheError, SettingError, StorageError
 from precache.sharing.places import PUSH_NAME, Repository

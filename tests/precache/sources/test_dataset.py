@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from precache import convert, open_dataset, verify_deep
-from precache.engines import workers
+from precache.engines import processes
 from precache.errors import DatasetError, ImageError, SettingError, SourceError
 from precache.sources import open_source
 from precache.sources.dataset import picture_of
@@ -76,7 +76,7 @@ def test_workers_read_a_dataset_whether_forked_or_spawned(
 ) -> None:
     dataset = Items(pairs(raw_tree), classes=scan_tree(raw_tree).classes)
     for forks in (True, False):
-        monkeypatch.setattr(workers, "_may_fork", lambda forks=forks: forks)
+        monkeypatch.setattr(processes, "_may_fork", lambda forks=forks: forks)
         convert(dataset, tmp_path / str(forks), small_recipe("shards"), workers=2)
         assert shards(tmp_path / str(forks)) == shards(converted["shards"])
 
@@ -88,7 +88,7 @@ def test_a_dataset_that_cannot_be_sent_to_workers_says_workers_0(
     """As of a notebook's class: packed by its name, it is not found by a new process."""
     hindrance = _Unpacked() if unpacked else lambda: None
     dataset = Items(pairs(raw_tree), hindrance=hindrance)
-    monkeypatch.setattr(workers, "_may_fork", lambda: False)
+    monkeypatch.setattr(processes, "_may_fork", lambda: False)
     with pytest.raises(SettingError, match=r"cannot be sent to worker processes .*workers=0"):
         convert(dataset, tmp_path / "out", small_recipe("shards"), workers=1)
 

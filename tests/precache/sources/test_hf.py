@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from precache import SourceOptions, convert, open_dataset, verify_deep
-from precache.engines import workers
+from precache.engines import processes
 from precache.errors import MissingDependencyError, PrecacheError, SettingError, SourceError
 from precache.sources import open_source
 from precache.sources.tree import scan_tree
@@ -78,7 +78,7 @@ def test_a_saved_dataset_is_read_by_workers_and_verified(
     datasets: Any, converted: dict[str, Path], raw_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made(datasets, raw_tree).save_to_disk(tmp_path / "saved")
-    monkeypatch.setattr(workers, "_may_fork", lambda: False)
+    monkeypatch.setattr(processes, "_may_fork", lambda: False)
     source, options = f"hf:{tmp_path}/saved", SourceOptions(fields=("caption", "boxes"))
     convert(source, tmp_path / "out", small_recipe("shards"), workers=2, options=options)
     assert shards(tmp_path / "out") == shards(converted["shards"])

@@ -25,6 +25,7 @@ _FIRST_CLASSES = 10
 @click.option("--deep", is_flag=True, help="Decode the pictures of SRC again and compare each.")
 @click.option("--across", is_flag=True, help="Compare ids, labels and splits of several folders DST.")
 @click.option("--root", help="Table SRC: where its pictures lie now.  [default: as when converted]")
+@click.option("--mask", help="Where the masks lie now, a folder.  [default: as when converted]")
 @click.option("--workers", type=int, help="Worker processes of --deep.  [default: one per CPU]")
 def verify_command(
     dst: Location,
@@ -32,6 +33,7 @@ def verify_command(
     deep: bool,
     across: bool,
     root: str | None,
+    mask: str | None,
     workers: int | None,
 ) -> None:
     """Compare every file of the dataset in DST with its manifest's checksums."""
@@ -59,7 +61,8 @@ def verify_command(
     _finish(problems, f"{dst}: {counted(len(manifest.shards), 'shard')}, {size}: every byte is as written")
     if deep:
         with ProgressBar("verify", "image") as bar:
-            report = precache.verify_deep(dst, others[0], root=root, workers=workers, on_progress=bar)
+            moved = {"root": root, "mask": mask}
+            report = precache.verify_deep(dst, others[0], **moved, workers=workers, on_progress=bar)
         sentence = f"{dst}: {report.sentence(others[0])}"
         _finish(report.problems and [*report.problems, f"{sentence}; rewrite it {remedy}"], sentence)
 

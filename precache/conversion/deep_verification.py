@@ -86,6 +86,7 @@ def verify_deep(
     source: Any,
     *,
     root: str | None = None,
+    mask: str | None = None,
     workers: int | None = None,
     on_progress: Progress = unseen,
 ) -> DeepReport:
@@ -95,7 +96,8 @@ def verify_deep(
     less `JPEG_TOLERANCE_DB`.
 
     Args:
-        root: where the pictures of a table lie now; default where they were converted from.
+        root, mask: where the pictures of a table, and the masks, lie now; default where they were converted
+            from. A path that is not absolute begins in the working folder, now as then.
 
     Raises:
         DatasetError: not a converted dataset, a damaged shard, or one of another source tree.
@@ -104,12 +106,12 @@ def verify_deep(
     workers = engines.worker_count(workers)
     dataset = open_dataset(path)
     manifest = dataset.manifest
-    given = manifest.source_options if root is None else {**manifest.source_options, "root": root}
-    options = SourceOptions.from_json(given)
+    moved = {name: path for name, path in (("root", root), ("mask", mask)) if path is not None}
+    options = SourceOptions.from_json({**manifest.source_options, **moved})
     try:
         opened = open_source(source, options)
     except OptionNotTakenError as error:
-        if root is not None:
+        if error.option in moved:
             raise
         raise DatasetError(
             f"{path}: was not made from {source}, but with {flag_of(error.option)}, which is not for "

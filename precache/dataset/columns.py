@@ -78,8 +78,8 @@ class Pieces:
 class Column:
     """A value for each of n samples: in memory, or in pieces that are read when a value is asked for.
 
-    Where each sample has one value, or k, a column can be indexed like an array, and gives arrays. As a
-    whole, by `values`, `ends` or `np.asarray`, one in pieces takes the memory of all samples.
+    Where each sample has one value, or k, a column can be indexed and compared like an array, and gives
+    arrays; `same` compares any two. As a whole, by `values`, `ends` or `np.asarray`, one in pieces takes the memory of all samples.
 
     Args:
         values, ends: see the module; of a column in pieces an empty one of its kind.
@@ -231,6 +231,14 @@ class Column:
             if positions.ndim == 0:
                 return self.select(positions[None])._values[0]
         return self.select(positions)._values
+
+    def __eq__(self, other: object) -> npt.NDArray[np.bool_]:  # type: ignore[override]  # as arrays do
+        return np.asarray(self[:] == (other[:] if isinstance(other, Column) else other))
+
+    def __ne__(self, other: object) -> npt.NDArray[np.bool_]:  # type: ignore[override]
+        return ~(self == other)
+
+    __hash__ = None  # type: ignore[assignment]
 
     def __iter__(self) -> Iterator[Any]:
         for _, block in self.blocks():

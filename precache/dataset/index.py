@@ -24,12 +24,15 @@ Of the s shards, see `precache.dataset.shard_table`:
     shard:...         with shard:checksums, uint64 [s, c]: XXH3-64 of its rows of each of the c columns of the
                       samples, by the columns' names
 
-Of all pictures of the source, rejected ones too, by their ids. It tells whether a source is still what it
-was, and is no part of a dataset's identity: a copy of a tree has other times.
+Of all pictures of the source, rejected ones too, by their ids: they tell whether a source is still what it was.
 
     source:bytes        int64  [m]   sizes of the files
     source:modified_ns  int64  [m]   when they were last written, as the file system counts
     source:checksums    uint64 [m]   XXH3-64 of the files
+
+These times belong to the source: where they differ, as in a copy of a tree, so do the bytes of this file, and
+its checksum in the manifest. Nothing else that is written depends on them, and a dataset's digest leaves them
+out: both conversions are the same dataset.
 
 Of r pictures that cannot be decoded and i paths that are no pictures, where there are any; read when they are
 asked for:

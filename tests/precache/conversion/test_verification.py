@@ -100,6 +100,24 @@ def test_deep_finds_every_picture_as_its_source_gives_it(
     assert (raw_tree / report.worst).is_file()
 
 
+def test_deep_finds_masks_from_any_folder(
+    raw_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A relative path of masks is of the folder where the command runs; --mask says where they lie now."""
+    for path in filter(Path.is_file, raw_tree.rglob("*")):
+        mask = tmp_path / "masks" / path.relative_to(raw_tree).with_suffix(".png")
+        mask.parent.mkdir(parents=True, exist_ok=True)
+        with Image.open(path) as picture:
+            Image.new("L", picture.size, 7).save(mask)
+    monkeypatch.chdir(tmp_path)
+    convert(raw_tree, "out", small_recipe("dali"), workers=0, mask="masks", max_rejects=1.0)
+    (tmp_path / "elsewhere").mkdir()
+    command = ("precache", "verify", "../out", raw_tree, "--deep", "--workers", 0)
+    check_bad_input(run_here(*command, cwd=tmp_path / "elsewhere"), "no folder of masks; name it with --mask")
+    done = run_here(*command, "--mask", "../masks", cwd=tmp_path / "elsewhere")
+    assert done.returncode == 0, done.stderr
+
+
 def test_deep_names_a_picture_whose_pixels_changed(
     raw_tree: Path, converted: dict[str, Path], tmp_path: Path
 ) -> None:

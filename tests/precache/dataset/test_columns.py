@@ -78,6 +78,21 @@ def test_a_column_in_pieces_is_what_it_is_in_memory(name: str) -> None:
             column.select(np.array([len(whole)]))
 
 
+def test_columns_are_compared_as_arrays_are() -> None:
+    for values in ([3, 0, 3], [[1.0, 2.0], [3.0, 4.0], [1.0, 5.0]]):
+        whole, array = Column.of(values), np.array(values)
+        parts = [whole.select(slice(2)), whole.select(slice(2, 3))]
+        pieces = Column(array[:0], None, Pieces(np.array([0, 2, 3]), parts.__getitem__))
+        for column in (whole, pieces):
+            for other in (3, array, array[0], whole, pieces):
+                expected = array == (np.asarray(other) if isinstance(other, Column) else other)
+                assert np.array_equal(column == other, expected)
+                assert np.array_equal(column != other, ~expected)
+    texts = Column.of(["a", "b"])
+    with pytest.raises(TypeError, match="use select"):
+        assert texts == "a"
+
+
 @pytest.mark.parametrize("at_once", [1, 2, 7, 64])
 def test_many_rows_are_selected_a_few_at_a_time(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
     random = np.random.default_rng(at_once)

@@ -145,6 +145,8 @@ def test_inspect_shows_them(converted: dict[str, Path], tmp_path: Path) -> None:
     result = run("precache", "inspect", converted["shards"], cwd=tmp_path)
     assert f"mean {found.mean[0]:.4f}" in " ".join(result.stdout.split())
     content = json.loads(run("precache", "inspect", converted["shards"], "--json", cwd=tmp_path).stdout)
+    assert len(content["source"]["digest"]) == 64
+    assert content["source"]["options"] == {}
     assert content["statistics"]["train"] == {
         "mean": list(found.mean), "std": list(found.std), "pixels": found.pixels
     }  # fmt: skip

@@ -1,6 +1,7 @@
 """Commands that answer a question: `precache verify`, `check` and `inspect`."""
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import precache
 from precache.cli.commandline import Command, PathOrUrl, ProgressBar, check_output, printable
 from precache.cli.convert import RAW
 from precache.dataset.converted import ConvertedDataset, open_unchecked
-from precache.dataset.manifest import MANIFEST_NAME, count_reasons
+from precache.dataset.manifest import MANIFEST_NAME
 from precache.errors import SettingError, shell_command
 from precache.pictures.reading import MAX_PIXELS
 from precache.reporting import counted, human_bytes
@@ -141,7 +142,7 @@ def _print_tables(dataset: ConvertedDataset, facts: dict[str, str], all_classes:
         console.print(f"and {more:,} more: --all-classes")
     for rejected in manifest.rejected:
         console.print(printable(f"rejected {rejected.path}: {rejected.reason}"))
-    for reason, count in count_reasons([reason for _, reason in manifest.ignored]).items():
+    for reason, count in Counter(reason for _, reason in manifest.ignored).most_common():
         console.print(printable(f"ignored {count:,}: {reason}"))
     console.print()
     table = Table(box=None, show_header=False)

@@ -3,9 +3,7 @@
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,7 +28,6 @@ from precache.sources import Source, SourceOptions, open_source
 from precache.sources.base import SampleRef, Scan, picture_checksum, prepared
 from precache.sources.masks import render_mask
 from precache.sources.options import OptionNotTakenError
-from precache.storage.shard_cache import CachedFiles
 from precache.storage.urls import Url
 
 # A stored JPEG may lie this much further from its picture than the same encoder puts it today.
@@ -121,7 +118,9 @@ def verify_deep(
     scan = _same_pictures(dataset, scan)
     report = engines.counted(on_progress, manifest.samples)
     tasks = _deep_tasks(dataset, scan)
-    shards = [*engines.run(_compare_shard, tasks, min(workers, len(manifest.shards)), report)]
+    shards = [
+        *engines.run(_Comparison(dataset, scan.source), tasks, min(workers, len(manifest.shards)), report)
+    ]
     compared = [compared for shard in shards for compared in shard.pictures]
     problems = sorted(c.problem for c in compared if c.problem) or _wrong_statistics(dataset, shards)
     finite = [c.psnr for c in compared if math.isfinite(c.psnr)]
@@ -163,35 +162,20 @@ def _same_pictures(dataset: ConvertedDataset, scan: Scan) -> Scan:
 
 @dataclass(frozen=True, slots=True)
 class _DeepTask:
-    """One shard, and the source's record of each of its samples, by id."""
+    """One shard, of the path `name`, and the source's record of each of its samples, by id."""
 
-    mirror: CachedFiles | None
-    path: Path
+    name: str
     shard: ShardEntry
     index: SampleIndex
-    recipe: Recipe
-    source: Source
     refs: dict[int, SampleRef]
-
-    @property
-    def name(self) -> str:
-        """The name for error messages."""
-        return str(self.path)
 
 
 def _deep_tasks(dataset: ConvertedDataset, scan: Scan) -> Iterator[_DeepTask]:
     """One task per shard, made when a worker asks for it."""
-    recipe = dataset.manifest.recipe
-    for split in dict.fromkeys(shard.split for shard in dataset.manifest.shards):
-        index = dataset.read_index(split, removed=True)
-        shards = dataset.manifest.split_shards(split)
-        shard_of = np.repeat(np.arange(len(shards)), [shard.samples for shard in shards])
-        for number, shard in enumerate(shards):
-            members = index.select(shard_of == number)
-            rows = np.searchsorted(scan.samples.ids, members.ids[members.served]).tolist()
-            refs = {scan.samples[row].id: scan.samples[row] for row in rows}
-            path = dataset.path / shard.file_name
-            yield _DeepTask(dataset.mirror, path, shard, members, recipe, scan.source, refs)
+    for shard, members in dataset.by_shard():
+        rows = np.searchsorted(scan.samples.ids, members.ids[members.served]).tolist()
+        refs = {scan.samples[row].id: scan.samples[row] for row in rows}
+        yield _DeepTask(str(dataset.path / shard.file_name), shard, members, refs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,95 +192,85 @@ class _ComparedShard:
     pictures: list[_Compared]
 
 
-def _compare_shard(task: _DeepTask, tick: Callable[[], None]) -> _ComparedShard:
-    with ExitStack() as held:
-        for file in task.shard.files if task.mirror else ():
-            held.enter_context(task.mirror.held(file))  # type: ignore[union-attr]
-        return _compare_stored(task, tick)
+@dataclass(frozen=True, slots=True)
+class _Comparison:
+    """What a worker does: compare the pictures of a shard with those of their source."""
 
+    dataset: ConvertedDataset
+    source: Source
 
-def _compare_stored(task: _DeepTask, tick: Callable[[], None]) -> _ComparedShard:
-    compared = []
-    stored, served = 0, task.index.served
-    for row, sample in enumerate(FORMATS[task.recipe.format].read_shard(task.path)):
-        if row >= len(task.index) or (not sample.damage and sample.id != task.index.ids[row]):
-            raise DatasetError(f"{task.path}: holds sample {sample.id}, which the dataset's index does not")
-        stored += 1
-        if not served[row]:
-            continue
-        ref = task.refs[int(task.index.ids[row])]
+    def __call__(self, task: _DeepTask, tick: Callable[[], None]) -> _ComparedShard:
+        compared = []
+        for row, sample in self.dataset.read_shard(task.shard, task.index):
+            ref = task.refs[int(task.index.ids[row])]
+            try:
+                task.index.check(row, sample.data, task.name, sample.damage)
+                compared.append(self._compare(task, row, ref, sample))
+            except SampleError as error:
+                compared.append(_Compared(ref.path, 0.0, str(error)))
+            tick()
+        return _ComparedShard(task.shard.split, compared)
+
+    def _compare(self, task: _DeepTask, row: int, ref: SampleRef, sample: StoredSample) -> _Compared:
+        recipe, where = self.dataset.manifest.recipe, f"{task.name}: sample {ref.id} ({ref.path})"
+        stored = sample.pixels(task.name, images.CHANNELS[recipe.channels])
+        path = self.source.where(ref)
         try:
-            task.index.check(row, sample.data, str(task.path), sample.damage)
-            compared.append(_compare(task, row, ref, sample))
-        except SampleError as error:
-            compared.append(_Compared(ref.path, 0.0, str(error)))
-        tick()
-    if stored != task.shard.samples:
-        raise DatasetError(f"{task.path}: expected {task.shard.samples:,} samples, got {stored:,}")
-    return _ComparedShard(task.shard.split, compared)
+            data = self.source.read(ref, recipe.max_pixels)
+            decoded = images.decode_for(data, path, recipe.rendering)
+        except ImageError as error:
+            return _Compared(ref.path, 0.0, f"{where}: its source {error.reason}")
+        expected = images.fit(decoded, recipe.rendering)
+        problem = ""
+        if sample.label != ref.label:
+            problem = f"{where} has label {sample.label}, expected {ref.label}"
+        elif difference := self._labelled_differently(task, row, ref, sample):
+            problem = f"{where} {difference}"
+        elif stored.shape != expected.shape:
+            sizes = (written((picture.shape[0], picture.shape[1])) for picture in (stored, expected))
+            return _Compared(ref.path, 0.0, f"{where} is {' pixels, expected '.join(sizes)}")
+        elif FORMATS[recipe.format].holds_pixels:
+            if not np.array_equal(stored, expected):
+                problem = f"{where} differs from its source ({jpeg.psnr(stored, expected):.1f} dB)"
+        elif sample.data != data:
+            again = jpeg.decode_jpeg(jpeg.encode_jpeg(expected, recipe.quality), path, expected.shape[2])
+            bound = jpeg.psnr(again, expected) - JPEG_TOLERANCE_DB
+            if jpeg.psnr(stored, expected) < bound:
+                far = f"{jpeg.psnr(stored, expected):.1f} dB from its source, expected {bound:.1f} dB or more"
+                problem = f"{where} is {far}"
+        if problem and sample.label == ref.label and _changed(task.index, row, data):
+            problem = f"{where} differs from its source: the source file changed since it was converted"
+        has_reference = recipe.fit != "pad" and not recipe.rendering.is_deep
+        reference = _reference(data, path, recipe, decoded) if has_reference else expected
+        return _Compared(ref.path, jpeg.psnr(stored, reference), problem, PixelSums.of(expected))
 
+    def _labelled_differently(self, task: _DeepTask, row: int, ref: SampleRef, sample: StoredSample) -> str:
+        """How path, target, fields or mask of a sample in its shard differ from the source's; else empty.
 
-def _compare(task: _DeepTask, row: int, ref: SampleRef, sample: StoredSample) -> _Compared:
-    recipe, where = task.recipe, f"{task.path}: sample {ref.id} ({ref.path})"
-    stored = sample.pixels(str(task.path), images.CHANNELS[recipe.channels])
-    path = task.source.where(ref)
-    try:
-        data = task.source.read(ref, recipe.max_pixels)
-        decoded = images.decode_for(data, path, recipe.rendering)
-    except ImageError as error:
-        return _Compared(ref.path, 0.0, f"{where}: its source {error.reason}")
-    expected = images.fit(decoded, recipe.rendering)
-    problem = ""
-    if sample.label != ref.label:
-        problem = f"{where} has label {sample.label}, expected {ref.label}"
-    elif difference := _labelled_differently(task, row, ref, sample):
-        problem = f"{where} {difference}"
-    elif stored.shape != expected.shape:
-        sizes = (written((picture.shape[0], picture.shape[1])) for picture in (stored, expected))
-        return _Compared(ref.path, 0.0, f"{where} is {' pixels, expected '.join(sizes)}")
-    elif FORMATS[recipe.format].holds_pixels:
-        if not np.array_equal(stored, expected):
-            problem = f"{where} differs from its source ({jpeg.psnr(stored, expected):.1f} dB)"
-    elif sample.data != data:
-        again = jpeg.decode_jpeg(jpeg.encode_jpeg(expected, recipe.quality), path, expected.shape[2])
-        bound = jpeg.psnr(again, expected) - JPEG_TOLERANCE_DB
-        if jpeg.psnr(stored, expected) < bound:
-            far = f"{jpeg.psnr(stored, expected):.1f} dB from its source, expected {bound:.1f} dB or more"
-            problem = f"{where} is {far}"
-    if problem and sample.label == ref.label and _changed(task.index, row, data):
-        problem = f"{where} differs from its source: the source file changed since it was converted"
-    has_reference = recipe.fit != "pad" and not recipe.rendering.is_deep
-    reference = _reference(data, path, recipe, decoded) if has_reference else expected
-    return _Compared(ref.path, jpeg.psnr(stored, reference), problem, PixelSums.of(expected))
-
-
-def _labelled_differently(task: _DeepTask, row: int, ref: SampleRef, sample: StoredSample) -> str:
-    """How path, target, fields or mask of a sample in its shard differ from the source's; else empty.
-
-    Those of the index are the source's, see `_same_pictures`.
-    """
-    width, height = task.index.source_sizes[row].tolist()
-    target, fields = columns.labelled(task.index.targets, task.index.fields, row)
-    expected = Sample(ref.id, ref.label, b"", ref.path, (width, height), target, fields)
-    if sample.annotations != FORMATS[task.recipe.format].annotations(expected):
-        return "has a path, target or fields that differ from its source's"
-    how = task.recipe.rendering
-    try:
-        its_mask = render_mask(task.source, ref, (width, height), how)
-        mask = sample.mask
-        if isinstance(mask, bytes):
-            mask = masks.decode(mask, images.fitted_size(width, height, how)[::-1])
-        if mask is not None:
-            task.index.check_mask(row, mask, str(task.path))
-    except ImageError as error:
-        return f"has a mask that differs from its source's ({error.reason})"
-    except ValueError as error:
-        return f"has a mask that cannot be decoded ({error})"
-    if mask is None or its_mask is None:
-        if mask is its_mask:
-            return ""
-        return "has no mask, its source has one" if mask is None else "has a mask, its source has none"
-    return "" if np.array_equal(mask, its_mask) else "has a mask that differs from its source's"
+        Those of the index are the source's, see `_same_pictures`.
+        """
+        width, height = task.index.source_sizes[row].tolist()
+        target, fields = columns.labelled(task.index.targets, task.index.fields, row)
+        expected = Sample(ref.id, ref.label, b"", ref.path, (width, height), target, fields)
+        if sample.annotations != FORMATS[self.dataset.manifest.recipe.format].annotations(expected):
+            return "has a path, target or fields that differ from its source's"
+        how = self.dataset.manifest.recipe.rendering
+        try:
+            its_mask = render_mask(self.source, ref, (width, height), how)
+            mask = sample.mask
+            if isinstance(mask, bytes):
+                mask = masks.decode(mask, images.fitted_size(width, height, how)[::-1])
+            if mask is not None:
+                task.index.check_mask(row, mask, task.name)
+        except ImageError as error:
+            return f"has a mask that differs from its source's ({error.reason})"
+        except ValueError as error:
+            return f"has a mask that cannot be decoded ({error})"
+        if mask is None or its_mask is None:
+            if mask is its_mask:
+                return ""
+            return "has no mask, its source has one" if mask is None else "has a mask, its source has none"
+        return "" if np.array_equal(mask, its_mask) else "has a mask that differs from its source's"
 
 
 def _changed(index: SampleIndex, row: int, data: bytes | Image.Image) -> bool:

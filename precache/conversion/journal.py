@@ -132,7 +132,7 @@ class WrittenShard:
             "files": [[file.bytes, file.crc32c] for file in self.entry.files],
             "rejected": [[picture.id, picture.reason] for picture in self.rejected],
             "columns": {name: column.tolist() for name, column in self.columns.items()},
-            "sums": asdict(self.sums),
+            "sums": [self.sums.pixels, self.sums.sums, self.sums.squares],
             "etags": list(self.etags),
         }
 
@@ -155,11 +155,12 @@ class WrittenShard:
                     raise ValueError(f"{name} of another number of pictures")
             names = file_names(plan.name, form) if row_of else ()
             files = zip(names, content["files"], strict=True)
+            pixels, sums, squares = content["sums"]
             return cls(
                 ShardEntry(plan.name, plan.split, len(row_of), tuple(FileEntry(n, *of) for n, of in files)),
                 rejected,
                 columns,
-                PixelSums.from_json(content["sums"]),
+                PixelSums(int(pixels), tuple(map(int, sums)), tuple(map(int, squares))),
                 tuple(map(_text, content["etags"])),
             )
         except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError):

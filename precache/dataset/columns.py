@@ -79,7 +79,8 @@ class Column:
     """A value for each of n samples: in memory, or in pieces that are read when a value is asked for.
 
     Where each sample has one value, or k, a column can be indexed and compared like an array, and gives
-    arrays; `same` compares any two. As a whole, by `values`, `ends` or `np.asarray`, one in pieces takes the memory of all samples.
+    arrays; `same` compares any two. As a whole, by `values`, `ends` or `np.asarray`, one in pieces takes the
+    memory of all samples.
 
     Args:
         values, ends: see the module; of a column in pieces an empty one of its kind.

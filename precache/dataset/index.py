@@ -24,7 +24,7 @@ Of the s shards, see `precache.dataset.shard_table`:
     shard:...         with shard:checksums, uint64 [s, c]: XXH3-64 of its rows of each of the c columns of the
                       samples, by the columns' names
 
-Of all pictures of the source, rejected ones too, by their ids: they tell whether a source is still what it was.
+Of all pictures of the source, rejected ones too, by their ids, to tell whether it is still what it was:
 
     source:bytes        int64  [m]   sizes of the files
     source:modified_ns  int64  [m]   when they were last written, as the file system counts
@@ -34,8 +34,8 @@ These times belong to the source: where they differ, as in a copy of a tree, so 
 its checksum in the manifest. Nothing else that is written depends on them, and a dataset's digest leaves them
 out: both conversions are the same dataset.
 
-Of r pictures that cannot be decoded and i paths that are no pictures, where there are any; read when they are
-asked for:
+Of r pictures that cannot be decoded, and i paths that are no pictures, where there are any; they are read
+when they are asked for:
 
     rejected:ids                       int64 [r]   of the samples that they would be
     rejected:paths, rejected:reasons   text
@@ -62,7 +62,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias, TypeVar, overload
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import google_crc32c
 import numpy as np
@@ -587,42 +587,24 @@ class Rejected:
 
 
 class Listed(Sequence[T]):
-    """So many of something, read when one of them is asked for; equal to a tuple of the same."""
+    """So many of something, read when one of them is asked for; equal to any sequence of the same."""
 
     def __init__(self, count: int, read: Callable[[], tuple[T, ...]]) -> None:
         self._count, self._read = count, read
-        self._all: tuple[T, ...] | None = None
+        self._known: tuple[T, ...] | None = None
 
     def __len__(self) -> int:
         return self._count
 
-    @overload
-    def __getitem__(self, number: int) -> T: ...
-
-    @overload
-    def __getitem__(self, number: slice) -> tuple[T, ...]: ...
-
-    def __getitem__(self, number: int | slice) -> T | tuple[T, ...]:
-        return self._known()[number]
-
-    def __iter__(self) -> Iterator[T]:
-        return iter(self._known())
+    def __getitem__(self, number: Any) -> Any:
+        if self._known is None:
+            self._known = self._read() if self._count else ()
+        return self._known[number]
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, tuple | Listed):
-            return NotImplemented
-        return len(self) == len(other) and self._known() == tuple(other)
+        return isinstance(other, Sequence) and len(self) == len(other) and tuple(self) == tuple(other)
 
-    def __hash__(self) -> int:
-        return hash(self._known())
-
-    def __repr__(self) -> str:
-        return repr(self._known())
-
-    def _known(self) -> tuple[T, ...]:
-        if self._all is None:
-            self._all = self._read() if self._count else ()
-        return self._all
+    __hash__ = None  # type: ignore[assignment]
 
 
 def left_out_arrays(rejected: Sequence[Rejected], ignored: Sequence[tuple[str, str]]) -> dict[str, Array]:

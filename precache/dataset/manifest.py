@@ -7,7 +7,6 @@ and checksums of this file.
 import hashlib
 import json
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from dataclasses import fields as fields_of
@@ -165,11 +164,6 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write `dataset.json` into `folder`: the commit of a conversion."""
     with atomic_write(folder / MANIFEST_NAME) as file:
         file.write(_encode(manifest))
-
-
-def count_reasons(reasons: list[str]) -> dict[str, int]:
-    """Reasons and how often each occurs, most frequent first."""
-    return dict(Counter(reasons).most_common())
 
 
 def parse_manifest(raw: bytes, path: Location, held: Held) -> tuple[Manifest, str, bool]:

@@ -3,10 +3,11 @@
 import os
 from collections.abc import Mapping, Sequence
 
-from precache.dataset import columns
-from precache.dataset.converted import ConvertedDataset, open_dataset, open_unchecked
+import numpy as np
+
+from precache.dataset.converted import open_dataset, open_unchecked
 from precache.dataset.files import check_file, check_objects
-from precache.dataset.index import REMEDY, IndexFileError, SampleIndex
+from precache.dataset.index import REMEDY, VALUE, IndexFileError, SampleIndex
 from precache.reporting import counted
 from precache.storage.objects import ObjectStore
 from precache.storage.urls import Url
@@ -55,13 +56,12 @@ def verify_across(paths: Sequence[str | os.PathLike[str] | Url]) -> list[str]:
         if kinds[0] != kinds[1]:
             problems.append(f"{names}: their targets and fields differ ({kinds[0]}; {kinds[1]})")
             continue
-        ours, theirs = _samples_by_split(first), _samples_by_split(other)
+        ours, theirs = first.manifest.samples_per_class, other.manifest.samples_per_class
         if ours.keys() != theirs.keys():
             problems.append(f"{names}: their splits differ ({', '.join(theirs)}; {', '.join(ours)})")
         for split in ours.keys() & theirs.keys():
-            if ours[split] != theirs[split]:
-                different = {sample for sample, _, _ in ours[split] ^ theirs[split]}
-                problems.append(f"{names}: split {split} differs in {counted(len(different), 'sample')}")
+            if different := _different(first.read_index(split), other.read_index(split)):
+                problems.append(f"{names}: split {split} differs in {counted(different, 'sample')}")
     return problems
 
 
@@ -69,21 +69,14 @@ def _listed(fields: Mapping[str, str]) -> str:
     return ", ".join(f"{name} {kind}" for name, kind in sorted(fields.items())) or "no fields"
 
 
-def _samples_by_split(dataset: ConvertedDataset) -> dict[str, set[tuple[int, int, str]]]:
-    """Split -> (id, label, target, fields and the mask's checksum as text) of its samples."""
-    splits = {split: dataset.read_index(split) for split in dataset.manifest.samples_per_class}
-    return {
-        split: set(zip(index.ids.tolist(), index.labels.tolist(), _labelled(index), strict=True))
-        for split, index in splits.items()
-    }
-
-
-def _labelled(index: SampleIndex) -> list[str]:
-    """Target, fields and the mask's checksum of each sample; empty where there are none."""
-    if index.targets is None and not index.fields and index.mask_checksums is None:
-        return [""] * len(index)
-    checksums = [None] * len(index) if index.mask_checksums is None else index.mask_checksums.tolist()
-    return [
-        repr((*columns.labelled(index.targets, index.fields, row), checksum))
-        for row, checksum in enumerate(checksums)
-    ]
+def _different(one: SampleIndex, other: SampleIndex) -> int:
+    """How many samples are in one of the two alone, or differ in label, target, fields or mask."""
+    ids, mine, its = np.intersect1d(one.ids, other.ids, assume_unique=True, return_indices=True)
+    alike = np.ones(len(ids), np.bool_)
+    for name in {"labels", "targets", "mask_checksums"} | {f"{VALUE}{name}" for name in one.fields}:
+        ours, theirs = one.columns.get(name), other.columns.get(name)
+        if ours is None or theirs is None or ours.differs_in_kind(theirs):
+            alike &= ours is theirs
+        else:
+            alike &= ours.select(mine).same(theirs.select(its))
+    return len(one) + len(other) - 2 * len(ids) + int((~alike).sum())

@@ -85,6 +85,9 @@ def leftovers(place: Location) -> Iterator[Leftovers]:
     ):
         with hold_lock(place) as lock:
             yield _of_folder(place, lock, staged)
+            swap = lock.swap
+            if swap and not any(os.path.lexists(place.with_name(name)) for name in (swap.build, swap.old)):
+                lock.note(None)  # nothing of it is left
     else:
         yield Leftovers(place, False, folders=staged)
 

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 from precache import convert, open_dataset, verify, verify_across, verify_deep
+from precache.conversion.journal import unfinished_names
 from precache.dataset.index import index_name
 from precache.errors import DatasetError, SettingError, SourceError
 from precache.formats import FORMATS
 from precache.sources.tree import scan_tree
 from tests.command import ROOT
 from tests.conftest import IMAGES, small_recipe
-from tests.killing import contents
-from tests.killing_updates import grow
-from tests.precache.conversion.updating import BROKEN, places, stored, update
+from tests.precache.conversion.updating import BROKEN, grow, interrupt, places, stored, update
+from tests.precache.destinations import contents
 
 
 @pytest.mark.parametrize("name", sorted(FORMATS))
@@ -264,3 +264,26 @@ def test_a_damaged_index_of_an_update_is_noticed(tree: Path, tmp_path: Path) -> 
     path.unlink()
     with pytest.raises(DatasetError, match=manifest.index.name):
         open_dataset(out).read_index()
+
+
+@pytest.mark.parametrize("unfinished", [False, True])
+def test_a_file_under_a_name_that_an_update_needs_is_not_overwritten(
+    tree: Path, tmp_path: Path, unfinished: bool
+) -> None:
+    out = tmp_path / "out"
+    update(tree, out)
+    grow(tree, 1)
+    if unfinished:
+        interrupt(tree, out)
+        grow(tree, 2)
+    planned = unfinished_names(out)
+    shutil.copytree(out, tmp_path / "copy")
+    update(tree, tmp_path / "copy")
+    mine = out / max(contents(tmp_path / "copy").keys() - contents(out).keys() - planned)
+    mine.write_text("mine")
+    with pytest.raises(DatasetError, match=f"not part of the dataset.*{mine.name}"):
+        update(tree, out)
+    assert mine.read_text() == "mine"
+    mine.rename(tmp_path / mine.name)
+    update(tree, out)
+    assert verify_deep(out, tree, workers=0).problems == ()

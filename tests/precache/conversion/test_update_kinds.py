@@ -16,7 +16,7 @@ from precache.formats import FORMATS
 from precache.recipe import Recipe
 from precache.sources.tree import scan_tree
 from tests.conftest import small_recipe
-from tests.killing_updates import grow
+from tests.precache.conversion.updating import grow
 
 FIELDS = ("fold", "width", "caption", "box")
 

@@ -14,8 +14,7 @@ from precache.formats import FORMATS
 from precache.sources import SourceOptions
 from precache.sources.tree import scan_tree
 from tests.conftest import small_recipe
-from tests.killing_updates import grow
-from tests.precache.conversion.updating import stored, update
+from tests.precache.conversion.updating import grow, stored, update
 
 
 def paths_of(out: Path) -> dict[int, str]:

@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from precache.conversion.destination import resolve
+from precache.conversion.destination import folders_beside, resolve
 from precache.conversion.journal import JOURNAL_NAME, own_names_in
-from precache.conversion.lock import Lock, hold_lock, lock_path
+from precache.conversion.lock import hold_lock, lock_path
 from precache.conversion.url import remove_working_folder, unfinished_files, working_folder
 from precache.dataset.converted import is_converted, open_unchecked
 from precache.dataset.manifest import MANIFEST_NAME
@@ -80,14 +80,11 @@ def leftovers(place: Location) -> Iterator[Leftovers]:
     if isinstance(place, Url):
         with hold_lock(working_folder(place), shown=place):
             yield _of_url(place, staged)
-    elif any(
+    elif folders_beside(place, "new") or any(
         os.path.lexists(path) for path in (place / MANIFEST_NAME, place / JOURNAL_NAME, lock_path(place))
     ):
-        with hold_lock(place) as lock:
-            yield _of_folder(place, lock, staged)
-            swap = lock.swap
-            if swap and not any(os.path.lexists(place.with_name(name)) for name in (swap.build, swap.old)):
-                lock.note(None)  # nothing of it is left
+        with hold_lock(place):
+            yield _of_folder(place, staged)
     else:
         yield Leftovers(place, False, folders=staged)
 
@@ -105,7 +102,7 @@ def _of_url(url: Url, staged: tuple[Path, ...]) -> Leftovers:
     return Leftovers(url, finished, shards, tuple(map(str, here)), uploads, staged, taken)
 
 
-def _of_folder(folder: Path, lock: Lock, staged: tuple[Path, ...]) -> Leftovers:
+def _of_folder(folder: Path, staged: tuple[Path, ...]) -> Leftovers:
     finished = is_converted(folder)
     dataset_names = _dataset_names(folder) if finished else frozenset()
     ours = _names(folder)
@@ -117,12 +114,11 @@ def _of_folder(folder: Path, lock: Lock, staged: tuple[Path, ...]) -> Leftovers:
             path, ours | dataset_names
         ):
             others.append(path.name)
-    if lock.swap is not None and not os.path.lexists(folder.with_name(lock.swap.old)):
-        build = folder.with_name(lock.swap.build)
-        names = _names(build)
+    for build in folders_beside(folder, "new"):
+        names = frozenset() if is_converted(build) else _names(build)
         others += [
             os.path.join("..", build.name, path.name)
-            for path in (sorted(build.iterdir()) if build.is_dir() else ())
+            for path in sorted(build.iterdir())
             if (path.name in names and _is_file(path)) or is_leftover(path, names)
         ]
     taken = _size_of(_at(folder, name) for name in (*shards, *others)) + _size_of(staged)

@@ -1,23 +1,24 @@
 """What DST may be, whether a finished one holds what is asked for, and how `--overwrite` replaces it.
 
-    .NAME.0123456789abcdef.precache    beside DST: in one such folder the new dataset is made, to another the
-                                       old one is moved, for a moment
+    .NAME.0123456789abcdef.new.precache    beside DST: the new dataset, until it is finished
+    .NAME.0123456789abcdef.old.precache    the old one, until it is removed
 
-Both names are on record (see `precache.conversion.lock`) before the folders exist. Nothing beside DST that is
-not on record is touched, and of an old dataset only the files that its manifest lists are removed, one by
-one. A swap that is killed is completed, or undone, by the next run:
+As of temporary files, nobody else has such names. Of an old dataset only the files that its manifest lists
+are removed, one by one, index and manifest last. A swap that is killed is completed, or undone, by the next
+run:
 
-    old    DST    build       what was done                       what is left to do
+    old    DST    new         what was done                       what is left to do
     -      old    unfinished  nothing                             go on converting, if asked to overwrite
-    -      old    finished    nothing                             move old away, move build to DST
-    old    -      finished    old was moved away                  move build to DST
-    old    -      -           old was moved away, build is gone   move old back
+    -      old    finished    nothing                             move old away, move new to DST
+    old    -      finished    old was moved away                  move new to DST
+    old    -      -           old was moved away, new is gone     move old back
     old    new    -           both were moved                     remove old
 """
 
 import os
+import re
+import secrets
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ import numpy as np
 
 from precache.conversion.difference import compare
 from precache.conversion.journal import JOURNAL_NAME, Target, read_header, unfinished_names
-from precache.conversion.lock import Lock, Swap, is_mount_point
+from precache.conversion.lock import is_mount_point
 from precache.dataset.converted import ConvertedDataset, is_converted, open_dataset, open_unchecked
 from precache.dataset.files import first_problem
 from precache.dataset.manifest import MANIFEST_NAME, Manifest
@@ -160,99 +161,99 @@ def check_nothing_else(destination: Path, ours: tuple[str, ...]) -> None:
         )
 
 
-def build_folder(lock: Lock) -> Path:
-    """Folder in which the dataset is built that will replace the finished one; its name is on record."""
-    swap = lock.swap
-    if swap is None or _folders(lock, swap)[1].exists():  # an old one that cannot be removed
-        swap = lock.new_swap()
-    return _folders(lock, swap)[0]
+def build_folder(destination: Path) -> Path:
+    """Folder in which the dataset is built that will replace the finished one; one that was begun goes on."""
+    begun = folders_beside(destination, "new")
+    name = f".{destination.name}.{secrets.token_hex(8)}.new.precache"
+    return begun[0] if begun else destination.with_name(name)
 
 
-def swap_in(lock: Lock) -> None:
-    """Replace DST by the finished dataset in `build_folder`."""
-    assert lock.swap is not None
-    destination = lock.destination
-    build, old = _folders(lock, lock.swap)
+def folders_beside(destination: Path, kind: str) -> list[Path]:
+    """The folders beside DST that are `new` or `old` ones of a swap."""
+    ours = re.compile(rf"\.{re.escape(destination.name)}\.[0-9a-f]{{16}}\.{kind}\.precache")
+    there = destination.parent.iterdir() if destination.parent.is_dir() else ()
+    found = (path for path in there if ours.fullmatch(path.name))
+    return sorted(path for path in found if path.is_dir() and not path.is_symlink())
+
+
+def swap_in(destination: Path, new: Path) -> None:
+    """Replace DST by the finished dataset in the folder `new` beside it."""
+    old = _twin(new, "old")
     if destination.is_dir() and any(destination.iterdir()):
-        swap = replace(lock.swap, files=check_may_be_replaced(destination))
-        lock.note(swap)
+        check_may_be_replaced(destination)
         os.rename(destination, old)
     try:
-        os.rename(build, destination)
+        os.rename(new, destination)
     except BaseException:
         if not os.path.lexists(destination) and old.exists():
             os.rename(old, destination)
         raise
     fsync_folder(destination.parent)
-    _remove_old(lock)
+    _remove_old(destination, old)
 
 
-def finish_swap(lock: Lock) -> None:
+def finish_swap(destination: Path) -> None:
     """Complete, or undo, a `swap_in` that was killed: afterwards DST is the old dataset or the new one.
 
     Raises:
         DatasetError: another folder has taken the place of DST meanwhile.
     """
-    if lock.swap is None:
-        return
-    destination = lock.destination
-    build, old = _folders(lock, lock.swap)
-    if not old.exists():
-        if is_converted(build):
-            tidy(build)
-            swap_in(lock)
-        elif not build.exists():
-            lock.note(None)
-        return
-    if not destination.exists():
-        os.rename(build if is_converted(build) else old, destination)
-        fsync_folder(destination.parent)
-    elif build.exists():
-        raise DatasetError(
-            f"{destination}: was created while --overwrite was about to put {build} there; the old "
-            f"dataset is now {old}; move {destination} elsewhere, then run the same command again"
-        )
-    _remove_old(lock)
+    for old in folders_beside(destination, "old"):
+        new = _twin(old, "new")
+        if not destination.exists():
+            os.rename(new if is_converted(new) else old, destination)
+            fsync_folder(destination.parent)
+        elif new.exists():
+            raise DatasetError(
+                f"{destination}: was created while --overwrite was about to put {new} there; the old "
+                f"dataset is now {old}; move {destination} elsewhere, then run the same command again"
+            )
+        _remove_old(destination, old)
+    for new in folders_beside(destination, "new"):
+        if is_converted(new):
+            tidy(new)
+            swap_in(destination, new)
 
 
-def warn_of_build(lock: Lock) -> None:
+def warn_of_build(destination: Path) -> None:
     """Warn that an unfinished `--overwrite` takes space, where it is not continued."""
-    if lock.swap is not None and (build := _folders(lock, lock.swap)[0]).exists():
+    for new in folders_beside(destination, "new"):
         warn(
-            f"{lock.destination}: an unfinished --overwrite takes space in {build}; finish it by the same "
-            f"command with --overwrite, or remove that folder"
+            f"{destination}: an unfinished --overwrite takes space in {new}; finish it by the same command "
+            f"with --overwrite, or remove that folder"
         )
 
 
-def _remove_old(lock: Lock) -> None:
-    """Remove the recorded files of the old dataset, and its folder; warn of what stays.
-
-    The swap is over, unless the folder or files on record remain: the next run tries to remove them again.
-    """
-    assert lock.swap is not None
-    _, old = _folders(lock, lock.swap)
-    for name in lock.swap.files:
-        with suppress(OSError):
-            (old / name).unlink()
+def _remove_old(destination: Path, old: Path) -> None:
+    """Remove the old dataset's files, and its folder; warn of what stays, which the next run tries again."""
+    if not old.is_dir():
+        return
+    last = [MANIFEST_NAME]
+    try:
+        manifest = open_unchecked(old)[0].manifest
+        last = [manifest.index.name, MANIFEST_NAME]  # without them nobody knows the others
+        ours = {*_own_names(manifest), *unfinished_names(old)} - {*last}
+    except DatasetError:  # its index is removed already
+        ours = set()
+    for names in (ours, last[:-1], last[-1:]):
+        for name in names:
+            with suppress(OSError):
+                (old / name).unlink()
+        if any(os.path.lexists(old / name) for name in names):
+            break
     with suppress(OSError):
         old.rmdir()
-    if not os.path.lexists(old):
-        lock.note(None)
-        return
-    left: list[str] = []
-    with suppress(OSError):
+    if os.path.lexists(old):
         left = sorted(path.name for path in old.iterdir())
-    what = some(left) if left else "the folder itself"
-    warn(
-        f"{lock.destination}: the new dataset is in place, but the old one could not be removed completely "
-        f"({what}); the rest is in {old}"
-    )
-    if left and not set(left) & set(lock.swap.files):
-        lock.note(None)  # the folder is no longer ours
+        warn(
+            f"{destination}: the new dataset is in place, but the old one could not be removed completely "
+            f"({some(left) if left else 'the folder itself'}); the rest is in {old}"
+        )
 
 
-def _folders(lock: Lock, swap: Swap) -> tuple[Path, Path]:
-    return lock.destination.with_name(swap.build), lock.destination.with_name(swap.old)
+def _twin(folder: Path, kind: str) -> Path:
+    """The `new` folder of the swap that has an `old` one, or the other way round."""
+    return folder.with_suffix("").with_suffix(f".{kind}.precache")
 
 
 def too_many_rejected(number: int, limit: int) -> str:

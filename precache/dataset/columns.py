@@ -1,4 +1,4 @@
-"""What is known of every sample beside its picture, a column each: numbers, lists of them, text.
+"""Columns: each holds one thing that is known of every sample, a number, a list of numbers, or text.
 
     int      int64 [n]                      one integer each
     float    float64 [n]                    one number each
@@ -6,7 +6,7 @@
     ragged   int64 or float64 [sum, ...]    any number of them each, or of rows of k, such as boxes
     text     uint8 [sum]                    UTF-8, one behind the other
 
-The last two have `ends`, int64 [n]: where each sample's values end.
+The last two come with `ends`, int64 [n]: where the values of each sample end.
 
 What samples are labelled with is one of TARGETS:
 

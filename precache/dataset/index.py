@@ -1,8 +1,8 @@
-"""`dataset.index`: what is known of samples, shards and source without opening a shard.
+"""`dataset.index`: what is known of samples, shards and the source, so that no shard is opened for it.
 
-Any safetensors reader opens it (https://huggingface.co/docs/safetensors); its name ends otherwise, so that
-`*.safetensors` finds shards alone: 8 bytes, the length of the header; the header, JSON, which says of each
-array its dtype, its shape and where it lies; the arrays, one behind the other.
+It is a safetensors file (https://huggingface.co/docs/safetensors) under another suffix, so that a pattern
+`*.safetensors` finds shards alone. 8 bytes have the length of the header; the header is JSON, and has dtype,
+shape and place of each array; the arrays follow, one behind the other.
 
 Of the n samples, in written order:
 
@@ -41,14 +41,14 @@ when they are asked for:
     rejected:paths, rejected:reasons   text
     ignored:paths, ignored:reasons     text
 
-Where samples have any number of values, as text has of bytes, uint8, `ends:COLUMN`, int64 [n], says where
-those of each sample end. The rows of a shard are one range of each column: who needs those of a few shards
-reads no more, and compares them with shard:checksums. The manifest has checksums of the header and of all
-other columns.
+A column whose samples have any number of values, such as text, which is uint8, comes with `ends:COLUMN`,
+int64 [n]: where the values of each sample end. The rows of a shard are one range of each column. Who needs a
+few shards reads these ranges alone, and compares them with shard:checksums. The manifest has checksums of the
+header and of all other columns.
 
-An update (see `precache.conversion.update`) writes another, with its number in its name, since somebody may
-be reading the one before: `dataset-00001.index`. Nothing is mapped: a file that somebody cuts off is an
-error, not a signal that ends the process.
+An update (see `precache.conversion.update`) writes a new index, `dataset-00001.index` and so on, because
+others may still read the one before. The file is read, not mapped: if somebody truncates it, that is an error,
+not a signal that ends the process.
 """
 
 import csv

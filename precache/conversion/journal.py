@@ -76,12 +76,7 @@ class Target:
 
     def differences(self, found: dict[str, Any]) -> list[str]:
         """How `found`, another target as JSON, differs from this one; one phrase each."""
-        recipe = found.get("recipe", {})
-        phrases = [
-            f"{name} {_in_words(recipe.get(name))}, asked for {_in_words(value)}"
-            for name, value in self.recipe.to_json().items()
-            if recipe.get(name) != value
-        ]
+        phrases = recipe_differences(found.get("recipe", {}), self.recipe)
         if found.get("source_digest") != self.source_digest:
             phrases.append(_ANOTHER_SOURCE)
         if found.get("update", 0) != self.update:
@@ -436,6 +431,15 @@ def _header_of(target: Target, plan: ConvertPlan) -> dict[str, Any]:
         shards.setdefault(shard.split, [shard.number, 0])[1] += 1
     as_read: dict[str, Any] = json.loads(json.dumps({_KEY: _VERSION, **asdict(target), "shards": shards}))
     return as_read
+
+
+def recipe_differences(found: Mapping[str, Any], asked: Recipe) -> list[str]:
+    """How `found`, a recipe as JSON, differs from the one that is asked for; one phrase each."""
+    return [
+        f"{name} {_in_words(found.get(name))}, asked for {_in_words(value)}"
+        for name, value in asked.to_json().items()
+        if found.get(name) != value
+    ]
 
 
 def _text(value: Any) -> str:

@@ -56,10 +56,6 @@ class ShardTask:
     destination: Path | Url
     recipe: Recipe
 
-    def unit_name(self, unit: int) -> str:
-        """The name for error messages of the picture over which a worker died."""
-        return self.samples[unit].path
-
 
 @dataclass(slots=True)
 class _Unfinished:

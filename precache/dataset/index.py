@@ -47,8 +47,8 @@ few shards reads these ranges alone, and compares them with shard:checksums. The
 header and of all other columns.
 
 An update (see `precache.conversion.update`) writes a new index, `dataset-00001.index` and so on, because
-others may still read the one before. The file is read, not mapped: if somebody truncates it, that is an error,
-not a signal that ends the process.
+others may still read the one before. The file is read, not mapped: if somebody truncates it, that is an
+error, not a signal that ends the process.
 """
 
 import csv

@@ -22,7 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -337,13 +337,13 @@ def nodes_of(folder: Location, name: str, read: Callable[[], object]) -> Iterato
         read: reads a sample; raises a SourceError where the source cannot be read.
     """
     if isinstance(folder, Url):
-        yield Nodes(_Expected(versions(), None, read).check)
+        yield Nodes(partial(_check_node, versions(), None, read))
         return
     probe = temporary_path(Path(os.path.abspath(folder)) / name)
     with open(open_new(probe), "wb") as file:
         file.write(probe.name.encode())
     try:
-        yield Nodes(_Expected(versions(), probe, read).check)
+        yield Nodes(partial(_check_node, versions(), probe, read))
     finally:
         probe.unlink(missing_ok=True)
 
@@ -356,42 +356,32 @@ def versions() -> dict[str, str]:
     return {"precache": precache.__version__, **made_by()}
 
 
-@dataclass(frozen=True, slots=True)
-class _Expected:
-    """What every node must have as the machine that plans has it.
+def _check_node(expected: dict[str, str], probe: Path | None, read: Callable[[], object], node: str) -> None:
+    """Raise what is wrong with this machine, whose name in messages is `node`.
 
-    Attributes:
-        versions: of what the bytes depend on, by name.
+    Args:
+        expected: versions of the machine that plans.
         probe: a file in the folder that is written to, which holds its own name; None at a URL.
         read: as of `nodes_of`.
+
+    Raises:
+        SettingError: versions differ.
+        DatasetError: the folder that is written to is another one here, or cannot be written to.
+        SourceError: a sample cannot be read here.
     """
-
-    versions: dict[str, str]
-    probe: Path | None
-    read: Callable[[], object]
-
-    def check(self, node: str) -> None:
-        """Raise what is wrong with this machine, whose name in messages is `node`.
-
-        Raises:
-            SettingError: versions differ.
-            DatasetError: the folder that is written to is another one here, or cannot be written to.
-            SourceError: a sample cannot be read here.
-        """
-        found = versions()
-        for name in sorted({*self.versions, *found}):
-            if self.versions.get(name) != found.get(name):
-                there, expected = found.get(name, "missing"), self.versions.get(name, "missing")
-                raise SettingError(
-                    f"{node}: {name} is {there} there but {expected} where the command runs, so bytes would "
-                    f"differ; install the same on every node"
-                )
-        if self.probe is not None:
-            _check_folder(node, self.probe)
-        try:
-            self.read()
-        except PrecacheError as error:
-            raise SourceError(f"{node}: {error}; if it is not mounted there, {_MOUNT}") from error
+    found = versions()
+    for name in sorted({*expected, *found}):
+        if expected.get(name) != found.get(name):
+            raise SettingError(
+                f"{node}: {name} is {found.get(name, 'missing')} there but {expected.get(name, 'missing')} "
+                f"where the command runs, so bytes would differ; install the same on every node"
+            )
+    if probe is not None:
+        _check_folder(node, probe)
+    try:
+        read()
+    except PrecacheError as error:
+        raise SourceError(f"{node}: {error}; if it is not mounted there, {_MOUNT}") from error
 
 
 def _check_folder(node: str, probe: Path) -> None:

@@ -109,8 +109,8 @@ def _check_asked(dataset: ConvertedDataset, recipe: Recipe, options: SourceOptio
             phrases.append(f"{name} {before}, asked for {now}")
     if phrases:
         raise DatasetError(
-            f"{dataset.path}: was converted with other settings ({'; '.join(phrases)}), and an update must use "
-            f"the same; leave these options as they were, or {AGAIN}"
+            f"{dataset.path}: was converted with other settings ({'; '.join(phrases)}), and an update must "
+            f"use the same; leave these options as they were, or {AGAIN}"
         )
 
 

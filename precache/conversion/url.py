@@ -68,7 +68,7 @@ def locked_working_folder(url: Url) -> Iterator[Path]:
         try:
             yield folder
         finally:
-            _remove_if_empty(folder)
+            remove_if_empty(folder)
 
 
 class ShardsAtUrl:
@@ -200,7 +200,7 @@ def remove_working_folder(folder: Path) -> None:
         path.unlink(missing_ok=True)
     if names:
         (folder / JOURNAL_NAME).unlink()
-    _remove_if_empty(folder)
+    remove_if_empty(folder)
 
 
 def remove_if_same(folder: Path, target: Target) -> None:
@@ -213,11 +213,17 @@ def remove_if_same(folder: Path, target: Target) -> None:
 def unfinished_files(folder: Path) -> list[Path]:
     """The files in a working folder that its journal names, but for the journal."""
     names = own_names_in(folder) - {JOURNAL_NAME}
-    found = sorted(folder.iterdir()) if folder.is_dir() else []
+    found = filter(is_plain_file, sorted(folder.iterdir()) if folder.is_dir() else ())
     return [path for path in found if path.name in names or is_leftover(path, names | {JOURNAL_NAME})]
 
 
-def _remove_if_empty(folder: Path) -> None:
+def is_plain_file(path: Path) -> bool:
+    """Whether it is a file, and no link to one."""
+    return path.is_file() and not path.is_symlink()
+
+
+def remove_if_empty(folder: Path) -> None:
+    """Remove a folder if nothing lies in it."""
     with suppress(OSError):  # it is not there, or holds something
         folder.rmdir()
 

@@ -213,17 +213,6 @@ def test_a_shard_that_another_process_replaced_is_never_committed(
     assert objects(bucket) == files(converted["shards"])
 
 
-def test_what_the_storage_refuses_for_a_while_is_put_again(
-    bucket: Url, proxy: Proxy, raw_tree: Path, converted: dict[str, Path]
-) -> None:
-    faults = ("reset", "500", "503")
-    proxy.plan = lambda seen: faults[seen.number // 3 % 3] if seen.number % 3 == 0 else None
-    convert(raw_tree, bucket, small_recipe("shards"), workers=0)
-    assert min(proxy.faults[fault] for fault in faults) >= 3
-    proxy.plan = lambda seen: None
-    assert objects(bucket) == files(converted["shards"])
-
-
 def test_a_storage_that_takes_no_shard_is_named(
     bucket: Url, proxy: Proxy, raw_tree: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -109,17 +109,6 @@ def test_masks_are_read_one_at_a_time(name: str, trees: Trees, tmp_path: Path) -
         file.close()
 
 
-@pytest.mark.parametrize("name", FORMAT_NAMES)
-def test_pictures_without_masks_are_stored_as_before(name: str, trees: Trees, tmp_path: Path) -> None:
-    with_masks = make(trees, tmp_path / "masks", name)
-    convert(trees.photos, tmp_path / "plain", with_masks.manifest.recipe, workers=0)
-    plain = open_dataset(tmp_path / "plain")
-    assert plain.read_index().mask_checksums is None
-    for one, other in zip(plain.manifest.shards, with_masks.manifest.shards, strict=True):
-        assert b"mask" in with_masks.shard_path(other).read_bytes()
-        assert not any(b"mask" in (plain.path / file.name).read_bytes() for file in one.files)
-
-
 def saved(image: Image.Image, **options: Any) -> Callable[[Path], Any]:
     return lambda path: image.save(path, **options)
 

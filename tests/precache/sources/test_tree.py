@@ -1,4 +1,3 @@
-import errno
 import hashlib
 import os
 import subprocess
@@ -13,8 +12,6 @@ import pytest
 from PIL import Image, features
 
 from precache.errors import SourceError
-from precache.pictures import reading
-from precache.sources import tree
 from precache.sources.base import SampleRef, Samples
 from precache.sources.tree import scan_tree
 from tests.command import ROOT, run
@@ -76,20 +73,6 @@ def test_a_picture_without_extension_is_known_by_its_content(tmp_path: Path, kin
     (tmp_path / "class").mkdir()
     Image.new("RGB", (4, 4)).save(tmp_path / "class/picture", format=kind)
     assert len(scan_tree(tmp_path).samples) == 1
-
-
-@pytest.mark.parametrize("make", ["missing", "empty", "flat", "file"])
-def test_a_tree_without_class_folders_is_an_error_that_names_it(tmp_path: Path, make: str) -> None:
-    root = tmp_path / "root"
-    if make == "file":
-        put(root)
-    elif make != "missing":
-        root.mkdir()
-        if make == "flat":
-            put(root / "picture.jpg")
-    with pytest.raises(SourceError, match=str(root)) as caught:
-        scan_tree(root)
-    assert "\n" not in str(caught.value)
 
 
 def test_train_and_val_folders_are_splits_with_common_classes(tmp_path: Path) -> None:
@@ -214,23 +197,6 @@ def test_links_that_may_not_be_followed_are_named(unprivileged: Path) -> None:
             scan_tree(unprivileged / "tree")
     finally:
         (unprivileged / "closed").chmod(0o700)
-
-
-def test_an_error_of_a_moment_hides_no_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    put(tmp_path / "a/1")
-    tried: list[str] = []
-    real = tree.open_regular
-
-    def fails_twice(path: str) -> int:
-        tried.append(path)
-        if len(tried) <= 2:
-            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), path)
-        return real(path)
-
-    monkeypatch.setattr(tree, "open_regular", fails_twice)
-    monkeypatch.setattr(reading, "_PAUSES_S", (0.0, 0.0))
-    assert len(scan_tree(tmp_path).samples) == 1
-    assert len(tried) == 3
 
 
 def test_columns_hold_what_refs_hold() -> None:

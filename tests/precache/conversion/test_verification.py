@@ -19,7 +19,7 @@ from precache.formats import FORMATS, Sample
 from precache.formats.shards import DATA_START
 from precache.sources import SourceOptions
 from precache.storage.output import publish
-from tests.command import run
+from tests.command import check_bad_input, run, run_here
 from tests.conftest import IMAGES, STORED_SIZE, small_recipe
 
 

@@ -133,7 +133,6 @@ def _indexed(
     if not columns:
         return SampleIndex(found)
     found |= {name: Column(columns[name]) for name in ("source_sizes", "checksums")}
-    found["source_checksums"] = Column(columns[SOURCE_CHECKSUMS][kept])
     if recipe.stored_size is None:
         found["shapes"] = Column(_stored_shapes(columns["source_sizes"], recipe))
     if len(columns["mask_checksums"]):

@@ -13,7 +13,7 @@ from precache import engines
 from precache.conversion.difference import compare
 from precache.dataset import columns
 from precache.dataset.converted import ConvertedDataset, open_dataset
-from precache.dataset.index import SampleIndex
+from precache.dataset.index import Checksums, SampleIndex
 from precache.dataset.shard_table import ShardEntry
 from precache.dataset.statistics import NO_PIXELS, PixelSums, statistics_by_split
 from precache.errors import DatasetError, ImageError, SampleError
@@ -115,9 +115,9 @@ def verify_deep(
             f"{error.kind}; name the source that it was made from"
         ) from error
     scan, _ = prepared(opened.scan(), manifest.recipe, options)
-    scan = _same_pictures(dataset, scan)
+    scan, checksums = _same_pictures(dataset, scan)
     report = engines.counted(on_progress, manifest.samples)
-    tasks = _deep_tasks(dataset, scan)
+    tasks = _deep_tasks(dataset, scan, checksums)
     shards = [
         *engines.run(_Comparison(dataset, scan.source), tasks, min(workers, len(manifest.shards)), report)
     ]
@@ -136,8 +136,10 @@ def verify_deep(
     )
 
 
-def _same_pictures(dataset: ConvertedDataset, scan: Scan) -> Scan:
+def _same_pictures(dataset: ConvertedDataset, scan: Scan) -> tuple[Scan, Checksums]:
     """`scan` with the labels and ids of the dataset, sorted by id: a source may list in another order.
+
+    And the checksums that the pictures had when they were converted; 0 of those that could not be read.
 
     Raises:
         DatasetError: a picture of the source is not in the dataset with its labels and fields, or the other
@@ -157,25 +159,29 @@ def _same_pictures(dataset: ConvertedDataset, scan: Scan) -> Scan:
             f"{len(difference.gone):,} no longer in {scan.root}; name the right source, or run "
             f"'precache convert' with --update"
         )
-    return replace(difference.scan, samples=samples.select(np.argsort(samples.ids)))
+    by_id = np.argsort(samples.ids)
+    checksums = np.zeros(len(samples), np.uint64)
+    checksums[difference.stays] = difference.state.checksums[difference.stay_as]
+    return replace(difference.scan, samples=samples.select(by_id)), checksums[by_id]
 
 
 @dataclass(frozen=True, slots=True)
 class _DeepTask:
-    """One shard, of the path `name`, and the source's record of each of its samples, by id."""
+    """One shard, of the path `name`; of each of its samples, by id, the picture and its checksum before."""
 
     name: str
     shard: ShardEntry
     index: SampleIndex
-    refs: dict[int, SampleRef]
+    pictures: dict[int, tuple[SampleRef, int]]
 
 
-def _deep_tasks(dataset: ConvertedDataset, scan: Scan) -> Iterator[_DeepTask]:
+def _deep_tasks(dataset: ConvertedDataset, scan: Scan, checksums: Checksums) -> Iterator[_DeepTask]:
     """One task per shard, made when a worker asks for it."""
     for shard, members in dataset.by_shard():
         rows = np.searchsorted(scan.samples.ids, members.ids[members.served]).tolist()
-        refs = {scan.samples[row].id: scan.samples[row] for row in rows}
-        yield _DeepTask(str(dataset.path / shard.file_name), shard, members, refs)
+        refs = ((scan.samples[row], int(checksums[row])) for row in rows)
+        pictures = {ref.id: (ref, checksum) for ref, checksum in refs}
+        yield _DeepTask(str(dataset.path / shard.file_name), shard, members, pictures)
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +208,7 @@ class _Comparison:
     def __call__(self, task: _DeepTask, tick: Callable[[], None]) -> _ComparedShard:
         compared = []
         for row, sample in self.dataset.read_shard(task.shard, task.index):
-            ref = task.refs[int(task.index.ids[row])]
+            ref, _ = task.pictures[int(task.index.ids[row])]
             try:
                 task.index.check(row, sample.data, task.name, sample.damage)
                 compared.append(self._compare(task, row, ref, sample))
@@ -238,7 +244,8 @@ class _Comparison:
             if jpeg.psnr(stored, expected) < bound:
                 far = f"{jpeg.psnr(stored, expected):.1f} dB from its source, expected {bound:.1f} dB or more"
                 problem = f"{where} is {far}"
-        if problem and sample.label == ref.label and _changed(task.index, row, data):
+        recorded = task.pictures[ref.id][1]
+        if problem and sample.label == ref.label and recorded not in (0, picture_checksum(data)):
             problem = f"{where} differs from its source: the source file changed since it was converted"
         has_reference = recipe.fit != "pad" and not recipe.rendering.is_deep
         reference = _reference(data, path, recipe, decoded) if has_reference else expected
@@ -271,12 +278,6 @@ class _Comparison:
                 return ""
             return "has no mask, its source has one" if mask is None else "has a mask, its source has none"
         return "" if np.array_equal(mask, its_mask) else "has a mask that differs from its source's"
-
-
-def _changed(index: SampleIndex, row: int, data: bytes | Image.Image) -> bool:
-    """Whether the source file of the sample at `row` holds something else than when it was converted."""
-    recorded = int(index.source_checksums[row])
-    return recorded != 0 and recorded != picture_checksum(data)
 
 
 def _reference(data: bytes | Image.Image, path: str, recipe: Recipe, decoded: Decoded) -> Pixels:

@@ -10,7 +10,6 @@ Of the n samples, in written order:
     labels            int64  [n]     indices of the manifest's classes
     source_sizes      int32  [n, 2]  width and height of the upright source picture, in pixels
     checksums         uint64 [n]     XXH3-64 of what is stored: the pixels of `shards`, else the JPEG
-    source_checksums  uint64 [n]     XXH3-64 of the source file
     paths             text           paths in the source
     value:NAME        see `precache.dataset.columns`: the field of this name
     targets           likewise, where the samples are not labelled with one class each
@@ -103,7 +102,6 @@ _NEEDED: dict[str, tuple[type, tuple[int, ...]]] = {
     "labels": (np.int64, ()),
     "source_sizes": (np.int32, (2,)),
     "checksums": (np.uint64, ()),
-    "source_checksums": (np.uint64, ()),
     "paths": (np.uint8, ()),
 }
 _OPTIONAL: dict[str, tuple[type, tuple[int, ...]]] = {
@@ -204,11 +202,6 @@ class SampleIndex:
     def checksums(self) -> Checksums:
         """Of what is stored."""
         return self.columns["checksums"].values
-
-    @property
-    def source_checksums(self) -> Checksums:
-        """Of the source files."""
-        return self.columns["source_checksums"].values
 
     @property
     def shapes(self) -> Sizes | None:

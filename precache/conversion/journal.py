@@ -388,7 +388,7 @@ def check_empty(folder: Path) -> None:
 def own_names(header: Mapping[str, Any] | None) -> frozenset[str]:
     """The names of all files that the conversion, or the update, of this journal makes.
 
-    None where there is no header, or one that no journal of this release begins with.
+    Empty where there is no header, or one that no journal of this release begins with.
     """
     try:
         if header is None or header[_KEY] != _VERSION or not header["made_by"].keys():

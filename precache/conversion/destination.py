@@ -171,9 +171,12 @@ def build_folder(destination: Path) -> Path:
 def folders_beside(destination: Path, kind: str) -> list[Path]:
     """The folders beside DST that are `new` or `old` ones of a swap."""
     ours = re.compile(rf"\.{re.escape(destination.name)}\.[0-9a-f]{{16}}\.{kind}\.precache")
-    there = destination.parent.iterdir() if destination.parent.is_dir() else ()
-    found = (path for path in there if ours.fullmatch(path.name))
-    return sorted(path for path in found if path.is_dir() and not path.is_symlink())
+    try:
+        names = sorted(filter(ours.fullmatch, os.listdir(destination.parent)))
+    except (FileNotFoundError, PermissionError):  # without one, or where none of ours can be made
+        return []
+    found = (destination.with_name(name) for name in names)
+    return [path for path in found if path.is_dir() and not path.is_symlink()]
 
 
 def swap_in(destination: Path, new: Path) -> None:
@@ -200,8 +203,9 @@ def finish_swap(destination: Path) -> None:
     """
     for old in folders_beside(destination, "old"):
         new = _twin(old, "new")
-        if not destination.exists():
-            os.rename(new if is_converted(new) else old, destination)
+        whole = [folder for folder in (new, old) if is_converted(folder)]
+        if whole and not destination.exists():
+            os.rename(whole[0], destination)
             fsync_folder(destination.parent)
         elif new.exists():
             raise DatasetError(
@@ -228,13 +232,13 @@ def _remove_old(destination: Path, old: Path) -> None:
     """Remove the old dataset's files, and its folder; warn of what stays, which the next run tries again."""
     if not old.is_dir():
         return
-    last = [MANIFEST_NAME]
+    ours, last = set[str](), [MANIFEST_NAME]
     try:
         manifest = open_unchecked(old)[0].manifest
         last = [manifest.index.name, MANIFEST_NAME]  # without them nobody knows the others
         ours = {*_own_names(manifest), *unfinished_names(old)} - {*last}
-    except DatasetError:  # its index is removed already
-        ours = set()
+    except DatasetError:  # its index is removed already, or cannot be read now
+        last = [] if any(old.glob("*.index")) else last
     for names in (ours, last[:-1], last[-1:]):
         for name in names:
             with suppress(OSError):

@@ -334,10 +334,6 @@ class Column:
         empty = self.ends is not None and not (len(self.values) and len(other.values))
         return mine[:2] != its[:2] or (mine[2] != its[2] and not empty)
 
-    def join(self, other: "Column") -> "Column":
-        """Its values, then those of `other`, which does not differ in kind."""
-        return Column.concatenate((self, other))
-
     @classmethod
     def concatenate(cls, columns: "Sequence[Column]") -> "Column":
         """The values of each in turn; they do not differ in kind."""

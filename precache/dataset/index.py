@@ -248,7 +248,8 @@ class SampleIndex:
     def join(self, other: "SampleIndex") -> "SampleIndex":
         """Its samples, then those of `other`, which has the same columns; without what is removed."""
         mine = self.without_removed().columns
-        return SampleIndex({name: column.join(other.columns[name]) for name, column in mine.items()})
+        pairs = ((name, (column, other.columns[name])) for name, column in mine.items())
+        return SampleIndex({name: Column.concatenate(pair) for name, pair in pairs})
 
     def check(self, row: int, stored: bytes | npt.NDArray[np.uint8], file: str, damage: str = "") -> None:
         """Compare what was read of the sample at `row`, from the shard `file`, with what was written.

@@ -236,6 +236,9 @@ def test_what_comes_to_the_old_dataset_meanwhile_survives_and_is_named(
     assert contents(out) == contents(converted["shards"])
     assert contents(old) == {"thesis\x1b.txt": THESIS}
     assert f"(thesis\\x1b.txt); the rest is in {old}" in caplog.text
+    shutil.rmtree(out)  # then what is left of the old one does not take its place
+    assert convert(raw_tree, out, small_recipe("shards"), workers=0).converted == 70
+    assert contents(old) == {"thesis\x1b.txt": THESIS}
 
 
 SPOIL = {

@@ -73,7 +73,8 @@ def test_a_column_in_pieces_is_what_it_is_in_memory(name: str) -> None:
         assert [column.value(row) for row in range(3)] == VALUES[name][0]
         for asked in (slice(None), slice(2, 9), random.random(len(whole)) < 0.5):
             assert column.select(asked).content() == whole.select(asked).content()
-        assert column.join(whole).content() == whole.join(whole).content()
+        twice = Column.concatenate((whole, whole)).content()
+        assert Column.concatenate((column, whole)).content() == twice
         with pytest.raises(IndexError):
             column.select(np.array([len(whole)]))
 

@@ -233,8 +233,8 @@ class Journal:
         of = counted(sum(len(shard.rows) for shard in self._plans.values()), "picture")
         where = "" if self.place == self.folder else f" on this machine, whose journal is in {self.folder}"
         return (
-            f"after {done:,} of {of} were finished; these are kept, and the same command goes on from "
-            f"there{where}"
+            f"after {done:,} of {of} were finished; these are kept, and the same command continues with the "
+            f"rest{where}"
         )
 
     def check_whole(self) -> None:
@@ -444,7 +444,7 @@ def recipe_differences(found: Mapping[str, Any], asked: Recipe) -> list[str]:
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{value!r:.99} is no text")
+        raise TypeError(f"{value!r:.99} is not text")
     return value
 
 

@@ -135,7 +135,7 @@ class Column:
             encoded = [value.encode() for value in values]
         except UnicodeEncodeError:
             row = next(row for row, value in enumerate(values) if not _is_unicode(value))
-            raise ValueOfRowError(row, "is no text that UTF-8 can hold") from None
+            raise ValueOfRowError(row, "cannot be written as UTF-8") from None
         ends = np.cumsum([len(text) for text in encoded], dtype=np.int64)
         return cls(np.frombuffer(b"".join(encoded), np.uint8), ends)
 
@@ -163,7 +163,7 @@ class Column:
             try:
                 rows.append(_numbers(value))
             except (ValueError, TypeError, OverflowError):
-                raise ValueOfRowError(row, f"{_shown(value)} is no list of numbers") from None
+                raise ValueOfRowError(row, f"{_shown(value)} is not a list of numbers") from None
         filled = [array for array in rows if array.size]
         depth = max((array.ndim for array in filled), default=1)
         width = next((array.shape[1:] for array in filled), ())

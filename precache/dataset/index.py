@@ -406,7 +406,7 @@ class IndexFile:
             raise damaged(self.path, f"column {name} is missing or of another shape")
         content = self.read_rows(name, 0, place.shape[0])
         if f"{checksum_of(content):016x}" != self._entry.columns.get(name):
-            raise damaged(self.path, f"the checksum of its column {name} is another")
+            raise damaged(self.path, f"column {name} does not match its checksum")
         return np.frombuffer(content, place.dtype).reshape(place.shape)
 
     def read_text(self, name: str) -> Column:
@@ -523,7 +523,7 @@ class ShardRows:
         written = self._checksums[first : first + len(found), self._number_of[name]]
         if len(wrong := np.flatnonzero(found != written)):
             shard = first + int(wrong[0])
-            raise self._damaged(shard, shard + 1, f"the checksum of its {name} is another")
+            raise self._damaged(shard, shard + 1, f"their {name} do not match their checksum")
         return np.frombuffer(content, place.dtype).reshape(-1, *place.shape[1:])
 
     def _piece(self, name: str, shards: Ints, number: int) -> Column:
@@ -662,7 +662,7 @@ def _read_texts(file: IndexFile, section: str, count: int) -> tuple[tuple[str, s
             for column in columns
         )
     except UnicodeDecodeError as error:
-        raise damaged(file.path, f"its columns {section} are no text") from error
+        raise damaged(file.path, f"its columns {section} are not valid text") from error
     return tuple(zip(paths, reasons, strict=True))
 
 
@@ -698,7 +698,7 @@ def _read_header(path: Path, entry: IndexEntry) -> dict[str, _Place]:
         raise damaged(path, "it has no header")
     header = start[:header_bytes] if header_bytes <= len(start) else _read_part(path, 0, header_bytes)
     if f"{checksum_of(header):016x}" != entry.header:
-        raise damaged(path, "the checksum of its header is another")
+        raise damaged(path, "its header does not match its checksum")
     try:
         return parse_header(header, found_bytes)
     except ValueError as error:

@@ -59,7 +59,7 @@ def shard_name(split: str, index: int) -> str:
         SettingError: that is no name of a split, and might lead out of the dataset's folder.
     """
     if not isinstance(split, str) or not SPLIT_NAME.fullmatch(split):
-        raise SettingError(f"{split!r:.99} is no name of a split; write letters and digits, such as train")
+        raise SettingError(f"{split!r:.99} is not a name for a split; use letters and digits, such as train")
     return f"{split}-{index:05d}"
 
 

@@ -122,7 +122,7 @@ def test_selecting_text_takes_little_more_memory_than_the_text() -> None:
     [
         ([1, "a"], 0, "expected numbers"),
         ([[1], None], 1, "is empty"),
-        ([[1], ["a"]], 1, "is no list of numbers"),
+        ([[1], ["a"]], 1, "is not a list of numbers"),
         ([[[1, 2]], [[1, 2, 3]]], 1, "has shape"),
         ([1, 2**63], 1, "64 bits"),
         (["a", "\udcff"], 1, "UTF-8"),

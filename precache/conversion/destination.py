@@ -20,12 +20,17 @@ import re
 import secrets
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from precache.conversion.difference import compare
-from precache.conversion.journal import JOURNAL_NAME, Target, read_header, unfinished_names
+from precache.conversion.journal import (
+    JOURNAL_NAME,
+    Target,
+    own_names,
+    read_header,
+    unfinished_names,
+)
 from precache.conversion.lock import is_mount_point
 from precache.dataset.converted import ConvertedDataset, is_converted, open_dataset, open_unchecked
 from precache.dataset.files import first_problem
@@ -115,17 +120,16 @@ def tidy(folder: Path) -> None:
         return
     remove_leftovers(folder, [*_own_names(manifest), JOURNAL_NAME])
     header = read_header(folder / JOURNAL_NAME)
-    if header is not None and _was_of(header, manifest):
+    if own_names(header) and header and header["update"] == len(manifest.updates):
         (folder / JOURNAL_NAME).unlink()
         fsync_folder(folder)
 
 
-def check_may_be_replaced(destination: Path) -> tuple[str, ...]:
-    """The names of the finished dataset's files, which `--overwrite` may remove.
+def check_may_be_replaced(destination: Path) -> None:
+    """Raise DatasetError unless `--overwrite` may replace the finished dataset.
 
-    Raises:
-        DatasetError: the folder holds files that are not ours, is a mount point or the working folder, or
-            its manifest is damaged.
+    It may not where the folder holds files that are not ours, is a mount point or the working folder, or
+    where the manifest is damaged.
     """
     if is_mount_point(destination):
         raise DatasetError(
@@ -143,12 +147,6 @@ def check_may_be_replaced(destination: Path) -> tuple[str, ...]:
     except DatasetError as error:
         raise DatasetError(f"{error}; so it is unknown which files are the dataset's: {remedy}") from error
     ours = (*_own_names(manifest), *unfinished_names(destination))
-    check_nothing_else(destination, ours)
-    return ours
-
-
-def check_nothing_else(destination: Path, ours: tuple[str, ...]) -> None:
-    """Raise DatasetError if the folder holds anything but the files of the names `ours`."""
     others = sorted(
         path.name
         for path in destination.iterdir()
@@ -276,14 +274,6 @@ def _changed(scan: Scan, dataset: ConvertedDataset) -> list[str]:
     if len(state) != len(rows):
         return []
     return list(changed_pictures(scan, rows, state.modified_ns, state.checksums))
-
-
-def _was_of(header: dict[str, Any], manifest: Manifest) -> bool:
-    """Whether the journal that begins so ended with this manifest."""
-    update = header.get("update", 0)
-    made = (header.get("recipe"), header.get("source_digest"))
-    same = made == (manifest.recipe.to_json(), manifest.source_digest)
-    return bool(update == len(manifest.updates) and (update or same))
 
 
 def _own_names(manifest: Manifest) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ import multiprocessing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 
 from precache.conversion.journal import (
@@ -38,7 +38,7 @@ from precache.conversion.lock import hold_lock
 from precache.dataset.files import FileEntry
 from precache.dataset.manifest import MANIFEST_NAME
 from precache.errors import DatasetError, SettingError, WorkerError
-from precache.reporting import counted, some, warn
+from precache.reporting import counted, warn
 from precache.storage import crc32c_file, is_leftover, read_regular
 from precache.storage.objects import ObjectInfo, ObjectStore
 from precache.storage.output import OutputFile
@@ -77,7 +77,6 @@ class ShardsAtUrl:
     def __init__(self, url: Url) -> None:
         self._url = url
         self._store = ObjectStore(url)
-        self._found: dict[str, ObjectInfo] | None = None
 
     def check_free(self, names: frozenset[str]) -> None:
         """Raise DatasetError if something lies there, unless another machine started this very conversion.
@@ -85,20 +84,19 @@ class ShardsAtUrl:
         Such files are recognised by name, and by the checksum that precache puts beside each object.
         """
         names -= {JOURNAL_NAME, MANIFEST_NAME}
-        first = [info.name for info in self._store.first(_PROBED)]
-        others = [name for name in first if name not in names]
-        there = [] if others else [info.name for info in self._store.list()]
-        others += [name for name in there if name not in names]
-        if not others:
+        first = (info.name for info in self._store.first(_PROBED))
+        others, there = [name for name in first if name not in names], []
+        if not others:  # else it may be a bucket of millions
+            there = [info.name for info in self._store.list()]
             with ThreadPoolExecutor(_AT_A_TIME) as pool:
-                checksums = pool.map(self._store.crc32c_of, there)
-                others = [name for name, crc32c in zip(there, checksums, strict=True) if crc32c is None]
+                checksums = [*pool.map(self._store.crc32c_of, there)]
+            found = zip(there, checksums, strict=True)
+            others = [name for name, crc32c in found if name not in names or crc32c is None]
         if others:
-            all_are_known = bool(there) or len(first) < _PROBED
-            shown = some(others) if all_are_known else f"{', '.join(others[:3])} and others"
+            more = " and others" if len(others) > 3 else ""
             raise DatasetError(
                 f"{self._url}: is not empty, and holds files that no conversion on this machine wrote "
-                f"({shown}); choose another DST, or remove them yourself"
+                f"({', '.join(others[:3])}{more}); choose another DST, or remove them yourself"
             )
         if there:
             warn(
@@ -108,9 +106,7 @@ class ShardsAtUrl:
 
     def problem_of(self, shard: WrittenShard) -> str | None:
         """See `FilesInFolder`; of many shards, objects are listed once."""
-        if self._found is None:
-            self._found = self._listed()
-        return self._why_not_whole(shard, self._found)
+        return self._why_not_whole(shard, self._there_at_first)
 
     def remove(self, names: frozenset[str]) -> None:
         """See `FilesInFolder`."""
@@ -122,6 +118,10 @@ class ShardsAtUrl:
         for shard in shards:
             if problem := self._why_not_whole(shard, found):
                 raise DatasetError(f"{problem}; {NOTHING_ELSE_MAY_WRITE}")
+
+    @cached_property
+    def _there_at_first(self) -> dict[str, ObjectInfo]:
+        return self._listed()
 
     def _listed(self) -> dict[str, ObjectInfo]:
         return {info.name: info for info in self._store.list()}

@@ -14,10 +14,10 @@ from precache.errors import DatasetError
 from precache.storage import staging
 from precache.storage.objects import ObjectStore
 from precache.storage.urls import Location, Url
+from tests.cloud.uploading import objects
 from tests.command import run_here
 from tests.conftest import small_recipe
 from tests.precache.conversion.test_url import interrupt as interrupt_at
-from tests.precache.conversion.test_url import objects
 from tests.precache.destinations import THESIS, interrupt
 
 

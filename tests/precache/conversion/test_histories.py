@@ -202,6 +202,7 @@ class Histories(RuleBasedStateMachine):
 
     def attempt(self, kind: str, recipe: str, stop: Stop) -> None:
         before, written = self.bases, self.written()
+        is_somebody_elses = before == [None] and not self.begun and bool(self.inside())
         expected = [self.undisturbed(kind, recipe, base) for base in before]
         error: BaseException | None = None
         try:
@@ -215,6 +216,7 @@ class Histories(RuleBasedStateMachine):
             assert error is not None or stop.way == "error"
         if stop.where:  # what an error of the disk left, the next run removes
             self.stopped.add(kind)
+        assert error is not None or not is_somebody_elses
         if error is None:
             self.ended_well(kind, before, expected, is_whole=not stop.where)
             if self.bases == before and kind != "overwrite":
@@ -433,23 +435,26 @@ def test_no_long_history_of_a_url_loses_anything(bucket: Url) -> None:
 
 
 SITUATIONS = {
-    "fresh": ([], ("convert", "shards")),
-    "overwrite": ([("convert", "shards", 0), ("update", "shards", 0)], ("overwrite", "webdataset")),
-    "discard": ([("convert", "shards", 40)], ("overwrite", "webdataset")),
-    "update": ([("convert", "shards", 0), ("update", "shards", 0)], ("update", "shards")),
+    "fresh": ([], ("convert", "shards"), False),
+    "overwrite": ([("convert", "shards", 0), ("update", "shards", 0)], ("overwrite", "webdataset"), False),
+    "discard": ([("convert", "shards", 40)], ("overwrite", "webdataset"), True),
+    "update": ([("convert", "shards", 0), ("update", "shards", 0)], ("update", "shards"), True),
 }
-"""What was run before, and at which change it was stopped (0: not); and the command that is stopped."""
+"""What was run before, and at which change it was stopped (0: not); the command that is stopped; and whether
+files of the user's lie in DST, which stand in the way of the others."""
 
 
 def stop_at_changes(situation: str, first: int, step: int) -> int:
     """Stop the command at each of these changes that it makes, then run it again; the last of them."""
-    before, command = SITUATIONS[situation]
+    before, command, has_files = SITUATIONS[situation]
     for moment in range(first, 1000, step):
         machine = Histories()
         machine.belongings_beside()
         for kind, recipe, stopped_at in before:
             machine.attempt(kind, recipe, Stop(stopped_at))
             machine.source_changes()
+        for name in _INSIDE if has_files else ():
+            machine.user_puts_a_file_into_it(name)
         machine.attempt(*command, stop := Stop(moment, WAYS[moment % len(WAYS)]))
         machine.attempt(*command, Stop())
         machine.teardown()

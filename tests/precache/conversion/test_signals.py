@@ -18,24 +18,8 @@ from precache.conversion.journal import JOURNAL_NAME
 from precache.dataset.manifest import MANIFEST_NAME
 from tests.command import ROOT, run
 from tests.conftest import small_recipe
+from tests.precache.cli.test_terminal import CONVERT, SLOWLY
 from tests.precache.destinations import beside, contents
-
-# Each picture takes its time, so that there are moments in which to kill.
-SLOWLY = """
-import sys, time
-from precache.cli.main import entry_point
-from precache.pictures import images
-render = images.render_or_copy
-def slow_render(*arguments):
-    time.sleep(0.02)
-    return render(*arguments)
-images.render_or_copy = slow_render
-if __name__ == "__main__":
-    entry_point()
-"""
-OPTIONS = (
-    "--size", "48", "--fit", "crop", "--resample", "bilinear", "--shard-bytes", str(12 * 48 * 48 * 3),
-)  # fmt: skip
 
 
 def start(folder: Path, arguments: Sequence[object]) -> "subprocess.Popen[str]":
@@ -64,7 +48,7 @@ def test_a_killed_command_or_worker_changes_no_byte(
     seed: int, raw_tree: Path, converted: dict[str, Path], tmp_path: Path
 ) -> None:
     draw, out = random.Random(seed), tmp_path / "out"
-    arguments = ["convert", raw_tree, out, "--format", "shards", *OPTIONS, "--workers", 2]
+    arguments = ["convert", raw_tree, out, *CONVERT, "--workers", 2]
     for finished in (1, 3):
         process = start(tmp_path, arguments)
         wait_for_shards(process, tmp_path, finished)
@@ -93,7 +77,7 @@ def test_signals_end_with_one_line_their_code_and_what_is_kept(
     converted: dict[str, Path],
     tmp_path: Path,
 ) -> None:
-    arguments = ["convert", raw_tree, "out", "--format", "shards", *OPTIONS, "--workers", "0"]
+    arguments = ["convert", raw_tree, "out", *CONVERT, "--workers", "0"]
     if overwrites:
         convert(raw_tree, tmp_path / "out", small_recipe("dali"), workers=0)
         arguments.append("--overwrite")

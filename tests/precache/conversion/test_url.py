@@ -18,18 +18,10 @@ from precache.storage.objects import ObjectStore
 from precache.storage.retries import PATIENCE
 from precache.storage.urls import Url
 from tests.cloud.proxy import FAULTS, Proxy, Seen
+from tests.cloud.uploading import objects
 from tests.command import run_here
 from tests.conftest import small_recipe
-
-
-def objects(url: Url) -> dict[str, bytes]:
-    """All that lies below a URL."""
-    store = ObjectStore(url)
-    return {info.name: store.get(info.name) for info in store.list()}
-
-
-def files(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
+from tests.precache.destinations import contents
 
 
 @pytest.mark.parametrize("name", ["shards", "webdataset", "dali"])
@@ -39,9 +31,9 @@ def test_objects_are_what_a_folder_would_hold(
     url = bucket / "sets/caltech"
     done = convert(raw_tree, str(url), small_recipe(name), workers=0)
     assert done.published
-    assert objects(url) == files(converted[name])
+    assert objects(url) == contents(converted[name])
     assert [info.name for info in ObjectStore(bucket).list()] == [
-        f"sets/caltech/{file}" for file in sorted(files(converted[name]))
+        f"sets/caltech/{file}" for file in sorted(contents(converted[name]))
     ]
 
 
@@ -78,7 +70,7 @@ def test_the_same_command_goes_on_where_it_was_interrupted(
     assert left_here(bucket) == [JOURNAL_NAME]
     done = convert(raw_tree, bucket, small_recipe("shards"), workers=0)
     assert done.converted < 40
-    assert objects(bucket) == files(converted["shards"])
+    assert objects(bucket) == contents(converted["shards"])
     assert left_here(bucket) == []
 
 
@@ -98,7 +90,7 @@ def test_on_another_machine_it_starts_anew_and_says_so(
         "holds 3 files of a conversion whose journal is not on this machine, so it starts over" in caplog.text
     )
     assert done.converted == 70
-    assert objects(bucket) == files(converted["shards"])
+    assert objects(bucket) == contents(converted["shards"])
 
 
 def test_of_two_converters_one_is_told_and_the_other_ones_dataset_stays(
@@ -120,7 +112,7 @@ def test_of_two_converters_one_is_told_and_the_other_ones_dataset_stays(
 
     with pytest.raises(DatasetError, match="another process has finished a dataset there"):
         convert(raw_tree, bucket, small_recipe("shards", seed=7), workers=0, on_progress=convert_elsewhere)
-    assert objects(bucket) == files(converted["shards"])
+    assert objects(bucket) == contents(converted["shards"])
 
 
 def test_two_processes_of_a_machine_are_kept_apart(bucket: Url, raw_tree: Path) -> None:
@@ -141,7 +133,7 @@ def test_workers_push_what_they_write_and_leave_nothing_here(
     bucket: Url, raw_tree: Path, converted: dict[str, Path]
 ) -> None:
     convert(raw_tree, bucket, small_recipe("webdataset"), workers=2)
-    assert objects(bucket) == files(converted["webdataset"])
+    assert objects(bucket) == contents(converted["webdataset"])
     assert left_here(bucket) == []
 
 
@@ -161,7 +153,7 @@ def test_a_finished_shard_that_is_not_as_it_was_is_converted_again(
         journal.write_bytes(b"".join([*lines[:-1], lines[-1].replace(b"1", b"2", 1)]))
     convert(raw_tree, bucket, small_recipe("shards"), workers=0)
     assert "1 finished shard must be converted again" in caplog.text or "is damaged or cut off" in caplog.text
-    assert objects(bucket) == files(converted["shards"])
+    assert objects(bucket) == contents(converted["shards"])
 
 
 def test_what_a_push_left_of_an_unfinished_conversion_can_be_cleaned(
@@ -175,7 +167,7 @@ def test_what_a_push_left_of_an_unfinished_conversion_can_be_cleaned(
         convert(raw_tree, bucket, small_recipe("shards"), workers=0)
     with leftovers(bucket) as found:
         found.remove()
-    assert objects(bucket) == files(tmp_path / "one-shard")
+    assert objects(bucket) == contents(tmp_path / "one-shard")
     assert left_here(bucket) == []
 
 
@@ -210,7 +202,7 @@ def test_a_shard_that_another_process_replaced_is_never_committed(
         convert(raw_tree, bucket, small_recipe("shards"), workers=0, on_progress=replace)
     assert store.find("dataset.json") is None
     convert(raw_tree, bucket, small_recipe("shards"), workers=0)
-    assert objects(bucket) == files(converted["shards"])
+    assert objects(bucket) == contents(converted["shards"])
 
 
 def test_a_storage_that_takes_no_shard_is_named(

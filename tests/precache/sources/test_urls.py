@@ -19,6 +19,7 @@ from precache.storage.objects import ObjectStore
 from precache.storage.urls import Url
 from tests.cloud.proxy import Proxy
 from tests.conftest import small_recipe
+from tests.precache.sources.archives import files_of, make_zip
 
 
 @pytest.fixture(autouse=True)
@@ -153,3 +154,14 @@ def test_check_decodes_a_tree_of_objects(bucket: Url, raw_tree: Path, tmp_path: 
         check(str(url), workers=0)
     report = check(str(url), list_file=tmp_path / "list.csv", workers=0)
     assert name in [bad.path for bad in report.rejected]
+
+
+def test_messages_name_what_is_fetched_by_its_url(bucket: Url, raw_tree: Path, tmp_path: Path) -> None:
+    made = make_zip(tmp_path / "photos.zip", files_of(raw_tree, "tree/"))
+    ObjectStore(bucket).upload(made, "photos.zip")
+    scan = open_source(str(bucket / "photos.zip")).scan()
+    assert scan.digest == open_source(made).scan().digest
+    assert scan.source.where(scan.samples[3]) == f"{bucket}/photos.zip/tree/{scan.samples[3].path}"
+    ObjectStore(bucket).put("photos.tar", b"no tar" * 1000)
+    with pytest.raises(SourceError, match=f"^{bucket}/photos.tar: "):
+        open_source(str(bucket / "photos.tar")).scan()

@@ -89,7 +89,7 @@ class ConvertedDataset:
         Raises:
             DatasetError: the shard is damaged, or holds other samples.
         """
-        path, rows, served = self.shard_path(shard), 0, index.served
+        path, rows, served = self.path / shard.file_name, 0, index.served
         with self.held(*shard.files):
             for row, sample in enumerate(FORMATS[self.manifest.recipe.format].read_shard(path)):
                 if row >= len(index) or (not sample.damage and sample.id != index.ids[row]):

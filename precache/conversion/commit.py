@@ -69,7 +69,7 @@ def commit(
     checksums[rows] = columns.get(SOURCE_CHECKSUMS, ())
     before: Manifest | None = None
     updates: tuple[Update, ...] = ()
-    next_id = int(samples.ids.max()) + 1
+    next_id = int(samples.ids.max(initial=-1)) + 1
     if update is not None:
         before, difference = update.dataset.manifest, update.difference
         checksums[difference.stays] = difference.state.checksums[difference.stay_as]

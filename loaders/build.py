@@ -24,7 +24,7 @@ from loaders.delivery.devices import Lane, find_device
 from loaders.delivery.pipeline import Pipeline
 from loaders.loader import EpochLoader
 from loaders.mixture import MixedData, Mixture, samples_of, unite_classes
-from loaders.orders.mixed_order import MixedOrder
+from loaders.order.mixed import MixedOrder
 from loaders.refusals import check_given, refuse
 from loaders.samples.fields import with_fields
 from loaders.samples.parts import with_parts

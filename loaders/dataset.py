@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from loaders.batch import Positions
-from loaders.order import WINDOW_SHARDS
+from loaders.order.listed import WINDOW_SHARDS
 from loaders.samples.long_columns import ShardPaths, digest_of, fitting_shards
 from loaders.samples.rejected import rows_of_split
 from loaders.samples.remote import RemoteShards

@@ -13,7 +13,7 @@ from torch.utils.data import Dataset, Sampler, SequentialSampler
 from loaders.batch import Batch
 from loaders.dataset import SplitData
 from loaders.mixture import MixedData
-from loaders.order import Order
+from loaders.order.listed import Order
 from precache.errors import SettingError
 
 Place = tuple[int, int]

@@ -22,7 +22,7 @@ from loaders.delivery.stream import Source, Stream
 from loaders.delivery.threads import Ending
 from loaders.frameworks import Place
 from loaders.mixture import MixedData
-from loaders.order import Order
+from loaders.order.listed import Order
 from loaders.settings import LoaderSpec
 from loaders.transfer import Sent
 from precache.errors import SettingError, WorkerError, check_range, printable

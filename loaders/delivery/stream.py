@@ -6,7 +6,7 @@ from typing import Protocol
 from loaders.batch import Batch, Request
 from loaders.delivery.devices import Lane
 from loaders.delivery.prefetch import Prefetch
-from loaders.order import Order
+from loaders.order.listed import Order
 from loaders.transfer import Sent
 from precache.pictures.sizes import Size
 

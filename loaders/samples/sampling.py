@@ -9,8 +9,8 @@ import numpy.typing as npt
 
 from loaders.batch import Positions
 from loaders.dataset import SplitData
-from loaders.order import EpochOrder, Weights
-from loaders.orders.keyed_order import KeyedOrder
+from loaders.order.keyed import KeyedOrder
+from loaders.order.listed import EpochOrder, Weights
 from loaders.settings import LoaderSpec
 from precache.dataset.columns import Column
 from precache.errors import SettingError

@@ -13,8 +13,8 @@ import torch
 from PIL import Image
 
 from loaders.mixture import samples_of
-from loaders.order import EpochOrder
-from loaders.orders.mixed_order import MixedOrder
+from loaders.order.listed import EpochOrder
+from loaders.order.mixed import MixedOrder
 from precache import Recipe, convert
 from precache.errors import SampleError, SettingError
 from tests import loader_contract as contract

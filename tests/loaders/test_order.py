@@ -4,8 +4,8 @@ from itertools import chain, product
 import numpy as np
 import pytest
 
-from loaders.order import EpochOrder, full_order, window_order
-from loaders.orders.cutting import Share, batch_count, cut
+from loaders.order.cut import Share, batch_count, cut
+from loaders.order.listed import EpochOrder, full_order, window_order
 
 IDS = np.random.default_rng(0).permutation(1000)
 SHARDS = (100,) * 7 + (75,) * 4

@@ -7,8 +7,8 @@ from itertools import product
 import numpy as np
 import pytest
 
-from loaders.order import EpochOrder, Order
-from loaders.orders.mixed_order import MixedOrder
+from loaders.order.listed import EpochOrder, Order
+from loaders.order.mixed import MixedOrder
 
 IDS = np.random.default_rng(7).permutation(1300)[:1000]
 SHARDS = (100,) * 7 + (75,) * 4

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from loaders.dataset import open_split
-from loaders.orders.arrangements import Shuffled, Windows
+from loaders.order.arrangements import Shuffled, Windows
 from tests.building import build_loader
 from tests.loader_contract import ids_of
 

@@ -12,8 +12,8 @@ import pytest
 from loaders.backends.sequential import look_ahead
 from loaders.batch import Request
 from loaders.dataset import open_split
-from loaders.orders.arrangements import Windows
-from loaders.orders.keyed_order import KeyedOrder
+from loaders.order.arrangements import Windows
+from loaders.order.keyed import KeyedOrder
 from precache import Recipe, convert
 from precache.errors import SettingError
 from precache.formats.shards import ShardFile

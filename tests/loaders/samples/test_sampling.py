@@ -11,8 +11,8 @@ import torch
 from loaders.backends.sequential import look_ahead
 from loaders.batch import Request
 from loaders.dataset import open_split
-from loaders.order import gather_windows, weighted_order
-from loaders.orders.cutting import cut_repeating, occurrences
+from loaders.order.cut import cut_repeating, occurrences
+from loaders.order.listed import gather_windows, weighted_order
 from precache.errors import SettingError
 from tests.building import build_loader
 from tests.conftest import IMAGES

@@ -7,10 +7,10 @@ from itertools import product
 import numpy as np
 import pytest
 
-from loaders.orders.arrangements import Shuffled, Windows
-from loaders.orders.cutting import Cut, Share
-from loaders.orders.keyed_order import KeyedOrder
-from loaders.orders.mixed_order import MixedOrder, merge
+from loaders.order.arrangements import Shuffled, Windows
+from loaders.order.cut import Cut, Share
+from loaders.order.keyed import KeyedOrder
+from loaders.order.mixed import MixedOrder, merge
 from tests.loaders.test_order import quality
 
 SHARDS = (100,) * 7 + (0,) + (75,) * 4

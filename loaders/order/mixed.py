@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from loaders.batch import Positions
-from loaders.order import EpochOrder
-from loaders.orders.arrangements import Arrangement
-from loaders.orders.cutting import Cut, Shares
-from loaders.orders.keyed_order import KeyedOrder
+from loaders.order.arrangements import Arrangement
+from loaders.order.cut import Cut, Shares
+from loaders.order.keyed import KeyedOrder
+from loaders.order.listed import EpochOrder
 
 _GAP = 1 << 17  # places between two that are not looked up together
 
@@ -83,7 +83,7 @@ class _Mixed:
         ]
 
     def look_up(self, places: Positions) -> tuple[Positions, Positions]:
-        """As of `loaders.orders.cutting.LookUp`."""
+        """As of `loaders.order.cut.LookUp`."""
         apart = np.flatnonzero(abs(np.diff(places)) > _GAP) + 1
         found = [self._near(part) for part in np.split(places, apart)]
         positions, occurrences = zip(*found, strict=True)

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loaders.batch import Positions
-from loaders.orders.keyed import KeyedPermutation
+from loaders.order.permutation import KeyedPermutation
 
 _SHARDS_TAG, _SAMPLES_TAG, _KEY_TAG = 6, 7, 8
 _FEW = 1 << 16  # samples that are shuffled as a list, of 0.5 MB

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from loaders.batch import Positions
-from loaders.orders.arrangements import Arrangement, Listed
-from loaders.orders.cutting import Cut, Shares, batch_count, cut, cut_repeating
+from loaders.order.arrangements import Arrangement, Listed
+from loaders.order.cut import Cut, Shares, batch_count, cut, cut_repeating
 
 _FULL_TAG, _WINDOW_TAG, _WEIGHTED_TAG = 3, 4, 5
 WINDOW_SHARDS = 8
@@ -27,7 +27,7 @@ class Order(Protocol):
     Attributes:
         kind: `none` for the stored order.
         batch_size: samples per batch of one rank.
-        last: see `loaders.orders.cutting.global_sizes`.
+        last: see `loaders.order.cut.global_sizes`.
     """
 
     @property
@@ -71,7 +71,7 @@ class EpochOrder:
         kind: `full`, `window` or `none`.
         seed: with the epoch it gives the order.
         batch_size: samples per batch of one rank.
-        last: `partial`, `pad` or `drop`, see `loaders.orders.cutting.global_sizes`.
+        last: `partial`, `pad` or `drop`, see `loaders.order.cut.global_sizes`.
         window_shards: shards in a window, for kind `window`.
         rank, world_size: which of how many processes share each epoch.
         weights: float64 [n], how likely each sample is drawn; an epoch then draws as many as there are, with

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 
 from loaders.batch import Positions
-from loaders.orders.arrangements import Arrangement, Listed, Shuffled, Stored, Windows
-from loaders.orders.cutting import Cut, Shares
+from loaders.order.arrangements import Arrangement, Listed, Shuffled, Stored, Windows
+from loaders.order.cut import Cut, Shares
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeyedOrder:
-    """The batches of any epoch, see `loaders.order.Order`.
+    """The batches of any epoch, see `loaders.order.listed.Order`.
 
     `window` and `none` are dealt out to the nodes: each reads shards of its own, which its ranks share, and
     but for those at the two ends of its run no other node reads them. `full` takes samples from all shards.
@@ -27,7 +27,7 @@ class KeyedOrder:
         chosen: of a part of a split the positions of its samples in the whole, int64 [n], ascending, and how
             many samples the whole has: `full` serves them in the order that they have there, which it lists.
         nodes: how many machines; those ranks are of one whose numbers follow one another.
-        kind, seed, batch_size, last, window_shards, rank, world_size: as of `loaders.order.EpochOrder`.
+        kind, seed, batch_size, last, window_shards, rank, world_size: as of `EpochOrder`.
     """
 
     shard_starts: Positions

@@ -19,16 +19,16 @@ from loaders.backends import BACKENDS, check_name, choose_backend, ray_reader
 from loaders.backends.cache import open_cached
 from loaders.backends.host_memory import free_memory
 from loaders.batch import Loader
-from loaders.dataset import SplitData, open_split
+from loaders.dataset import RAW, SplitData, open_split
 from loaders.delivery.devices import Lane, find_device
 from loaders.delivery.pipeline import Pipeline
 from loaders.loader import EpochLoader
 from loaders.mixture import MixedData, Mixture, samples_of, unite_classes
-from loaders.order.mixed import MixedOrder
+from loaders.order.order import MixedEpochs
 from loaders.refusals import check_given, refuse
 from loaders.samples.fields import with_fields
 from loaders.samples.parts import with_parts
-from loaders.samples.sampling import Sampling, choose_samples, find_weights, make_order
+from loaders.samples.sampling import Sampling, choose_samples, cut_for, find_epochs, find_weights
 from loaders.settings import (
     CROP_RATIO,
     READING_SETTINGS,
@@ -194,10 +194,12 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
     open_source = choice.opener(data, most)
     pipeline = open_source(spec)
     try:
-        order = make_order(spec, sampling, data, pipeline.random_access, nodes)
+        epochs = find_epochs(spec, sampling, data, pipeline.random_access)
     except SettingError:
         pipeline.close()
         raise
+    by_shard = data.kind != RAW and epochs.kind != "full" and epochs.weights is None
+    order = cut_for(spec, epochs, nodes if by_shard else 1)
     return EpochLoader(spec, data, order, pipeline, open_source)
 
 
@@ -234,21 +236,14 @@ def _build_mixture(
 
     mixture = open_source(spec)
     try:
-        orders = [
-            make_order(of, sampling, part, random_access)
+        epochs = [
+            find_epochs(of, sampling, part, random_access)
             for of, part, random_access in zip(specs, parts, mixture.random_access, strict=True)
         ]
     except SettingError:
         mixture.close()
         raise
-    order = MixedOrder(
-        parts=tuple(orders),
-        counts=counts,
-        batch_size=spec.batch_size,
-        last=spec.last,
-        rank=spec.rank,
-        world_size=spec.world_size,
-    )
+    order = cut_for(spec, MixedEpochs(parts=tuple(epochs), counts=counts))
     return EpochLoader(spec, data, order, mixture, open_source)
 
 

@@ -14,19 +14,27 @@ from typing import Any, TypeVar
 import numpy as np
 
 from loaders.batch import Positions
-from loaders.order.listed import WINDOW_SHARDS
+from loaders.order.order import WINDOW_SHARDS
 from loaders.samples.long_columns import ShardPaths, digest_of, fitting_shards
-from loaders.samples.rejected import rows_of_split
 from loaders.samples.remote import RemoteShards
 from precache.dataset.columns import Column, from_zero
 from precache.dataset.converted import ConvertedDataset, is_converted, open_dataset
 from precache.dataset.index import SampleIndex
 from precache.dataset.manifest import MANIFEST_NAME
 from precache.dataset.shard_table import ShardTable
-from precache.errors import DatasetError, ImageError, SettingError, SourceError, did_you_mean, printable
+from precache.errors import (
+    DatasetError,
+    ImageError,
+    SettingError,
+    SourceError,
+    did_you_mean,
+    printable,
+    shell_command,
+)
 from precache.pictures.images import CHANNELS, Rendering
 from precache.pictures.sizes import Size, sides, written
 from precache.sources.base import Scan
+from precache.sources.rejected_list import default_list, read_list, rejected_rows
 from precache.sources.tree import scan_tree
 from precache.storage.shard_cache import Cache
 from precache.storage.urls import Location, Url, locate
@@ -366,18 +374,43 @@ def _converted(dataset: ConvertedDataset, split: str) -> SplitData:
 
 
 def _raw(scan: Scan, split: str, *, skip_rejected: bool) -> SplitData:
-    rows, identity = rows_of_split(scan, split, skip_rejected=skip_rejected)
-    return SplitData(
+    samples = scan.samples
+    names = [name or "train" for name in samples.split_names]
+    if split not in names:
+        raise SettingError(f"unknown split {split!r}; choose from: {', '.join(names)}")
+    rows = np.flatnonzero(samples.splits == names.index(split))
+    data = SplitData(
         path=scan.root,
         kind=RAW,
-        ids=Column(scan.samples.ids[rows]),
-        labels=Column(scan.samples.labels[rows]),
+        ids=Column(samples.ids[rows]),
+        labels=Column(samples.labels[rows]),
         shard_samples=np.array([len(rows)]),
-        files=tuple(f"{scan.root}/{scan.samples[row].path}" for row in rows.tolist()),
+        files=tuple(f"{scan.root}/{samples[row].path}" for row in rows.tolist()),
         shard_bytes=np.empty(0, np.int64),
         shards=None,
         index=None,
         classes=scan.classes,
         size=DEFAULT_SIZE,
-        digest=hashlib.sha256(identity.encode()).hexdigest(),
+        digest=hashlib.sha256(f"raw {scan.digest}".encode()).hexdigest(),
     )
+    rejected = _find_rejected(scan, rows) if skip_rejected else ()
+    return data.select(np.delete(np.arange(len(rows)), rejected)) if len(rejected) else data
+
+
+def _find_rejected(scan: Scan, rows: Positions) -> Positions:
+    """Which of `rows` the list beside the tree names; SourceError if it is all of them."""
+    path = default_list(scan.root)
+    if not path.exists():
+        return np.empty(0, np.int64)
+    rejected = np.flatnonzero(np.isin(rows, rejected_rows(scan.samples, read_list(path))))
+    if len(rejected) == len(rows):
+        raise SourceError(
+            f"{path}: lists all {len(rows):,} pictures of the split; repair them and run again: "
+            f"{shell_command('precache check', scan.root)}"
+        )
+    if len(rejected):
+        _LOGGER.warning(
+            "%s: %d of %d pictures are left out, see %s",
+            *(printable(str(scan.root)), len(rejected), len(rows), printable(str(path))),
+        )
+    return rejected

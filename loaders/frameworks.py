@@ -13,7 +13,7 @@ from torch.utils.data import Dataset, Sampler, SequentialSampler
 from loaders.batch import Batch
 from loaders.dataset import SplitData
 from loaders.mixture import MixedData
-from loaders.order.listed import Order
+from loaders.order.order import Order
 from precache.errors import SettingError
 
 Place = tuple[int, int]
@@ -115,7 +115,7 @@ class RankSampler(Sampler[int]):
             yield from share.positions.tolist()
 
     def __len__(self) -> int:
-        return self._order.rank_samples()
+        return self._order.cut.rank_samples()
 
 
 class InStoredOrder(RankSampler, SequentialSampler):
@@ -127,8 +127,8 @@ class RankBatchSampler:
 
     def __init__(self, loader: Served, sampler: RankSampler, order: Order) -> None:
         self.sampler = sampler
-        self.batch_size = order.batch_size
-        self.drop_last = order.last == "drop"
+        self.batch_size = order.cut.batch_size
+        self.drop_last = order.cut.last == "drop"
         self._loader = loader
         self._order = order
 
@@ -149,7 +149,7 @@ class RankBatchSampler:
 
 def make_batch_sampler(loader: Served, order: Order, epoch: int) -> RankBatchSampler:
     """The sampler of `loader`, whose next iteration serves `epoch`; its `sampler` is that of the samples."""
-    kind = InStoredOrder if order.kind == "none" else RankSampler
+    kind = InStoredOrder if order.epochs.kind == "none" else RankSampler
     return RankBatchSampler(loader, kind(loader, order, epoch), order)
 
 

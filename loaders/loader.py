@@ -22,7 +22,7 @@ from loaders.delivery.stream import Source, Stream
 from loaders.delivery.threads import Ending
 from loaders.frameworks import Place
 from loaders.mixture import MixedData
-from loaders.order.listed import Order
+from loaders.order.order import Order
 from loaders.settings import LoaderSpec
 from loaders.transfer import Sent
 from precache.errors import SettingError, WorkerError, check_range, printable
@@ -69,7 +69,7 @@ class EpochLoader(IterableDataset[Batch]):
         self.spec = spec
         self.classes = data.classes
         self.class_to_idx = {name: label for label, name in enumerate(data.classes)}
-        self.samples = order.samples
+        self.samples = order.epochs.samples
         self.batch_size = spec.batch_size
         self.drop_last = spec.last == "drop"
         self.world_size = spec.world_size
@@ -91,7 +91,7 @@ class EpochLoader(IterableDataset[Batch]):
         self._process = os.getpid()
 
     def __len__(self) -> int:
-        return self._order.batch_count()
+        return len(self._order.cut)
 
     def __iter__(self) -> Iterator[Batch]:
         self._check_usable()

@@ -6,7 +6,7 @@ from typing import Protocol
 from loaders.batch import Batch, Request
 from loaders.delivery.devices import Lane
 from loaders.delivery.prefetch import Prefetch
-from loaders.order.listed import Order
+from loaders.order.order import Order
 from loaders.transfer import Sent
 from precache.pictures.sizes import Size
 
@@ -43,7 +43,7 @@ class Stream:
 
     def __init__(self, source: Source, order: Order, place: tuple[int, int]) -> None:
         self.place = place
-        self._epoch_batches = order.batch_count()
+        self._epoch_batches = len(order.cut)
         self._batches = Prefetch(_send(source, order, place), _AHEAD_BATCHES)
         self._peeked: Sent | None = None
 

@@ -16,7 +16,7 @@ try:
     from loaders.batch import Batch, Loader
     from loaders.build import build
     from loaders.image_dataset import ImageDataset
-    from loaders.settings import LoaderSpec, Reading
+    from loaders.settings import LoaderSpec, Ranks, Reading, Sampling
 except ModuleNotFoundError as error:
     if error.name not in ("cv2", "torch"):  # of the extra; anything else is a fault of ours
         raise
@@ -32,6 +32,8 @@ __all__ = [
     "Loader",
     "LoaderSpec",
     "RandomAugmentation",
+    "Ranks",
     "Reading",
+    "Sampling",
     "build",
 ]

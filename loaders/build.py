@@ -2,13 +2,12 @@
 
 import math
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from loaders.augment.choice import BatchFunction, CheckedFunction, choose
@@ -25,21 +24,22 @@ from loaders.delivery.pipeline import Pipeline
 from loaders.loader import EpochLoader
 from loaders.mixture import MixedData, Mixture, samples_of, unite_classes
 from loaders.order.order import MixedEpochs
-from loaders.refusals import check_given, refuse
 from loaders.samples.fields import with_fields
 from loaders.samples.parts import with_parts
-from loaders.samples.sampling import Sampling, choose_samples, cut_for, find_epochs, find_weights
+from loaders.samples.sampling import choose_samples, cut_for, find_epochs, find_weights
 from loaders.settings import (
     CROP_RATIO,
-    READING_SETTINGS,
     LoaderSpec,
     Normalize,
+    Ranks,
     Reading,
+    Sampling,
     Shuffle,
+    check_given,
     find_dtype,
     find_nodes,
     find_ranks,
-    with_old_keywords,
+    refuse,
 )
 from loaders.transfer import Transfer, find_scales
 from precache.errors import SettingError
@@ -65,15 +65,10 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
     device: str | torch.device = "cpu",
     augment: str | RandomAugmentation | BatchFunction | None = None,
     views: int = 1,
-    classes: Iterable[str] | None = None,
-    subset: npt.ArrayLike | None = None,
-    weights: str | npt.ArrayLike | None = None,
-    shares: Sequence[float] | None = None,
     last: str = "partial",
     backend: str = "auto",
-    rank: int | None = None,
-    world_size: int | None = None,
-    ranks_per_node: int | None = None,
+    sampling: Sampling | None = None,
+    ranks: Ranks | None = None,
     reading: Reading | None = None,
     **other: Any,
 ) -> Loader:
@@ -82,9 +77,9 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
     Args:
         path: a tree of class folders with pictures, or what `precache convert` made of one; or the URL of
             such, `s3://BUCKET/PREFIX`, whose shards are fetched before they are needed, and kept on this
-            machine: see `Reading.cache_dir`. A list of such paths is served as one dataset, see `shares`;
-            `batch.fields["dataset"]`, int64 [n] on the CPU, is then each sample's number in the list. Classes
-            of the same name are one; the first path's keep their labels.
+            machine: see `Reading.cache_dir`. A list of such paths is served as one dataset, see
+            `Sampling.shares`; `batch.fields["dataset"]`, int64 [n] on the CPU, is then each sample's number
+            in the list. Classes of the same name are one; the first path's keep their labels.
         batch_size: samples per batch.
         split: of the dataset; a raw tree, and a dataset without splits, is one split, `train`.
         shuffle: `"full"`, a permutation of all samples, for backends with random access;
@@ -116,15 +111,6 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
         views: how many times `augment` draws each picture, for self-supervised training: `batch.views` is a
             tuple of so many batches of images, the first of which is `batch.images`, and what 1 gives. Each
             picture is decoded once.
-        classes: names of those whose samples are served; labels stay those of the whole dataset.
-        subset: ids of the samples to serve, of `batch.ids`.
-        weights: how likely each sample is drawn, one number for each in stored order, as
-            `loader.dataset.targets` are; or `"balanced"`, each class as likely as another. An epoch draws as
-            many samples as it would have, with replacement: a sample may come several times, also in one
-            batch, and is augmented anew each time.
-        shares: of the datasets in each batch, relative to their sum: (0.7, 0.3). An epoch serves each sample
-            of the first once, and of the others as many as that makes, each going through its own epochs one
-            after the other; a sample that comes again in one epoch is augmented anew. Default: all of all.
         last: of the samples that fill no batch at the end of an epoch: `"partial"` shares them and the
             last whole batch out over two, as evenly as can be, also over the ranks; `"pad"` fills a last
             batch up with samples served before, `"drop"` leaves them out. Every rank serves as many
@@ -132,15 +118,11 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
             fills up, too; `batch.padding` says which samples are such repeats.
         backend: `pytorch`, `shards`, `webdataset`, `dali`, `nvjpeg` (CUDA only) or `synthetic`; `auto`
             picks the one that the folder is made for.
-        rank, world_size: which of how many processes share each epoch, every sample served by one
-            of them; default those of `torch.distributed` where it is initialised, else 0 and 1.
-            `batch_size` is that of one rank.
-        ranks_per_node: of a converted dataset read shard by shard (shuffle "window" or False)
-            each node reads shards of its own, which its ranks share: those whose numbers follow one another.
-            Default: as many as torchrun runs, if on each node alike; else all ranks are of one node.
+        sampling: which samples are served, and how often: classes, a subset, weights, shares of several
+            datasets; see `loaders.Sampling`. Default: each once.
+        ranks: which processes share each epoch; see `loaders.Ranks`. `batch_size` is that of one of them.
         reading: how pictures are read: workers, checksums, cache, memory, errors; see `loaders.Reading`.
-        other: the settings of `Reading`, which stood here up to version 0.1, are taken with a FutureWarning;
-            a setting of torch's DataLoader is refused with the name of the one here.
+        other: a setting of torch's DataLoader is refused with the name of the one here.
 
     Returns:
         An iterable of `Batch`; one iteration is one epoch, a new one the next, see `Loader`. It raises
@@ -154,13 +136,13 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
         StorageError: the storage of a URL refuses, or does not answer for 120 s; later ones at their batch.
         MissingDependencyError: the backend's package is not installed.
     """
-    old = {name: other.pop(name) for name in READING_SETTINGS if name in other}
     refuse(other, build)
     check_given(path)
     assert path is not None
     check_name(backend)
-    rank, world_size = find_ranks(rank, world_size)
-    nodes = find_nodes(ranks_per_node, world_size)
+    sampling, ranks = sampling or Sampling(), ranks or Ranks()
+    rank, world_size = find_ranks(ranks)
+    nodes = find_nodes(ranks.per_node, world_size)
     spec = LoaderSpec(
         path=" + ".join(map(str, path)) if isinstance(path, (list, tuple)) else path,
         backend=backend,
@@ -177,16 +159,13 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
         normalize=normalize,
         rank=rank,
         world_size=world_size,
-        reading=with_old_keywords(reading, old, stacklevel=2),
+        reading=reading or Reading(),
     )
-    sampling = Sampling(classes, subset, weights)
     choice = _Choice(backend, augment, Lane(spec.device))
     if isinstance(path, (list, tuple)):
-        return _build_mixture(path, shares, choice, sampling, spec)
-    if shares is not None:
-        raise SettingError(
-            f"shares {shares!r} of one dataset; give a list of paths: build([A, B], shares=...)"
-        )
+        return _build_mixture(path, choice, sampling, spec)
+    if sampling.shares is not None:
+        raise SettingError(f"shares {sampling.shares!r} of one dataset; give a list of paths: build([A, B])")
     data = choose_samples(sampling, _open_split(spec))
     weights = find_weights(sampling, data)
     data = with_parts(data, None if weights is None else weights > 0)
@@ -205,19 +184,18 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
 
 def _build_mixture(
     paths: Sequence[Path],
-    shares: Sequence[float] | None,
     choice: "_Choice",
     sampling: Sampling,
     spec: LoaderSpec,
 ) -> Loader:
-    if sampling != Sampling():
+    if not (sampling.classes is sampling.subset is sampling.weights is None):
         raise SettingError("classes, subset and weights are of one dataset; give one path, or shares alone")
     if not paths:
         raise SettingError("path is an empty list; give the paths of datasets")
     specs = [replace(spec, path=path) for path in paths]
     parts = unite_classes([_open_split(part) for part in specs])
     data = MixedData(parts)
-    counts = samples_of(shares, [len(part.ids) for part in parts])
+    counts = samples_of(sampling.shares, [len(part.ids) for part in parts])
     openers = [choice.opener(part) for part in parts]
 
     def open_source(spec: LoaderSpec) -> Mixture:

@@ -14,8 +14,8 @@ from torch.utils.data import Dataset
 
 from loaders.backends.integrity import SampleCheck
 from loaders.dataset import RAW, open_split
-from loaders.refusals import OF_IMAGES, check_given, refuse
 from loaders.samples.fields import labels_of
+from loaders.settings import OF_IMAGES, check_given, refuse
 from precache.errors import DatasetError, SampleError, SettingError, check_choice, shell_command
 from precache.formats import FORMATS
 from precache.formats.base import Places
@@ -74,7 +74,7 @@ class ImageDataset(Dataset[tuple[Any, Any]]):
         decode: str = "pil",
         **other: Any,
     ) -> None:
-        refuse(other, ImageDataset, OF_IMAGES, ())
+        refuse(other, ImageDataset, OF_IMAGES, {})
         check_given(path)
         assert path is not None
         check_choice("decode", decode, DECODES)

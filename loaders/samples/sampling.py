@@ -1,7 +1,6 @@
 """Which samples of a split are served, how often, and in which order, as `loaders.build` was told."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,24 +11,11 @@ from loaders.dataset import SplitData
 from loaders.order.arrangements import Weights
 from loaders.order.cut import Cut
 from loaders.order.order import Epochs, MixedEpochs, Order
-from loaders.settings import LoaderSpec
+from loaders.settings import LoaderSpec, Sampling
 from precache.dataset.columns import Column
 from precache.errors import SettingError
 
 _NAMED = 5  # of the samples that an error is about
-
-
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    """Which samples are served, and how often.
-
-    Attributes:
-        classes, subset, weights: as of `loaders.build`.
-    """
-
-    classes: Iterable[str] | None = None
-    subset: npt.ArrayLike | None = None
-    weights: str | npt.ArrayLike | None = None
 
 
 def choose_samples(sampling: Sampling, data: SplitData) -> SplitData:

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 import loaders
-from loaders import Reading, settings
+from loaders import Ranks, Reading, settings
 from precache import Recipe, convert
 from precache.errors import DatasetError, PrecacheError, SettingError, SourceError
 from tests import loader_contract as contract
@@ -109,14 +109,16 @@ def test_every_setting_of_torchs_dataloader_is_known_or_refused_by_name(converte
         build_loader(converted["shards"], worker=3)
 
 
-def test_the_old_keywords_still_work_and_name_their_new_place(converted: dict[str, Path]) -> None:
-    with pytest.warns(FutureWarning, match="reading=loaders.Reading\\(workers=3, check='never'\\)") as caught:
-        loader = loaders.build(converted["shards"], check="never", workers=3)
-    with loader:
-        assert loader.spec.reading == Reading(workers=3, check="never")  # type: ignore[attr-defined]
-    assert [warning.filename for warning in caught] == [__file__], "it points at the caller's line"
-    with pytest.raises(SettingError, match="workers=3 is given beside reading; put it into the Reading"):
-        loaders.build(converted["shards"], workers=3, reading=Reading())
+@pytest.mark.parametrize("name", ["workers", "check", "subset", "weights", "rank", "world_size"])
+def test_a_setting_of_a_dataclass_given_flat_is_told_its_place(converted: dict[str, Path], name: str) -> None:
+    with pytest.raises(TypeError, match=rf"did you mean (reading|sampling|ranks)=.*\({name}=\.\.\.\)"):
+        loaders.build(converted["shards"], **{name: 1})
+
+
+def test_ranks_are_checked_when_they_are_made() -> None:
+    for bad in ({"rank": 1}, {"world_size": 2}, {"rank": 2, "world_size": 2}, {"per_node": 0}):
+        with pytest.raises(SettingError, match=next(iter(bad))):
+            Ranks(**bad)
 
 
 def test_a_reading_is_checked_when_it_is_made() -> None:

@@ -254,7 +254,8 @@ def test_ranks_share_what_is_fetched(
     url = upload(converted["shards"], bucket / "a")
     with ExitStack() as stack:
         ranks = [
-            stack.enter_context(loaders.build(url, **QUIET, rank=rank, world_size=2)) for rank in range(2)
+            stack.enter_context(loaders.build(url, **QUIET, ranks=loaders.Ranks(rank=rank, world_size=2)))
+            for rank in range(2)
         ]
         found = [id for batches in zip(*ranks, strict=True) for batch in batches for id in batch.ids.tolist()]
     assert sorted(found) == sorted(ids for batch, _, _ in served(converted["shards"]) for ids in batch)

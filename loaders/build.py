@@ -17,16 +17,14 @@ from loaders.augment.draw import RandomAugmentation, resized_side
 from loaders.backends import BACKENDS, check_name, choose_backend, ray_reader
 from loaders.backends.cache import open_cached
 from loaders.backends.host_memory import free_memory
-from loaders.batch import Loader
 from loaders.dataset import RAW, SplitData, open_split
-from loaders.delivery.devices import Lane, find_device
-from loaders.delivery.pipeline import Pipeline
-from loaders.loader import EpochLoader
+from loaders.deliver.devices import Lane, find_device
+from loaders.fields import find_fields
+from loaders.loader import Loader
 from loaders.mixture import MixedData, Mixture, samples_of, unite_classes
 from loaders.order.order import MixedEpochs
-from loaders.samples.fields import with_fields
-from loaders.samples.parts import with_parts
-from loaders.samples.sampling import choose_samples, cut_for, find_epochs, find_weights
+from loaders.remote import with_parts
+from loaders.sampling import choose_samples, cut_for, find_epochs, find_weights
 from loaders.settings import (
     CROP_RATIO,
     LoaderSpec,
@@ -41,7 +39,7 @@ from loaders.settings import (
     find_ranks,
     refuse,
 )
-from loaders.transfer import Transfer, find_scales
+from loaders.transfer import Pipeline, Transfer, find_scales
 from precache.errors import SettingError
 from precache.pictures.sizes import Size, sides
 from precache.storage.shard_cache import Cache
@@ -179,7 +177,7 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
         raise
     by_shard = data.kind != RAW and epochs.kind != "full" and epochs.weights is None
     order = cut_for(spec, epochs, nodes if by_shard else 1)
-    return EpochLoader(spec, data, order, pipeline, open_source)
+    return Loader(spec, data, order, pipeline, open_source)
 
 
 def _build_mixture(
@@ -222,7 +220,7 @@ def _build_mixture(
         mixture.close()
         raise
     order = cut_for(spec, MixedEpochs(parts=tuple(epochs), counts=counts))
-    return EpochLoader(spec, data, order, mixture, open_source)
+    return Loader(spec, data, order, mixture, open_source)
 
 
 def _open_split(spec: LoaderSpec) -> SplitData:
@@ -272,9 +270,9 @@ def _open_pipeline(
     open_reader = partial(ray_reader.open_reader, backend) if on_ray else BACKENDS[backend]
     with lane.active():
         reader = open_cached(partial(open_reader, spec, data), backend, spec, data, crops, lane)
-        reader = with_fields(reader, data, spec, _served_crops(augment, spec, data))
+        fields = find_fields(data, spec, _served_crops(augment, spec, data))
     size = None if isinstance(late, CheckedFunction) else data.served_size(spec.size)
-    return Pipeline(data, reader, Transfer(lane, spec.dtype, late, scales, stored, spec.views), size)
+    return Pipeline(data, reader, Transfer(lane, spec.dtype, late, scales, stored, spec.views), size, fields)
 
 
 def _check_batch(spec: LoaderSpec, data: SplitData) -> None:

@@ -13,5 +13,6 @@ def build_loader(path: str | Path | Url, **settings: Any) -> loaders.Loader:
     groups = {"reading": loaders.Reading, "sampling": loaders.Sampling, "ranks": loaders.Ranks}
     for name, group in groups.items():
         given = {field.name: settings.pop(field.name) for field in fields(group) if field.name in settings}
-        settings[name] = group(**given)
+        if given:
+            settings[name] = group(**given)
     return loaders.build(path, **{"crop_ratio": 1.0, **settings})

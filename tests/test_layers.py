@@ -113,15 +113,14 @@ def test_folders_import_only_those_below(package: str) -> None:
 CORE_OF_LOADERS = {
     "batch",
     "dataset",
-    "delivery.devices",
-    "delivery.prefetch",
-    "delivery.threads",
+    "deliver.devices",
+    "deliver.prefetch",
+    "deliver.threads",
     "order.arrangements",
     "order.cut",
     "order.permutation",
     "order.order",
-    "samples.long_columns",
-    "samples.remote",
+    "remote",
     "settings",
 }
 """Files of `loaders` that know neither a backend nor how a loader is put together."""
@@ -136,7 +135,7 @@ def test_loaders_are_put_together_in_one_place() -> None:
 
     assert users("loaders.backends") == {"backends", "build.py", "image_dataset.py", "__init__.py"}
     assert users("loaders.build") == {"__init__.py"}
-    assert users("loaders.loader") == {"build.py"}
+    assert users("loaders.loader") == {"__init__.py", "build.py", "frameworks.py"}
     assert users("loaders.augment.device") == {"build.py", "backends"}  # it resizes there, too
     for module in CORE_OF_LOADERS:
         path = ROOT / "loaders" / f"{module.replace('.', '/')}.py"

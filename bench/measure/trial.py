@@ -23,7 +23,7 @@ from bench.measure.settings import Feed, Settings, check_fills_batch
 from bench.measure.trainers import NullTrainer, Trainer
 from bench.report.row import Watched
 from loaders.batch import Batch, DecodedBatch
-from loaders.delivery.devices import Lane
+from loaders.deliver.devices import Lane
 from loaders.transfer import Transfer, normalise
 
 _FILLING, _READING = "fill", "read"  # names of the threads that a loader has one of for each worker

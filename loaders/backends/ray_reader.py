@@ -23,7 +23,7 @@ from loaders.backends.buffers import BufferPool
 from loaders.backends.ray_decoder import Decoded, Job
 from loaders.batch import DecodedBatch, Reader, Request
 from loaders.dataset import SplitData
-from loaders.delivery.threads import stop_check
+from loaders.deliver.threads import stop_check
 from loaders.settings import LoaderSpec, Reading
 from precache.errors import SettingError, WorkerError
 

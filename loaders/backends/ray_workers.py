@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from loaders.backends.ray_decoder import Decoder, versions
-from loaders.delivery.threads import end_first, stop_check
+from loaders.deliver.threads import end_first, stop_check
 from precache.errors import MissingDependencyError, SettingError, WorkerError
 from precache.packages import install_extra
 

@@ -22,7 +22,7 @@ from loaders.backends.integrity import SampleCheck, check_index
 from loaders.backends.sequential import look_ahead
 from loaders.batch import DecodedBatch, Positions, Request
 from loaders.dataset import SplitData
-from loaders.samples.remote import FetchAhead
+from loaders.remote import FetchAhead
 from loaders.settings import LoaderSpec
 from precache.dataset.index import checksum_of
 from precache.errors import DatasetError, shell_command

@@ -139,7 +139,7 @@ def test_subsets_and_weights_are_of_what_is_served(updated: dict[str, Updated]) 
     some = sorted(data.labels)[::3]
     weights = np.array([float(i in some) for i in open_dataset(data.out).read_index().ids])
     for settings in ({"weights": weights}, {"weights": weights, "subset": sorted(data.labels)[::2]}):
-        with loaders.build(data.out, **settings) as loader:  # type: ignore[arg-type]
+        with build_loader(data.out, **settings) as loader:
             assert set(contract.ids_of(loader)) <= set(some)
     weights = np.ones(len(data.labels) + len(data.removed))
     with pytest.raises(SettingError, match=rf"\[{len(data.labels)}\]"):

@@ -23,6 +23,7 @@ from precache import open_dataset
 from precache.errors import DatasetError, SampleError, SettingError, StorageError
 from precache.storage.objects import ObjectStore
 from precache.storage.urls import Url
+from tests.building import build_loader
 from tests.cloud.proxy import Proxy, Seen
 from tests.cloud.uploading import upload
 from tests.damage import lead_away
@@ -39,7 +40,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def served(path: Path | Url | str, **settings: object) -> list[tuple[list[int], torch.Tensor, torch.Tensor]]:
     """Ids, images and labels of the batches of one epoch."""
-    with loaders.build(path, **{**QUIET, **settings}) as loader:
+    with build_loader(path, **{**QUIET, **settings}) as loader:
         return [(batch.ids.tolist(), batch.images.clone(), batch.labels.clone()) for batch in loader]
 
 

@@ -10,6 +10,7 @@ import argparse
 import os
 import sys
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -25,10 +26,13 @@ def run_epoch(
     model: torch.nn.Module,
     loader: loaders.Loader,
     args: argparse.Namespace,
-    sigterm: common.Sigterm,
+    ends: Callable[[dict[str, Any]], bool],
     optimizer: torch.optim.Optimizer | None = None,
 ) -> tuple[dict[str, float], dict[str, Any]]:
-    """Train on what is left of an epoch, or validate; its figures, and the state of `loader` at its end."""
+    """Train on what is left of an epoch, or validate; its figures, and the state of `loader` at its end.
+
+    `ends`, called with the state behind each batch, says whether to end there.
+    """
     model.train(optimizer is not None)
     sums, state, started = torch.zeros(3, device=args.device), loader.state_dict(), time.perf_counter()
     for batch in loader:
@@ -46,7 +50,7 @@ def run_epoch(
         real = ~batch.padding.to(args.device, non_blocking=True)
         right = (logits.argmax(1) == batch.labels) & real
         sums += torch.stack([loss.detach() * real.sum(), right.sum(), real.sum()])
-        if sigterm.came():
+        if ends(state):
             break
     dist.all_reduce(sums)
     loss_sum, right_sum, samples = sums.tolist()
@@ -73,12 +77,12 @@ def train(args: argparse.Namespace, sigterm: common.Sigterm) -> int:
         optimizer.load_state_dict(found[0]["optimizer"])
     with training, validation or nullcontext():
         for epoch in range(training.state_dict()["epoch"], args.epochs):
-            figures, state = run_epoch(model, training, args, sigterm, optimizer)
+            figures, state = run_epoch(model, training, args, sigterm.came, optimizer)
             if first and figures:  # before the validation: who is ended there need not train again
                 weights = {"name": args.model, "model": net.state_dict(), "optimizer": optimizer.state_dict()}
                 checkpoints.save(path, weights | {"loader": state, "classes": training.classes})
             if validation is not None and not sigterm.came():
-                validated, _ = run_epoch(model, validation, args, sigterm)
+                validated, _ = run_epoch(model, validation, args, sigterm.came)
                 figures |= {f"validation_{name}": validated[name] for name in ("loss", "accuracy")}
             if sigterm.came():
                 return 143

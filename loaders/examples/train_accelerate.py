@@ -63,18 +63,16 @@ def train(args: argparse.Namespace, sigterm: common.Sigterm) -> int:
     optimizer = torch.optim.SGD(net.parameters(), args.lr, momentum=0.9, weight_decay=1e-4, nesterov=True)
     model, optimizer, training = accelerator.prepare(net, optimizer, training)
     schedule = LambdaLR(optimizer.optimizer, lambda step: common.rate(step, args.epochs * len(training)))
-    accelerator.register_for_checkpointing(schedule)
-    if (found := checkpoints.find(args)) is not None:
-        folder, state = found
-        checkpoints.restore(training, state, folder)
-        accelerator.load_state(str(folder))
+    path, parts = args.out / "checkpoint.pt", {"model": net, "optimizer": optimizer, "schedule": schedule}
+    if (found := checkpoints.read(path, args)) is not None:
+        checkpoints.restore(training, found["loader"], path)
+        for name, part in parts.items():
+            part.load_state_dict(found[name])
     for epoch in range(training.state_dict()["epoch"], args.epochs):
         figures, state = run_epoch(accelerator, model, training, sigterm, optimizer, schedule)
-        if figures:  # saved before the validation: who is ended there need not train again
-            accelerator.save_state(str(checkpoints.filling(args)))
-            accelerator.wait_for_everyone()
-            if accelerator.is_main_process:
-                checkpoints.finish(checkpoints.filling(args), state, args)
+        if figures and accelerator.is_main_process:  # before the validation: who is ended there is saved
+            states = {name: part.state_dict() for name, part in parts.items()}
+            checkpoints.save(path, states | {"name": args.model, "loader": state})
         if validation is not None and not sigterm.came():
             validated, _ = run_epoch(accelerator, model, validation, sigterm)
             figures |= {f"validation_{name}": validated[name] for name in ("loss", "accuracy")}

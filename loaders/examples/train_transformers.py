@@ -7,9 +7,11 @@ SIGTERM saves and ends with exit code 143; the same command with --resume goes o
 """
 
 import argparse
+import os
 import sys
 import time
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +22,9 @@ from torch.utils.data import DataLoader
 
 import loaders
 from loaders.examples import checkpoints, common
+
+_FOLDER = "hugging-face"
+"""In OUT; the Trainer removes all but its last folders there. One is whole when it has `loader.pt`."""
 
 
 class Classifier(torch.nn.Module):
@@ -95,8 +100,8 @@ class Epochs(transformers.TrainerCallback):  # type: ignore[misc]
         """After the validation, if there is one."""
         self.trainer.accelerator.wait_for_everyone()  # each rank has written its part
         if state.is_world_process_zero:
-            filled = checkpoints.filling(self.args) / f"checkpoint-{state.global_step}"
-            checkpoints.finish(filled, self.trainer.training.state_dict(), self.args)
+            path = Path(args.output_dir) / f"checkpoint-{state.global_step}/loader.pt"
+            checkpoints.save(path, {"name": self.args.model, "loader": self.trainer.training.state_dict()})
         if self.sigterm.came():
             control.should_training_stop = self.stopped = True
 
@@ -104,7 +109,8 @@ class Epochs(transformers.TrainerCallback):  # type: ignore[misc]
 def train(args: argparse.Namespace, sigterm: common.Sigterm) -> int:
     """The exit code: 143 where SIGTERM ended it, and what was done is saved."""
     settings = transformers.TrainingArguments(
-        output_dir=str(checkpoints.filling(args)),
+        output_dir=str(args.out / _FOLDER),
+        save_total_limit=2,  # one of them is whole
         num_train_epochs=args.epochs,
         use_cpu=args.device == "cpu",
         bf16=args.bf16,
@@ -132,9 +138,11 @@ def train(args: argparse.Namespace, sigterm: common.Sigterm) -> int:
     trainer.training, trainer.validation = training, validation
     trainer.remove_callback(transformers.PrinterCallback)
     trainer.add_callback(epochs := Epochs(args, trainer, sigterm))
-    if (found := checkpoints.find(args)) is not None:  # the Trainer knows the place, not the data
-        checkpoints.restore(training, {**found[1], "epoch": 0, "served_batches": 0}, found[0])
-    trainer.train(resume_from_checkpoint=None if found is None else str(found[0]))
+    whole = sorted(args.out.glob(f"{_FOLDER}/checkpoint-*/loader.pt"), key=os.path.getmtime)
+    found = checkpoints.read(whole[-1], args) if whole else None
+    if found is not None:  # the Trainer knows the place, not the data
+        checkpoints.restore(training, {**found["loader"], "epoch": 0, "served_batches": 0}, whole[-1])
+    trainer.train(resume_from_checkpoint=None if found is None else str(whole[-1].parent))
     return 143 if epochs.stopped else 0
 
 

@@ -2,8 +2,8 @@
 
 import math
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -47,6 +47,7 @@ from precache.storage.urls import Url, is_url
 
 _BATCHES = 4  # served, two read ahead, and the one that is being filled
 Path: TypeAlias = str | os.PathLike[str] | Url
+Augment: TypeAlias = str | RandomAugmentation | BatchFunction | None
 
 
 def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
@@ -61,7 +62,7 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
     dtype: str | torch.dtype = torch.uint8,
     normalize: Normalize = "imagenet",
     device: str | torch.device = "cpu",
-    augment: str | RandomAugmentation | BatchFunction | None = None,
+    augment: Augment = None,
     views: int = 1,
     last: str = "partial",
     backend: str = "auto",
@@ -159,32 +160,32 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
         world_size=world_size,
         reading=reading or Reading(),
     )
-    choice = _Choice(backend, augment, Lane(spec.device))
+    lane = Lane(spec.device)
     if isinstance(path, (list, tuple)):
-        return _build_mixture(path, choice, sampling, spec)
+        return _build_mixture(path, augment, sampling, spec, lane)
     if sampling.shares is not None:
         raise SettingError(f"shares {sampling.shares!r} of one dataset; give a list of paths: build([A, B])")
     data = choose_samples(sampling, _open_split(spec))
     weights = find_weights(sampling, data)
     data = with_parts(data, None if weights is None else weights > 0)
-    most = None if spec.last == "pad" else max(1, len(data))  # more are in no batch
-    open_source = choice.opener(data, most)
+
+    def open_source(spec: LoaderSpec) -> Pipeline:
+        if spec.last != "pad":  # more than there are samples are in no batch
+            spec = replace(spec, batch_size=min(spec.batch_size, max(1, len(data))))
+        return _open_pipeline(augment, spec, data, lane)
+
     pipeline = open_source(spec)
     try:
-        epochs = find_epochs(spec, sampling, data, pipeline.random_access)
+        epochs = find_epochs(spec, data, pipeline.random_access, weights)
     except SettingError:
         pipeline.close()
         raise
-    by_shard = data.kind != RAW and epochs.kind != "full" and epochs.weights is None
-    order = cut_for(spec, epochs, nodes if by_shard else 1)
-    return Loader(spec, data, order, pipeline, open_source)
+    by_shard = data.kind != RAW and epochs.kind != "full" and weights is None
+    return Loader(spec, data, cut_for(spec, epochs, nodes if by_shard else 1), pipeline, open_source)
 
 
 def _build_mixture(
-    paths: Sequence[Path],
-    choice: "_Choice",
-    sampling: Sampling,
-    spec: LoaderSpec,
+    paths: Sequence[Path], augment: Augment, sampling: Sampling, spec: LoaderSpec, lane: Lane
 ) -> Loader:
     if not (sampling.classes is sampling.subset is sampling.weights is None):
         raise SettingError("classes, subset and weights are of one dataset; give one path, or shares alone")
@@ -194,16 +195,15 @@ def _build_mixture(
     parts = unite_classes([_open_split(part) for part in specs])
     data = MixedData(parts)
     counts = samples_of(sampling.shares, [len(part.ids) for part in parts])
-    openers = [choice.opener(part) for part in parts]
 
     def open_source(spec: LoaderSpec) -> Mixture:
-        if not choice.is_function:  # which alone knows the size that it makes
+        if isinstance(choose(augment), RandomAugmentation | None):  # a function alone knows the size it makes
             ratio = data.crop_ratio(spec.size, spec.crop_ratio)
             spec = replace(spec, size=data.served_size(spec.size), crop_ratio=ratio)
         pipelines: list[Pipeline] = []
         try:
-            for opener in openers:
-                pipelines.append(opener(spec))
+            for part in parts:
+                pipelines.append(_open_pipeline(augment, spec, part, lane))
         except BaseException:
             for pipeline in pipelines:
                 pipeline.close()
@@ -213,7 +213,7 @@ def _build_mixture(
     mixture = open_source(spec)
     try:
         epochs = [
-            find_epochs(of, sampling, part, random_access)
+            find_epochs(of, part, random_access)
             for of, part, random_access in zip(specs, parts, mixture.random_access, strict=True)
         ]
     except SettingError:
@@ -231,46 +231,17 @@ def _open_split(spec: LoaderSpec) -> SplitData:
     return open_split(spec.path, spec.split, skip_rejected=reading.on_error == "skip", cache=cache)
 
 
-@dataclass(frozen=True, slots=True)
-class _Choice:
-    """What `build` was told of how any dataset is served."""
-
-    backend: str
-    augment: str | RandomAugmentation | BatchFunction | None
-    lane: Lane
-
-    @property
-    def is_function(self) -> bool:
-        """Whether a function of the caller's augments."""
-        return not (self.augment is None or isinstance(self.augment, (str, RandomAugmentation)))
-
-    def opener(self, data: SplitData, most: int | None = None) -> Callable[[LoaderSpec], Pipeline]:
-        """What opens `data` with settings; no batch has more than `most` samples."""
-        backend = choose_backend(self.backend, data.kind, data.path)
-
-        def open_pipeline(spec: LoaderSpec) -> Pipeline:
-            spec = replace(spec, batch_size=min(spec.batch_size, most or spec.batch_size))
-            return _open_pipeline(backend, self.augment, spec, data, self.lane)
-
-        return open_pipeline
-
-
-def _open_pipeline(
-    backend: str,
-    augment: str | RandomAugmentation | BatchFunction | None,
-    spec: LoaderSpec,
-    data: SplitData,
-    lane: Lane,
-) -> Pipeline:
+def _open_pipeline(augment: Augment, spec: LoaderSpec, data: SplitData, lane: Lane) -> Pipeline:
+    backend = choose_backend(spec.backend, data.kind, data.path)
     stored = _check_dtype(spec, data)
     _check_batch(spec, data)
     scales = find_scales(spec.normalize, data) if spec.dtype.is_floating_point else None
-    crops, late = _augmentation(augment, spec, data)
+    crops, late, followed = _augmentation(augment, spec, data)
     on_ray = spec.reading.engine == "ray"
     open_reader = partial(ray_reader.open_reader, backend) if on_ray else BACKENDS[backend]
     with lane.active():
         reader = open_cached(partial(open_reader, spec, data), backend, spec, data, crops, lane)
-        fields = find_fields(data, spec, _served_crops(augment, spec, data))
+        fields = find_fields(data, spec, followed)
     size = None if isinstance(late, CheckedFunction) else data.served_size(spec.size)
     return Pipeline(data, reader, Transfer(lane, spec.dtype, late, scales, stored, spec.views), size, fields)
 
@@ -288,9 +259,12 @@ def _check_batch(spec: LoaderSpec, data: SplitData) -> None:
 
 
 def _augmentation(
-    augment: str | RandomAugmentation | BatchFunction | None, spec: LoaderSpec, data: SplitData
-) -> tuple[Crops, BatchAugmentation | CheckedFunction | None]:
-    """What the backend serves of each picture, and what is left to do with the batch."""
+    augment: Augment, spec: LoaderSpec, data: SplitData
+) -> tuple[Crops, BatchAugmentation | CheckedFunction | None, Crops]:
+    """What the backend serves of each picture, and what is left to do with the batch; what masks follow.
+
+    These follow a picture through all but what a function of the caller's does.
+    """
     served, ratio = data.served_size(spec.size), data.crop_ratio(spec.size, spec.crop_ratio)
     stored = None if data.varies else data.size
     augmentation = choose(augment)
@@ -301,7 +275,8 @@ def _augmentation(
                 f"augment: 'train', 'crop', a loaders.RandomAugmentation or a function"
             )
         data.warn_if_smaller(resized_side(served, ratio), served)
-        return Crops(stored, served, crop_ratio=ratio), None
+        crops = Crops(stored, served, crop_ratio=ratio)
+        return crops, None, crops
     if not isinstance(augmentation, RandomAugmentation):
         function = CheckedFunction(augmentation, spec.size)
         if function.takes_labels and spec.views > 1:
@@ -309,36 +284,20 @@ def _augmentation(
                 f"views {spec.views}: an augment function that returns labels makes one view; "
                 f"give views 1, or mix the views in the training step"
             )
-        return _given(data, resized_side(served, ratio)), function
+        # it is given all that is stored; where sizes vary, the middle of each
+        crops = Crops(None, resized_side(served, ratio)) if data.varies else Crops(data.size, data.size)
+        return crops, function, crops
     data.warn_if_smaller(served, served, enlarged=augmentation.scale is not None)
     if augmentation.jitters and (data.channels != 3 or data.dtype != np.uint8):
         raise SettingError(
             f"augment: brightness, contrast, saturation and hue are for RGB, not for {data.channels}-channel "
             f"pictures as of {data.path}; leave them at 0, or convert with channels rgb"
         )
+    crops = Crops(stored, served, augmentation, spec.seed, spec.views)
     if spec.device.type == "cuda" and stored is not None:
-        return Crops(stored, stored), BatchAugmentation(augmentation, spec.seed, served)
+        return Crops(stored, stored), BatchAugmentation(augmentation, spec.seed, served), crops
     jitter = BatchAugmentation(augmentation, spec.seed, None) if augmentation.jitters else None
-    return Crops(stored, served, augmentation, spec.seed, spec.views), jitter
-
-
-def _served_crops(
-    augment: str | RandomAugmentation | BatchFunction | None, spec: LoaderSpec, data: SplitData
-) -> Crops:
-    """What becomes of a stored picture in all, but for what a function of the caller's does."""
-    stored = None if data.varies else data.size
-    augmentation = choose(augment)
-    served, ratio = data.served_size(spec.size), data.crop_ratio(spec.size, spec.crop_ratio)
-    if augmentation is None:
-        return Crops(stored, served, crop_ratio=ratio)
-    if isinstance(augmentation, RandomAugmentation):
-        return Crops(stored, served, augmentation, spec.seed)
-    return _given(data, resized_side(served, ratio))
-
-
-def _given(data: SplitData, resized: Size) -> Crops:
-    """What a function of the caller's is given: all that is stored; where sizes vary, the middle of each."""
-    return Crops(None, resized) if data.varies else Crops(data.size, data.size)
+    return crops, jitter, crops
 
 
 def _check_dtype(spec: LoaderSpec, data: SplitData) -> torch.dtype:

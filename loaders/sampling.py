@@ -137,12 +137,13 @@ def _array(name: str, values: Any, wanted: str) -> npt.NDArray[Any]:
         raise SettingError(f"{name} must be {wanted}, got {values!r:.80}") from error
 
 
-def find_epochs(spec: LoaderSpec, sampling: Sampling, data: SplitData, random_access: bool) -> Epochs:
+def find_epochs(
+    spec: LoaderSpec, data: SplitData, random_access: bool, weights: Weights | None = None
+) -> Epochs:
     """What all ranks serve of `data` in each epoch.
 
     Raises:
-        SettingError: the backend cannot serve it, or it cannot be had within `memory_bytes`; as
-            `find_weights`.
+        SettingError: the backend cannot serve it, or it cannot be had within `memory_bytes`.
     """
     rows = None if data.part_of is None else data.part_of[1]
     return Epochs(
@@ -151,7 +152,7 @@ def find_epochs(spec: LoaderSpec, sampling: Sampling, data: SplitData, random_ac
         seed=spec.seed,
         window_shards=data.window_shards(spec.reading.memory_bytes),
         chosen=None if rows is None else (rows, len(data.whole)),
-        weights=find_weights(sampling, data),
+        weights=weights,
     )
 
 

@@ -86,31 +86,26 @@ class Crops:
 
 
 def place(
-    band: Pixels,
-    first: int,
-    rows: int,
-    box: list[int] | list[float],
-    mirrored: bool,
-    out: Pixels,
-    dtype: np.dtype[Any] = _BYTE,
+    picture: Pixels, box: list[int] | list[float], mirrored: bool, out: Pixels, dtype: np.dtype[Any] = _BYTE
 ) -> None:
-    """Put `box`, as of `Boxes`, of a picture of so many `rows` into `out`, uint8 [height, width, bytes].
+    """Put `box`, as of `Boxes`, of `picture` into `out`.
 
     Args:
-        band: of the picture from row `first` on, uint8 [count, width, bytes], of values of `dtype`; all of
-            the picture where the box is one of floats.
+        picture: uint8 [height, width, bytes], of values of `dtype`.
+        out: uint8 [height, width, bytes].
     """
     left, top, width, height = box
-    if (height, width) != out.shape[:2] and not isinstance(left, int):
-        out[:] = _resized_part(band.view(dtype), box, out.shape[:2]).view(np.uint8)
+    if not isinstance(left, int) and (height, width) != out.shape[:2]:
+        out[:] = _resized_part(picture.view(dtype), box, out.shape[:2]).view(np.uint8)
     else:
-        left, top, width, height = map(int, box)
-        part = band[max(top, 0) - first : min(top + height, rows) - first, max(left, 0) : left + width]
-        if part.shape[:2] != (height, width):  # it reaches out of a small picture
+        if not isinstance(left, int):
+            left, top, width, height = map(int, box)
+        part = picture[max(top, 0) : top + height, max(left, 0) : left + width]
+        if part.shape == out.shape:
+            np.copyto(out, part)
+        elif part.shape[:2] != (height, width):  # it reaches out of a small picture
             out[:] = 0
             out[max(-top, 0) : max(-top, 0) + len(part), max(-left, 0) :][:, : part.shape[1]] = part
-        elif part.shape == out.shape:
-            np.copyto(out, part)
         else:
             resize(part.view(dtype), out.view(dtype))
     if mirrored:

@@ -6,7 +6,6 @@
     cache       a reader that keeps what another one decoded; room: where, and how much of it; share: which
                 samples; kept: the pictures; host_memory: memory that all ranks of a host share
     decoding    pictures of a raw tree (`pytorch`); dali_input: for `dali`; gpu_jpeg: for `nvjpeg`
-    gather      many pieces of files in one system call (`shards`)
 
 A backend is a function that opens a `Reader` over a split. Where it needs a package that may not be
 installed, it says so when it is called, with the command that installs it.

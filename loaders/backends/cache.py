@@ -77,7 +77,6 @@ class CachedReader:
         self._data = data
         self._kept = kept
         self._lane = lane
-        self._takes = crops.size == crops.stored
         self._refused: dict[int, ImageError] = {}  # what could not be decoded: id -> why
         self._filler = BatchFiller(data, crops, spec.batch_size, spec.workers, spec.device)
 
@@ -157,23 +156,24 @@ class CachedReader:
     ) -> DecodedBatch:
         """A batch of what is kept, and of `images`, those of `slots`."""
         if isinstance(self._kept, HostPictures):
-            read = {}
+            kept = ~self._is_refused(request.positions)
+            pictures: dict[int, Pixels] = {}
             if slots is not None and images is not None:
-                pictures = pictures_of(self._data, request.positions[slots], images)
-                read = dict(zip(slots.tolist(), pictures, strict=True))
-            self._check_there(request, list(read))
-            rows_of = partial(self._rows, request.positions.tolist(), self._kept, read)
-            whole = self._takes and not read and not self._is_refused(request.positions).any()
-            take = partial(self._take, request.positions, self._kept) if whole else None
-            return self._filler.fill(Pictures(request, rows_of, take))
+                kept[slots] = False
+                read = pictures_of(self._data, request.positions[slots], images)
+                pictures.update(zip(slots.tolist(), read, strict=True))
+            self._check_there(request, list(pictures))
+            found = self._kept.pictures(request.positions[kept])
+            pictures.update(zip(np.flatnonzero(kept).tolist(), found, strict=True))
+            return self._filler.fill(Pictures(request, partial(self._picture, request.positions, pictures)))
         assert isinstance(self._kept, DevicePictures)
         refused = self._is_refused(request.positions)
         ids = self._data.ids[request.positions]
-        kept = request.positions[~refused]
+        served = request.positions[~refused]
         return DecodedBatch(
             self._gather(request.positions, refused, self._kept, slots, images),
-            torch.from_numpy(self._data.labels[kept]),
-            torch.from_numpy(self._data.ids[kept]),
+            torch.from_numpy(self._data.labels[served]),
+            torch.from_numpy(self._data.ids[served]),
             {i: self._refused[i] for i in ids[refused].tolist()},
         )
 
@@ -212,26 +212,8 @@ class CachedReader:
                 f"leave the dataset alone while it is trained with, and build the loader again"
             )
 
-    def _take(
-        self, positions: Positions, kept: HostPictures, part: slice, corners: Positions, space: Pixels
-    ) -> bool:
-        """As `loaders.backends.filler.Gather`, of whole squares."""
-        kept.take(positions[part], space)
-        return True
-
-    def _rows(
-        self,
-        positions: list[int],
-        kept: HostPictures,
-        read: dict[int, Pixels],
-        slot: int,
-        first: int,
-        space: Pixels,
-    ) -> Pixels:
-        picture = read.get(slot)
-        if picture is None:
-            position = positions[slot]
-            if self._refused and (sample_id := int(self._data.ids[position])) in self._refused:
-                raise self._refused[sample_id]
-            picture = kept.picture(position)
-        return picture[first : first + len(space)]
+    def _picture(self, positions: Positions, pictures: dict[int, Pixels], slot: int) -> Pixels:
+        if slot not in pictures:
+            error = self._refused[int(self._data.ids[positions[slot]])]
+            raise type(error)(error.path, error.reason)  # that which is kept would hold this frame
+        return pictures[slot]

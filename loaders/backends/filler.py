@@ -1,18 +1,16 @@
 """Filling batches on the CPU, by threads, out of whatever a backend's pictures lie in."""
 
-import math
-import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
-from operator import le
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from loaders.augment.cpu import Boxes, Crops, mirror, place
+from loaders.augment.cpu import Crops, place
 from loaders.backends.buffers import BufferPool
 from loaders.batch import DecodedBatch, Request
 from loaders.dataset import SplitData
@@ -20,14 +18,6 @@ from loaders.deliver.threads import Pool, check_exit
 from precache.errors import ImageError
 from precache.pictures.jpeg import Pixels
 from precache.pictures.sizes import sides
-
-Rows = Callable[[int, int, Pixels], Pixels]
-"""(number in the batch, first row, space uint8 [count, width, bytes]) -> so many rows of the stored
-picture, from one edge to the other, in `space` or elsewhere."""
-
-Gather = Callable[[slice, npt.NDArray[np.int64], Pixels], bool]
-"""(which of the batch, left and top of their crops int64 [n, 2], space uint8 [n, height, width, bytes]) ->
-whether all of them are in `space` now."""
 
 _AT_A_TIME = 4  # pictures that a thread takes: few, so that none waits long for the others
 
@@ -38,16 +28,14 @@ class Pictures:
 
     Attributes:
         request: at most as many samples as a batch has.
-        rows_of: called by several threads at a time; a picture for which it raises ImageError is left out,
+        picture_of: the stored picture of that number in the batch, uint8 [height, width, bytes], which nobody
+            writes to; called by several threads at a time. One for which it raises ImageError is left out,
             and named in `refused`.
-        gather: called by several threads at a time, for crops that are not resized, of pictures of one size;
-            `rows_of` is asked for what is not all there.
         shapes: int64 [n, 2], height and width of each, where the data does not know them.
     """
 
     request: Request
-    rows_of: Rows
-    gather: Gather | None = None
+    picture_of: Callable[[int], Pixels]
     shapes: npt.NDArray[np.int64] | None = None
 
 
@@ -56,9 +44,7 @@ class _Filling:
     """A batch that is being filled.
 
     Attributes:
-        shapes: height and width of each picture.
-        boxes: what is served of each; of several views, one behind the other: [views * n, 4].
-        gathers: whether none is resized.
+        boxes: what is served of each, a list of rows of `Boxes`; of several views, one behind the other.
         mirrored: which of them are.
         images: as of `DecodedBatch`.
         places: of each picture in `images`, uint8 [height, width, bytes], in the order of `boxes`.
@@ -69,9 +55,7 @@ class _Filling:
 
     pictures: Pictures
     ids: npt.NDArray[np.int64]
-    shapes: list[tuple[int, int]]
-    boxes: Boxes
-    gathers: bool
+    boxes: list[Any]
     mirrored: list[bool]
     images: torch.Tensor
     places: Pixels | list[Pixels]
@@ -89,7 +73,6 @@ class BatchFiller:
         self._data = data
         self._crops = crops
         self._threads = max(1, threads)
-        self._local = threading.local()
         self._buffers = (
             None
             if crops.size is None
@@ -134,7 +117,7 @@ class BatchFiller:
 
     def _start(self, pictures: Pictures) -> _Filling:
         """Let the threads begin with a batch."""
-        request, stored, size = pictures.request, self._crops.stored, self._crops.size
+        request, stored = pictures.request, self._crops.stored
         ids = self._data.ids[request.positions]
         if stored is None:
             varying = pictures.shapes
@@ -145,17 +128,8 @@ class BatchFiller:
             varying, shapes = None, [sides(stored)] * len(ids)
         boxes, mirrored = self._crops.of(request.epoch, ids, varying, request.occurrences)
         images, places = self._space(shapes * self._crops.views)
-        gathers = False
-        # of several views each picture would be read as many times
-        if pictures.gather is not None and size is not None and self._crops.views == 1:
-            window = sides(size)
-            inside = len(ids) == 0 or all(map(le, window, shapes[0]))  # else there is black around
-            gathers = bool(inside and boxes.dtype == np.int64 and (boxes[:, :1:-1] == window).all())
-        at_a_time = max(1, -(-len(ids) // self._threads)) if gathers else _AT_A_TIME
-        parts = [slice(start, start + at_a_time) for start in range(0, len(ids), at_a_time)]
-        filling = _Filling(
-            pictures, ids, shapes, boxes, gathers, mirrored.tolist(), images, places, iter(parts)
-        )
+        parts = [slice(start, start + _AT_A_TIME) for start in range(0, len(ids), _AT_A_TIME)]
+        filling = _Filling(pictures, ids, boxes.tolist(), mirrored.tolist(), images, places, iter(parts))
         for _ in range(min(self._threads, len(parts)) - 1):
             filling.helpers.append(self._pool.submit(self._fill_some, filling))
         return filling
@@ -196,53 +170,21 @@ class BatchFiller:
         return DecodedBatch(images, torch.from_numpy(labels), torch.from_numpy(ids), refused)
 
     def _fill_some(self, filling: _Filling) -> None:
-        out = filling.places
-        gather = filling.pictures.gather if filling.gathers else None
+        count = len(filling.ids)
         for part in filling.parts:
-            slots = range(*part.indices(len(filling.ids)))
-            if gather is not None and gather(part, filling.boxes[part, :2], np.asarray(out[part])):
-                for slot in slots:
-                    if filling.mirrored[slot]:
-                        mirror(out[slot])
-                continue
-            for slot in slots:
+            for slot in range(*part.indices(count)):
                 check_exit()
-                self._fill_one(filling, slot)
-
-    def _fill_one(self, filling: _Filling, slot: int) -> None:
-        """All views of a picture, which is decoded once."""
-        views = range(slot, len(filling.boxes), len(filling.ids))
-        boxes = filling.boxes[slot :: len(filling.ids)].tolist()
-        rows, columns = filling.shapes[slot]
-        out, rows_of = filling.places[slot], filling.pictures.rows_of
-        try:
-            if (
-                boxes == [[0, 0, columns, rows]]
-                and not filling.mirrored[slot]
-                and out.shape[:2] == (rows, columns)
-            ):
-                if (whole := rows_of(slot, 0, out)) is not out:
-                    np.copyto(out, whole)
-                return
-            first, last = 0, rows
-            if filling.boxes.dtype == np.int64:  # else a part is resized with what lies around it
-                first = max(min(top for _, top, _, _ in boxes), 0)
-                last = min(max(top + height for _, top, _, height in boxes), rows)
-            band = rows_of(slot, first, self._space_for((last - first, columns, out.shape[2])))
-            for view, box in zip(views, boxes, strict=True):
-                mirrored, place_of = filling.mirrored[view], filling.places[view]
-                place(band, first, rows, box, mirrored, place_of, self._data.dtype)
-        except ImageError as error:
-            # without what its traceback holds
-            filling.errors[slot] = type(error)(error.path, error.reason)
-
-    def _space_for(self, shape: tuple[int, int, int]) -> Pixels:
-        """uint8 of this shape, of this thread: it stays in the CPU's cache."""
-        count = math.prod(shape)
-        space: Pixels | None = getattr(self._local, "space", None)
-        if space is None or len(space) < count:
-            space = self._local.space = np.empty(count, np.uint8)
-        return space[:count].reshape(shape)
+                try:
+                    picture = filling.pictures.picture_of(slot)
+                except ImageError as error:
+                    # without what its traceback holds
+                    filling.errors[slot] = type(error)(error.path, error.reason)
+                    continue
+                for view in range(slot, len(filling.boxes), count):
+                    place(
+                        *(picture, filling.boxes[view], filling.mirrored[view], filling.places[view]),
+                        self._data.dtype,
+                    )
 
 
 def _stop_filling(filling: _Filling) -> None:

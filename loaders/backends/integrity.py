@@ -29,18 +29,10 @@ class SampleCheck:
         self._when = when
         self._always = when == "always"
         self._compares = when != "never" and data.index is not None
-        self._passed = _Flags(len(data) if self._compares and not self._always else 0)
-
-    def wants(self, position: int) -> bool:
-        """Whether the sample at `position` is to be compared when it is read."""
-        return self._compares and (self._always or not self._passed.get(position))
-
-    def wants_any(self, positions: npt.NDArray[np.int64]) -> bool:
-        """Whether any of those at `positions` is."""
-        return self._compares and (self._always or not self._passed.all(positions))
+        self._passed = bytearray(len(data) // 8 + 1)  # a bit for each; memory is taken where some are set
 
     def compare(self, position: int, stored: bytes | npt.NDArray[np.uint8], damage: str = "") -> None:
-        """Compare all that is stored of the sample at `position`, if that is wanted.
+        """Compare all that is stored of the sample at `position`, if that is still to be done.
 
         Args:
             damage: what the format's own checksum says is wrong with it.
@@ -48,25 +40,19 @@ class SampleCheck:
         Raises:
             SampleError: it is not what was written; so is it the next time.
         """
-        if damage or self.wants(position):
-            index = self._data.index
-            assert index is not None
-            if damage or checksum_of(stored) != index["checksums"][position]:
-                if self._data.remote is not None:
-                    damage = self._data.remote.damaged(int(self._data.locate(np.array([position]))[0][0]))
-                raise index.error(position, self._data.file(position), damage)
-            self.passed(np.array([position]))
+        if not damage and not (self._compares and (self._always or not self._has_passed(position))):
+            return
+        index = self._data.index
+        assert index is not None
+        if damage or checksum_of(stored) != index["checksums"][position]:
+            if self._data.remote is not None:
+                damage = self._data.remote.damaged(int(self._data.locate(np.array([position]))[0][0]))
+            raise index.error(position, self._data.file(position), damage)
+        if not self._always:  # two threads at one byte may lose a bit: that sample is compared again
+            self._passed[position >> 3] |= 1 << (position & 7)
 
-    def written(self, positions: npt.NDArray[np.int64]) -> list[int]:
-        """Checksums of what was written of the samples at `positions`, for who compares many at a time."""
-        assert self._data.index is not None
-        checksums: list[int] = self._data.index["checksums"][positions].tolist()
-        return checksums
-
-    def passed(self, positions: npt.NDArray[np.int64]) -> None:
-        """Note that those at `positions` were compared, and right."""
-        if self._compares and not self._always:
-            self._passed.set(positions)
+    def _has_passed(self, position: int) -> bool:
+        return bool(self._passed[position >> 3] >> (position & 7) & 1)
 
     def open_file(self, number: int) -> None:
         """To be called before shard `number` of the split is read: compares its size.
@@ -81,25 +67,6 @@ class SampleCheck:
         entry = replace(self._data.shards[number].files[0], name=path.name)
         if problem := check_file(path.parent, entry, content=False):
             raise DatasetError(f"{problem}; run: {shell_command('precache verify', self._data.path)}")
-
-
-class _Flags:
-    """A bit for each sample, 0 at first; memory is taken where some are set.
-
-    Two threads that set flags of one byte at a time may lose one of them: what it stands for is done again.
-    """
-
-    def __init__(self, count: int) -> None:
-        self._bytes = np.zeros(-(-count // 8), np.uint8)
-
-    def get(self, position: int) -> bool:
-        return bool(self._bytes[position >> 3] >> (position & 7) & 1)
-
-    def all(self, positions: npt.NDArray[np.int64]) -> bool:
-        return bool((self._bytes[positions >> 3] >> (positions & 7) & 1).all())
-
-    def set(self, positions: npt.NDArray[np.int64]) -> None:
-        np.bitwise_or.at(self._bytes, positions >> 3, (1 << (positions & 7)).astype(np.uint8))
 
 
 def check_index(

@@ -88,10 +88,9 @@ class HostPictures:
         there = (numbers >= 0) & self._known[numbers]
         unknown = np.flatnonzero((numbers >= 0) & ~there)
         marked = unknown[self._marks[numbers[unknown]] != 0]
-        for slot in marked.tolist():
-            number, position = int(numbers[slot]), int(positions[slot])
-            whole = self._mark(position, self.picture(position)) == self._marks[number]
-            there[slot] = self._known[number] = whole
+        for slot, picture in zip(marked.tolist(), self.pictures(positions[marked]), strict=True):
+            whole = self._mark(int(positions[slot]), picture) == self._marks[numbers[slot]]
+            there[slot] = self._known[numbers[slot]] = whole
         return there
 
     def free(self, positions: Positions) -> npt.NDArray[np.bool_]:
@@ -104,35 +103,32 @@ class HostPictures:
         """As of `Kept`."""
         numbers = self.share.find(positions)
         pictures = pictures_of(self._data, positions, images)
+        slots = np.flatnonzero((numbers >= 0) & ~self._known[numbers])
 
-        def keep_one(slot: int) -> None:
-            number, position = int(numbers[slot]), int(positions[slot])
-            if self._known[number]:
-                return
-            mark = self._mark(position, pictures[slot])
+        def keep_one(slot: int, place: Pixels) -> None:
+            number = int(numbers[slot])
+            mark = self._mark(int(positions[slot]), pictures[slot])
             # what another process has kept there meanwhile may be in use: nothing but the same is put there
             if self._marks[number] in (0, mark):
-                np.copyto(self.picture(position), pictures[slot])
+                np.copyto(place, pictures[slot])
                 self._marks[number] = mark
                 self._known[number] = True
 
-        self._pool.map(keep_one, np.flatnonzero(numbers >= 0).tolist())
+        places = self.pictures(positions[slots])
+        self._pool.map(lambda each: keep_one(*each), list(zip(slots.tolist(), places, strict=True)))
 
-    def picture(self, position: int) -> Pixels:
-        """uint8 [height, width, bytes]: where the picture of this sample, one of the share, is kept."""
+    def pictures(self, positions: Positions) -> list[Pixels]:
+        """Where the pictures of these samples, all of the share, are kept: uint8 [height, width, bytes]."""
         if self._squares is not None:
-            picture: Pixels = self._squares[int(self.share.find(np.array([position]))[0])]
-            return picture
-        height, width = self._data.shapes_at(slice(position, position + 1))[0].tolist()
-        start = int(self.share.starts(np.array([position]))[0])
-        shape = (height, width, self._data.pixel_bytes)
-        return self._memory[start : start + height * width * shape[2]].reshape(shape)
-
-    def take(self, positions: Positions, out: Pixels) -> None:
-        """Copy pictures of one size, which are there."""
-        assert self._squares is not None
-        # the interpreter's lock is released
-        np.take(self._squares, self.share.find(positions), axis=0, out=out, mode="clip")
+            return [self._squares[number] for number in self.share.find(positions).tolist()]
+        shapes = self._data.shapes_at(positions)
+        starts, lengths = self.share.starts(positions), shapes.prod(axis=1) * self._data.pixel_bytes
+        return [
+            self._memory[start : start + length].reshape(height, width, self._data.pixel_bytes)
+            for start, length, (height, width) in zip(
+                starts.tolist(), lengths.tolist(), shapes.tolist(), strict=True
+            )
+        ]
 
     def close(self) -> None:
         """As of `Kept`: the system has the memory back when the last process has closed it."""

@@ -10,7 +10,6 @@ import multiprocessing
 import os
 import weakref
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -60,16 +59,12 @@ class ThreadsReader:
     def _pictures(self, request: Request) -> Pictures:
         files = [self._data.files[position] for position in request.positions.tolist()]
         pictures = self._pool.map(decoding.read, files)
-        return Pictures(request, partial(_rows, pictures), shapes=decoding.shapes_of(pictures))
+        return Pictures(request, lambda slot: pictures[slot].decode(), decoding.shapes_of(pictures))
 
     def close(self) -> None:
         """End the threads."""
         self._filler.close()
         self._pool.close()
-
-
-def _rows(pictures: list[decoding.Encoded], slot: int, first: int, space: Pixels) -> Pixels:
-    return pictures[slot].decode()[first : first + len(space)]
 
 
 class ProcessesReader:
@@ -250,7 +245,7 @@ class _RawTree(Dataset[Any]):
                 whole.append(pixels.ravel())
                 continue
             for view in range(slot, len(boxes), len(ids)):
-                place(pixels, 0, len(pixels), boxes[view].tolist(), bool(mirrored[view]), rows[view])
+                place(pixels, boxes[view].tolist(), bool(mirrored[view]), rows[view])
         if len(kept) < len(ids) and size is not None:  # each view moves up to the one before
             served = [view * len(ids) + slot for view in range(views) for slot in kept]
             rows[: len(served)] = rows[served]

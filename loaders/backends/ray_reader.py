@@ -1,45 +1,48 @@
 """`Reading(engine="ray")`: a backend's reader on the nodes of a Ray cluster, its batches in order here.
 
-Each request goes as a whole to one of the workers, which knows the samples, and answers with pixels alone.
-At most two requests a worker are on their way or wait here; a batch is copied out of Ray's memory in its
-turn, and freed there. What a worker that dies had to do, others do: decoding depends on nothing but the
-request. So a batch is neither lost nor served twice.
+Each request is a task of one CPU, which answers with pixels alone. As many as there are workers are on their
+way, and as many more wait here for their turn; a batch is copied out of Ray's memory in its turn, and freed
+there. Ray gives the task of a process or node that dies to another one: decoding depends on nothing but the
+request, so a batch is neither lost nor served twice.
 """
 
+import logging
 import os
 import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import count
 from typing import Any
 
 import numpy as np
 import torch
 
 from loaders.augment.cpu import Crops
-from loaders.backends import ray_workers
 from loaders.backends.buffers import BufferPool
-from loaders.backends.ray_decoder import Decoded, Job
+from loaders.backends.ray_decoder import NOTHING, Decoded, Job, decode, versions
 from loaders.batch import DecodedBatch, Reader, Request
 from loaders.dataset import SplitData
-from loaders.deliver.threads import stop_check
+from loaders.deliver.threads import end_first, stop_check
 from loaders.settings import LoaderSpec, Reading
-from precache.errors import SettingError, WorkerError
+from precache.errors import MissingDependencyError, SettingError, WorkerError
+from precache.packages import install_extra
 
 DECODING = ("pytorch", "shards", "webdataset")
 """Backends that decode on a CPU, in any order that they are asked in."""
-_IN_FLIGHT = 2  # requests a worker: one at work, one that it goes on with
-_GET_S = 10.0  # for what has been said to be there
-_numbers = count()
+_MOST_DEATHS = 3  # of processes at one batch
+_LOOK_S = 0.2  # between looks at whether somebody is there to answer
+_NO_NODE_S = 10.0  # without any node that could
+_PATIENCE_S = 300.0  # for an answer, on a cluster that others use
 
 
 def open_reader(backend: str, spec: LoaderSpec, data: SplitData, crops: Crops) -> Reader:
     """A reader over `data` whose pictures `backend` decodes on other machines.
 
     Raises:
-        SettingError: `backend` is for GPUs, or has none to decode.
-        The others are those of `loaders.backends.ray_workers.join`.
+        MissingDependencyError: Ray is not installed.
+        SettingError: `backend` is for GPUs, or has none to decode; no cluster was found; a node has other
+            versions.
+        WorkerError: the cluster runs no tasks.
     """
     if backend not in DECODING:
         raise SettingError(
@@ -51,115 +54,112 @@ def open_reader(backend: str, spec: LoaderSpec, data: SplitData, crops: Crops) -
 
 @dataclass(eq=False, slots=True)
 class _Asked:
-    """A request on its way.
-
-    Attributes:
-        worker: that has it; None: it waits for one.
-        deaths: of workers that had it; of those that a node takes along, one.
-        died_s: when the last of these did.
-        answer: None while there is none.
-    """
+    """A request on its way, and what came of it."""
 
     request: Request
-    worker: ray_workers.Worker | None = None
-    deaths: int = 0
-    died_s: float = -1.0
     answer: Decoded | Exception | None = None
 
 
 class RayReader:
-    """Keeps its workers until `close`, or until it is thrown away."""
+    """Has nothing on the cluster but tasks: what is asked for is forgotten there with this object."""
 
     def __init__(self, backend: str, spec: LoaderSpec, data: SplitData, crops: Crops) -> None:
         assert isinstance(spec.reading.workers, int)
         fetches_few = data.remote is None or spec.shuffle == "full"  # as of the backend here
         self.random_access = backend == "pytorch" or (backend == "shards" and fetches_few)
-        self.number = next(_numbers)
+        self._workers = spec.reading.workers
         self._data, self._crops = data, crops
         self._buffers = None
         if crops.size is not None:
             samples = spec.batch_size * crops.views
             self._buffers = BufferPool(samples, crops.size, spec.device, data.pixel_bytes)
-        self._workers = ray_workers.join(self, spec.reading.workers)
-        self._ray = self._workers.ray
-        self._job = self._ray.put(Job(os.getcwd(), backend, _for_worker(backend, spec), data, crops))
-        self._has_job: set[ray_workers.Worker] = set()
+        self._ray = _connect()
+        self._decode = self._ray.remote(
+            num_cpus=1, max_retries=_MOST_DEATHS - 1, scheduling_strategy="SPREAD"
+        )(decode)
+        job = Job(os.getcwd(), backend, _for_task(backend, spec), data, crops, versions())
+        self._job = [self._ray.put(job)]
+        first = _Asked(NOTHING)  # what no node can do is said now, not in the first epoch
+        self._wait({self._decode.remote(self._job, NOTHING): first})
+        if isinstance(first.answer, Exception):
+            raise first.answer
 
     def read(self, requests: Iterator[Request]) -> Iterator[DecodedBatch]:
         """Yield one decoded batch per request."""
         asked: deque[_Asked] = deque()
+        unsent: deque[_Asked] = deque()
         pending: dict[Any, _Asked] = {}  # by Ray's reference to the answer
-        more, check = True, stop_check()
-        while True:
-            while more and len(asked) < _IN_FLIGHT * self._workers.count:
-                request = next(requests, None)
-                if more := request is not None:
-                    asked.append(_Asked(request))
-            if not asked:
-                return
-            self._send(asked, pending)
-            while asked[0].answer is None:
-                check()
-                self._wait(pending)
-                self._send(asked, pending)
-            yield self._batch(asked.popleft())
+        more = True
+        try:
+            while True:
+                while more and len(asked) < 2 * self._workers:
+                    request = next(requests, None)
+                    if more := request is not None:
+                        asked.append(_Asked(request))
+                        unsent.append(asked[-1])
+                if not asked:
+                    return
+                self._send(unsent, pending)
+                while asked[0].answer is None:
+                    self._wait(pending)
+                    self._send(unsent, pending)
+                yield self._batch(asked.popleft())
+        finally:
+            if self._ray.is_initialized():
+                for reference in pending:
+                    self._ray.cancel(reference)
 
     def close(self) -> None:
-        """End the workers, unless another loader uses them."""
-        self._workers.remove(self)
-        self._job = None
-        self._has_job.clear()
+        """Let go of what the cluster keeps of it."""
+        self._job.clear()
 
-    def _send(self, asked: deque[_Asked], pending: dict[Any, _Asked]) -> None:
-        """Give what nobody has to those who have the least to do."""
-        unsent = [one for one in asked if one.worker is None]
-        if not unsent or not (running := self._workers.running()):
-            return
-        self._has_job.intersection_update(running)
-        load = dict.fromkeys(running, 0)
-        for one in pending.values():
-            if one.worker in load:
-                load[one.worker] += 1
-        for one in unsent:
-            worker = min(load, key=load.__getitem__)
-            if load[worker] >= _IN_FLIGHT:
-                return
-            load[worker] += 1
-            if worker not in self._has_job:
-                worker.actor.open.remote(self.number, self._job)
-                self._has_job.add(worker)
-            one.worker = worker
-            pending[worker.actor.decode.remote(self.number, one.request)] = one
+    def _send(self, unsent: deque[_Asked], pending: dict[Any, _Asked]) -> None:
+        while unsent and len(pending) < self._workers:
+            one = unsent.popleft()
+            pending[self._decode.remote(self._job, one.request)] = one
 
     def _wait(self, pending: dict[Any, _Asked]) -> None:
-        """Take an answer, if one comes before the next look at who is to give it."""
-        if not pending:
-            self._workers.wait()
-            return
-        ready, _ = self._ray.wait(list(pending), timeout=ray_workers.LOOK_S)
+        """Take answers, until there is one.
+
+        Raises:
+            WorkerError: nobody is there to answer.
+        """
+        check = stop_check()
+        begun_s = seen_s = time.monotonic()
+        while not (ready := self._ray.wait(list(pending), timeout=_LOOK_S)[0]):
+            check()
+            now_s = time.monotonic()
+            nodes = self._ray.nodes()
+            if any(node["Alive"] and node["Resources"].get("CPU", 0) >= 1 for node in nodes):
+                seen_s = now_s
+            if now_s - seen_s > _NO_NODE_S:
+                raise WorkerError(
+                    "no node of the Ray cluster is left with a CPU to decode on; start some ('ray start "
+                    "--address=HEAD:6379'), or go on with Reading(engine='local'), which takes the same state"
+                )
+            if now_s - begun_s > _PATIENCE_S:
+                raise WorkerError(
+                    f"the Ray cluster has decoded nothing for {_PATIENCE_S:g} s: others use its CPUs; "
+                    f"free some, or wait for them ('ray status' says who has them)"
+                )
         for reference in ready:
             one = pending.pop(reference)
             try:
-                one.answer = self._ray.get(reference, timeout=_GET_S)
-            except self._ray.exceptions.RayTaskError:
-                raise
+                one.answer = self._ray.get(reference)
+            except self._ray.exceptions.RayTaskError as error:  # what `decode` meets, it returns
+                said = str(error).strip().splitlines()[-1]
+                raise WorkerError(
+                    f"workers on the Ray cluster fail to start ({said}); install precache[loaders,ray] "
+                    f"{versions()['precache']} on every node"
+                ) from error
             except self._ray.exceptions.RayError as error:
-                self._lose(one, error)
-
-    def _lose(self, one: _Asked, error: Exception) -> None:
-        """Have another worker do what one has died of, or with."""
-        assert one.worker is not None
-        self._workers.replace(one.worker)
-        if one.worker.ready_s > one.died_s:  # it was not there yet when the one before died
-            one.deaths, one.died_s = one.deaths + 1, time.monotonic()
-        one.worker = None
-        if one.deaths >= ray_workers.MOST_DEATHS:
-            first = self._data.file(int(one.request.positions[0]))
-            raise WorkerError(
-                f"{one.deaths} workers on the Ray cluster died at the same batch, which begins with {first} "
-                f"({type(error).__name__}); their nodes may be out of memory: start fewer CPUs on each "
-                f"('ray start --num-cpus'), or use a smaller batch_size"
-            ) from error
+                positions = one.request.positions
+                batch = f", which begins with {self._data.file(int(positions[0]))}" if len(positions) else ""
+                raise WorkerError(
+                    f"{_MOST_DEATHS} workers on the Ray cluster died at the same batch{batch} "
+                    f"({type(error).__name__}); their nodes may be out of memory: start fewer CPUs on each "
+                    f"('ray start --num-cpus'), or use a smaller batch_size"
+                ) from error
 
     def _batch(self, one: _Asked) -> DecodedBatch:
         answer = one.answer
@@ -178,8 +178,29 @@ class RayReader:
         return DecodedBatch(images, labels, ids, refused)
 
 
-def _for_worker(backend: str, spec: LoaderSpec) -> LoaderSpec:
+def _for_task(backend: str, spec: LoaderSpec) -> LoaderSpec:
     """The settings of the reader on a node: one thread, and any order is as good as another."""
     workers = 0 if backend == "pytorch" else 1
     reading = Reading(workers=workers, threads=1, check=spec.reading.check, on_error=spec.reading.on_error)
     return replace(spec, device=torch.device("cpu"), shuffle="full", reading=reading)
+
+
+def _connect() -> Any:
+    """Ray, connected to a cluster that runs."""
+    try:
+        import ray
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"engine 'ray' needs Ray; install it with '{install_extra('ray')}', on every node of the cluster"
+        ) from error
+    if not ray.is_initialized():
+        try:
+            ray.init(address="auto", log_to_driver=False, logging_level=logging.WARNING)
+        except ConnectionError as error:
+            reason = str(error).strip().partition("\n")[0]
+            raise SettingError(
+                f"engine 'ray' found no Ray cluster that takes it ({reason}); start one ('ray start --head' "
+                f"here, 'ray start --address=HEAD:6379' on other machines), or name it in RAY_ADDRESS"
+            ) from error
+    end_first()  # our threads wait for what Ray's own exit takes away
+    return ray

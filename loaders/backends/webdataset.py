@@ -50,16 +50,9 @@ class WebdatasetReader:
         """End the threads."""
         self._filler.close()
 
-    def _decode(
-        self,
-        positions: list[int],
-        samples: list[tuple[StoredSample, str]],
-        slot: int,
-        first: int,
-        space: Pixels,
-    ) -> Pixels:
+    def _decode(self, positions: list[int], samples: list[tuple[StoredSample, str]], slot: int) -> Pixels:
         sample, shard = samples[slot]
         self._check.compare(positions[slot], sample.data, sample.damage)
         pixels = sample.pixels(shard, self._data.channels)
         self._data.check_shape(positions[slot], *pixels.shape[:2])
-        return pixels[first : first + len(space)]
+        return pixels

@@ -26,10 +26,13 @@ Pixels start on a page boundary, as direct reads and mappings want it.
 Any safetensors reader opens these files: https://github.com/huggingface/safetensors#format
 """
 
+import ctypes
 import json
 import math
+import mmap
 import os
 import struct
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -50,6 +53,7 @@ Shapes: TypeAlias = npt.NDArray[np.int64]
 SUFFIX = ".safetensors"
 DATA_START = 4096
 _CHUNK_BYTES = 128 * 1024
+_MADV_POPULATE_READ = 22  # which `mmap` does not name: https://man7.org/linux/man-pages/man2/madvise.2.html
 _PROBED_BYTES = 1024 * 1024  # in the cache or not as one: asking takes time, too
 _DTYPES = {1: "U8", 2: "U16"}
 _TENSORS = (("labels", "I64", 8), ("ids", "I64", 8))
@@ -99,8 +103,7 @@ def read_shard(path: Path) -> Iterator[StoredSample]:
     """The samples of a shard in stored order."""
     with ShardFile(path) as shard:
         for row in range(len(shard.ids)):
-            pixels = np.empty((*shard.shapes[row], shard.channels), shard.dtype)
-            shard.read_rows(row, 0, pixels)
+            pixels = shard.read_picture(row)
             mask = shard.read_mask(row) if shard.has_masks else None
             yield StoredSample(int(shard.ids[row]), int(shard.labels[row]), pixels, mask=mask)
 
@@ -112,10 +115,11 @@ def find_samples(path: Path) -> Places:
 
 
 class ShardFile:
-    """An open shard, read by position; several threads may do so at a time.
+    """An open shard; several threads may read it at a time.
 
-    Read, not mapped: where a file shrinks or its disk fails, touching a mapping ends the process (SIGBUS),
-    a read raises.
+    `picture` shows pixels where the system caches them, without copying them. Where the file was truncated in
+    place meanwhile, or its disk fails, touching them ends the process (SIGBUS): our writers replace files and
+    never truncate one. `read_picture` raises there.
 
     Attributes:
         channels: of all pictures.
@@ -158,21 +162,32 @@ class ShardFile:
             self._mask_ends = file_bytes - masks_bytes + np.cumsum(self.shapes.prod(axis=1))
             if self.has_masks and self._mask_ends[-1:].sum() != file_bytes:
                 raise DatasetError(f"{path}: its masks do not fit its pictures (damaged?); {remedy(path)}")
+            self._mapped = _map(path, self.descriptor)
         except DatasetError:
             self._file.close()
             raise
 
-    def read_rows(self, sample: int, first: int, out: Pixels) -> None:
-        """Read rows `first`, ... of picture `sample` into `out`, [rows, width, channels] or their bytes.
+    def picture(self, sample: int) -> Pixels:
+        """Uint8 [height, width, bytes of a pixel] of picture `sample`, mapped: valid as long as it is held.
+
+        Nobody may write to it; it could be, since torch warns of arrays that cannot.
+        """
+        start, picture_bytes = self._place(sample)
+        height, width = self.shapes[sample].tolist()
+        return self._mapped[start : start + picture_bytes].reshape(height, width, self._pixel_bytes)
+
+    def read_picture(self, sample: int) -> npt.NDArray[Any]:
+        """A copy of picture `sample`, [height, width, channels] of `dtype`.
 
         Raises:
             DatasetError: the file became shorter, or cannot be read.
         """
-        row_bytes = int(self.shapes[sample, 1]) * self._pixel_bytes
-        self._read(out.data.cast("B"), int(self.starts[sample]) + first * row_bytes)
+        pixels = np.empty((*self.shapes[sample], self.channels), self.dtype)
+        self._read(pixels.data.cast("B"), int(self.starts[sample]))
+        return pixels
 
     def read_mask(self, row: int) -> Pixels:
-        """The mask of picture `row`, where there are masks; DatasetError as of `read_rows`."""
+        """The mask of picture `row`, where there are masks; DatasetError as of `read_picture`."""
         mask = np.empty(self.shapes[row], np.uint8)
         self._read(mask.data.cast("B"), int(self._mask_ends[row]) - mask.nbytes)
         return mask
@@ -208,13 +223,25 @@ class ShardFile:
             with suppress(OSError):  # reading it will show what is wrong
                 os.posix_fadvise(self.descriptor, *self._place(sample), os.POSIX_FADV_WILLNEED)
 
-    def drop_cached(self) -> None:
-        """Ask the system to drop the file from its cache."""
-        if hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(self.descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    def map_cached(self) -> None:
+        """Map what is cached of the file at once, instead of page by page as it is touched; Linux 5.14 on.
 
-    def close(self) -> None:
-        """Close the file; idempotent."""
+        Where its middle is not cached, nothing: the disk is not asked for what nobody needs yet.
+        """
+        if sys.platform == "linux" and is_cached(self.descriptor, len(self._mapped) // 2):
+            address, count = self._mapped.ctypes.data, self._mapped.nbytes
+            # of ctypes, which lets other threads run; an error is one of a system that does without
+            ctypes.CDLL(None).madvise(ctypes.c_void_p(address), ctypes.c_size_t(count), _MADV_POPULATE_READ)
+
+    def close(self, *, drop_cached: bool = False) -> None:
+        """Close the file; idempotent. Pictures that are held stay.
+
+        Args:
+            drop_cached: ask the system to drop it from its cache, too; it keeps what is held.
+        """
+        self._mapped = self._mapped[:0].copy()
+        if drop_cached and hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(self.descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         self._file.close()
 
     def __enter__(self) -> "ShardFile":
@@ -248,6 +275,14 @@ class ShardFile:
             raise DatasetError(
                 f"{self.path}: cannot be read ({error.strerror}); {remedy(self.path)}"
             ) from error
+
+
+def _map(path: Path, descriptor: int) -> Pixels:
+    """Uint8 of the whole file; writable, and what is written stays in this process."""
+    try:
+        return np.frombuffer(mmap.mmap(descriptor, 0, access=mmap.ACCESS_COPY), np.uint8)
+    except (OSError, ValueError) as error:  # the latter: an empty file
+        raise DatasetError(f"{path}: cannot be mapped ({error}); {remedy(path)}") from error
 
 
 def picture_starts(shapes: Shapes, pixel_bytes: int) -> Shapes:

@@ -40,8 +40,9 @@ class OptionNotTakenError(SettingError):
         self.option, self.kind, self.kinds = option, kind, kinds
 
     def __str__(self) -> str:
-        """What was given, and to what; kept apart from `args`, so that a worker's error arrives whole."""
-        return f"{flag_of(self.option)} is not for {self.kind}, only for {', '.join(self.kinds)}; leave it out"
+        """One line; not in `args`, of which the error is built again in another process."""
+        kinds = ", ".join(self.kinds)
+        return f"{flag_of(self.option)} is not for {self.kind}, only for {kinds}; leave it out"
 
 
 @dataclass(frozen=True, slots=True)

@@ -153,7 +153,7 @@ def test_a_device_cuts_out_what_the_cpu_does(size: tuple[int, int] | int) -> Non
     for picture, box, mirrored, out in zip(
         pictures, *cpu.Crops(stored, size, crop, 3).of(1, ids), expected, strict=True
     ):
-        cpu.place(picture, 0, len(picture), box.tolist(), bool(mirrored), out)
+        cpu.place(picture, box.tolist(), bool(mirrored), out)
     assert np.array_equal(found.numpy(), expected)
 
 

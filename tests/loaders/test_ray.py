@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import loaders
-from loaders.backends import ray_workers
+from loaders.backends import ray_decoder, ray_reader
 from loaders.backends.ray_reader import RayReader
 from loaders.batch import Request
 from precache.errors import MissingDependencyError, PrecacheError, SettingError, WorkerError
@@ -25,14 +25,13 @@ from tests.cloud.uploading import upload
 from tests.command import ROOT
 from tests.damage import flip_a_bit
 from tests.loader_contract import ids_of
-from tests.loaders.ray_nodes import STORE_BYTES, decoders, eventually
+from tests.loaders.ray_nodes import STORE_BYTES
 
 Break = Callable[[Path], None]
 
 
 @pytest.fixture
 def on_ray(ray_cluster: Any) -> dict[str, Any]:
-    """Settings with which workers wait already."""
     return {"engine": "ray", "workers": 2}
 
 
@@ -119,46 +118,36 @@ def test_what_is_damaged_is_left_out_if_asked(
     assert len(ids_of(ours)) == 69
 
 
-@pytest.mark.parametrize("how", ["SIGKILL", "ray.kill"])
 def test_a_worker_that_dies_loses_nothing_and_repeats_nothing(
-    how: str, raw_tree: Path, on_ray: dict[str, Any]
+    raw_tree: Path, tmp_path: Path, on_ray: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import ray
+    def dies_once(job: list[Any], request: Request) -> Any:
+        if len(request.positions) and not (tmp_path / "died").exists():
+            (tmp_path / "died").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return ray_decoder.decode(job, request)
 
+    monkeypatch.setattr(ray_reader, "decode", dies_once)
     settings = {"batch_size": 4, "size": 32, "augment": "train"}
     with build_loader(raw_tree, **settings) as local, build_loader(raw_tree, **settings, **on_ray) as remote:
-        batches = iter(remote)
-        served = [next(batches), next(batches)]
-        workers = reader_of(remote)._workers
-        assert eventually(lambda: len(workers.running()) == 2)
-        worker = workers.running()[0]
-        if how == "ray.kill":
-            ray.kill(worker.actor)
-        else:
-            os.kill(ray.get(worker.actor.__ray_call__.remote(lambda self: os.getpid())), signal.SIGKILL)
-        served += batches
-        assert all(same(*pair) for pair in zip(served, local, strict=True))
-
-
-class Bomb:
-    """Ends the process that it is sent to."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return os._exit, (1,)
+        assert all(same(*pair) for pair in zip(remote, local, strict=True))
+    assert (tmp_path / "died").exists()
 
 
 @pytest.mark.slow
-def test_a_batch_that_kills_its_worker_is_one_error(raw_tree: Path, ray_cluster: Any) -> None:
-    import ray
+def test_a_batch_that_kills_its_worker_is_one_error(
+    raw_tree: Path, on_ray: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def dies(job: list[Any], request: Request) -> Any:
+        return os._exit(1) if len(request.positions) else ray_decoder.decode(job, request)
 
-    with build_loader(raw_tree, batch_size=70, size=32, engine="ray", workers=1) as loader:
-        job = reader_of(loader)._job
-        reader_of(loader)._job = ray.put(Bomb())
-        with pytest.raises(WorkerError, match=f"3 workers .* died at the same batch.*{raw_tree}") as caught:
-            list(loader)
-        assert "\n" not in str(caught.value)
-        reader_of(loader)._job = job
-        assert len(ids_of(loader)) == 70
+    monkeypatch.setattr(ray_reader, "decode", dies)
+    with (
+        build_loader(raw_tree, batch_size=70, size=32, **on_ray) as loader,
+        pytest.raises(WorkerError, match=f"3 workers .* died at the same batch.*{raw_tree}") as caught,
+    ):
+        list(loader)
+    assert "\n" not in str(caught.value)
 
 
 def test_no_more_than_two_batches_a_worker_are_held(raw_tree: Path, on_ray: dict[str, Any]) -> None:
@@ -197,19 +186,21 @@ def test_a_node_fetches_what_it_decodes_of_a_url(
     bucket: Url,
     tmp_path: Path,
     on_ray: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    import ray
-
     url = upload(converted[kind], bucket / kind)
     access = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
-    with build_loader(raw_tree, size=32, **on_ray) as loader:  # a node has its own environment
-        for worker in reader_of(loader)._workers.running():
-            ray.get(worker.actor.__ray_call__.remote(lambda self: os.environ.update(access)))
+
+    def decode_with_access(job: list[Any], request: Request) -> Any:
+        os.environ.update(access)  # a node has its own environment
+        return ray_decoder.decode(job, request)
+
+    monkeypatch.setattr(ray_reader, "decode", decode_with_access)
     settings = {"batch_size": 8, "cache_dir": tmp_path / "cache"}
     with build_loader(url, **settings) as local:
         expected = list(local)
+    shutil.rmtree(tmp_path / "cache")
     with build_loader(url, **settings, **on_ray) as remote:
-        shutil.rmtree(tmp_path / "cache")
         assert all(same(*pair) for pair in zip(remote, expected, strict=True))
     assert len(list((tmp_path / "cache").rglob("train-*"))) >= 6
 
@@ -217,18 +208,11 @@ def test_a_node_fetches_what_it_decodes_of_a_url(
 def test_other_versions_on_a_node_are_refused_by_name(
     raw_tree: Path, on_ray: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with build_loader(raw_tree, size=32, **on_ray) as loader:
-        workers = reader_of(loader)._workers
-        theirs = workers._versions["simplejpeg"]
-        monkeypatch.setitem(workers._versions, "simplejpeg", "0.1")
-        worker = workers.running()[0]
-        worker.checked = worker.actor.versions.remote()  # as of one that was started just now
-        with pytest.raises(
-            SettingError, match=f"simplejpeg is {theirs} on a node of the cluster and 0.1 here"
-        ):
-            list(loader)
-        monkeypatch.undo()
-        assert len(ids_of(loader)) == 70
+    theirs = ray_decoder.versions()
+    monkeypatch.setattr(ray_reader, "versions", lambda: {**theirs, "simplejpeg": "0.1"})
+    said = f"simplejpeg is {theirs['simplejpeg']} on a node of the cluster and 0.1 here"
+    with pytest.raises(SettingError, match=said):
+        build_loader(raw_tree, size=32, **on_ray)
 
 
 def test_what_cannot_be_decoded_there_is_refused_in_one_line(
@@ -267,12 +251,9 @@ SLOW_ENDINGS = [pytest.param(ending, marks=pytest.mark.slow) for ending in ("dro
 
 
 @pytest.mark.parametrize("ending", ["kept", *SLOW_ENDINGS])
-def test_a_program_that_closes_nothing_ends_with_its_own_exit_code_and_leaves_no_worker(
+def test_a_program_that_closes_nothing_ends_with_its_own_exit_code(
     ending: str, raw_tree: Path, ray_cluster: Any
 ) -> None:
-    pools = list(ray_workers._shared.values())
-    assert eventually(lambda: all(len(pool.running()) == pool.count for pool in pools))
-    before = {process.pid for process in decoders()}
     process = subprocess.Popen(
         [sys.executable, "-c", PROGRAM, str(raw_tree), ending],
         env={**os.environ, "PYTHONPATH": str(ROOT), "RAY_ADDRESS": ray_cluster.address},
@@ -283,15 +264,12 @@ def test_a_program_that_closes_nothing_ends_with_its_own_exit_code_and_leaves_no
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "served\n"
-    left = 0 if ending == "dropped" else 1
-    assert eventually(lambda: len({p.pid for p in decoders()} - before) == left)
     if ending == "SIGKILL":
         process.kill()
     _, errors = process.communicate("\n", timeout=60)
     assert process.returncode == {"SIGKILL": -9, "error": 1}.get(ending, 3), errors
     assert errors.count("Traceback") == (ending == "error"), errors
     assert errors.endswith("ValueError: of the training\n") or not errors
-    assert eventually(lambda: {p.pid for p in decoders()} <= before)
 
 
 @pytest.mark.slow
@@ -299,15 +277,13 @@ def test_a_node_that_goes_loses_nothing_and_repeats_nothing(
     raw_tree: Path, ray_cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """First one of two; then the last one, which is an error, and with a new one it goes on."""
-    monkeypatch.setattr(ray_workers, "NO_NODE_S", 1.0)
+    monkeypatch.setattr(ray_reader, "_NO_NODE_S", 1.0)
     settings = {"batch_size": 4, "size": 32, "augment": "train"}
     node = ray_cluster.add_node(num_cpus=8, object_store_memory=STORE_BYTES)
     with (
         build_loader(raw_tree, **settings) as local,
         build_loader(raw_tree, **settings, engine="ray", workers=3) as remote,
     ):
-        workers = reader_of(remote)._workers
-        assert eventually(lambda: len(workers.running()) == 3)
         batches, expected = iter(remote), list(local)
         served = [next(batches)]
         ray_cluster.remove_node(node, allow_graceful=False)
@@ -325,4 +301,3 @@ def test_a_node_that_goes_loses_nothing_and_repeats_nothing(
         remote.load_state_dict(state)
         expected = list(local)
         assert all(same(*pair) for pair in zip([*served, *remote], expected, strict=True))
-    assert eventually(lambda: len(decoders()) <= 3)

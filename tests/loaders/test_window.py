@@ -105,7 +105,7 @@ def test_reading_ahead_brings_a_whole_shard_into_the_cache(dropped: tuple[str, .
     with ShardFile(Path(dropped[3])) as shard:
         shard.read_ahead()
         assert cached_bytes(dropped[3:4]) >= os.path.getsize(dropped[3])
-        shard.drop_cached()
+        shard.close(drop_cached=True)
     assert cached_bytes(dropped[3:4]) == 0
 
 

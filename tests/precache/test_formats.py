@@ -19,6 +19,7 @@ from precache.formats import FORMATS
 from precache.formats.shards import DATA_START, ShardFile
 from precache.pictures.images import Pixels
 from precache.sources.tree import scan_tree
+from precache.storage import atomic_write
 from tests import format_contract as contract
 from tests.conftest import RECTANGLE, STORED_SIZE, small_recipe
 
@@ -194,31 +195,47 @@ def test_another_reader_sees_the_same(
 # What is particular to one format.
 
 
-def test_shard_pixels_start_on_a_page_and_rows_are_read_alone(converted: dict[str, Path]) -> None:
+def test_shard_pixels_start_on_a_page_and_are_shown_where_they_lie(converted: dict[str, Path]) -> None:
     dataset = open_dataset(converted["shards"])
     path = dataset.shard_path(dataset.manifest.shards[0])
     pictures = np.stack([sample.data for sample in FORMATS["shards"].read_shard(path)])
     assert DATA_START % 4096 == 0
     assert path.read_bytes()[DATA_START : DATA_START + pictures.nbytes] == pictures.tobytes()
-    rows = np.empty((7, STORED_SIZE, 3), np.uint8)
     with ShardFile(path) as shard:
-        shard.read_rows(3, 20, rows)
-    assert np.array_equal(rows, pictures[3, 20:27])
+        shown = shard.picture(3)
+    assert np.array_equal(shown, pictures[3])
+    shown[:] = 0  # what would be written by mistake stays in this process
+    assert path.read_bytes()[DATA_START : DATA_START + pictures.nbytes] == pictures.tobytes()
+
+
+def test_what_is_shown_of_a_shard_stays_when_another_takes_its_name(
+    converted: dict[str, Path], tmp_path: Path
+) -> None:
+    dataset = open_dataset(converted["shards"])
+    path = tmp_path / "shard.safetensors"
+    path.write_bytes(dataset.shard_path(dataset.manifest.shards[0]).read_bytes())
+    with ShardFile(path) as shard:
+        shown = shard.picture(0)
+        expected = shown.copy()
+        with atomic_write(path) as file:
+            file.write(b"another")
+        assert np.array_equal(shown, expected)
+    path.unlink()
+    assert np.array_equal(shown, expected)
 
 
 def test_a_shard_that_shrinks_while_open_is_an_error(converted: dict[str, Path], tmp_path: Path) -> None:
     dataset = open_dataset(converted["shards"])
     path = tmp_path / "shard.safetensors"
     path.write_bytes(dataset.shard_path(dataset.manifest.shards[0]).read_bytes())
-    rows = np.empty((STORED_SIZE, STORED_SIZE, 3), np.uint8)
     with ShardFile(path) as shard:
-        os.truncate(path, DATA_START + rows.nbytes + 100)
-        shard.read_rows(0, 0, rows)
+        os.truncate(path, DATA_START + STORED_SIZE**2 * 3 + 100)
+        shard.read_picture(0)
         with pytest.raises(DatasetError, match=f"{path}: breaks off at byte"):
-            shard.read_rows(1, 0, rows)
+            shard.read_picture(1)
 
 
-@pytest.mark.parametrize("read", ["rows", "ahead"])
+@pytest.mark.parametrize("read", ["picture", "ahead"])
 def test_a_shard_that_cannot_be_read_any_more_is_named(
     read: str, converted: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -230,8 +247,7 @@ def test_a_shard_that_cannot_be_read_any_more_is_named(
         os.dup2(unreadable, shard.descriptor)
         os.truncate(unreadable, 1_000_000)
         os.close(unreadable)
-        row = np.empty((1, STORED_SIZE, 3), np.uint8)
-        reading = partial(shard.read_rows, 0, 0, row) if read == "rows" else shard.read_ahead
+        reading = partial(shard.read_picture, 0) if read == "picture" else shard.read_ahead
         with pytest.raises(DatasetError, match=f"{path}: cannot be read"):
             reading()
 

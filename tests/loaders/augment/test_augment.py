@@ -111,7 +111,7 @@ def test_crops_are_torchvisions_crops_resized_on_every_path(smooth: torch.Tensor
         mirrored = bool(draws.mirrored[number])
         expected = expected.flip(-1) if mirrored else expected
         placed = np.empty((56, 56, 3), np.uint8)
-        place(squares[number].numpy(), 0, 64, [left, top, width, height], mirrored, placed)
+        place(squares[number].numpy(), [left, top, width, height], mirrored, placed)
         for served in (torch.from_numpy(placed).permute(2, 0, 1), batched[number]):
             assert (served.float() - expected).abs().max() <= 1
     assert set(draws.mirrored.tolist()) == {True, False}

@@ -54,13 +54,12 @@ def requests() -> Iterator[Request]:
 def painted(request: Request) -> Pictures:
     """Each picture in the colour of its position; that of position 8 cannot be decoded."""
 
-    def rows_of(slot: int, first: int, space: np.ndarray) -> np.ndarray:
+    def picture_of(slot: int) -> np.ndarray:
         if request.positions[slot] == 8:
             raise ImageError("eight.jpg", "cannot be decoded")
-        space[:] = request.positions[slot]
-        return space
+        return np.full((SIZE, SIZE, 3), request.positions[slot], np.uint8)
 
-    return Pictures(request, rows_of)
+    return Pictures(request, picture_of)
 
 
 def test_batches_come_in_order_without_what_cannot_be_decoded(filler: BatchFiller) -> None:
@@ -74,7 +73,7 @@ def test_batches_come_in_order_without_what_cannot_be_decoded(filler: BatchFille
 
 @pytest.mark.parametrize("where", ["what is asked for", "the pictures"])
 def test_an_error_comes_after_the_batches_before_it(filler: BatchFiller, where: str) -> None:
-    def failing(slot: int, first: int, space: np.ndarray) -> np.ndarray:
+    def failing(slot: int) -> np.ndarray:
         raise DatasetError("the third")
 
     def asked() -> Iterator[Pictures]:
@@ -93,12 +92,12 @@ def test_nothing_is_read_any_more_once_it_is_closed(filler: BatchFiller) -> None
     reading, closed = threading.Semaphore(0), threading.Event()
     late = []
 
-    def slowly(slot: int, first: int, space: np.ndarray) -> np.ndarray:
+    def slowly(slot: int) -> np.ndarray:
         reading.release()
         time.sleep(0.02)
         if closed.is_set():
             late.append(slot)
-        return space
+        return np.zeros((SIZE, SIZE, 3), np.uint8)
 
     served = filler.fill_each(Pictures(request, slowly) for request in requests())
     next(served)

@@ -145,7 +145,7 @@ class Sigterm:
     def __exit__(self, *_: object) -> None:
         signal.signal(signal.SIGTERM, self._before)
 
-    def came(self, *_: object) -> bool:
+    def came(self) -> bool:
         """To any rank: all ask after the same batch, and so all stop there."""
         came = self._flag.clone()  # on the CPU, where gloo reduces: no GPU is waited for
         if dist.is_initialized():

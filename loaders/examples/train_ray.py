@@ -21,7 +21,7 @@ from ray.train.torch import TorchTrainer, get_device, prepare_model
 
 import loaders
 from loaders.examples import common
-from loaders.examples.train import run_epoch
+from loaders.examples.train import make_step, run_epoch
 from precache.errors import SettingError, check_range
 from precache.storage.urls import is_url
 
@@ -36,6 +36,7 @@ class Worker:
         model = common.build_model(args, self.training).to(memory_format=torch.channels_last)
         self.model = prepare_model(model)  # on its device, in a DistributedDataParallel
         self.optimizer = torch.optim.SGD(model.parameters(), args.lr, momentum=0.9, weight_decay=5e-4)
+        self.step = make_step(self.optimizer, args, len(self.training))
         self.parts = {"model": model, "optimizer": self.optimizer, "loader": self.training}
 
     def load(self) -> None:
@@ -59,12 +60,12 @@ class Worker:
     def run_epoch(self, loader: loaders.Loader, trains: bool) -> dict[str, float]:
         """Train on the batches that are left of an epoch, or validate."""
 
-        def ends(state: dict[str, Any]) -> bool:
-            if trains and state["served_batches"] % self.args.save_every == 0:
+        def step(loss: torch.Tensor, state: dict[str, Any]) -> None:
+            self.step(loss, state)
+            if state["served_batches"] % self.args.save_every == 0:
                 self.save({})
-            return False  # it ends with its process
 
-        return run_epoch(self.model, loader, self.args, ends, self.optimizer if trains else None)[0]
+        return run_epoch(self.model, loader, self.args, lambda: False, step if trains else None)[0]
 
 
 def train_worker(settings: dict[str, Any]) -> None:

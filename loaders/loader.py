@@ -165,7 +165,7 @@ class Loader(IterableDataset[Batch]):
             asked = self._asked
             place = (self._coming, 0) if asked is None else (asked.epoch, asked.served % len(self))
             with self._taking:
-                self._size = as_size(*self._peek(place).batch.images.shape[-2:])
+                self._size = as_size(*self._next_at(place, take=False).batch.images.shape[-2:])
         return self._data.served_size(self.spec.size) if self._size is None else self._size
 
     @property
@@ -340,18 +340,15 @@ class Loader(IterableDataset[Batch]):
         """The batch of that epoch and number, ready for the current stream."""
         self._check_usable()  # before the lock, which a thread may have held when this process was forked
         with self._taking:
-            sent, self._peeked = self._peek(place), None
-            epoch, number = place
-            self._ahead_place = (epoch, number + 1) if number + 1 < len(self) else (epoch + 1, 0)
-            batch = self._source.receive(sent)
+            batch = self._source.receive(self._next_at(place, take=True))
             if self._size is None:
                 self._size = as_size(*batch.images.shape[-2:])
             # counted before it is handed out: a state taken in the loop body has it as served
-            self._place = (epoch, number + 1)
+            self._place = (place[0], place[1] + 1)
             return batch
 
-    def _peek(self, place: Place) -> Sent:
-        """The batch of that place, which is the next one then."""
+    def _next_at(self, place: Place, *, take: bool) -> Sent:
+        """The batch of that place; `take`: the one behind it is next then, else it is again."""
         self._check_usable()  # another thread may have closed it
         try:
             ahead = self._ahead_at(place)
@@ -359,6 +356,10 @@ class Loader(IterableDataset[Batch]):
             if sent is None:
                 sent = self._peeked = next(ahead)
             self._check_refused(sent)
+            if take:
+                epoch, number = place
+                self._peeked = None
+                self._ahead_place = (epoch, number + 1) if number + 1 < len(self) else (epoch + 1, 0)
         except (StopIteration, Ending) as ended:  # it has no end but that another thread closes it
             self._drop_ahead()
             self._check_usable()

@@ -57,7 +57,7 @@ def time_stages(spec: Settings, kind: str, files: Sequence[str]) -> dict[str, fl
 def _serve(size: Size, picture: decoding.Encoded) -> Pixels:
     pixels, out = picture.decode(), np.empty((*sides(size), 3), np.uint8)
     (box,) = shown_boxes(np.array([picture.shape]), size, CROP_RATIO).tolist()
-    place(pixels, 0, len(pixels), box, False, out)
+    place(pixels, box, False, out)
     return out
 
 

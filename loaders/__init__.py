@@ -17,7 +17,7 @@ try:
     from loaders.build import build
     from loaders.image_dataset import ImageDataset
     from loaders.loader import Loader
-    from loaders.settings import LoaderSpec, Ranks, Reading, Sampling
+    from loaders.settings import Ranks, Reading, Sampling
 except ModuleNotFoundError as error:
     if error.name not in ("cv2", "torch"):  # of the extra; anything else is a fault of ours
         raise
@@ -31,7 +31,6 @@ __all__ = [
     "Batch",
     "ImageDataset",
     "Loader",
-    "LoaderSpec",
     "RandomAugmentation",
     "Ranks",
     "Reading",

@@ -65,6 +65,13 @@ def _named(batch: Any, size: int = 0) -> dict[str, torch.Tensor]:
     return {"pixel_values": pad(batch.images, (0, 0) * 3 + (0, more)), "labels": labels}
 
 
+def _figures(of: Any) -> dict[str, float]:
+    """Over all samples that count; the Trainer's own loss is the mean of batches, however large each is."""
+    logits, labels = torch.from_numpy(of.predictions), torch.from_numpy(of.label_ids)
+    right = (logits.argmax(1) == labels).sum() / (labels >= 0).sum()
+    return {"loss": float(cross_entropy(logits, labels, label_smoothing=0.1)), "accuracy": float(right)}
+
+
 class Epochs(transformers.TrainerCallback):  # type: ignore[misc]
     """Reports each epoch, ends it at SIGTERM, and finishes what the Trainer has saved."""
 
@@ -131,9 +138,7 @@ def train(args: argparse.Namespace, sigterm: common.Sigterm) -> int:
         train_dataset=training.dataset,
         eval_dataset=None if validation is None else validation.dataset,
         optimizers=(optimizer, LambdaLR(optimizer, lambda step: common.rate(step, steps))),
-        compute_metrics=lambda of: {
-            "accuracy": (of.predictions.argmax(1) == of.label_ids).sum() / (of.label_ids >= 0).sum()
-        },
+        compute_metrics=_figures,
     )
     trainer.training, trainer.validation = training, validation
     trainer.remove_callback(transformers.PrinterCallback)

@@ -106,7 +106,6 @@ class Loader(IterableDataset[Batch]):
         samples: of an epoch.
         batch_size: of one rank.
         drop_last: whether samples that fill no batch are left out.
-        world_size: how many ranks share an epoch.
         num_workers: 0, for who makes a DataLoader of this loader's parts; `workers` of `Reading` is another.
     """
 
@@ -130,7 +129,6 @@ class Loader(IterableDataset[Batch]):
         self.samples = order.epochs.samples
         self.batch_size = spec.batch_size
         self.drop_last = spec.last == "drop"
-        self.world_size = spec.world_size
         self._size = source.size
         self._data = data
         self._source, self._open_source = source, open_source

@@ -143,7 +143,7 @@ def check_resume(build: Build) -> None:
 
 def check_ranks_share_each_epoch(build: Build, expected: list[int]) -> None:
     """Every sample once over all ranks, in as many batches, apart from what is marked as padding."""
-    for batch_size, world_size, last, ranks_per_node in (
+    for batch_size, world_size, last, per_node in (
         (8, 1, "partial", None),
         (8, 3, "partial", None),
         (1, 3, "partial", 1),
@@ -151,7 +151,7 @@ def check_ranks_share_each_epoch(build: Build, expected: list[int]) -> None:
         (4, 4, "pad", 2),
     ):
         settings = {"batch_size": batch_size, "world_size": world_size, "last": last}
-        settings["ranks_per_node"] = ranks_per_node
+        settings["per_node"] = per_node
         built = [build(rank=rank, **settings) for rank in range(world_size)]
         for _ in range(2):
             ranks = [list(loader) for loader in built]

@@ -1,7 +1,6 @@
 """Which samples of a split are served, how often, and in which order, as `loaders.build` was told."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -9,26 +8,14 @@ import numpy.typing as npt
 
 from loaders.batch import Positions
 from loaders.dataset import SplitData
-from loaders.order import EpochOrder, Weights
-from loaders.orders.keyed_order import KeyedOrder
-from loaders.settings import LoaderSpec
+from loaders.order.arrangements import Weights
+from loaders.order.cut import Cut
+from loaders.order.order import Epochs, MixedEpochs, Order
+from loaders.settings import LoaderSpec, Sampling
 from precache.dataset.columns import Column
 from precache.errors import SettingError
 
 _NAMED = 5  # of the samples that an error is about
-
-
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    """Which samples are served, and how often.
-
-    Attributes:
-        classes, subset, weights: as of `loaders.build`.
-    """
-
-    classes: Iterable[str] | None = None
-    subset: npt.ArrayLike | None = None
-    weights: str | npt.ArrayLike | None = None
 
 
 def choose_samples(sampling: Sampling, data: SplitData) -> SplitData:
@@ -150,47 +137,36 @@ def _array(name: str, values: Any, wanted: str) -> npt.NDArray[Any]:
         raise SettingError(f"{name} must be {wanted}, got {values!r:.80}") from error
 
 
-def make_order(
-    spec: LoaderSpec, sampling: Sampling, data: SplitData, random_access: bool, nodes: int = 1
-) -> EpochOrder | KeyedOrder:
-    """The order of each epoch: with weights, of which the caller holds 8 bytes a sample, it is listed, too.
-
-    Args:
-        nodes: that split the shards, see `KeyedOrder`.
+def find_epochs(
+    spec: LoaderSpec, data: SplitData, random_access: bool, weights: Weights | None = None
+) -> Epochs:
+    """What all ranks serve of `data` in each epoch.
 
     Raises:
-        SettingError: the backend cannot serve it, or it cannot be had within `memory_bytes`; as
-            `find_weights`.
+        SettingError: the backend cannot serve it, or it cannot be had within `memory_bytes`.
     """
-    kind = _shuffle_kind(spec, random_access)
-    weights = find_weights(sampling, data)
-    keyed = data.shards is not None  # a raw tree has none
-    if keyed and weights is None:
-        rows = None if data.part_of is None else data.part_of[1]
-        return KeyedOrder(
-            shard_starts=data.shard_starts,
-            chosen=None if rows is None else (rows, len(data.whole)),
-            kind=kind,
-            seed=spec.seed,
-            batch_size=spec.batch_size,
-            last=spec.last,
-            window_shards=data.window_shards(spec.reading.memory_bytes),
-            rank=spec.rank,
-            world_size=spec.world_size,
-            nodes=nodes,
-        )
-    return EpochOrder(
-        ids=np.arange(len(data)) if keyed else data.ids.values,
-        shard_samples=tuple(data.shard_samples.tolist()),
-        kind=kind,
+    rows = None if data.part_of is None else data.part_of[1]
+    return Epochs(
+        shard_starts=data.shard_starts,
+        kind=_shuffle_kind(spec, random_access),
         seed=spec.seed,
-        batch_size=spec.batch_size,
-        last=spec.last,
         window_shards=data.window_shards(spec.reading.memory_bytes),
-        rank=spec.rank,
-        world_size=spec.world_size,
+        chosen=None if rows is None else (rows, len(data.whole)),
         weights=weights,
     )
+
+
+def cut_for(spec: LoaderSpec, epochs: Epochs | MixedEpochs, nodes: int = 1) -> Order:
+    """What this rank serves of `epochs`; with `nodes` of shards of its node's own."""
+    cut = Cut(
+        samples=epochs.samples,
+        batch_size=spec.batch_size,
+        last=spec.last,
+        rank=spec.rank,
+        world_size=spec.world_size,
+        nodes=nodes,
+    )
+    return Order(epochs=epochs, cut=cut)
 
 
 def _shuffle_kind(spec: LoaderSpec, random_access: bool) -> str:

@@ -1,25 +1,20 @@
 """What all ranks serve in an epoch, one behind the other, each place of it computed when it is asked for."""
 
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from loaders.batch import Positions
-from loaders.orders.keyed import KeyedPermutation
+from loaders.order.permutation import KeyedPermutation
 
-_SHARDS_TAG, _SAMPLES_TAG, _KEY_TAG = 6, 7, 8
+_WINDOW_TAG, _WEIGHTED_TAG, _SHARDS_TAG, _SAMPLES_TAG, _KEY_TAG = 4, 5, 6, 7, 8
 _FEW = 1 << 16  # samples that are shuffled as a list, of 0.5 MB
+Weights: TypeAlias = npt.NDArray[np.float64]
 
 
 class Arrangement(Protocol):
-    """The order of one epoch.
-
-    Attributes:
-        anywhere: whether places far apart cost no more than those side by side.
-    """
-
-    anywhere: bool
+    """The order of one epoch in which each sample comes once."""
 
     def at(self, places: Positions) -> Positions:
         """The samples at `places`: int64 [n] each."""
@@ -30,8 +25,6 @@ class Arrangement(Protocol):
 
 class Stored:
     """The stored order."""
-
-    anywhere = True
 
     def at(self, places: Positions) -> Positions:
         """As of `Arrangement`."""
@@ -44,49 +37,41 @@ class Stored:
 
 
 class Listed:
-    """Any order of samples, of which each comes once unless only `at` is asked: int64 [n]."""
-
-    anywhere = True
+    """A permutation that is listed: int64 [n]."""
 
     def __init__(self, order: Positions) -> None:
         self._order = order
 
     def at(self, places: Positions) -> Positions:
-        """As of `Arrangement`."""
+        """What comes at `places`: int64 [n] each."""
         return self._order[places]
 
     def places_of(self, positions: Positions) -> Positions:
-        """Where `positions` come, of an order of all samples: int64 [n] each."""
+        """Where `positions` come: int64 [n] each."""
         return np.argsort(self._order)[positions]
-
-    def come_from(self, place: int, positions: Positions) -> npt.NDArray[np.bool_]:
-        """As of `Arrangement`."""
-        return np.isin(positions, self._order[place:])
 
 
 class Shuffled:
-    """A permutation of `count` samples, each place of which costs the same."""
+    """A permutation of `count` samples, each place of which costs the same.
 
-    anywhere = True
+    Args:
+        chosen: int64 [n], ascending: these alone, in the order that they have among all; it is listed.
+    """
 
-    def __init__(self, count: int, seed: int, epoch: int) -> None:
+    def __init__(self, count: int, seed: int, epoch: int, chosen: Positions | None = None) -> None:
         key = (seed, epoch, _KEY_TAG)
-        few = count <= _FEW
-        self._drawn = (
-            Listed(np.random.default_rng(key).permutation(count)) if few else KeyedPermutation(count, key)
+        drawn: Listed | KeyedPermutation = (
+            Listed(np.random.default_rng(key).permutation(count))
+            if count <= _FEW
+            else KeyedPermutation(count, key)
         )
-
-    def at(self, places: Positions) -> Positions:
-        """As of `Arrangement`."""
-        return self._drawn.at(places)
-
-    def places_of(self, positions: Positions) -> Positions:
-        """Where `positions` come: int64 [n] each."""
-        return self._drawn.places_of(positions)
+        if chosen is not None:
+            drawn = Listed(np.argsort(drawn.places_of(chosen)))
+        self.at, self._places_of = drawn.at, drawn.places_of
 
     def come_from(self, place: int, positions: Positions) -> npt.NDArray[np.bool_]:
         """As of `Arrangement`."""
-        come: npt.NDArray[np.bool_] = self.places_of(positions) >= place
+        come: npt.NDArray[np.bool_] = self._places_of(positions) >= place
         return come
 
 
@@ -100,8 +85,6 @@ class Windows:
         window_shards: in a window, at most.
         run: first place, and the one behind the last, that may be asked for: windows begin and end with it.
     """
-
-    anywhere = False
 
     def __init__(
         self, shard_starts: Positions, seed: int, epoch: int, window_shards: int, run: tuple[int, int]
@@ -158,3 +141,36 @@ class Windows:
             rng = np.random.default_rng((*self._key, first, self._run[0]))
             self._window, self._samples = window, rng.permutation(samples)
         return self._samples
+
+
+def draw(weights: Weights, seed: int, epoch: int) -> Positions:
+    """As many samples as there are weights, drawn with replacement.
+
+    As torch's `WeightedRandomSampler(weights, len(weights))`.
+    """
+    ends = np.cumsum(weights)
+    draws = np.random.default_rng((seed, epoch, _WEIGHTED_TAG)).random(len(weights)) * ends[-1]
+    # never the last bound itself, to which a product may be rounded
+    drawn: Positions = np.searchsorted(ends, np.minimum(draws, np.nextafter(ends[-1], 0)), side="right")
+    return drawn
+
+
+def gather_windows(
+    drawn: Positions, shard_starts: Positions, seed: int, epoch: int, window_shards: int
+) -> Positions:
+    """The samples `drawn`, shuffled within windows of shards as those of `Windows` are."""
+    rng = np.random.default_rng((seed, epoch, _WINDOW_TAG))
+    places = np.argsort(rng.permutation(len(shard_starts) - 1))  # of each shard
+    shards = np.searchsorted(shard_starts[1:], drawn, side="right")
+    return drawn[np.lexsort((rng.random(len(drawn)), places[shards] // window_shards))]
+
+
+def occurrences(order: Positions) -> Positions:
+    """How often each sample of `order` came before in it: int64 [n]."""
+    by_sample = np.argsort(order, kind="stable")
+    ranked = order[by_sample]
+    first = np.concatenate(([True], ranked[1:] != ranked[:-1]))[: len(ranked)]
+    places = np.arange(len(ranked))
+    before = np.empty_like(places)
+    before[by_sample] = places - np.maximum.accumulate(np.where(first, places, 0))
+    return before

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
-from loaders.delivery.threads import EndingThread, end_threads
+from loaders.deliver.threads import EndingThread, end_threads
 from precache.errors import WorkerError
 
 T = TypeVar("T")

@@ -63,7 +63,7 @@ def test_a_sample_that_comes_wrong_is_fetched_again(
     reading = Reading(cache_dir=tmp_path / "other")
     with (
         pytest.raises(StorageError, match=rf"^{url}/train-00000.*: .* bytes from .* fetched 3 times"),
-        loaders.build(url, **QUIET, subset=few, reading=reading) as loader,
+        loaders.build(url, **QUIET, sampling=loaders.Sampling(subset=few), reading=reading) as loader,
     ):
         list(loader)
 

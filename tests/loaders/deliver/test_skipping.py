@@ -126,7 +126,7 @@ def test_each_file_is_named_once_a_loader(
     with build() as loader:
         for _ in range(3):
             list(loader)
-    named = [record.getMessage() for record in caplog.records if record.name == "loaders.delivery.skipping"]
+    named = [record.getMessage() for record in caplog.records if record.name == "loaders.loader"]
     assert len(named) == len(set(named)) == len(DAMAGE)
     assert all(record.levelno == logging.WARNING for record in caplog.records)
     folders, bad = damaged

@@ -3,15 +3,19 @@
 import time
 import tracemalloc
 from itertools import product
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from loaders.orders.arrangements import Shuffled, Windows
-from loaders.orders.cutting import Cut, Share
-from loaders.orders.keyed_order import KeyedOrder
-from loaders.orders.mixed_order import MixedOrder, merge
-from tests.loaders.test_order import quality
+from loaders.dataset import open_split
+from loaders.order.arrangements import Shuffled, Windows
+from loaders.order.cut import Cut, Share
+from loaders.order.order import Epochs, MixedEpochs, Order, merge
+from tests.building import build_loader
+from tests.loader_contract import ids_of
+from tests.loaders.order.test_cut import cut
 
 SHARDS = (100,) * 7 + (0,) + (75,) * 4
 KINDS = ("full", "window", "none")
@@ -21,9 +25,25 @@ def starts_of(shard_samples: tuple[int, ...] | np.ndarray) -> np.ndarray:
     return np.concatenate(([0], np.cumsum(shard_samples, dtype=np.int64)))
 
 
-def make_order(kind: str, shard_samples: tuple[int, ...] = SHARDS, **other: object) -> KeyedOrder:
-    settings = {"seed": 3, "batch_size": 16, "last": "partial", "window_shards": 4, **other}
-    return KeyedOrder(shard_starts=starts_of(shard_samples), kind=kind, **settings)  # type: ignore[arg-type]
+def make_epochs(kind: str, shard_samples: tuple[int, ...] | np.ndarray = SHARDS, **other: Any) -> Epochs:
+    settings = {"seed": 3, "window_shards": 4, **other}
+    return Epochs(shard_starts=starts_of(shard_samples), kind=kind, **settings)
+
+
+def make_order(
+    epochs: Epochs | MixedEpochs | str,
+    shard_samples: tuple[int, ...] | np.ndarray = SHARDS,
+    *,
+    nodes: int = 1,
+    **settings: Any,
+) -> Order:
+    """Of `epochs`, or of what `make_epochs` makes; nodes share all shards of kind `full`."""
+    of_cut = {name: settings.pop(name) for name in ("rank", "world_size") if name in settings}
+    of_cut |= {name: settings.pop(name, b) for name, b in (("batch_size", 16), ("last", "partial"))}
+    if isinstance(epochs, str):
+        nodes = 1 if epochs == "full" else nodes
+        epochs = make_epochs(epochs, shard_samples, **settings)
+    return Order(epochs=epochs, cut=Cut(samples=epochs.samples, nodes=nodes, **of_cut))
 
 
 def once(shares: list[Share]) -> list[int]:
@@ -31,7 +51,7 @@ def once(shares: list[Share]) -> list[int]:
     return [i for share in shares for i in share.positions[: len(share.positions) - share.padding].tolist()]
 
 
-def served(order: KeyedOrder, epoch: int = 0) -> np.ndarray:
+def served(order: Order, epoch: int = 0) -> np.ndarray:
     return np.array(once(list(order.batches(epoch))))
 
 
@@ -53,7 +73,7 @@ def test_orders_are_permutations_and_pure(kind: str) -> None:
 def test_any_batch_is_had_without_those_before_it(kind: str) -> None:
     order = make_order(kind, (400,) * 1000, batch_size=64)
     whole = list(order.batches(1))
-    assert len(whole) == order.batch_count() == 6250
+    assert len(whole) == len(order.cut) == 6250
     for number in (6249, 3000, 2999, 0):
         assert np.array_equal(order.batches(1)[number].positions, whole[number].positions)
     with pytest.raises(IndexError):
@@ -71,10 +91,19 @@ def test_a_window_touches_no_more_than_its_shards(window: int) -> None:
         place += len(part)
 
 
+def quality(order: np.ndarray, labels: np.ndarray, batch_size: int) -> tuple[float, float]:
+    """Mean class entropy of the batches in bits, and the share of neighbours that were stored as such."""
+    entropies = []
+    for batch, *_ in cut(order, batch_size, "drop"):
+        shares = np.bincount(labels[batch]) / batch_size
+        entropies.append(-(shares[shares > 0] * np.log2(shares[shares > 0])).sum())
+    return float(np.mean(entropies)), float((np.abs(np.diff(order)) == 1).mean())
+
+
 @pytest.mark.parametrize("samples", [4000, 1 << 17])
 @pytest.mark.parametrize("window", [1, 2, 8, 40])
 def test_shuffled_orders_mix_as_a_true_permutation_does(window: int, samples: int) -> None:
-    """As for version 1: 40 shards, written shuffled, of a tree of 50 classes; a list, and keyed."""
+    """40 shards of a tree of 50 classes, written shuffled; a list, and keyed."""
     rng = np.random.default_rng(0)
     labels = rng.permutation(samples) * 50 // samples
     truth, _ = quality(rng.permutation(samples), labels, 64)
@@ -116,13 +145,13 @@ def test_every_rank_of_every_node_serves_as_many_batches_and_every_sample_once(k
             for r in range(world)
         ]
         batches = [list(order.batches(1)) for order in orders]
-        assert {len(of_rank) for of_rank in batches} == {orders[0].batch_count()}
+        assert {len(of_rank) for of_rank in batches} == {len(orders[0].cut)}
         count, global_size = sum(shards), batch_size * world
         expected = count // global_size * global_size if last == "drop" else count
         got = [i for of_rank in batches for i in once(of_rank)]
         assert len(got) == len(set(got)) == expected
         for order, of_rank in zip(orders, batches, strict=True):
-            assert order.rank_samples() == sum(len(share.positions) for share in of_rank)
+            assert order.cut.rank_samples() == sum(len(share.positions) for share in of_rank)
         for of_ranks in zip(*batches, strict=True):
             sizes = {len(share.positions) for share in of_ranks}
             assert min(sizes) > 0
@@ -171,7 +200,7 @@ HUGE_SHARDS = np.full(600_000, 1666)
 HUGE_SHARDS[:400_000] += 1  # 1,000,000,000 samples
 
 
-def make_huge(kind: str, rank: int = 0, nodes: int = 128) -> KeyedOrder:
+def make_huge(kind: str, rank: int = 0, nodes: int = 128) -> Order:
     return make_order(
         kind,
         HUGE_SHARDS,
@@ -179,7 +208,7 @@ def make_huge(kind: str, rank: int = 0, nodes: int = 128) -> KeyedOrder:
         window_shards=8,
         rank=rank,
         world_size=1024,
-        nodes=nodes,  # type: ignore[arg-type]
+        nodes=nodes,
     )
 
 
@@ -187,7 +216,7 @@ def make_huge(kind: str, rank: int = 0, nodes: int = 128) -> KeyedOrder:
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_first_batch_of_a_billion_samples_is_there_at_once(kind: str, nodes: int) -> None:
     order = make_huge(kind, rank=777, nodes=nodes)
-    assert order.samples == 10**9
+    assert order.epochs.samples == 10**9
     for number in (0, 10_000):
         tracemalloc.start()
         start_s = time.thread_time()  # not that of others
@@ -209,7 +238,7 @@ def test_1024_ranks_on_128_nodes_share_an_epoch(kind: str) -> None:
     batches = set()
     starts = starts_of(sizes)
     for rank in range(1024):
-        order = make_order(kind, sizes, rank=rank, world_size=1024, nodes=128)  # type: ignore[arg-type]
+        order = make_order(kind, sizes, rank=rank, world_size=1024, nodes=128)
         shares = list(order.batches(1))
         positions = np.array(once(shares))
         batches.add(len(shares))
@@ -227,7 +256,7 @@ def test_1024_ranks_on_128_nodes_share_a_billion_samples() -> None:
         Cut(samples=10**9, batch_size=64, last="partial", rank=rank, world_size=1024, nodes=128)
         for rank in range(1024)
     ]
-    assert {len(cut) for cut in cuts} == {make_huge("window").batch_count()} == {15259}
+    assert {len(cut) for cut in cuts} == {len(make_huge("window").cut)} == {15259}
     runs = [cut.run for cut in cuts[::8]]
     assert [cut.run for cut in cuts] == [run for run in runs for _ in range(8)]
     assert [stop for _, stop in runs[:-1]] == [start for start, _ in runs[1:]]
@@ -274,7 +303,7 @@ def test_a_window_over_a_billion_samples_mixes_as_a_true_permutation_does(nodes:
 def test_a_mixture_is_what_its_parts_make_listed(kind: str) -> None:
     """Place by place, against all of an epoch sorted by time, and occurrences counted."""
     counts = (1000, 900, 37)
-    parts = tuple(make_order(kind, sizes) for sizes in (SHARDS, (40, 13, 27), (50, 50)))
+    parts = tuple(make_epochs(kind, sizes) for sizes in (SHARDS, (40, 13, 27), (50, 50)))
     for epoch in (0, 1, 5):
         listed = []
         for part, count in zip(parts, counts, strict=True):
@@ -288,8 +317,12 @@ def test_a_mixture_is_what_its_parts_make_listed(kind: str) -> None:
         expected = (np.concatenate(listed) + offsets)[np.argsort(times, kind="stable")]
         seen: dict[int, int] = {}
         for rank, world_size in ((0, 1), (1, 3)):
-            order = MixedOrder(
-                parts=parts, counts=counts, batch_size=16, last="drop", rank=rank, world_size=world_size
+            order = make_order(
+                MixedEpochs(parts=parts, counts=counts),
+                batch_size=16,
+                last="drop",
+                rank=rank,
+                world_size=world_size,
             )
             for number, share in enumerate(order.batches(epoch)):
                 start = number * 16 * world_size + rank * 16
@@ -304,9 +337,13 @@ def test_a_mixture_is_what_its_parts_make_listed(kind: str) -> None:
 
 
 def test_a_mixture_of_a_billion_samples_is_asked_anywhere() -> None:
-    parts = (make_huge("full", nodes=1), make_huge("window", nodes=1), make_order("full"))
-    order = MixedOrder(
-        parts=parts, counts=(10**9, 10**9, 3000), batch_size=64, last="drop", rank=5, world_size=1024
+    parts = (make_epochs("full", HUGE_SHARDS), make_epochs("window", HUGE_SHARDS), make_epochs("full"))
+    order = make_order(
+        MixedEpochs(parts=parts, counts=(10**9, 10**9, 3000)),
+        batch_size=64,
+        last="drop",
+        rank=5,
+        world_size=1024,
     )
     start_s = time.thread_time()  # not that of others
     share = order.batches(1)[10_000]
@@ -314,3 +351,31 @@ def test_a_mixture_of_a_billion_samples_is_asked_anywhere() -> None:
     assert abs((share.positions < 10**9).sum() - 32) <= 1
     numbers, _ = merge((10**9, 10**9, 3000), 10**9, 10**9 + 1000)
     assert abs(np.bincount(numbers)[0] - 500) <= 1
+
+
+@pytest.mark.parametrize("shuffle", ["full", "window"])
+def test_what_is_converted_is_served_by_places(converted: dict[str, Path], shuffle: str) -> None:
+    data = open_split(converted["shards"], "train")
+    epochs = Epochs(shard_starts=data.shard_starts, kind=shuffle, seed=3)
+    with build_loader(data.path, shuffle=shuffle, seed=3) as loader:
+        assert (
+            ids_of(loader) == np.asarray(data.ids[:])[epochs.arrangement(0).at(np.arange(len(data)))].tolist()
+        )
+
+
+def test_the_measure_of_shuffling_tells_an_unshuffled_order() -> None:
+    labels = np.arange(4000) // 80
+    mixed, _ = quality(np.random.default_rng(0).permutation(4000), labels, 64)
+    windows = served(make_order("window", (100,) * 40, window_shards=2))
+    for order in (np.arange(4000), windows):  # of a tree stored class by class
+        assert quality(order, labels, 64)[0] < 0.6 * mixed
+    assert quality(np.arange(4000), labels, 64)[1] == 1
+
+
+@pytest.mark.parametrize("count", [1000, 100_000])
+def test_a_rejected_sample_does_not_change_the_order_of_the_others(count: int) -> None:
+    among_all = served(make_order("full", (count,)), 2)
+    for gone in (0, count // 2, count - 1):
+        left = np.delete(np.arange(count), gone)
+        part = make_order("full", (count - 1,), chosen=(left, count))
+        assert np.array_equal(left[served(part, 2)], among_all[among_all != gone])

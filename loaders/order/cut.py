@@ -120,15 +120,12 @@ class Shares:
     """One rank's batches of an epoch, each computed when it is asked for, with some that follow it.
 
     Any may be asked for first: those before it cost nothing.
-
-    Args:
-        span: places that a batch costs; by default those that it has.
     """
 
-    def __init__(self, cut: Cut, look_up: LookUp, span: int | None = None) -> None:
+    def __init__(self, cut: Cut, look_up: LookUp) -> None:
         self._cut = cut
         self._look_up = look_up
-        self._ahead = max(1, _BLOCK // (span or cut.batch_size))
+        self._ahead = max(1, _BLOCK // cut.span)
         self._first, self._block = 0, list[Share]()
 
     def __len__(self) -> int:
@@ -155,30 +152,6 @@ class Shares:
         return shares
 
 
-def cut(order: Positions, batch_size: int, last: str, rank: int = 0, world_size: int = 1) -> Shares:
-    """One rank's batches of `order`, see `Cut`."""
-    places = Cut(samples=len(order), batch_size=batch_size, last=last, rank=rank, world_size=world_size)
-    return Shares(places, lambda asked: (order[asked], None))
-
-
-def cut_repeating(order: Positions, batch_size: int, last: str, rank: int = 0, world_size: int = 1) -> Shares:
-    """As `cut`, of an order in which samples may come again."""
-    before = occurrences(order)
-    places = Cut(samples=len(order), batch_size=batch_size, last=last, rank=rank, world_size=world_size)
-    return Shares(places, lambda asked: (order[asked], before[asked]))
-
-
-def occurrences(order: Positions) -> Positions:
-    """How often each sample of `order` came before in it: int64 [n]."""
-    by_sample = np.argsort(order, kind="stable")
-    ranked = order[by_sample]
-    first = np.concatenate(([True], ranked[1:] != ranked[:-1]))[: len(ranked)]
-    places = np.arange(len(ranked))
-    before = np.empty_like(places)
-    before[by_sample] = places - np.maximum.accumulate(np.where(first, places, 0))
-    return before
-
-
 def global_sizes(samples: int, global_size: int, last: str) -> tuple[int, list[int]]:
     """How many batches of an epoch have `global_size` over all ranks, and the sizes of those behind them.
 
@@ -191,9 +164,3 @@ def global_sizes(samples: int, global_size: int, last: str) -> tuple[int, list[i
     if rest and last == "partial" and whole:
         return whole - 1, [(global_size + rest + 1) // 2, (global_size + rest) // 2]
     return whole, [rest] if rest and last != "drop" else []
-
-
-def batch_count(samples: int, batch_size: int, last: str, world_size: int = 1) -> int:
-    """How many batches `cut` gives each rank of an order of `samples`."""
-    whole, rest = divmod(samples, batch_size * world_size)
-    return whole + (rest > 0 and last != "drop")

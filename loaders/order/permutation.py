@@ -6,7 +6,7 @@ sample, less than one in a hundred, is sent through again until it does not. Bot
 *Ciphers with Arbitrary Finite Domains*, CT-RSA 2002 (generalised Feistel cipher, cycle walking). That such a
 network shuffles as drawing lots does is measured in R. Mitchell, D. Stokes, E. Frank, G. Holmes,
 *Bandwidth-Optimal Random Shuffling for GPUs*, ACM Transactions on Parallel Computing 9 (2022), arXiv
-2106.06161, and of this one by `tests/loaders/orders/test_keyed.py`. The hash is the middle of
+2106.06161, and of this one by `tests/loaders/order/test_keyed.py`. The hash is the middle of
 D. Stafford's *Mix13*, which ends splitmix64, too; its highest bits are taken.
 
 It shuffles; it is not a cipher.

@@ -24,78 +24,73 @@ A function of the caller's gets the whole of what is stored; masks and boxes are
     none     int64 [n], all -1
 """
 
-from collections import deque
-from collections.abc import Iterator, Mapping
-from contextlib import closing
+from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from loaders.augment.cpu import Crops
-from loaders.augment.follow import follow_boxes
-from loaders.batch import MASK, DecodedBatch, Positions, Reader, Request
+from loaders.augment.cpu import Boxes, Crops
+from loaders.augment.follow import follow_boxes, follow_mask
+from loaders.batch import MASK, DecodedBatch, Positions, Request
 from loaders.dataset import SplitData
-from loaders.delivery.devices import upload
-from loaders.samples.masks import MaskReader, Served
+from loaders.deliver.devices import upload
+from loaders.deliver.threads import Pool
 from loaders.settings import LoaderSpec
 from precache.dataset.boxes import placement
 from precache.dataset.columns import Column
+from precache.dataset.index import REMEDY
 from precache.errors import ImageError
+from precache.formats import FORMATS
+from precache.formats.base import MaskFile
+from precache.pictures import masks
+from precache.pictures.jpeg import Pixels
+from precache.pictures.sizes import Size, sides
 
 KEPT = "_kept"
 """Behind the name of boxes: the numbers of those that are left of each sample."""
+Served: TypeAlias = tuple[Boxes, npt.NDArray[np.bool_]]
+"""What is served of each picture and whether it is mirrored, as `loaders.augment.cpu.Crops.of` says."""
+_OPEN_FILES = 128
 
 
-def with_fields(reader: Reader, data: SplitData, spec: LoaderSpec, crops: Crops) -> Reader:
-    """`reader`, or around it one whose batches have the targets, fields and masks of `data`, if it has any.
+def find_fields(data: SplitData, spec: LoaderSpec, crops: Crops) -> "Fields | None":
+    """What puts targets, fields and masks of `data` into its batches, if it has any.
 
     Args:
         crops: what becomes of each stored picture until it is served, whoever does it.
     """
     index = data.index
     if index is None:
-        return reader
+        return None
     if index.targets is None and not index.fields and "mask_checksums" not in index.columns:
-        return reader
-    return FieldsReader(reader, data, spec, crops)
+        return None
+    return Fields(data, spec, crops)
 
 
-class FieldsReader:
-    """Puts targets, fields and masks into what `reader` decodes; arguments as of `with_fields`."""
+class Fields:
+    """Puts targets, fields and masks into what a reader decodes; arguments as of `find_fields`."""
 
-    def __init__(self, reader: Reader, data: SplitData, spec: LoaderSpec, crops: Crops) -> None:
+    def __init__(self, data: SplitData, spec: LoaderSpec, crops: Crops) -> None:
         assert data.index is not None
         assert crops.size is not None
-        self.random_access = reader.random_access
-        self._reader, self._data, self._crops = reader, data, replace(crops, views=1)
+        self._data, self._crops = data, replace(crops, views=1)
         self._targets, self._fields = data.index.targets, data.index.fields
         self._size = crops.size
         has_masks = "mask_checksums" in data.index.columns
         self._masks = MaskReader(data, spec, self._size) if has_masks else None
 
-    def read(self, requests: Iterator[Request]) -> Iterator[DecodedBatch]:
-        """Yield one batch per request."""
-        asked: deque[Request] = deque()  # of the reader, which looks ahead
-
-        def ask() -> Iterator[Request]:
-            for request in requests:
-                asked.append(request)
-                yield request
-
-        with closing(self._reader.read(ask())) as batches:  # type: ignore[type-var]
-            for batch in batches:
-                yield self._describe(batch, asked.popleft())
-
     def close(self) -> None:
-        """Close the reader, and end the threads."""
-        self._reader.close()
+        """End the threads."""
         if self._masks is not None:
             self._masks.close()
 
-    def _describe(self, batch: DecodedBatch, request: Request) -> DecodedBatch:
+    def describe(self, batch: DecodedBatch, request: Request) -> DecodedBatch:
+        """`batch`, which answers `request`, with what is known of its samples."""
         ids = self._data.ids[request.positions]
         request = request.select(np.flatnonzero(~np.isin(ids, list(batch.refused))).tolist())
         rows = request.positions
@@ -179,3 +174,71 @@ def values_of(column: Column, rows: Positions) -> torch.Tensor | list[Any]:
     if chosen.ends is None:
         return torch.from_numpy(chosen.values)
     return [torch.from_numpy(chosen.array(row)) for row in range(len(chosen))]
+
+
+class MaskReader:
+    """Reads the masks of samples, and crops, resizes and mirrors them as their pictures were."""
+
+    def __init__(self, data: SplitData, spec: LoaderSpec, size: Size) -> None:
+        self._data, self._size = data, size
+        self._check = spec.reading.check != "never"
+        self._pool = Pool(max(1, spec.workers), "mask")
+        self._files: OrderedDict[int, MaskFile] = OrderedDict()
+
+    def read(self, positions: Positions, served: Served) -> tuple[torch.Tensor, dict[int, ImageError]]:
+        """uint8 [n, height, width], and why those that are not what was written are not: number -> error.
+
+        Raises:
+            DatasetError: a shard cannot be read.
+        """
+        out = torch.empty((len(positions), *sides(self._size)), dtype=torch.uint8)
+        shards, rows = self._data.locate(positions)
+        self._open(np.unique(shards).tolist())
+        read = partial(self._read_one, positions, shards, rows, served, out.numpy())
+        found = enumerate(self._pool.map(read, range(len(positions))))
+        return out, {number: error for number, error in found if error is not None}
+
+    def close(self) -> None:
+        """End the threads, and close the files."""
+        self._pool.close()
+        while self._files:
+            self._files.popitem()[1].close()
+
+    def _open(self, shards: list[int]) -> None:
+        """Have these files open, and of the others those used last."""
+        opener = FORMATS[self._data.kind].open_masks
+        for shard in shards:
+            if shard not in self._files:
+                self._files[shard] = self._data.read(shard, opener, with_index=True)
+            self._files.move_to_end(shard)
+        while len(self._files) > max(_OPEN_FILES, len(shards)):
+            self._files.popitem(last=False)[1].close()
+
+    def _read_one(
+        self,
+        positions: Positions,
+        shards: Positions,
+        rows: Positions,
+        served: Served,
+        out: Pixels,
+        number: int,
+    ) -> ImageError | None:
+        position = int(positions[number])
+        index, file = self._data.index, self._data.file(position)
+        assert index is not None
+        mask = self._files[int(shards[number])].read_mask(int(rows[number]))
+        try:
+            if isinstance(mask, bytes):
+                height, width = self._data.shapes_at(slice(position, position + 1))[0].tolist()
+                mask = masks.decode(mask, (height, width))
+            if self._check:
+                index.check_mask(position, mask, file)
+        except (ImageError, ValueError) as error:
+            if self._data.remote is not None:
+                return index.error(position, file, self._data.remote.damaged(int(shards[number])))
+            if isinstance(error, ImageError):
+                return type(error)(error.path, error.reason)
+            return index.error(position, file, f"its mask cannot be decoded ({error}); {REMEDY}")
+        crops, mirrored = served
+        follow_mask(mask, crops[number], bool(mirrored[number]), out[number])
+        return None

@@ -20,7 +20,7 @@ from precache.cli.commandline import (
 )
 from precache.conversion.convert import Conversion
 from precache.conversion.url import working_folder
-from precache.dataset.left_out import REJECTED_NAME
+from precache.dataset.index import REJECTED_NAME
 from precache.errors import SettingError
 from precache.pictures.images import FITS, RESAMPLING
 from precache.pictures.reading import MAX_PIXELS

@@ -158,7 +158,7 @@ def clean_command(place: Location, yes: bool) -> None:
         if not found:
             note(f"{place}: no leftovers of killed conversions")
             return
-        lines = [*found.shards, *found.others, *map(str, found.folders)]
+        lines = [*found.shards, *map(str, (*found.others, *found.folders))]
         for line in lines[:_SHOWN]:
             click.echo(printable(f"  {line}"))
         if len(lines) > _SHOWN:

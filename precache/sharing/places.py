@@ -40,12 +40,16 @@ class RemotePlace(Protocol):
     def read(self, name: str) -> bytes | None:
         """A small file; None if there is none."""
 
-    def look(self) -> bytes | None:
-        """The manifest that is there, or None, before a dataset is pushed."""
+    def look(self, *, overwrite: bool) -> bytes | None:
+        """The manifest that is there, or None, before a dataset is pushed.
+
+        Args:
+            overwrite: what pushes and conversions have left may be replaced.
+        """
 
     def compare(self, files: Sequence[FileEntry], folder: Path) -> tuple[set[str], set[str]]:
         """Names of those of `files`, which lie in `folder`, that are there with the same bytes, and of those
-        that are there with others, unless this project sent them."""
+        that are there with others, unless this project wrote them and they may be replaced."""
 
     def withdraw(self, names: Sequence[str]) -> None:
         """Take the manifest away, so that no new reader starts on what is about to change; then `names`."""
@@ -94,12 +98,14 @@ class Prefix:
         self._url = url
         self._store = ObjectStore(url)
         self._manifest: ObjectInfo | None = None
+        self._may_replace = False
         self._etags: dict[str, str | None] = {}
 
     def read(self, name: str) -> bytes | None:
         return self._find(name)[0]
 
-    def look(self) -> bytes | None:
+    def look(self, *, overwrite: bool) -> bytes | None:
+        self._may_replace = overwrite
         found, self._manifest = self._find(MANIFEST_NAME)
         return found
 
@@ -109,11 +115,11 @@ class Prefix:
         for file in files:
             if file.name in found:
                 crc32c = self._store.crc32c_of(file.name)
-                if crc32c is None:
-                    others.add(file.name)
-                elif (found[file.name].bytes, crc32c) == (file.bytes, file.crc32c):
+                if (found[file.name].bytes, crc32c) == (file.bytes, file.crc32c):
                     same.add(file.name)
                     self._etags[file.name] = found[file.name].etag
+                elif crc32c is None or not self._may_replace:
+                    others.add(file.name)
         return same, others
 
     def withdraw(self, names: Sequence[str]) -> None:
@@ -195,7 +201,7 @@ class Repository:
             path = self._download(name, folder)
             return None if path is None else path.read_bytes()
 
-    def look(self) -> bytes | None:
+    def look(self, *, overwrite: bool) -> bytes | None:
         """See `RemotePlace`: the service refuses a commit whose parent is no longer the last one."""
         with self._in_words():
             self._api.create_repo(self._repo, repo_type="dataset", private=not self._public, exist_ok=True)

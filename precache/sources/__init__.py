@@ -143,7 +143,10 @@ def _open_url(url: Url, options: SourceOptions) -> Source:
         )
     first = store.first(_PROBED)
     if not first:
-        raise SourceError(f"{url}: holds no objects; expected {url}/CLASS/picture.jpg; check the URL")
+        raise SourceError(
+            f"{url}: holds no objects, so no class folder with pictures; expected {url}/CLASS/picture.jpg; "
+            f"check the URL"
+        )
     if not all(map(_is_tar, first)):
         return _open_tree(url, options)
     options.only(TARS)

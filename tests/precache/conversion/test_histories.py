@@ -362,6 +362,10 @@ class HistoriesAtUrl(Histories):
         try:
             self.clean(0)
             assert self.contents() == (self.bases[0] or {})
+            if self.bases == [None]:
+                self.user_puts_a_file_into_it("thesis.txt")
+                self.attempt("overwrite", "shards", Stop())
+                self.clean(0)
         finally:
             self.environment.stop()
 

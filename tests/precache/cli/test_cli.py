@@ -38,6 +38,8 @@ def test_inspect_shows_what_a_folder_holds(converted: dict[str, Path], tmp_path:
     assert sum(summary["splits"]["train"]["classes"].values()) == 70
     assert summary["recipe"]["size"] == 48
     assert summary["rejected"] == []
+    assert summary["source"]["options"] == {}
+    assert summary["source"]["digest"] in shown, "which source it was made from"
 
 
 def test_inspect_shows_ten_classes_and_the_summary_last(tmp_path: Path) -> None:

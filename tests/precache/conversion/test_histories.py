@@ -23,7 +23,7 @@ from precache import PrecacheError, Recipe, convert, open_dataset, verify
 from precache.conversion.clean import leftovers
 from precache.conversion.lock import lock_path
 from precache.conversion.url import working_folder
-from precache.dataset.left_out import REJECTED_NAME
+from precache.dataset.index import REJECTED_NAME
 from precache.dataset.manifest import MANIFEST_NAME
 from precache.storage.objects import ObjectStore
 from precache.storage.urls import Location, Url

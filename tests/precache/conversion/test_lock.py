@@ -18,7 +18,6 @@ from precache import convert
 from precache.conversion import lock
 from precache.conversion.lock import hold_lock, lock_path
 from precache.errors import DatasetError
-from precache.storage.records import RecordFile
 from tests.command import ROOT
 from tests.conftest import small_recipe
 
@@ -84,8 +83,8 @@ def test_a_lock_ends_with_its_process_and_not_before(tmp_path: Path) -> None:
 )
 def test_what_a_crash_leaves_of_a_lock_is_no_obstacle(left: bytes, tmp_path: Path) -> None:
     lock_path(tmp_path / "out").write_bytes(left)
-    with hold_lock(tmp_path / "out") as held:
-        assert held.swap is None
+    with hold_lock(tmp_path / "out"):
+        assert json.loads(lock_path(tmp_path / "out").read_text())["pid"] == os.getpid()
     assert not lock_path(tmp_path / "out").exists()
 
 
@@ -164,10 +163,10 @@ def test_a_child_that_outlives_the_block_does_not_hold_the_lock(tmp_path: Path) 
 
 
 def test_a_full_disk_keeps_nobody_from_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(self: RecordFile, content: object, **options: object) -> None:
+    def full(descriptor: int, data: bytes) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(RecordFile, "append", full)
+    monkeypatch.setattr(os, "write", full)
     with (
         hold_lock(tmp_path / "out"),
         pytest.raises(DatasetError, match="is being converted by another process"),

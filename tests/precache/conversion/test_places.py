@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,7 @@ from PIL import Image
 
 from precache import convert, verify
 from precache.conversion.journal import JOURNAL_NAME
-from precache.conversion.lock import Swap, hold_lock
-from precache.dataset.left_out import REJECTED_NAME
+from precache.dataset.index import REJECTED_NAME
 from precache.dataset.manifest import MANIFEST_NAME
 from precache.errors import DatasetError, PrecacheError, SettingError, SourceError
 from tests.command import ROOT
@@ -215,22 +213,6 @@ def test_links_at_our_names_are_replaced_and_not_written_through(
     assert [victim.read_bytes() for victim in victims] == [THESIS] * len(victims)
 
 
-@pytest.mark.parametrize(
-    "swap",
-    [Swap("../victim", ".out.0123456789abcdef.precache"), Swap("victim", "victim"),
-     Swap(".out.0123456789abcdef.precache", ".out.1123456789abcdef.precache", ("../victim/thesis.txt",))],
-)  # fmt: skip
-def test_a_record_that_names_what_no_swap_makes_is_refused(swap: Swap, raw_tree: Path, out: Path) -> None:
-    victim = out.parent / "victim"
-    victim.mkdir(parents=True)
-    (victim / "thesis.txt").write_bytes(THESIS)
-    with hold_lock(out) as lock:
-        lock.note(swap)
-    with pytest.raises(DatasetError, match="names files that precache does not make"):
-        convert(raw_tree, out, small_recipe("shards"), workers=0)
-    assert contents(victim) == {"thesis.txt": THESIS}
-
-
 # Who meddles.
 
 
@@ -247,15 +229,16 @@ def test_what_comes_to_the_old_dataset_meanwhile_survives_and_is_named(
         convert(raw_tree, out, small_recipe("shards"), workers=0, overwrite=True, on_progress=put)
     assert contents(out) == {**contents(converted["dali"]), "thesis.txt": THESIS}
     (out / "thesis.txt").rename(out.parent / "thesis.txt")
-    with hold_lock(out) as lock:  # killed between the renames
-        assert lock.swap is not None
-        lock.note(replace(lock.swap, files=tuple(contents(out))))
-        old = out.rename(out.with_name(lock.swap.old))
-        (old / "thesis\x1b.txt").write_bytes(THESIS)
+    (new,) = out.parent.glob(".out.*.new.precache")
+    old = out.rename(new.with_name(new.name.replace(".new.", ".old.")))  # killed between the renames
+    (old / "thesis\x1b.txt").write_bytes(THESIS)
     assert convert(raw_tree, out, small_recipe("shards"), workers=0).converted == 0
     assert contents(out) == contents(converted["shards"])
     assert contents(old) == {"thesis\x1b.txt": THESIS}
     assert f"(thesis\\x1b.txt); the rest is in {old}" in caplog.text
+    shutil.rmtree(out)  # then what is left of the old one does not take its place
+    assert convert(raw_tree, out, small_recipe("shards"), workers=0).converted == 70
+    assert contents(old) == {"thesis\x1b.txt": THESIS}
 
 
 SPOIL = {

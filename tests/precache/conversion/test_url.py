@@ -162,7 +162,7 @@ def test_what_a_push_left_of_an_unfinished_conversion_can_be_cleaned(
     """The journal stays, which alone knows the shards that the dataset does not have."""
     interrupt(raw_tree, bucket)
     convert(raw_tree, tmp_path / "one-shard", small_recipe("shards", shard_bytes=10**9), workers=0)
-    push(tmp_path / "one-shard", str(bucket))
+    push(tmp_path / "one-shard", str(bucket), overwrite=True)
     with pytest.raises(DatasetError, match="holds another conversion"):
         convert(raw_tree, bucket, small_recipe("shards"), workers=0)
     with leftovers(bucket) as found:

@@ -12,15 +12,14 @@ import pytest
 from PIL import Image
 
 from precache import convert, open_dataset, verify, verify_across, verify_deep
-from precache.dataset.index import index_name
-from precache.dataset.left_out import REJECTED_NAME
+from precache.dataset.index import REJECTED_NAME, index_name
 from precache.dataset.manifest import MANIFEST_NAME, write_manifest
 from precache.errors import DatasetError
 from precache.formats import FORMATS, Sample
 from precache.formats.shards import DATA_START
 from precache.sources import SourceOptions
 from precache.storage.output import publish
-from tests.command import run
+from tests.command import check_bad_input, run, run_here
 from tests.conftest import IMAGES, STORED_SIZE, small_recipe
 
 
@@ -99,6 +98,24 @@ def test_deep_finds_every_picture_as_its_source_gives_it(
     assert report.worst_psnr >= (50 if name.endswith("shards") else 33)
     assert report.mean_psnr > report.worst_psnr
     assert (raw_tree / report.worst).is_file()
+
+
+def test_deep_finds_masks_from_any_folder(
+    raw_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A relative path of masks is of the folder where the command runs; --mask says where they lie now."""
+    for path in filter(Path.is_file, raw_tree.rglob("*")):
+        mask = tmp_path / "masks" / path.relative_to(raw_tree).with_suffix(".png")
+        mask.parent.mkdir(parents=True, exist_ok=True)
+        with Image.open(path) as picture:
+            Image.new("L", picture.size, 7).save(mask)
+    monkeypatch.chdir(tmp_path)
+    convert(raw_tree, "out", small_recipe("dali"), workers=0, mask="masks", max_rejects=1.0)
+    (tmp_path / "elsewhere").mkdir()
+    command = ("precache", "verify", "../out", raw_tree, "--deep", "--workers", 0)
+    check_bad_input(run_here(*command, cwd=tmp_path / "elsewhere"), "no folder of masks; name it with --mask")
+    done = run_here(*command, "--mask", "../masks", cwd=tmp_path / "elsewhere")
+    assert done.returncode == 0, done.stderr
 
 
 def test_deep_names_a_picture_whose_pixels_changed(

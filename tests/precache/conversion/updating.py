@@ -35,10 +35,9 @@ def places(out: Path) -> dict[tuple[str, int], tuple[str, int, int, str]]:
     """(path, checksum) of each sample served -> its shard, row, id and class."""
     dataset = open_dataset(out)
     index = dataset.read_index(removed=True)
-    assert index.source_checksums is not None
     rows = [(shard.name, row) for shard in dataset.manifest.shards for row in range(shard.samples)]
     return {
-        (str(index.path(at)), int(index.source_checksums[at])): (
+        (str(index.path(at)), int(index.checksums[at])): (
             *rows[at],
             int(index.ids[at]),
             dataset.manifest.classes[index.labels[at]],

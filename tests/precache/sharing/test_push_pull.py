@@ -17,7 +17,7 @@ import pytest
 
 from precache import convert
 from precache.dataset.files import check_file
-from precache.dataset.left_out import REJECTED_NAME
+from precache.dataset.index import REJECTED_NAME
 from precache.dataset.manifest import MANIFEST_NAME
 from precache.errors import DatasetError, PrecacheError, StorageError
 from precache.sharing.places import PUSH_NAME
@@ -91,6 +91,27 @@ def test_push_leaves_objects_alone_that_it_did_not_send(
         assert str(caught.value).startswith(f"{bucket}/set"), caught.value
         assert "choose another URL" in str(caught.value)
         assert objects(bucket / "set") == there
+
+
+def test_push_leaves_an_unfinished_conversion_alone_unless_it_is_to_replace_it(
+    states: dict[str, Path], raw_tree: Path, bucket: Url
+) -> None:
+    """And the conversion is told of what has replaced it."""
+    refused: list[dict[str, bytes]] = []
+
+    def intrude(done: int, total: int) -> None:
+        if done > 40 and not refused:
+            refused.append(objects(bucket / "set"))
+            with pytest.raises(DatasetError, match=r"finish the conversion that wrote them.* another URL"):
+                push(states["another"], bucket / "set")
+            assert objects(bucket / "set") == refused[0]
+            push(states["another"], bucket / "set", overwrite=True)
+
+    recipe = small_recipe("shards", size=32)
+    with pytest.raises(DatasetError, match="another process has finished a dataset there"):
+        convert(raw_tree, bucket / "set", recipe, workers=0, on_progress=intrude)
+    assert refused[0]
+    assert objects(bucket / "set").items() >= contents(states["another"]).items()
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -307,7 +328,7 @@ def test_an_object_of_the_same_size_is_not_taken_for_the_file(
     store = ObjectStore(bucket / "set")
     name = next(path.name for path in converted["shards"].glob("*.safetensors"))
     store.put(name, bytes((converted["shards"] / name).stat().st_size), crc32c="0badc0de")
-    push(converted["shards"], bucket / "set")
+    push(converted["shards"], bucket / "set", overwrite=True)
     pull(bucket / "set", tmp_path / "copy")
     assert contents(tmp_path / "copy") == contents(converted["shards"])
 

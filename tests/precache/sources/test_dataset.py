@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from precache import convert, open_dataset
-from precache.engines import workers
+from precache.engines import processes
 from precache.errors import DatasetError, ImageError, SettingError, SourceError
 from precache.sources import open_source
 from precache.sources.dataset import picture_of
@@ -58,7 +58,7 @@ def test_a_dataset_that_cannot_be_sent_to_workers_says_workers_0(
     """As of a notebook's class: packed by its name, it is not found by a new process."""
     hindrance = _Unpacked() if unpacked else lambda: None
     dataset = Items(pairs(raw_tree), hindrance=hindrance)
-    monkeypatch.setattr(workers, "_may_fork", lambda: False)
+    monkeypatch.setattr(processes, "_may_fork", lambda: False)
     with pytest.raises(SettingError, match=r"cannot be sent to worker processes .*workers=0"):
         convert(dataset, tmp_path / "out", small_recipe("shards"), workers=1)
 
